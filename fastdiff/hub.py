@@ -1,0 +1,222 @@
+"""From a model's name to its folder: a folder, a bundled model, or a hub id, in diffusers' layout.
+
+Nothing in a model folder is imported or executed: its JSON is read, its weights are tensors.
+"""
+
+import difflib
+import os
+import re
+from pathlib import Path
+
+from fastdiff.config import read_json
+from fastdiff.errors import InputError
+
+BUNDLED = Path(__file__).parent / "bundled"
+WEIGHTS = "diffusion_pytorch_model"  # the stem of diffusers' weight files
+PIPELINES = ("DDIMPipeline", "DDPMPipeline")
+MODELS = ("UNet2DModel",)
+_COMPONENTS = ("scheduler", "unet")  # of every pipeline above
+
+_CONFIGS = ("model_index.json", "config.json")  # a pipeline's folder has the first, a plain model's the second
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+def resolve(
+    name_or_path: str | Path,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    variant: str | None = None,
+    local_files_only: bool = False,
+) -> Path:
+    """The local folder of a model: a folder that holds one, else a bundled name, else a hub id `org/name`.
+
+    A hub model is downloaded into huggingface_hub's cache (which HF_HUB_OFFLINE and `local_files_only` restrict to
+    what is there), its weights in safetensors where it has them. `revision`, `token` and `variant` are diffusers'.
+    Raises InputError for a name that is none of the three and for whatever the hub refuses.
+    """
+    name = str(name_or_path)
+    if _is_hub_id(name):
+        return _download(name, revision, token, variant, local_files_only)
+    if revision is not None:
+        raise InputError(f"revision {revision!r} has no meaning for {name}; only a hub id org/name has revisions")
+    bundled = bundled_models()
+    if name in bundled and not _is_model(name):
+        return bundled[name]
+    if _is_model(name):
+        return Path(name)
+    if os.path.isdir(name):
+        raise InputError(f"{name} holds neither {' nor '.join(_CONFIGS)}; give a model folder in diffusers' layout")
+    if os.path.isfile(name):
+        raise InputError(f"{name} is a file; give the model folder in diffusers' layout that it belongs to")
+    close = difflib.get_close_matches(name, bundled, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise InputError(
+        f"no model {name!r}; {hint}bundled: {', '.join(bundled)}; a model folder and a hub id org/name also work"
+    )
+
+
+def bundled_models() -> dict[str, Path]:
+    """The models inside the package, by name."""
+    return {folder.name: folder for folder in sorted(BUNDLED.iterdir()) if _is_model(folder)}
+
+
+def cached_models() -> dict[str, Path]:
+    """The models in huggingface_hub's cache that fastdiff can draw with, by hub id: the folder of their main revision.
+
+    Without a main revision it is the one downloaded last. Empty where there is no cache.
+    """
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repos = scan_cache_dir().repos
+    except CacheNotFound:
+        return {}
+    found = {}
+    for repo in sorted(repos, key=lambda repo: repo.repo_id):
+        newest = max(
+            repo.revisions, key=lambda revision: ("main" in revision.refs, revision.last_modified), default=None
+        )
+        if repo.repo_type == "model" and newest and _is_supported(newest.snapshot_path):
+            found[repo.repo_id] = newest.snapshot_path
+    return found
+
+
+def component_folder(root: str | Path, name: str) -> Path:
+    """`root`/`name` where it exists, else `root`: old hub repositories keep every component's files at the top."""
+    folder = Path(root) / name
+    return folder if folder.is_dir() else Path(root)
+
+
+def read_model_index(folder: str | Path) -> dict[str, str]:
+    """The classes that model_index.json names: {"pipeline": ..., "unet": ..., "scheduler": ...}.
+
+    Raises InputError for a pipeline or model class that fastdiff does not run, and for anything that asks for code
+    from outside diffusers (custom pipelines, classes of other modules).
+    """
+    path = Path(folder) / "model_index.json"
+    index = read_json(path)
+    pipeline = index.get("_class_name")
+    if pipeline not in PIPELINES:
+        raise InputError(f"{path}: pipeline class {pipeline!r} is not supported; fastdiff runs {', '.join(PIPELINES)}")
+    components = {key: value for key, value in index.items() if not key.startswith("_")}
+    extra = sorted(components.keys() - set(_COMPONENTS))
+    if extra:
+        raise InputError(
+            f"{path}: {', '.join(extra)} is not part of a {pipeline}; remove it or save the pipeline again"
+        )
+    classes = {name: _component_class(path, name, components.get(name)) for name in _COMPONENTS}
+    if classes["unet"] not in MODELS:
+        raise InputError(f"{path}: unet class {classes['unet']} is not supported; fastdiff runs {', '.join(MODELS)}")
+    return {"pipeline": pipeline, **classes}
+
+
+def _component_class(path: Path, name: str, entry: object) -> str:
+    if not (isinstance(entry, list) and len(entry) == 2 and all(isinstance(part, str) for part in entry)):
+        raise InputError(f"{path}: {name} is {entry!r}, not a [library, class] pair of names; save the pipeline again")
+    library, class_name = entry
+    if library != "diffusers":
+        raise InputError(
+            f"{path}: {name} comes from {library!r}; fastdiff runs no code of a model, only diffusers' classes"
+        )
+    return class_name
+
+
+def _is_model(folder: str | Path) -> bool:
+    return os.path.isdir(folder) and any(os.path.isfile(os.path.join(folder, config)) for config in _CONFIGS)
+
+
+def _check_supported(folder: Path) -> None:
+    if (folder / "model_index.json").is_file():
+        read_model_index(folder)
+        return
+    path = folder / "config.json"
+    class_name = read_json(path).get("_class_name")
+    if class_name not in MODELS:
+        raise InputError(f"{path}: model class {class_name!r} is not supported; fastdiff runs {', '.join(MODELS)}")
+
+
+def _is_supported(folder: Path) -> bool:
+    try:
+        _check_supported(folder)
+    except InputError:
+        return False
+    return True
+
+
+def _is_hub_id(name: str) -> bool:
+    return bool(_HUB_ID.fullmatch(name)) and not os.path.exists(name)
+
+
+def _download(
+    repo_id: str, revision: str | None, token: str | None, variant: str | None, local_files_only: bool
+) -> Path:
+    """Configs first, so that an unsupported pipeline is refused before its gigabytes come; then the weights.
+
+    The second request names the commit that the first one found: a push in between cannot mix two versions.
+    """
+
+    def snapshot(patterns: list[str], revision: str | None) -> Path:
+        return _snapshot(repo_id, patterns, revision=revision, token=token, local_files_only=local_files_only)
+
+    root = snapshot(["*.json"], revision)
+    if not _is_model(root):
+        raise InputError(f"hub model {repo_id} holds neither {' nor '.join(_CONFIGS)}; give one in diffusers' layout")
+    _check_supported(root)
+    unet = component_folder(root, "unet")
+    prefix = "" if unet == root else "unet/"
+    for extension in ("safetensors", "bin"):
+        patterns = _weight_patterns(variant, extension)
+        snapshot([prefix + pattern for pattern in patterns], revision=root.name)
+        if any(any(unet.glob(pattern)) for pattern in patterns):
+            return root
+    wanted = "weights" if variant is None else f"weights of variant {variant!r}"
+    where = f"https://huggingface.co/{repo_id}/tree/{revision or 'main'}"
+    raise InputError(f"hub model {repo_id} has no {wanted} in diffusers' layout that can be had; see {where}")
+
+
+def _weight_patterns(variant: str | None, extension: str) -> list[str]:
+    """File patterns of whole and sharded weights; the last is diffusers' older name of a variant's shards."""
+    shard = "-?????-of-?????"
+    if variant is None:
+        return [f"{WEIGHTS}.{extension}", f"{WEIGHTS}{shard}.{extension}"]
+    return [
+        f"{WEIGHTS}.{variant}.{extension}",
+        f"{WEIGHTS}.{variant}{shard}.{extension}",
+        f"{WEIGHTS}{shard}.{variant}.{extension}",
+    ]
+
+
+def _snapshot(repo_id: str, patterns: list[str], *, revision, token, local_files_only) -> Path:
+    import huggingface_hub  # slow to import, and needed for hub ids only
+    from huggingface_hub.errors import HTTPError
+
+    try:
+        folder = huggingface_hub.snapshot_download(
+            repo_id, allow_patterns=patterns, revision=revision, token=token, local_files_only=local_files_only
+        )
+    except (OSError, ValueError, HTTPError) as error:  # the client's own errors, the disk's, its transport's
+        raise InputError(f"hub model {repo_id}: {_refusal(error, repo_id, revision)}") from None
+    return Path(folder)
+
+
+def _refusal(error: Exception, repo_id: str, revision: str | None) -> str:
+    from huggingface_hub import errors
+
+    page = f"https://huggingface.co/{repo_id}"
+    reasons = {  # the first that fits: a gated repository is also one that was not found
+        errors.GatedRepoError: f"it is gated; accept its terms at {page}, then `hf auth login` or give a token",
+        errors.RevisionNotFoundError: f"there is no revision {revision!r}; see {page}/commits",
+        errors.RepositoryNotFoundError: "there is none, or it is private; check the name, or `hf auth login`",
+        errors.DisabledRepoError: "it was disabled by the hub; choose another model",
+        errors.HFValidationError: "this is not a valid hub id; write org/name",
+        errors.LocalTokenNotFoundError: "there is no stored token; run `hf auth login`",
+        errors.LocalEntryNotFoundError: "it is not in the local cache and the hub was not reached; "
+        "go online (and unset HF_HUB_OFFLINE), or give a folder",
+    }
+    for kind, reason in reasons.items():
+        if isinstance(error, kind):
+            return reason
+    first_line = next(iter(str(error).splitlines()), "")
+    return f"the download failed ({type(error).__name__}: {first_line}); try again"
