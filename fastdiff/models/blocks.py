@@ -1,0 +1,359 @@
+"""The blocks of the U-Net: residual blocks, and the down, middle and up stages that diffusers names.
+
+Time and class reach a residual block as its own columns of one table `temb` (rows, width): the projections of every
+block side by side, made before the sampling loop.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from fastdiff.kernels.group_norm import group_norm
+from fastdiff.models.layers import (
+    ACTIVATIONS,
+    Attention,
+    Conv2d,
+    Downsample2D,
+    GroupNorm,
+    Picture,
+    Upsample2D,
+    average_down,
+    fir_down,
+    fir_up,
+    join,
+    nearest_up,
+)
+
+Resample = Callable[[Tensor], Tensor]
+Inputs = list[tuple[int, int]]  # of an up stage's residual blocks: the widths of the input and of its skip connection
+
+
+@dataclass(frozen=True)
+class BlockOptions:
+    """What all blocks of one model share."""
+
+    temb_channels: int
+    eps: float
+    activation: str
+    scale_shift: bool  # the time embedding scales and shifts the second norm; else it is added before it
+    num_groups: int | None  # None where only skip blocks, which choose their own, can do without
+    head_dim: int | None  # None: one head as wide as the block
+    downsample_padding: int
+
+
+class Conditioned(nn.Module):
+    """A block that reads the time embedding: `project` makes its columns of the table, `columns` is where they are."""
+
+    columns: slice
+
+    @property
+    def projections(self) -> tuple[nn.Linear, ...]:
+        """The layers whose outputs, side by side, are this block's columns."""
+        raise NotImplementedError
+
+    @property
+    def width(self) -> int:
+        return sum(linear.out_features for linear in self.projections)
+
+    def project(self, emb: Tensor) -> Tensor:
+        """emb (rows, temb_channels) -> this block's columns, (rows, width)."""
+        return torch.cat([linear(emb) for linear in self.projections], dim=1)
+
+
+class ResnetBlock2D(Conditioned):
+    """norm, act, conv, + time, norm, act, conv, + shortcut; diffusers' ResnetBlock2D."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        options: BlockOptions,
+        *,
+        groups: tuple[int, int] | None = None,  # of the two norms; default: the model's
+        output_scale: float = 1.0,
+        resample: Resample | None = None,
+        shortcut: bool = False,  # a 1x1 convolution even where the widths agree
+    ):
+        super().__init__()
+        groups_in, groups_out = groups or (options.num_groups,) * 2
+        self.activation, self.scale_shift = options.activation, options.scale_shift
+        self.output_scale, self.resample = output_scale, resample
+        self.norm1 = GroupNorm(groups_in, in_channels, eps=options.eps)
+        self.conv1 = Conv2d(in_channels, out_channels, 3)
+        self.time_emb_proj = nn.Linear(options.temb_channels, out_channels * (2 if self.scale_shift else 1))
+        self.norm2 = GroupNorm(groups_out, out_channels, eps=options.eps)
+        self.conv2 = Conv2d(out_channels, out_channels, 3)
+        needs_shortcut = shortcut or in_channels != out_channels
+        self.conv_shortcut = Conv2d(in_channels, out_channels, 1) if needs_shortcut else None
+
+    @property
+    def projections(self) -> tuple[nn.Linear, ...]:
+        return (self.time_emb_proj,)
+
+    def project(self, emb: Tensor) -> Tensor:
+        return super().project(ACTIVATIONS[self.activation](emb))
+
+    def forward(self, x: Picture, temb: Tensor) -> Tensor:
+        temb = temb[:, self.columns]
+        h = self.norm1(x, activation=self.activation)
+        if self.resample is not None:
+            x, h = self.resample(join(x)), self.resample(h)
+        if self.scale_shift:
+            scale, shift = temb.chunk(2, dim=1)
+            h = self.norm2(self.conv1(h), activation=self.activation, scale=scale, shift=shift)
+        else:
+            h = self.norm2(self.conv1(h, temb=temb), activation=self.activation)
+        shortcut = self.conv_shortcut(x) if self.conv_shortcut is not None else join(x)
+        return self.conv2(h, residual=shortcut, output_scale=self.output_scale)
+
+
+class AdaGroupNorm(nn.Module):
+    """GroupNorm whose scale and shift are projected from the time embedding; diffusers' AdaGroupNorm."""
+
+    def __init__(self, channels: int, num_groups: int, options: BlockOptions):
+        super().__init__()
+        self.num_groups, self.eps, self.activation = num_groups, options.eps, options.activation
+        self.linear = nn.Linear(options.temb_channels, 2 * channels)
+
+    def forward(self, x: Picture, temb: Tensor) -> Tensor:
+        scale, shift = temb.chunk(2, dim=1)
+        return group_norm(x, self.num_groups, eps=self.eps, activation=self.activation, scale=scale, shift=shift)
+
+
+class ResnetBlockCondNorm2D(Conditioned):
+    """A residual block whose norms carry the time; diffusers' ResnetBlockCondNorm2D with ada_group."""
+
+    def __init__(self, in_channels: int, out_channels: int, options: BlockOptions, *, groups: tuple[int, int]):
+        super().__init__()
+        self.norm1 = AdaGroupNorm(in_channels, groups[0], options)
+        self.conv1 = Conv2d(in_channels, out_channels, 3)
+        self.norm2 = AdaGroupNorm(out_channels, groups[1], options)
+        self.conv2 = Conv2d(out_channels, out_channels, 3)
+        needs_shortcut = in_channels != out_channels
+        self.conv_shortcut = Conv2d(in_channels, out_channels, 1, bias=False) if needs_shortcut else None
+
+    @property
+    def projections(self) -> tuple[nn.Linear, ...]:
+        return self.norm1.linear, self.norm2.linear
+
+    def forward(self, x: Picture, temb: Tensor) -> Tensor:
+        temb1, temb2 = temb[:, self.columns].split([linear.out_features for linear in self.projections], dim=1)
+        h = self.norm2(self.conv1(self.norm1(x, temb1)), temb2)
+        shortcut = self.conv_shortcut(x) if self.conv_shortcut is not None else join(x)
+        return self.conv2(h, residual=shortcut)
+
+
+def _attention(channels: int, options: BlockOptions, groups: int | None, output_scale: float = 1.0) -> Attention:
+    return Attention(channels, options.head_dim or channels, groups, options.eps, output_scale)
+
+
+class Stage(nn.Module):
+    """Residual blocks at one resolution, each followed by its attention where the stage has them."""
+
+    def __init__(self, resnets: list[Conditioned], attentions: list[Attention] | None):
+        super().__init__()
+        self.attentions = nn.ModuleList(attentions) if attentions else None
+        self.resnets = nn.ModuleList(resnets)
+
+    def layer(self, i: int, x: Picture, temb: Tensor) -> Tensor:
+        x = self.resnets[i](x, temb)
+        return self.attentions[i](x) if self.attentions is not None else x
+
+
+class DownStage(Stage):
+    """A stage whose every output is a skip connection."""
+
+    def forward(self, x: Tensor, temb: Tensor, rgb: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+        """-> the output, the skip connections, and the picture (N, H, W, 3) that skip blocks carry down."""
+        skips = []
+        for i in range(len(self.resnets)):
+            x = self.layer(i, x, temb)
+            skips.append(x)
+        return self.downsample(x, skips, temb, rgb)
+
+    def downsample(
+        self, x: Tensor, skips: list[Tensor], temb: Tensor, rgb: Tensor
+    ) -> tuple[Tensor, list[Tensor], Tensor]:
+        raise NotImplementedError
+
+
+class UpStage(Stage):
+    """A stage whose every residual block reads one skip connection beside its input."""
+
+    def forward(self, x: Tensor, skips: list[Tensor], temb: Tensor, rgb: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """-> the output and the picture (N, H, W, 3) that skip blocks carry up. Takes its skips off the end."""
+        for i in range(len(self.resnets)):
+            x = self.layer(i, (x, skips.pop()), temb)
+        return self.upsample(x, temb, rgb)
+
+    def upsample(self, x: Tensor, temb: Tensor, rgb: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        raise NotImplementedError
+
+
+def _resampler(module: nn.Module | None) -> nn.ModuleList | None:
+    return nn.ModuleList([module]) if module is not None else None
+
+
+def _resample(resamplers: nn.ModuleList, x: Tensor, temb: Tensor) -> Tensor:
+    return resamplers[0](x, temb) if isinstance(resamplers[0], Conditioned) else resamplers[0](x)
+
+
+class DownBlock2D(DownStage):
+    """diffusers' DownBlock2D, with attention its AttnDownBlock2D, with a resnet its ResnetDownsampleBlock2D."""
+
+    def __init__(self, widths: list[int], options: BlockOptions, *, attention: bool, resample: str | None):
+        out = widths[-1]
+        resnets = [ResnetBlock2D(i, o, options) for i, o in pairwise(widths)]
+        super().__init__(resnets, [_attention(out, options, options.num_groups) for _ in resnets if attention])
+        kinds = {
+            None: lambda: None,
+            "conv": lambda: Downsample2D(out, options.downsample_padding),
+            "resnet": lambda: ResnetBlock2D(out, out, options, resample=average_down),
+        }
+        self.downsamplers = _resampler(kinds[resample]())
+
+    def downsample(self, x, skips, temb, rgb):
+        if self.downsamplers is not None:
+            x = _resample(self.downsamplers, x, temb)
+            skips.append(x)
+        return x, skips, rgb
+
+
+class UpBlock2D(UpStage):
+    """diffusers' UpBlock2D, with attention its AttnUpBlock2D, with a resnet its ResnetUpsampleBlock2D."""
+
+    def __init__(self, inputs: Inputs, out: int, options: BlockOptions, *, attention: bool, resample: str | None):
+        resnets = [ResnetBlock2D(x + skip, out, options) for x, skip in inputs]
+        super().__init__(resnets, [_attention(out, options, options.num_groups) for _ in resnets if attention])
+        kinds = {
+            None: lambda: None,
+            "conv": lambda: Upsample2D(out),
+            "resnet": lambda: ResnetBlock2D(out, out, options, resample=nearest_up),
+        }
+        self.upsamplers = _resampler(kinds[resample]())
+
+    def upsample(self, x, temb, rgb):
+        return (x if self.upsamplers is None else _resample(self.upsamplers, x, temb)), rgb
+
+
+# Skip blocks: FIR resampling, groups of their own, and the picture itself joins at every level.
+
+SKIP_SCALE = 2.0**0.5
+
+
+def _skip_groups(channels: int) -> int:
+    return min(channels // 4, 32)
+
+
+def _skip_resampler(channels: int, options: BlockOptions, resample: Resample) -> ResnetBlock2D:
+    groups = (_skip_groups(channels),) * 2
+    return ResnetBlock2D(
+        channels, channels, options, groups=groups, output_scale=SKIP_SCALE, resample=resample, shortcut=True
+    )
+
+
+class SkipDownBlock2D(DownStage):
+    """diffusers' SkipDownBlock2D, with attention its AttnSkipDownBlock2D."""
+
+    def __init__(self, widths: list[int], options: BlockOptions, *, attention: bool, resample: bool):
+        out = widths[-1]
+        resnets = [
+            ResnetBlock2D(i, o, options, groups=(_skip_groups(i), _skip_groups(o)), output_scale=SKIP_SCALE)
+            for i, o in pairwise(widths)
+        ]
+        super().__init__(resnets, [_attention(out, options, 32, SKIP_SCALE) for _ in resnets if attention])
+        self.resnet_down = _skip_resampler(out, options, fir_down) if resample else None
+        self.skip_conv = Conv2d(3, out, 1) if resample else None
+
+    def downsample(self, x, skips, temb, rgb):
+        if self.resnet_down is not None:
+            rgb = fir_down(rgb)
+            x = self.skip_conv(rgb, residual=self.resnet_down(x, temb))
+            skips.append(x)
+        return x, skips, rgb
+
+
+class SkipUpBlock2D(UpStage):
+    """diffusers' SkipUpBlock2D, with attention (one, after all residual blocks) its AttnSkipUpBlock2D."""
+
+    def __init__(self, inputs: Inputs, out: int, options: BlockOptions, *, attention: bool, resample: bool):
+        # With attention, diffusers divides only the skip's width by 4.
+        groups = [min(x + skip // 4, 32) if attention else _skip_groups(x + skip) for x, skip in inputs]
+        resnets = [
+            ResnetBlock2D(x + skip, out, options, groups=(group, _skip_groups(out)), output_scale=SKIP_SCALE)
+            for (x, skip), group in zip(inputs, groups, strict=True)
+        ]
+        super().__init__(resnets, [_attention(out, options, 32, SKIP_SCALE)] if attention else None)
+        self.resnet_up = _skip_resampler(out, options, fir_up) if resample else None
+        self.skip_conv = Conv2d(out, 3, 3) if resample else None
+        self.skip_norm = GroupNorm(_skip_groups(out), out, eps=options.eps) if resample else None
+
+    def layer(self, i: int, x: Picture, temb: Tensor) -> Tensor:
+        return self.resnets[i](x, temb)
+
+    def upsample(self, x, temb, rgb):
+        x = self.attentions[0](x) if self.attentions is not None else x
+        rgb = fir_up(rgb) if rgb is not None else None
+        if self.resnet_up is not None:
+            rgb = self.skip_conv(self.skip_norm(x, activation="silu"), residual=rgb)
+            x = self.resnet_up(x, temb)
+        return x, rgb
+
+
+# K blocks (k-diffusion's U-Net): groups of 32 channels, the time in every norm, one skip connection a stage.
+
+K_GROUP_SIZE = 32
+
+
+def _k_resnet(in_channels: int, out_channels: int, groups_out: int, options: BlockOptions) -> ResnetBlockCondNorm2D:
+    return ResnetBlockCondNorm2D(
+        in_channels, out_channels, options, groups=(in_channels // K_GROUP_SIZE, groups_out // K_GROUP_SIZE)
+    )
+
+
+class KDownBlock2D(DownStage):
+    """diffusers' KDownBlock2D."""
+
+    def __init__(self, widths: list[int], options: BlockOptions, *, resample: bool):
+        super().__init__([_k_resnet(i, o, o, options) for i, o in pairwise(widths)], None)
+        self.resample = resample
+
+    def downsample(self, x, skips, temb, rgb):
+        return (fir_down(x, "reflect") if self.resample else x), skips, rgb
+
+
+class KUpBlock2D(UpStage):
+    """diffusers' KUpBlock2D: its last block already has the width of the stage above."""
+
+    def __init__(self, out: int, above: int, layers: int, options: BlockOptions, *, resample: bool):
+        widths = [2 * out] + [out] * (layers - 1) + [above]
+        super().__init__([_k_resnet(i, o, out, options) for i, o in pairwise(widths)], None)
+        self.resample = resample
+
+    def forward(self, x, skips, temb, rgb):
+        x = (x, skips[-1])
+        del skips[-len(self.resnets) :]
+        for i in range(len(self.resnets)):
+            x = self.layer(i, x, temb)
+        return (fir_up(x, "reflect") if self.resample else x), rgb
+
+
+class MidBlock2D(Stage):
+    """Resnet, attention, resnet; diffusers' UNetMidBlock2D."""
+
+    def __init__(
+        self, width: int, options: BlockOptions, *, attention_groups: int | None, add_attention: bool, scale: float
+    ):
+        groups = options.num_groups or min(width // 4, 32)
+        if attention_groups is None and not options.scale_shift:
+            attention_groups = groups
+        resnets = [ResnetBlock2D(width, width, options, groups=(groups, groups), output_scale=scale) for _ in range(2)]
+        super().__init__(resnets, [_attention(width, options, attention_groups, scale)] if add_attention else None)
+
+    def forward(self, x: Tensor, temb: Tensor) -> Tensor:
+        x = self.resnets[0](x, temb)
+        x = self.attentions[0](x) if self.attentions is not None else x
+        return self.resnets[1](x, temb)

@@ -1,0 +1,277 @@
+"""UNet2DModel: the denoiser of DDPM and of its relatives, built from diffusers' config.json and weights."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fastdiff import hub, weights
+from fastdiff.config import UNet2DConfig, from_mapping, read_json
+from fastdiff.errors import InputError
+from fastdiff.models.blocks import (
+    BlockOptions,
+    Conditioned,
+    DownBlock2D,
+    DownStage,
+    KDownBlock2D,
+    KUpBlock2D,
+    MidBlock2D,
+    SkipDownBlock2D,
+    SkipUpBlock2D,
+    UpBlock2D,
+    UpStage,
+)
+from fastdiff.models.layers import Conv2d, GaussianFourierProjection, GroupNorm, TimestepEmbedding, Timesteps
+
+
+class UNet2DOutput(NamedTuple):
+    """sample: (N, C_out, H, W), the prediction: noise, picture or velocity, as the scheduler's config says."""
+
+    sample: Tensor
+
+
+class Conditioning(NamedTuple):
+    """What the blocks know of time and class, a row for each picture or step."""
+
+    temb: Tensor  # (rows, width) the projections of every block side by side
+    timesteps: Tensor  # (rows,)
+
+    def row(self, i: int) -> "Conditioning":
+        """Row i, as a batch of one."""
+        return Conditioning(self.temb[i : i + 1], self.timesteps[i : i + 1])
+
+
+class UNet2DModel(nn.Module):
+    """diffusers' UNet2DModel, for inference: the same configs, weights and call, channels-last inside.
+
+    Build it with `from_config` (random weights) or `from_pretrained`. Its parameters do not require grad.
+    """
+
+    def __init__(self, config: UNet2DConfig):
+        super().__init__()
+        self.config = config
+        first = config.block_out_channels[0]
+        temb_channels = config.time_embedding_dim or 4 * first
+        options = BlockOptions(
+            temb_channels=temb_channels,
+            eps=config.norm_eps,
+            activation=config.activation,
+            scale_shift=config.resnet_time_scale_shift == "scale_shift",
+            num_groups=config.norm_num_groups,
+            head_dim=config.attention_head_dim,
+            downsample_padding=config.downsample_padding,
+        )
+        self.conv_in = Conv2d(config.in_channels, first, 3)
+        self.time_proj, time_width = _time_projection(config)
+        self.time_embedding = TimestepEmbedding(time_width, temb_channels)
+        self.class_embedding = _class_embedding(config, time_width, temb_channels)
+        self.down_blocks = nn.ModuleList(_down_stages(config, options))
+        self.mid_block = _mid_block(config, options)
+        self.up_blocks = nn.ModuleList(_up_stages(config, options))
+        groups_out = config.norm_num_groups or min(first // 4, 32)
+        self.conv_norm_out = GroupNorm(groups_out, first, eps=config.norm_eps)
+        self.conv_out = Conv2d(first, config.out_channels, 3)
+
+        self._conditioned = [module for module in self.modules() if isinstance(module, Conditioned)]
+        self._lay_out_columns()
+        self.to(memory_format=torch.channels_last).requires_grad_(False)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | UNet2DConfig, source: str = "config") -> "UNet2DModel":
+        """A model with random weights from a mapping with diffusers' keys. InputError names a bad option."""
+        if not isinstance(config, UNet2DConfig):
+            config = from_mapping(UNet2DConfig, config, source)
+        try:
+            return cls(config).eval()
+        except (ValueError, ZeroDivisionError) as error:  # torch's own checks: groups that do not divide a width...
+            raise InputError(f"{source}: {error}; correct this option of the model's config") from None
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | Path,
+        *,
+        subfolder: str | None = None,
+        variant: str | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        **hub_options,
+    ) -> "UNet2DModel":
+        """Config and weights from a folder that diffusers saved, a bundled name, or a hub id.
+
+        `subfolder` is the part of a pipeline folder (default: `unet` where there is one). `hub_options` are
+        `revision`, `token` and `local_files_only`. Raises InputError for a bad folder, config or weights file,
+        NonFiniteError for NaN or infinity in the weights.
+        """
+        root = hub.resolve(name_or_path, variant=variant, **hub_options)
+        folder = root / subfolder if subfolder else hub.component_folder(root, "unet")
+        config = read_json(folder / "config.json")
+        if config.get("_class_name", "UNet2DModel") != "UNet2DModel":
+            raise InputError(f"{folder / 'config.json'} describes a {config['_class_name']}; UNet2DModel is supported")
+        with torch.device("meta"):
+            model = cls.from_config(config, source=str(folder / "config.json"))
+        state = weights.load_state_dict(folder, variant=variant)
+        weights.load_weights(model, state, source=str(folder), dtype=dtype, device=device)
+        return model
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.conv_in.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.conv_in.weight.device
+
+    @torch.no_grad()
+    def forward(
+        self, sample: Tensor, timestep: Tensor | float, class_labels: Tensor | None = None, return_dict: bool = True
+    ) -> UNet2DOutput | tuple[Tensor]:
+        """One prediction, called like diffusers' model.
+
+        Args:
+            sample: (N, C_in, H, W), the model's dtype and device; H and W multiples of 2 ** (levels - 1).
+            timestep: a number, or a tensor of one or N of them.
+            class_labels: (N,) int64 for a label table, (N,) for `timestep`, (N, time_embedding_dim) for `identity`.
+
+        Returns: UNet2DOutput with `.sample` (N, C_out, H, W); a tuple of it when not `return_dict`.
+        """
+        self._check_sample(sample)
+        timesteps = torch.as_tensor(timestep, device=self.device).expand(len(sample))
+        conditioning = self.conditioning(timesteps, class_labels)
+        prediction = self.predict(sample.permute(0, 2, 3, 1).contiguous(), conditioning).permute(0, 3, 1, 2)
+        return UNet2DOutput(prediction) if return_dict else (prediction,)
+
+    @torch.no_grad()
+    def conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
+        """Everything that depends on time and class alone: made once, before a sampling loop.
+
+        Args: timesteps (rows,); class_labels as in `forward`, for each row.
+        """
+        if (class_labels is None) != (self.class_embedding is None):
+            has = "needs class_labels" if class_labels is None else "takes no class_labels: it is unconditional"
+            raise InputError(f"class_labels: this model {has}")
+        emb = self.time_embedding(self.time_proj(timesteps).to(self.dtype))
+        if class_labels is not None:
+            if self.config.class_embed_type == "timestep":
+                class_labels = self.time_proj(class_labels).to(self.dtype)
+            emb = emb + self.class_embedding(class_labels).to(self.dtype)
+        return Conditioning(torch.cat([block.project(emb) for block in self._conditioned], dim=1), timesteps)
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, conditioning: Conditioning) -> Tensor:
+        """x (N, H, W, C_in) contiguous -> (N, H, W, C_out), under the conditioning of N rows, or of one for all."""
+        temb = conditioning.temb.expand(len(x), -1)
+        x = 2 * x - 1 if self.config.center_input_sample else x
+        rgb: Tensor | None = x
+        x = self.conv_in(x)
+
+        skips = [x]
+        for block in self.down_blocks:
+            x, stage_skips, rgb = block(x, temb, rgb)
+            skips += stage_skips
+
+        if self.mid_block is not None:
+            x = self.mid_block(x, temb)
+
+        rgb = None
+        for block in self.up_blocks:
+            x, rgb = block(x, skips, temb, rgb)
+
+        x = self.conv_out(self.conv_norm_out(x, activation="silu"), residual=rgb)
+        if self.config.time_embedding_type == "fourier":
+            x = x / conditioning.timesteps.view(-1, 1, 1, 1)
+        return x
+
+    def check_size(self, height: int, width: int) -> None:
+        """InputError unless the skip connections of this model can join at height x width."""
+        factor = 2 ** (len(self.config.block_out_channels) - 1)
+        if height < factor or width < factor or height % factor or width % factor:
+            raise InputError(f"size {height}x{width}: this model needs height and width to be multiples of {factor}")
+
+    def _check_sample(self, sample: Tensor) -> None:
+        if sample.ndim != 4 or sample.shape[1] != self.config.in_channels:
+            raise InputError(f"sample: expected (N, {self.config.in_channels}, H, W), got {tuple(sample.shape)}")
+        if (sample.dtype, sample.device) != (self.dtype, self.device):
+            raise InputError(
+                f"sample: {sample.dtype} on {sample.device}, but the model is {self.dtype} on {self.device}; "
+                "move one of them with .to()"
+            )
+        self.check_size(*sample.shape[2:])
+
+    def _lay_out_columns(self) -> None:
+        start = 0
+        for block in self._conditioned:
+            stop = start + block.width
+            block.columns = slice(start, stop)
+            start = stop
+
+
+def _time_projection(config: UNet2DConfig) -> tuple[nn.Module, int]:
+    """The module that embeds a timestep, and the width of its output."""
+    width = config.block_out_channels[0]
+    if config.time_embedding_type == "fourier":
+        return GaussianFourierProjection(width), 2 * width
+    if config.time_embedding_type == "learned":
+        return nn.Embedding(config.num_train_timesteps, width), width
+    return Timesteps(width, config.flip_sin_to_cos, config.freq_shift), width
+
+
+def _class_embedding(config: UNet2DConfig, time_width: int, temb_channels: int) -> nn.Module | None:
+    if config.class_embed_type == "timestep":
+        return TimestepEmbedding(time_width, temb_channels)
+    if config.class_embed_type == "identity":
+        return nn.Identity()
+    return nn.Embedding(config.num_class_embeds, temb_channels) if config.num_class_embeds is not None else None
+
+
+def _down_stages(config: UNet2DConfig, options: BlockOptions) -> list[DownStage]:
+    stages = []
+    widths = (config.block_out_channels[0], *config.block_out_channels)
+    for i, kind in enumerate(config.down_kinds):
+        layers = [widths[i]] + [widths[i + 1]] * config.layers_per_block
+        resample, attention = i < len(config.down_kinds) - 1, kind.startswith("Attn")
+        if kind == "KDownBlock2D":
+            stage = KDownBlock2D(layers, options, resample=resample)
+        elif kind in ("SkipDownBlock2D", "AttnSkipDownBlock2D"):
+            stage = SkipDownBlock2D(layers, options, attention=attention, resample=resample)
+        else:
+            how = {"AttnDownBlock2D": config.downsample_type or "conv", "ResnetDownsampleBlock2D": "resnet"}.get(
+                kind, "conv"
+            )
+            stage = DownBlock2D(layers, options, attention=attention, resample=how if resample else None)
+        stages.append(stage)
+    return stages
+
+
+def _up_stages(config: UNet2DConfig, options: BlockOptions) -> list[UpStage]:
+    stages = []
+    widths = tuple(reversed(config.block_out_channels))
+    for i, kind in enumerate(config.up_kinds):
+        before, out, above = widths[max(i - 1, 0)], widths[i], widths[min(i + 1, len(widths) - 1)]
+        # What each residual block reads: its input beside a skip connection of the mirrored down stage.
+        layers = config.layers_per_block
+        inputs = list(zip([before] + [out] * layers, [out] * layers + [above], strict=True))
+        resample, attention = i < len(config.up_kinds) - 1, kind.startswith("Attn")
+        if kind == "KUpBlock2D":
+            stage = KUpBlock2D(out, above, layers, options, resample=resample)
+        elif kind in ("SkipUpBlock2D", "AttnSkipUpBlock2D"):
+            stage = SkipUpBlock2D(inputs, out, options, attention=attention, resample=resample)
+        else:
+            how = {"AttnUpBlock2D": config.upsample_type or "conv", "ResnetUpsampleBlock2D": "resnet"}.get(kind, "conv")
+            stage = UpBlock2D(inputs, out, options, attention=attention, resample=how if resample else None)
+        stages.append(stage)
+    return stages
+
+
+def _mid_block(config: UNet2DConfig, options: BlockOptions) -> MidBlock2D | None:
+    if config.mid_block_type is None:
+        return None
+    return MidBlock2D(
+        config.block_out_channels[-1],
+        options,
+        attention_groups=config.attn_norm_num_groups,
+        add_attention=config.add_attention,
+        scale=config.mid_block_scale_factor,
+    )
