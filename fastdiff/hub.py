@@ -18,6 +18,14 @@ MODELS = ("UNet2DModel",)
 _COMPONENTS = ("scheduler", "unet")  # of every pipeline above
 
 _CONFIGS = ("model_index.json", "config.json")  # a pipeline's folder has the first, a plain model's the second
+# By name, not *.json: offline, the client refuses a snapshot that lacks any file asked for.
+_JSON_FILES = [
+    *_CONFIGS,
+    "unet/config.json",
+    "scheduler_config.json",
+    "scheduler/scheduler_config.json",
+    "fastdiff.json",
+]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
@@ -71,7 +79,7 @@ def cached_models() -> dict[str, Path]:
 
     try:
         repos = scan_cache_dir().repos
-    except CacheNotFound:
+    except (CacheNotFound, ValueError):  # no cache, or a file in its place
         return {}
     found = {}
     for repo in sorted(repos, key=lambda repo: repo.repo_id):
@@ -81,6 +89,25 @@ def cached_models() -> dict[str, Path]:
         if repo.repo_type == "model" and newest and _is_supported(newest.snapshot_path):
             found[repo.repo_id] = newest.snapshot_path
     return found
+
+
+def weights_name(extension: str, variant: str | None = None) -> str:
+    """diffusers' name of a file that holds all weights: `extension` is safetensors or bin."""
+    return ".".join(filter(None, (WEIGHTS, variant, extension)))
+
+
+def index_names(extension: str, variant: str | None = None) -> list[str]:
+    """diffusers' names, the newer first, of the index of weights in shards."""
+    if variant is None:
+        return [f"{WEIGHTS}.{extension}.index.json"]
+    return [f"{WEIGHTS}.{extension}.index.{variant}.json", f"{WEIGHTS}.{extension}.{variant}.index.json"]
+
+
+def _shard_patterns(extension: str, variant: str | None) -> list[str]:
+    shard = "-?????-of-?????"
+    if variant is None:
+        return [f"{WEIGHTS}{shard}.{extension}"]
+    return [f"{WEIGHTS}.{variant}{shard}.{extension}", f"{WEIGHTS}{shard}.{variant}.{extension}"]
 
 
 def component_folder(root: str | Path, name: str) -> Path:
@@ -160,35 +187,26 @@ def _download(
     def snapshot(patterns: list[str], revision: str | None) -> Path:
         return _snapshot(repo_id, patterns, revision=revision, token=token, local_files_only=local_files_only)
 
-    root = snapshot(["*.json"], revision)
+    root = snapshot(_JSON_FILES, revision)
     if not _is_model(root):
         raise InputError(f"hub model {repo_id} holds neither {' nor '.join(_CONFIGS)}; give one in diffusers' layout")
     _check_supported(root)
     unet = component_folder(root, "unet")
     prefix = "" if unet == root else "unet/"
     for extension in ("safetensors", "bin"):
-        patterns = _weight_patterns(variant, extension)
-        snapshot([prefix + pattern for pattern in patterns], revision=root.name)
-        if any(any(unet.glob(pattern)) for pattern in patterns):
+        shards = _shard_patterns(extension, variant)
+        names = [weights_name(extension, variant), *index_names(extension, variant), *shards]
+        snapshot([prefix + name for name in names], revision=root.name)
+        if any(any(unet.glob(name)) for name in names):
             return root
     wanted = "weights" if variant is None else f"weights of variant {variant!r}"
     where = f"https://huggingface.co/{repo_id}/tree/{revision or 'main'}"
     raise InputError(f"hub model {repo_id} has no {wanted} in diffusers' layout that can be had; see {where}")
 
 
-def _weight_patterns(variant: str | None, extension: str) -> list[str]:
-    """File patterns of whole and sharded weights; the last is diffusers' older name of a variant's shards."""
-    shard = "-?????-of-?????"
-    if variant is None:
-        return [f"{WEIGHTS}.{extension}", f"{WEIGHTS}{shard}.{extension}"]
-    return [
-        f"{WEIGHTS}.{variant}.{extension}",
-        f"{WEIGHTS}.{variant}{shard}.{extension}",
-        f"{WEIGHTS}{shard}.{variant}.{extension}",
-    ]
-
-
-def _snapshot(repo_id: str, patterns: list[str], *, revision, token, local_files_only) -> Path:
+def _snapshot(
+    repo_id: str, patterns: list[str], *, revision: str | None, token: str | None, local_files_only: bool
+) -> Path:
     import huggingface_hub  # slow to import, and needed for hub ids only
     from huggingface_hub.errors import HTTPError
 
