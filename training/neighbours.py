@@ -1,0 +1,34 @@
+"""Nearest training picture of a sample, over all the shifted and scaled copies that training showed."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from training.data import Augmenter
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Of each sample: the distance to its nearest training picture and that picture's index."""
+
+    distance: Tensor  # (N,) float32, root mean square over pixels and channels, in steps of 0 to 255
+    index: Tensor  # (N,) int64
+
+
+@torch.no_grad()
+def nearest(images: Tensor, augmenter: Augmenter) -> Neighbours:
+    """images (N, 3, 64, 64) uint8, on the augmenter's device."""
+    x = images.flatten(1).float()
+    best = torch.full((len(x),), float("inf"), device=x.device)
+    index = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    for frames, margin in zip(augmenter.frames, augmenter.margins.tolist(), strict=True):
+        norms = frames.flatten(1).float().square().sum(dim=1)  # a shift over white changes no norm
+        for dy in range(margin + 1):
+            for dx in range(margin + 1):
+                y = frames.roll((dy, dx), dims=(2, 3)).flatten(1).float()
+                squared, position = (norms - 2 * x @ y.T).min(dim=1)
+                index = torch.where(squared < best, position, index)
+                best = torch.minimum(best, squared)
+    total = (best + x.square().sum(dim=1)).clamp(min=0)
+    return Neighbours((total / x.shape[1]).sqrt(), index)

@@ -1,0 +1,166 @@
+"""Train emoji64, in one run or in several: `python -m training.train_emoji64 --data emoji64.npz --out runs/emoji64`.
+
+A run ends after --steps or after --minutes, and leaves checkpoint.pt, the averaged weights as a model folder (model/),
+sample grids and log.jsonl under --out. Started again with the same --out it goes on from the checkpoint: every draw of
+a step depends on --seed and the step alone, so a resumed run makes the same steps as an uninterrupted one.
+"""
+
+import argparse
+import copy
+import json
+import time
+from pathlib import Path
+
+import torch
+from diffusers import UNet2DModel
+
+from training.data import Augmenter, Pictures, load, to_model_range
+from training.diffusion import NULL_PROBABILITY, Diffusion, mean_loss, picture_distribution, stratified_draw
+from training.labels import Labels
+from training.model import CHANNELS, build_unet, save_model
+from training.sampling import sample, save_grid
+
+LEARNING_RATE = 1e-3
+WARM_UP_STEPS = 300
+DECAY_FRACTION = 0.25  # the last quarter falls linearly to 0
+EMA_DECAY = 0.999
+GRADIENT_NORM = 1.0
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="emoji64.npz")
+    parser.add_argument("--out", type=Path, required=True, help="folder of checkpoint, model, grids and log")
+    parser.add_argument("--steps", type=int, default=24_000, help="length of the whole training")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="end this run after so long and leave a checkpoint"
+    )
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--channels", type=int, nargs=4, default=CHANNELS)
+    parser.add_argument("--report-every", type=int, default=1000, help="steps between validation losses and grids")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser.parse_args(argv)
+
+
+class Trainer:
+    """Weights, their moving average, the optimiser and the step: all that a checkpoint holds."""
+
+    def __init__(self, args: argparse.Namespace, train: Pictures, labels: Labels):
+        self.args, self.train, self.labels = args, train, labels
+        torch.manual_seed(args.seed)
+        self.unet = build_unet(labels, tuple(args.channels), args.dropout).to(args.device)
+        self.unet = self.unet.to(memory_format=torch.channels_last)
+        self.ema = copy.deepcopy(self.unet).eval().requires_grad_(False)
+        on_gpu = self.unet.device.type == "cuda"
+        self.forward = torch.compile(self.unet) if on_gpu else self.unet
+        self.optimiser = torch.optim.AdamW(
+            self.unet.parameters(), lr=0.0, betas=(0.9, 0.99), weight_decay=0.01, fused=on_gpu
+        )
+        self.step = 0
+        self.diffusion = Diffusion(args.device)
+        self.augment = Augmenter(train.images)
+        self.distribution = picture_distribution(train.labels)
+
+    def train_step(self) -> torch.Tensor:
+        """One optimiser step; returns the batch's mean loss without reading it back."""
+        torch.manual_seed(self.args.seed * 1_000_003 + self.step + 1)
+        indices = stratified_draw(self.distribution, self.args.batch)
+        x_0 = to_model_range(self.augment(indices)).contiguous(memory_format=torch.channels_last)
+        unlabelled = torch.rand(len(indices), device=x_0.device) < NULL_PROBABILITY
+        labels = self.train.labels[indices].masked_fill(unlabelled, self.labels.null_label)
+        t = self.diffusion.draw_t(len(indices))
+        loss = self.diffusion.loss(self.forward, x_0, labels, t, torch.randn_like(x_0)).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.unet.parameters(), GRADIENT_NORM)
+        for group in self.optimiser.param_groups:
+            group["lr"] = learning_rate(self.step, self.args.steps)
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        self._update_ema()
+        self.step += 1
+        return loss.detach()
+
+    @torch.no_grad()
+    def _update_ema(self) -> None:
+        decay = min(EMA_DECAY, (1 + self.step) / (10 + self.step))
+        torch._foreach_lerp_(list(self.ema.parameters()), list(self.unet.parameters()), 1 - decay)
+
+    def save(self, path: Path) -> None:
+        state = {
+            "unet": self.unet.state_dict(),
+            "ema": self.ema.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "step": self.step,
+        }
+        torch.save(state, path.with_suffix(".partial"))
+        path.with_suffix(".partial").replace(path)
+
+    def resume(self, path: Path) -> None:
+        state = torch.load(path, map_location=self.args.device, weights_only=True)
+        self.unet.load_state_dict(state["unet"])
+        self.ema.load_state_dict(state["ema"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.step = state["step"]
+
+
+def learning_rate(step: int, steps: int) -> float:
+    """Warm-up, hold, then a linear fall to 0 over the last quarter."""
+    warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
+    fall = min(1.0, (steps - step) / (DECAY_FRACTION * steps))
+    return LEARNING_RATE * warm_up * fall
+
+
+def draw_grid(unet: UNet2DModel, labels: Labels, path: Path) -> None:
+    """Two pictures of every style and group, one row of columns per style: seeds 0 and 1, 20 steps."""
+    index = {name: i for i, name in enumerate(labels.names)}
+    chosen = [index[members[seed % len(members)]] for members in labels.groups.values() for seed in (0, 1)]
+    images = sample(unet, chosen, [0, 1] * len(labels.groups), null_label=labels.null_label, num_inference_steps=20)
+    save_grid(images, columns=18, path=path)
+
+
+def report(trainer: Trainer, validation: Pictures, record: dict) -> None:
+    """Validation and training loss of the averaged weights and a grid of their samples, into --out."""
+    out, ema, train = trainer.args.out, trainer.ema, trainer.train
+    some = torch.linspace(0, len(train) - 1, len(validation), device=train.labels.device).long()
+    record["validation_loss"] = mean_loss(ema, trainer.diffusion, validation.images, validation.labels)
+    record["training_loss"] = mean_loss(ema, trainer.diffusion, train.images[some], train.labels[some])
+    with (out / "log.jsonl").open("a", encoding="utf-8") as log:
+        log.write(json.dumps(record) + "\n")
+    draw_grid(ema, trainer.labels, out / f"grid-{trainer.step:06d}.png")
+    print("  ".join(f"{key} {value:.5g}" for key, value in record.items()), flush=True)
+
+
+def run(args: argparse.Namespace) -> Trainer:
+    """Train until --steps or --minutes is reached; see the module's docstring for what it leaves."""
+    started = time.monotonic()
+    args.out.mkdir(parents=True, exist_ok=True)
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True
+    train, validation, labels = load(args.data, args.device)
+    trainer = Trainer(args, train, labels)
+    checkpoint = args.out / "checkpoint.pt"
+    if checkpoint.exists():
+        trainer.resume(checkpoint)
+    size = sum(p.numel() for p in trainer.unet.parameters())
+    print(f"{len(train)} pictures, {len(labels.names)} labels, {size} parameters, step {trainer.step}", flush=True)
+    losses: list[torch.Tensor] = []
+    reported = time.monotonic()
+    while trainer.step < args.steps and time.monotonic() - started < 60 * args.minutes:
+        losses.append(trainer.train_step())
+        if trainer.step % args.report_every == 0 or trainer.step == args.steps:
+            batch_loss = torch.stack(losses).mean().item()  # waits for the device: the clock is read after it
+            speed = len(losses) * args.batch / (time.monotonic() - reported)
+            seconds = time.monotonic() - started
+            record = {"step": trainer.step, "seconds": seconds, "pictures_per_second": speed, "batch_loss": batch_loss}
+            report(trainer, validation, record)
+            losses, reported = [], time.monotonic()
+    trainer.save(checkpoint)
+    save_model(trainer.ema, labels, args.out / "model")
+    print(f"stopped at step {trainer.step} of {args.steps} after {time.monotonic() - started:.0f} s", flush=True)
+    return trainer
+
+
+if __name__ == "__main__":
+    run(parse_arguments())
