@@ -293,17 +293,16 @@ def ddim_rows(
     if (squared < -1e-6).any():  # rounding alone stays well within
         raise InputError(f"eta is {eta}, more noise than the next timestep has; use eta from 0 to 1")
     direction = squared.clamp(min=0).sqrt()  # of eps in x_{t-1}, eq. 12
-    signal, noise = p.alpha_bar.sqrt(), p.beta_bar.sqrt()
     columns = _x0_columns(config.prediction_type, p) | {"prev_x0": p.alpha_bar_prev.sqrt(), "sigma": sigma}
     if use_clipped_model_output:  # eps = (x_t - signal * x0) / noise, of the clipped x0
-        columns["prev_x0"] = columns["prev_x0"] - direction * signal / noise
-        columns["prev_x"] = direction / noise
+        columns["prev_x0"] = columns["prev_x0"] - direction * p.signal / p.noise
+        columns["prev_x"] = direction / p.noise
     elif config.prediction_type == "epsilon":
         columns["prev_m"] = direction
     elif config.prediction_type == "sample":  # the same eps, of the x0 before clipping
-        columns["prev_x"], columns["prev_m"] = direction / noise, -direction * signal / noise
+        columns["prev_x"], columns["prev_m"] = direction / p.noise, -direction * p.signal / p.noise
     else:  # eps = signal * v + noise * x_t
-        columns["prev_x"], columns["prev_m"] = direction * noise, direction * signal
+        columns["prev_x"], columns["prev_m"] = direction * p.noise, direction * p.signal
     return _table(columns, config, timesteps, p)
 
 
@@ -311,34 +310,38 @@ def ddim_rows(
 class _Marginals:
     """The forward process at the two ends of each step, (steps,) float64."""
 
-    alpha_bar: Tensor  # share of signal at timestep t
+    alpha_bar: Tensor  # share of signal in the variance at timestep t
     alpha_bar_prev: Tensor  # and at the timestep that the step goes to
     beta_bar: Tensor  # 1 - alpha_bar
     beta_bar_prev: Tensor
     alpha: Tensor  # alpha_bar / alpha_bar_prev
     beta: Tensor  # 1 - alpha
-    variance: Tensor  # of the posterior q(x_{t-1} | x_t, x_0)
+    signal: Tensor  # sqrt(alpha_bar)
+    noise: Tensor  # sqrt(beta_bar)
+
+    @property
+    def variance(self) -> Tensor:
+        """Of the posterior q(x_{t-1} | x_t, x_0)."""
+        return self.beta_bar_prev / self.beta_bar * self.beta
 
 
 def _marginals(alphas_cumprod: Tensor, timesteps: Tensor, following: Tensor, final: float) -> _Marginals:
-    # These six are rounded to float32 as diffusers rounds them. At small timesteps beta and beta_bar are the 1e-4 that
-    # float32 leaves of a difference of ones: with exact ones a step differs from diffusers' by up to 5e-4.
+    # These are rounded to float32 as diffusers rounds them, for two cancellations would show the difference. At small
+    # timesteps beta and beta_bar are what float32 leaves of 1 - 0.9999: exact ones change a step by up to 5e-4. At
+    # large ones x0 is (x_t - noise * eps) / signal: an ulp of noise, 160 times as large, is 4e-5 of a clipped x0.
     alpha_bar = alphas_cumprod[timesteps]
     alpha_bar_prev = torch.where(following >= 0, alphas_cumprod[following.clamp(min=0)], final)
-    alpha = alpha_bar / alpha_bar_prev
-    rounded = alpha_bar, alpha_bar_prev, 1 - alpha_bar, 1 - alpha_bar_prev, alpha, 1 - alpha
-    alpha_bar, alpha_bar_prev, beta_bar, beta_bar_prev, alpha, beta = (value.double() for value in rounded)
-    variance = beta_bar_prev / beta_bar * beta
-    return _Marginals(alpha_bar, alpha_bar_prev, beta_bar, beta_bar_prev, alpha, beta, variance)
+    beta_bar, beta_bar_prev, alpha = 1 - alpha_bar, 1 - alpha_bar_prev, alpha_bar / alpha_bar_prev
+    rounded = alpha_bar, alpha_bar_prev, beta_bar, beta_bar_prev, alpha, 1 - alpha, alpha_bar**0.5, beta_bar**0.5
+    return _Marginals(*(value.double() for value in rounded))
 
 
 def _x0_columns(prediction_type: str, p: _Marginals) -> dict[str, Tensor]:
     zero, one = torch.zeros_like(p.alpha_bar), torch.ones_like(p.alpha_bar)
-    signal, noise = p.alpha_bar.sqrt(), p.beta_bar.sqrt()
     x0_x, x0_m, x0_div = {
-        "epsilon": (one, -noise, signal),
+        "epsilon": (one, -p.noise, p.signal),
         "sample": (zero, one, one),
-        "v_prediction": (signal, -noise, one),
+        "v_prediction": (p.signal, -p.noise, one),
     }[prediction_type]
     return {"x0_x": x0_x, "x0_m": x0_m, "x0_div": x0_div}
 
