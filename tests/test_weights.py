@@ -17,9 +17,10 @@ from torch import nn
 from fastdiff.errors import InputError, NonFiniteError
 from fastdiff.hub import bundled_models
 from fastdiff.models.unet import UNet2DModel
-from fastdiff.weights import load_state_dict, load_weights
+from fastdiff.weights import diffusers_keys, load_state_dict, load_weights
 
 STEM = "diffusion_pytorch_model"
+BIN = {"safe_serialization": False}
 
 
 class Attention(nn.Module):
@@ -81,9 +82,6 @@ def assert_one_line(error, *named: str) -> None:
     assert len(message.splitlines()) == 1
 
 
-# Finding and reading files
-
-
 @pytest.mark.parametrize(
     "saved",
     [
@@ -91,12 +89,10 @@ def assert_one_line(error, *named: str) -> None:
         pytest.param({"variant": "fp16"}, id="variant"),
         pytest.param({"max_shard_size": "20KB"}, id="shards"),
         pytest.param({"max_shard_size": "20KB", "variant": "fp16"}, id="variant-shards"),
-        pytest.param({"safe_serialization": False}, id="bin"),
-        pytest.param({"safe_serialization": False, "variant": "fp16"}, id="bin-variant"),
-        pytest.param({"safe_serialization": False, "max_shard_size": "20KB"}, id="bin-shards"),
-        pytest.param(
-            {"safe_serialization": False, "max_shard_size": "20KB", "variant": "fp16"}, id="bin-variant-shards"
-        ),
+        pytest.param(BIN, id="bin"),
+        pytest.param(BIN | {"variant": "fp16"}, id="bin-variant"),
+        pytest.param(BIN | {"max_shard_size": "20KB"}, id="bin-shards"),
+        pytest.param(BIN | {"max_shard_size": "20KB", "variant": "fp16"}, id="bin-variant-shards"),
     ],
 )
 def test_reads_what_diffusers_saves(tmp_path, oracle, saved):
@@ -273,9 +269,6 @@ def test_bin_without_a_dictionary_of_tensors(tmp_path, content):
     assert_one_line(error, f"{STEM}.bin", "dictionary of tensors")
 
 
-# Loading into a model
-
-
 def test_load_fuses_lays_out_converts_and_freezes():
     state = state_of_model()
     given_state = dict(state)
@@ -391,10 +384,7 @@ def test_old_attention_keys_load_as_in_diffusers(tmp_path, oracle):
     theirs = diffusers.UNet2DModel.from_pretrained(tmp_path).state_dict()
     ours = UNet2DModel.from_pretrained(tmp_path).state_dict()
     for name, tensor in ours.items():
-        parts = [
-            theirs[name.replace("to_qkv", part)] for part in ("to_q", "to_k", "to_v")[: 3 if "to_qkv" in name else 1]
-        ]
-        assert torch.equal(tensor, torch.cat(parts)), name
+        assert torch.equal(tensor, torch.cat([theirs[key] for key in diffusers_keys(name)])), name
 
 
 def test_old_and_new_attention_keys_together_are_refused():
