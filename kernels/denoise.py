@@ -70,24 +70,25 @@ def denoise_step(
         null = unguided[..., :channels].to(x_t.dtype)
         eps = null + guidance_scale * (eps - null)
 
-    x0 = (x0_x * x_t + x0_m * eps) / x0_div
+    # in place: on the CPU a fresh large tensor costs more than the arithmetic on it
+    x0 = (x0_x * x_t).add_(x0_m * eps).div_(x0_div)
     if options.clip_range is not None:
         x0 = x0.clamp_(-options.clip_range, options.clip_range)
     elif options.threshold_ratio is not None:
         x0 = dynamic_threshold(x0, options.threshold_ratio, options.threshold_max)
 
-    x_prev = prev_x0 * x0 + prev_x * x_t + prev_m * eps
+    x_prev = (prev_x0 * x0).add_(prev_x * x_t).add_(prev_m * eps)
     if noise is None:
         return x_prev, x0
     noise = noise.to(x_t.dtype)
     if options.variance == "fixed":
-        return x_prev + sigma * noise, x0
+        return x_prev.add_(sigma * noise), x0
     learned = model_output[..., channels:].to(x_t.dtype)
     if options.variance == "learned":
-        return x_prev + sigma * learned.sqrt() * noise, x0
+        return x_prev.add_(sigma * learned.sqrt() * noise), x0
     # Nichol & Dhariwal 2021, eq. 15: the model's output in [-1, 1] interpolates between the two log variances
     log_variance = log_variance_min + (learned + 1) / 2 * (log_variance_max - log_variance_min)
-    return x_prev + sigma * (log_variance / 2).exp() * noise, x0
+    return x_prev.add_(sigma * (log_variance / 2).exp() * noise), x0
 
 
 def dynamic_threshold(x0: Tensor, ratio: float, maximum: float) -> Tensor:
