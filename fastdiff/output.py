@@ -1,0 +1,184 @@
+"""Where pictures go: file names from a pattern, all of them checked before the first is drawn, and writes that either
+leave a whole file or none. Also the contact sheet of `--grid`."""
+
+import errno
+import math
+import os
+import re
+import secrets
+import string
+import tempfile
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fastdiff.errors import InputError
+
+MAX_SHEET_PIXELS = 2**27  # below the size at which Pillow warns of a decompression bomb
+_MARGIN = 2  # pixels between the pictures of a sheet
+_OTHER_FORMATS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
+_WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)", re.IGNORECASE)
+
+
+def slug(label: str | int) -> str:
+    """A label as part of a file name: lower-case word characters and dashes, at most 40, on every system."""
+    if isinstance(label, int):
+        return f"class{label}"
+    words = re.sub(r"[\W_]+", "-", unicodedata.normalize("NFKC", label).lower()).strip("-")[:40].strip("-")
+    return f"{words}-" if _WINDOWS_DEVICES.fullmatch(words) else words or "label"
+
+
+def as_pattern(out: str, with_labels: bool) -> str:
+    """A format string of {seed} and {label} for the folder, PNG file or pattern `out`.
+
+    InputError for a field we do not have and for a name that is not PNG.
+    """
+    name = "{label}-{seed}.png" if with_labels else "{seed}.png"
+    if not out or "\0" in out:
+        raise InputError(f"-o {out!r} is not a path; name a folder, a PNG file or a pattern such as out/{name}")
+    if Path(out).is_dir():
+        return str(Path(out.replace("{", "{{").replace("}", "}}")) / name)
+    has_fields = _check_fields(out, with_labels)
+    suffix = "" if out.endswith(("/", os.sep)) else Path(out).suffix.lower()
+    if suffix == ".png":
+        return out
+    if suffix in _OTHER_FORMATS or has_fields:
+        raise InputError(f"-o {out} is not the name of a PNG; end it with .png, or name a folder")
+    return str(Path(out) / name)
+
+
+def _check_fields(pattern: str, with_labels: bool) -> bool:
+    """Whether `pattern` has fields; InputError for one that is not {seed} (perhaps {seed:06d}) or {label}."""
+    try:
+        fields = [part[1:] for part in string.Formatter().parse(pattern) if part[1] is not None]
+    except ValueError as error:
+        raise InputError(f"-o {pattern} is not a pattern ({error}); write {{{{ for a brace that is meant") from None
+    for name, spec, conversion in fields:
+        known = (name == "seed" and re.fullmatch(r"(\d{1,2}d?)?", spec)) or (name == "label" and not spec)
+        if not known or conversion:
+            raise InputError(f"-o {pattern} has an unknown field; there are {{seed}}, {{seed:06d}} and {{label}}")
+        if name == "label" and not with_labels:
+            raise InputError(f"-o {pattern} asks for a label, but the model has none; leave out {{label}}")
+    return bool(fields)
+
+
+def plan(pattern: str, pictures: Iterable[tuple[int, str | int | None]], overwrite: bool) -> list[Path]:
+    """The path of each (seed, label), in order. InputError where two agree or `check` refuses one."""
+    paths: dict[str, Path] = {}
+    for seed, label in pictures:
+        path = Path(pattern.format(seed=seed, label=None if label is None else slug(label)))
+        key = str(path).casefold()  # what differs in case only is one file on macOS and Windows
+        if key in paths:
+            raise InputError(
+                f"more than one picture would be {path}; put {{seed}} and {{label}} in -o, or give a folder"
+            )
+        paths[key] = path
+    check(list(paths.values()), overwrite)
+    return list(paths.values())
+
+
+def grid_path(name: str) -> Path:
+    """InputError unless `name` is the name of a PNG."""
+    if "\0" in name or Path(name).suffix.lower() != ".png":
+        raise InputError(f"--grid {name!r} is not the name of a PNG; end it with .png")
+    return Path(name)
+
+
+def check(paths: Sequence[Path], overwrite: bool, flag: str = "-o") -> None:
+    """InputError unless every path can be written: no such file yet (or `overwrite`), and a folder that takes files.
+
+    `flag` is the one that the message says names another place.
+    """
+    for path in paths:
+        try:
+            exists, is_folder = os.path.lexists(path), path.is_dir()
+        except OSError as error:
+            raise InputError(f"{path} cannot be written ({error.strerror}); name another file with {flag}") from None
+        if is_folder:
+            raise InputError(f"{path} is a folder; name another file with {flag}")
+        if exists and not overwrite:
+            raise InputError(f"{path} already exists; --overwrite replaces it, {flag} names another place")
+        if len(os.fsencode(path.name)) > 255:
+            raise InputError(f"{path} cannot be written (the file name is too long); name another file with {flag}")
+    for folder in {path.parent for path in paths}:
+        _check_folder(folder, flag)
+
+
+def _check_folder(folder: Path, flag: str) -> None:
+    """Try a nameless file in `folder`, or in the nearest folder above it that exists: access bits do not tell all."""
+    nearest = folder
+    while not os.path.lexists(nearest):
+        nearest = nearest.parent
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        reason = "it is not a folder" if error.errno == errno.ENOTDIR or nearest.is_file() else error.strerror
+        raise InputError(f"cannot write to {nearest} ({reason}); name another place with {flag}") from None
+
+
+def write(path: Path, data: bytes, overwrite: bool) -> None:
+    """Write a file whole or not at all, and replace none without `overwrite`. OSError with a one-line message."""
+    temporary = path.parent / f".fastdiff-{secrets.token_hex(8)}.tmp"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        (os.replace if overwrite else _rename_exclusive)(temporary, path)
+    except FileExistsError:
+        raise OSError(f"{path} appeared while it was being drawn and was kept; draw again with another -o") from None
+    except OSError as error:
+        raise OSError(f"cannot write {path} ({error.strerror}); make room or name another place with -o") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _rename_exclusive(source: Path, target: Path) -> None:
+    """Give `source` the name `target`; FileExistsError where that is taken, even by a process that is quicker."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links: an empty file claims the name first
+        target.touch(exist_ok=False)
+        os.replace(source, target)
+
+
+def grid_columns(num_labels: int, num_seeds: int) -> int:
+    """One row per label and one column per seed; near-square where there is only one of either."""
+    if num_labels > 1 and num_seeds > 1:
+        return num_seeds
+    return math.ceil(math.sqrt(max(1, num_labels) * num_seeds))
+
+
+def sheet_size(count: int, columns: int, size: tuple[int, int]) -> tuple[int, int]:
+    """(width, height) in pixels of a sheet of `count` pictures of (width, height) `size`.
+
+    InputError where it would be over MAX_SHEET_PIXELS.
+    """
+    rows = -(-count // columns)
+    width, height = (n * (side + _MARGIN) + _MARGIN for n, side in zip((columns, rows), size, strict=True))
+    if width * height > MAX_SHEET_PIXELS:
+        raise InputError(f"a grid of {count} pictures would be {width}x{height} pixels; leave out --grid")
+    return width, height
+
+
+class ContactSheet:
+    """One picture of all pictures of a run, filled as they come."""
+
+    def __init__(self, count: int, columns: int):
+        self.count, self.columns = count, columns
+        self.image = None  # PIL picture; made at the first paste, which knows size and mode
+
+    def paste(self, index: int, picture) -> None:
+        """Put the PIL `picture` at place `index`, counted row by row."""
+        from PIL import Image
+
+        if self.image is None:
+            size = sheet_size(self.count, self.columns, picture.size)
+            self.image = Image.new(picture.mode, size, "white")
+        row, column = divmod(index, self.columns)
+        width, height = (side + _MARGIN for side in picture.size)
+        self.image.paste(picture, (_MARGIN + column * width, _MARGIN + row * height))

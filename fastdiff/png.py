@@ -1,0 +1,178 @@
+"""The settings inside a PNG: written as two iTXt chunks, read back by a bounded reader that trusts nothing in the file.
+
+`parameters` is the text that AUTOMATIC1111 and its kin write and other tools read; `fastdiff` is canonical JSON and
+holds everything. PIL is imported only where a picture is encoded, so that reading and every error come at once.
+"""
+
+import io
+import json
+import os
+import re
+import stat
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fastdiff.errors import InputError
+
+SCHEMA = 1
+MAX_TEXT = 2**20  # bytes of one text chunk, before and after decompression
+MAX_CHUNKS = 2**20
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
+
+
+def encode(image, record: dict[str, Any]) -> bytes:
+    """The PIL picture as PNG bytes that carry `record` (JSON values) in both chunks, before the pixels."""
+    from PIL.PngImagePlugin import PngInfo
+
+    chunks = PngInfo()
+    chunks.add_itxt("parameters", parameters_text(record))
+    chunks.add_itxt("fastdiff", canonical_json({"schema": SCHEMA, **record}))
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", pnginfo=chunks)
+    return buffer.getvalue()
+
+
+def canonical_json(record: dict[str, Any]) -> str:
+    """Sorted keys, no spaces, ASCII: equal records are equal texts, and a lone surrogate survives."""
+    return json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def parameters_text(record: dict[str, Any]) -> str:
+    """`record` in A1111's syntax: the class as the prompt, then one line of settings that starts with Steps.
+
+    Civitai takes the first line that starts with "Steps: " and every parser splits at "Negative prompt:", so a label
+    that holds either is changed here, in this copy only. A value must be free of commas, colons and line breaks.
+    """
+    settings = {
+        "Steps": record["num_inference_steps"],
+        "Sampler": record["scheduler"].upper(),
+        "CFG scale": record["guidance_scale"],
+        "Seed": record["seed"][0] if isinstance(record["seed"], list) else record["seed"],
+        "Size": f"{record['width']}x{record['height']}",
+        "Model": re.sub(r"[,:\s]+", " ", re.split(r"[\\/]", record["model"].rstrip("\\/"))[-1]),
+        "Version": f"fastdiff {record['versions']['fastdiff']}",
+    }
+    if record["eta"]:
+        settings["Eta"] = record["eta"]
+    labels = record["label"] if isinstance(record["label"], list) else [record["label"]]
+    names = (f"class {label}" if isinstance(label, int) else label for label in labels if label is not None)
+    prompt = re.sub(r"(Steps|Negative prompt):", r"\1 :", " ".join(", ".join(names).split()))
+    line = ", ".join(f"{key}: {value}" for key, value in settings.items())
+    return (f"{prompt}\n{line}" if prompt else line).encode(errors="replace").decode()
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """The record in the `fastdiff` chunk of the PNG `path`, and its schema; the values are not yet checked.
+
+    InputError where there is no such file, it is not a sound PNG, or it holds no settings of ours.
+    """
+    text = read_text(path)
+    if "fastdiff" not in text:
+        raise InputError(f"{path} holds no fastdiff settings; name a PNG that fastdiff wrote")
+    return parse_record(text["fastdiff"], path)
+
+
+def parse_record(text: str, path: str | Path) -> dict[str, Any]:
+    """The JSON object of a `fastdiff` chunk, of the schema that we know. `path` is what an InputError names."""
+    try:
+        record = json.loads(text, parse_int=_bounded_int, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} holds damaged fastdiff settings; name a PNG that fastdiff wrote") from None
+    schema = record.get("schema") if isinstance(record, dict) else None
+    if type(schema) is not int or schema != SCHEMA:
+        raise InputError(f"{path} holds fastdiff settings of an unknown schema; a newer fastdiff may read them")
+    return record
+
+
+def _bounded_int(digits: str) -> int:
+    if len(digits) > 20:
+        raise ValueError("a number of more than 20 digits")
+    return int(digits)
+
+
+def _no_constant(name: str):
+    raise ValueError(f"{name} is not JSON")
+
+
+def read_text(path: str | Path) -> dict[str, str]:
+    """The texts of the chunks `parameters` and `fastdiff` of the PNG `path`, by keyword; the first of each counts.
+
+    Memory stays bounded whatever the file holds: pixels are skipped, and a text over MAX_TEXT is an InputError.
+    """
+    try:
+        # Opening a pipe would wait for its writer.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise InputError(f"{path} is not a file; name a PNG")
+        with open(path, "rb") as file:
+            return _texts(file, path)
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; name a PNG") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, and what _texts found
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} cannot be read as a PNG ({error}); name a PNG that fastdiff wrote") from None
+
+
+def _texts(file: BinaryIO, path: str | Path) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for kind, data in _text_chunks(file):
+        keyword, _, rest = data.partition(b"\0")
+        name = keyword.decode("latin-1")
+        if name in ("parameters", "fastdiff") and name not in texts:
+            texts[name] = _decode(kind, rest)
+    return texts
+
+
+def _text_chunks(file: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
+    """(type, data) of each text chunk up to IEND; the others are skipped. ValueError where the format is broken."""
+    size = os.fstat(file.fileno()).st_size
+    if file.read(len(_SIGNATURE)) != _SIGNATURE:
+        raise ValueError("it has no PNG signature")
+    for index in range(MAX_CHUNKS):
+        header = file.read(8)
+        if len(header) < 8:
+            raise ValueError("it is truncated")
+        length, kind = struct.unpack(">I4s", header)
+        if (index == 0) != (kind == b"IHDR"):
+            raise ValueError("its header chunk is missing or misplaced")
+        if file.tell() + length + 4 > size:
+            raise ValueError("it is truncated")
+        if kind == b"IEND":
+            return
+        if kind not in _TEXT_CHUNKS:
+            file.seek(length + 4, os.SEEK_CUR)
+            continue
+        if length > MAX_TEXT:
+            raise ValueError(f"a text chunk of {length} bytes is over the limit of {MAX_TEXT}")
+        data = file.read(length)
+        if file.read(4) != struct.pack(">I", zlib.crc32(data, zlib.crc32(kind))):
+            raise ValueError("a text chunk has a wrong checksum")
+        yield kind, data
+    raise ValueError(f"it has more than {MAX_CHUNKS} chunks")
+
+
+def _decode(kind: bytes, data: bytes) -> str:
+    """The text of a chunk from behind its keyword; ValueError where it is malformed. PNG specification 11.3.3."""
+    if kind == b"tEXt":
+        return data.decode("latin-1")
+    if kind == b"zTXt":
+        return _inflate(data[1:]).decode("latin-1")
+    compressed = data[:1] == b"\1"
+    fields = data[2:].split(b"\0", 2)  # language, translated keyword, text
+    if len(fields) < 3:
+        raise ValueError("a text chunk is malformed")
+    return (_inflate(fields[2]) if compressed else fields[2]).decode("utf-8")
+
+
+def _inflate(data: bytes) -> bytes:
+    try:
+        text = zlib.decompressobj().decompress(data, MAX_TEXT + 1)
+    except zlib.error:
+        raise ValueError("a compressed text chunk is damaged") from None
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"a compressed text chunk holds more than {MAX_TEXT} bytes")
+    return text
