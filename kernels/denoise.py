@@ -96,7 +96,7 @@ def dynamic_threshold(x0: Tensor, ratio: float, maximum: float) -> Tensor:
 
     s is the quantile `ratio` of |x0| in [1, maximum]; x0 is clamped to [-s, s] and divided by s.
     """
-    # by sorting: torch.quantile refuses more than 2^24 elements
+    # torch.quantile refuses pictures of more than 2^24 elements, kthvalue torch's deterministic mode
     magnitude = x0.abs().flatten(1).sort(dim=1).values
     rank = ratio * (magnitude.shape[1] - 1)
     low, high = magnitude[:, math.floor(rank)], magnitude[:, math.ceil(rank)]
