@@ -1,4 +1,4 @@
-"""What a model folder's JSON files say, as frozen dataclasses. A model option we do not know is an error, never ignored."""
+"""What a model folder's JSON files say, as frozen dataclasses. An unknown model option is an error, never ignored."""
 
 import json
 from collections.abc import Mapping
@@ -34,7 +34,9 @@ def from_mapping(cls: type[Config], mapping: Mapping[str, Any], source: str) -> 
     known = {field.name for field in fields(cls)}
     unknown = sorted(values.keys() - known)
     if unknown:
-        raise InputError(f"{source}: unknown option {', '.join(unknown)}; {cls.__name__} has {', '.join(sorted(known))}")
+        raise InputError(
+            f"{source}: unknown option {', '.join(unknown)}; {cls.__name__} has {', '.join(sorted(known))}"
+        )
     return cls(**values)
 
 
@@ -57,8 +59,8 @@ class UNet2DConfig:
     layers_per_block: int = 2
     mid_block_scale_factor: float = 1
     downsample_padding: int = 1  # 0 pads (0, 1, 0, 1), as DDPM's models were trained
-    downsample_type: str = "conv"  # of attention blocks: conv, resnet
-    upsample_type: str = "conv"
+    downsample_type: str | None = "conv"  # of attention blocks: conv (None too), resnet
+    upsample_type: str | None = "conv"
     dropout: float = 0.0  # training only
     act_fn: str = "silu"  # silu, swish, mish, gelu, relu
     attention_head_dim: int | None = 8  # None: one head as wide as the block
@@ -70,3 +72,90 @@ class UNet2DConfig:
     class_embed_type: str | None = None  # None, timestep, identity
     num_class_embeds: int | None = None  # with class_embed_type None: labels are indices into a table
     num_train_timesteps: int | None = None  # with time_embedding_type learned
+
+    def __post_init__(self):
+        for name, choices in _UNET_CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise InputError(f"{name}: {value!r} is not supported; choose from {', '.join(map(str, choices))}")
+        for kinds, known in ((self.down_kinds, _DOWN_BLOCKS), (self.up_kinds, _UP_BLOCKS)):
+            for kind in kinds:
+                if kind not in known:
+                    raise InputError(f"block type {kind!r} is not supported; choose from {', '.join(known)}")
+        if not len(self.block_out_channels) == len(self.down_kinds) == len(self.up_kinds) > 0:
+            raise InputError(
+                "block_out_channels, down_block_types and up_block_types must be of one length, at least 1"
+            )
+        self._check_numbers()
+        self._check_skip_blocks()
+
+    @property
+    def activation(self) -> str:
+        """The canonical name of `act_fn`."""
+        return "silu" if self.act_fn.lower() == "swish" else self.act_fn.lower()
+
+    @property
+    def down_kinds(self) -> tuple[str, ...]:
+        """The down blocks' types without the prefix that early models carry."""
+        return tuple(kind.removeprefix("UNetRes") for kind in self.down_block_types)
+
+    @property
+    def up_kinds(self) -> tuple[str, ...]:
+        return tuple(kind.removeprefix("UNetRes") for kind in self.up_block_types)
+
+    @property
+    def has_k_blocks(self) -> bool:
+        return any(kind.startswith("K") for kind in self.down_kinds + self.up_kinds)
+
+    def _check_numbers(self) -> None:
+        counts = {
+            "in_channels": self.in_channels,
+            "out_channels": self.out_channels,
+            "layers_per_block": self.layers_per_block,
+            **{f"block_out_channels[{i}]": width for i, width in enumerate(self.block_out_channels)},
+        }
+        for name, value in counts.items():
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"{name}: {value!r} is not a whole number of at least 1")
+        if self.time_embedding_type == "learned" and self.num_train_timesteps is None:
+            raise InputError("num_train_timesteps: time_embedding_type 'learned' needs it")
+        skip_only = all("Skip" in kind for kind in self.down_kinds + self.up_kinds)
+        if self.norm_num_groups is None and not skip_only:
+            raise InputError("norm_num_groups: null works with skip blocks only; give a number")
+
+    def _check_skip_blocks(self) -> None:
+        """Skip blocks pass the picture on from one to the next, so nothing else may stand between them and it."""
+        down, up = (["Skip" in kind for kind in kinds] for kinds in (self.down_kinds, self.up_kinds))
+        if down != sorted(down, reverse=True) or up != sorted(up):
+            raise InputError(
+                "down_block_types, up_block_types: skip blocks must be the first down and the last up blocks"
+            )
+        if any(down + up) and (self.in_channels, self.out_channels) != (3, 3):
+            raise InputError("in_channels, out_channels: skip blocks work on pictures of 3 channels")
+
+
+_UNET_CHOICES = {
+    "time_embedding_type": ("positional", "fourier", "learned"),
+    "downsample_padding": (0, 1),
+    "downsample_type": ("conv", "resnet", None),
+    "upsample_type": ("conv", "resnet", None),
+    "resnet_time_scale_shift": ("default", "scale_shift"),
+    "class_embed_type": (None, "timestep", "identity"),
+    "activation": ("silu", "mish", "gelu", "relu"),
+}
+_DOWN_BLOCKS = (
+    "DownBlock2D",
+    "AttnDownBlock2D",
+    "ResnetDownsampleBlock2D",
+    "SkipDownBlock2D",
+    "AttnSkipDownBlock2D",
+    "KDownBlock2D",
+)
+_UP_BLOCKS = (
+    "UpBlock2D",
+    "AttnUpBlock2D",
+    "ResnetUpsampleBlock2D",
+    "SkipUpBlock2D",
+    "AttnSkipUpBlock2D",
+    "KUpBlock2D",
+)

@@ -9,4 +9,4 @@ class InputError(ValueError):
 
 
 class NonFiniteError(ArithmeticError):
-    """NaN or infinity in weights or in a model's output: never drawn as a black picture. The command line exits with 1."""
+    """NaN or infinity in weights or output, never drawn as a black picture. The command line exits with 1."""

@@ -115,6 +115,8 @@ class AdaGroupNorm(nn.Module):
 
     def __init__(self, channels: int, num_groups: int, options: BlockOptions):
         super().__init__()
+        if num_groups < 1 or channels % num_groups:
+            raise ValueError(f"num_channels ({channels}) must be divisible by num_groups ({num_groups})")
         self.num_groups, self.eps, self.activation = num_groups, options.eps, options.activation
         self.linear = nn.Linear(options.temb_channels, 2 * channels)
 

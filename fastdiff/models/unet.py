@@ -84,9 +84,14 @@ class UNet2DModel(nn.Module):
         if not isinstance(config, UNet2DConfig):
             config = from_mapping(UNet2DConfig, config, source)
         try:
-            return cls(config).eval()
-        except (ValueError, ZeroDivisionError) as error:  # torch's own checks: groups that do not divide a width...
+            model = cls(config).eval()
+        except (ValueError, ZeroDivisionError) as error:  # torch's own: groups that do not divide a width...
             raise InputError(f"{source}: {error}; correct this option of the model's config") from None
+        if config.has_k_blocks and not _fits_together(config):
+            raise InputError(
+                f"{source}: these down_block_types and up_block_types do not fit together; use K blocks only"
+            )
+        return model
 
     @classmethod
     def from_pretrained(
@@ -124,7 +129,6 @@ class UNet2DModel(nn.Module):
     def device(self) -> torch.device:
         return self.conv_in.weight.device
 
-    @torch.no_grad()
     def forward(
         self, sample: Tensor, timestep: Tensor | float, class_labels: Tensor | None = None, return_dict: bool = True
     ) -> UNet2DOutput | tuple[Tensor]:
@@ -132,12 +136,13 @@ class UNet2DModel(nn.Module):
 
         Args:
             sample: (N, C_in, H, W), the model's dtype and device; H and W multiples of 2 ** (levels - 1).
-            timestep: a number, or a tensor of one or N of them.
+            timestep: a tensor of one or N, or a number, of which the whole part counts (as in diffusers).
             class_labels: (N,) int64 for a label table, (N,) for `timestep`, (N, time_embedding_dim) for `identity`.
 
         Returns: UNet2DOutput with `.sample` (N, C_out, H, W); a tuple of it when not `return_dict`.
         """
         self._check_sample(sample)
+        timestep = timestep if isinstance(timestep, Tensor) else int(timestep)
         timesteps = torch.as_tensor(timestep, device=self.device).expand(len(sample))
         conditioning = self.conditioning(timesteps, class_labels)
         prediction = self.predict(sample.permute(0, 2, 3, 1).contiguous(), conditioning).permute(0, 3, 1, 2)
@@ -184,11 +189,21 @@ class UNet2DModel(nn.Module):
             x = x / conditioning.timesteps.view(-1, 1, 1, 1)
         return x
 
+    @property
+    def size_factor(self) -> int:
+        """What height and width must be multiples of, so that the skip connections can join."""
+        return 2 ** (len(self.config.block_out_channels) - 1)
+
+    @property
+    def min_size(self) -> int:
+        """The least height and width: K blocks reflect the border, for which a pixel is too little."""
+        return self.size_factor * (2 if self.config.has_k_blocks else 1)
+
     def check_size(self, height: int, width: int) -> None:
-        """InputError unless the skip connections of this model can join at height x width."""
-        factor = 2 ** (len(self.config.block_out_channels) - 1)
-        if height < factor or width < factor or height % factor or width % factor:
-            raise InputError(f"size {height}x{width}: this model needs height and width to be multiples of {factor}")
+        """InputError unless this model can draw height x width pixels."""
+        factor, least = self.size_factor, self.min_size
+        if height < least or width < least or height % factor or width % factor:
+            raise InputError(f"size {height}x{width}: this model draws multiples of {factor}, from {least} on")
 
     def _check_sample(self, sample: Tensor) -> None:
         if sample.ndim != 4 or sample.shape[1] != self.config.in_channels:
@@ -198,6 +213,10 @@ class UNet2DModel(nn.Module):
                 f"sample: {sample.dtype} on {sample.device}, but the model is {self.dtype} on {self.device}; "
                 "move one of them with .to()"
             )
+        if sample.requires_grad and torch.is_grad_enabled():
+            raise InputError(
+                "sample: it requires grad, and this model is for inference only; call it on sample.detach()"
+            )
         self.check_size(*sample.shape[2:])
 
     def _lay_out_columns(self) -> None:
@@ -206,6 +225,19 @@ class UNet2DModel(nn.Module):
             stop = start + block.width
             block.columns = slice(start, stop)
             start = stop
+
+
+def _fits_together(config: UNet2DConfig) -> bool:
+    """K blocks change widths and take skip connections in ways of their own: try, on tensors without memory."""
+    with torch.device("meta"):
+        model = UNet2DModel(config)
+        x = torch.empty(1, model.min_size, model.min_size, config.in_channels)
+        temb = torch.empty(1, sum(block.width for block in model._conditioned))
+        try:
+            model.predict(x, Conditioning(temb, torch.ones(1)))
+        except (ValueError, RuntimeError, IndexError):
+            return False
+        return True
 
 
 def _time_projection(config: UNet2DConfig) -> tuple[nn.Module, int]:
