@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 the run failed; 2 the input cannot be used; 130 interrupte
 """
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -23,7 +24,8 @@ _DEVICES = "auto, cpu, cuda or cuda:1"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command `argv` (default: the process's arguments) and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # a label need not fit the terminal's encoding
+        if isinstance(stream, io.TextIOWrapper):  # in a notebook it is something else
+            stream.reconfigure(errors="backslashreplace")  # a label need not fit the terminal's encoding
     try:
         args = _parser().parse_args(argv)
         code = args.run(args)

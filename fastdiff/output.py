@@ -67,7 +67,7 @@ def plan(pattern: str, pictures: Iterable[tuple[int, str | int | None]], overwri
     paths: dict[str, Path] = {}
     for seed, label in pictures:
         path = Path(pattern.format(seed=seed, label=None if label is None else slug(label)))
-        key = str(path).casefold()  # what differs in case only is one file on macOS and Windows
+        key = file_key(path)
         if key in paths:
             raise InputError(
                 f"more than one picture would be {path}; put {{seed}} and {{label}} in -o, or give a folder"
@@ -75,6 +75,11 @@ def plan(pattern: str, pictures: Iterable[tuple[int, str | int | None]], overwri
         paths[key] = path
     check(list(paths.values()), overwrite)
     return list(paths.values())
+
+
+def file_key(path: Path) -> str:
+    """Equal for paths that may be one file: on macOS and Windows those are too that differ in case only."""
+    return os.path.abspath(path).casefold()
 
 
 def grid_path(name: str) -> Path:

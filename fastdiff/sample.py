@@ -62,10 +62,11 @@ def plan(args: argparse.Namespace) -> Job:
     card = ModelCard.read(request.model, hub.resolve(request.model, revision=request.revision, variant=request.variant))
     request, labels = complete(request, card)
     cells = [(seed, label) for label in labels or (None,) for seed in request.seed]
-    names = [card.label_name(label) for _, label in cells]
     pattern = output.as_pattern(args.out, with_labels=bool(labels))
-    paths = output.plan(pattern, [(seed, name) for (seed, _), name in zip(cells, names, strict=True)], args.overwrite)
-    pictures = [Picture(*cell, name, path) for cell, name, path in zip(cells, names, paths, strict=True)]
+    paths = output.plan(pattern, [(seed, card.label_name(label)) for seed, label in cells], args.overwrite)
+    pictures = [
+        Picture(seed, label, card.label_name(label), path) for (seed, label), path in zip(cells, paths, strict=True)
+    ]
     columns = output.grid_columns(len(labels), len(request.seed))
     grid = _plan_grid(args, card, pictures, columns) if args.grid else None
     return Job(card, request, pictures, grid, columns)
@@ -73,7 +74,7 @@ def plan(args: argparse.Namespace) -> Job:
 
 def _plan_grid(args: argparse.Namespace, card: ModelCard, pictures: Sequence[Picture], columns: int) -> Path:
     grid = pictures[0].path.parent / "grid.png" if args.grid is True else output.grid_path(args.grid)
-    if any(picture.path == grid for picture in pictures):
+    if any(output.file_key(picture.path) == output.file_key(grid) for picture in pictures):
         raise InputError(f"the grid and a picture would both be {grid}; name another file with --grid")
     output.check([grid], args.overwrite, "--grid")
     if card.size:
@@ -99,7 +100,8 @@ def _draw(job: Job, args: argparse.Namespace) -> Iterator[Path]:
                 sheet.paste(index, image)
             if args.json:
                 line = {"path": str(picture.path), "seed": picture.seed, "label": picture.label_name}
-                print(json.dumps(line | {"settings": record | own}), flush=True)
+                with bar.external_write_mode():
+                    print(json.dumps(line | {"settings": record | own}), flush=True)
     if job.grid:
         own = {"seed": list(job.request.seed), "label": list(job.request.label) or None}
         size = {"width": sheet.image.width, "height": sheet.image.height}

@@ -1,0 +1,71 @@
+"""What comes at once imports nothing heavy, and the library needs neither triton nor diffusers."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fastdiff
+
+HEAVY = {"torch", "triton", "numpy", "PIL", "diffusers", "safetensors", "huggingface_hub", "tqdm", "gradio"}
+PACKAGE = Path(fastdiff.__file__).parent
+SOURCES = sorted(path for folder in (PACKAGE, PACKAGE / "models", PACKAGE / "kernels") for path in folder.glob("*.py"))
+
+
+def python(*args: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *args], capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("--help", 0),
+        ("--version", 0),
+        ("sample --help", 0),
+        ("verify --help", 0),
+        ("models emoji64", 0),
+        ("", 2),
+        ("sample --steps 0", 2),
+        ("sample --scheduler euler", 2),
+        ("sample --label hippogriff", 2),
+        ("sample -m no-such-model", 2),
+        ("sample -o picture.jpg", 2),
+        ("sample --from no-such.png", 2),
+        ("info no-such.png", 2),
+        ("verify emoji64 --steps 1001", 2),
+    ],
+)
+def test_what_comes_at_once_imports_nothing_heavy(command, code):
+    done = python("-X", "importtime", "-m", "fastdiff", *command.split())
+    assert done.returncode == code, done.stderr
+    rows = [line.split("|") for line in done.stderr.splitlines() if line.startswith("import time:")]
+    imported = {row[-1].strip().partition(".")[0] for row in rows}
+    assert {"fastdiff", "argparse"} <= imported, "the report is not what this test reads"
+    assert not imported & HEAVY
+
+
+def test_import_of_the_package_does_no_work():
+    loaded = python("-c", "import sys, fastdiff; print(*sys.modules)").stdout.split()
+    assert "fastdiff" in loaded and not {name.partition(".")[0] for name in loaded} & HEAVY
+    assert [name for name in loaded if name.startswith("fastdiff.")] == []
+
+
+def test_every_public_name_is_there_without_triton_and_diffusers():
+    code = (
+        "import sys\n"
+        "sys.modules.update(triton=None, diffusers=None)\n"  # importing them raises, as where they are not installed
+        "import fastdiff\n"
+        "print(*(name for name in fastdiff.__all__ if getattr(fastdiff, name) is None))"
+    )
+    done = python("-c", code)
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_no_source_imports_diffusers(path):
+    """Only `fastdiff verify` does, by name, when it runs."""
+    imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {getattr(node, "module", None) or alias.name for node in imports for alias in node.names}
+    assert "diffusers" not in {name.partition(".")[0] for name in names}
