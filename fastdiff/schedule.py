@@ -5,7 +5,7 @@ The rows are those of `fastdiff.kernels.denoise.COLUMNS`, one a step, computed i
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, ClassVar
@@ -63,7 +63,7 @@ class DiffusionConfig:
         if self.num_train_timesteps < 1:
             raise InputError(f"num_train_timesteps is {self.num_train_timesteps}; it is 1 or more")
         if self.trained_betas is not None:
-            object.__setattr__(self, "trained_betas", tuple(map(float, self.trained_betas)))  # from a list or an array
+            object.__setattr__(self, "trained_betas", _numbers("trained_betas", self.trained_betas))
             if len(self.trained_betas) < self.num_train_timesteps:
                 raise InputError(
                     f"trained_betas has {len(self.trained_betas)} values for {self.num_train_timesteps} training steps;"
@@ -94,7 +94,6 @@ class DiffusionConfig:
 class DDPMConfig(DiffusionConfig):
     """The options of diffusers' DDPMScheduler."""
 
-    # fixed_small, fixed_small_log, fixed_large, learned, learned_range
     variance_type: str = "fixed_small"
 
     CHOICES: ClassVar[dict[str, tuple[str, ...]]] = DiffusionConfig.CHOICES | {
@@ -350,16 +349,16 @@ def _table(columns: dict[str, Tensor], config: DiffusionConfig, timesteps: Tenso
     """The columns side by side, absent ones zero; InputError where a step is undefined."""
     zero = torch.zeros_like(p.alpha_bar)
     rows = torch.stack([columns.get(name, zero) for name in COLUMNS], dim=1)
-    undefined = ~rows.isfinite().all(dim=1) | (columns["x0_div"] == 0)
+    undefined = ~rows.isfinite().all(dim=1)
+    if step_options(config).clip_range is None:  # clipping brings an infinite x0 back, as it does in diffusers
+        undefined |= columns["x0_div"] == 0
     if undefined.any():
         first = int(undefined.nonzero()[0])
         timestep, alpha_bar = int(timesteps[first]), p.alpha_bar[first].item()
-        if alpha_bar == 0 and config.prediction_type == "epsilon":
+        if rows[first].isfinite().all():
             raise InputError(
-                f"prediction_type epsilon divides by the signal, of which rescale_betas_zero_snr leaves none at "
-                f"timestep {timestep}; use v_prediction or sample, or timestep_spacing leading"
-                if config.rescale_betas_zero_snr
-                else f"the betas leave no signal at timestep {timestep}; lower beta_end or trained_betas"
+                f"prediction_type epsilon divides by the signal, of which none is left at timestep {timestep}; use "
+                "v_prediction, clip_sample, timestep_spacing leading, or betas without rescale_betas_zero_snr"
             )
         raise InputError(
             f"the betas give no step at timestep {timestep}, where alpha_bar is {alpha_bar:g}; they are above 0 and "
@@ -373,6 +372,13 @@ def _check_option(name: str, value: Any, default: Any) -> None:
     kind = kinds.get(type(default))
     if kind and (not isinstance(value, kind) or isinstance(value, bool) != isinstance(default, bool)):
         raise InputError(f"{name} is {value!r}; it is of type {type(default).__name__}")
+
+
+def _numbers(name: str, values: Iterable[float]) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, values))
+    except (TypeError, ValueError):
+        raise InputError(f"{name} is not a list of numbers; give one beta for each training step") from None
 
 
 def _cosine_alpha_bar(time: float) -> float:
