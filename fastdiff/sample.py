@@ -87,12 +87,12 @@ def _draw(job: Job, args: argparse.Namespace) -> Iterator[Path]:
     from tqdm import tqdm
 
     pipe = load_pipeline(job.card, job.request, args.device)
-    record = _record(pipe, job.request)
+    record = shared_record(pipe, job.request)
     sheet = output.ContactSheet(len(job.pictures), job.columns)
     steps = job.request.num_inference_steps
     total = len(job.pictures) * steps
     with tqdm(total=total, unit=" pictures", unit_scale=1 / steps, bar_format=_BAR, file=sys.stderr) as bar:
-        for index, (picture, image) in enumerate(_stream(pipe, job, args.batch_size, bar)):
+        for index, (picture, image) in enumerate(_finished(pipe, job, args.batch_size, bar)):
             own = {"seed": picture.seed, "label": picture.label_name, "width": image.width, "height": image.height}
             output.write(picture.path, png.encode(image, record | own), args.overwrite)
             yield picture.path
@@ -119,11 +119,24 @@ def load_pipeline(card: ModelCard, request: Request, device: str):
     return pipe
 
 
-def _stream(pipe, job: Job, batch_size: int, bar) -> Iterator[tuple[Picture, Any]]:
-    """(picture, PIL image) in order. MemoryError with a one-line message where the device or the host runs out."""
-    request = job.request
-    for start in range(0, len(job.pictures), batch_size):
-        batch = job.pictures[start : start + batch_size]
+def _finished(pipe, job: Job, batch_size: int, bar) -> Iterator[tuple[Picture, Any]]:
+    """(picture, PIL image) in order."""
+    for batch, step in stream_batches(pipe, job.request, job.pictures, batch_size):
+        bar.update(len(batch))
+        if step.images:
+            yield from zip(batch, step.images, strict=True)
+
+
+def stream_batches(
+    pipe, request: Request, pictures: Sequence[Picture], batch_size: int, **size: int
+) -> Iterator[tuple[Sequence[Picture], Any]]:
+    """Draw the pictures of a completed request and yield (batch, pipeline.Step) after each step of each batch.
+
+    `size` is the pipeline's `height` and `width`. MemoryError with a one-line message where the device or the host runs
+    out.
+    """
+    for start in range(0, len(pictures), batch_size):
+        batch = pictures[start : start + batch_size]
         steps = pipe.stream(
             num_inference_steps=request.num_inference_steps,
             batch_size=len(batch),
@@ -132,19 +145,18 @@ def _stream(pipe, job: Job, batch_size: int, bar) -> Iterator[tuple[Picture, Any
             guidance_scale=request.guidance_scale,
             eta=request.eta,
             use_clipped_model_output=request.use_clipped_model_output,
+            **size,
         )
         try:
             for step in steps:
-                bar.update(len(batch))
-                images = step.images
+                yield batch, step
         except RuntimeError as error:
             if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
                 raise
             raise MemoryError(f"{pipe.device}: out of memory; give a smaller --batch-size than {len(batch)}") from None
-        yield from zip(batch, images, strict=True)
 
 
-def _record(pipe, request: Request) -> dict[str, Any]:
+def shared_record(pipe, request: Request) -> dict[str, Any]:
     """What all pictures of a run have in common, as JSON values."""
     import torch
 
