@@ -37,10 +37,11 @@ class Step:
     num_steps: int
     timestep: int
     images: Any  # the finished pictures after the last step, else None
-    x0: Tensor  # (N, H, W, C) float32, the pictures as the model sees them now
+    x_t: Tensor  # (N, H, W, C) float32, the state after the step
+    x0: Tensor  # (N, H, W, C) float32, the finished pictures as the model predicts them now
 
     def preview(self) -> list[Image.Image]:
-        """The pictures as the model sees them now."""
+        """The finished pictures as the model predicts them now: a cheap preview that sharpens step by step."""
         return decode(self.x0, "pil")
 
 
@@ -62,6 +63,7 @@ class Pipeline:
         *,
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
+        scheduler: str | None = None,
         variant: str | None = None,
         **hub_options,
     ) -> "Pipeline":
@@ -70,6 +72,7 @@ class Pipeline:
         Args:
             device: auto takes a GPU where there is one.
             dtype: auto is float32 on the CPU and bfloat16 on a GPU.
+            scheduler: ddim or ddpm, made from the folder's scheduler config. Default: what the folder says.
             variant: of the weights' files, such as fp16.
             hub_options: `revision`, `token`, `local_files_only`.
 
@@ -81,11 +84,11 @@ class Pipeline:
             raise InputError(f"{folder} has no model_index.json; a pipeline folder also holds the model's scheduler")
         classes = hub.read_model_index(folder)
         unet = UNet2DModel.from_pretrained(folder, variant=variant, dtype=resolve_dtype(dtype, device), device=device)
-        config = read_json(hub.component_folder(folder, "scheduler") / "scheduler_config.json")
-        # diffusers' DDIMPipeline makes a DDIMScheduler of whatever scheduler its folder holds.
-        scheduler = scheduler_from_config(config, "ddim" if classes["pipeline"] == "DDIMPipeline" else None)
         info = ModelInfo.from_folder(folder, num_classes=unet.config.num_class_embeds)
-        return cls(unet, scheduler, info, name=str(name_or_path))
+        # diffusers' DDIMPipeline makes a DDIMScheduler of whatever scheduler its folder holds.
+        default = info.scheduler or ("ddim" if classes["pipeline"] == "DDIMPipeline" else None)
+        config = read_json(hub.component_folder(folder, "scheduler") / "scheduler_config.json")
+        return cls(unet, scheduler_from_config(config, scheduler or default), info, name=str(name_or_path))
 
     @property
     def scheduler(self) -> Scheduler:
@@ -180,7 +183,7 @@ class Pipeline:
             steps = denoise(self.unet, x_t, schedule, table, rows, noise=noise, guidance=guidance)
             for i, (x, x0) in enumerate(steps):
                 images = decode(x, output_type) if i == len(schedule) - 1 else None
-                yield Step(i, len(schedule), int(schedule.timesteps[i]), images, x0)
+                yield Step(i, len(schedule), int(schedule.timesteps[i]), images, x, x0)
 
         return run()
 

@@ -51,6 +51,8 @@ BAD_CONFIGS = {
         "do not fit together",
     ),
     "layers-not-a-number": ({"layers_per_block": [1, 2]}, "layers_per_block"),
+    "size-not-a-number": ({"sample_size": "64"}, "here/config.json: sample_size: '64'"),
+    "widths-not-a-list": ({"block_out_channels": 16}, "wrong type"),
     "width-0": ({"block_out_channels": [16, 0]}, "block_out_channels"),
 }
 

@@ -1,0 +1,49 @@
+"""Tiny pipelines that diffusers saved, and the loops that say what a guided model should draw."""
+
+import diffusers
+import pytest
+import torch
+
+TINY_UNET = {
+    "sample_size": 8,
+    "block_out_channels": (16, 32),
+    "layers_per_block": 1,
+    "norm_num_groups": 8,
+    "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+    "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+}
+
+
+@pytest.fixture
+def save_pipeline(tmp_path, randomise):
+    """Build a tiny DDPM or DDIM pipeline in diffusers, save it, and return it with its folder."""
+
+    def save(kind: str, unet: dict | None = None, **scheduler):
+        model = randomise(diffusers.UNet2DModel(**TINY_UNET | (unet or {})))
+        with torch.no_grad():
+            # A wild random model multiplies rounding from step to step; a tame one allows a tight tolerance.
+            model.conv_out.weight.mul_(0.02)
+        scheduler = getattr(diffusers, f"{kind}Scheduler")(**scheduler)
+        pipe = getattr(diffusers, f"{kind}Pipeline")(unet=model, scheduler=scheduler)
+        pipe.set_progress_bar_config(disable=True)
+        pipe.save_pretrained(tmp_path / "pipeline")
+        return pipe, tmp_path / "pipeline"
+
+    return save
+
+
+@pytest.fixture
+def guided_loop():
+    """diffusers' model and scheduler under classifier-free guidance, by hand: yields x_{t-1} of every step."""
+
+    @torch.no_grad()
+    def loop(unet, scheduler, x, labels, null_label, guidance_scale, steps, **step_options):
+        scheduler.set_timesteps(steps)
+        null = torch.full_like(labels, null_label)
+        for t in scheduler.timesteps:
+            guided, unguided = unet(torch.cat([x, x]), t, torch.cat([labels, null])).sample.chunk(2)
+            prediction = unguided + guidance_scale * (guided - unguided)
+            x = scheduler.step(prediction, t, x, **step_options).prev_sample
+            yield x
+
+    return loop
