@@ -124,7 +124,7 @@ class UNet2DConfig:
                 raise InputError(f"{name}: {value!r} is not a whole number of at least 1")
         size = self.sample_size if isinstance(self.sample_size, tuple) else (self.sample_size or 1,) * 2
         if len(size) != 2 or not all(isinstance(side, int) and side >= 1 for side in size):
-            raise InputError(f"sample_size: {self.sample_size!r} is neither a number of pixels nor a height and a width")
+            raise InputError(f"sample_size: {self.sample_size!r} is neither a number nor a height and a width")
         if self.time_embedding_type == "learned" and self.num_train_timesteps is None:
             raise InputError("num_train_timesteps: time_embedding_type 'learned' needs it")
         skip_only = all("Skip" in kind for kind in self.down_kinds + self.up_kinds)
