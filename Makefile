@@ -1,0 +1,37 @@
+# make sample: install and draw pictures. make test: install and pass the tests. The rest is for developers.
+PYTHON ?= python3
+BIN := .venv/bin
+# torch is pinned in constraints.txt; a file that is newer than its stamp installs again.
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+
+.PHONY: sample test lint format bench clean
+
+sample: .venv/installed
+	$(BIN)/fastdiff sample --steps 50 --out samples --grid --overwrite
+
+test: .venv/installed-test
+	$(BIN)/python -m pytest -n auto
+
+lint: .venv/installed-test
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+format: .venv/installed-test
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+bench: .venv/installed-test
+	$(BIN)/python benchmarks/bench_models.py
+
+clean:
+	rm -rf .venv samples outputs
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) --editable .
+	touch $@
+
+.venv/installed-test: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) --editable '.[test]'
+	touch $@ .venv/installed
