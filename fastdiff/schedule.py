@@ -258,7 +258,7 @@ def ddpm_rows(config: DDPMConfig, alpha_bar: Tensor, timesteps: Tensor, followin
     if config.variance_type == "fixed_large_log":
         raise InputError("variance_type fixed_large_log is the root of a negative number; use fixed_large")
     p = _marginals(alpha_bar, timesteps, following, 1.0)
-    variance = p.variance.clamp(min=1e-20)  # a logarithm is taken of it
+    variance = p.variance.clamp(min=1e-20)  # for its logarithm
     std = {"fixed_small": variance.sqrt(), "fixed_small_log": variance.sqrt(), "fixed_large": p.beta.sqrt()}
     ranged = config.variance_type == "learned_range"
     columns = _x0_columns(config.prediction_type, p) | {
@@ -267,7 +267,7 @@ def ddpm_rows(config: DDPMConfig, alpha_bar: Tensor, timesteps: Tensor, followin
         "prev_x": p.alpha.sqrt() * p.beta_bar_prev / p.beta_bar,
         "sigma": std.get(config.variance_type, torch.ones_like(variance)) * (timesteps > 0),
         "log_variance_min": variance.log() if ranged else torch.zeros_like(variance),
-        "log_variance_max": p.beta.log() if ranged else torch.zeros_like(variance),
+        "log_variance_max": p.beta.clamp(min=1e-20).log() if ranged else torch.zeros_like(variance),
     }
     return _table(columns, config, timesteps, p)
 
@@ -287,12 +287,13 @@ def ddim_rows(
     if not 0 <= eta < math.inf:
         raise InputError(f"eta is {eta}; it is from 0 (deterministic) to 1 (the variance of DDPM)")
     p = _marginals(alpha_bar, timesteps, following, 1.0 if config.set_alpha_to_one else alpha_bar[0].item())
-    sigma = eta * p.variance.sqrt()
-    squared = p.beta_bar_prev - sigma**2
-    if (squared < -1e-6).any():  # rounding alone stays well within
+    # in float32 as diffusers, see `_marginals`: where sigma takes all of beta_bar_prev, what is left is roundings
+    sigma = eta * p.variance.float() ** 0.5
+    squared = p.beta_bar_prev.float() - sigma**2
+    if (squared < -1e-6).any():  # more than a rounding
         raise InputError(f"eta is {eta}, more noise than the next timestep has; use eta from 0 to 1")
-    direction = squared.clamp(min=0).sqrt()  # of eps in x_{t-1}, eq. 12
-    columns = _x0_columns(config.prediction_type, p) | {"prev_x0": p.alpha_bar_prev.sqrt(), "sigma": sigma}
+    direction = squared.clamp(min=0).double().sqrt()  # of eps in x_{t-1}, eq. 12
+    columns = _x0_columns(config.prediction_type, p) | {"prev_x0": p.alpha_bar_prev.sqrt(), "sigma": sigma.double()}
     if use_clipped_model_output:  # eps = (x_t - signal * x0) / noise, of the clipped x0
         columns["prev_x0"] = columns["prev_x0"] - direction * p.signal / p.noise
         columns["prev_x"] = direction / p.noise
@@ -317,21 +318,19 @@ class _Marginals:
     beta: Tensor  # 1 - alpha
     signal: Tensor  # sqrt(alpha_bar)
     noise: Tensor  # sqrt(beta_bar)
-
-    @property
-    def variance(self) -> Tensor:
-        """Of the posterior q(x_{t-1} | x_t, x_0)."""
-        return self.beta_bar_prev / self.beta_bar * self.beta
+    variance: Tensor  # of the posterior q(x_{t-1} | x_t, x_0)
 
 
 def _marginals(alphas_cumprod: Tensor, timesteps: Tensor, following: Tensor, final: float) -> _Marginals:
-    # These are rounded to float32 as diffusers rounds them, for two cancellations would show the difference. At small
-    # timesteps beta and beta_bar are what float32 leaves of 1 - 0.9999: exact ones change a step by up to 5e-4. At
-    # large ones x0 is (x_t - noise * eps) / signal: an ulp of noise, 160 times as large, is 4e-5 of a clipped x0.
+    # Rounded to float32 as diffusers rounds them, for cancellations would show the difference. At small timesteps beta
+    # and beta_bar are what float32 leaves of 1 - 0.9999: exact ones change a step by up to 5e-4. At large ones x0 is
+    # (x_t - noise * eps) / signal: an ulp of noise, 160 times as large, is 4e-5 of a clipped x0.
     alpha_bar = alphas_cumprod[timesteps]
     alpha_bar_prev = torch.where(following >= 0, alphas_cumprod[following.clamp(min=0)], final)
     beta_bar, beta_bar_prev, alpha = 1 - alpha_bar, 1 - alpha_bar_prev, alpha_bar / alpha_bar_prev
-    rounded = alpha_bar, alpha_bar_prev, beta_bar, beta_bar_prev, alpha, 1 - alpha, alpha_bar**0.5, beta_bar**0.5
+    beta = 1 - alpha
+    roots_and_variance = alpha_bar**0.5, beta_bar**0.5, beta_bar_prev / beta_bar * beta
+    rounded = alpha_bar, alpha_bar_prev, beta_bar, beta_bar_prev, alpha, beta, *roots_and_variance
     return _Marginals(*(value.double() for value in rounded))
 
 

@@ -234,7 +234,9 @@ def test_philox_has_tritons_integers(tmp_path):
     script = tmp_path / "philox.py"
     script.write_text(TRITON_PHILOX)
     command = [sys.executable, str(script), json.dumps(runs)]
-    result = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
     zero = torch.zeros(1, dtype=torch.int64)
     for (seed, step), answer in zip(runs, json.loads(result.stdout), strict=True):

@@ -1,22 +1,14 @@
-"""DDPMScheduler and DDIMScheduler against diffusers' own: every option, every step, whole loops, and the interface."""
-
-import copy
-import inspect
-import json
-import pickle
+"""DDPMScheduler and DDIMScheduler against diffusers' own: every option, every step, and whole loops."""
 
 import diffusers
 import numpy as np
 import pytest
 import torch
-from diffusers.schedulers.scheduling_utils import KarrasDiffusionSchedulers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastdiff
 from fastdiff.errors import InputError
-from fastdiff.schedule import FOREIGN_OPTIONS, ddim_schedule
-from fastdiff.schedulers import SCHEDULERS, randn_tensor, scheduler_from_config
 
 BOTH = ("ddpm", "ddim")
 CLASSES = {
@@ -265,7 +257,7 @@ def option_sets(draw):
 
 
 @given(option_sets())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=400, deadline=None, derandomize=True)
 def test_any_options_agree_or_are_refused(drawn):
     """What diffusers steps with finite results we step alike; what it cannot, we refuse or step with finite results."""
     kind, options, steps, kwargs = drawn
@@ -366,16 +358,6 @@ def test_ddim_with_its_noise_given():
     assert_parity(ours.step(output, t, sample, **kwargs), theirs.step(output, t, sample, **kwargs))
 
 
-@pytest.mark.parametrize("kind", BOTH)
-def test_the_result_is_unpacked_and_named(kind):
-    _, ours = pair(kind)
-    ours.set_timesteps(5)
-    step = ours.step(*arguments(ours, 400))
-    assert step[0] is step.prev_sample
-    assert step[1] is step.pred_original_sample
-    assert type(ours.step(*arguments(ours, 400), return_dict=False)) is tuple
-
-
 @pytest.mark.parametrize("timesteps", [torch.tensor([0, 500, 999]), torch.tensor(3)], ids=["each", "scalar"])
 @pytest.mark.parametrize("kind", BOTH)
 def test_add_noise_and_get_velocity(kind, timesteps):
@@ -395,197 +377,3 @@ def test_half_precision_keeps_the_noise_of_small_timesteps(method):
     actual = getattr(ours, method)(sample, noise, torch.tensor([0, 1]))
     assert actual.dtype == torch.float16
     assert (actual.double() - exact).abs().max() <= 2 * torch.finfo(torch.float16).eps * exact.abs().max()
-
-
-@pytest.mark.parametrize("kind", BOTH)
-def test_scale_model_input_changes_nothing(kind):
-    _, ours = pair(kind)
-    sample = randn(1, 3, 4, 4)
-    assert ours.scale_model_input(sample, 5) is sample
-
-
-@pytest.mark.parametrize("kind", BOTH)
-def test_config_is_read_as_diffusers(kind):
-    theirs, ours = pair(kind, num_train_timesteps=77, prediction_type="sample")
-    for name in set(inspect.signature(type(theirs).__init__).parameters) - {"self"}:
-        assert ours.config[name] == theirs.config[name], name
-        assert getattr(ours.config, name) == theirs.config[name], name
-    assert dict(ours.config)["num_train_timesteps"] == 77
-    assert not hasattr(ours.config, "no_such_option")
-    for change in (lambda: setattr(ours.config, "beta_end", 1), lambda: ours.config.update(beta_end=1)):
-        with pytest.raises(TypeError, match="frozen"):
-            change()
-
-
-def config_values(scheduler):
-    return {key: value for key, value in scheduler.config.items() if not key.startswith("_")}
-
-
-@pytest.mark.parametrize("target", BOTH)
-@pytest.mark.parametrize("source", BOTH)
-def test_configs_travel_between_schedulers_and_libraries(source, target):
-    """As diffusers' pipelines convert them: what the target has is taken, the rest is kept for the way back."""
-    special = {"variance_type": "fixed_large"} if source == "ddpm" else {"set_alpha_to_one": False}
-    theirs, ours = pair(source, beta_end=0.03, timestep_spacing="trailing", **special)
-    expected = config_values(CLASSES[target][0].from_config(theirs.config))
-    for config in (theirs.config, ours.config, dict(ours.config)):
-        converted = CLASSES[target][1].from_config(config)
-        assert config_values(converted).items() >= expected.items()
-        back = CLASSES[source][1].from_config(converted.config)
-        assert config_values(back).items() >= config_values(theirs).items()
-    assert config_values(CLASSES[target][0].from_config(ours.config)).items() >= expected.items()
-
-
-def test_unset_options_of_another_scheduler_are_this_ones_defaults():
-    theirs = diffusers.EulerDiscreteScheduler(beta_end=0.03)  # its own default spacing is linspace
-    ours = fastdiff.DDIMScheduler.from_config(theirs.config)
-    expected = diffusers.DDIMScheduler.from_config(theirs.config)
-    assert (ours.config.timestep_spacing, ours.config.beta_end) == ("leading", 0.03)
-    assert torch.equal(ours.betas, expected.betas)
-
-
-def test_keywords_replace_options_of_the_config():
-    config = diffusers.DDPMScheduler().config
-    ours = fastdiff.DDIMScheduler.from_config(config, timestep_spacing="trailing", rescale_betas_zero_snr=True)
-    assert (ours.config.timestep_spacing, ours.config.rescale_betas_zero_snr) == ("trailing", True)
-
-
-@pytest.mark.parametrize("kind", BOTH)
-def test_from_pretrained_reads_what_diffusers_saves(kind, tmp_path):
-    theirs, _ = pair(kind, beta_schedule="squaredcos_cap_v2", prediction_type="v_prediction")
-    theirs.save_pretrained(tmp_path / "scheduler")
-    for ours in (
-        CLASSES[kind][1].from_pretrained(tmp_path / "scheduler"),
-        CLASSES[kind][1].from_pretrained(str(tmp_path), subfolder="scheduler"),
-        scheduler_from_config(json.loads((tmp_path / "scheduler" / "scheduler_config.json").read_text())),
-    ):
-        assert type(ours) is CLASSES[kind][1]
-        assert config_values(ours) == config_values(theirs)
-    with pytest.raises(InputError, match=r"scheduler_config\.json does not exist"):
-        CLASSES[kind][1].from_pretrained(tmp_path)
-
-
-def test_the_early_release_that_the_cifar_model_was_saved_with():
-    config = {
-        "_class_name": "DDPMScheduler",
-        "_diffusers_version": "0.1.1",
-        "num_train_timesteps": 1000,
-        "tensor_format": "pt",
-        "timestep_values": None,
-        "trained_betas": None,
-        "variance_type": "fixed_large",
-    }
-    ours = scheduler_from_config(config)
-    assert isinstance(ours, fastdiff.DDPMScheduler)
-    assert ours.config.variance_type == "fixed_large"
-
-
-@pytest.mark.parametrize("name", [scheduler.name for scheduler in KarrasDiffusionSchedulers])
-def test_options_of_every_compatible_scheduler_are_known(name):
-    scheduler = getattr(diffusers, name)
-    if not hasattr(scheduler, "from_config") or isinstance(scheduler, diffusers.utils.DummyObject):
-        pytest.skip(f"{name} needs a package that is not installed")
-    options = set(inspect.signature(scheduler.__init__).parameters) - {"self", "kwargs"}
-    ours = set(fastdiff.DDIMScheduler().config) | set(fastdiff.DDPMScheduler().config)
-    assert options <= FOREIGN_OPTIONS | ours
-
-
-@pytest.mark.parametrize("kind", BOTH)
-def test_schedulers_are_copied_and_pickled(kind):
-    _, ours = pair(kind, beta_end=0.03)
-    ours.set_timesteps(5)
-    expected = ours.step(*arguments(ours, 400), generator=generator(0))
-    for copied in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
-        assert copied.config == ours.config
-        actual = copied.step(*arguments(ours, 400), generator=generator(0))
-        assert torch.equal(actual.prev_sample, expected.prev_sample)
-
-
-def test_the_schedule_is_the_scheduler():
-    """The pipeline's table and the scheduler's steps are the same numbers."""
-    ours = fastdiff.DDIMScheduler(timestep_spacing="trailing")
-    ours.set_timesteps(10)
-    schedule = ours.schedule(10, eta=0.5, use_clipped_model_output=True)
-    assert torch.equal(schedule.timesteps, ours.timesteps)
-    rows = [ours._row(int(t), torch.device("cpu"), 0.5, True) for t in ours.timesteps]
-    assert torch.equal(schedule.rows, torch.stack(rows))
-    assert torch.equal(ours.schedule(10).rows, ddim_schedule(ours._options, 10).rows)
-
-
-@pytest.mark.parametrize(("kind", "steps"), [("ddim", 3), ("ddpm", 3)])
-def test_the_row_of_a_step_is_made_once(kind, steps, monkeypatch):
-    _, ours = pair(kind)
-    ours.set_timesteps(steps)
-    made = []
-    make_rows = ours._make_rows
-    monkeypatch.setattr(ours, "_make_rows", lambda *args: made.append(args) or make_rows(*args))
-    for _ in range(2):
-        for t in ours.timesteps:
-            ours.step(*arguments(ours, t))
-    assert len(made) == 1
-
-
-REFUSED = {
-    "ddim-before-set-timesteps": (lambda: steps("ddim", None, 10), "call set_timesteps before step"),
-    "ddim-timestep-past-the-training": (lambda: steps("ddim", 5, 1000), "timestep is 1000; it is from 0 to 999"),
-    "ddpm-negative-timestep": (lambda: steps("ddpm", None, -1), "timestep is -1; it is from 0 to 999"),
-    "ddpm-timestep-not-of-the-run": (lambda: steps("ddpm", 5, 3), "timestep 3 is not one of the scheduler's timesteps"),
-    "two-noises": (
-        lambda: steps("ddim", 5, 400, eta=1.0, generator=generator(0), variance_noise=randn(1, 3, 5, 7)),
-        "generator and variance_noise",
-    ),
-    "too-few-generators": (
-        lambda: randn_tensor((3, 2), [generator(0), generator(1)], torch.device("cpu"), torch.float32),
-        "2 generators for 3 pictures; give one for each",
-    ),
-    "ddim-epsilon-of-zero-snr": (
-        lambda: steps("ddim", 5, 999, rescale_betas_zero_snr=True, timestep_spacing="trailing", clip_sample=False),
-        "prediction_type epsilon divides by the signal",
-    ),
-    "both-kinds-of-steps": (
-        lambda: fastdiff.DDPMScheduler().set_timesteps(5, timesteps=[3, 1]),
-        "either num_inference_steps or timesteps",
-    ),
-    "no-steps": (lambda: fastdiff.DDIMScheduler().set_timesteps(0), "num_inference_steps is 0"),
-    "sigmoid-ddim": (lambda: fastdiff.DDIMScheduler(beta_schedule="sigmoid"), "'sigmoid' is not one of"),
-    "unknown-option": (lambda: fastdiff.DDPMScheduler(beta_edn=0.1), "DDPMScheduler: unknown option beta_edn"),
-    "another-scheduler": (
-        lambda: scheduler_from_config({"_class_name": "PNDMScheduler"}),
-        "the model's scheduler is PNDMScheduler; choose the scheduler ddpm or ddim",
-    ),
-    "no-scheduler": (lambda: scheduler_from_config({}), "the model's scheduler is without a _class_name"),
-    "unknown-name": (lambda: scheduler_from_config({}, "euler"), "scheduler 'euler' is unknown; use ddpm or ddim"),
-    "eta-for-ddpm": (lambda: fastdiff.DDPMScheduler().schedule(5, eta=0.5), "eta is an option of ddim"),
-    "clipped-for-ddpm": (
-        lambda: fastdiff.DDPMScheduler().schedule(5, use_clipped_model_output=True),
-        "use_clipped_model_output is an option of ddim",
-    ),
-}
-
-
-def steps(kind, num_steps, timestep, *, generator=None, eta=None, variance_noise=None, **options):
-    _, ours = pair(kind, **options)
-    if num_steps is not None:
-        ours.set_timesteps(num_steps)
-    extra = {"eta": eta, "variance_noise": variance_noise} if eta else {}
-    output, _, sample = arguments(ours, abs(timestep))
-    ours.step(output, timestep, sample, generator=generator, **extra)
-
-
-@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_is_refused(call, message):
-    with pytest.raises(InputError, match=message) as error:
-        call()
-    assert "\n" not in str(error.value)
-
-
-def test_learned_variance_wants_twice_the_channels():
-    _, ours = pair("ddpm", variance_type="learned_range")
-    with pytest.raises(ValueError, match="model_output has shape"):
-        ours.step(randn(1, 3, 4, 4), 5, randn(1, 3, 4, 4))
-
-
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_name_chooses_the_scheduler_whatever_the_config_says(name):
-    config = diffusers.PNDMScheduler(skip_prk_steps=True).config
-    assert type(scheduler_from_config(config, name)) is SCHEDULERS[name]
