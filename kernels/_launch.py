@@ -1,0 +1,27 @@
+"""How every kernel is launched, and what the card it is launched on can do."""
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+INTERPRETER_MULTIPROCESSORS = 8
+
+
+def launch(kernel, grid: tuple[int, ...], *args, num_warps: int, num_stages: int = 1, **constexprs) -> None:
+    """kernel[grid](*args, **constexprs) on the device of the first tensor, which need not be the current device."""
+    device = next(arg.device for arg in args if isinstance(arg, Tensor))
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        # Multiply-adds are fused whatever Triton's default is: it changes with version 3.10, and with it the bits.
+        kernel[grid](*args, num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=True, **constexprs)
+
+
+def has_descriptors(device: torch.device) -> bool:
+    """Whether the card copies tiles by tensor descriptors: sm_90 and later. Triton's interpreter does."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return INTERPRETER_MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count

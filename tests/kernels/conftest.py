@@ -1,0 +1,79 @@
+"""What kernel tests share: where they run, poisoned outputs, and how far from the truth an output may be.
+
+The same tests run three times: here on the torch references; with TRITON_INTERPRET=1 on the kernels in Triton's
+interpreter (a process of its own, as Triton reads that variable once); and with `-m gpu` on a GPU.
+"""
+
+import os
+
+import pytest
+import torch
+
+INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and (INTERPRETER or not torch.cuda.is_available()):
+        pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() and not INTERPRETER else "cpu")
+
+
+@pytest.fixture
+def runs_triton(device) -> bool:
+    """Whether operations run on their kernels here, so that a test can insist on it."""
+    return INTERPRETER or device.type == "cuda"
+
+
+@pytest.fixture(params=[torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
+def dtype(request) -> torch.dtype:
+    return request.param
+
+
+@pytest.fixture
+def dot_dtype(dtype) -> torch.dtype:
+    """A dtype whose matrix products run here."""
+    if INTERPRETER and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter has no bfloat16 dot")
+    return dtype
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """torch.empty and its kin give NaN, so that an element nobody writes fails."""
+
+    def poison(allocate):
+        def allocate_nan(*args, **kwargs):
+            tensor = allocate(*args, **kwargs)
+            return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+        return allocate_nan
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, poison(getattr(owner, name)))
+
+
+@pytest.fixture
+def exact_matmuls(monkeypatch):
+    """float32 convolutions and products of torch in float32, never TF32."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+
+
+@pytest.fixture
+def assert_accurate(exact_matmuls):
+    """check(actual, torchs, truth): errors at most twice torch's own in the same dtype plus one ulp, and their RMS."""
+
+    def check(actual: torch.Tensor, torchs: torch.Tensor, truth: torch.Tensor) -> None:
+        assert actual.dtype == torchs.dtype and actual.shape == truth.shape
+        ulp = torch.finfo(actual.dtype).eps * truth.abs()
+        error, allowed = (actual - truth).abs(), (torchs - truth).abs().max()
+        worst = (error - ulp).max()  # NaN where an element is
+        assert worst <= 2 * allowed, f"error {worst:.3g} beyond an ulp, torch's own {allowed:.3g}"
+        rms, rms_torch, rms_ulp = (t.double().square().mean().sqrt() for t in (error, torchs - truth, ulp))
+        assert rms <= 1.5 * rms_torch + rms_ulp / 2, f"RMS error {rms:.3g}, torch's own {rms_torch:.3g}"
+
+    return check
