@@ -25,3 +25,10 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return INTERPRETER_MULTIPROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def descriptor(tensor: Tensor, block: list[int]):
+    """A tensor descriptor of a contiguous tensor, read in blocks of this shape; outside the tensor are zeros."""
+    from triton.tools.tensor_descriptor import TensorDescriptor  # absent where triton is
+
+    return TensorDescriptor.from_tensor(tensor, block)

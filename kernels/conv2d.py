@@ -1,13 +1,18 @@
-"""2-D convolution with the epilogue of a U-Net block: bias, time embedding, residual.
+"""2-D convolution with the epilogue of a U-Net block: bias, time embedding, residual, and moments for the next norm.
 
-A channels-last implicit GEMM in the making: the nearest 2x upsample before it and a skip connection read from two
-tensors are part of the operation, so that neither is ever materialised.
+A channels-last implicit GEMM. The nearest 2x upsample before it and a skip connection read from two tensors are index
+arithmetic, so that neither is ever materialised.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastdiff.kernels._conv2d_kernels import conv_by_descriptors, conv_by_pointers, sum_chunks
+from fastdiff.kernels._conv2d_plan import SUM_CHANNELS, Plan, Problem, make_plan
 from fastdiff.kernels._dispatch import Operation
+from fastdiff.kernels._launch import descriptor, has_descriptors, launch, multiprocessors
+from fastdiff.kernels._moments import Moments
 
 Padding = int | tuple[int, int, int, int]  # one width for all sides, or (left, right, top, bottom)
 
@@ -24,23 +29,28 @@ def conv2d(
     temb: Tensor | None = None,
     residual: Tensor | None = None,
     output_scale: float = 1.0,
-) -> Tensor:
+    moments: bool = False,
+) -> Tensor | tuple[Tensor, Moments | None]:
     """(conv(x) + bias + temb + residual) / output_scale, as diffusers' ResnetBlock2D, Upsample2D, Downsample2D.
 
     Args:
         x: (N, H, W, C_in), float32, float16 or bfloat16; or a pair of such tensors, read as their concatenation over C.
         weight: (C_out, C_in, kH, kW), the dtype of x; fastest when its memory format is channels-last.
-        bias: (C_out,).
+        bias: (C_out,), the dtype of x.
         stride: 1 or 2.
         padding: zeros around the picture.
         upsample: repeat each pixel of x 2 x 2 before the convolution (nearest).
-        temb: (N, C_out), added to every pixel.
-        residual: (N, H_out, W_out, C_out).
+        temb: (N, C_out), the dtype of x, added to every pixel; rows may be strided (columns of a wider table).
+        residual: (N, H_out, W_out, C_out), the dtype of x.
         output_scale: divides the sum.
+        moments: return the moments of y too, which the next GroupNorm would otherwise read y for.
 
-    Returns: (N, H_out, W_out, C_out), contiguous, the dtype of x.
+    Returns: y (N, H_out, W_out, C_out), contiguous, the dtype of x; with `moments`, (y, its Moments or None). They are
+        those of the float32 values of which y is the rounding. None: not made here, left to the norm.
+
+    Raises: ValueError naming the argument that does not fit.
     """
-    _check(x, weight, residual)
+    _check(x, weight, bias, stride, temb, residual)
     if isinstance(x, tuple):
         first = x[0].shape[-1]
         partial = _convolve(x[0], weight[:, :first], bias, stride, padding, upsample)
@@ -51,7 +61,8 @@ def conv2d(
         y += temb[:, None, None, :]
     if residual is not None:
         y += residual
-    return y if output_scale == 1.0 else y.div_(output_scale)
+    y = y if output_scale == 1.0 else y.div_(output_scale)
+    return (y, None) if moments else y
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: Padding, upsample: bool) -> Tensor:
@@ -65,15 +76,121 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, paddi
     return F.conv2d(x, weight, bias, stride, padding).permute(0, 2, 3, 1).contiguous()
 
 
-def _check(x: Tensor | tuple[Tensor, Tensor], weight: Tensor, residual: Tensor | None) -> None:
+@conv2d.kernel
+def _conv2d_triton(
+    x, weight, bias=None, *, stride=1, padding=0, upsample=False, temb=None, residual=None, output_scale=1.0,
+    moments=False,
+):  # fmt: skip
+    _check(x, weight, bias, stride, temb, residual)
+    parts = tuple(part.contiguous() for part in (x if isinstance(x, tuple) else (x,)))
+    dtype, device = parts[0].dtype, parts[0].device
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return None
+    weight = weight.permute(0, 2, 3, 1).contiguous()  # (C_out, kH, kW, C_in), a view of channels-last memory
+    problem = _problem(parts, weight, stride, padding, upsample)
+    aligned = all(tensor.data_ptr() % 16 == 0 for tensor in (*parts, weight))
+    plan = make_plan(problem, descriptors=aligned and has_descriptors(device), multiprocessors=multiprocessors(device))
+    shape = (problem.images, problem.out_height, problem.out_width, problem.out_channels)
+    y = torch.empty(shape, dtype=dtype, device=device)
+    statistics = _empty_moments(problem, plan, device) if moments else None
+    outputs = (y, *statistics[:2]) if statistics else (y, None, None)
+    epilogue = dict(
+        bias_ptr=bias,
+        temb_ptr=temb,
+        residual_ptr=residual.contiguous() if residual is not None else None,
+        temb_stride=temb.stride(0) if temb is not None else 0,
+        scale=1 / output_scale,
+    )
+    if plan.spread:
+        partial = torch.empty(plan.chunks, *shape, dtype=torch.float32, device=device)
+        _launch_products(problem, plan, (partial, None, None), parts, weight, NO_EPILOGUE)
+        _launch_sum(problem, plan, outputs, partial, epilogue)
+    else:
+        _launch_products(problem, plan, outputs, parts, weight, epilogue)
+    return (y, statistics) if moments else y
+
+
+NO_EPILOGUE = dict(bias_ptr=None, temb_ptr=None, residual_ptr=None, temb_stride=0, scale=1.0)
+
+
+def _problem(parts: tuple[Tensor, ...], weight: Tensor, stride: int, padding: Padding, upsample: bool) -> Problem:
+    images, height, width, _ = parts[0].shape
+    out_channels, *kernel, _ = weight.shape
+    padding = padding if isinstance(padding, tuple) else (padding,) * 4
+    channels = tuple(part.shape[-1] for part in parts)
+    itemsize = weight.dtype.itemsize
+    return Problem(images, height, width, channels, out_channels, tuple(kernel), stride, padding, upsample, itemsize)
+
+
+def _empty_moments(problem: Problem, plan: Plan, device: torch.device) -> Moments:
+    shape = (problem.images, plan.statistics_tiles(problem), problem.out_channels)
+    mean, m2 = (torch.empty(shape, dtype=torch.float32, device=device) for _ in range(2))
+    return Moments(mean, m2, plan.statistics)
+
+
+def _launch_products(
+    problem: Problem, plan: Plan, outputs: tuple, parts: tuple[Tensor, ...], weight: Tensor, epilogue: dict
+) -> None:
+    pictures, tile_height, tile_width = plan.tile_shape
+    left, _, top, _ = problem.padding
+    arguments = dict(
+        epilogue,
+        images=problem.images, rows=plan.rows, pixels=problem.pixels, pad_top=top, pad_left=left, steps=plan.steps,
+        channels=problem.channels[0], channels2=sum(problem.channels[1:]), out_channels=problem.out_channels,
+        KH=problem.kernel[0], KW=problem.kernel[1], MODE=problem.mode, CHUNKS=1 if plan.spread else plan.chunks,
+        SWAP=plan.tile.swap, BH=tile_height, BW=tile_width, BN=plan.tile.channels, BK=plan.block,
+        num_warps=plan.tile.warps, num_stages=plan.tile.stages,
+    )  # fmt: skip
+    grid = (plan.programs(problem), plan.chunks if plan.spread else 1)
+    if not plan.descriptors:
+        x, x2 = (*parts, None)[:2]
+        launch(
+            conv_by_pointers, grid, *outputs, x, x2, weight,
+            height=problem.height, width=problem.width, out_width=problem.out_width,
+            FLAT=plan.flat, RAGGED=plan.ragged(problem), **arguments,
+        )  # fmt: skip
+        return
+    box = [pictures, tile_height, tile_width, plan.block]
+    if problem.mode == "down":
+        parts = tuple(part.view(part.shape[0], part.shape[1] // 2, 2, part.shape[2] // 2, -1) for part in parts)
+        box.insert(2, 1)
+    x, x2 = (*(descriptor(part, box) for part in parts), None)[:2]
+    launch(
+        conv_by_descriptors, grid, *outputs, x, x2, descriptor(weight.flatten(1), [plan.tile.channels, plan.block]),
+        columns=plan.columns, BI=pictures, STATISTICS=plan.statistics, **arguments,
+    )  # fmt: skip
+
+
+def _launch_sum(problem: Problem, plan: Plan, outputs: tuple, partial: Tensor, epilogue: dict) -> None:
+    tile = plan.statistics_tile
+    grid = (problem.images * plan.statistics_tiles(problem) * -(-problem.out_channels // SUM_CHANNELS),)
+    launch(
+        sum_chunks, grid, *outputs, partial, images=problem.images, rows=plan.rows, columns=plan.columns,
+        pixels=problem.pixels, out_channels=problem.out_channels, **epilogue,
+        CHUNKS=plan.chunks, MODE=problem.mode if plan.descriptors else "same", BH=tile[0], BW=tile[1],
+        BN=SUM_CHANNELS, STATISTICS=plan.statistics, RAGGED=plan.ragged(problem), num_warps=4,
+    )  # fmt: skip
+
+
+def _check(x, weight: Tensor, bias: Tensor | None, stride: int, temb: Tensor | None, residual: Tensor | None) -> None:
     parts = x if isinstance(x, tuple) else (x,)
-    if any(part.ndim != 4 for part in parts):
-        raise ValueError(f"x: expected (N, H, W, C), got {[tuple(part.shape) for part in parts]}")
+    if any(part.ndim != 4 or part.shape[:3] != parts[0].shape[:3] for part in parts):
+        raise ValueError(f"x: expected (N, H, W, C), the same N, H and W, got {[tuple(part.shape) for part in parts]}")
+    if not parts[0].is_floating_point():
+        raise ValueError(f"x: {parts[0].dtype} is no float dtype")
     channels = sum(part.shape[-1] for part in parts)
     if weight.ndim != 4 or weight.shape[1] != channels:
         raise ValueError(f"weight: expected (C_out, {channels}, kH, kW), got {tuple(weight.shape)}")
-    for name, tensor in (("weight", weight), ("residual", residual), ("x", parts[-1])):
-        if tensor is not None and (tensor.dtype, tensor.device) != (parts[0].dtype, parts[0].device):
+    if stride not in (1, 2):
+        raise ValueError(f"stride: {stride} is neither 1 nor 2")
+    shapes = {"bias": (weight.shape[0],), "temb": (parts[0].shape[0], weight.shape[0])}
+    others = {"weight": weight, "bias": bias, "temb": temb, "residual": residual, "x": parts[-1]}
+    for name, tensor in others.items():
+        if tensor is None:
+            continue
+        if name in shapes and tensor.shape != shapes[name]:
+            raise ValueError(f"{name}: expected {shapes[name]}, got {tuple(tensor.shape)}")
+        if (tensor.dtype, tensor.device) != (parts[0].dtype, parts[0].device):
             raise ValueError(
                 f"{name}: {tensor.dtype} on {tensor.device}, but x is {parts[0].dtype} on {parts[0].device}"
             )
