@@ -5,6 +5,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+# Triton's interpreter stands for a small card that can do all.
+INTERPRETER_CAPABILITY = (9, 0)
 INTERPRETER_MULTIPROCESSORS = 8
 
 
@@ -16,9 +18,13 @@ def launch(kernel, grid: tuple[int, ...], *args, num_warps: int, num_stages: int
         kernel[grid](*args, num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=True, **constexprs)
 
 
+def capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else INTERPRETER_CAPABILITY
+
+
 def has_descriptors(device: torch.device) -> bool:
-    """Whether the card copies tiles by tensor descriptors: sm_90 and later. Triton's interpreter does."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+    """Whether the card copies tiles by tensor descriptors: sm_90 and later."""
+    return capability(device) >= (9, 0)
 
 
 def multiprocessors(device: torch.device) -> int:
