@@ -57,10 +57,15 @@ def poisoned(monkeypatch):
 
 
 @pytest.fixture
-def exact_matmuls(monkeypatch):
+def exact_matmuls():
     """float32 convolutions and products of torch in float32, never TF32."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    backends = torch.backends.cudnn, torch.backends.cuda.matmul  # the second cannot be monkeypatched back
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = False
+    yield
+    for backend, allowed in zip(backends, before, strict=True):
+        backend.allow_tf32 = allowed
 
 
 @pytest.fixture
