@@ -11,12 +11,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from fastdiff.kernels.group_norm import group_norm
 from fastdiff.models.layers import (
     ACTIVATIONS,
     Attention,
     Conv2d,
     Downsample2D,
+    Feature,
     GroupNorm,
     Picture,
     Upsample2D,
@@ -25,9 +25,10 @@ from fastdiff.models.layers import (
     fir_up,
     join,
     nearest_up,
+    normalise,
 )
 
-Resample = Callable[[Tensor], Tensor]
+Resample = Callable[[Feature], Feature]
 Inputs = list[tuple[int, int]]  # of an up stage's residual blocks: the widths of the input and of its skip connection
 
 
@@ -96,7 +97,7 @@ class ResnetBlock2D(Conditioned):
     def project(self, emb: Tensor) -> Tensor:
         return super().project(ACTIVATIONS[self.activation](emb))
 
-    def forward(self, x: Picture, temb: Tensor) -> Tensor:
+    def forward(self, x: Picture, temb: Tensor) -> Feature:
         temb = temb[:, self.columns]
         h = self.norm1(x, activation=self.activation)
         if self.resample is not None:
@@ -106,7 +107,7 @@ class ResnetBlock2D(Conditioned):
             h = self.norm2(self.conv1(h), activation=self.activation, scale=scale, shift=shift)
         else:
             h = self.norm2(self.conv1(h, temb=temb), activation=self.activation)
-        shortcut = self.conv_shortcut(x) if self.conv_shortcut is not None else join(x)
+        shortcut = self.conv_shortcut(x, moments=False) if self.conv_shortcut is not None else join(x)
         return self.conv2(h, residual=shortcut, output_scale=self.output_scale)
 
 
@@ -120,9 +121,9 @@ class AdaGroupNorm(nn.Module):
         self.num_groups, self.eps, self.activation = num_groups, options.eps, options.activation
         self.linear = nn.Linear(options.temb_channels, 2 * channels)
 
-    def forward(self, x: Picture, temb: Tensor) -> Tensor:
+    def forward(self, x: Picture, temb: Tensor) -> Feature:
         scale, shift = temb.chunk(2, dim=1)
-        return group_norm(x, self.num_groups, eps=self.eps, activation=self.activation, scale=scale, shift=shift)
+        return normalise(x, self.num_groups, eps=self.eps, activation=self.activation, scale=scale, shift=shift)
 
 
 class ResnetBlockCondNorm2D(Conditioned):
@@ -141,10 +142,10 @@ class ResnetBlockCondNorm2D(Conditioned):
     def projections(self) -> tuple[nn.Linear, ...]:
         return self.norm1.linear, self.norm2.linear
 
-    def forward(self, x: Picture, temb: Tensor) -> Tensor:
+    def forward(self, x: Picture, temb: Tensor) -> Feature:
         temb1, temb2 = temb[:, self.columns].split([linear.out_features for linear in self.projections], dim=1)
         h = self.norm2(self.conv1(self.norm1(x, temb1)), temb2)
-        shortcut = self.conv_shortcut(x) if self.conv_shortcut is not None else join(x)
+        shortcut = self.conv_shortcut(x, moments=False) if self.conv_shortcut is not None else join(x)
         return self.conv2(h, residual=shortcut)
 
 
@@ -160,7 +161,7 @@ class Stage(nn.Module):
         self.attentions = nn.ModuleList(attentions) if attentions else None
         self.resnets = nn.ModuleList(resnets)
 
-    def layer(self, i: int, x: Picture, temb: Tensor) -> Tensor:
+    def layer(self, i: int, x: Picture, temb: Tensor) -> Feature:
         x = self.resnets[i](x, temb)
         return self.attentions[i](x) if self.attentions is not None else x
 
@@ -168,7 +169,7 @@ class Stage(nn.Module):
 class DownStage(Stage):
     """A stage whose every output is a skip connection."""
 
-    def forward(self, x: Tensor, temb: Tensor, rgb: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+    def forward(self, x: Feature, temb: Tensor, rgb: Feature) -> tuple[Feature, list[Feature], Feature]:
         """-> the output, the skip connections, and the picture (N, H, W, 3) that skip blocks carry down."""
         skips = []
         for i in range(len(self.resnets)):
@@ -177,21 +178,23 @@ class DownStage(Stage):
         return self.downsample(x, skips, temb, rgb)
 
     def downsample(
-        self, x: Tensor, skips: list[Tensor], temb: Tensor, rgb: Tensor
-    ) -> tuple[Tensor, list[Tensor], Tensor]:
+        self, x: Feature, skips: list[Feature], temb: Tensor, rgb: Feature
+    ) -> tuple[Feature, list[Feature], Feature]:
         raise NotImplementedError
 
 
 class UpStage(Stage):
     """A stage whose every residual block reads one skip connection beside its input."""
 
-    def forward(self, x: Tensor, skips: list[Tensor], temb: Tensor, rgb: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Feature, skips: list[Feature], temb: Tensor, rgb: Feature | None
+    ) -> tuple[Feature, Feature | None]:
         """-> the output and the picture (N, H, W, 3) that skip blocks carry up. Takes its skips off the end."""
         for i in range(len(self.resnets)):
             x = self.layer(i, (x, skips.pop()), temb)
         return self.upsample(x, temb, rgb)
 
-    def upsample(self, x: Tensor, temb: Tensor, rgb: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def upsample(self, x: Feature, temb: Tensor, rgb: Feature | None) -> tuple[Feature, Feature | None]:
         raise NotImplementedError
 
 
@@ -199,7 +202,7 @@ def _resampler(module: nn.Module | None) -> nn.ModuleList | None:
     return nn.ModuleList([module]) if module is not None else None
 
 
-def _resample(resamplers: nn.ModuleList, x: Tensor, temb: Tensor) -> Tensor:
+def _resample(resamplers: nn.ModuleList, x: Feature, temb: Tensor) -> Feature:
     return resamplers[0](x, temb) if isinstance(resamplers[0], Conditioned) else resamplers[0](x)
 
 
@@ -293,14 +296,14 @@ class SkipUpBlock2D(UpStage):
         self.skip_conv = Conv2d(out, 3, 3) if resample else None
         self.skip_norm = GroupNorm(_skip_groups(out), out, eps=options.eps) if resample else None
 
-    def layer(self, i: int, x: Picture, temb: Tensor) -> Tensor:
+    def layer(self, i: int, x: Picture, temb: Tensor) -> Feature:
         return self.resnets[i](x, temb)
 
     def upsample(self, x, temb, rgb):
         x = self.attentions[0](x) if self.attentions is not None else x
         rgb = fir_up(rgb) if rgb is not None else None
         if self.resnet_up is not None:
-            rgb = self.skip_conv(self.skip_norm(x, activation="silu"), residual=rgb)
+            rgb = self.skip_conv(self.skip_norm(x, activation="silu"), residual=rgb, moments=False)
             x = self.resnet_up(x, temb)
         return x, rgb
 
@@ -355,7 +358,7 @@ class MidBlock2D(Stage):
         resnets = [ResnetBlock2D(width, width, options, groups=(groups, groups), output_scale=scale) for _ in range(2)]
         super().__init__(resnets, [_attention(width, options, attention_groups, scale)] if add_attention else None)
 
-    def forward(self, x: Tensor, temb: Tensor) -> Tensor:
+    def forward(self, x: Feature, temb: Tensor) -> Feature:
         x = self.resnets[0](x, temb)
         x = self.attentions[0](x) if self.attentions is not None else x
         return self.resnets[1](x, temb)

@@ -4,23 +4,44 @@ Parameters are named as diffusers names them, except that an attention holds one
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastdiff.kernels._moments import Moments
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import Padding, conv2d
 from fastdiff.kernels.group_norm import group_norm
 
-Picture = Tensor | tuple[Tensor, Tensor]  # (N, H, W, C); a pair is a skip connection that nobody concatenates
-
 ACTIVATIONS = {"silu": F.silu, "mish": F.mish, "gelu": F.gelu, "relu": F.relu}
 
 
-def join(x: Picture) -> Tensor:
-    """One tensor, for the rare operations that cannot read a pair."""
-    return torch.cat(x, dim=-1) if isinstance(x, tuple) else x
+@dataclass(frozen=True)
+class Feature:
+    """A picture inside the U-Net, with what its convolution knows of it for the norm that follows."""
+
+    x: Tensor  # (N, H, W, C)
+    moments: Moments | None = None
+
+
+Picture = Feature | tuple[Feature, Feature]  # a pair is a skip connection that nobody concatenates
+
+
+def tensors(x: Picture) -> Tensor | tuple[Tensor, Tensor]:
+    return x.x if isinstance(x, Feature) else (x[0].x, x[1].x)
+
+
+def join(x: Picture) -> Feature:
+    """One feature, for the rare operations that cannot read a pair."""
+    return x if isinstance(x, Feature) else Feature(torch.cat(tensors(x), dim=-1))
+
+
+def normalise(x: Picture, num_groups: int, *affine: Tensor | None, **options) -> Feature:
+    """`kernels.group_norm` with the statistics that x brings along."""
+    moments = x.moments if isinstance(x, Feature) else (x[0].moments, x[1].moments)
+    return Feature(group_norm(tensors(x), num_groups, *affine, moments=moments, **options))
 
 
 class Conv2d(nn.Conv2d):
@@ -29,16 +50,28 @@ class Conv2d(nn.Conv2d):
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, *, bias: bool = True):
         super().__init__(in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=bias)
 
-    def forward(self, x: Picture, *, stride: int = 1, padding: Padding | None = None, **epilogue) -> Tensor:
+    def forward(
+        self,
+        x: Picture,
+        *,
+        padding: Padding | None = None,
+        residual: Feature | None = None,
+        moments: bool = True,
+        **options,
+    ) -> Feature:
+        """`moments`: a norm follows. The other options are those of `kernels.conv2d`."""
         padding = self.padding[0] if padding is None else padding
-        return conv2d(x, self.weight, self.bias, stride=stride, padding=padding, **epilogue)
+        residual = residual.x if residual is not None else None
+        options |= {"padding": padding, "residual": residual, "moments": moments}
+        y = conv2d(tensors(x), self.weight, self.bias, **options)
+        return Feature(*y) if moments else Feature(y)
 
 
 class GroupNorm(nn.GroupNorm):
     """torch's GroupNorm over (N, H, W, C), with the scale, shift and activation of `kernels.group_norm`."""
 
-    def forward(self, x: Picture, **epilogue) -> Tensor:
-        return group_norm(x, self.num_groups, self.weight, self.bias, eps=self.eps, **epilogue)
+    def forward(self, x: Picture, **epilogue) -> Feature:
+        return normalise(x, self.num_groups, self.weight, self.bias, eps=self.eps, **epilogue)
 
 
 class Timesteps(nn.Module):
@@ -94,17 +127,16 @@ class Attention(nn.Module):
         self.to_qkv = nn.Linear(channels, 3 * width)
         self.to_out = nn.ModuleList([nn.Linear(width, channels)])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Feature) -> Feature:
         h = self.group_norm(x) if self.group_norm is not None else x
-        qkv = _pointwise(h, self.to_qkv)  # (N, H, W, 3 * width)
-        h = attention(*qkv.flatten(1, 2).chunk(3, dim=-1), heads=self.heads)
-        h = h.unflatten(1, x.shape[1:3])
-        return _pointwise(h, self.to_out[0], residual=x, output_scale=self.output_scale)
+        qkv = _pointwise(h.x, self.to_qkv)  # (N, H, W, 3 * width)
+        h = attention(*qkv.flatten(1, 2).chunk(3, dim=-1), heads=self.heads).unflatten(1, x.x.shape[1:3])
+        return Feature(*_pointwise(h, self.to_out[0], residual=x.x, output_scale=self.output_scale, moments=True))
 
 
-def _pointwise(x: Tensor, linear: nn.Linear, **epilogue) -> Tensor:
+def _pointwise(x: Tensor, linear: nn.Linear, **options) -> Tensor | tuple[Tensor, Moments | None]:
     """A linear layer over the channels is a 1x1 convolution."""
-    return conv2d(x, linear.weight[:, :, None, None], linear.bias, **epilogue)
+    return conv2d(x, linear.weight[:, :, None, None], linear.bias, **options)
 
 
 class Downsample2D(nn.Module):
@@ -115,7 +147,7 @@ class Downsample2D(nn.Module):
         self.conv = Conv2d(channels, channels, 3)
         self.padding: Padding = padding or (0, 1, 0, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Feature) -> Feature:
         return self.conv(x, stride=2, padding=self.padding)
 
 
@@ -126,34 +158,41 @@ class Upsample2D(nn.Module):
         super().__init__()
         self.conv = Conv2d(channels, channels, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Feature) -> Feature:
         return self.conv(x, upsample=True)
 
 
 # Resampling without weights, of the rarer blocks: plain channels-last torch.
 
 
-def average_down(x: Tensor) -> Tensor:
+def average_down(feature: Feature) -> Feature:
     """Mean of 2 x 2 pixels; diffusers' Downsample2D(use_conv=False)."""
-    return F.avg_pool2d(x.permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1).contiguous()
+    return _channels_last(F.avg_pool2d(_channels_first(feature), 2))
 
 
-def nearest_up(x: Tensor) -> Tensor:
+def nearest_up(feature: Feature) -> Feature:
     """Each pixel 2 x 2 times; diffusers' Upsample2D(use_conv=False)."""
-    return x.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2)
+    return Feature(feature.x.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2))
 
 
-def fir_down(x: Tensor, pad: str = "constant") -> Tensor:
+def fir_down(feature: Feature, pad: str = "constant") -> Feature:
     """Blur with (1, 3, 3, 1), keep every second pixel; diffusers' FirDownsample2D, with "reflect" its KDownsample2D."""
-    x = F.pad(x.permute(0, 3, 1, 2), (1, 1, 1, 1), pad)
-    return F.conv2d(x, _fir_kernel(x), stride=2, groups=x.shape[1]).permute(0, 2, 3, 1).contiguous()
+    x = F.pad(_channels_first(feature), (1, 1, 1, 1), pad)
+    return _channels_last(F.conv2d(x, _fir_kernel(x), stride=2, groups=x.shape[1]))
 
 
-def fir_up(x: Tensor, pad: str = "constant") -> Tensor:
+def fir_up(feature: Feature, pad: str = "constant") -> Feature:
     """The transpose of `fir_down`, at gain 4; diffusers' FirUpsample2D, with "reflect" its KUpsample2D."""
-    x = F.pad(x.permute(0, 3, 1, 2), (1, 1, 1, 1), pad)
-    y = F.conv_transpose2d(x, 4 * _fir_kernel(x), stride=2, padding=3, groups=x.shape[1])
-    return y.permute(0, 2, 3, 1).contiguous()
+    x = F.pad(_channels_first(feature), (1, 1, 1, 1), pad)
+    return _channels_last(F.conv_transpose2d(x, 4 * _fir_kernel(x), stride=2, padding=3, groups=x.shape[1]))
+
+
+def _channels_first(feature: Feature) -> Tensor:
+    return feature.x.permute(0, 3, 1, 2)
+
+
+def _channels_last(x: Tensor) -> Feature:
+    return Feature(x.permute(0, 2, 3, 1).contiguous())
 
 
 def _fir_kernel(x: Tensor) -> Tensor:

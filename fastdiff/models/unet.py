@@ -23,7 +23,7 @@ from fastdiff.models.blocks import (
     UpBlock2D,
     UpStage,
 )
-from fastdiff.models.layers import Conv2d, GaussianFourierProjection, GroupNorm, TimestepEmbedding, Timesteps
+from fastdiff.models.layers import Conv2d, Feature, GaussianFourierProjection, GroupNorm, TimestepEmbedding, Timesteps
 
 
 class UNet2DOutput(NamedTuple):
@@ -169,8 +169,8 @@ class UNet2DModel(nn.Module):
         """x (N, H, W, C_in) contiguous -> (N, H, W, C_out), under the conditioning of N rows, or of one for all."""
         temb = conditioning.temb.expand(len(x), -1)
         x = 2 * x - 1 if self.config.center_input_sample else x
-        rgb: Tensor | None = x
-        x = self.conv_in(x)
+        rgb: Feature | None = Feature(x)
+        x = self.conv_in(rgb)
 
         skips = [x]
         for block in self.down_blocks:
@@ -184,7 +184,7 @@ class UNet2DModel(nn.Module):
         for block in self.up_blocks:
             x, rgb = block(x, skips, temb, rgb)
 
-        x = self.conv_out(self.conv_norm_out(x, activation="silu"), residual=rgb)
+        x = self.conv_out(self.conv_norm_out(x, activation="silu"), residual=rgb, moments=False).x
         if self.config.time_embedding_type == "fourier":
             x = x / conditioning.timesteps.view(-1, 1, 1, 1)
         return x
