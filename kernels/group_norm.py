@@ -3,13 +3,24 @@
 Statistics are float32, per channel a mean and the sum of squared distances from it (M2), merged over a group by Chan's
 formula. Sums of squares would cancel on a large mean: torch's own channels-last GroupNorm on the CPU is off by 3e3 at
 mean 1e3 and deviation 1. Per channel, because a group may straddle the seam of a skip connection.
+
+On the GPU the statistics are `Moments`: a convolution's epilogue leaves them, or `_moments_kernel` reads the tensor for
+them. Many tiles are merged into one by `_merge_kernel`; every program of `_normalise_kernel` merges the rest, channels
+of its groups included, so that a small picture takes one launch.
 """
+
+from itertools import chain
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels._dispatch import Operation
+from fastdiff.kernels._launch import launch
+from fastdiff.kernels._math import activate
+from fastdiff.kernels._moments import Moments
+from fastdiff.kernels._triton import tl, triton
 
 ACTIVATIONS = {
     "none": lambda x: x,
@@ -18,6 +29,8 @@ ACTIVATIONS = {
     "gelu": F.gelu,
     "relu": lambda x: F.relu(x, inplace=True),
 }
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @Operation
@@ -31,23 +44,28 @@ def group_norm(
     activation: str = "none",
     scale: Tensor | None = None,
     shift: Tensor | None = None,
+    moments: Moments | tuple[Moments | None, Moments | None] | None = None,
 ) -> Tensor:
     """activation(GroupNorm(x) * (1 + scale) + shift), Wu and He 2018 (arXiv 1803.08494), as diffusers' ResnetBlock2D.
 
     Args:
         x: (N, H, W, C), float32, float16 or bfloat16; or a pair of such tensors, read as their concatenation over C.
         num_groups: divides C.
-        weight, bias: (C,), or None for 1 and 0.
+        weight, bias: (C,) of any float dtype, both or neither; None for 1 and 0.
         eps: added to the variance.
         activation: none, silu, mish, gelu or relu.
-        scale, shift: (N, C), both or neither.
+        scale, shift: (N, C) of any float dtype, both or neither; rows may be strided.
+        moments: the statistics of x, for a pair a pair; those that are None are computed.
 
-    Returns: (N, H, W, C), contiguous, the dtype of x.
+    Returns: (N, H, W, C), contiguous, the dtype of x. Raises ValueError naming the argument that does not fit.
     """
     parts = x if isinstance(x, tuple) else (x,)
-    _check(parts, num_groups, activation)
-    moments = [_channel_moments(part.float()) for part in parts]
-    mean, m2 = (torch.cat(both, dim=-1) for both in zip(*moments, strict=True))  # (N, C)
+    given = _check(parts, num_groups, weight, bias, activation, scale, shift, moments)
+    merged = [
+        _channel_moments(part.float()) if known is None else _merge(known, part.shape[1] * part.shape[2])
+        for part, known in zip(parts, given, strict=True)
+    ]
+    mean, m2 = (torch.cat(both, dim=-1) for both in zip(*merged, strict=True))  # (N, C)
     a, b = _affine(mean, m2, parts[0].shape[1] * parts[0].shape[2], num_groups, weight, bias, eps)
     if scale is not None and shift is not None:
         a, b = a * (1 + scale.float()), torch.addcmul(shift.float(), b, 1 + scale.float())
@@ -58,6 +76,14 @@ def _channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """x (N, H, W, C) -> the mean and M2 of every channel, each (N, C)."""
     mean = x.mean(dim=(1, 2))
     return mean, (x - mean[:, None, None, :]).square_().sum(dim=(1, 2))
+
+
+def _merge(moments: Moments, hw: int) -> tuple[Tensor, Tensor]:
+    """The mean and M2 of every channel over all tiles of a picture of `hw` pixels, each (N, C)."""
+    starts = torch.arange(moments.mean.shape[1], device=moments.mean.device) * moments.pixels
+    counts = (hw - starts).clamp(max=moments.pixels).to(torch.float32)[:, None]  # (tiles, 1)
+    mean = (counts * moments.mean).sum(dim=1) / hw
+    return mean, (moments.m2 + counts * (moments.mean - mean[:, None]).square()).sum(dim=1)
 
 
 def _affine(
@@ -85,11 +111,286 @@ def _apply(parts: tuple[Tensor, ...], mean: Tensor, a: Tensor, b: Tensor, activa
     return ACTIVATIONS[activation](y).to(parts[0].dtype)
 
 
-def _check(parts: tuple[Tensor, ...], num_groups: int, activation: str) -> None:
-    if any(part.ndim != 4 or part.shape[:3] != parts[0].shape[:3] for part in parts):
+@triton.jit
+def _moments_kernel(
+    mean_ptr, m2_ptr, x_ptr, hw, channels, tiles, pixels, image_stride, pixel_stride, BP: tl.constexpr, BC: tl.constexpr
+):  # fmt: skip
+    """Moments of one tile and BC channels: Welford's recurrence down BP rows side by side, then Chan's across them."""
+    blocks = tl.cdiv(channels, BC)
+    pid = tl.program_id(0)
+    image_tile, c = pid // blocks, pid % blocks * BC + tl.arange(0, BC)
+    n, first = (image_tile // tiles).to(tl.int64), image_tile % tiles * pixels
+    count = tl.minimum(pixels, hw - first)
+    rows = tl.arange(0, BP)
+    x_ptrs = x_ptr + n * image_stride + first.to(tl.int64) * pixel_stride + rows[:, None] * pixel_stride + c[None, :]
+
+    mean = tl.zeros((BP, BC), tl.float32)
+    m2 = tl.zeros((BP, BC), tl.float32)
+    for start in range(0, count, BP):
+        mask = (start + rows < count)[:, None] & (c < channels)[None, :]
+        x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
+        delta = tl.where(mask, x - mean, 0.0)
+        mean += delta * (1.0 / (start // BP + 1))
+        m2 += delta * (x - mean)
+        x_ptrs += BP * pixel_stride
+
+    weights = ((count - rows + BP - 1) // BP).to(tl.float32)[:, None]  # pixels that each row has seen
+    total = tl.sum(mean * weights, axis=0) / count
+    distance = mean - total[None, :]
+    out = image_tile.to(tl.int64) * channels + c
+    tl.store(mean_ptr + out, total, mask=c < channels)
+    tl.store(m2_ptr + out, tl.sum(m2 + weights * distance * distance, axis=0), mask=c < channels)
+
+
+@triton.jit
+def _merge_kernel(
+    merged_mean_ptr, merged_m2_ptr, mean_ptr, m2_ptr, hw, channels, tiles, pixels, BT: tl.constexpr, BC: tl.constexpr
+):  # fmt: skip
+    """All tiles of an image as one, for BC channels; in order, BT at a time, as sums about the mean of the first."""
+    blocks = tl.cdiv(channels, BC)
+    pid = tl.program_id(0)
+    n, c = (pid // blocks).to(tl.int64), pid % blocks * BC + tl.arange(0, BC)
+    first = n * tiles * channels + c
+    shift = tl.load(mean_ptr + first, mask=c < channels, other=0.0)
+    sums = tl.zeros((BC,), tl.float32)
+    squares = tl.zeros((BC,), tl.float32)
+    for start in range(0, tiles, BT):
+        t = start + tl.arange(0, BT)[:, None]
+        mask = (t < tiles) & (c < channels)[None, :]
+        weights = tl.where(mask, tl.minimum(pixels, hw - t * pixels), 0).to(tl.float32)
+        distance = tl.load(mean_ptr + first[None, :] + t * channels, mask=mask, other=0.0) - shift[None, :]
+        m2 = tl.load(m2_ptr + first[None, :] + t * channels, mask=mask, other=0.0)
+        sums += tl.sum(weights * distance, axis=0)
+        squares += tl.sum(m2 + weights * distance * distance, axis=0)
+    tl.store(merged_mean_ptr + n * channels + c, shift + sums / hw, mask=c < channels)
+    tl.store(merged_m2_ptr + n * channels + c, squares - sums * (sums / hw), mask=c < channels)
+
+
+@triton.jit
+def _load_pair(ptr, ptr2, n, t, c, mask, channels, channels2, tiles, tiles2):
+    """Rows t and columns c of statistics (N, tiles, C), or of those of a pair side by side; 0 where masked."""
+    values = tl.load(ptr + (n * tiles + t) * channels + c, mask=mask & (c < channels), other=0.0)
+    if ptr2 is not None:
+        c2 = c - channels
+        values += tl.load(ptr2 + (n * tiles2 + t) * channels2 + c2, mask=mask & (c2 >= 0), other=0.0)
+    return values
+
+
+@triton.jit
+def _group_statistics(
+    mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, n, c, channels, channels2, tiles, tiles2, pixels, pixels2, hw, group_width,
+    eps, BJ: tl.constexpr,
+):  # fmt: skip
+    """Mean and 1 / deviation of the group of each channel c, over the group's channels and the tiles, in their order.
+
+    Sums about the mean of the group's first tile: that is one of the entries merged, so no more digits can cancel than
+    there are in their number.
+    """
+    group = c // group_width * group_width
+    inside = c < channels + channels2
+    shift = _load_pair(mean_ptr, mean2_ptr, n, 0, group, inside, channels, channels2, tiles, tiles2)
+    sums = tl.zeros_like(shift)
+    squares = tl.zeros_like(shift)
+    for start in range(0, tl.maximum(tiles, tiles2) * group_width, BJ):
+        entry = start + tl.arange(0, BJ)[:, None]
+        t, member = entry // group_width, group[None, :] + entry % group_width
+        second = member >= channels
+        mask = inside[None, :] & (t < tl.where(second, tiles2, tiles))
+        covered = tl.where(second, pixels2, pixels)
+        weights = tl.where(mask, tl.minimum(covered, hw - t * covered), 0).to(tl.float32)
+        mean = _load_pair(mean_ptr, mean2_ptr, n, t, member, mask, channels, channels2, tiles, tiles2)
+        m2 = _load_pair(m2_ptr, m2_2_ptr, n, t, member, mask, channels, channels2, tiles, tiles2)
+        distance = mean - shift[None, :]
+        sums += tl.sum(weights * distance, axis=0)
+        squares += tl.sum(m2 + weights * distance * distance, axis=0)
+    count = hw * group_width
+    offset = sums / count
+    return shift + offset, tl.rsqrt(squares / count - offset * offset + eps)
+
+
+@triton.jit
+def _normalise_kernel(
+    y_ptr, x_ptr, x2_ptr, mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr,
+    channels, channels2, tiles, tiles2, pixels, pixels2, hw, span, group_width, eps,
+    image_stride, image_stride2, pixel_stride, pixel_stride2, scale_stride, shift_stride,
+    ACTIVATION: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    """`span` pixels of one image and BC channels, all of the first tensor or all of the second."""
+    blocks1 = tl.cdiv(channels, BC)
+    blocks = blocks1 + tl.cdiv(channels2, BC)
+    spans = tl.cdiv(hw, span)
+    pid = tl.program_id(0)
+    block, n = pid % blocks, (pid // blocks // spans).to(tl.int64)
+    first = pid // blocks % spans * span
+    second = block >= blocks1
+    own = tl.where(second, block - blocks1, block) * BC + tl.arange(0, BC)  # channel of its tensor
+    in_first, in_second = own < tl.where(second, 0, channels), own < tl.where(second, channels2, 0)
+    inside = in_first | in_second
+    c = own + tl.where(second, channels, 0)  # channel of y
+
+    mean, a = _group_statistics(
+        mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, n, c, channels, channels2, tiles, tiles2, pixels, pixels2,
+        hw, group_width, eps, BJ,
+    )  # fmt: skip
+    b = tl.zeros((BC,), tl.float32)
+    if weight_ptr is not None:
+        a = a * tl.load(weight_ptr + c, mask=inside).to(tl.float32)
+        b += tl.load(bias_ptr + c, mask=inside).to(tl.float32)
+    if scale_ptr is not None:
+        factor = 1 + tl.load(scale_ptr + n * scale_stride + c, mask=inside).to(tl.float32)
+        a = a * factor
+        b = b * factor + tl.load(shift_ptr + n * shift_stride + c, mask=inside).to(tl.float32)
+
+    rows = tl.arange(0, BP)[:, None]
+    pixel = n * hw + first
+    y_ptrs = y_ptr + pixel * (channels + channels2) + rows * (channels + channels2) + c[None, :]
+    x_ptrs = x_ptr + n * image_stride + first.to(tl.int64) * pixel_stride + rows * pixel_stride + own[None, :]
+    if x2_ptr is not None:
+        x2_ptrs = x2_ptr + n * image_stride2 + first.to(tl.int64) * pixel_stride2 + rows * pixel_stride2 + own[None, :]
+    for start in range(first, tl.minimum(first + span, hw), BP):
+        mask = (start + rows < hw) & inside[None, :]
+        if x2_ptr is None:
+            x = tl.load(x_ptrs, mask=mask, other=0.0)
+        else:
+            x = tl.load(x_ptrs, mask=mask & in_first[None, :], other=0.0)
+            x += tl.load(x2_ptrs, mask=mask & in_second[None, :], other=0.0)
+            x2_ptrs += BP * pixel_stride2
+        y = activate((x.to(tl.float32) - mean[None, :]) * a[None, :] + b[None, :], ACTIVATION)
+        tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=mask)
+        x_ptrs += BP * pixel_stride
+        y_ptrs += BP * (channels + channels2)
+
+
+class Tiling(NamedTuple):
+    """Sizes that depend on the picture's shape and dtype alone: with them every sum has its order."""
+
+    channels: int  # of a program
+    pixels: int  # of one step of a program's loop
+    warps: int
+
+
+def _tiling(hw: int, widths: list[int]) -> Tiling:
+    # the widest block that wastes no lanes, for whole lines of memory
+    waste = {block: sum(-width % block for width in widths) for block in (128, 64, 32)}
+    channels = min(waste, key=waste.get)
+    return Tiling(channels, min(32, triton.next_power_of_2(hw)), 4)
+
+
+FOLDED = 64  # tiles times channels of a group, up to which each program of the normalise pass merges them
+PROGRAMS = 4096  # of the normalise pass, at least, where there are blocks of pixels enough
+
+
+def _moments(x: Tensor, tiling: Tiling) -> Moments:
+    n, height, width, channels = x.shape
+    hw = height * width
+    pixels = max(32, triton.next_power_of_2(hw) // 256)
+    tiles = triton.cdiv(hw, pixels)
+    mean, m2 = (x.new_empty(n, tiles, channels, dtype=torch.float32) for _ in range(2))
+    launch(
+        _moments_kernel, (n * tiles * triton.cdiv(channels, tiling.channels),),
+        mean, m2, x, hw, channels, tiles, pixels, x.stride(0), x.stride(2),
+        BP=tiling.pixels, BC=tiling.channels, num_warps=tiling.warps,
+    )  # fmt: skip
+    return Moments(mean, m2, pixels)
+
+
+def _one_tile(moments: Moments, hw: int) -> Moments:
+    n, tiles, channels = moments.mean.shape
+    mean, m2 = (moments.mean.new_empty(n, 1, channels) for _ in range(2))
+    launch(
+        _merge_kernel, (n * triton.cdiv(channels, 16),),
+        mean, m2, moments.mean, moments.m2, hw, channels, tiles, moments.pixels, BT=64, BC=16, num_warps=4,
+    )  # fmt: skip
+    return Moments(mean, m2, hw)
+
+
+@group_norm.kernel
+def _group_norm_triton(
+    x, num_groups, weight=None, bias=None, *, eps, activation="none", scale=None, shift=None, moments=None
+):
+    parts = x if isinstance(x, tuple) else (x,)
+    given = _check(parts, num_groups, weight, bias, activation, scale, shift, moments)
+    if parts[0].dtype not in DTYPES:
+        return None
+    parts = [_as_rows(part) for part in parts]
+    n, height, width, _ = parts[0].shape
+    hw, widths = height * width, [part.shape[-1] for part in parts]
+    group_width, tiling = sum(widths) // num_groups, _tiling(hw, widths)
+    merged = []
+    for part, known in zip(parts, given, strict=True):
+        known = _moments(part, tiling) if known is None else known
+        merged.append(known if known.mean.shape[1] * group_width <= FOLDED else _one_tile(known, hw))
+    y = parts[0].new_empty(n, height, width, sum(widths))
+    _normalise(y, parts, merged, group_width, weight, bias, eps, activation, scale, shift, tiling)
+    return y
+
+
+def _normalise(y, parts, merged, group_width, weight, bias, eps, activation, scale, shift, tiling: Tiling) -> None:
+    n, height, width, _ = y.shape
+    hw = height * width
+    blocks = sum(triton.cdiv(part.shape[-1], tiling.channels) for part in parts)
+    # The merge at a program's start is worth a few blocks of pixels, where that leaves programs enough.
+    span = tiling.pixels * min(8, max(1, n * hw * blocks // (tiling.pixels * PROGRAMS)))
+    pointers, sizes, strides = zip(*map(_source, parts, merged), *[ABSENT] * (2 - len(parts)), strict=True)
+    launch(
+        _normalise_kernel, (n * triton.cdiv(hw, span) * blocks,),
+        y, *chain(*zip(*pointers, strict=True)), weight, bias, scale, shift,
+        *chain(*zip(*sizes, strict=True)), hw, span, group_width, eps,
+        *chain(*zip(*strides, strict=True)), *((0, 0) if scale is None else (scale.stride(0), shift.stride(0))),
+        ACTIVATION=activation, BP=tiling.pixels, BC=tiling.channels, BJ=8, num_warps=tiling.warps,
+    )  # fmt: skip
+
+
+def _source(x: Tensor, moments: Moments) -> tuple[tuple, tuple, tuple]:
+    """Pointers, sizes and strides of one of a pair, as `_normalise_kernel` takes them."""
+    mean, m2, pixels = moments
+    return (x, mean, m2), (x.shape[-1], mean.shape[1], pixels), (x.stride(0), x.stride(2))
+
+
+ABSENT = (None, None, None), (0, 0, 0), (0, 0)  # the second of a pair, where there is one tensor
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    """x (N, H, W, C) with its pixels one stride apart and its channels side by side: itself, or a copy."""
+    rows = x.stride(3) == 1 and (x.stride(1) == x.shape[2] * x.stride(2) or x.shape[1] == 1)
+    return x if rows else x.contiguous()
+
+
+def _check(parts, num_groups, weight, bias, activation, scale, shift, moments) -> tuple[Moments | None, ...]:
+    """Raises ValueError naming the argument that does not fit; returns the moments of each part."""
+    first = parts[0]
+    if any(part.ndim != 4 or part.shape[:3] != first.shape[:3] for part in parts):
         raise ValueError(f"x: expected (N, H, W, C), the same N, H and W, got {[tuple(part.shape) for part in parts]}")
+    if any(not part.is_floating_point() or part.dtype != first.dtype for part in parts):
+        raise ValueError(f"x: expected one float dtype, got {', '.join(str(part.dtype) for part in parts)}")
     channels = sum(part.shape[-1] for part in parts)
     if num_groups < 1 or channels % num_groups:
         raise ValueError(f"num_groups: {num_groups} does not divide the {channels} channels of x")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation: {activation!r} is none of {', '.join(ACTIVATIONS)}")
+    for names, pair, shape in (
+        (("weight", "bias"), (weight, bias), (channels,)),
+        (("scale", "shift"), (scale, shift), (first.shape[0], channels)),
+    ):
+        for name, tensor, other in zip(names, pair, reversed(pair), strict=True):
+            if (tensor is None) != (other is None):
+                raise ValueError(f"{', '.join(names)}: give both or neither")
+            if tensor is not None and tuple(tensor.shape) != shape:
+                raise ValueError(f"{name}: expected {shape}, got {tuple(tensor.shape)}")
+            if tensor is not None and tensor.device != first.device:
+                raise ValueError(f"{name}: on {tensor.device}, but x is on {first.device}")
+    return _check_moments(parts, moments)
+
+
+def _check_moments(parts, moments) -> tuple[Moments | None, ...]:
+    given = (moments,) if moments is None or isinstance(moments, Moments) else moments
+    given = (None,) * len(parts) if moments is None else given
+    if len(given) != len(parts):
+        raise ValueError(f"moments: {len(given)} for {len(parts)} tensors; give a pair for a pair")
+    for part, known in zip(parts, given, strict=True):
+        if known is None:
+            continue
+        shape = (part.shape[0], -(-part.shape[1] * part.shape[2] // known.pixels), part.shape[3])
+        if any(tuple(half.shape) != shape or half.dtype != torch.float32 for half in (known.mean, known.m2)):
+            raise ValueError(f"moments: expected float32 {shape}, got {known.mean.dtype} {tuple(known.mean.shape)}")
+    return given

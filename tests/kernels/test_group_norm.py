@@ -1,0 +1,227 @@
+"""GroupNorm, its scale and shift and its activation against float64, on tensors, on pairs and from given moments."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fastdiff.kernels._moments import Moments
+from fastdiff.kernels.group_norm import ACTIVATIONS, group_norm
+
+SHAPES = {  # (N, H, W, C), groups
+    "N2-C64-H16-unet": ((2, 16, 16, 64), 32),
+    "N1-C36-H5-W7-odd": ((1, 5, 7, 36), 4),
+    "N1-C2-H1-smallest": ((1, 1, 1, 2), 1),
+    "N3-C3-H1-W40-one-dimension": ((3, 1, 40, 3), 3),
+    "N1-C28-H12-groups-of-7": ((1, 12, 12, 28), 4),
+    "N2-C28-H6-groups-of-14": ((2, 6, 6, 28), 2),
+    "N2-C168-H9-groups-of-21": ((2, 9, 9, 168), 8),
+    "N2-C224-H8-groups-of-28": ((2, 8, 8, 224), 8),
+    "N1-C8-H24-many-tiles": ((1, 24, 24, 8), 2),
+}
+REAL_SHAPES = {
+    "N8-C128-H256-ddpm256": ((8, 256, 256, 128), 32),
+    "N64-C128-H32-ddpm32": ((64, 32, 32, 128), 32),
+    "N64-C256-H16-ddpm32": ((64, 16, 16, 256), 32),
+    "N2-C320-H64-sd15": ((2, 64, 64, 320), 32),
+    "N2-C1280-H8-sd15": ((2, 8, 8, 1280), 32),
+    "N1-C512-H8-ddpm256": ((1, 8, 8, 512), 32),
+    "N8-C224-H64-adm": ((8, 64, 64, 224), 32),
+}
+EPS = 1e-5
+
+
+@pytest.fixture
+def norm(runs_triton):
+    """The operation; where Triton runs, its kernel and nothing else."""
+    return group_norm.triton if runs_triton else group_norm
+
+
+@pytest.fixture
+def randn(device):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape, dtype=torch.float32, mean=0.0):
+        return (torch.randn(*shape, generator=generator) + mean).to(dtype).to(device)
+
+    return draw
+
+
+def plain(x, groups, weight, bias, activation, scale=None, shift=None):
+    """The operation by torch's own functions, in the dtype of x."""
+    x = torch.cat(x, dim=-1) if isinstance(x, tuple) else x
+    cast = [None if t is None else t.to(x.dtype) for t in (weight, bias, scale, shift)]
+    y = F.group_norm(x.permute(0, 3, 1, 2).contiguous(), groups, *cast[:2], EPS).permute(0, 2, 3, 1)
+    if scale is not None:
+        y = y * (1 + cast[2][:, None, None]) + cast[3][:, None, None]
+    return ACTIVATIONS[activation](y.contiguous())
+
+
+def in_double(x):
+    return tuple(part.double() for part in x) if isinstance(x, tuple) else x.double()
+
+
+def moments_of(x, pixels):
+    """What a convolution with tiles of `pixels` would say of x, from float64."""
+    tiles = x.double().flatten(1, 2).split(pixels, dim=1)
+    mean = torch.stack([tile.mean(dim=1) for tile in tiles], dim=1)
+    m2 = torch.stack([(tile - tile.mean(dim=1, keepdim=True)).square().sum(dim=1) for tile in tiles], dim=1)
+    return Moments(mean.float(), m2.float(), pixels)
+
+
+@pytest.mark.parametrize(("shape", "groups"), SHAPES.values(), ids=SHAPES)
+def test_shapes(norm, randn, dtype, assert_accurate, shape, groups):
+    x, weight, bias = randn(*shape, dtype=dtype), randn(shape[-1]), randn(shape[-1])
+    y = norm(x, groups, weight, bias, eps=EPS, activation="silu")
+    assert y.is_contiguous()
+    truth = plain(in_double(x), groups, weight, bias, "silu")
+    assert_accurate(y, plain(x, groups, weight, bias, "silu"), truth)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("shape", "groups"), REAL_SHAPES.values(), ids=REAL_SHAPES)
+def test_real_shapes_several_times(norm, randn, dtype, assert_accurate, shape, groups):
+    x, weight, bias = randn(*shape, dtype=dtype, mean=0.5), randn(shape[-1]), randn(shape[-1])
+    torchs, truth = (plain(t, groups, weight, bias, "silu") for t in (x, in_double(x)))
+    first = norm(x, groups, weight, bias, eps=EPS, activation="silu")
+    assert_accurate(first, torchs, truth)
+    for _ in range(5):
+        assert torch.equal(norm(x, groups, weight, bias, eps=EPS, activation="silu"), first)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(norm, randn, dtype, assert_accurate, activation):
+    x, weight, bias = 4 * randn(2, 8, 8, 32, dtype=dtype), 4 * randn(32), randn(32)
+    y = norm(x, 8, weight, bias, eps=EPS, activation=activation)
+    truth = plain(in_double(x), 8, weight, bias, activation)
+    assert_accurate(y, plain(x, 8, weight, bias, activation), truth)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # Triton's interpreter: numpy warns of an infinite exponential
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_of_huge_values_are_finite(norm, randn, activation):
+    y = norm(randn(1, 4, 4, 8), 2, randn(8) * 1e4, randn(8), eps=EPS, activation=activation)
+    assert y.isfinite().all()
+
+
+@pytest.mark.parametrize("widths", [(24, 8), (13, 29), (40, 56)], ids=["C24+8", "C13+29-odd", "C40+56"])
+def test_pair_is_its_concatenation(norm, randn, dtype, assert_accurate, widths):
+    """Six and more groups, of which one straddles the seam."""
+    x = tuple(randn(2, 9, 9, width, dtype=dtype, mean=i) for i, width in enumerate(widths))
+    channels = sum(widths)
+    weight, bias, scale, shift = randn(channels), randn(channels), randn(2, channels), randn(2, channels)
+    groups = {32: 2, 42: 6, 96: 8}[channels]
+    arguments = (groups, weight, bias, "silu", scale, shift)
+    y = norm(x, groups, weight, bias, eps=EPS, activation="silu", scale=scale, shift=shift)
+    assert_accurate(y, plain(x, *arguments), plain(in_double(x), *arguments))
+
+
+@pytest.mark.parametrize("pixels", [7, 16, 256], ids=["tiles-of-7", "tiles-of-16", "one-tile"])
+def test_given_moments(norm, randn, dtype, assert_accurate, pixels):
+    x, weight, bias = randn(2, 16, 16, 24, dtype=dtype, mean=3.0), randn(24), randn(24)
+    y = norm(x, 8, weight, bias, eps=EPS, activation="mish", moments=moments_of(x, pixels))
+    truth = plain(in_double(x), 8, weight, bias, "mish")
+    assert_accurate(y, plain(x, 8, weight, bias, "mish"), truth)
+
+
+@pytest.mark.parametrize("known", [(True, True), (True, False), (False, True)], ids=["both", "first", "second"])
+def test_moments_of_a_pair(norm, randn, dtype, assert_accurate, known):
+    x = (randn(2, 8, 8, 24, dtype=dtype, mean=5.0), randn(2, 8, 8, 40, dtype=dtype))
+    moments = tuple(moments_of(x[i], 16 << i) if known[i] else None for i in range(2))
+    y = norm(x, 4, eps=EPS, moments=moments)
+    assert_accurate(y, plain(x, 4, None, None, "none"), plain(in_double(x), 4, None, None, "none"))
+
+
+def test_given_moments_are_used(norm, randn):
+    x = randn(1, 4, 4, 8)
+    mean, m2 = torch.zeros(1, 1, 8, device=x.device), torch.full((1, 1, 8), 64.0, device=x.device)
+    y = norm(x, 2, eps=1e-12, moments=Moments(mean, m2, 16))
+    torch.testing.assert_close(y, x / 2)
+
+
+@pytest.mark.parametrize("mean", [100.0, 1000.0])
+@pytest.mark.parametrize("pixels", [None, 32], ids=["own-moments", "given-moments"])
+def test_large_mean(norm, randn, dtype, assert_accurate, mean, pixels):
+    x, weight, bias = randn(2, 24, 24, 32, dtype=dtype, mean=mean), randn(32), randn(32)
+    moments = None if pixels is None else moments_of(x, pixels)
+    y = norm(x, 8, weight, bias, eps=EPS, activation="silu", moments=moments)
+    truth = plain(in_double(x), 8, weight, bias, "silu")
+    assert_accurate(y, plain(x, 8, weight, bias, "silu"), truth)
+
+
+def test_channels_of_very_different_means(norm, randn, dtype, assert_accurate):
+    offsets = torch.linspace(-300, 300, 32, device=randn(1).device)
+    x = (randn(2, 16, 16, 32) + offsets).to(dtype)
+    y = norm(x, 8, eps=EPS)
+    assert_accurate(y, plain(x, 8, None, None, "none"), plain(in_double(x), 8, None, None, "none"))
+
+
+def test_constant_picture_is_its_bias(norm, randn, dtype):
+    x, bias = torch.full((1, 8, 8, 16), 3.0, device=randn(1).device, dtype=dtype), randn(16)
+    y = norm(x, 4, randn(16), bias, eps=EPS)
+    torch.testing.assert_close(y, bias.to(dtype).expand_as(y), rtol=torch.finfo(dtype).eps, atol=0)
+
+
+def test_non_contiguous_inputs(norm, randn, dtype, runs_triton):
+    """The kernel gives the same bits."""
+    base = randn(2, 6, 6, 48, dtype=dtype)
+    table = randn(2, 64)
+    views = {
+        "channels-of-a-wider-tensor": base[..., 16:48],
+        "every-second-channel": randn(2, 6, 6, 64, dtype=dtype)[..., ::2],
+        "nchw": randn(2, 32, 6, 6, dtype=dtype).permute(0, 2, 3, 1),
+        "crop": randn(2, 9, 9, 32, dtype=dtype)[:, 1:7, 2:8],
+    }
+    scale, shift = table.chunk(2, dim=1)
+    for name, x in views.items():
+        assert not x.is_contiguous()
+        y = norm(x, 8, eps=EPS, scale=scale, shift=shift)
+        copy = norm(x.contiguous(), 8, eps=EPS, scale=scale.contiguous(), shift=shift.contiguous())
+        assert torch.equal(y, copy) if runs_triton else torch.allclose(y, copy, rtol=torch.finfo(dtype).eps), name
+
+
+def test_parameters_in_the_dtype_of_the_model(norm, randn, dtype):
+    x = randn(2, 6, 6, 16, dtype=dtype)
+    rows = [randn(16, dtype=dtype), randn(16, dtype=dtype), randn(2, 16, dtype=dtype), randn(2, 16, dtype=dtype)]
+    weight, bias, scale, shift = rows
+    y = norm(x, 4, weight, bias, eps=EPS, scale=scale, shift=shift)
+    weight, bias, scale, shift = (row.float() for row in rows)
+    assert torch.equal(y, norm(x, 4, weight, bias, eps=EPS, scale=scale, shift=shift))
+
+
+@pytest.mark.parametrize(("height", "channels"), [(6, 64), (24, 32)], ids=["C64-H6", "C32-H24-merged"])
+def test_a_picture_is_normalised_alike_in_any_batch(norm, randn, dtype, runs_triton, height, channels):
+    if not runs_triton:
+        pytest.skip("the pipeline draws one picture at a time on the CPU")
+    sizes = (1, 3, 8) if randn(1).device.type == "cpu" else (1, 3, 8, 64)
+    x = randn(sizes[-1], height, height, channels, dtype=dtype)
+    together = norm(x, 8, eps=EPS, activation="silu")
+    for size in sizes:
+        assert torch.equal(norm(x[:size], 8, eps=EPS, activation="silu"), together[:size])
+    assert torch.equal(norm(x[-1:], 8, eps=EPS, activation="silu"), together[-1:])
+
+
+X, ROW, TABLE = torch.zeros(2, 4, 4, 8), torch.zeros(8), torch.zeros(2, 8)
+MOMENTS = Moments(torch.zeros(2, 1, 8), torch.zeros(2, 1, 8), 16)
+REFUSED = {
+    "three-dimensions": ((X[0], 2), {}, "x: expected"),
+    "pair-of-other-sizes": (((X, X[:, :2]), 2), {}, "x: expected"),
+    "pair-of-other-dtypes": (((X, X.half()), 2), {}, "x: expected one float dtype"),
+    "integers": ((X.int(), 2), {}, "x: expected one float dtype"),
+    "groups-that-do-not-divide": ((X, 3), {}, "num_groups: 3 does not divide the 8 channels"),
+    "no-groups": ((X, 0), {}, "num_groups: 0"),
+    "unknown-activation": ((X, 2), {"activation": "swish"}, "activation: 'swish'"),
+    "weight-of-another-width": ((X, 2, ROW[:4], ROW), {}, "weight: expected"),
+    "weight-alone": ((X, 2, ROW), {}, "weight, bias: give both"),
+    "bias-on-another-device": ((X, 2, ROW, ROW.to("meta")), {}, "bias: on meta"),
+    "shift-of-another-batch": ((X, 2), {"scale": TABLE, "shift": TABLE[:1]}, "shift: expected"),
+    "scale-alone": ((X, 2), {"scale": TABLE}, "scale, shift: give both"),
+    "moments-of-other-tiles": ((X, 2), {"moments": MOMENTS._replace(pixels=8)}, "moments: expected"),
+    "moments-in-half": ((X, 2), {"moments": MOMENTS._replace(mean=MOMENTS.mean.half())}, "moments: expected"),
+    "one-for-a-pair": (((X, X), 2), {"moments": MOMENTS}, "moments: 1 for 2"),
+}
+
+
+@pytest.mark.parametrize(("args", "kwargs", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_wrong_argument_is_named(norm, args, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        norm(*args, **{"eps": EPS} | kwargs)
