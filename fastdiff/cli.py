@@ -1,4 +1,4 @@
-"""The command line: `fastdiff sample`, `info`, `models` and `verify`. Parsing and dispatch only.
+"""The command line: `fastdiff sample`, `info`, `models`, `verify` and `ui`. Parsing and dispatch only.
 
 Whatever does not need torch happens without it, so that help and errors come at once.
 Exit codes: 0 done; 1 the run failed; 2 the input cannot be used; 130 interrupted; 141 nobody reads the output any more.
@@ -17,6 +17,7 @@ from fastdiff import __version__, hub, png
 from fastdiff.errors import InputError, NonFiniteError
 from fastdiff.model_info import SCHEDULERS
 from fastdiff.settings import DEFAULT_MODEL, DEFAULT_PICTURES, DTYPES, MAX_SEED, ModelCard
+from fastdiff.ui import command as ui
 
 _DEVICES = "auto, cpu, cuda or cuda:1"
 
@@ -68,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         ("info", _add_info_arguments, _info, "print the settings inside a PNG"),
         ("models", _add_models_arguments, _models, "list the models that are bundled or cached, or one model's labels"),
         ("verify", _add_verify_arguments, _verify, "compare a model with diffusers, number by number"),
+        ("ui", ui.add_arguments, ui.run, "serve a web page that draws pictures"),
     ):
         command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".", allow_abbrev=False)
         add_arguments(command)

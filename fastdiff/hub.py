@@ -44,7 +44,7 @@ def resolve(
     Raises InputError for a name that is none of the three and for whatever the hub refuses.
     """
     name = str(name_or_path)
-    if _is_hub_id(name):
+    if is_hub_id(name):
         return _download(name, revision, token, variant, local_files_only)
     if revision is not None:
         raise InputError(f"revision {revision!r} has no meaning for {name}; only a hub id org/name has revisions")
@@ -172,7 +172,8 @@ def _is_supported(folder: Path) -> bool:
     return True
 
 
-def _is_hub_id(name: str) -> bool:
+def is_hub_id(name: str) -> bool:
+    """Whether `name` has the form org/name and is not also a path that exists."""
     return bool(_HUB_ID.fullmatch(name)) and not os.path.exists(name)
 
 

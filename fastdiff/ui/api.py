@@ -1,0 +1,63 @@
+"""The page's functions for programs: /generate and /models, under Gradio's API page."""
+
+from typing import Any
+
+import gradio as gr
+
+from fastdiff.settings import DEFAULT_MODEL
+from fastdiff.ui.draw import DEVICE
+from fastdiff.ui.jobs import Options, draw, plan
+from fastdiff.ui.limits import Limits
+from fastdiff.ui.messages import PROBLEMS, explain
+from fastdiff.ui.models import Models
+from fastdiff.ui.session import new_folder
+
+
+def add_api(models: Models, limits: Limits) -> None:
+    """Name the two functions in the page that is being built."""
+
+    def generate(
+        model: str = DEFAULT_MODEL,
+        label: str | int | None = None,
+        seed: int = 0,
+        num_images: int = 1,
+        steps: int | None = None,
+        scheduler: str | None = None,
+        eta: float | None = None,
+        guidance_scale: float | None = None,
+        width: int | None = None,
+        height: int | None = None,
+        batch_size: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Draw PNG files that hold their settings. Picture i has seed + i; the model chooses what is left out."""
+        options = Options(
+            model, label, seed, num_images, steps, scheduler, eta, guidance_scale, width, height, batch_size
+        )
+        drawn, progress = [], gr.Progress()
+        try:
+            job = plan(options, models, limits)
+            for at in draw(job, models, new_folder()):
+                progress(at.fraction, desc=f"step {at.step.index + 1} of {at.step.num_steps}")
+                drawn += at.drawn
+        except PROBLEMS as error:
+            raise gr.Error(explain(error), print_exception=False) from None
+        return [gr.FileData(path=str(picture.path)).model_dump() for picture in drawn]
+
+    def list_models() -> list[dict[str, Any]]:
+        """The models that can be drawn with: name, size in pixels, labels and default settings."""
+        return [_description(models, name) for name in models.names()]
+
+    gr.api(generate, api_name="generate", concurrency_id=DEVICE)
+    gr.api(list_models, api_name="models", queue=False)
+
+
+def _description(models: Models, name: str) -> dict[str, Any]:
+    card = models.card(name)
+    return {
+        "name": name,
+        "size": list(card.size) if card.size else None,
+        "labels": [card.label_name(label) for label in card.labels],
+        "steps": models.default_steps(card),
+        "scheduler": card.info.scheduler or card.scheduler,
+        "guidance_scale": card.info.guidance_scale,
+    }

@@ -1,0 +1,197 @@
+"""The form's controls, in groups that follow the model: what a model cannot use is not shown."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+
+from fastdiff.settings import MAX_SEED, ModelCard
+from fastdiff.ui.jobs import size_multiple
+from fastdiff.ui.limits import Limits
+from fastdiff.ui.models import Models
+
+Updates = dict[Component, Any]
+Properties = dict[str, dict[str, Any]]  # of each component of a group, by its name
+
+
+def model_picker(models: Models, card: ModelCard, label: str = "Model") -> gr.Dropdown:
+    hint = "A model below the models folder, or any hub id org/name" if models.allow_hub else None
+    return gr.Dropdown(
+        models.names(), value=card.name, label=label, info=hint, allow_custom_value=models.allow_hub, filterable=True
+    )
+
+
+def can_guide(card: ModelCard) -> bool:
+    return bool(card.labels) and card.info.null_label is not None
+
+
+class Group:
+    """Controls that follow the model together: a dataclass of components."""
+
+    @property
+    def components(self) -> list[Component]:
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def updates(self, properties: Properties) -> Updates:
+        return {getattr(self, name): gr.update(**each) for name, each in properties.items()}
+
+
+@dataclass(frozen=True)
+class Subject(Group):
+    """What the picture shows: a style and a group where the labels are all pairs of the two, else a label."""
+
+    style: gr.Dropdown
+    group: gr.Dropdown
+    label: gr.Dropdown
+
+    @classmethod
+    def build(cls, card: ModelCard) -> "Subject":
+        properties = cls.properties(card)
+        with gr.Row():
+            return cls(
+                style=gr.Dropdown(label="Style", min_width=130, **properties["style"]),
+                group=gr.Dropdown(label="Group", min_width=130, **properties["group"]),
+                label=gr.Dropdown(label="Label", **properties["label"]),
+            )
+
+    @staticmethod
+    def properties(card: ModelCard, label: str | int | None = None) -> Properties:
+        """For `card`, with `label` or the first one chosen."""
+        names = [card.label_name(index) for index in card.labels]
+        label = label if label in names else next(iter(names), None)
+        grid = _styles_and_groups(names)
+        style, group = label.split(" ", 1) if grid else (None, None)
+        styles, groups = grid or ([], [])
+        choices = [] if grid else [(str(name), name) for name in names]
+        return {
+            "style": {"choices": styles, "value": style, "visible": bool(grid)},
+            "group": {"choices": groups, "value": group, "visible": bool(grid)},
+            "label": {"choices": choices, "value": None if grid else label, "visible": bool(choices)},
+        }
+
+    def chosen(self, data: Mapping[Component, Any]) -> str | int | None:
+        """The label that the controls name; None for an unconditional model."""
+        style, group = data[self.style], data[self.group]
+        return data[self.label] if style is None or group is None else f"{style} {group}"
+
+
+@dataclass(frozen=True)
+class Sampling(Group):
+    """How the picture is drawn."""
+
+    steps: gr.Slider
+    scheduler: gr.Radio
+    eta: gr.Slider
+    guidance_scale: gr.Slider
+
+    @classmethod
+    def build(
+        cls, models: Models, card: ModelCard, limits: Limits, record: Mapping[str, Any] | None = None
+    ) -> "Sampling":
+        properties = cls.properties(models, card, limits, record)
+        sampling = cls(
+            steps=gr.Slider(1, step=1, label="Steps", info="More are slower and finer", **properties["steps"]),
+            scheduler=gr.Radio(
+                [("DDIM", "ddim"), ("DDPM", "ddpm")],
+                label="Scheduler",
+                info="How noise is removed",
+                **properties["scheduler"],
+            ),
+            eta=gr.Slider(0, 1, step=0.05, label="Eta", info="Noise that DDIM adds in each step", **properties["eta"]),
+            guidance_scale=gr.Slider(
+                0,
+                10,
+                step=0.1,
+                label="Guidance",
+                info="How much the label counts; 1 is plain",
+                **properties["guidance_scale"],
+            ),
+        )
+        sampling.scheduler.change(
+            lambda scheduler: gr.update(visible=scheduler == "ddim"),
+            sampling.scheduler,
+            sampling.eta,
+            queue=False,
+            api_visibility="private",
+        )
+        return sampling
+
+    @staticmethod
+    def properties(
+        models: Models, card: ModelCard, limits: Limits, record: Mapping[str, Any] | None = None
+    ) -> Properties:
+        """For `card`, with the values of a picture's `record` or the model's defaults."""
+        chosen = {
+            "num_inference_steps": models.default_steps(card),
+            "scheduler": card.info.scheduler or card.scheduler or "ddim",
+            "eta": card.info.eta or 0.0,
+            "guidance_scale": card.info.guidance_scale or 1.0,
+        }
+        chosen |= {key: value for key, value in (record or {}).items() if value is not None}
+        most = min(limits.steps, card.num_train_timesteps)
+        return {
+            "steps": {"maximum": most, "value": chosen["num_inference_steps"]},
+            "scheduler": {"value": chosen["scheduler"]},
+            "eta": {"value": chosen["eta"], "visible": chosen["scheduler"] == "ddim"},
+            "guidance_scale": {"value": chosen["guidance_scale"], "visible": can_guide(card)},
+        }
+
+    def chosen(self, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
+        """The fields of jobs.Options that these controls are for; None where the model has no such choice."""
+        return {
+            "steps": data[self.steps],
+            "scheduler": data[self.scheduler],
+            "eta": data[self.eta] if data[self.scheduler] == "ddim" else None,
+            "guidance_scale": data[self.guidance_scale] if can_guide(card) else None,
+        }
+
+
+@dataclass(frozen=True)
+class Size(Group):
+    """Width and height of the pictures, in steps that the model can draw."""
+
+    width: gr.Slider
+    height: gr.Slider
+
+    @classmethod
+    def build(cls, card: ModelCard, limits: Limits) -> "Size":
+        properties = cls.properties(card, limits)
+        with gr.Row():
+            return cls(
+                width=gr.Slider(label="Width", **properties["width"]),
+                height=gr.Slider(label="Height", **properties["height"]),
+            )
+
+    @staticmethod
+    def properties(card: ModelCard, limits: Limits, record: Mapping[str, Any] | None = None) -> Properties:
+        """For `card`, with the size of a picture's `record` or the one the model was trained at."""
+        multiple = size_multiple(card)
+        width, height = card.size or (8 * multiple, 8 * multiple)
+        width, height = (record or {}).get("width", width), (record or {}).get("height", height)
+        shared = {
+            "minimum": multiple,
+            "maximum": limits.side // multiple * multiple,
+            "step": multiple,
+            "info": f"Trained at {card.size[0]}x{card.size[1]}; others may fall apart" if card.size else None,
+        }
+        return {"width": {"value": width, **shared}, "height": {"value": height, **shared}}
+
+
+def seed_field() -> gr.Number:
+    """A seed, with a button below it for another."""
+    with gr.Group():
+        seed = gr.Number(0, label="Seed", info=f"0 to {MAX_SEED}; picture i has seed + i")
+        new = gr.Button("New seed", size="sm")
+    new.click(lambda: secrets.randbelow(MAX_SEED + 1), None, seed, queue=False, api_visibility="private")
+    return seed
+
+
+def _styles_and_groups(names: list) -> tuple[list[str], list[str]] | None:
+    """The first words and the rests of the labels' names, where the names are all pairs of them."""
+    pairs = [tuple(name.split(" ", 1)) for name in names if isinstance(name, str) and " " in name]
+    styles, groups = (list(dict.fromkeys(part)) for part in zip(*pairs, strict=True)) if pairs else ([], [])
+    is_grid = len(pairs) == len(names) == len(styles) * len(groups) and len(styles) > 1 < len(groups)
+    return (styles, groups) if is_grid else None

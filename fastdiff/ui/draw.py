@@ -1,0 +1,154 @@
+"""The Draw tab: the form, progress with a live preview, Cancel, and the pictures of the run."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+
+from fastdiff.settings import DEFAULT_MODEL, ModelCard
+from fastdiff.ui.controls import Updates
+from fastdiff.ui.form import Form
+from fastdiff.ui.jobs import Drawn, draw, plan
+from fastdiff.ui.limits import Limits
+from fastdiff.ui.messages import PROBLEMS, note, problem
+from fastdiff.ui.models import Models
+from fastdiff.ui.pictures import Panel, build_gallery, gallery_value
+from fastdiff.ui.progress import PREVIEW_INTERVAL, bar, preview
+from fastdiff.ui.restore import build_upload, read_record, uploaded_path
+from fastdiff.ui.session import Session
+
+EXAMPLES = [  # style, group and seed for emoji64
+    ("noto", "smileys", 1),
+    ("noto", "animals", 2),
+    ("fluent-3d", "people", 5),
+    ("fluent-3d", "travel", 7),
+    ("twemoji", "symbols", 7),
+]
+DEVICE = "device"  # events with this concurrency_id wait for each other
+
+
+@dataclass(frozen=True)
+class DrawTab:
+    form: Form
+    examples: gr.Dataset
+    upload: gr.File
+    session: gr.State
+    status: gr.HTML
+    preview: gr.HTML
+    gallery: gr.Gallery
+    panel: Panel
+
+    @classmethod
+    def build(cls, models: Models, card: ModelCard, limits: Limits, session: gr.State) -> "DrawTab":
+        with gr.Row():
+            with gr.Column(scale=2, min_width=300):
+                form = Form.build(models, card, limits)
+                with gr.Row():
+                    generate = gr.Button("Generate", variant="primary", elem_id="generate", min_width=100)
+                    cancel = gr.Button("Cancel", variant="stop", elem_id="cancel", min_width=100)
+                examples = _build_examples(form)
+                upload = build_upload()
+            with gr.Column(scale=3, min_width=300):
+                status = gr.HTML(note("Choose what to draw and press Generate."), elem_id="status", min_height=48)
+                live = gr.HTML(elem_id="preview")
+                gallery = build_gallery("Pictures", "gallery")
+                panel = Panel.build()
+        tab = cls(form, examples, upload, session, status, live, gallery, panel)
+        tab._connect(generate, cancel)
+        return tab
+
+    def _connect(self, generate: gr.Button, cancel: gr.Button) -> None:
+        run = gr.on(
+            [generate.click, self.form.seed.submit],
+            self.run,
+            {*self.form.components, self.session},
+            [self.status, self.preview, self.gallery, *self.panel.components],
+            show_progress_on=self.status,
+            concurrency_id=DEVICE,
+            api_visibility="private",
+        )
+        cancel.click(None, cancels=run, queue=False, api_visibility="private").then(
+            self.cancelled, self.session, [self.status, self.preview], queue=False, api_visibility="private"
+        )
+        quick = {"show_progress": "hidden", "api_visibility": "private"}
+        self.form.model.input(self.follow_model, self.form.model, self.shown, **quick)
+        # without Gradio's preprocessing, which leaves an open file behind
+        self.upload.upload(self.restore, self.upload, [*self.shown, self.upload], preprocess=False, **quick)
+        self.panel.follow(self.gallery, self.session, lambda session: session.run)
+        self.panel.use.click(self.use, self.panel.chosen, self.shown, **quick)
+
+    @property
+    def shown(self) -> list[Component]:
+        """What another model or other settings change."""
+        return [*self.form.components, self.examples, self.status]
+
+    def run(self, data: Mapping[Component, Any]) -> Iterator[Updates]:
+        """Draw what the form asks for. Yields after each step, where Gradio can end the run."""
+        session: Session = data[self.session]
+        try:
+            job = plan(self.form.options(data), self.form.models, self.form.limits)
+            yield {self.status: note("Starting"), self.preview: "", self.gallery: [], **self.panel.hide()}
+            previewed = 0.0
+            for progress in draw(job, self.form.models, session.start_run()):
+                updates = {self.status: bar(progress)}
+                if progress.drawn:
+                    session.add(progress.drawn)
+                    updates[self.gallery] = gallery_value(session.run)
+                if time.monotonic() - previewed > PREVIEW_INTERVAL:
+                    previewed = time.monotonic()
+                    updates[self.preview] = preview(progress)
+                yield updates
+        except PROBLEMS as error:
+            yield {self.status: problem(error), self.preview: ""}
+        else:
+            yield {self.status: note(f"Drew {_count(session.run)} in {progress.seconds:.1f} s"), self.preview: ""}
+
+    def cancelled(self, session: Session) -> Updates:
+        return {self.status: note(f"Cancelled; {_count(session.run)} finished before"), self.preview: ""}
+
+    def follow_model(self, name: str) -> Updates:
+        """The controls and defaults of a model that was chosen."""
+        return self._show(name, None, f"Ready to draw with {name}")
+
+    def use(self, chosen: Drawn) -> Updates:
+        """The form with the settings of a picture of this visit."""
+        return self._show(
+            chosen.record["model"], chosen.record, f"Settings of seed {chosen.record['seed']} are in the form"
+        )
+
+    def restore(self, payload: Any) -> Updates:
+        """The form with the settings inside an uploaded PNG, which is not kept."""
+        try:
+            path = uploaded_path(payload)
+            try:
+                record = read_record(path, self.form.limits)
+            finally:
+                path.unlink(missing_ok=True)
+        except PROBLEMS as error:
+            return {self.status: problem(error), self.upload: None}
+        return self._show(record["model"], record, f"Settings of {path.name} are in the form") | {self.upload: None}
+
+    def _show(self, name: str, record: Mapping[str, Any] | None, done: str) -> Updates:
+        try:
+            card = self.form.models.card(name)
+        except PROBLEMS as error:
+            return {self.status: problem(error)}
+        examples = gr.update(visible=card.name == DEFAULT_MODEL)
+        return self.form.show(card, record) | {self.examples: examples, self.status: note(done)}
+
+
+def _count(pictures: Sequence[Drawn]) -> str:
+    return f"{len(pictures)} picture{'' if len(pictures) == 1 else 's'}"
+
+
+def _build_examples(form: Form) -> gr.Dataset:
+    """Settings of the bundled model to start from."""
+    return gr.Examples(
+        [list(example) for example in EXAMPLES],
+        [form.subject.style, form.subject.group, form.seed],
+        label="Examples",
+        api_visibility="private",
+    ).dataset

@@ -1,0 +1,75 @@
+"""The page: its tabs, its look, and what the API names."""
+
+import gradio as gr
+
+from fastdiff.settings import DEFAULT_MODEL
+from fastdiff.ui.api import add_api
+from fastdiff.ui.compare import CompareTab
+from fastdiff.ui.draw import DrawTab
+from fastdiff.ui.limits import Limits
+from fastdiff.ui.models import Models
+from fastdiff.ui.pictures import Panel, build_gallery, gallery_value
+from fastdiff.ui.session import MAX_AGE, Session
+
+# stronger contrast than Gradio's own: at least 4.5 to 1
+THEME = gr.themes.Default(primary_hue="indigo").set(
+    body_text_color_subdued="*neutral_500",
+    button_primary_background_fill="*primary_600",
+    button_primary_background_fill_hover="*primary_700",
+    button_cancel_background_fill="#dc2626",
+    button_cancel_background_fill_hover="#b91c1c",
+)
+
+CSS = """
+.bar { height: 10px; margin-bottom: 6px; border-radius: 5px; background: var(--border-color-primary); overflow: hidden }
+.bar div { height: 100%; background: var(--primary-500) }
+.problem { color: var(--error-text-color); background: var(--error-background-fill);
+           border: 1px solid var(--error-border-color); border-radius: var(--radius-sm); padding: 8px 12px }
+.previews { display: flex; flex-wrap: wrap; gap: 8px }
+.previews img { width: 176px; max-width: 46%; border-radius: var(--radius-sm) }
+.settings { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margin: 0 }
+.settings dt { color: var(--body-text-color-subdued) }
+.settings dd { margin: 0; overflow-wrap: anywhere }
+.enlarged img { width: 100%; height: 100%; object-fit: contain }
+"""
+
+
+def build_page(models: Models, limits: Limits) -> gr.Blocks:
+    """The page and its API, not yet served. `models` are shared by everybody who opens it."""
+    card = models.card(DEFAULT_MODEL)
+    with gr.Blocks(title="fastdiff", analytics_enabled=False, delete_cache=(3600, MAX_AGE)) as page:
+        gr.Markdown(
+            "# fastdiff\nPictures from diffusion models. The same settings and seed always give the same picture."
+        )
+        session = gr.State(Session(), delete_callback=Session.close)
+        with gr.Tabs() as tabs:
+            with gr.Tab("Draw", id="draw"):
+                draw = DrawTab.build(models, card, limits, session)
+            with gr.Tab("Compare", id="compare"):
+                compare = CompareTab.build(models, card, limits, session)
+            with gr.Tab("History", id="history") as history_tab:
+                _build_history(history_tab, tabs, draw, session)
+        add_api(models, limits)
+        pickers = [draw.form.model, *(side.model for side in compare.sides)]
+        page.load(
+            lambda: [gr.update(choices=models.names())] * len(pickers),
+            None,
+            pickers,
+            queue=False,
+            show_progress="hidden",
+            api_visibility="private",
+        )
+    return page.queue(max_size=limits.waiting, default_concurrency_limit=1)
+
+
+def _build_history(tab: gr.Tab, tabs: gr.Tabs, draw: DrawTab, session: gr.State) -> None:
+    """All pictures of this visit, the newest first."""
+    gr.Markdown("All pictures of this visit, the newest first. They are gone when you leave: download what you like.")
+    gallery = build_gallery("History", "history")
+    panel = Panel.build()
+    quick = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+    tab.select(lambda session: gallery_value(session.history), session, gallery, **quick)
+    panel.follow(gallery, session, lambda session: session.history)
+    panel.use.click(draw.use, panel.chosen, draw.shown, **quick).then(
+        lambda: gr.update(selected="draw"), None, tabs, **quick
+    )

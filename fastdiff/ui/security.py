@@ -1,0 +1,49 @@
+"""What stands before Gradio: requests that another site sends, and bodies that would fill the disk, are refused."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fastdiff.ui.limits import Limits
+
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+class Guard:
+    """ASGI middleware around the whole server."""
+
+    def __init__(self, app: ASGIApp, limits: Limits, uploads: Path):
+        self.app, self.limits, self.uploads = app, limits, uploads
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" and scope["method"] not in _SAFE_METHODS else None
+        app = self.app if refusal is None else PlainTextResponse(refusal[1], status_code=refusal[0])
+        await app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        """Status and reason, for a request that changes something."""
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        # A browser always names the origin; the API's clients name none.
+        if origin is not None and origin.partition("://")[2] != headers.get("host"):
+            return 403, "requests from another site are refused"
+        length = headers.get("content-length", "")
+        if not length.isdecimal():
+            return 411, "a request must say how long it is"
+        if int(length) > self.limits.upload:
+            return 413, f"a request may have up to {self.limits.upload} bytes"
+        if scope["path"].endswith("/upload") and int(length) + _size(self.uploads) > self.limits.uploads:
+            return 413, "the server keeps no more uploads for now; try again later"
+        return None
+
+
+def _size(folder: Path) -> int:
+    """The bytes of all files below `folder`."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # another request may delete it
+            total += path.lstat().st_size
+    return total

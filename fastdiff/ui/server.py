@@ -1,0 +1,53 @@
+"""The page on a port: its folder, its guard, and Gradio's own settings."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+
+from starlette.middleware import Middleware
+
+from fastdiff.settings import DEFAULT_MODEL
+from fastdiff.ui.limits import Limits
+from fastdiff.ui.models import Models
+from fastdiff.ui.page import CSS, THEME, build_page
+from fastdiff.ui.security import Guard
+
+
+@contextmanager
+def serving(
+    models: Models, limits: Limits, *, host: str = "127.0.0.1", port: int | None = None, share: bool = False
+) -> Iterator[str]:
+    """Serve the page while the block runs; gives its address. Without a `port`, Gradio takes the first free from 7860.
+
+    Uploads and pictures lie in a folder that nobody else can read and that goes with the server. OSError for a port in
+    use.
+    """
+    with tempfile.TemporaryDirectory(prefix="fastdiff-ui-", ignore_cleanup_errors=True) as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder
+        page = build_page(models, limits)
+        # the first click finds the model loaded
+        Thread(target=models.warm_up, args=(DEFAULT_MODEL,), daemon=True).start()
+        try:
+            _, address, shared_address = page.launch(
+                server_name=host,
+                server_port=port,
+                share=share,
+                prevent_thread_lock=True,
+                quiet=True,
+                show_error=False,
+                max_file_size=limits.upload,
+                enable_monitoring=False,
+                ssr_mode=False,
+                run_history=False,  # the page has its own, which ends with the visit
+                footer_links=["api", "settings"],
+                theme=THEME,
+                css=CSS,
+                app_kwargs={"middleware": [Middleware(Guard, limits=limits, uploads=Path(folder))]},
+            )
+            yield shared_address or address
+        finally:
+            page.close(verbose=False)
+            del os.environ["GRADIO_TEMP_DIR"]
