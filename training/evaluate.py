@@ -35,6 +35,7 @@ class LabelledModel:
     """A UNet and the indices of the labels that stand for each old label."""
 
     unet: UNet2DModel
+    names: tuple[str, ...]
     members: dict[str, tuple[int, ...]]
     null_label: int
 
@@ -51,14 +52,18 @@ def load_model(folder: Path, device: str) -> LabelledModel:
     index = {name: i for i, name in enumerate(info["labels"])}
     groups = info.get("label_groups", {name: [name] for name in index})
     members = {old: tuple(index[name] for name in names) for old, names in groups.items()}
-    return LabelledModel(unet, members, info["null_label"])
+    return LabelledModel(unet, tuple(info["labels"]), members, info["null_label"])
+
+
+def drawn_labels(model: LabelledModel, per_label: int) -> list[int]:
+    """The model's label of each picture drawn: seed after seed of every compared label."""
+    return [model.members[name][seed % len(model.members[name])] for name in COMPARED for seed in range(per_label)]
 
 
 def draw(model: LabelledModel, per_label: int, **options) -> Tensor:
     """Seeds 0 to per_label - 1 of every compared label, in order: (34 * per_label, 3, 64, 64) uint8 on the device."""
-    seeds = list(range(per_label))
-    labels = [model.members[name][seed % len(model.members[name])] for name in COMPARED for seed in seeds]
-    images = sample(model.unet, labels, seeds * len(COMPARED), null_label=model.null_label, **options)
+    seeds = list(range(per_label)) * len(COMPARED)
+    images = sample(model.unet, drawn_labels(model, per_label), seeds, null_label=model.null_label, **options)
     return images.permute(0, 3, 1, 2).to(model.unet.device)
 
 
@@ -74,6 +79,15 @@ def label_scores(probabilities: Tensor, per_label: int) -> dict[str, dict[str, f
             "right": (part.argmax(dim=1) == target).float().mean().item(),
         }
     return scores
+
+
+def subgroup_scores(model: LabelledModel, probabilities: Tensor, per_label: int) -> dict[str, float]:
+    """Mean probability of the old label for each of the model's own labels, over the styles."""
+    targets = [COARSE.index(name) for name in COMPARED for _ in range(per_label)]
+    found: dict[str, list[float]] = {}
+    for label, target, row in zip(drawn_labels(model, per_label), targets, probabilities.tolist(), strict=True):
+        found.setdefault(model.names[label].split(" ", 1)[1], []).append(row[target])
+    return {subgroup: sum(values) / len(values) for subgroup, values in found.items()}
 
 
 def kernel_distance(features: Tensor, real: Tensor) -> float:
@@ -156,6 +170,7 @@ def evaluate(args: argparse.Namespace) -> dict:
             "nearest": distance_statistics(neighbours.distance, limit),
             "nearest_median_by_group": group_medians(neighbours.distance, args.per_label),
             "labels": scores,
+            "subgroups": subgroup_scores(model, probabilities, args.per_label),
         }
         write_pictures(args.out, name, images, train.images[neighbours.index], args.per_label)
     return results
