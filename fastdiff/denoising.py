@@ -1,7 +1,7 @@
 """The denoising loop: x_t -> x_{t-1}, row by row of the schedule, for a batch whose every picture stands for itself.
 
-The same seed gives the same bits alone, in any batch and at any place in it. On the CPU a batched convolution does not
-keep that promise, so there each picture is a lane of its own, run by a fixed number of threads; lanes run side by side.
+The same seed gives the same bits alone, in any batch and at any place in it. On the CPU a batched convolution of torch
+does not keep that promise, so there each picture is computed on its own, by a fixed number of threads.
 """
 
 import functools
@@ -51,15 +51,6 @@ class Guidance:
     null_row: int  # of the table
 
 
-@dataclass
-class Lane:
-    """Pictures that are computed together."""
-
-    x_t: Tensor  # (n, H, W, C) float32
-    labels: Tensor  # (n,) rows of the table
-    places: slice  # of the batch
-
-
 def denoise(
     unet: UNet2DModel,
     x_t: Tensor,
@@ -77,57 +68,75 @@ def denoise(
         labels: (N,) int64, each picture's row of `table`.
         noise: where the noise of a step comes from.
     """
-    size = 1 if unet.device.type == "cpu" else len(x_t)
-    places = [slice(start, start + size) for start in range(0, len(x_t), size)]
-    lanes = [Lane(x_t[place], labels[place], place) for place in places]
-    for step in range(len(schedule)):
-        step_noise = _step_noise(noise, lanes, step) if schedule.draws_noise[step] else [None] * len(lanes)
-        outputs = _predict(unet, lanes, table, step, guidance)
-        x0 = []
-        for lane, (output, unguided), z in zip(lanes, outputs, step_noise, strict=True):
-            lane.x_t, lane_x0 = denoise_step(
-                output,
-                lane.x_t,
-                schedule.rows[step],
-                schedule.options,
-                noise=z,
-                unguided=unguided,
-                guidance_scale=guidance.scale if guidance else 1.0,
-            )
-            x0.append(lane_x0)
-        yield torch.cat([lane.x_t for lane in lanes]), torch.cat(x0)
+    loop = _Loop(unet, schedule, table, labels, guidance)
+    take_step = loop.step_by_picture if unet.device.type == "cpu" else loop.step_as_graph
+    steps = torch.arange(len(schedule), device=unet.device)
+    for i, draws in enumerate(schedule.draws_noise):
+        z: tuple[Tensor, ...] = ()
+        if draws:
+            z = (noise, steps[i]) if isinstance(noise, Tensor) else (noise(),)
+        x_t, x0 = take_step(x_t, i, z)
+        yield x_t, x0
 
 
-def _step_noise(noise: NoiseSource, lanes: list[Lane], step: int) -> list[Tensor]:
-    if isinstance(noise, Tensor):
-        return [philox_normal(noise[lane.places], step, lane.x_t.shape[1:]) for lane in lanes]
-    batch = noise()
-    return [batch[lane.places] for lane in lanes]
+def _make_noise(shape: torch.Size, z: tuple[Tensor, ...]) -> Tensor | None:
+    """The noise of a step, (N, H, W, C): z is empty, or the noise itself, or the seeds and the step of Philox noise."""
+    return philox_normal(*z, shape[1:]) if len(z) == 2 else z[0] if z else None
 
 
-def _predict(
-    unet: UNet2DModel, lanes: list[Lane], table: Table, step: int, guidance: Guidance | None
-) -> list[tuple[Tensor, Tensor | None]]:
-    """For each lane the model's output and, where it is guided, the output under the null label."""
+@dataclass(frozen=True)
+class _Loop:
+    """What is the same in every step, and the two ways to take one: x_t, its index and its z -> x_{t-1} and x0."""
 
-    def run(x_t: Tensor, labels: Tensor) -> Tensor:
-        return unet.predict(x_t.to(unet.dtype), table.rows(labels, step))
+    unet: UNet2DModel
+    schedule: Schedule
+    table: Table
+    labels: Tensor
+    guidance: Guidance | None
 
-    halves = [(lane.x_t, lane.labels) for lane in lanes]
-    if guidance is None:
-        return [(output, None) for output in _run_all(run, halves, unet.device)]
-    halves += [(x_t, torch.full_like(labels, guidance.null_row)) for x_t, labels in halves]
-    if unet.device.type == "cpu":
-        outputs = _run_all(run, halves, unet.device)
-        return list(zip(outputs[: len(lanes)], outputs[len(lanes) :], strict=True))
-    x_t, labels = (torch.cat(parts) for parts in zip(*halves, strict=True))
-    return [run(x_t, labels).chunk(2)]
+    @property
+    def scale(self) -> float:
+        return self.guidance.scale if self.guidance else 1.0
 
+    @property
+    def null_labels(self) -> Tensor:
+        return torch.full_like(self.labels, self.guidance.null_row)
 
-def _run_all(run: Callable[..., Tensor], arguments: list[tuple], device: torch.device) -> list[Tensor]:
-    if device.type != "cpu":
-        return [run(*each) for each in arguments]
-    return list(_cpu_workers().map(lambda each: run(*each), arguments))
+    def step_as_graph(self, x_t: Tensor, i: int, z: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """The whole batch at once; both halves of a guided batch are one call of the model."""
+        unet, options, guided, scale = self.unet, self.schedule.options, self.guidance is not None, self.scale
+
+        def step(x_t: Tensor, temb: Tensor, timesteps: Tensor, row: Tensor, *z: Tensor) -> tuple[Tensor, Tensor]:
+            x = x_t.to(unet.dtype)
+            x = torch.cat([x, x]) if guided else x
+            output, *unguided = unet.predict(x, Conditioning(temb, timesteps)).split(len(x_t))
+            noise = _make_noise(x_t.shape, z)
+            unguided = unguided[0] if guided else None
+            return denoise_step(output, x_t, row, options, noise=noise, unguided=unguided, guidance_scale=scale)
+
+        labels = torch.cat([self.labels, self.null_labels]) if guided else self.labels
+        run = unet.graphed((options, guided, scale), step)
+        return run(x_t, *self.table.rows(labels, i), self.schedule.rows[i], *z)
+
+    def step_by_picture(self, x_t: Tensor, i: int, z: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Each picture, and each half of a guided one, in a call of the model of its own; the calls run side by side."""
+
+        def predict(x: Tensor, label: Tensor) -> Tensor:
+            return self.unet.predict(x.to(self.unet.dtype), self.table.rows(label, i))
+
+        def step(x: Tensor, output: Tensor, unguided: Tensor | None, *z: Tensor) -> tuple[Tensor, Tensor]:
+            row, options, noise = self.schedule.rows[i], self.schedule.options, _make_noise(x.shape, z)
+            return denoise_step(output, x, row, options, noise=noise, unguided=unguided, guidance_scale=self.scale)
+
+        pictures, workers = x_t.split(1), _cpu_workers()
+        outputs = workers.map(predict, pictures, self.labels.split(1))
+        unguided = [None] * len(pictures)
+        if self.guidance is not None:
+            unguided = workers.map(predict, pictures, self.null_labels.split(1))
+        # Seeds or noise go picture by picture; the index of a step is the same for all.
+        z_by_picture = [part.split(1) if part.ndim else [part] * len(pictures) for part in z]
+        x_prev, x0 = zip(*map(step, pictures, outputs, unguided, *z_by_picture), strict=True)
+        return torch.cat(x_prev), torch.cat(x0)
 
 
 @functools.cache

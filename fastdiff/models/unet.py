@@ -1,6 +1,6 @@
 """UNet2DModel: the denoiser of DDPM and of its relatives, built from diffusers' config.json and weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fastdiff import hub, weights
 from fastdiff.config import UNet2DConfig, from_mapping, read_json
 from fastdiff.errors import InputError
+from fastdiff.graphs import Graphed, Outputs
 from fastdiff.models.blocks import (
     BlockOptions,
     Conditioned,
@@ -38,10 +39,6 @@ class Conditioning(NamedTuple):
     temb: Tensor  # (rows, width) the projections of every block side by side
     timesteps: Tensor  # (rows,)
 
-    def row(self, i: int) -> "Conditioning":
-        """Row i, as a batch of one."""
-        return Conditioning(self.temb[i : i + 1], self.timesteps[i : i + 1])
-
 
 class UNet2DModel(nn.Module):
     """diffusers' UNet2DModel, for inference: the same configs, weights and call, channels-last inside.
@@ -52,6 +49,8 @@ class UNet2DModel(nn.Module):
     def __init__(self, config: UNet2DConfig):
         super().__init__()
         self.config = config
+        self.use_graphs = True  # on a GPU
+        self._graphs: dict[Hashable, Graphed] = {}
         first = config.block_out_channels[0]
         temb_channels = config.time_embedding_dim or 4 * first
         options = BlockOptions(
@@ -144,9 +143,30 @@ class UNet2DModel(nn.Module):
         self._check_sample(sample)
         timestep = timestep if isinstance(timestep, Tensor) else int(timestep)
         timesteps = torch.as_tensor(timestep, device=self.device).expand(len(sample))
-        conditioning = self.conditioning(timesteps, class_labels)
-        prediction = self.predict(sample.permute(0, 2, 3, 1).contiguous(), conditioning).permute(0, 3, 1, 2)
+        labels = () if class_labels is None else (class_labels,)
+        (prediction,) = self.graphed("forward", self._forward)(sample.permute(0, 2, 3, 1), timesteps, *labels)
+        prediction = prediction.permute(0, 3, 1, 2)
         return UNet2DOutput(prediction) if return_dict else (prediction,)
+
+    def _forward(self, x: Tensor, timesteps: Tensor, class_labels: Tensor | None = None) -> tuple[Tensor]:
+        """`forward` as a function of tensors, over (N, H, W, C)."""
+        return (self.predict(x.contiguous(), self.conditioning(timesteps, class_labels)),)
+
+    def graphed(self, name: Hashable, function: Callable[..., Outputs]) -> Callable[..., Outputs]:
+        """`function` of tensors, which runs this model, through CUDA graphs where there can be any.
+
+        `name` stands for all that the function depends on besides its arguments and the model.
+        """
+        if self.device.type != "cuda" or not self.use_graphs:
+            return function
+        return self._graphs.setdefault(name, Graphed(function))
+
+    def _apply(self, *args, **kwargs):
+        self._graphs.clear()  # they read the parameters where these were
+        return super()._apply(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_graphs": {}}  # a copy of the model makes its own
 
     @torch.no_grad()
     def conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
