@@ -119,7 +119,7 @@ class _Loop:
         return run(x_t, *self.table.rows(labels, i), self.schedule.rows[i], *z)
 
     def step_by_picture(self, x_t: Tensor, i: int, z: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Each picture, and each half of a guided one, in a call of the model of its own; the calls run side by side."""
+        """Each picture, and each half of a guided one, in a model call of its own; the calls run side by side."""
 
         def predict(x: Tensor, label: Tensor) -> Tensor:
             return self.unet.predict(x.to(self.unet.dtype), self.table.rows(label, i))
