@@ -34,6 +34,10 @@ class Problem:
         return (width + self.padding[0] + self.padding[1] - self.kernel[1]) // self.stride + 1
 
     @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return self.images, self.out_height, self.out_width, self.out_channels
+
+    @property
     def pixels(self) -> int:
         return self.out_height * self.out_width
 

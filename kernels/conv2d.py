@@ -50,7 +50,7 @@ def conv2d(
 
     Raises: ValueError naming the argument that does not fit.
     """
-    _check(x, weight, bias, stride, temb, residual)
+    _check(x, weight, bias, stride, padding, upsample, temb, residual)
     if isinstance(x, tuple):
         first = x[0].shape[-1]
         partial = _convolve(x[0], weight[:, :first], bias, stride, padding, upsample)
@@ -81,17 +81,15 @@ def _conv2d_triton(
     x, weight, bias=None, *, stride=1, padding=0, upsample=False, temb=None, residual=None, output_scale=1.0,
     moments=False,
 ):  # fmt: skip
-    _check(x, weight, bias, stride, temb, residual)
+    problem = _check(x, weight, bias, stride, padding, upsample, temb, residual)
     parts = tuple(part.contiguous() for part in (x if isinstance(x, tuple) else (x,)))
     dtype, device = parts[0].dtype, parts[0].device
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return None
     weight = weight.permute(0, 2, 3, 1).contiguous()  # (C_out, kH, kW, C_in), a view of channels-last memory
-    problem = _problem(parts, weight, stride, padding, upsample)
     aligned = all(tensor.data_ptr() % 16 == 0 for tensor in (*parts, weight))
     plan = make_plan(problem, descriptors=aligned and has_descriptors(device), multiprocessors=multiprocessors(device))
-    shape = (problem.images, problem.out_height, problem.out_width, problem.out_channels)
-    y = torch.empty(shape, dtype=dtype, device=device)
+    y = torch.empty(problem.out_shape, dtype=dtype, device=device)
     statistics = _empty_moments(problem, plan, device) if moments else None
     outputs = (y, *statistics[:2]) if statistics else (y, None, None)
     epilogue = dict(
@@ -102,7 +100,7 @@ def _conv2d_triton(
         scale=1 / output_scale,
     )
     if plan.spread:
-        partial = torch.empty(plan.chunks, *shape, dtype=torch.float32, device=device)
+        partial = torch.empty(plan.chunks, *problem.out_shape, dtype=torch.float32, device=device)
         _launch_products(problem, plan, (partial, None, None), parts, weight, NO_EPILOGUE)
         _launch_sum(problem, plan, outputs, partial, epilogue)
     else:
@@ -111,15 +109,6 @@ def _conv2d_triton(
 
 
 NO_EPILOGUE = dict(bias_ptr=None, temb_ptr=None, residual_ptr=None, temb_stride=0, scale=1.0)
-
-
-def _problem(parts: tuple[Tensor, ...], weight: Tensor, stride: int, padding: Padding, upsample: bool) -> Problem:
-    images, height, width, _ = parts[0].shape
-    out_channels, *kernel, _ = weight.shape
-    padding = padding if isinstance(padding, tuple) else (padding,) * 4
-    channels = tuple(part.shape[-1] for part in parts)
-    itemsize = weight.dtype.itemsize
-    return Problem(images, height, width, channels, out_channels, tuple(kernel), stride, padding, upsample, itemsize)
 
 
 def _empty_moments(problem: Problem, plan: Plan, device: torch.device) -> Moments:
@@ -172,25 +161,44 @@ def _launch_sum(problem: Problem, plan: Plan, outputs: tuple, partial: Tensor, e
     )  # fmt: skip
 
 
-def _check(x, weight: Tensor, bias: Tensor | None, stride: int, temb: Tensor | None, residual: Tensor | None) -> None:
+def _check(
+    x: Tensor | tuple[Tensor, Tensor],
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: int,
+    padding: Padding,
+    upsample: bool,
+    temb: Tensor | None,
+    residual: Tensor | None,
+) -> Problem:
+    """The sizes of the convolution. Raises ValueError naming the argument that does not fit."""
     parts = x if isinstance(x, tuple) else (x,)
     if any(part.ndim != 4 or part.shape[:3] != parts[0].shape[:3] for part in parts):
         raise ValueError(f"x: expected (N, H, W, C), the same N, H and W, got {[tuple(part.shape) for part in parts]}")
     if not parts[0].is_floating_point():
         raise ValueError(f"x: {parts[0].dtype} is no float dtype")
-    channels = sum(part.shape[-1] for part in parts)
-    if weight.ndim != 4 or weight.shape[1] != channels:
-        raise ValueError(f"weight: expected (C_out, {channels}, kH, kW), got {tuple(weight.shape)}")
+    channels = tuple(part.shape[3] for part in parts)
+    if weight.ndim != 4 or weight.shape[1] != sum(channels):
+        raise ValueError(f"weight: expected (C_out, {sum(channels)}, kH, kW), got {tuple(weight.shape)}")
     if stride not in (1, 2):
         raise ValueError(f"stride: {stride} is neither 1 nor 2")
-    shapes = {"bias": (weight.shape[0],), "temb": (parts[0].shape[0], weight.shape[0])}
-    others = {"weight": weight, "bias": bias, "temb": temb, "residual": residual, "x": parts[-1]}
-    for name, tensor in others.items():
+    images, height, width, _ = parts[0].shape
+    out_channels, _, *kernel = weight.shape
+    sides = padding if isinstance(padding, tuple) else (padding,) * 4
+    problem = Problem(
+        images, height, width, channels, out_channels, tuple(kernel), stride, sides, upsample, weight.dtype.itemsize
+    )
+    if min(problem.out_height, problem.out_width) < 1:
+        raise ValueError(f"padding: {padding} leaves nothing of {height} x {width} pixels for a {kernel} filter")
+    shapes = {"bias": (out_channels,), "temb": (images, out_channels), "residual": problem.out_shape}
+    tensors = {"x": parts[-1], "weight": weight, "bias": bias, "temb": temb, "residual": residual}
+    for name, tensor in tensors.items():
         if tensor is None:
             continue
-        if name in shapes and tensor.shape != shapes[name]:
+        if tensor.shape != shapes.get(name, tensor.shape):
             raise ValueError(f"{name}: expected {shapes[name]}, got {tuple(tensor.shape)}")
         if (tensor.dtype, tensor.device) != (parts[0].dtype, parts[0].device):
             raise ValueError(
                 f"{name}: {tensor.dtype} on {tensor.device}, but x is {parts[0].dtype} on {parts[0].device}"
             )
+    return problem

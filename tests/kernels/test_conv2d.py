@@ -1,0 +1,230 @@
+"""conv2d against torch in higher precision: every way of loading, every epilogue, its moments, and its bits."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fastdiff.kernels import _launch
+from fastdiff.kernels.conv2d import conv2d
+
+
+@dataclass(frozen=True)
+class Case:
+    """A convolution with random inputs."""
+
+    n: int
+    height: int
+    width: int
+    channels: tuple[int, ...]
+    out_channels: int
+    kernel: tuple[int, int] = (3, 3)
+    stride: int = 1
+    padding: int | tuple[int, int, int, int] = 1
+    upsample: bool = False
+    temb: bool = False
+    residual: bool = False
+    output_scale: float = 1.0
+    mean: float = 0.0  # of the output
+
+    def inputs(self, dtype, device) -> tuple[tuple, dict]:
+        """conv2d's arguments; those of picture i are the same in any batch."""
+        random = torch.Generator().manual_seed(0)
+
+        def randn(*shape, scale=1.0):
+            return (scale * torch.randn(shape, generator=random)).to(device, dtype)
+
+        def pictures(*shape):
+            drawn = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i in range(self.n)]
+            return torch.stack(drawn).to(device, dtype)
+
+        taps = self.kernel[0] * self.kernel[1]
+        weight = randn(self.out_channels, sum(self.channels), *self.kernel, scale=(sum(self.channels) * taps) ** -0.5)
+        bias = randn(self.out_channels) + self.mean
+        parts = tuple(pictures(self.height, self.width, c) for c in self.channels)
+        options = dict(stride=self.stride, padding=self.padding, upsample=self.upsample, output_scale=self.output_scale)
+        if self.temb:
+            options["temb"] = pictures(3 * self.out_channels)[:, self.out_channels : 2 * self.out_channels]
+        if self.residual:
+            left, right, top, bottom = self.padding if isinstance(self.padding, tuple) else (self.padding,) * 4
+            height = ((self.height << self.upsample) + top + bottom - self.kernel[0]) // self.stride + 1
+            width = ((self.width << self.upsample) + left + right - self.kernel[1]) // self.stride + 1
+            options["residual"] = pictures(height, width, self.out_channels)
+        weight = weight.contiguous(memory_format=torch.channels_last)
+        return (parts if len(parts) > 1 else parts[0], weight, bias), options
+
+
+def truth(args, options) -> torch.Tensor:
+    """What conv2d says it computes, in torch's plainest form, in the next wider dtype."""
+    x, weight, bias = args
+    wide = torch.float64 if weight.dtype == torch.float32 else torch.float32
+    x = torch.cat(x, dim=-1) if isinstance(x, tuple) else x
+    x = x.to(wide).permute(0, 3, 1, 2)
+    if options["upsample"]:
+        x = x.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
+    padding = options["padding"] if isinstance(options["padding"], tuple) else (options["padding"],) * 4
+    y = F.conv2d(F.pad(x, padding), weight.to(wide), bias.to(wide), options["stride"]).permute(0, 2, 3, 1)
+    if "temb" in options:
+        y = y + options["temb"].to(wide)[:, None, None]
+    return (y + options.get("residual", torch.zeros((), device=y.device)).to(wide)) / options["output_scale"]
+
+
+def run(case: Case, args, options, runs_triton: bool):
+    """conv2d with moments, on its kernel wherever Triton runs."""
+    result = (conv2d.triton if runs_triton else conv2d.reference)(*args, moments=True, **options)
+    assert result is not None
+    return result
+
+
+@pytest.fixture(params=["descriptors", "pointers"])
+def loads(request, dot_dtype, monkeypatch, runs_triton):
+    """Both main loops, the second as on a card before sm_90."""
+    if request.param == "pointers":
+        if not runs_triton or dot_dtype == torch.float32:
+            pytest.skip("there is one way only")
+        monkeypatch.setattr(_launch, "capability", lambda device: (8, 0))
+
+
+gpu = pytest.mark.gpu
+CASES = {
+    "N2-H8-C64-temb": Case(2, 8, 8, (64,), 64, temb=True),
+    "N2-H16-C64-residual": Case(2, 16, 16, (64,), 96, residual=True, output_scale=2**0.5),
+    "N1-H16-C128-chunks-over-the-grid": Case(1, 16, 16, (128,), 64, temb=True),
+    "N9-H8-C128-chunks-in-a-program": Case(9, 8, 8, (128,), 64, temb=True),
+    "N3-H4-C64-many-pictures-a-tile": Case(3, 4, 4, (64,), 64, temb=True, residual=True),
+    "N2-H16-C64-down-ddpm": Case(2, 16, 16, (64,), 64, stride=2, padding=(0, 1, 0, 1)),
+    "N2-H16-C64-down-symmetric": Case(2, 16, 16, (64,), 64, stride=2, padding=1),
+    "N2-H8-C64-up": Case(2, 8, 8, (64,), 32, upsample=True),
+    "N2-H8-C64+32-shortcut": Case(2, 8, 8, (64, 32), 40, kernel=(1, 1), padding=0),
+    "N2-H8-C64+32-pair-3x3": Case(2, 8, 8, (64, 32), 40, residual=True),
+    "N1-H16-C3-first": Case(1, 16, 16, (3,), 64),
+    "N1-H16-C4-first-latent": Case(1, 16, 16, (4,), 32),
+    "N1-H16-C64-last": Case(1, 16, 16, (64,), 3),
+    "N2-H7-W9-C36-odd": Case(2, 7, 9, (36,), 20, temb=True, residual=True),
+    "N2-H9-W5-C7+5-odd-down-5x5": Case(2, 9, 5, (7, 5), 9, kernel=(5, 5), stride=2, padding=2),
+    "N1-H5-W3-C6-odd-up": Case(1, 5, 3, (6,), 10, upsample=True),
+    "N2-L16-C32-one-dimension": Case(2, 1, 16, (32,), 32, kernel=(1, 5), padding=(2, 2, 0, 0)),
+    "N2-L13-C14-one-dimension-odd": Case(2, 1, 13, (14,), 32, kernel=(1, 5), padding=(2, 2, 0, 0)),
+    "N1-H1-W1-C1-smallest": Case(1, 1, 1, (1,), 1, kernel=(1, 1), padding=0),
+    "N2-H8-C32-large-mean": Case(2, 8, 8, (32,), 32, mean=1000.0),
+    "N8-C128-H256-residual": pytest.param(Case(8, 256, 256, (128,), 128, residual=True), marks=gpu),
+    "N2-C320-H64-temb": pytest.param(Case(2, 64, 64, (320,), 320, temb=True), marks=gpu),
+    "N2-C1280-H8": pytest.param(Case(2, 8, 8, (1280,), 1280, temb=True), marks=gpu),
+    "N1-C512-H16": pytest.param(Case(1, 16, 16, (512,), 512, temb=True), marks=gpu),
+    "N64-C256-H8": pytest.param(Case(64, 8, 8, (256,), 256, temb=True), marks=gpu),
+    "N512-C256-H4": pytest.param(Case(512, 4, 4, (256,), 256, residual=True), marks=gpu),
+    "N64-C384-H32": pytest.param(Case(64, 32, 32, (384,), 128, temb=True), marks=gpu),
+    "N8-C512+256-H32-shortcut": pytest.param(Case(8, 32, 32, (512, 256), 256, kernel=(1, 1), padding=0), marks=gpu),
+    "N8-C128-H256-down": pytest.param(Case(8, 256, 256, (128,), 128, stride=2, padding=(0, 1, 0, 1)), marks=gpu),
+    "N8-C256-H64-up": pytest.param(Case(8, 64, 64, (256,), 256, upsample=True), marks=gpu),
+    "N8-C3-H256-first": pytest.param(Case(8, 256, 256, (3,), 128), marks=gpu),
+    "N8-C128-H256-last": pytest.param(Case(8, 256, 256, (128,), 3), marks=gpu),
+    "N2-C224-H96-odd-tiles": pytest.param(Case(2, 96, 96, (224,), 224, residual=True), marks=gpu),
+}
+REPEATS = 4  # a race shows as an error that moves
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_output(case, dot_dtype, device, runs_triton, loads, assert_accurate):
+    args, options = case.inputs(dot_dtype, device)
+    expected, torchs = truth(args, options), conv2d.reference(*args, **options)
+    for _ in range(REPEATS if device.type == "cuda" else 1):
+        y, _ = run(case, args, options, runs_triton)
+        assert y.is_contiguous()
+        assert_accurate(y, torchs, expected)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_moments(case, dot_dtype, device, runs_triton, loads, exact_matmuls):
+    if not runs_triton:
+        pytest.skip("the reference leaves moments to the norm")
+    args, options = case.inputs(dot_dtype, device)
+    y = truth(args, options).double().flatten(1, 2)  # (N, H * W, C)
+    _, moments = run(case, args, options, runs_triton)
+    counts = torch.full(moments.mean.shape[:2], moments.pixels, dtype=torch.float64, device=device)
+    counts[:, -1] -= counts[0].sum() - y.shape[1]
+    counts = counts[:, :, None]
+    mean = (moments.mean * counts).sum(1, keepdim=True) / y.shape[1]
+    m2 = (moments.m2 + (moments.mean - mean).square() * counts).sum(1)
+    assert (counts > 0).all()
+    torch.testing.assert_close(mean[:, 0], y.mean(1), rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(m2, (y - y.mean(1, keepdim=True)).square().sum(1), rtol=1e-3, atol=1e-5)
+
+
+ALONE = ["N2-H8-C64-temb", "N9-H8-C128-chunks-in-a-program", "N3-H4-C64-many-pictures-a-tile", "N2-H8-C64-up",
+         "N2-H16-C64-down-ddpm", "N2-H8-C64+32-shortcut", "N2-H7-W9-C36-odd", "N1-H16-C64-last"]  # fmt: skip
+ALONE_ON_GPU = {
+    "C128-H32": Case(1, 32, 32, (128,), 128, residual=True),
+    "C512-H16": Case(1, 16, 16, (512,), 512, temb=True),
+    "C256-H8": Case(1, 8, 8, (256,), 256, temb=True),
+    "C256-H4": Case(1, 4, 4, (256,), 256, residual=True),
+    "C256+128-H16-shortcut": Case(1, 16, 16, (256, 128), 256, kernel=(1, 1), padding=0),
+    "C256-H16-down": Case(1, 16, 16, (256,), 256, stride=2, padding=(0, 1, 0, 1)),
+    "C256-H16-up": Case(1, 16, 16, (256,), 256, upsample=True),
+    "C3-H64-first": Case(1, 64, 64, (3,), 64),
+    "C64-H64": Case(1, 64, 64, (64,), 64, temb=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "batches"),
+    [pytest.param(CASES[name], (1, 3, 8), id=name) for name in ALONE]
+    + [pytest.param(case, (1, 3, 8, 64), id=name, marks=gpu) for name, case in ALONE_ON_GPU.items()],
+)
+def test_bits_do_not_depend_on_the_batch(case, batches, dot_dtype, device, runs_triton, loads, monkeypatch):
+    if not runs_triton:
+        pytest.skip("torch's convolutions promise no such thing")
+    # The interpreter multiplies by numpy, whose bits depend on the tile: there all batches take the smallest.
+    monkeypatch.setattr(_launch, "INTERPRETER_MULTIPROCESSORS", 10**6)
+
+    def first_picture(n):
+        y, moments = run(case, *replace(case, n=n).inputs(dot_dtype, device), runs_triton)
+        return y[0], moments.mean[0], moments.m2[0], moments.pixels
+
+    alone = first_picture(batches[0])
+    for n in batches[1:]:
+        for ours, theirs in zip(alone[:3], first_picture(n)[:3], strict=True):
+            assert torch.equal(ours, theirs), f"batch {n}"
+
+
+def test_strided_inputs(dot_dtype, device, runs_triton, loads, assert_accurate):
+    (x, weight, bias), options = Case(2, 8, 8, (64,), 32, temb=True, residual=True).inputs(dot_dtype, device)
+    wide = torch.cat([x, x], dim=-1)[..., 32:96]
+    residual = options["residual"].transpose(1, 2)
+    args, options = (wide, weight.contiguous(), bias), options | {"residual": residual}
+    assert not any(tensor.is_contiguous() for tensor in (wide, residual, options["temb"]))
+    y, _ = run(None, args, options, runs_triton)
+    assert_accurate(y, conv2d.reference(*args, **options), truth(args, options))
+
+
+def test_without_bias(dot_dtype, device, runs_triton, loads, assert_accurate):
+    (x, weight, bias), options = Case(2, 8, 8, (64,), 32).inputs(dot_dtype, device)
+    y, _ = run(None, (x, weight), options, runs_triton)
+    zero = torch.zeros_like(bias)
+    assert_accurate(y, conv2d.reference(x, weight, **options), truth((x, weight, zero), options))
+
+
+X, WEIGHT = torch.zeros(2, 4, 4, 8), torch.zeros(6, 8, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("argument", "args", "options"),
+    [
+        pytest.param("x", (X[0], WEIGHT), {}, id="x-without-batch"),
+        pytest.param("x", ((X, X[:, :2]), WEIGHT), {}, id="x-pair-of-two-heights"),
+        pytest.param("x", (X.long(), WEIGHT), {}, id="x-integers"),
+        pytest.param("weight", (X, WEIGHT[:, :5]), {}, id="weight-other-channels"),
+        pytest.param("weight", (X, WEIGHT.half()), {}, id="weight-other-dtype"),
+        pytest.param("weight", (X, WEIGHT.to("meta")), {}, id="weight-other-device"),
+        pytest.param("bias", (X, WEIGHT, torch.zeros(5)), {}, id="bias-other-width"),
+        pytest.param("temb", (X, WEIGHT), {"temb": torch.zeros(1, 6)}, id="temb-other-batch"),
+        pytest.param("residual", (X, WEIGHT), {"residual": torch.zeros(2, 4, 4, 8)}, id="residual-other-channels"),
+        pytest.param("residual", (X, WEIGHT), {"residual": torch.zeros(2, 2, 2, 6).half()}, id="residual-other-dtype"),
+        pytest.param("stride", (X, WEIGHT), {"stride": 3}, id="stride-3"),
+        pytest.param("padding", (X[:, :1, :1], WEIGHT), {"padding": 0}, id="padding-too-small"),
+    ],
+)
+def test_wrong_arguments_are_named(argument, args, options):
+    with pytest.raises(ValueError, match=f"^{argument}: "):
+        conv2d(*args, **{"padding": 1} | options)
