@@ -10,12 +10,17 @@ INTERPRETER_CAPABILITY = (9, 0)
 INTERPRETER_MULTIPROCESSORS = 8
 
 
-def launch(kernel, grid: tuple[int, ...], *args, num_warps: int, num_stages: int = 1, **constexprs) -> None:
-    """kernel[grid](*args, **constexprs) on the device of the first tensor, which need not be the current device."""
+def launch(
+    kernel, grid: tuple[int, ...], *args, num_warps: int, num_stages: int = 1, fp_fusion: bool = True, **constexprs
+) -> None:
+    """kernel[grid](*args, **constexprs) on the device of the first tensor, which need not be the current device.
+
+    fp_fusion: multiplications and additions become one operation; without it the bits are those of separate ones.
+    """
     device = next(arg.device for arg in args if isinstance(arg, Tensor))
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        # Multiply-adds are fused whatever Triton's default is: it changes with version 3.10, and with it the bits.
-        kernel[grid](*args, num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=True, **constexprs)
+        # always said, because Triton's default changes with version 3.10, and with it the bits
+        kernel[grid](*args, num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=fp_fusion, **constexprs)
 
 
 def capability(device: torch.device) -> tuple[int, int]:

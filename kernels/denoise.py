@@ -7,9 +7,15 @@ noise depends on its seed, the step and the element alone: not on the batch, not
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from fastdiff.kernels._dispatch import Operation
+from fastdiff.kernels._launch import launch
+from fastdiff.kernels._triton import tl, triton
 
 # One row of the table, for a model output m, the current picture x_t and unit noise z:
 #   x0      = clip((x0_x * x_t + x0_m * m) / x0_div)
@@ -41,6 +47,15 @@ class StepOptions:
             raise ValueError("clip_range and threshold_ratio exclude each other; leave one of them None")
 
 
+class StepBuffers(NamedTuple):
+    """Where a step writes, so that a CUDA graph can replay it. All contiguous; x_prev may be x_t itself."""
+
+    x_prev: Tensor  # (N, ..., C), the dtype of x_t
+    x0: Tensor | None = None  # the same
+    model_input: Tensor | None = None  # (N, ..., C) of any float dtype, or (2N, ..., C): x_{t-1} twice
+
+
+@Operation
 def denoise_step(
     model_output: Tensor,
     x_t: Tensor,
@@ -50,19 +65,49 @@ def denoise_step(
     noise: Tensor | None = None,
     unguided: Tensor | None = None,
     guidance_scale: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+    step: Tensor | None = None,
+    out: StepBuffers | None = None,
+) -> tuple[Tensor, Tensor | None]:
     """One step of DDPM (Ho et al. 2020, eq. 7) or DDIM (Song et al. 2021, eq. 12), as `row` says.
 
     model_output    (N, ..., C) of any float dtype, or (N, ..., 2C) where `options` says the variance is learned
     x_t             (N, ..., C) float32 (or float64, then all arithmetic is)
-    row             (len(COLUMNS),) float32 on the same device
-    noise           (N, ..., C) of any float dtype, unit normal; None adds none, which is the last step of a chain
+    row             (len(COLUMNS),) float32 on the same device; with `step` the table of all rows, (steps, len(COLUMNS))
+    noise           (N, ..., C) of any float dtype, unit normal; or with `step` (N,) int64, the pictures' seeds, for the
+                    noise of `philox_normal`. None adds none, which is the last step of a chain
     unguided        like model_output: what the model says of the null label (Ho & Salimans 2022, eq. 6)
     guidance_scale  1 is the guided output as it is
+    step            (1,) int32 on the same device: which step this is, read when the step runs
+    out             buffers to write instead of new tensors
 
-    Returns x_{t-1} and x0, both (N, ..., C) in x_t's dtype. Raises ValueError naming the argument that does not fit.
+    Returns x_{t-1} and x0, both (N, ..., C) in x_t's dtype (x0 None where `out` has none). Raises ValueError naming the
+    argument that does not fit.
     """
-    _check_arguments(model_output, x_t, row, options, noise, unguided)
+    _check_arguments(model_output, x_t, row, options, noise, unguided, step, out)
+    if step is not None:
+        row = row.index_select(0, step)[0]
+        if noise is not None and noise.dtype == torch.int64:
+            noise = philox_normal(noise, step.long(), x_t.shape[1:])
+    x_prev, x0 = _step(model_output, x_t, row, options, noise, unguided, guidance_scale)
+    if out is None:
+        return x_prev, x0
+    out.x_prev.copy_(x_prev)
+    if out.x0 is not None:
+        out.x0.copy_(x0)
+    if out.model_input is not None:
+        out.model_input.unflatten(0, (-1, len(x_t))).copy_(x_prev)
+    return out.x_prev, out.x0
+
+
+def _step(
+    model_output: Tensor,
+    x_t: Tensor,
+    row: Tensor,
+    options: StepOptions,
+    noise: Tensor | None,
+    unguided: Tensor | None,
+    guidance_scale: float,
+) -> tuple[Tensor, Tensor]:
     x0_x, x0_m, x0_div, prev_x0, prev_x, prev_m, sigma, log_variance_min, log_variance_max = row.unbind()
     channels = x_t.shape[-1]
     eps = model_output[..., :channels].to(x_t.dtype)
@@ -85,10 +130,12 @@ def denoise_step(
         return x_prev.add_(sigma * noise), x0
     learned = model_output[..., channels:].to(x_t.dtype)
     if options.variance == "learned":
-        return x_prev.add_(sigma * learned.sqrt() * noise), x0
-    # Nichol & Dhariwal 2021, eq. 15: the model's output in [-1, 1] interpolates between the two log variances
-    log_variance = log_variance_min + (learned + 1) / 2 * (log_variance_max - log_variance_min)
-    return x_prev.add_(sigma * (log_variance / 2).exp() * noise), x0
+        std = sigma * learned.sqrt()
+    else:
+        # Nichol & Dhariwal 2021, eq. 15: the model's output in [-1, 1] interpolates between the two log variances
+        log_variance = log_variance_min + (learned + 1) / 2 * (log_variance_max - log_variance_min)
+        std = sigma * (log_variance / 2).exp()
+    return x_prev.add_(torch.where(sigma > 0, std * noise, 0)), x0  # at sigma 0 the model may say anything
 
 
 def dynamic_threshold(x0: Tensor, ratio: float, maximum: float) -> Tensor:
@@ -150,28 +197,160 @@ def _box_muller(words: Tensor) -> Tensor:
     return torch.stack((radius * angle.cos(), radius * angle.sin()), dim=-1).flatten(-2).to(torch.float32)
 
 
+@triton.jit
+def _box_muller_pair(word0, word1):
+    """`_box_muller` of two uint32 words, in float64 like it."""
+    u = (word0.to(tl.float32) * 2.0**-32 + 2.0**-33).to(tl.float64)
+    angle = (word1.to(tl.float32) * 2.0**-32 + 2.0**-33).to(tl.float64) * 6.283185307179586
+    radius = tl.sqrt(-2.0 * tl.log(u))
+    return (radius * tl.cos(angle)).to(tl.float32), (radius * tl.sin(angle)).to(tl.float32)
+
+
+@triton.jit
+def _philox_normal(seed, step, first, BLOCK: tl.constexpr):
+    """Elements `first` to `first + BLOCK` of `philox_normal`; first is a multiple of 4."""
+    counter = (first // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
+    zero = counter * 0
+    w0, w1, w2, w3 = tl.philox(seed, counter, zero + step.to(tl.uint32), zero, zero)
+    z0, z1 = _box_muller_pair(w0, w1)
+    z2, z3 = _box_muller_pair(w2, w3)
+    return tl.interleave(tl.interleave(z0, z2), tl.interleave(z1, z3))
+
+
+@triton.jit
+def _denoise_kernel(
+    x_prev_ptr, x0_ptr, input_ptr, output_ptr, unguided_ptr, x_t_ptr, rows_ptr, step_ptr, noise_ptr,
+    images, elements, channels, copies, guidance_scale, clip_range, COLUMNS: tl.constexpr, VARIANCE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """BLOCK elements of one picture: `_step` in its order of operations, without thresholding."""
+    blocks = tl.cdiv(elements, BLOCK)
+    n, first = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK
+    e = first + tl.arange(0, BLOCK)
+    mask = e < elements
+    step = tl.load(step_ptr) if step_ptr is not None else 0
+    row = rows_ptr + step * COLUMNS
+
+    x_t = tl.load(x_t_ptr + n * elements + e, mask=mask, other=0.0)
+    m = n * elements + e
+    if VARIANCE != "fixed":
+        m += (n * (elements // channels) + e // channels) * channels  # each pixel has its C variances behind its C
+    eps = tl.load(output_ptr + m, mask=mask, other=0.0).to(tl.float32)
+    if unguided_ptr is not None:
+        null = tl.load(unguided_ptr + m, mask=mask, other=0.0).to(tl.float32)
+        eps = null + guidance_scale * (eps - null)
+
+    x0 = tl.div_rn(tl.load(row) * x_t + tl.load(row + 1) * eps, tl.load(row + 2))
+    if clip_range is not None:
+        x0 = tl.clamp(x0, -clip_range, clip_range, propagate_nan=tl.PropagateNan.ALL)
+    x_prev = tl.load(row + 3) * x0 + tl.load(row + 4) * x_t + tl.load(row + 5) * eps
+    if noise_ptr is not None:
+        sigma = tl.load(row + 6)
+        if sigma > 0:
+            if noise_ptr.dtype.element_ty == tl.int64:
+                noise = _philox_normal(tl.load(noise_ptr + n), step, first, BLOCK)
+            else:
+                noise = tl.load(noise_ptr + n * elements + e, mask=mask, other=0.0).to(tl.float32)
+            if VARIANCE == "fixed":
+                x_prev += sigma * noise
+            else:
+                learned = tl.load(output_ptr + m + channels, mask=mask, other=0.0).to(tl.float32)
+                if VARIANCE == "learned":
+                    std = tl.sqrt_rn(learned)
+                else:
+                    low, high = tl.load(row + 7), tl.load(row + 8)
+                    std = tl.exp((low + (learned + 1) / 2 * (high - low)) / 2)
+                x_prev += sigma * std * noise
+
+    tl.store(x_prev_ptr + n * elements + e, x_prev, mask=mask)
+    if x0_ptr is not None:
+        tl.store(x0_ptr + n * elements + e, x0, mask=mask)
+    if input_ptr is not None:
+        for copy in range(copies):
+            out = input_ptr + (copy * images + n) * elements + e
+            tl.store(out, x_prev.to(input_ptr.dtype.element_ty), mask=mask)
+
+
+@denoise_step.kernel
+def _denoise_step_triton(
+    model_output,
+    x_t,
+    row,
+    options=StepOptions(),
+    *,
+    noise=None,
+    unguided=None,
+    guidance_scale=1.0,
+    step=None,
+    out=None,
+):
+    _check_arguments(model_output, x_t, row, options, noise, unguided, step, out)
+    inputs = [
+        None if tensor is None else tensor.contiguous() for tensor in (model_output, unguided, x_t, row, step, noise)
+    ]
+    if options.threshold_ratio is not None or any(t is not None and t.dtype == torch.float64 for t in inputs):
+        return None  # a quantile is a sort: torch's
+    if out is None:
+        out = StepBuffers(torch.empty_like(inputs[2]), torch.empty_like(inputs[2]))
+    images, channels = x_t.shape[0], x_t.shape[-1]
+    elements = x_t.numel() // images
+    copies = len(out.model_input) // images if out.model_input is not None else 0
+    block = 512
+    launch(
+        _denoise_kernel, (images * triton.cdiv(elements, block),),
+        *out, *inputs, images, elements, channels, copies, guidance_scale, options.clip_range,
+        COLUMNS=len(COLUMNS), VARIANCE=options.variance, BLOCK=block, num_warps=4, fp_fusion=False,
+    )  # fmt: skip
+    return out.x_prev, out.x0
+
+
 def _check_arguments(
-    model_output: Tensor, x_t: Tensor, row: Tensor, options: StepOptions, noise: Tensor | None, unguided: Tensor | None
+    model_output: Tensor,
+    x_t: Tensor,
+    row: Tensor,
+    options: StepOptions,
+    noise: Tensor | None,
+    unguided: Tensor | None,
+    step: Tensor | None,
+    out: StepBuffers | None,
 ) -> None:
     if x_t.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"x_t is {x_t.dtype}; it is float32 (or float64)")
     if x_t.ndim < 1:
         raise ValueError("x_t is a scalar; its shape is (N, ..., C)")
-    if row.dtype != torch.float32 or row.shape != (len(COLUMNS),):
-        raise ValueError(f"row is {row.dtype} of shape {tuple(row.shape)}; it is float32 of shape ({len(COLUMNS)},)")
-    halves = 1 if options.variance == "fixed" else 2
-    output_shape = (*x_t.shape[:-1], halves * x_t.shape[-1])
-    shapes = {"model_output": output_shape, "noise": tuple(x_t.shape), "unguided": output_shape}
-    tensors = {"model_output": model_output, "noise": noise, "unguided": unguided}
-    for name, tensor in {name: tensor for name, tensor in tensors.items() if tensor is not None}.items():
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name} is {tensor.dtype}; it is a float dtype")
-        if tuple(tensor.shape) != shapes[name]:
-            raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}; with x_t {tuple(x_t.shape)} and {options.variance} variance "
-                f"it is {shapes[name]}"
-            )
-        if tensor.device != x_t.device:
-            raise ValueError(f"{name} is on {tensor.device}; x_t is on {x_t.device}")
-    if row.device != x_t.device:
-        raise ValueError(f"row is on {row.device}; x_t is on {x_t.device}")
+    shape, width = tuple(x_t.shape), len(COLUMNS)
+    output_shape = (*shape[:-1], (1 if options.variance == "fixed" else 2) * shape[-1])
+    check = partial(_check_tensor, x_t, f"with x_t {shape} and {options.variance} variance")
+    check("model_output", model_output, [output_shape])
+    check("unguided", unguided, [output_shape])
+    check("row", row, [(width,) if step is None else (len(row), width)], torch.float32)
+    check("step", step, [(1,)], torch.int32)
+    if step is not None and noise is not None and noise.dtype == torch.int64:
+        check("noise", noise, [shape[:1]], torch.int64)
+    else:
+        check("noise", noise, [shape])
+    if out is not None:
+        check("out.x_prev", out.x_prev, [shape], x_t.dtype)
+        check("out.x0", out.x0, [shape], x_t.dtype)
+        check("out.model_input", out.model_input, [shape, (2 * shape[0], *shape[1:])])
+        if not all(buffer is None or buffer.is_contiguous() for buffer in out):
+            raise ValueError("out has a buffer that is not contiguous")
+
+
+def _check_tensor(
+    x_t: Tensor,
+    setting: str,
+    name: str,
+    tensor: Tensor | None,
+    shapes: list[tuple[int, ...]],
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Raises ValueError unless `tensor` is None or of one of the shapes, of `dtype` (None: any float), beside x_t."""
+    if tensor is None:
+        return
+    if tensor.dtype != dtype if dtype is not None else not tensor.is_floating_point():
+        raise ValueError(f"{name} is {tensor.dtype}; it is {dtype or 'a float dtype'}")
+    if tuple(tensor.shape) not in shapes:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; {setting} it is {' or '.join(map(str, shapes))}")
+    if tensor.device != x_t.device:
+        raise ValueError(f"{name} is on {tensor.device}; x_t is on {x_t.device}")

@@ -1,24 +1,22 @@
-"""The denoise step against float64 arithmetic, and Philox against Random123 and Triton."""
+"""The denoise step against float64 arithmetic, and its kernel against its reference."""
 
-import json
 import math
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from fastdiff.kernels.denoise import (
     COLUMNS,
+    StepBuffers,
     StepOptions,
-    _box_muller,
     denoise_step,
     dynamic_threshold,
-    philox4x32,
     philox_normal,
 )
 
+INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETER else "cpu")
 SHAPES = {
     "N4-H64-W64-C3-emoji": (4, 64, 64, 3),
     "N1-H5-W7-C3-odd": (1, 5, 7, 3),
@@ -32,11 +30,11 @@ OPTIONS = {
     "learned": StepOptions(clip_range=1.0, variance="learned"),
     "learned_range": StepOptions(variance="learned_range"),
 }
-ROW = torch.tensor([0.9, -0.7, 0.4, 0.3, 0.6, 0.2, 0.1, -4.0, -2.0])
+ROW = torch.tensor([0.9, -0.7, 0.4, 0.3, 0.6, 0.2, 0.1, -4.0, -2.0], device=DEVICE)
 
 
 def randn(shape, seed, dtype=torch.float32, mean=0.0):
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) + mean).to(dtype)
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) + mean).to(DEVICE, dtype)
 
 
 def inputs(shape, options, dtype=torch.float32, mean=0.0):
@@ -161,7 +159,121 @@ def test_threshold_of_a_picture_that_torchs_quantile_refuses():
     assert (dynamic_threshold(x0, 0.9, 2.0) == 1).all()
 
 
-X = torch.zeros(2, 4, 4, 3)
+@pytest.fixture
+def step_kernel(runs_triton):
+    """The kernel and nothing else."""
+    if not runs_triton:
+        pytest.skip("the kernel runs on a GPU or in Triton's interpreter")
+    return denoise_step.triton
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("name", ["free", "clip"])
+def test_kernel_has_the_references_bits(step_kernel, shape, name, dtype):
+    output, unguided, x_t, noise = inputs(shape, OPTIONS[name], dtype)
+    arguments = {"noise": noise, "unguided": unguided, "guidance_scale": 2.5}
+    expected = denoise_step.reference(output, x_t, ROW, OPTIONS[name], **arguments)
+    actual = step_kernel(output, x_t, ROW, OPTIONS[name], **arguments)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+def test_kernel_draws_the_references_noise(step_kernel):
+    row = torch.tensor([[0.0, 0, 1, 0, 0, 0, 1, 0, 0]], device=DEVICE).expand(10, -1)  # x_{t-1} is the noise
+    seeds = torch.tensor([0, 7, 2**32 - 1, 2**62 + 12345, -1], device=DEVICE)
+    x = torch.zeros(5, 31, 3, device=DEVICE)
+    noise, _ = step_kernel(x, x, row, noise=seeds, step=STEP + 9)
+    torch.testing.assert_close(noise, philox_normal(seeds, 9, (31, 3)), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["clip", "threshold", "learned", "learned_range"])
+def test_the_step_picks_its_row_and_its_noise(name):
+    options = OPTIONS[name]
+    output, unguided, x_t, _ = inputs((3, 5, 7, 3), options)
+    seeds = torch.tensor([3, 1, 2**40], device=DEVICE)
+    guided = {"unguided": unguided, "guidance_scale": 1.5}
+    for i in range(3):
+        table = torch.stack([ROW / 2, ROW, ROW / 3]).roll(i, 0)
+        step = torch.tensor([(1 + i) % 3], dtype=torch.int32, device=DEVICE)
+        noise = philox_normal(seeds, step.long(), x_t.shape[1:])
+        expected = denoise_step(output, x_t, ROW, options, noise=noise, **guided)
+        actual = denoise_step(output, x_t, table, options, noise=seeds, step=step, **guided)
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("copies", [1, 2], ids=["unguided", "both-halves"])
+@pytest.mark.parametrize("name", ["clip", "threshold"])
+def test_buffers_are_written_in_place(name, copies, dtype):
+    output, _, x_t, noise = inputs((3, 5, 7, 3), OPTIONS[name])
+    expected = denoise_step(output, x_t, ROW, OPTIONS[name], noise=noise)
+    nan = torch.full_like(x_t, math.nan)
+    buffers = StepBuffers(x_t, nan, nan.repeat(copies, 1, 1, 1).to(dtype))
+    actual = denoise_step(output, x_t, ROW, OPTIONS[name], noise=noise, out=buffers)
+    assert actual[0] is buffers.x_prev and actual[1] is buffers.x0
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+    halves = buffers.model_input.chunk(copies)
+    # Triton's interpreter truncates bfloat16
+    assert all(torch.allclose(h.float(), expected[0], rtol=torch.finfo(dtype).eps, atol=0) for h in halves)
+
+
+def test_x0_need_not_be_written():
+    output, _, x_t, _ = inputs((1, 4, 4, 3), OPTIONS["clip"])
+    expected = denoise_step(output, x_t, ROW)[0]
+    x_prev, x0 = denoise_step(output, x_t, ROW, out=StepBuffers(torch.full_like(x_t, math.nan)))
+    assert x0 is None
+    assert torch.equal(x_prev, expected)
+
+
+@pytest.mark.parametrize("name", ["learned", "learned_range"])
+def test_without_sigma_a_learned_variance_may_be_anything(name):
+    output, _, x_t, noise = inputs((1, 4, 4, 3), OPTIONS[name])
+    output[..., 3:] = -1000
+    row = ROW.clone()
+    row[COLUMNS.index("sigma")] = 0
+    expected = denoise_step(output, x_t, row, OPTIONS[name])
+    actual = denoise_step(output, x_t, row, OPTIONS[name], noise=noise)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+def test_nan_of_the_model_stays_nan():
+    output, _, x_t, _ = inputs((1, 4, 4, 3), OPTIONS["clip"])
+    output[0, 1, 2, 0] = math.nan
+    for picture in denoise_step(output, x_t, ROW, OPTIONS["clip"]):
+        assert picture.isnan().sum() == 1
+
+
+@pytest.mark.gpu
+def test_a_graph_replays_the_steps_of_a_chain():
+    """Each replay reads its row by the counter on the device, which the graph itself moves on."""
+    table, seeds = torch.stack([ROW, ROW / 2, ROW / 3, ROW / 4]), torch.arange(8, device=DEVICE)
+    output, unguided, x_t, _ = inputs((8, 32, 32, 3), OPTIONS["clip"], torch.bfloat16)
+    expected = x_t
+    for i in range(4):
+        noise = philox_normal(seeds, i, x_t.shape[1:])
+        guided = {"unguided": unguided, "guidance_scale": 3.0}
+        expected, _ = denoise_step(output, expected, table[i], OPTIONS["clip"], noise=noise, **guided)
+
+    step, x = torch.zeros_like(STEP), x_t.clone()
+    buffers = StepBuffers(x, torch.empty_like(x), torch.empty(16, 32, 32, 3, device=DEVICE, dtype=torch.bfloat16))
+
+    def run():
+        denoise_step(output, x, table, OPTIONS["clip"], noise=seeds, step=step, out=buffers, **guided)
+        step.add_(1)
+
+    run()  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    x.copy_(x_t)
+    step.zero_()
+    for _ in range(4):
+        graph.replay()
+    torch.testing.assert_close(x, expected, rtol=1e-6, atol=1e-5)
+    assert torch.equal(buffers.model_input, x.bfloat16().repeat(2, 1, 1, 1))
+
+
+X = torch.zeros(2, 4, 4, 3, device=DEVICE)
+STEP = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+SEEDS = torch.zeros(2, dtype=torch.int64, device=DEVICE)
 REFUSED = {
     "half-precision-picture": ((X, X.half(), ROW), {}, "x_t is torch.float16"),
     "integer-output": ((X.long(), X, ROW), {}, "model_output is torch.int64"),
@@ -172,8 +284,16 @@ REFUSED = {
     "integer-noise": ((X, X, ROW), {"noise": X.int()}, "noise is torch.int32"),
     "unguided-of-another-shape": ((X, X, ROW), {"unguided": X[:1]}, "unguided has shape"),
     "float64-row": ((X, X, ROW.double()), {}, "row is torch.float64"),
-    "whole-table": ((X, X, ROW[None]), {}, r"row is torch.float32 of shape \(1, 9\)"),
+    "whole-table": ((X, X, ROW[None]), {}, r"row has shape \(1, 9\)"),
     "row-on-another-device": ((X, X, ROW.to("meta")), {}, "row is on meta"),
+    "step-of-int64": ((X, X, ROW[None]), {"step": STEP.long()}, "step is torch.int64"),
+    "row-for-a-step": ((X, X, ROW), {"step": STEP}, r"row has shape \(9,\)"),
+    "seeds-without-a-step": ((X, X, ROW), {"noise": SEEDS}, "noise is torch.int64"),
+    "seeds-of-another-batch": ((X, X, ROW[None]), {"step": STEP, "noise": SEEDS[:1]}, "noise has shape"),
+    "buffer-of-another-shape": ((X, X, ROW), {"out": StepBuffers(X[:1])}, "out.x_prev has shape"),
+    "half-precision-buffer": ((X, X, ROW), {"out": StepBuffers(X, X.half())}, "out.x0 is torch.float16"),
+    "input-for-three": ((X, X, ROW), {"out": StepBuffers(X, X, X.repeat(3, 1, 1, 1))}, "out.model_input has shape"),
+    "strided-buffer": ((X, X, ROW), {"out": StepBuffers(X.mT.contiguous().mT)}, "not contiguous"),
     "output-on-another-device": ((X.to("meta"), X, ROW), {}, "model_output is on meta"),
     "scalar-picture": ((X, X.sum(), ROW), {}, "x_t is a scalar"),
 }
@@ -193,121 +313,3 @@ def test_a_wrong_argument_is_named(args, kwargs, message):
 def test_wrong_options_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         StepOptions(**options)
-
-
-# Random123's kat_vectors, philox4x32 with 10 rounds
-KNOWN_ANSWERS = {
-    "zeros": ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-    "ones": ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-    "pi": ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
-}
-
-
-@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS.values(), ids=KNOWN_ANSWERS)
-def test_philox_known_answers(counter, key, answer):
-    words = [[torch.tensor([int(word, 16)]) for word in text.split()] for text in (counter, key)]
-    assert [f"{int(word):08x}" for word in philox4x32(*words)] == answer.split()
-
-
-TRITON_PHILOX = """
-import json, sys, torch, triton, triton.language as tl
-
-@triton.jit
-def kernel(out, seed, step, COUNT: tl.constexpr):
-    c0 = tl.arange(0, COUNT).to(tl.uint32)
-    words = tl.philox(seed, c0, c0 * 0 + step.to(tl.uint32), c0 * 0, c0 * 0)
-    for i in tl.static_range(4):
-        tl.store(out + 4 * tl.arange(0, COUNT) + i, words[i].to(tl.int64))
-
-answers = []
-for seed, step in json.loads(sys.argv[1]):
-    out = torch.full((256, 4), -1, dtype=torch.int64)
-    kernel[(1,)](out, seed, step, COUNT=256)
-    answers.append(out.tolist())
-print(json.dumps(answers))
-"""
-
-
-def test_philox_has_tritons_integers(tmp_path):
-    pytest.importorskip("triton", reason="triton is not installed here")
-    runs = [(0, 0), (7, 1), (2**32 - 1, 999), (2**32, 3), (2**62 + 12345, 2**31 - 1), (-1, 5)]
-    script = tmp_path / "philox.py"
-    script.write_text(TRITON_PHILOX)
-    command = [sys.executable, str(script), json.dumps(runs)]
-    result = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    zero = torch.zeros(1, dtype=torch.int64)
-    for (seed, step), answer in zip(runs, json.loads(result.stdout), strict=True):
-        key = torch.tensor([seed & 0xFFFFFFFF]), torch.tensor([seed >> 32 & 0xFFFFFFFF])
-        words = philox4x32((torch.arange(256), zero + step, zero, zero), key)
-        assert torch.stack(words, dim=1).tolist() == answer
-
-
-def test_noise_of_known_words():
-    """Seed 0, step 0: the words of the known answer, by Box and Muller's formula."""
-    uniform = [(int(word, 16) + 0.5) / 2**32 for word in KNOWN_ANSWERS["zeros"][2].split()]
-    expected = []
-    for u, v in (uniform[:2], uniform[2:]):
-        radius = math.sqrt(-2 * math.log(u))
-        expected += [radius * math.cos(2 * math.pi * v), radius * math.sin(2 * math.pi * v)]
-    noise = philox_normal(torch.zeros(1, dtype=torch.int64), 0, (2, 2, 1))
-    torch.testing.assert_close(noise.flatten(), torch.tensor(expected), rtol=0, atol=1e-6)
-
-
-def test_noise_is_unit_normal():
-    noise = philox_normal(torch.arange(16), 3, (128, 128, 3)).double().flatten(1)
-    count = noise.numel()
-    assert noise.isfinite().all()
-    assert abs(noise.mean()) < 5 / math.sqrt(count)
-    assert abs(noise.var() - 1) < 5 * math.sqrt(2 / count)
-    assert abs((noise**3).mean()) < 5 * math.sqrt(15 / count)
-    assert abs((noise**4).mean() - 3) < 5 * math.sqrt(96 / count)
-    for width, share in ((1, 0.682689), (2, 0.954500), (3, 0.997300)):
-        assert abs((noise.abs() < width).double().mean() - share) < 5 * math.sqrt(share * (1 - share) / count)
-    for lag in range(1, 5):  # the four words of a counter, and the next one's
-        assert abs((noise[:, lag:] * noise[:, :-lag]).mean()) < 5 / math.sqrt(count)
-        assert abs((noise[:, lag:] ** 2 * noise[:, :-lag] ** 2).mean() - 1) < 5 * math.sqrt(8 / count)
-
-
-def test_steps_and_seeds_do_not_correlate():
-    seeds = torch.tensor([0, 1, 2, 2**32 - 1, 2**32, 2**40])
-    noise = torch.cat([philox_normal(seeds, step, (64, 64, 3)) for step in range(4)]).flatten(1)
-    correlation = torch.corrcoef(noise) - torch.eye(len(noise))
-    assert correlation.abs().max() < 5 / math.sqrt(noise.shape[1])
-
-
-@pytest.mark.parametrize("shape", [(64, 64, 3), (5, 7, 3), (1, 1, 1)], ids=["emoji", "odd", "smallest"])
-def test_noise_depends_on_the_seed_alone_not_on_the_batch(shape):
-    seeds = torch.tensor([11, 5, 2**32 - 1, 5, 0, 2**63 - 1])
-    together = philox_normal(seeds, 9, shape)
-    assert together.shape == (6, *shape)
-    assert together.dtype == torch.float32
-    for i, seed in enumerate(seeds):
-        assert torch.equal(philox_normal(seed[None], 9, shape)[0], together[i])
-    assert torch.equal(together[1], together[3])
-
-
-def test_noise_counts_elements_through_the_picture():
-    seed = torch.tensor([42])
-    long, short = philox_normal(seed, 1, (100,)), philox_normal(seed, 1, (3, 3, 3))
-    assert torch.equal(long[:, :27], short.flatten(1))
-
-
-def test_step_on_the_device_is_the_step():
-    seed = torch.tensor([42])
-    assert torch.equal(philox_normal(seed, torch.tensor(6), (4, 4, 3)), philox_normal(seed, 6, (4, 4, 3)))
-
-
-def test_the_extreme_words_give_finite_noise():
-    extremes = _box_muller(torch.tensor([[0, 0, 2**32 - 1, 2**32 - 1]]))
-    assert extremes.isfinite().all()
-    assert extremes[0, 0] == pytest.approx(math.sqrt(2 * 33 * math.log(2)))
-    assert extremes[0, 2:].tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("seeds", [torch.tensor(1), torch.tensor([1.0]), torch.tensor([1], dtype=torch.int32)])
-def test_seeds_of_another_kind_are_refused(seeds):
-    with pytest.raises(ValueError, match="seeds are"):
-        philox_normal(seeds, 0, (4,))
