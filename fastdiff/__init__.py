@@ -14,6 +14,8 @@ _EXPORTS = {
     "NonFiniteError": "fastdiff.errors",
     "Pipeline": "fastdiff.pipeline",
     "UNet2DModel": "fastdiff.models.unet",
+    "accelerate": "fastdiff.acceleration",
+    "restore": "fastdiff.acceleration",
 }
 
 __all__ = ["__version__", *_EXPORTS]

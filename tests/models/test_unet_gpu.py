@@ -1,4 +1,4 @@
-"""UNet2DModel and Pipeline on a GPU: against the float32 references on the CPU, in any batch, with and without graphs."""
+"""UNet2DModel and Pipeline on a GPU: against the CPU's float32 references, in any batch, with graphs and without."""
 
 import threading
 

@@ -1,0 +1,124 @@
+"""accelerate and restore: diffusers' own objects, run by us."""
+
+import diffusers
+import pytest
+import torch
+
+import fastdiff
+
+CONFIG = {
+    "sample_size": 8,
+    "block_out_channels": (16, 32),
+    "layers_per_block": 1,
+    "norm_num_groups": 8,
+    "num_class_embeds": 3,
+    "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+    "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+}
+SAMPLE, LABELS = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 2])
+
+
+@pytest.fixture
+def model(randomise):
+    return randomise(diffusers.UNet2DModel(**CONFIG))
+
+
+@pytest.fixture
+def expected(model):
+    with torch.no_grad():
+        return model(SAMPLE, 10, LABELS).sample
+
+
+def runs_on_fastdiff(model) -> bool:
+    """Ours refuses a sample that requires grad, diffusers takes it."""
+    try:
+        model(SAMPLE.clone().requires_grad_(), 10, LABELS)
+    except fastdiff.InputError:
+        return True
+    return False
+
+
+def test_same_object_same_outputs(model, expected):
+    assert not runs_on_fastdiff(model)
+    assert fastdiff.accelerate(model) is model
+    assert runs_on_fastdiff(model)
+    output = model(SAMPLE, 10, class_labels=LABELS)
+    assert isinstance(output, diffusers.models.unets.unet_2d.UNet2DOutput)
+    torch.testing.assert_close(output.sample, expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(model(SAMPLE, 10, LABELS, return_dict=False)[0], expected, rtol=0, atol=1e-4)
+
+
+def test_parameters_keep_names_shapes_and_values(model):
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    after = fastdiff.accelerate(model).state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_memory_is_shared(model, expected):
+    """A parameter changed in place, a fused one among them, changes the output: there is no second copy."""
+    fastdiff.accelerate(model)
+    for name in ("conv_in.weight", "mid_block.attentions.0.to_k.weight"):
+        with torch.no_grad():
+            model.get_parameter(name).mul_(1.5)
+    changed = model(SAMPLE, 10, LABELS).sample
+    assert not torch.allclose(changed, expected, atol=1e-3)
+    torch.testing.assert_close(fastdiff.restore(model)(SAMPLE, 10, LABELS).sample, changed, rtol=0, atol=1e-4)
+
+
+def test_restore(model, expected):
+    fastdiff.restore(fastdiff.accelerate(model))
+    assert not runs_on_fastdiff(model)
+    torch.testing.assert_close(model(SAMPLE, 10, LABELS).sample, expected, rtol=0, atol=1e-5)
+    with pytest.raises(fastdiff.InputError, match="not accelerated"):
+        fastdiff.restore(model)
+
+
+def test_accelerating_twice_is_accelerating_once(model, expected):
+    fastdiff.accelerate(fastdiff.accelerate(model))
+    torch.testing.assert_close(model(SAMPLE, 10, LABELS).sample, expected, rtol=0, atol=1e-4)
+    fastdiff.restore(model)
+    assert not runs_on_fastdiff(model)
+
+
+def test_a_model_that_moves_afterwards(model, expected):
+    fastdiff.accelerate(model).to(torch.bfloat16)
+    output = model(SAMPLE.bfloat16(), 10, LABELS).sample
+    assert output.dtype == torch.bfloat16
+    assert (output - expected).norm() < 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", ["DDPM", "DDIM"])
+def test_pipelines_draw_the_same_pictures(kind, randomise):
+    unet = randomise(diffusers.UNet2DModel(**CONFIG | {"num_class_embeds": None}))
+    unet.conv_out.weight.data *= 0.02  # tame, as in parity/conftest.py
+    pipe = getattr(diffusers, f"{kind}Pipeline")(unet, getattr(diffusers, f"{kind}Scheduler")())
+    pipe.set_progress_bar_config(disable=True)
+
+    def draw():
+        return pipe(generator=torch.Generator().manual_seed(3), num_inference_steps=4, output_type="np").images
+
+    expected = draw()
+    assert fastdiff.accelerate(pipe) is pipe
+    with pytest.raises(fastdiff.InputError, match="inference only"):
+        pipe.unet(torch.zeros(1, 3, 8, 8, requires_grad=True), 0)
+    assert abs(draw() - expected).max() <= 1e-4
+
+
+REFUSED = {
+    "another-class": lambda: torch.nn.Linear(2, 2),
+    "not-a-model": lambda: "unet",
+    "our-own-model": lambda: fastdiff.UNet2DModel.from_config(CONFIG),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    with pytest.raises(fastdiff.InputError, match="cannot be accelerated"):
+        fastdiff.accelerate(REFUSED[case]())
+
+
+def test_several_dtypes(model):
+    model.conv_out.half()
+    with pytest.raises(fastdiff.InputError, match="several dtypes"):
+        fastdiff.accelerate(model)
