@@ -2,14 +2,16 @@
 
 import argparse
 import os
+import signal
 import threading
 from pathlib import Path
 
 from fastdiff.errors import InputError
+from fastdiff.settings import DEFAULT_MODEL
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve the page; returns only by KeyboardInterrupt. InputError for what cannot be served."""
+    """Serve the page until KeyboardInterrupt. InputError for what cannot be served, OSError for a port in use."""
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when gradio is imported
     try:
         import gradio  # noqa: F401
@@ -19,7 +21,10 @@ def run(args: argparse.Namespace) -> int:
     from fastdiff.ui.models import Models
     from fastdiff.ui.server import serving
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server's folder goes with it
     models = Models(args.models_dir, args.allow_hub, args.device)
+    # the first click finds the model loaded
+    threading.Thread(target=models.warm_up, args=(DEFAULT_MODEL,), daemon=True).start()
     with serving(models, Limits(), host=args.host, port=args.port, share=args.share) as address:
         print(f"fastdiff is at {address} (Ctrl-C ends it)", flush=True)
         threading.Event().wait()

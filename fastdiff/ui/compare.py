@@ -114,7 +114,11 @@ class CompareTab:
             api_visibility="private",
         )
         cancel.click(None, cancels=run, queue=False, api_visibility="private").then(
-            lambda: note("Cancelled"), None, self.status, queue=False, api_visibility="private"
+            lambda: note("Cancelled; what was finished is kept"),
+            None,
+            self.status,
+            queue=False,
+            api_visibility="private",
         )
 
     def _follow(self, side: Side):
@@ -140,6 +144,7 @@ class CompareTab:
                 for progress in draw(job, self.models, session.new_folder()):
                     yield {self.status: bar(progress, side.name)}
                 done.append(progress)
+                session.remember(progress.drawn)
                 yield {picture: str(progress.drawn[0].path)}
         except PROBLEMS as error:
             yield {self.status: problem(error)}

@@ -183,7 +183,7 @@ class Size(Group):
 def seed_field() -> gr.Number:
     """A seed, with a button below it for another."""
     with gr.Group():
-        seed = gr.Number(0, label="Seed", info=f"0 to {MAX_SEED}; picture i has seed + i")
+        seed = gr.Number(0, label="Seed", info=f"0 to {MAX_SEED}")
         new = gr.Button("New seed", size="sm")
     new.click(lambda: secrets.randbelow(MAX_SEED + 1), None, seed, queue=False, api_visibility="private")
     return seed

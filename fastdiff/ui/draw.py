@@ -1,7 +1,7 @@
 """The Draw tab: the form, progress with a live preview, Cancel, and the pictures of the run."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,13 +49,16 @@ class DrawTab:
                 with gr.Row():
                     generate = gr.Button("Generate", variant="primary", elem_id="generate", min_width=100)
                     cancel = gr.Button("Cancel", variant="stop", elem_id="cancel", min_width=100)
-                examples = _build_examples(form)
-                upload = build_upload()
             with gr.Column(scale=3, min_width=300):
                 status = gr.HTML(note("Choose what to draw and press Generate."), elem_id="status", min_height=48)
                 live = gr.HTML(elem_id="preview")
                 gallery = build_gallery("Pictures", "gallery")
                 panel = Panel.build()
+        with gr.Row():
+            with gr.Column(scale=3, min_width=300):
+                examples = _build_examples(form)
+            with gr.Column(scale=2, min_width=300):
+                upload = build_upload()
         tab = cls(form, examples, upload, session, status, live, gallery, panel)
         tab._connect(generate, cancel)
         return tab
@@ -71,10 +74,16 @@ class DrawTab:
             api_visibility="private",
         )
         cancel.click(None, cancels=run, queue=False, api_visibility="private").then(
-            self.cancelled, self.session, [self.status, self.preview], queue=False, api_visibility="private"
+            lambda: [note("Cancelled; what was finished is kept"), ""],
+            None,
+            [self.status, self.preview],
+            queue=False,
+            api_visibility="private",
         )
         quick = {"show_progress": "hidden", "api_visibility": "private"}
-        self.form.model.input(self.follow_model, self.form.model, self.shown, **quick)
+        self.form.model.input(
+            self.follow_model, self.form.model, self.shown, show_progress_on=self.status, api_visibility="private"
+        )
         # without Gradio's preprocessing, which leaves an open file behind
         self.upload.upload(self.restore, self.upload, [*self.shown, self.upload], preprocess=False, **quick)
         self.panel.follow(self.gallery, self.session, lambda session: session.run)
@@ -90,12 +99,14 @@ class DrawTab:
         session: Session = data[self.session]
         try:
             job = plan(self.form.options(data), self.form.models, self.form.limits)
+            session.run = []
             yield {self.status: note("Starting"), self.preview: "", self.gallery: [], **self.panel.hide()}
             previewed = 0.0
-            for progress in draw(job, self.form.models, session.start_run()):
+            for progress in draw(job, self.form.models, session.new_folder()):
                 updates = {self.status: bar(progress)}
                 if progress.drawn:
-                    session.add(progress.drawn)
+                    session.run += progress.drawn
+                    session.remember(progress.drawn)
                     updates[self.gallery] = gallery_value(session.run)
                 if time.monotonic() - previewed > PREVIEW_INTERVAL:
                     previewed = time.monotonic()
@@ -104,10 +115,8 @@ class DrawTab:
         except PROBLEMS as error:
             yield {self.status: problem(error), self.preview: ""}
         else:
-            yield {self.status: note(f"Drew {_count(session.run)} in {progress.seconds:.1f} s"), self.preview: ""}
-
-    def cancelled(self, session: Session) -> Updates:
-        return {self.status: note(f"Cancelled; {_count(session.run)} finished before"), self.preview: ""}
+            count = "1 picture" if len(job.pictures) == 1 else f"{len(job.pictures)} pictures"
+            yield {self.status: note(f"Drew {count} in {progress.seconds:.1f} s"), self.preview: ""}
 
     def follow_model(self, name: str) -> Updates:
         """The controls and defaults of a model that was chosen."""
@@ -136,12 +145,11 @@ class DrawTab:
             card = self.form.models.card(name)
         except PROBLEMS as error:
             return {self.status: problem(error)}
+        revision = record and record.get("revision")
+        if revision and revision != card.revision:
+            done += f"; it was drawn with revision {revision} of the model, here is {card.revision}"
         examples = gr.update(visible=card.name == DEFAULT_MODEL)
         return self.form.show(card, record) | {self.examples: examples, self.status: note(done)}
-
-
-def _count(pictures: Sequence[Drawn]) -> str:
-    return f"{len(pictures)} picture{'' if len(pictures) == 1 else 's'}"
 
 
 def _build_examples(form: Form) -> gr.Dataset:

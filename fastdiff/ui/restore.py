@@ -15,7 +15,9 @@ _HEADER = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"  # width and height follow
 
 
 def build_upload() -> gr.File:
-    upload = gr.File(label="Drop a PNG made here to restore its settings", file_types=[".png"], height=140)
+    upload = gr.File(
+        label="Drop a PNG made here to restore its settings", file_types=[".png"], height=140, elem_id="upload"
+    )
     move = upload.async_move_resource_to_block_cache
 
     async def move_file(path):

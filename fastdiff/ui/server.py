@@ -5,11 +5,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 
+import gradio as gr
 from starlette.middleware import Middleware
 
-from fastdiff.settings import DEFAULT_MODEL
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.page import CSS, THEME, build_page
@@ -28,26 +27,31 @@ def serving(
     with tempfile.TemporaryDirectory(prefix="fastdiff-ui-", ignore_cleanup_errors=True) as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
         page = build_page(models, limits)
-        # the first click finds the model loaded
-        Thread(target=models.warm_up, args=(DEFAULT_MODEL,), daemon=True).start()
         try:
-            _, address, shared_address = page.launch(
-                server_name=host,
-                server_port=port,
-                share=share,
-                prevent_thread_lock=True,
-                quiet=True,
-                show_error=False,
-                max_file_size=limits.upload,
-                enable_monitoring=False,
-                ssr_mode=False,
-                run_history=False,  # the page has its own, which ends with the visit
-                footer_links=["api", "settings"],
-                theme=THEME,
-                css=CSS,
-                app_kwargs={"middleware": [Middleware(Guard, limits=limits, uploads=Path(folder))]},
-            )
-            yield shared_address or address
+            yield _launch(page, limits, Path(folder), host, port, share)
         finally:
             page.close(verbose=False)
             del os.environ["GRADIO_TEMP_DIR"]
+
+
+def _launch(page: gr.Blocks, limits: Limits, folder: Path, host: str, port: int | None, share: bool) -> str:
+    try:
+        _, address, shared_address = page.launch(
+            server_name=host,
+            server_port=port,
+            share=share,
+            prevent_thread_lock=True,
+            quiet=True,
+            show_error=False,
+            max_file_size=limits.upload,
+            enable_monitoring=False,
+            ssr_mode=False,
+            run_history=False,  # the page has its own, which ends with the visit
+            footer_links=["api", "settings"],
+            theme=THEME,
+            css=CSS,
+            app_kwargs={"middleware": [Middleware(Guard, limits=limits, uploads=folder)]},
+        )
+    except OSError:
+        raise OSError(f"port {port or 'from 7860'} at {host} cannot be had; give another --port or --host") from None
+    return shared_address or address

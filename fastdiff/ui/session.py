@@ -17,16 +17,11 @@ class Session:
 
     def __init__(self):
         self.history: list[Drawn] = []  # newest first
-        self.run: list[Drawn] = []  # the pictures of the last run
+        self.run: list[Drawn] = []  # the pictures of the Draw tab, in order
         self._folder: Path | None = None
 
     def __deepcopy__(self, memo) -> "Session":
         return Session()
-
-    def start_run(self) -> Path:
-        """Forget the last run; returns a folder for the pictures of the next."""
-        self.run = []
-        return self.new_folder()
 
     def new_folder(self) -> Path:
         """An empty folder that is deleted with the session."""
@@ -34,9 +29,8 @@ class Session:
             self._folder = new_folder()
         return Path(tempfile.mkdtemp(dir=self._folder))
 
-    def add(self, drawn: list[Drawn]) -> None:
-        """Pictures that the run has finished."""
-        self.run += drawn
+    def remember(self, drawn: list[Drawn]) -> None:
+        """Pictures that were finished."""
         self.history[:0] = reversed(drawn)
 
     def close(self) -> None:
