@@ -1,9 +1,21 @@
-"""Scaled dot-product attention over tokens, read in place from a fused projection (no transposes, no head copies)."""
+"""Scaled dot-product attention over tokens, read in place from a fused projection (no transposes, no head copies).
 
+The kernel is FlashAttention (Dao 2023, arXiv 2307.08691): a block of queries walks over the keys with a running maximum
+and sum, so the scores never leave the chip. A head width between two powers of two is split into two products.
+"""
+
+from typing import NamedTuple
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels._dispatch import Operation
+from fastdiff.kernels._launch import launch
+from fastdiff.kernels._math import LOG2_E
+from fastdiff.kernels._triton import tl, triton
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @Operation
@@ -15,11 +27,169 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, causal: bool = Fal
         k, v: (N, L_keys, heads * d), the dtype of q.
         causal: token i sees keys 0 to i only.
 
-    Returns: (N, L, heads * d), contiguous, the dtype of q.
+    Returns: (N, L, heads * d), contiguous, the dtype of q. Raises ValueError naming the argument that does not fit.
     """
-    if q.ndim != 3 or k.shape != v.shape or (q.shape[0], q.shape[2]) != (k.shape[0], k.shape[2]):
-        raise ValueError(f"k, v: {tuple(k.shape)} and {tuple(v.shape)} do not fit q {tuple(q.shape)} (N, L, heads * d)")
-    if heads < 1 or q.shape[2] % heads:
-        raise ValueError(f"heads: {heads} does not divide the width {q.shape[2]}")
+    _check(q, k, v, heads)
     split = [tensor.unflatten(-1, (heads, -1)).transpose(1, 2) for tensor in (q, k, v)]  # (N, heads, L, d), views
     return F.scaled_dot_product_attention(*split, is_causal=causal).transpose(1, 2).flatten(2)
+
+
+@triton.jit
+def _load_rows(ptr, rows, first, D: tl.constexpr, WIDTH: tl.constexpr, limit, MASKED: tl.constexpr):
+    """Columns first to first + WIDTH of some rows; 0 from column D on and, if MASKED, from row `limit` on."""
+    mask = None
+    if MASKED:
+        mask = (rows < limit)[:, None]
+    if first + WIDTH > D:
+        inside = (first + tl.arange(0, WIDTH) < D)[None, :]
+        mask = inside if mask is None else mask & inside
+    return tl.load(ptr + first + tl.arange(0, WIDTH)[None, :], mask=mask, other=None if mask is None else 0.0)
+
+
+@triton.jit
+def _attend(
+    acc, acc2, top, total, q, q2, k_ptrs, v_ptrs, rows, start, stop, keys, k_row, v_row, scale,
+    CAUSAL: tl.constexpr, D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Keys start to stop: the accumulators, the running maximum and the sum of exponentials after them."""
+    for first in range(start, stop, BN):
+        columns = first + tl.arange(0, BN)
+        k = _load_rows(k_ptrs, columns, 0, D, D1, keys, MASKED)
+        scores = tl.dot(q, k.T, input_precision="ieee")
+        if D2 > 0:
+            k2 = _load_rows(k_ptrs, columns, D1, D, D2, keys, MASKED)
+            scores = tl.dot(q2, k2.T, scores, input_precision="ieee")
+        if MASKED:
+            visible = (columns < keys)[None, :]
+            if CAUSAL:
+                visible = visible & (columns[None, :] <= rows[:, None])
+            scores = tl.where(visible, scores, -float("inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1) * scale)
+        p = tl.exp2(scores * scale - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(p, axis=1)
+        top = new_top
+        v = _load_rows(v_ptrs, columns, 0, D, D1, keys, MASKED)
+        p = p.to(v.dtype)
+        acc = tl.dot(p, v, acc * shrink[:, None], input_precision="ieee")
+        if D2 > 0:
+            v2 = _load_rows(v_ptrs, columns, D1, D, D2, keys, MASKED)
+            acc2 = tl.dot(p, v2, acc2 * shrink[:, None], input_precision="ieee")
+        k_ptrs += BN * k_row
+        v_ptrs += BN * v_row
+    return acc, acc2, top, total, k_ptrs, v_ptrs
+
+
+@triton.jit
+def _attention_kernel(
+    out_ptr, q_ptr, k_ptr, v_ptr, heads, queries, keys, scale,
+    q_image, q_row, k_image, k_row, v_image, v_row,
+    CAUSAL: tl.constexpr, D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """BM queries of one head. D is the head width, D1 + D2 >= D the two parts that the products are split into."""
+    blocks = tl.cdiv(queries, BM)
+    pid = tl.program_id(0)
+    rows = pid % blocks * BM + tl.arange(0, BM)
+    head, n = pid // blocks % heads, (pid // blocks // heads).to(tl.int64)
+    q_ptrs = q_ptr + n * q_image + head * D + rows.to(tl.int64)[:, None] * q_row
+    k_ptrs = k_ptr + n * k_image + head * D + tl.arange(0, BN)[:, None] * k_row
+    v_ptrs = v_ptr + n * v_image + head * D + tl.arange(0, BN)[:, None] * v_row
+
+    q = _load_rows(q_ptrs, rows, 0, D, D1, queries, True)
+    acc = tl.zeros((BM, D1), tl.float32)
+    top = tl.full((BM,), -float("inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    q2, acc2 = q, total  # unused, where the width is not split
+    if D2 > 0:
+        q2 = _load_rows(q_ptrs, rows, D1, D, D2, queries, True)
+        acc2 = tl.zeros((BM, D2), tl.float32)
+
+    seen, clear = keys, keys // BN * BN  # keys before `clear` are there and visible to all of these queries
+    if CAUSAL:
+        seen = tl.minimum(keys, (pid % blocks + 1) * BM)
+        clear = tl.minimum(clear, pid % blocks * BM // BN * BN)
+    acc, acc2, top, total, k_ptrs, v_ptrs = _attend(
+        acc, acc2, top, total, q, q2, k_ptrs, v_ptrs, rows, 0, clear, keys, k_row, v_row, scale,
+        CAUSAL, D, D1, D2, BN, False,
+    )  # fmt: skip
+    acc, acc2, top, total, k_ptrs, v_ptrs = _attend(
+        acc, acc2, top, total, q, q2, k_ptrs, v_ptrs, rows, clear, seen, keys, k_row, v_row, scale,
+        CAUSAL, D, D1, D2, BN, True,
+    )  # fmt: skip
+
+    out_ptrs = out_ptr + (n * queries + rows)[:, None] * (heads * D) + head * D
+    inside = (rows < queries)[:, None]
+    columns = tl.arange(0, D1)[None, :]
+    tl.store(out_ptrs + columns, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=inside & (columns < D))
+    if D2 > 0:
+        columns = D1 + tl.arange(0, D2)[None, :]
+        tl.store(out_ptrs + columns, (acc2 / total[:, None]).to(out_ptr.dtype.element_ty), mask=inside & (columns < D))
+
+
+class Tile(NamedTuple):
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def _tile(width: int, dtype: torch.dtype, queries: int, keys: int, device: torch.device) -> Tile:
+    """Depends on the picture's shape, never on the batch: the bits of a sum are those of its blocks of keys."""
+    if dtype == torch.float32:
+        tile = Tile(32, 32, 4, 1) if width <= 80 else Tile(32, 16, 8, 1)
+    elif width <= 64:
+        tile = Tile(128, 64, 4, 3)
+    elif width <= 128:
+        tile = Tile(128, 64, 8, 2)
+    elif width <= 256:
+        tile = Tile(64, 32, 4, 2)
+    else:
+        tile = Tile(32, 32, 8, 2)
+    return tile._replace(
+        queries=min(tile.queries, max(16, triton.next_power_of_2(queries))),
+        keys=min(tile.keys, max(16, triton.next_power_of_2(keys))),
+    )
+
+
+def _split(width: int) -> tuple[int, int]:
+    """Two powers of two, or one and 0, that cover the head width; tensor cores take 16 columns or more."""
+    whole = max(16, triton.next_power_of_2(width))
+    rest = max(16, triton.next_power_of_2(max(1, width - whole // 2)))
+    return (whole // 2, rest) if whole // 2 + rest < whole else (whole, 0)
+
+
+MAX_WIDTH = {torch.float32: 256, torch.float16: 512, torch.bfloat16: 512}
+
+
+@attention.kernel
+def _attention_triton(q, k, v, *, heads, causal=False):
+    _check(q, k, v, heads)
+    n, queries, channels = q.shape
+    width, keys = channels // heads, k.shape[1]
+    if width > MAX_WIDTH.get(q.dtype, 0):
+        return None
+    q, k, v = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (q, k, v))
+    tile, (first, second) = _tile(width, q.dtype, queries, keys, q.device), _split(width)
+    out = q.new_empty(n, queries, channels)
+    launch(
+        _attention_kernel, (n * heads * triton.cdiv(queries, tile.queries),),
+        out, q, k, v, heads, queries, keys, width**-0.5 * LOG2_E.value,
+        *(stride for tensor in (q, k, v) for stride in tensor.stride()[:2]),
+        CAUSAL=causal, D=width, D1=first, D2=second, BM=tile.queries, BN=tile.keys,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, heads: int) -> None:
+    if q.ndim != 3 or not q.is_floating_point():
+        raise ValueError(f"q: expected floats (N, L, heads * d), got {q.dtype} {tuple(q.shape)}")
+    for name, tensor in (("k", k), ("v", v)):
+        if (tensor.dtype, tensor.device) != (q.dtype, q.device):
+            raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, but q is {q.dtype} on {q.device}")
+        if tensor.ndim != 3 or tensor.shape != k.shape or tensor.shape[::2] != q.shape[::2] or tensor.shape[1] < 1:
+            raise ValueError(
+                f"{name}: {tuple(tensor.shape)} does not fit q {tuple(q.shape)} (N, L, heads * d) or the other"
+            )
+    if heads < 1 or q.shape[2] % heads:
+        raise ValueError(f"heads: {heads} does not divide the width {q.shape[2]}")

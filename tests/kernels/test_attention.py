@@ -1,0 +1,169 @@
+"""Attention against float64: every kind of head width, any number of keys, causal, in place, and in linear memory."""
+
+import pytest
+import torch
+
+from fastdiff.kernels.attention import attention
+
+SHAPES = {  # N, queries, keys, heads, width
+    "N2-L48-h2-d64": (2, 48, 48, 2, 64),
+    "N1-L77-h3-d8": (1, 77, 77, 3, 8),
+    "N2-L33-keys77-h2-d40-odd": (2, 33, 77, 2, 40),
+    "N1-L40-h2-d72": (1, 40, 40, 2, 72),
+    "N1-L40-h2-d80": (1, 40, 40, 2, 80),
+    "N1-L40-h1-d160": (1, 40, 40, 1, 160),
+    "N1-L16-h1-d256": (1, 16, 16, 1, 256),
+    "N1-L40-keys1-h2-d32": (1, 40, 1, 2, 32),
+    "N1-L1-h1-d20-smallest": (1, 1, 1, 1, 20),
+    "N1-L150-keys200-h1-d16-several-blocks": (1, 150, 200, 1, 16),
+}
+REAL_SHAPES = {
+    "N8-L256-h1-d512-ddpm256": (8, 256, 256, 1, 512),
+    "N64-L256-h1-d256-ddpm32": (64, 256, 256, 1, 256),
+    "N1-L1024-h1-d512": (1, 1024, 1024, 1, 512),
+    "N2-L4096-h8-d40-sd15": (2, 4096, 4096, 8, 40),
+    "N2-L4096-keys77-h8-d40-sd15": (2, 4096, 77, 8, 40),
+    "N2-L1024-h8-d80-sd15": (2, 1024, 1024, 8, 80),
+    "N2-L256-h8-d160-sd15": (2, 256, 256, 8, 160),
+    "N2-L1024-h20-d64-sdxl": (2, 1024, 1024, 20, 64),
+    "N16-L256-h16-d72-dit": (16, 256, 256, 16, 72),
+    "N2-L1000-keys999-h2-d128": (2, 1000, 999, 2, 128),
+}
+
+
+@pytest.fixture
+def attend(runs_triton):
+    """The operation; where Triton runs, its kernel and nothing else."""
+    return attention.triton if runs_triton else attention
+
+
+@pytest.fixture
+def draw(device):
+    """q, k and v as the pipeline has them: views into fused projections."""
+    generator = torch.Generator().manual_seed(0)
+
+    def views(n, queries, keys, heads, width, dtype, mean=0.0):
+        shapes = ((n, queries, heads * width, 3), (n, keys, heads * width, 2))
+        q, kv = (torch.randn(shape, generator=generator).add(mean).to(device, dtype) for shape in shapes)
+        q, kv = (tensor.transpose(2, 3).flatten(2) for tensor in (q, kv))
+        return q[..., : heads * width], *kv.chunk(2, dim=-1)
+
+    return views
+
+
+def exact(q, k, v, heads, causal=False):
+    """In float64, as the formula says it."""
+    q, k, v = (tensor.double().unflatten(-1, (heads, -1)).transpose(1, 2) for tensor in (q, k, v))
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    return (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_shapes(attend, draw, dot_dtype, assert_accurate, shape, causal):
+    q, k, v = draw(*shape, dot_dtype)
+    heads = shape[3]
+    y = attend(q, k, v, heads=heads, causal=causal)
+    assert y.is_contiguous()
+    torchs = attention.reference(q, k, v, heads=heads, causal=causal)
+    assert_accurate(y, torchs, exact(q, k, v, heads, causal))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", REAL_SHAPES.values(), ids=REAL_SHAPES)
+def test_real_shapes_several_times(attend, draw, dtype, assert_accurate, shape):
+    if dtype == torch.float32 and shape[4] > 256:
+        pytest.skip("heads wider than 256 are for 16 bits")
+    q, k, v = draw(*shape, dtype)
+    heads = shape[3]
+    first = attend(q, k, v, heads=heads)
+    assert_accurate(first, attention.reference(q, k, v, heads=heads), exact(q, k, v, heads))
+    for _ in range(5):
+        assert torch.equal(attend(q, k, v, heads=heads), first)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [8192, 16384])
+def test_memory_is_linear_in_the_sequence(attend, draw, tokens):
+    q, k, v = draw(1, tokens, tokens, 8, 64, torch.bfloat16)
+    attend(q[:, :64], k, v, heads=8)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    y = attend(q, k, v, heads=8)
+    assert torch.cuda.max_memory_allocated() - before - y.nbytes < 0.1e9
+
+
+def test_wide_heads_in_16_bit(attend, draw, assert_accurate):
+    q, k, v = draw(1, 24, 24, 1, 512, torch.float16)
+    y = attend(q, k, v, heads=1)
+    assert_accurate(y, attention.reference(q, k, v, heads=1), exact(q, k, v, 1))
+
+
+def test_wider_heads_are_the_references(draw, runs_triton, device):
+    if not runs_triton:
+        pytest.skip("there is only the reference here")
+    for width, dtype in ((320, torch.float32), (640, torch.float16)):
+        q, k, v = draw(1, 4, 4, 1, width, dtype)
+        assert attention.triton(q, k, v, heads=1) is None
+
+
+def test_large_scores(attend, draw, dot_dtype, assert_accurate):
+    """Scores of thousands: the softmax is one key, or shared by those that tie."""
+    q, k, v = draw(1, 40, 70, 2, 32, dot_dtype, mean=20.0)
+    y = attend(q, k, v, heads=2)
+    assert_accurate(y, attention.reference(q, k, v, heads=2), exact(q, k, v, 2))
+
+
+def test_non_contiguous_inputs(attend, draw, dot_dtype, runs_triton):
+    """The kernel gives the same bits."""
+    q, k, v = draw(2, 20, 30, 2, 40, dot_dtype)
+    assert not q.is_contiguous() and not v.is_contiguous()
+    y = attend(q, k, v, heads=2)
+    copies = [tensor.contiguous() for tensor in (q, k, v)]
+    every_second = [torch.stack([tensor, tensor], dim=-1)[..., 0] for tensor in (q, k, v)]
+    for inputs in (copies, every_second):
+        other = attend(*inputs, heads=2)
+        assert torch.equal(other, y) if runs_triton else torch.allclose(other, y, atol=torch.finfo(y.dtype).eps)
+
+
+@pytest.mark.parametrize("width", [40, 64, 256])
+def test_a_picture_attends_alike_in_any_batch(attend, draw, dot_dtype, runs_triton, device, width):
+    if not runs_triton:
+        pytest.skip("the pipeline draws one picture at a time on the CPU")
+    sizes = (1, 3, 8) if device.type == "cpu" else (1, 3, 8, 64)
+    q, k, v = draw(sizes[-1], 64, 64, 1, width, dot_dtype)
+    together = attend(q, k, v, heads=1)
+    for size in sizes:
+        assert torch.equal(attend(q[:size], k[:size], v[:size], heads=1), together[:size])
+    assert torch.equal(attend(q[-1:], k[-1:], v[-1:], heads=1), together[-1:])
+
+
+def test_nan_stays_with_its_picture(attend, draw):
+    q, k, v = draw(2, 20, 20, 1, 16, torch.float32)
+    v = v.clone()
+    v[0, 3, 2] = torch.nan
+    y = attend(q, k, v, heads=1)
+    assert y[0, :, 2].isnan().all()
+    assert y[1].isfinite().all()
+
+
+X = torch.zeros(2, 4, 16)
+REFUSED = {
+    "four-dimensions": ((X[None], X, X, 2), "q: expected"),
+    "integers": ((X.int(), X, X, 2), "q: expected"),
+    "keys-of-another-batch": ((X, X[:1], X[:1], 2), "k: "),
+    "values-of-other-tokens": ((X, X, X[:, :2], 2), "v: "),
+    "no-keys": ((X, X[:, :0], X[:, :0], 2), "k: "),
+    "keys-of-another-dtype": ((X, X.half(), X, 2), "k: torch.float16"),
+    "values-on-another-device": ((X, X, X.to("meta"), 2), "v: torch.float32 on meta"),
+    "heads-that-do-not-divide": ((X, X, X, 3), "heads: 3 does not divide the width 16"),
+    "no-heads": ((X, X, X, 0), "heads: 0"),
+}
+
+
+@pytest.mark.parametrize(("args", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_wrong_argument_is_named(attend, args, message):
+    with pytest.raises(ValueError, match=message):
+        attend(*args[:3], heads=args[3])
