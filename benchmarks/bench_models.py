@@ -1,0 +1,129 @@
+"""Whole U-Net forwards against diffusers' on the same weights, each time beside its error.
+
+    python benchmarks/bench_models.py [--save [DIR]] [WORKLOAD ...]
+
+On a GPU in bfloat16: diffusers eager, and under torch.compile (reduce-overhead, fused projections), both channels-last
+with cudnn.benchmark on. On a CPU in float32: diffusers eager. Errors are against diffusers in float32, as fractions of
+the largest output; `first_result_s` is ours in a new process with an empty Triton cache, the start of Python left out.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import diffusers
+import torch
+from harness import DEVICE, ceilings, measure, report
+from shapes import UNETS_CPU, UNETS_GPU
+from torch import Tensor
+
+import fastdiff
+from fastdiff.weights import load_weights
+
+GPU = DEVICE.type == "cuda"
+DTYPE = torch.bfloat16 if GPU else torch.float32
+WORKLOADS = UNETS_GPU if GPU else UNETS_CPU
+
+
+def main() -> None:
+    if "--first" in sys.argv:
+        print(first_result_seconds(sys.argv[-1]))
+        return
+    torch.backends.cudnn.benchmark = True
+    tflops = ceilings()["matmul_bf16_tflops"] if GPU else None
+    names = [name for name in sys.argv[1:] if name in WORKLOADS] or list(WORKLOADS)
+    report("models" if GPU else "models_cpu", [row(name, tflops) for name in names])
+
+
+@torch.inference_mode()
+def row(name: str, tflops: float | None) -> dict[str, Any]:
+    """Times and errors of a workload."""
+    config, batch, gflop = WORKLOADS[name]
+    theirs, ours, sample, labels = build(config, batch)
+    expected = theirs(sample, 500, labels).sample.float()
+    theirs = theirs.to(DEVICE, DTYPE, memory_format=torch.channels_last if GPU else torch.preserve_format)
+    given = sample.to(DTYPE), torch.tensor(500, device=DEVICE), labels
+    errors = {
+        f"{who}_err": ((model(*given).sample.float() - expected).abs().max() / expected.abs().max()).item()
+        for who, model in (("fastdiff", ours), ("eager", theirs))
+    }
+    peak = peak_bytes(lambda: ours(*given)) if GPU else None
+    times = measure({"fastdiff": lambda: ours(*given), "eager": lambda: theirs(*given)}, graph=False)
+    compiled = compile_row(theirs, given) if GPU else {}
+    return {
+        "workload": name,
+        "fastdiff_ms": times["fastdiff"],
+        "eager_ms": times["eager"],
+        **compiled,
+        "floor_ms": gflop / tflops if tflops and gflop else None,
+        "max_abs_err": errors["fastdiff_err"],
+        "eager_err": errors["eager_err"],
+        "first_result_s": in_new_process(name) if GPU else None,
+        "peak_bytes": peak,
+        "launches": launches(lambda: ours(*given)) if GPU else None,
+    }
+
+
+def build(config: dict, batch: int) -> tuple[diffusers.UNet2DModel, fastdiff.UNet2DModel, Tensor, Tensor | None]:
+    """diffusers' model in float32 and ours with its weights in DTYPE, and what both are given."""
+    torch.manual_seed(0)
+    theirs = diffusers.UNet2DModel(**config).to(DEVICE).eval()
+    with torch.device("meta"):
+        ours = fastdiff.UNet2DModel.from_config(config)
+    load_weights(ours, theirs.state_dict(), source="benchmark", dtype=DTYPE, device=DEVICE)
+    sample = torch.randn(batch, 3, config["sample_size"], config["sample_size"], device=DEVICE)
+    labels = torch.zeros(batch, dtype=torch.int64, device=DEVICE) if "num_class_embeds" in config else None
+    return theirs, ours, sample, labels
+
+
+def compile_row(theirs: diffusers.UNet2DModel, given: tuple) -> dict[str, float]:
+    torch._dynamo.reset()
+    theirs.fuse_qkv_projections()
+    compiled = torch.compile(theirs, mode="reduce-overhead", fullgraph=True)
+    start = time.perf_counter()
+    compiled(*given)
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    times = measure({"compile": lambda: compiled(*given)}, graph=False)
+    return {"compile_ms": times["compile"], "compile_first_s": seconds}
+
+
+def peak_bytes(call) -> int:
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
+
+
+def launches(call) -> int:
+    """Kernels of a call."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        call()
+        torch.cuda.synchronize()
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+
+
+def in_new_process(name: str) -> float:
+    with tempfile.TemporaryDirectory() as cache:
+        command = [sys.executable, __file__, "--first", name]
+        environment = os.environ | {"TRITON_CACHE_DIR": cache}
+        return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+
+
+def first_result_seconds(name: str) -> float:
+    config, batch, _ = WORKLOADS[name]
+    torch.zeros(1, device=DEVICE)
+    start = time.perf_counter()
+    model = fastdiff.UNet2DModel.from_config(config).to(DEVICE, DTYPE)
+    size = config["sample_size"]
+    model(torch.zeros(batch, 3, size, size, device=DEVICE, dtype=DTYPE), 0)
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
