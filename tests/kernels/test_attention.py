@@ -125,7 +125,7 @@ def test_non_contiguous_inputs(attend, draw, dot_dtype, runs_triton):
     every_second = [torch.stack([tensor, tensor], dim=-1)[..., 0] for tensor in (q, k, v)]
     for inputs in (copies, every_second):
         other = attend(*inputs, heads=2)
-        assert torch.equal(other, y) if runs_triton else torch.allclose(other, y, atol=torch.finfo(y.dtype).eps)
+        assert torch.equal(other, y) if runs_triton else torch.allclose(other, y, atol=4 * torch.finfo(y.dtype).eps)
 
 
 @pytest.mark.parametrize("width", [40, 64, 256])
