@@ -83,14 +83,15 @@ def _store_moments(
 @triton.jit
 def _finish(
     y_ptr, mean_ptr, m2_ptr,
-    acc, bias_ptr, temb_ptr, residual_ptr,
-    image, row, column, quarter, n, images, columns, pixels, out_channels, temb_stride, scale,
+    acc, bias_ptr, temb_ptr, residual_ptr, residual_desc,
+    image, row, column, quarter, n0, images, columns, pixels, out_channels, temb_stride, scale,
     MODE: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr,
     STATISTICS: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """The epilogue: y = (acc + bias + temb + residual) * scale and its moments, each where it has a pointer."""
     PIXELS: tl.constexpr = BH * BW
     acc = acc.reshape(BI, PIXELS, BN)
+    n = n0 + tl.arange(0, BN)
     inside_n = n < out_channels
     each = tl.arange(0, BI)
     present = image + each < images
@@ -110,6 +111,8 @@ def _finish(
         mask &= (pixel < pixels)[None, :, None]
     if residual_ptr is not None:
         acc += tl.load(residual_ptr + base + offset, mask=mask, other=0.0).to(tl.float32)
+    if residual_desc is not None:  # by pointer, the whole accumulator would change its layout first
+        acc += residual_desc.load([image, row, column, n0]).reshape(BI, PIXELS, BN).to(tl.float32)
     acc *= scale
     tl.store(y_ptr + base + offset, acc.to(y_ptr.dtype.element_ty), mask=mask)
     if mean_ptr is not None:
@@ -139,9 +142,9 @@ def _sum_by_descriptors(
     What of a tile lies outside the picture is read as zeros by the copy engine.
     """
     blocks = tl.cdiv(channels, BK)
-    for step in tl.range(first, tl.minimum(first + steps, KH * KW * blocks)):
-        tap = step // blocks
-        c = (step - tap * blocks) * BK
+    tap = first // blocks
+    c = (first - tap * blocks) * BK
+    for _ in tl.range(first, tl.minimum(first + steps, KH * KW * blocks)):
         h, w = top + tap // KW, left + tap % KW
         if MODE == "down":  # x as (N, H / 2, 2, W / 2, 2 C)
             x = x_desc.load([image, row + (h >> 1), h & 1, column + (w >> 1), (w & 1) * channels + c])
@@ -150,13 +153,16 @@ def _sum_by_descriptors(
         else:
             x = x_desc.load([image, row + h, column + w, c])
         acc = _dot(x.reshape(BM, BK), w_desc.load([n, tap * all_channels + offset + c]), acc, SWAP)
+        c += BK
+        tap = tl.where(c < channels, tap, tap + 1)
+        c = tl.where(c < channels, c, 0)
     return acc
 
 
 @triton.jit(do_not_specialize=SIZES)
 def conv_by_descriptors(
     y_ptr, mean_ptr, m2_ptr,
-    x_desc, x2_desc, w_desc, bias_ptr, temb_ptr, residual_ptr,
+    x_desc, x2_desc, w_desc, bias_ptr, temb_ptr, residual_ptr, residual_desc,
     images, rows, columns, pixels, pad_top, pad_left, steps, channels, channels2, out_channels, temb_stride, scale,
     KH: tl.constexpr, KW: tl.constexpr, MODE: tl.constexpr, CHUNKS: tl.constexpr, SWAP: tl.constexpr,
     BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STATISTICS: tl.constexpr,
@@ -183,8 +189,8 @@ def conv_by_descriptors(
         acc = acc.T
     y_ptr += tl.program_id(1).to(tl.int64) * images * pixels * out_channels
     _finish(
-        y_ptr, mean_ptr, m2_ptr, acc, bias_ptr, temb_ptr, residual_ptr, image, row, column, quarter,
-        n + tl.arange(0, BN), images, columns, pixels, out_channels, temb_stride, scale,
+        y_ptr, mean_ptr, m2_ptr, acc, bias_ptr, temb_ptr, residual_ptr, residual_desc, image, row, column, quarter,
+        n, images, columns, pixels, out_channels, temb_stride, scale,
         MODE, BI, BH, BW, BN, STATISTICS, False,
     )  # fmt: skip
 
@@ -267,8 +273,8 @@ def conv_by_pointers(
         acc = acc.T
     y_ptr += tl.program_id(1).to(tl.int64) * images * pixels * out_channels
     _finish(
-        y_ptr, mean_ptr, m2_ptr, acc, bias_ptr, temb_ptr, residual_ptr, image, row, column, quarter,
-        n, images, BW, pixels, out_channels, temb_stride, scale, "same", 1, BH, BW, BN, BW, RAGGED,
+        y_ptr, mean_ptr, m2_ptr, acc, bias_ptr, temb_ptr, residual_ptr, None, image, row, column, quarter,
+        n0, images, BW, pixels, out_channels, temb_stride, scale, "same", 1, BH, BW, BN, BW, RAGGED,
     )  # fmt: skip
 
 
@@ -282,7 +288,8 @@ def sum_chunks(
 ):  # fmt: skip
     """The ordered sum of a spread convolution's chunks, partial (CHUNKS, N, H_out, W_out, C_out), and its epilogue."""
     across = tl.cdiv(out_channels, BN)
-    n = tl.program_id(0) % across * BN + tl.arange(0, BN)
+    n0 = tl.program_id(0) % across * BN
+    n = n0 + tl.arange(0, BN)
     image, row, column, quarter = _locate(tl.program_id(0) // across, rows, columns, MODE, 1, BH, BW)
     pixel = _pixels(row, column, quarter, columns, MODE, BH, BW)
     mask = (pixel < pixels)[:, None] & (n < out_channels)[None, :]
@@ -293,6 +300,6 @@ def sum_chunks(
         partial_ptr += images.to(tl.int64) * pixels * out_channels
         acc += tl.load(partial_ptr + offset, mask=mask, other=0.0)
     _finish(
-        y_ptr, mean_ptr, m2_ptr, acc, bias_ptr, temb_ptr, residual_ptr, image, row, column, quarter,
-        n, images, columns, pixels, out_channels, temb_stride, scale, MODE, 1, BH, BW, BN, STATISTICS, RAGGED,
+        y_ptr, mean_ptr, m2_ptr, acc, bias_ptr, temb_ptr, residual_ptr, None, image, row, column, quarter,
+        n0, images, columns, pixels, out_channels, temb_stride, scale, MODE, 1, BH, BW, BN, STATISTICS, RAGGED,
     )  # fmt: skip

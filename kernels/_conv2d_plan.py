@@ -98,6 +98,9 @@ class Plan(NamedTuple):
         """Whether tiles reach past the picture's last pixel."""
         return problem.pixels % (self.tile.pixels if not self.descriptors else self.statistics) != 0
 
+    def residual_by_descriptor(self, problem: Problem) -> bool:
+        return problem.mode != "up" and problem.out_channels % 8 == 0
+
     def programs(self, problem: Problem) -> int:
         """Programs that make one chunk, or all of them."""
         pictures, height, width = self.tile_shape
@@ -114,7 +117,7 @@ TILES = (
     Tile(64, 64, True, 4, 5),
 )
 NARROW_TILE = Tile(128, 16, False, 4, 4)  # up to 16 output channels, the U-Net's last convolution
-POINTER_TILES = (Tile(128, 64, False, 4, 3), Tile(64, 64, False, 4, 3))
+POINTER_TILES = (Tile(128, 64, True, 4, 3), Tile(64, 64, True, 4, 3))
 FLOAT32_TILES = (Tile(64, 64, False, 4, 2), Tile(32, 32, False, 4, 2))
 
 

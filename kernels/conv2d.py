@@ -128,7 +128,7 @@ def _launch_products(
         channels=problem.channels[0], channels2=sum(problem.channels[1:]), out_channels=problem.out_channels,
         KH=problem.kernel[0], KW=problem.kernel[1], MODE=problem.mode, CHUNKS=1 if plan.spread else plan.chunks,
         SWAP=plan.tile.swap, BH=tile_height, BW=tile_width, BN=plan.tile.channels, BK=plan.block,
-        num_warps=plan.tile.warps, num_stages=plan.tile.stages,
+        num_warps=plan.tile.warps, num_stages=plan.tile.stages, fp_fusion=False,
     )  # fmt: skip
     grid = (plan.programs(problem), plan.chunks if plan.spread else 1)
     if not plan.descriptors:
@@ -144,9 +144,16 @@ def _launch_products(
         parts = tuple(part.view(part.shape[0], part.shape[1] // 2, 2, part.shape[2] // 2, -1) for part in parts)
         box.insert(2, 1)
     x, x2 = (*(descriptor(part, box) for part in parts), None)[:2]
+    weight = descriptor(weight.flatten(1), [plan.tile.channels, plan.block])
+    residual = arguments["residual_ptr"]
+    if residual is not None and plan.residual_by_descriptor(problem):
+        residual = descriptor(residual, [pictures, tile_height, tile_width, plan.tile.channels])
+        arguments["residual_ptr"] = None
+    else:
+        residual = None
     launch(
-        conv_by_descriptors, grid, *outputs, x, x2, descriptor(weight.flatten(1), [plan.tile.channels, plan.block]),
-        columns=plan.columns, BI=pictures, STATISTICS=plan.statistics, **arguments,
+        conv_by_descriptors, grid, *outputs, x, x2, weight, residual_desc=residual, columns=plan.columns, BI=pictures,
+        STATISTICS=plan.statistics, **arguments,
     )  # fmt: skip
 
 
@@ -157,7 +164,7 @@ def _launch_sum(problem: Problem, plan: Plan, outputs: tuple, partial: Tensor, e
         sum_chunks, grid, *outputs, partial, images=problem.images, rows=plan.rows, columns=plan.columns,
         pixels=problem.pixels, out_channels=problem.out_channels, **epilogue,
         CHUNKS=plan.chunks, MODE=problem.mode if plan.descriptors else "same", BH=tile[0], BW=tile[1],
-        BN=SUM_CHANNELS, STATISTICS=plan.statistics, RAGGED=plan.ragged(problem), num_warps=4,
+        BN=SUM_CHANNELS, STATISTICS=plan.statistics, RAGGED=plan.ragged(problem), num_warps=4, fp_fusion=False,
     )  # fmt: skip
 
 
