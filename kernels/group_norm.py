@@ -9,7 +9,6 @@ them. Many tiles are merged into one by `_merge_kernel`; every program of `_norm
 of its groups included, so that a small picture takes one launch.
 """
 
-from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -111,6 +110,10 @@ def _apply(parts: tuple[Tensor, ...], mean: Tensor, a: Tensor, b: Tensor, activa
     return ACTIVATIONS[activation](y).to(parts[0].dtype)
 
 
+# One compiled variant for all of them.
+SIZES = ("tiles", "tiles2", "pixels", "pixels2", "hw", "group_width", "span", "scale_stride", "shift_stride")
+
+
 @triton.jit
 def _moments_kernel(
     mean_ptr, m2_ptr, x_ptr, hw, channels, tiles, pixels, image_stride, pixel_stride, BP: tl.constexpr, BC: tl.constexpr
@@ -143,30 +146,6 @@ def _moments_kernel(
 
 
 @triton.jit
-def _merge_kernel(
-    merged_mean_ptr, merged_m2_ptr, mean_ptr, m2_ptr, hw, channels, tiles, pixels, BT: tl.constexpr, BC: tl.constexpr
-):  # fmt: skip
-    """All tiles of an image as one, for BC channels; in order, BT at a time, as sums about the mean of the first."""
-    blocks = tl.cdiv(channels, BC)
-    pid = tl.program_id(0)
-    n, c = (pid // blocks).to(tl.int64), pid % blocks * BC + tl.arange(0, BC)
-    first = n * tiles * channels + c
-    shift = tl.load(mean_ptr + first, mask=c < channels, other=0.0)
-    sums = tl.zeros((BC,), tl.float32)
-    squares = tl.zeros((BC,), tl.float32)
-    for start in range(0, tiles, BT):
-        t = start + tl.arange(0, BT)[:, None]
-        mask = (t < tiles) & (c < channels)[None, :]
-        weights = tl.where(mask, tl.minimum(pixels, hw - t * pixels), 0).to(tl.float32)
-        distance = tl.load(mean_ptr + first[None, :] + t * channels, mask=mask, other=0.0) - shift[None, :]
-        m2 = tl.load(m2_ptr + first[None, :] + t * channels, mask=mask, other=0.0)
-        sums += tl.sum(weights * distance, axis=0)
-        squares += tl.sum(m2 + weights * distance * distance, axis=0)
-    tl.store(merged_mean_ptr + n * channels + c, shift + sums / hw, mask=c < channels)
-    tl.store(merged_m2_ptr + n * channels + c, squares - sums * (sums / hw), mask=c < channels)
-
-
-@triton.jit
 def _load_pair(ptr, ptr2, n, t, c, mask, channels, channels2, tiles, tiles2):
     """Rows t and columns c of statistics (N, tiles, C), or of those of a pair side by side; 0 where masked."""
     values = tl.load(ptr + (n * tiles + t) * channels + c, mask=mask & (c < channels), other=0.0)
@@ -177,20 +156,21 @@ def _load_pair(ptr, ptr2, n, t, c, mask, channels, channels2, tiles, tiles2):
 
 
 @triton.jit
-def _group_statistics(
-    mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, n, c, channels, channels2, tiles, tiles2, pixels, pixels2, hw, group_width,
-    eps, BJ: tl.constexpr,
+def _coefficients(
+    mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, n, c,
+    channels, channels2, tiles, tiles2, pixels, pixels2, hw, group_width, eps, scale_stride, shift_stride,
+    BJ: tl.constexpr,
 ):  # fmt: skip
-    """Mean and 1 / deviation of the group of each channel c, over the group's channels and the tiles, in their order.
+    """mean, a and b of the channels c of an image, such that the result before activation is a * (x - mean) + b.
 
-    Sums about the mean of the group's first tile: that is one of the entries merged, so no more digits can cancel than
-    there are in their number.
+    Chan's formula over the tiles and channels of a group, BJ at a time in order, as sums about the mean of the first:
+    it is one of the entries merged, so no more digits can cancel than there are in their number.
     """
     group = c // group_width * group_width
     inside = c < channels + channels2
-    shift = _load_pair(mean_ptr, mean2_ptr, n, 0, group, inside, channels, channels2, tiles, tiles2)
-    sums = tl.zeros_like(shift)
-    squares = tl.zeros_like(shift)
+    base = _load_pair(mean_ptr, mean2_ptr, n, 0, group, inside, channels, channels2, tiles, tiles2)
+    sums = tl.zeros_like(base)
+    squares = tl.zeros_like(base)
     for start in range(0, tl.maximum(tiles, tiles2) * group_width, BJ):
         entry = start + tl.arange(0, BJ)[:, None]
         t, member = entry // group_width, group[None, :] + entry % group_width
@@ -200,39 +180,13 @@ def _group_statistics(
         weights = tl.where(mask, tl.minimum(covered, hw - t * covered), 0).to(tl.float32)
         mean = _load_pair(mean_ptr, mean2_ptr, n, t, member, mask, channels, channels2, tiles, tiles2)
         m2 = _load_pair(m2_ptr, m2_2_ptr, n, t, member, mask, channels, channels2, tiles, tiles2)
-        distance = mean - shift[None, :]
+        distance = mean - base[None, :]
         sums += tl.sum(weights * distance, axis=0)
         squares += tl.sum(m2 + weights * distance * distance, axis=0)
     count = hw * group_width
     offset = sums / count
-    return shift + offset, tl.rsqrt(squares / count - offset * offset + eps)
-
-
-@triton.jit
-def _normalise_kernel(
-    y_ptr, x_ptr, x2_ptr, mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr,
-    channels, channels2, tiles, tiles2, pixels, pixels2, hw, span, group_width, eps,
-    image_stride, image_stride2, pixel_stride, pixel_stride2, scale_stride, shift_stride,
-    ACTIVATION: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BJ: tl.constexpr,
-):  # fmt: skip
-    """`span` pixels of one image and BC channels, all of the first tensor or all of the second."""
-    blocks1 = tl.cdiv(channels, BC)
-    blocks = blocks1 + tl.cdiv(channels2, BC)
-    spans = tl.cdiv(hw, span)
-    pid = tl.program_id(0)
-    block, n = pid % blocks, (pid // blocks // spans).to(tl.int64)
-    first = pid // blocks % spans * span
-    second = block >= blocks1
-    own = tl.where(second, block - blocks1, block) * BC + tl.arange(0, BC)  # channel of its tensor
-    in_first, in_second = own < tl.where(second, 0, channels), own < tl.where(second, channels2, 0)
-    inside = in_first | in_second
-    c = own + tl.where(second, channels, 0)  # channel of y
-
-    mean, a = _group_statistics(
-        mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, n, c, channels, channels2, tiles, tiles2, pixels, pixels2,
-        hw, group_width, eps, BJ,
-    )  # fmt: skip
-    b = tl.zeros((BC,), tl.float32)
+    a = tl.rsqrt(squares / count - offset * offset + eps)
+    b = tl.zeros_like(a)
     if weight_ptr is not None:
         a = a * tl.load(weight_ptr + c, mask=inside).to(tl.float32)
         b += tl.load(bias_ptr + c, mask=inside).to(tl.float32)
@@ -240,25 +194,91 @@ def _normalise_kernel(
         factor = 1 + tl.load(scale_ptr + n * scale_stride + c, mask=inside).to(tl.float32)
         a = a * factor
         b = b * factor + tl.load(shift_ptr + n * shift_stride + c, mask=inside).to(tl.float32)
+    return base + offset, a, b
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _coefficients_kernel(
+    out_ptr, mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr,
+    channels, channels2, tiles, tiles2, pixels, pixels2, hw, group_width, eps, scale_stride, shift_stride,
+    BC: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    """`_coefficients` of every image, (N, 3, C), where there are too many tiles for every program to merge them."""
+    width = channels + channels2
+    blocks = tl.cdiv(width, BC)
+    n, c = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BC + tl.arange(0, BC)
+    mean, a, b = _coefficients(
+        mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, n, c,
+        channels, channels2, tiles, tiles2, pixels, pixels2, hw, group_width, eps, scale_stride, shift_stride, BJ,
+    )  # fmt: skip
+    out_ptrs = out_ptr + n * 3 * width + c
+    tl.store(out_ptrs, mean, mask=c < width)
+    tl.store(out_ptrs + width, a, mask=c < width)
+    tl.store(out_ptrs + 2 * width, b, mask=c < width)
+
+
+@triton.jit
+def _load_pixels(x_ptrs, x2_ptrs, inside, inside2, limit, start, rows):
+    """Pixels of the one of two tensors that a program reads."""
+    mask = start + rows < limit
+    x = tl.load(x_ptrs, mask=mask & inside, other=0.0)
+    if x2_ptrs is not None:
+        x += tl.load(x2_ptrs, mask=mask & inside2, other=0.0)
+    return x
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _normalise_kernel(
+    y_ptr, x_ptr, x2_ptr, coefficients_ptr,
+    mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr,
+    channels, channels2, tiles, tiles2, pixels, pixels2, hw, group_width, eps, scale_stride, shift_stride,
+    span, image_stride, image_stride2, pixel_stride, pixel_stride2,
+    ACTIVATION: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    """`span` pixels of one image and BC channels, all of the first tensor or all of the second."""
+    width = channels + channels2
+    blocks1 = tl.cdiv(channels, BC)
+    blocks = blocks1 + tl.cdiv(channels2, BC)
+    spans = tl.cdiv(hw, span)
+    pid = tl.program_id(0)
+    block, n = pid % blocks, (pid // blocks // spans).to(tl.int64)
+    first = pid // blocks % spans * span
+    stop = tl.minimum(first + span, hw)
+    second = block >= blocks1
+    own = tl.where(second, block - blocks1, block) * BC + tl.arange(0, BC)  # channel of its tensor
+    c = own + tl.where(second, channels, 0)  # channel of y
+    in_first, in_second = (
+        (own < tl.where(second, 0, channels))[None, :],
+        (own < tl.where(second, channels2, 0))[None, :],
+    )
 
     rows = tl.arange(0, BP)[:, None]
-    pixel = n * hw + first
-    y_ptrs = y_ptr + pixel * (channels + channels2) + rows * (channels + channels2) + c[None, :]
+    y_ptrs = y_ptr + (n * hw + first) * width + rows * width + c[None, :]
     x_ptrs = x_ptr + n * image_stride + first.to(tl.int64) * pixel_stride + rows * pixel_stride + own[None, :]
+    x2_ptrs = x2_ptr
     if x2_ptr is not None:
-        x2_ptrs = x2_ptr + n * image_stride2 + first.to(tl.int64) * pixel_stride2 + rows * pixel_stride2 + own[None, :]
-    for start in range(first, tl.minimum(first + span, hw), BP):
-        mask = (start + rows < hw) & inside[None, :]
-        if x2_ptr is None:
-            x = tl.load(x_ptrs, mask=mask, other=0.0)
-        else:
-            x = tl.load(x_ptrs, mask=mask & in_first[None, :], other=0.0)
-            x += tl.load(x2_ptrs, mask=mask & in_second[None, :], other=0.0)
-            x2_ptrs += BP * pixel_stride2
-        y = activate((x.to(tl.float32) - mean[None, :]) * a[None, :] + b[None, :], ACTIVATION)
-        tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=mask)
+        x2_ptrs += n * image_stride2 + first.to(tl.int64) * pixel_stride2 + rows * pixel_stride2 + own[None, :]
+    x = _load_pixels(x_ptrs, x2_ptrs, in_first, in_second, stop, first, rows)  # on its way while the tiles are merged
+
+    if coefficients_ptr is None:
+        mean, a, b = _coefficients(
+            mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, n, c,
+            channels, channels2, tiles, tiles2, pixels, pixels2, hw, group_width, eps, scale_stride, shift_stride, BJ,
+        )  # fmt: skip
+    else:
+        coefficients = coefficients_ptr + n * 3 * width + c
+        mean = tl.load(coefficients, mask=c < width)
+        a, b = tl.load(coefficients + width, mask=c < width), tl.load(coefficients + 2 * width, mask=c < width)
+
+    for start in range(first, stop, BP):
         x_ptrs += BP * pixel_stride
-        y_ptrs += BP * (channels + channels2)
+        if x2_ptr is not None:
+            x2_ptrs += BP * pixel_stride2
+        following = _load_pixels(x_ptrs, x2_ptrs, in_first, in_second, stop, start + BP, rows)
+        y = activate((x.to(tl.float32) - mean[None, :]) * a[None, :] + b[None, :], ACTIVATION)
+        tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=(start + rows < stop) & (in_first | in_second))
+        y_ptrs += BP * width
+        x = following
 
 
 class Tiling(NamedTuple):
@@ -271,19 +291,14 @@ class Tiling(NamedTuple):
 
 def _tiling(hw: int, widths: list[int]) -> Tiling:
     # the widest block that wastes no lanes, for whole lines of memory
-    waste = {block: sum(-width % block for width in widths) for block in (128, 64, 32)}
-    channels = min(waste, key=waste.get)
-    return Tiling(channels, min(32, triton.next_power_of_2(hw)), 4)
-
-
-FOLDED = 64  # tiles times channels of a group, up to which each program of the normalise pass merges them
-PROGRAMS = 4096  # of the normalise pass, at least, where there are blocks of pixels enough
+    waste = {block: sum(-width % block for width in widths) for block in (64, 32)}
+    return Tiling(min(waste, key=waste.get), min(32, triton.next_power_of_2(hw)), 4)
 
 
 def _moments(x: Tensor, tiling: Tiling) -> Moments:
     n, height, width, channels = x.shape
     hw = height * width
-    pixels = max(32, triton.next_power_of_2(hw) // 256)
+    pixels = min(512, max(32, triton.next_power_of_2(hw) // 8))
     tiles = triton.cdiv(hw, pixels)
     mean, m2 = (x.new_empty(n, tiles, channels, dtype=torch.float32) for _ in range(2))
     launch(
@@ -294,14 +309,8 @@ def _moments(x: Tensor, tiling: Tiling) -> Moments:
     return Moments(mean, m2, pixels)
 
 
-def _one_tile(moments: Moments, hw: int) -> Moments:
-    n, tiles, channels = moments.mean.shape
-    mean, m2 = (moments.mean.new_empty(n, 1, channels) for _ in range(2))
-    launch(
-        _merge_kernel, (n * triton.cdiv(channels, 16),),
-        mean, m2, moments.mean, moments.m2, hw, channels, tiles, moments.pixels, BT=64, BC=16, num_warps=4,
-    )  # fmt: skip
-    return Moments(mean, m2, hw)
+FOLDED_PIXELS, FOLDED_ENTRIES = 256, 64  # of a picture; tiles times channels of a group
+PROGRAMS = 2048  # of the normalise pass, at least, where there are blocks of pixels enough
 
 
 @group_norm.kernel
@@ -315,39 +324,35 @@ def _group_norm_triton(
     parts = [_as_rows(part) for part in parts]
     n, height, width, _ = parts[0].shape
     hw, widths = height * width, [part.shape[-1] for part in parts]
-    group_width, tiling = sum(widths) // num_groups, _tiling(hw, widths)
-    merged = []
-    for part, known in zip(parts, given, strict=True):
-        known = _moments(part, tiling) if known is None else known
-        merged.append(known if known.mean.shape[1] * group_width <= FOLDED else _one_tile(known, hw))
-    y = parts[0].new_empty(n, height, width, sum(widths))
-    _normalise(y, parts, merged, group_width, weight, bias, eps, activation, scale, shift, tiling)
+    channels, tiling = sum(widths), _tiling(hw, widths)
+    known = [m or _moments(part, tiling) for part, m in zip(parts, given, strict=True)]
+    strides = (0, 0) if scale is None else (scale.stride(0), shift.stride(0))
+    group_width = channels // num_groups
+    tiles = [moments.mean.shape[1] for moments in known]
+    inputs = *_pair([m.mean for m in known]), *_pair([m.m2 for m in known]), weight, bias, scale, shift
+    sizes = *_pair(widths, 0), *_pair(tiles, 0), *_pair([m.pixels for m in known], 0), hw, group_width, eps, *strides
+
+    coefficients = None
+    if hw > FOLDED_PIXELS or max(tiles) * group_width > FOLDED_ENTRIES:
+        coefficients = parts[0].new_empty(n, 3, channels, dtype=torch.float32)
+        grid = (n * triton.cdiv(channels, 8),)
+        launch(_coefficients_kernel, grid, coefficients, *inputs, *sizes, BC=8, BJ=128, num_warps=4)
+        inputs = [None] * len(inputs)
+    y = parts[0].new_empty(n, height, width, channels)
+    blocks = sum(triton.cdiv(width, tiling.channels) for width in widths)
+    span = tiling.pixels * min(8, max(1, n * hw * blocks // (tiling.pixels * PROGRAMS)))
+    launch(
+        _normalise_kernel, (n * triton.cdiv(hw, span) * blocks,),
+        y, *_pair(parts), coefficients, *inputs, *sizes,
+        span, *_pair([part.stride(0) for part in parts], 0), *_pair([part.stride(2) for part in parts], 0),
+        ACTIVATION=activation, BP=tiling.pixels, BC=tiling.channels, BJ=8, num_warps=tiling.warps,
+    )  # fmt: skip
     return y
 
 
-def _normalise(y, parts, merged, group_width, weight, bias, eps, activation, scale, shift, tiling: Tiling) -> None:
-    n, height, width, _ = y.shape
-    hw = height * width
-    blocks = sum(triton.cdiv(part.shape[-1], tiling.channels) for part in parts)
-    # The merge at a program's start is worth a few blocks of pixels, where that leaves programs enough.
-    span = tiling.pixels * min(8, max(1, n * hw * blocks // (tiling.pixels * PROGRAMS)))
-    pointers, sizes, strides = zip(*map(_source, parts, merged), *[ABSENT] * (2 - len(parts)), strict=True)
-    launch(
-        _normalise_kernel, (n * triton.cdiv(hw, span) * blocks,),
-        y, *chain(*zip(*pointers, strict=True)), weight, bias, scale, shift,
-        *chain(*zip(*sizes, strict=True)), hw, span, group_width, eps,
-        *chain(*zip(*strides, strict=True)), *((0, 0) if scale is None else (scale.stride(0), shift.stride(0))),
-        ACTIVATION=activation, BP=tiling.pixels, BC=tiling.channels, BJ=8, num_warps=tiling.warps,
-    )  # fmt: skip
-
-
-def _source(x: Tensor, moments: Moments) -> tuple[tuple, tuple, tuple]:
-    """Pointers, sizes and strides of one of a pair, as `_normalise_kernel` takes them."""
-    mean, m2, pixels = moments
-    return (x, mean, m2), (x.shape[-1], mean.shape[1], pixels), (x.stride(0), x.stride(2))
-
-
-ABSENT = (None, None, None), (0, 0, 0), (0, 0)  # the second of a pair, where there is one tensor
+def _pair(values: list, absent=None) -> tuple:
+    """What there is of one tensor or of two, as the kernels take it: the second absent, where there is one."""
+    return tuple(values) if len(values) == 2 else (values[0], absent)
 
 
 def _as_rows(x: Tensor) -> Tensor:
