@@ -12,7 +12,7 @@ import torch
 
 from training.classifier import judge, load_classifier
 from training.data import load
-from training.evaluate import draw, kernel_distance, label_scores, load_model, real_sample
+from training.evaluate import draw, drawn_labels, kernel_distance, label_scores, load_model, real_sample
 
 GUIDANCE = (1.5, 2.0, 3.0, 4.0, 5.0)
 STEPS = (20, 50)
@@ -32,14 +32,15 @@ def main() -> None:
     classifier, model = load_classifier(args.classifier, args.device), load_model(args.model, args.device)
     _, real_features = judge(classifier, train.images[real_sample(train, args.per_label)])
     rows = []
+    labels = drawn_labels(model, args.per_label, train)
     for guidance, steps, clipped in itertools.product(GUIDANCE, STEPS, (False, True)):
         options = {"guidance_scale": guidance, "num_inference_steps": steps, "use_clipped_model_output": clipped}
-        images = draw(model, args.per_label, **options)
+        images = draw(model, labels, args.per_label, **options)
         probabilities, features = judge(classifier, images)
         scores = label_scores(probabilities, args.per_label).values()
         row = options | {
             "mean_probability": sum(score["probability"] for score in scores) / len(scores),
-            "kernel_distance_x1000": kernel_distance(features, real_features),
+            "kernel_distance": kernel_distance(features, real_features),
             "corner": images[:, :, ::63, ::63].float().mean(dim=(1, 2, 3)).median().item(),  # 255 is clean white
         }
         rows.append(row)

@@ -4,26 +4,31 @@
         --model prototype=PROTOTYPE_FOLDER --model emoji64=fastdiff/bundled/emoji64
 
 Every model draws the same number of pictures of every old label "<style> <group>", with the same seeds, noise and
-sampler; a model with finer labels takes them in turn. The folder --out gets evaluation.json, a grid of each model and
-a sheet of ten samples beside their nearest training pictures.
+sampler and the defaults of its fastdiff.json; a model with finer labels takes each as often as the training pictures
+do. The folder --out gets evaluation.json, the samples, a grid of each model and a sheet of ten samples beside their
+nearest training pictures.
 """
 
 import argparse
 import json
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from statistics import mean
 
+import numpy as np
 import torch
 from diffusers import UNet2DModel
 from torch import Tensor
 
-from training.classifier import accuracy, judge, load_classifier
+from training.classifier import Classifier, accuracy, judge, load_classifier
 from training.data import Augmenter, Pictures, load
 from training.diffusion import Diffusion, mean_loss
 from training.labels import SHORT_GROUPS, coarse_names
 from training.neighbours import nearest
 from training.sampling import sample, save_grid
 
+GOLDEN_RATIO = (5**0.5 - 1) / 2
 STYLES = ("fluent_3d", "fluent_flat", "noto", "twemoji")
 COARSE = coarse_names(STYLES)
 # Fluent has 8 flags in each style: too few to learn a label from, so emoji64 has none for them.
@@ -38,11 +43,19 @@ class LabelledModel:
     names: tuple[str, ...]
     members: dict[str, tuple[int, ...]]
     null_label: int
+    defaults: dict[str, float]  # how it samples best
 
     def picture_labels(self, pictures: Pictures) -> Tensor:
         """The label this model was trained to give each picture."""
         is_coarse = self.null_label == len(COARSE)
         return pictures.coarse if is_coarse else pictures.labels
+
+    def label_of(self, name: str, seed: int, picture_counts: list[int]) -> int:
+        """The label that a seed takes of an old label: over any run of seeds, as often as the training pictures do."""
+        members = self.members[name]
+        counts = [picture_counts[label] for label in members]
+        position = (seed + 0.5) * GOLDEN_RATIO % 1 * sum(counts)
+        return next(label for label, end in zip(members, accumulate(counts), strict=True) if position < end)
 
 
 def load_model(folder: Path, device: str) -> LabelledModel:
@@ -52,46 +65,50 @@ def load_model(folder: Path, device: str) -> LabelledModel:
     index = {name: i for i, name in enumerate(info["labels"])}
     groups = info.get("label_groups", {name: [name] for name in index})
     members = {old: tuple(index[name] for name in names) for old, names in groups.items()}
-    return LabelledModel(unet, tuple(info["labels"]), members, info["null_label"])
+    defaults = {key: info[key] for key in ("guidance_scale", "num_inference_steps", "use_clipped_model_output")}
+    return LabelledModel(unet, tuple(info["labels"]), members, info["null_label"], defaults)
 
 
-def drawn_labels(model: LabelledModel, per_label: int) -> list[int]:
+def drawn_labels(model: LabelledModel, per_label: int, train: Pictures) -> list[int]:
     """The model's label of each picture drawn: seed after seed of every compared label."""
-    return [model.members[name][seed % len(model.members[name])] for name in COMPARED for seed in range(per_label)]
+    counts = model.picture_labels(train).bincount(minlength=model.null_label).tolist()
+    return [model.label_of(name, seed, counts) for name in COMPARED for seed in range(per_label)]
 
 
-def draw(model: LabelledModel, per_label: int, **options) -> Tensor:
+def draw(model: LabelledModel, labels: list[int], per_label: int, **options) -> Tensor:
     """Seeds 0 to per_label - 1 of every compared label, in order: (34 * per_label, 3, 64, 64) uint8 on the device."""
     seeds = list(range(per_label)) * len(COMPARED)
-    images = sample(model.unet, drawn_labels(model, per_label), seeds, null_label=model.null_label, **options)
+    images = sample(model.unet, labels, seeds, null_label=model.null_label, **options)
     return images.permute(0, 3, 1, 2).to(model.unet.device)
 
 
 def label_scores(probabilities: Tensor, per_label: int) -> dict[str, dict[str, float]]:
-    """(34 * per_label, 36) -> per label: mean probability of the label, its standard error, share judged right."""
+    """(34 * per_label, 36) -> per label: mean probability of the label over all and over 16 pictures, standard error of
+    the former, share judged right."""
     scores = {}
     for name, part in zip(COMPARED, probabilities.split(per_label), strict=True):
         target = COARSE.index(name)
         p = part[:, target]
         scores[name] = {
             "probability": p.mean().item(),
+            "probability_of_16": p[:16].mean().item(),
             "standard_error": (p.std() / per_label**0.5).item(),
             "right": (part.argmax(dim=1) == target).float().mean().item(),
         }
     return scores
 
 
-def subgroup_scores(model: LabelledModel, probabilities: Tensor, per_label: int) -> dict[str, float]:
+def subgroup_scores(model: LabelledModel, labels: list[int], probabilities: Tensor) -> dict[str, float]:
     """Mean probability of the old label for each of the model's own labels, over the styles."""
-    targets = [COARSE.index(name) for name in COMPARED for _ in range(per_label)]
+    targets = [COARSE.index(name) for name in COMPARED for _ in range(len(labels) // len(COMPARED))]
     found: dict[str, list[float]] = {}
-    for label, target, row in zip(drawn_labels(model, per_label), targets, probabilities.tolist(), strict=True):
+    for label, target, row in zip(labels, targets, probabilities.tolist(), strict=True):
         found.setdefault(model.names[label].split(" ", 1)[1], []).append(row[target])
     return {subgroup: sum(values) / len(values) for subgroup, values in found.items()}
 
 
 def kernel_distance(features: Tensor, real: Tensor) -> float:
-    """1000 x the unbiased squared maximum mean discrepancy, kernel (x.y / d + 1)^3 (Binkowski et al. 2018)."""
+    """The unbiased squared maximum mean discrepancy, kernel (x.y / d + 1)^3 (Binkowski et al. 2018)."""
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
         return (a.double() @ b.double().T / a.shape[1] + 1) ** 3
@@ -100,7 +117,13 @@ def kernel_distance(features: Tensor, real: Tensor) -> float:
         return (k.sum() - k.diagonal().sum()) / (len(k) * (len(k) - 1))
 
     xx, yy = kernel(features, features), kernel(real, real)
-    return 1000 * (mean_off_diagonal(xx) + mean_off_diagonal(yy) - 2 * kernel(features, real).mean()).item()
+    return (mean_off_diagonal(xx) + mean_off_diagonal(yy) - 2 * kernel(features, real).mean()).item()
+
+
+def label_distances(features: Tensor, real: Tensor, real_coarse: Tensor, per_label: int) -> dict[str, float]:
+    """Kernel distance of each label's samples to all the training pictures of that label."""
+    parts = zip(COMPARED, features.split(per_label), strict=True)
+    return {name: kernel_distance(part, real[real_coarse == COARSE.index(name)]) for name, part in parts}
 
 
 def real_sample(pictures: Pictures, per_label: int) -> Tensor:
@@ -125,65 +148,84 @@ def group_medians(distance: Tensor, per_label: int) -> dict[str, float]:
     return {group: torch.cat(parts).median().item() for group, parts in rows.items()}
 
 
-def evaluate(args: argparse.Namespace) -> dict:
-    """All measurements of all models, and the pictures that go with them."""
-    train, validation, _ = load(args.data, args.device)
-    classifier = load_classifier(args.classifier, args.device)
-    diffusion, augmenter = Diffusion(args.device), Augmenter(train.images)
-    real = train.images[real_sample(train, args.per_label)]
-    _, real_features = judge(classifier, real)
+@dataclass(frozen=True)
+class Yardstick:
+    """What every model is measured against: the pictures, the classifier and the distance of held-out pictures."""
+
+    train: Pictures
+    validation: Pictures
+    classifier: Classifier
+    diffusion: Diffusion
+    augmenter: Augmenter
+    held_out: Tensor  # nearest distance of each validation picture to the training pictures
+
+    @property
+    def near(self) -> float:
+        """Only one held-out picture in a hundred is nearer to a training picture than this."""
+        return self.held_out.quantile(0.01).item()
+
+    def describe(self) -> dict:
+        return {
+            "classifier_accuracy": {
+                "validation": accuracy(self.classifier, self.validation),
+                "training": accuracy(self.classifier, self.train),
+            },
+            "near": self.near,
+            "validation_pictures_nearest": distance_statistics(self.held_out, self.near),
+        }
+
+
+def make_yardstick(data: Path, classifier: Path, device: str) -> Yardstick:
+    train, validation, _ = load(data, device)
+    augmenter = Augmenter(train.images)
     held_out = nearest(validation.images, augmenter).distance
-    limit = held_out.quantile(0.01).item()
+    return Yardstick(train, validation, load_classifier(classifier, device), Diffusion(device), augmenter, held_out)
+
+
+def measure(yardstick: Yardstick, model: LabelledModel, per_label: int, options: dict, save_as: Path) -> dict:
+    """Draw a model's samples, measure them, and write the pictures to files whose names start with `save_as`."""
+    train = yardstick.train
+    labels = drawn_labels(model, per_label, train)
+    images = draw(model, labels, per_label, **options)
+    probabilities, features = judge(yardstick.classifier, images)
+    _, real_features = judge(yardstick.classifier, train.images)
+    neighbours = nearest(images, yardstick.augmenter)
+    scores = label_scores(probabilities, per_label)
+    write_pictures(save_as, images, train.images[neighbours.index], per_label)
+    return {
+        "sampling": options | {"scheduler": "ddim", "eta": 0.0, "per_label": per_label},
+        "mean_probability": mean(score["probability"] for score in scores.values()),
+        "mean_right": mean(score["right"] for score in scores.values()),
+        "kernel_distance": kernel_distance(features, real_features[real_sample(train, per_label)]),
+        "loss": losses(yardstick, model),
+        "nearest": distance_statistics(neighbours.distance, yardstick.near),
+        "nearest_median_by_group": group_medians(neighbours.distance, per_label),
+        "labels": scores,
+        "label_kernel_distances": label_distances(features, real_features, train.coarse, per_label),
+        "subgroups": subgroup_scores(model, labels, probabilities),
+    }
+
+
+def losses(yardstick: Yardstick, model: LabelledModel) -> dict[str, float]:
+    """v-loss on the validation pictures and on as many training pictures."""
+    train, validation = yardstick.train, yardstick.validation
     some = torch.linspace(0, len(train) - 1, len(validation), device=train.labels.device).long()
-    options = {
-        "guidance_scale": args.guidance,
-        "num_inference_steps": args.steps,
-        "use_clipped_model_output": args.clipped,
+    given, seen = model.picture_labels(validation), model.picture_labels(train)[some]
+    return {
+        "validation": mean_loss(model.unet, yardstick.diffusion, validation.images, given),
+        "training": mean_loss(model.unet, yardstick.diffusion, train.images[some], seen),
     }
-    results = {
-        "device": torch.cuda.get_device_name() if args.device == "cuda" else "CPU",
-        "torch": torch.__version__,
-        "sampling": options | {"scheduler": "ddim", "eta": 0.0, "per_label": args.per_label},
-        "classifier_accuracy": {
-            "validation": accuracy(classifier, validation),
-            "training": accuracy(classifier, train),
-        },
-        "near_limit": limit,
-        "validation_pictures": distance_statistics(held_out, limit),
-        "models": {},
-    }
-    for name, folder in args.model:
-        model = load_model(folder, args.device)
-        images = draw(model, args.per_label, **options)
-        probabilities, features = judge(classifier, images)
-        neighbours = nearest(images, augmenter)
-        scores = label_scores(probabilities, args.per_label)
-        losses = {
-            "validation": mean_loss(model.unet, diffusion, validation.images, model.picture_labels(validation)),
-            "training": mean_loss(model.unet, diffusion, train.images[some], model.picture_labels(train)[some]),
-        }
-        results["models"][name] = {
-            "mean_probability": sum(s["probability"] for s in scores.values()) / len(scores),
-            "mean_right": sum(s["right"] for s in scores.values()) / len(scores),
-            "kernel_distance_x1000": kernel_distance(features, real_features),
-            "loss": losses,
-            "nearest": distance_statistics(neighbours.distance, limit),
-            "nearest_median_by_group": group_medians(neighbours.distance, args.per_label),
-            "labels": scores,
-            "subgroups": subgroup_scores(model, probabilities, args.per_label),
-        }
-        write_pictures(args.out, name, images, train.images[neighbours.index], args.per_label)
-    return results
 
 
-def write_pictures(out: Path, name: str, images: Tensor, nearest_images: Tensor, per_label: int) -> None:
-    """grid-NAME.png: eight seeds of every label; nearest-NAME.png: ten samples, labels evenly spread, each beside its
-    nearest training picture."""
+def write_pictures(save_as: Path, images: Tensor, nearest_images: Tensor, per_label: int) -> None:
+    """NAME-samples.npz: all; NAME-grid.png: eight seeds of every label; NAME-nearest.png: ten samples, labels evenly
+    spread, each beside its nearest training picture."""
+    np.savez_compressed(f"{save_as}-samples.npz", images=images.permute(0, 2, 3, 1).cpu().numpy())
     chosen = [row * per_label + seed for row in range(len(COMPARED)) for seed in range(min(8, per_label))]
-    save_grid(images[chosen].permute(0, 2, 3, 1).cpu(), 4 * min(8, per_label), out / f"grid-{name}.png")
+    save_grid(images[chosen].permute(0, 2, 3, 1).cpu(), 4 * min(8, per_label), f"{save_as}-grid.png")
     ten = [int(row) * per_label for row in torch.linspace(0, len(COMPARED) - 1, 10)]
     pairs = torch.stack([images[ten], nearest_images[ten]], dim=1).flatten(0, 1)
-    save_grid(pairs.permute(0, 2, 3, 1).cpu(), 4, out / f"nearest-{name}.png")
+    save_grid(pairs.permute(0, 2, 3, 1).cpu(), 4, f"{save_as}-nearest.png")
 
 
 def print_table(results: dict) -> None:
@@ -192,7 +234,7 @@ def print_table(results: dict) -> None:
     for label in COMPARED:
         rows = [results["models"][name]["labels"][label] for name in names]
         print(f"{label:24s}" + "".join(f"{r['probability']:15.3f} ±{r['standard_error']:.3f}" for r in rows))
-    for key in ("mean_probability", "mean_right", "kernel_distance_x1000"):
+    for key in ("mean_probability", "mean_right", "kernel_distance"):
         print(f"{key:24s}" + "".join(f"{results['models'][name][key]:22.3f}" for name in names))
 
 
@@ -207,10 +249,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--classifier", type=Path, required=True, help="weights made by training.classifier")
     parser.add_argument("--model", type=model_argument, action="append", required=True, metavar="NAME=FOLDER")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--per-label", type=int, default=16)
-    parser.add_argument("--guidance", type=float, default=2.0)
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--clipped", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--per-label", type=int, default=64)
+    parser.add_argument("--guidance", type=float, help="the same guidance for every model, not each one's own")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args(argv)
 
@@ -219,7 +259,13 @@ def main() -> None:
     args = parse_arguments()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_float32_matmul_precision("high")
-    results = evaluate(args)
+    yardstick = make_yardstick(args.data, args.classifier, args.device)
+    results = {"device": torch.cuda.get_device_name() if args.device == "cuda" else "CPU", "torch": torch.__version__}
+    results |= yardstick.describe() | {"models": {}}
+    for name, folder in args.model:
+        model = load_model(folder, args.device)
+        options = model.defaults | ({} if args.guidance is None else {"guidance_scale": args.guidance})
+        results["models"][name] = measure(yardstick, model, args.per_label, options, args.out / name)
     (args.out / "evaluation.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     print_table(results)
 

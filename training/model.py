@@ -14,7 +14,7 @@ from training.labels import Labels
 
 CHANNELS = (48, 96, 128, 128)
 DEFAULTS = {
-    "guidance_scale": 2.0,
+    "guidance_scale": 4.0,
     "num_inference_steps": 50,
     "scheduler": "ddim",
     "eta": 0.0,
