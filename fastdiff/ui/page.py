@@ -47,7 +47,7 @@ def build_page(models: Models, limits: Limits) -> gr.Blocks:
                 draw = DrawTab.build(models, card, limits, session)
             with gr.Tab("Compare", id="compare"):
                 compare = CompareTab.build(models, card, limits, session)
-            with gr.Tab("History", id="history") as history_tab:
+            with gr.Tab("History", id="history", elem_id="history-tab") as history_tab:
                 _build_history(history_tab, tabs, draw, session)
         add_api(models, limits)
         pickers = [draw.form.model, *(side.model for side in compare.sides)]

@@ -1,10 +1,14 @@
 """A served page, models folders and PNG files for the tests of the web page."""
 
+import asyncio
 import json
 import os
+import secrets
 import shutil
+import time
 import warnings
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,11 +17,16 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Gradio's own, while it is imported
     pytest.importorskip("gradio", reason="the page's tests need gradio: pip install 'fastdiff[ui]'")
 
+import httpx
+
 from fastdiff import hub
+from fastdiff.sample import stream_batches
+from fastdiff.ui import jobs
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.server import serving
 
+GRADIO_WARNINGS = ["'future.no_silent_downcasting' is deprecated", "The copy keyword is deprecated"]
 EMOJI64 = hub.bundled_models()["emoji64"]
 
 
@@ -51,20 +60,30 @@ def models(models_dir) -> Models:
     return Models(models_dir, device="cpu")
 
 
+@pytest.fixture(scope="session")
+def serve():
+    """A page on a free port while the block runs: one at a time in a process."""
+
+    @contextmanager
+    def serving_page(models: Models, limits: Limits) -> Iterator[str]:
+        context = serving(models, limits)
+
+        async def enter() -> str:  # outside of an event loop Gradio makes four and closes none
+            return context.__enter__()
+
+        try:
+            yield asyncio.run(enter()).rstrip("/")
+        finally:
+            context.__exit__(None, None, None)
+
+    return serving_page
+
+
 @pytest.fixture(scope="module")
-def server(models) -> str:
+def server(models, serve) -> Iterator[str]:
     """The address of a page that this module's tests share."""
     with serve(models, Limits()) as address:
         yield address
-
-
-@contextmanager
-def serve(models: Models, limits: Limits):
-    """A page on a free port; Gradio's warnings about itself are not ours to fix."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with serving(models, limits) as address:
-            yield address.rstrip("/")
 
 
 @pytest.fixture
@@ -90,3 +109,79 @@ def upload_folder(tmp_path, monkeypatch) -> Path:
     folder.mkdir()
     monkeypatch.setitem(os.environ, "GRADIO_TEMP_DIR", str(folder))
     return folder
+
+
+class Visit:
+    """One browser tab as the server sees it: the requests that Gradio's page sends, without the page."""
+
+    def __init__(self, address: str):
+        self.http = httpx.Client(base_url=address, timeout=60)
+        self.session_hash = secrets.token_hex(8)
+        self.config = self.http.get("/config").json()
+        self.components = {each["id"]: each for each in self.config["components"]}
+
+    def event(self, elem_id: str, name: str) -> dict:
+        """The event `name` of the component `elem_id`."""
+        ids = {key for key, each in self.components.items() if each["props"].get("elem_id") == elem_id}
+        return next(
+            each
+            for each in self.config["dependencies"]
+            if any(target in ids and event == name for target, event in each["targets"])
+        )
+
+    def inputs(self, event: dict, **values) -> list:
+        """The values of the event's inputs as the page opens, but for those given by label."""
+        props = [self.components[each]["props"] for each in event["inputs"]]
+        return [values.get(each.get("label"), each.get("value")) for each in props]
+
+    def join(self, event: dict, data: list) -> httpx.Response:
+        body = {"data": data, "fn_index": event["id"], "session_hash": self.session_hash}
+        return self.http.post("/gradio_api/queue/join", json=body)
+
+    def messages(self) -> Iterator[dict]:
+        """What the server says about this visit's events, until all of them have ended."""
+        with self.http.stream("GET", "/gradio_api/queue/data", params={"session_hash": self.session_hash}) as stream:
+            for line in stream.iter_lines():
+                if line.startswith("data: "):
+                    yield json.loads(line.removeprefix("data: "))
+
+    def call(self, event: dict, data: list) -> dict:
+        """The last message of an event that is run to its end."""
+        assert self.join(event, data).status_code == 200
+        return next(each for each in self.messages() if each["msg"] == "process_completed")
+
+
+@pytest.fixture
+def visit(server) -> Iterator[Callable[[], Visit]]:
+    """Opens visits to the module's server."""
+    with ExitStack() as stack:
+
+        def open_visit() -> Visit:
+            each = Visit(server)
+            stack.callback(each.http.close)
+            return each
+
+        yield open_visit
+
+
+@pytest.fixture
+def slow_steps(monkeypatch) -> list[float]:
+    """Makes each step last 0.2 s more; the list has the time at which each step ended."""
+    ended = []
+
+    def slowly(*args, **options):
+        for each in stream_batches(*args, **options):
+            time.sleep(0.2)
+            ended.append(time.monotonic())
+            yield each
+
+    monkeypatch.setattr(jobs, "stream_batches", slowly)
+    return ended
+
+
+def pytest_collection_modifyitems(items):
+    """Gradio's own warnings, in tests during which it serves."""
+    for item in items:
+        if "server" in getattr(item, "fixturenames", ()):
+            for warning in GRADIO_WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(f"ignore:{warning}"))

@@ -1,0 +1,220 @@
+"""Attacks on the server: other people's files, links, other sites, full disks, a flooded queue."""
+
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fastdiff.ui.limits import Limits
+
+LIMITS = Limits(waiting=2, upload=100_000, uploads=400_000)
+opened: list[tuple] | None = None  # connections asked for while it is a list
+
+
+def _audit(event: str, arguments: tuple) -> None:
+    if opened is not None and event in ("socket.connect", "socket.getaddrinfo"):
+        opened.append(arguments)
+
+
+sys.addaudithook(_audit)
+
+
+@pytest.fixture(scope="module")
+def server(models, serve):
+    with serve(models, LIMITS) as address:
+        yield address
+
+
+@pytest.fixture
+def http(server):
+    with httpx.Client(base_url=server, timeout=60) as client:
+        yield client
+
+
+def folder() -> Path:
+    return Path(os.environ["GRADIO_TEMP_DIR"])
+
+
+def send(http: httpx.Client, data: bytes = b"x", name: str = "a.png", **headers: str) -> httpx.Response:
+    return http.post("/gradio_api/upload", files={"files": (name, data)}, headers=headers)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/passwd",
+        "../../../../etc/passwd",
+        "..%2f..%2f..%2f..%2fetc%2fpasswd",
+        "%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+        "file:///etc/passwd",
+        "//etc/passwd",
+        "%2Fetc%2Fpasswd",
+        "pyproject.toml",
+        f"{os.getcwd()}/pyproject.toml",
+        "/proc/self/environ",
+    ],
+)
+def test_files_of_the_machine_are_not_served(http, path):
+    reply = http.get(f"/gradio_api/file={path}")
+    assert reply.status_code in (403, 404)
+    assert b"root:" not in reply.content and b"[project]" not in reply.content
+
+
+@pytest.mark.parametrize("where", ["/gradio_api/file=http://127.0.0.1:9/x", "/gradio_api/proxy=http://127.0.0.1:9/x"])
+def test_the_server_fetches_nothing_for_others(http, where):
+    assert http.get(where, follow_redirects=False).status_code >= 300
+
+
+def test_the_folder_of_pictures_is_private(server):
+    assert folder().stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param("/etc/passwd", id="file of the machine"),
+        pytest.param(f"{os.getcwd()}/pyproject.toml", id="file of the working directory"),
+        pytest.param("http://127.0.0.1:{port}/a.png", id="loopback"),
+        pytest.param("http://169.254.169.254/a.png", id="cloud metadata"),
+        pytest.param("http://100.100.100.200/a.png", id="shared address space"),
+        pytest.param("HTTPS://example.com/a.png", id="name in the DNS"),
+        pytest.param("ftp://example.com/a.png", id="another protocol"),
+    ],
+)
+def test_an_upload_by_path_or_link_reads_nothing(visit, path):
+    global opened
+    page = visit()
+    event = page.event("upload", "upload")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        path = path.format(port=listener.getsockname()[1])
+        opened = []
+        try:
+            file = {"path": path, "meta": {"_type": "gradio.FileData"}}
+            result = page.call(event, [file])
+        finally:
+            asked, opened = opened, None
+    assert not result["success"] or "upload: " in str(result["output"]["data"])
+    assert "root:" not in str(result)
+    server_address = (page.http.base_url.host, page.http.base_url.port)
+    assert [arguments for arguments in asked if arguments[1] != server_address and arguments[0] != "127.0.0.1"] == []
+
+
+def test_an_upload_is_refused_by_its_signature_and_not_kept(visit):
+    page = visit()
+    (path,) = send(page.http, b"\xff\xd8\xff\xe0 JFIF", "photo.png").json()
+    assert Path(path).is_file()
+    file = {"path": path, "orig_name": "photo.png", "meta": {"_type": "gradio.FileData"}}
+    result = page.call(page.event("upload", "upload"), [file])
+    assert "photo.png is not a PNG" in str(result["output"]["data"])
+    assert not Path(path).exists()
+
+
+def test_a_body_over_the_limit(http):
+    assert send(http, bytes(LIMITS.upload - 500)).status_code == 200
+    assert send(http, bytes(LIMITS.upload)).status_code == 413
+    assert http.post("/gradio_api/queue/join", content=b" " * (LIMITS.upload + 1)).status_code == 413
+
+
+def test_a_body_of_unknown_length(http):
+    reply = http.post("/gradio_api/upload", content=iter([b"x"]), headers={"content-type": "multipart/form-data"})
+    assert reply.status_code == 411
+
+
+def test_many_small_uploads_do_not_fill_the_disk(http):
+    statuses = [send(http, os.urandom(1000)).status_code for _ in range(1000)]
+    assert {200, 413} == set(statuses)
+    assert sum(path.stat().st_size for path in folder().rglob("*") if path.is_file()) <= LIMITS.uploads
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "file://", ""])
+def test_another_site_is_refused(http, origin):
+    assert send(http, Origin=origin).status_code == 403
+    body = {"data": [], "fn_index": 0, "session_hash": "x"}
+    assert http.post("/gradio_api/queue/join", json=body, headers={"Origin": origin}).status_code == 403
+    assert http.post("/gradio_api/call/models", json={"data": []}, headers={"Origin": origin}).status_code == 403
+
+
+def test_the_page_itself_and_programs_are_let_in(http, server):
+    for headers in ({"Origin": server}, {}):
+        reply = http.post("/gradio_api/call/models", json={"data": []}, headers=headers)
+        assert reply.status_code == 200
+
+
+def test_a_full_queue_says_so_and_empties(visit, slow_steps):
+    page = visit()
+    event = page.event("generate", "click")
+    data = page.inputs(event, Steps=3)
+    replies = [page.join(event, data) for _ in range(LIMITS.waiting + 3)]
+    assert [reply.status_code for reply in replies].count(503) >= 1
+    assert "Queue is full" in replies[-1].text
+    ended = [each for each in page.messages() if each["msg"] == "process_completed"]
+    assert [each["success"] for each in ended] == [True] * (len(replies) - [r.status_code for r in replies].count(503))
+    assert visit().call(event, data)["success"]
+
+
+def wait_for(condition, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def test_a_closed_tab_stops_its_run(visit, slow_steps):
+    page = visit()
+    event = page.event("generate", "click")
+    page.join(event, page.inputs(event, Steps=50))
+    for message in page.messages():
+        if message["msg"] == "process_generating" and len(slow_steps) >= 2:
+            break
+    page.http.close()
+    closed = time.monotonic()
+    time.sleep(2)
+    # the server looks for the client every 50 ms; then at most the step under way ends
+    assert [at for at in slow_steps if at > closed + 0.6] == []
+    assert visit().call(event, page.inputs(event, Steps=1))["success"]
+
+
+@pytest.mark.parametrize("after", [pytest.param(1, id="first step"), pytest.param(4, id="last step but one")])
+def test_cancel_stops_within_a_step_and_the_next_job_is_right(visit, slow_steps, after):
+    page = visit()
+    event = page.event("generate", "click")
+    event_id = page.join(event, page.inputs(event, Steps=5)).json()["event_id"]
+    seen = threading.Thread(target=lambda: list(page.messages()))
+    seen.start()
+    wait_for(lambda: len(slow_steps) == after)
+    body = {"session_hash": page.session_hash, "fn_index": event["id"], "event_id": event_id}
+    assert page.http.post("/gradio_api/cancel", json=body).json() == {"success": True}
+    seen.join()
+    time.sleep(0.5)
+    assert after <= len(slow_steps) <= after + 1
+    slow_steps.clear()
+    assert visit().call(event, page.inputs(event, Steps=2))["success"]
+    assert len(slow_steps) == 2
+
+
+def test_a_visit_sees_its_own_pictures_only(visit):
+    pages = [visit(), visit()]
+    event = pages[0].event("generate", "click")
+    for page, seed in zip(pages, (11, 22), strict=True):
+        assert page.call(event, page.inputs(event, Steps=1, Seed=seed))["success"]
+    opened = pages[0].event("history-tab", "select")
+    for page, own, other in zip(pages, ("seed 11", "seed 22"), ("seed 22", "seed 11"), strict=True):
+        history = str(page.call(opened, [None])["output"]["data"])
+        assert own in history and other not in history
+
+
+def test_pictures_have_names_that_nobody_can_guess(visit):
+    page = visit()
+    event = page.event("generate", "click")
+    page.call(event, page.inputs(event, Steps=1))
+    pictures = list((folder() / "pictures").rglob("*.png"))
+    assert pictures
+    for picture in pictures:
+        visit_folder, run_folder = picture.relative_to(folder() / "pictures").parts[:2]
+        assert len(visit_folder) >= 11 and len(run_folder) >= 11
+    assert page.http.get(f"/gradio_api/file={folder()}/pictures").status_code in (403, 404)
