@@ -24,6 +24,7 @@ from fastdiff.models.layers import (
     fir_down,
     fir_up,
     join,
+    linear,
     nearest_up,
     normalise,
 )
@@ -57,11 +58,11 @@ class Conditioned(nn.Module):
 
     @property
     def width(self) -> int:
-        return sum(linear.out_features for linear in self.projections)
+        return sum(layer.out_features for layer in self.projections)
 
     def project(self, emb: Tensor) -> Tensor:
         """emb (rows, temb_channels) -> this block's columns, (rows, width)."""
-        return torch.cat([linear(emb) for linear in self.projections], dim=1)
+        return torch.cat([linear(emb, layer) for layer in self.projections], dim=1)
 
 
 class ResnetBlock2D(Conditioned):
@@ -143,7 +144,7 @@ class ResnetBlockCondNorm2D(Conditioned):
         return self.norm1.linear, self.norm2.linear
 
     def forward(self, x: Picture, temb: Tensor) -> Feature:
-        temb1, temb2 = temb[:, self.columns].split([linear.out_features for linear in self.projections], dim=1)
+        temb1, temb2 = temb[:, self.columns].split([layer.out_features for layer in self.projections], dim=1)
         h = self.norm2(self.conv1(self.norm1(x, temb1)), temb2)
         shortcut = self.conv_shortcut(x, moments=False) if self.conv_shortcut is not None else join(x)
         return self.conv2(h, residual=shortcut)

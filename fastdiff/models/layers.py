@@ -112,7 +112,7 @@ class TimestepEmbedding(nn.Module):
         self.linear_2 = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear_2(F.silu(self.linear_1(x)))
+        return linear(F.silu(linear(x, self.linear_1)), self.linear_2)
 
 
 class Attention(nn.Module):
@@ -132,6 +132,11 @@ class Attention(nn.Module):
         qkv = _pointwise(h.x, self.to_qkv)  # (N, H, W, 3 * width)
         h = attention(*qkv.flatten(1, 2).chunk(3, dim=-1), heads=self.heads).unflatten(1, x.x.shape[1:3])
         return Feature(*_pointwise(h, self.to_out[0], residual=x.x, output_scale=self.output_scale, moments=True))
+
+
+def linear(x: Tensor, layer: nn.Linear) -> Tensor:
+    """`layer` over x (rows, C), each row a picture of one pixel: the bits of a row depend on no other row."""
+    return _pointwise(x[:, None, None, :], layer)[:, 0, 0]
 
 
 def _pointwise(x: Tensor, linear: nn.Linear, **options) -> Tensor | tuple[Tensor, Moments | None]:
