@@ -19,16 +19,21 @@ class Neighbours:
 @torch.no_grad()
 def nearest(images: Tensor, augmenter: Augmenter) -> Neighbours:
     """images (N, 3, 64, 64) uint8, on the augmenter's device."""
-    x = images.flatten(1).float()
+    x = _ink(images)
     best = torch.full((len(x),), float("inf"), device=x.device)
     index = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     for frames, margin in zip(augmenter.frames, augmenter.margins.tolist(), strict=True):
-        norms = frames.flatten(1).float().square().sum(dim=1)  # a shift over white changes no norm
+        norms = _ink(frames).square().sum(dim=1)  # a shift over white changes no norm
         for dy in range(margin + 1):
             for dx in range(margin + 1):
-                y = frames.roll((dy, dx), dims=(2, 3)).flatten(1).float()
+                y = _ink(frames.roll((dy, dx), dims=(2, 3)))
                 squared, position = (norms - 2 * x @ y.T).min(dim=1)
                 index = torch.where(squared < best, position, index)
                 best = torch.minimum(best, squared)
     total = (best + x.square().sum(dim=1)).clamp(min=0)
     return Neighbours((total / x.shape[1]).sqrt(), index)
+
+
+def _ink(images: Tensor) -> Tensor:
+    """(N, 3, 64, 64) uint8 -> (N, 12288) float32, white at 0: small norms cancel less in |x|^2 - 2 x.y + |y|^2."""
+    return 255 - images.flatten(1).float()
