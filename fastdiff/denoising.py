@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastdiff.kernels.denoise import denoise_step, philox_normal
+from fastdiff.kernels.denoise import denoise_step
 from fastdiff.models.unet import Conditioning, UNet2DModel
 from fastdiff.schedule import Schedule
 
@@ -70,23 +70,17 @@ def denoise(
     """
     loop = _Loop(unet, schedule, table, labels, guidance)
     take_step = loop.step_by_picture if unet.device.type == "cpu" else loop.step_as_graph
-    steps = torch.arange(len(schedule), device=unet.device)
     for i, draws in enumerate(schedule.draws_noise):
-        z: tuple[Tensor, ...] = ()
-        if draws:
-            z = (noise, steps[i]) if isinstance(noise, Tensor) else (noise(),)
-        x_t, x0 = take_step(x_t, i, z)
+        x_t, x0 = take_step(x_t, i, (noise if isinstance(noise, Tensor) else noise()) if draws else None)
         yield x_t, x0
-
-
-def _make_noise(shape: torch.Size, z: tuple[Tensor, ...]) -> Tensor | None:
-    """The noise of a step, (N, H, W, C): z is empty, or the noise itself, or the seeds and the step of Philox noise."""
-    return philox_normal(*z, shape[1:]) if len(z) == 2 else z[0] if z else None
 
 
 @dataclass(frozen=True)
 class _Loop:
-    """What is the same in every step, and the two ways to take one: x_t, its index and its z -> x_{t-1} and x0."""
+    """What is the same in every step, and the two ways to take step i: x_t and its noise -> x_{t-1} and x0.
+
+    The noise is (N, H, W, C), or the pictures' seeds (N,), or None.
+    """
 
     unet: UNet2DModel
     schedule: Schedule
@@ -94,48 +88,57 @@ class _Loop:
     labels: Tensor
     guidance: Guidance | None
 
-    @property
-    def scale(self) -> float:
-        return self.guidance.scale if self.guidance else 1.0
+    @functools.cached_property
+    def steps(self) -> Tensor:
+        return torch.arange(len(self.schedule), dtype=torch.int32, device=self.unet.device)
 
     @property
     def null_labels(self) -> Tensor:
         return torch.full_like(self.labels, self.guidance.null_row)
 
-    def step_as_graph(self, x_t: Tensor, i: int, z: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """The whole batch at once; both halves of a guided batch are one call of the model."""
-        unet, options, guided, scale = self.unet, self.schedule.options, self.guidance is not None, self.scale
+    def denoise_step(
+        self, output: Tensor, unguided: Tensor | None, x_t: Tensor, rows: Tensor, step: Tensor, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        scale = self.guidance.scale if self.guidance else 1.0
+        options = {"noise": noise, "unguided": unguided, "guidance_scale": scale, "step": step}
+        return denoise_step(output, x_t, rows, self.schedule.options, **options)
 
-        def step(x_t: Tensor, temb: Tensor, timesteps: Tensor, row: Tensor, *z: Tensor) -> tuple[Tensor, Tensor]:
-            x = x_t.to(unet.dtype)
+    def step_as_graph(self, x_t: Tensor, i: int, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The whole batch at once; both halves of a guided batch are one call of the model."""
+        guided = self.guidance is not None
+
+        def step(
+            x_t: Tensor, temb: Tensor, timesteps: Tensor, rows: Tensor, step: Tensor, noise: Tensor | None = None
+        ) -> tuple[Tensor, Tensor]:
+            x = x_t.to(self.unet.dtype)
             x = torch.cat([x, x]) if guided else x
-            output, *unguided = unet.predict(x, Conditioning(temb, timesteps)).split(len(x_t))
-            noise = _make_noise(x_t.shape, z)
-            unguided = unguided[0] if guided else None
-            return denoise_step(output, x_t, row, options, noise=noise, unguided=unguided, guidance_scale=scale)
+            outputs = self.unet.predict(x, Conditioning(temb, timesteps)).split(len(x_t))
+            output, unguided = outputs if guided else (*outputs, None)
+            return self.denoise_step(output, unguided, x_t, rows, step, noise)
 
         labels = torch.cat([self.labels, self.null_labels]) if guided else self.labels
-        run = unet.graphed((options, guided, scale), step)
-        return run(x_t, *self.table.rows(labels, i), self.schedule.rows[i], *z)
+        # By all that `step` depends on besides its arguments and the model.
+        run = self.unet.graphed((self.schedule.options, self.guidance and self.guidance.scale), step)
+        given = (x_t, *self.table.rows(labels, i), self.schedule.rows, self.steps[i : i + 1])
+        return run(*given) if noise is None else run(*given, noise)
 
-    def step_by_picture(self, x_t: Tensor, i: int, z: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def step_by_picture(self, x_t: Tensor, i: int, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """Each picture, and each half of a guided one, in a model call of its own; the calls run side by side."""
 
         def predict(x: Tensor, label: Tensor) -> Tensor:
             return self.unet.predict(x.to(self.unet.dtype), self.table.rows(label, i))
 
-        def step(x: Tensor, output: Tensor, unguided: Tensor | None, *z: Tensor) -> tuple[Tensor, Tensor]:
-            row, options, noise = self.schedule.rows[i], self.schedule.options, _make_noise(x.shape, z)
-            return denoise_step(output, x, row, options, noise=noise, unguided=unguided, guidance_scale=self.scale)
-
         pictures, workers = x_t.split(1), _cpu_workers()
+        nothing = [None] * len(pictures)
         outputs = workers.map(predict, pictures, self.labels.split(1))
-        unguided = [None] * len(pictures)
-        if self.guidance is not None:
-            unguided = workers.map(predict, pictures, self.null_labels.split(1))
-        # Seeds or noise go picture by picture; the index of a step is the same for all.
-        z_by_picture = [part.split(1) if part.ndim else [part] * len(pictures) for part in z]
-        x_prev, x0 = zip(*map(step, pictures, outputs, unguided, *z_by_picture), strict=True)
+        unguided = workers.map(predict, pictures, self.null_labels.split(1)) if self.guidance else nothing
+        noises = nothing if noise is None else noise.split(1)
+        rows, step = self.schedule.rows, self.steps[i : i + 1]
+        results = [
+            self.denoise_step(*each, x, rows, step, z)
+            for *each, x, z in zip(outputs, unguided, pictures, noises, strict=True)
+        ]
+        x_prev, x0 = zip(*results, strict=True)
         return torch.cat(x_prev), torch.cat(x0)
 
 
