@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fastdiff.kernels.attention import attention
+from fastdiff.kernels.attention import _check, attention, flash_attention
 
 SHAPES = {  # N, queries, keys, heads, width
     "N2-L48-h2-d64": (2, 48, 48, 2, 64),
@@ -33,8 +33,13 @@ REAL_SHAPES = {
 
 @pytest.fixture
 def attend(runs_triton):
-    """The operation; where Triton runs, its kernel and nothing else."""
-    return attention.triton if runs_triton else attention
+    """The operation; where Triton runs, its kernel and nothing else, also where the library is faster."""
+
+    def kernel(q, k, v, *, heads, causal=False):
+        _check(q, k, v, heads)
+        return flash_attention(q, k, v, heads, causal)
+
+    return kernel if runs_triton else attention
 
 
 @pytest.fixture
@@ -138,6 +143,20 @@ def test_a_picture_attends_alike_in_any_batch(attend, draw, dot_dtype, runs_trit
     for size in sizes:
         assert torch.equal(attend(q[:size], k[:size], v[:size], heads=1), together[:size])
     assert torch.equal(attend(q[-1:], k[-1:], v[-1:], heads=1), together[-1:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("tokens", "heads", "width"),
+    [(256, 1, 256), (256, 1, 512), (64, 1, 512), (256, 4, 32), (1024, 8, 40), (1024, 4, 64), (256, 16, 72)],
+    ids=lambda size: str(size),
+)
+def test_kernel_or_library_a_picture_attends_alike_in_any_batch(draw, dtype, tokens, heads, width):
+    q, k, v = draw(64, tokens, tokens, heads, width, dtype)
+    together = attention(q, k, v, heads=heads)
+    for size in (1, 3, 8):
+        assert torch.equal(attention(q[:size], k[:size], v[:size], heads=heads), together[:size])
+    assert torch.equal(attention(q[-1:], k[-1:], v[-1:], heads=heads), together[-1:])
 
 
 def test_nan_stays_with_its_picture(attend, draw):

@@ -9,7 +9,11 @@ import pytest
 import torch
 
 from fastdiff.kernels import _launch
+from fastdiff.kernels._moments import Moments
+from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import conv2d
+from fastdiff.kernels.denoise import COLUMNS, StepBuffers, StepOptions, denoise_step
+from fastdiff.kernels.group_norm import group_norm
 
 pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -38,6 +42,42 @@ def convolution(n, height, channels, out_channels, kernel=3, dtype=torch.bfloat1
     )
 
 
+def norm(n, height, channels, pixels=None, dtype=torch.bfloat16, activation="silu", conditioned=False):
+    """A call of group_norm; `channels` is a pair for a skip connection, `pixels` the tile of given moments."""
+    channels = channels if isinstance(channels, tuple) else (channels,)
+    parts = tuple(meta(n, height, height, c, dtype=dtype) for c in channels)
+    moments = None
+    if pixels is not None:
+        shapes = [(n, -(-(height**2) // pixels), c) for c in channels]
+        moments = tuple(Moments(*(meta(*s, dtype=torch.float32) for _ in range(2)), pixels) for s in shapes)
+    width = sum(channels)
+    rows = (meta(n, 2 * width, dtype=dtype).chunk(2, dim=1)) if conditioned else (None, None)
+    return lambda: group_norm.triton(
+        parts if len(parts) > 1 else parts[0], 4, meta(width, dtype=dtype), meta(width, dtype=dtype), eps=1e-5,
+        activation=activation, scale=rows[0], shift=rows[1],
+        moments=moments[0] if moments and len(parts) == 1 else moments,
+    )  # fmt: skip
+
+
+def attend(n, tokens, heads, width, keys=None, dtype=torch.bfloat16, causal=False):
+    q, k, v = meta(n, tokens, 3 * heads * width, dtype=dtype).chunk(3, dim=-1)
+    if keys is not None:
+        k, v = meta(n, keys, 2 * heads * width, dtype=dtype).chunk(2, dim=-1)
+    return lambda: attention.triton(q, k, v, heads=heads, causal=causal)
+
+
+def step(n, height, dtype=torch.bfloat16, guided=False, variance="fixed", noise="none"):
+    x_t = meta(n, height, height, 3, dtype=torch.float32)
+    output = meta(n, height, height, 3 if variance == "fixed" else 6, dtype=dtype)
+    noises = {"none": None, "given": x_t, "philox": meta(n, dtype=torch.int64)}
+    out = StepBuffers(x_t, x_t, meta((1 + guided) * n, height, height, 3, dtype=dtype))
+    table, counter = meta(50, len(COLUMNS), dtype=torch.float32), meta(1, dtype=torch.int32)
+    return lambda: denoise_step.triton(
+        output, x_t, table, StepOptions(clip_range=1.0, variance=variance), noise=noises[noise],
+        unguided=output if guided else None, guidance_scale=2.0, step=counter, out=out,
+    )  # fmt: skip
+
+
 CASES = {
     "conv2d-N8-C128-H256-residual": convolution(8, 256, 128, 128, residual=meta(8, 256, 256, 128)),
     "conv2d-N8-C256-H64-temb": convolution(8, 64, 256, 256, temb=meta(8, 256)),
@@ -52,6 +92,27 @@ CASES = {
     "conv2d-N2-C36-H7-odd": convolution(2, 7, 36, 36),
     "conv2d-N2-C64-H64-fp16": convolution(2, 64, 64, 64, dtype=torch.float16),
     "conv2d-N2-C64-H64-fp32": convolution(2, 64, 64, 64, dtype=torch.float32),
+    "group_norm-N8-C128-H256-own-moments": norm(8, 256, 128),
+    "group_norm-N8-C128-H256-tiles-of-256": norm(8, 256, 128, pixels=256),
+    "group_norm-N64-C256-H16-folded": norm(64, 16, 256, pixels=256),
+    "group_norm-N8-C512+256-H32-conditioned": norm(8, 32, (512, 256), pixels=256, conditioned=True),
+    "group_norm-N1-C13+31-H9-odd": norm(1, 9, (13, 31)),
+    "group_norm-N1-C36-H7-gelu-fp16": norm(1, 7, 36, dtype=torch.float16, activation="gelu"),
+    "group_norm-N2-C224-H64-mish-fp32": norm(2, 64, 224, dtype=torch.float32, activation="mish"),
+    "attention-L256-h1-d512": attend(8, 256, 1, 512),
+    "attention-L256-h1-d256": attend(64, 256, 1, 256),
+    "attention-L256-h4-d32": attend(64, 256, 4, 32),
+    "attention-L4096-keys77-h8-d40": attend(2, 4096, 8, 40, keys=77),
+    "attention-L4096-h8-d40-causal": attend(2, 4096, 8, 40, causal=True),
+    "attention-L1024-h8-d80-fp16": attend(2, 1024, 8, 80, dtype=torch.float16),
+    "attention-L256-h8-d160": attend(2, 256, 8, 160),
+    "attention-L100-h3-d8": attend(1, 100, 3, 8),
+    "attention-L1000-h2-d64-fp32": attend(1, 1000, 2, 64, dtype=torch.float32),
+    "attention-L256-h1-d256-fp32": attend(1, 256, 1, 256, dtype=torch.float32),
+    "denoise-N8-H256": step(8, 256),
+    "denoise-N64-H32-guided-philox": step(64, 32, guided=True, noise="philox"),
+    "denoise-N2-H7-learned": step(2, 7, variance="learned", noise="given", dtype=torch.float32),
+    "denoise-N8-H64-learned-range-philox": step(8, 64, variance="learned_range", noise="philox"),
     "conv2d-N1-C512-H16-fp32": convolution(1, 16, 512, 512, dtype=torch.float32),
 }
 
