@@ -160,10 +160,13 @@ def _tile(width: int, dtype: torch.dtype, queries: int, keys: int, device: torch
 
 
 def _split(width: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Two powers of two, or one and 0, that cover the head width; tensor cores take 16 columns or more."""
+    """Two powers of two, or one and 0, that cover the head width; tensor cores take 16 columns or more.
+
+    In float32 two even where one would do: shorter sums round less. Beyond 128 the registers would not do.
+    """
     whole = max(16, triton.next_power_of_2(width))
     rest = max(16, triton.next_power_of_2(max(1, width - whole // 2)))
-    halves = whole // 2 + rest < whole or (dtype == torch.float32 and whole > 16)
+    halves = whole // 2 + rest < whole or (dtype == torch.float32 and 16 < whole <= 128)
     return (whole // 2, rest) if halves else (whole, 0)
 
 

@@ -4,9 +4,9 @@ Statistics are float32, per channel a mean and the sum of squared distances from
 formula. Sums of squares would cancel on a large mean: torch's own channels-last GroupNorm on the CPU is off by 3e3 at
 mean 1e3 and deviation 1. Per channel, because a group may straddle the seam of a skip connection.
 
-On the GPU the statistics are `Moments`: a convolution's epilogue leaves them, or `_moments_kernel` reads the tensor for
-them. Many tiles are merged into one by `_merge_kernel`; every program of `_normalise_kernel` merges the rest, channels
-of its groups included, so that a small picture takes one launch.
+On the GPU they are `Moments`: a convolution's epilogue leaves them, or `moments_kernel` reads the tensor for them. Many
+tiles become one in `merge_kernel`; the few that are left, and the channels of a group, are merged by every program of
+`normalise_kernel` for itself, so that a small picture takes one launch.
 """
 
 from typing import NamedTuple
@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels._dispatch import Operation
+from fastdiff.kernels._group_norm_kernels import merge_kernel, moments_kernel, normalise_kernel
 from fastdiff.kernels._launch import launch
-from fastdiff.kernels._math import activate
 from fastdiff.kernels._moments import Moments
-from fastdiff.kernels._triton import tl, triton
+from fastdiff.kernels._triton import triton
 
 ACTIVATIONS = {
     "none": lambda x: x,
@@ -110,177 +110,6 @@ def _apply(parts: tuple[Tensor, ...], mean: Tensor, a: Tensor, b: Tensor, activa
     return ACTIVATIONS[activation](y).to(parts[0].dtype)
 
 
-# One compiled variant for all of them.
-SIZES = ("tiles", "tiles2", "pixels", "pixels2", "hw", "group_width", "span", "scale_stride", "shift_stride")
-
-
-@triton.jit
-def _moments_kernel(
-    mean_ptr, m2_ptr, x_ptr, hw, channels, tiles, pixels, image_stride, pixel_stride, BP: tl.constexpr, BC: tl.constexpr
-):  # fmt: skip
-    """Moments of one tile and BC channels: Welford's recurrence down BP rows side by side, then Chan's across them."""
-    blocks = tl.cdiv(channels, BC)
-    pid = tl.program_id(0)
-    image_tile, c = pid // blocks, pid % blocks * BC + tl.arange(0, BC)
-    n, first = (image_tile // tiles).to(tl.int64), image_tile % tiles * pixels
-    count = tl.minimum(pixels, hw - first)
-    rows = tl.arange(0, BP)
-    x_ptrs = x_ptr + n * image_stride + first.to(tl.int64) * pixel_stride + rows[:, None] * pixel_stride + c[None, :]
-
-    mean = tl.zeros((BP, BC), tl.float32)
-    m2 = tl.zeros((BP, BC), tl.float32)
-    for start in range(0, count, BP):
-        mask = (start + rows < count)[:, None] & (c < channels)[None, :]
-        x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
-        delta = tl.where(mask, x - mean, 0.0)
-        mean += delta * (1.0 / (start // BP + 1))
-        m2 += delta * (x - mean)
-        x_ptrs += BP * pixel_stride
-
-    weights = ((count - rows + BP - 1) // BP).to(tl.float32)[:, None]  # pixels that each row has seen
-    total = tl.sum(mean * weights, axis=0) / count
-    distance = mean - total[None, :]
-    out = image_tile.to(tl.int64) * channels + c
-    tl.store(mean_ptr + out, total, mask=c < channels)
-    tl.store(m2_ptr + out, tl.sum(m2 + weights * distance * distance, axis=0), mask=c < channels)
-
-
-@triton.jit
-def _load_pair(ptr, ptr2, n, t, c, mask, channels, channels2, tiles, tiles2):
-    """Rows t and columns c of statistics (N, tiles, C), or of those of a pair side by side; 0 where masked."""
-    values = tl.load(ptr + (n * tiles + t) * channels + c, mask=mask & (c < channels), other=0.0)
-    if ptr2 is not None:
-        c2 = c - channels
-        values += tl.load(ptr2 + (n * tiles2 + t) * channels2 + c2, mask=mask & (c2 >= 0), other=0.0)
-    return values
-
-
-@triton.jit
-def _coefficients(
-    mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, n, c,
-    channels, channels2, tiles, tiles2, pixels, pixels2, hw, group_width, eps, scale_stride, shift_stride,
-    BJ: tl.constexpr,
-):  # fmt: skip
-    """mean, a and b of the channels c of an image, such that the result before activation is a * (x - mean) + b.
-
-    Chan's formula over the tiles and channels of a group, BJ at a time in order, as sums about the mean of the first:
-    it is one of the entries merged, so no more digits can cancel than there are in their number.
-    """
-    group = c // group_width * group_width
-    inside = c < channels + channels2
-    base = _load_pair(mean_ptr, mean2_ptr, n, 0, group, inside, channels, channels2, tiles, tiles2)
-    sums = tl.zeros_like(base)
-    squares = tl.zeros_like(base)
-    for start in range(0, tl.maximum(tiles, tiles2) * group_width, BJ):
-        entry = start + tl.arange(0, BJ)[:, None]
-        t, member = entry // group_width, group[None, :] + entry % group_width
-        second = member >= channels
-        mask = inside[None, :] & (t < tl.where(second, tiles2, tiles))
-        covered = tl.where(second, pixels2, pixels)
-        weights = tl.where(mask, tl.minimum(covered, hw - t * covered), 0).to(tl.float32)
-        mean = _load_pair(mean_ptr, mean2_ptr, n, t, member, mask, channels, channels2, tiles, tiles2)
-        m2 = _load_pair(m2_ptr, m2_2_ptr, n, t, member, mask, channels, channels2, tiles, tiles2)
-        distance = mean - base[None, :]
-        sums += tl.sum(weights * distance, axis=0)
-        squares += tl.sum(m2 + weights * distance * distance, axis=0)
-    count = hw * group_width
-    offset = sums / count
-    a = tl.rsqrt(squares / count - offset * offset + eps)
-    b = tl.zeros_like(a)
-    if weight_ptr is not None:
-        a = a * tl.load(weight_ptr + c, mask=inside).to(tl.float32)
-        b += tl.load(bias_ptr + c, mask=inside).to(tl.float32)
-    if scale_ptr is not None:
-        factor = 1 + tl.load(scale_ptr + n * scale_stride + c, mask=inside).to(tl.float32)
-        a = a * factor
-        b = b * factor + tl.load(shift_ptr + n * shift_stride + c, mask=inside).to(tl.float32)
-    return base + offset, a, b
-
-
-@triton.jit(do_not_specialize=SIZES)
-def _coefficients_kernel(
-    out_ptr, mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr,
-    channels, channels2, tiles, tiles2, pixels, pixels2, hw, group_width, eps, scale_stride, shift_stride,
-    BC: tl.constexpr, BJ: tl.constexpr,
-):  # fmt: skip
-    """`_coefficients` of every image, (N, 3, C), where there are too many tiles for every program to merge them."""
-    width = channels + channels2
-    blocks = tl.cdiv(width, BC)
-    n, c = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BC + tl.arange(0, BC)
-    mean, a, b = _coefficients(
-        mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, n, c,
-        channels, channels2, tiles, tiles2, pixels, pixels2, hw, group_width, eps, scale_stride, shift_stride, BJ,
-    )  # fmt: skip
-    out_ptrs = out_ptr + n * 3 * width + c
-    tl.store(out_ptrs, mean, mask=c < width)
-    tl.store(out_ptrs + width, a, mask=c < width)
-    tl.store(out_ptrs + 2 * width, b, mask=c < width)
-
-
-@triton.jit
-def _load_pixels(x_ptrs, x2_ptrs, inside, inside2, limit, start, rows):
-    """Pixels of the one of two tensors that a program reads."""
-    mask = start + rows < limit
-    x = tl.load(x_ptrs, mask=mask & inside, other=0.0)
-    if x2_ptrs is not None:
-        x += tl.load(x2_ptrs, mask=mask & inside2, other=0.0)
-    return x
-
-
-@triton.jit(do_not_specialize=SIZES)
-def _normalise_kernel(
-    y_ptr, x_ptr, x2_ptr, coefficients_ptr,
-    mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr,
-    channels, channels2, tiles, tiles2, pixels, pixels2, hw, group_width, eps, scale_stride, shift_stride,
-    span, image_stride, image_stride2, pixel_stride, pixel_stride2,
-    ACTIVATION: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BJ: tl.constexpr,
-):  # fmt: skip
-    """`span` pixels of one image and BC channels, all of the first tensor or all of the second."""
-    width = channels + channels2
-    blocks1 = tl.cdiv(channels, BC)
-    blocks = blocks1 + tl.cdiv(channels2, BC)
-    spans = tl.cdiv(hw, span)
-    pid = tl.program_id(0)
-    block, n = pid % blocks, (pid // blocks // spans).to(tl.int64)
-    first = pid // blocks % spans * span
-    stop = tl.minimum(first + span, hw)
-    second = block >= blocks1
-    own = tl.where(second, block - blocks1, block) * BC + tl.arange(0, BC)  # channel of its tensor
-    c = own + tl.where(second, channels, 0)  # channel of y
-    in_first, in_second = (
-        (own < tl.where(second, 0, channels))[None, :],
-        (own < tl.where(second, channels2, 0))[None, :],
-    )
-
-    rows = tl.arange(0, BP)[:, None]
-    y_ptrs = y_ptr + (n * hw + first) * width + rows * width + c[None, :]
-    x_ptrs = x_ptr + n * image_stride + first.to(tl.int64) * pixel_stride + rows * pixel_stride + own[None, :]
-    x2_ptrs = x2_ptr
-    if x2_ptr is not None:
-        x2_ptrs += n * image_stride2 + first.to(tl.int64) * pixel_stride2 + rows * pixel_stride2 + own[None, :]
-    x = _load_pixels(x_ptrs, x2_ptrs, in_first, in_second, stop, first, rows)  # on its way while the tiles are merged
-
-    if coefficients_ptr is None:
-        mean, a, b = _coefficients(
-            mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, n, c,
-            channels, channels2, tiles, tiles2, pixels, pixels2, hw, group_width, eps, scale_stride, shift_stride, BJ,
-        )  # fmt: skip
-    else:
-        coefficients = coefficients_ptr + n * 3 * width + c
-        mean = tl.load(coefficients, mask=c < width)
-        a, b = tl.load(coefficients + width, mask=c < width), tl.load(coefficients + 2 * width, mask=c < width)
-
-    for start in range(first, stop, BP):
-        x_ptrs += BP * pixel_stride
-        if x2_ptr is not None:
-            x2_ptrs += BP * pixel_stride2
-        following = _load_pixels(x_ptrs, x2_ptrs, in_first, in_second, stop, start + BP, rows)
-        y = activate((x.to(tl.float32) - mean[None, :]) * a[None, :] + b[None, :], ACTIVATION)
-        tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=(start + rows < stop) & (in_first | in_second))
-        y_ptrs += BP * width
-        x = following
-
-
 class Tiling(NamedTuple):
     """Sizes that depend on the picture's shape and dtype alone: with them every sum has its order."""
 
@@ -302,15 +131,26 @@ def _moments(x: Tensor, tiling: Tiling) -> Moments:
     tiles = triton.cdiv(hw, pixels)
     mean, m2 = (x.new_empty(n, tiles, channels, dtype=torch.float32) for _ in range(2))
     launch(
-        _moments_kernel, (n * tiles * triton.cdiv(channels, tiling.channels),),
+        moments_kernel, (n * tiles * triton.cdiv(channels, tiling.channels),),
         mean, m2, x, hw, channels, tiles, pixels, x.stride(0), x.stride(2),
         BP=tiling.pixels, BC=tiling.channels, num_warps=tiling.warps,
     )  # fmt: skip
     return Moments(mean, m2, pixels)
 
 
-FOLDED_PIXELS, FOLDED_ENTRIES = 256, 64  # of a picture; tiles times channels of a group
-PROGRAMS = 2048  # of the normalise pass, at least, where there are blocks of pixels enough
+def _one_tile(moments: Moments, hw: int) -> Moments:
+    n, tiles, channels = moments.mean.shape
+    rows, columns = (256, 8) if tiles > 64 else (32, 32)
+    mean, m2 = (moments.mean.new_empty(n, 1, channels) for _ in range(2))
+    launch(
+        merge_kernel, (n * triton.cdiv(channels, columns),),
+        mean, m2, moments.mean, moments.m2, hw, channels, tiles, moments.pixels, BT=rows, BC=columns, num_warps=4,
+    )  # fmt: skip
+    return Moments(mean, m2, hw)
+
+
+FOLDED = 64  # tiles times channels of a group, up to which each program of the normalise pass merges them
+PROGRAMS = 256  # of the normalise pass, at least, where there are blocks of pixels enough
 
 
 @group_norm.kernel
@@ -324,27 +164,22 @@ def _group_norm_triton(
     parts = [_as_rows(part) for part in parts]
     n, height, width, _ = parts[0].shape
     hw, widths = height * width, [part.shape[-1] for part in parts]
-    channels, tiling = sum(widths), _tiling(hw, widths)
+    group_width, tiling = sum(widths) // num_groups, _tiling(hw, widths)
     known = [m or _moments(part, tiling) for part, m in zip(parts, given, strict=True)]
-    strides = (0, 0) if scale is None else (scale.stride(0), shift.stride(0))
-    group_width = channels // num_groups
-    tiles = [moments.mean.shape[1] for moments in known]
-    inputs = *_pair([m.mean for m in known]), *_pair([m.m2 for m in known]), weight, bias, scale, shift
-    sizes = *_pair(widths, 0), *_pair(tiles, 0), *_pair([m.pixels for m in known], 0), hw, group_width, eps, *strides
+    known = [m if m.mean.shape[1] * group_width <= FOLDED else _one_tile(m, hw) for m in known]
+    statistics = *_pair([m.mean for m in known]), *_pair([m.m2 for m in known])
+    tiles = *_pair([m.mean.shape[1] for m in known], 0), *_pair([m.pixels for m in known], 0)
 
-    coefficients = None
-    if hw > FOLDED_PIXELS or max(tiles) * group_width > FOLDED_ENTRIES:
-        coefficients = parts[0].new_empty(n, 3, channels, dtype=torch.float32)
-        grid = (n * triton.cdiv(channels, 8),)
-        launch(_coefficients_kernel, grid, coefficients, *inputs, *sizes, BC=8, BJ=128, num_warps=4)
-        inputs = [None] * len(inputs)
-    y = parts[0].new_empty(n, height, width, channels)
-    blocks = sum(triton.cdiv(width, tiling.channels) for width in widths)
-    span = tiling.pixels * min(8, max(1, n * hw * blocks // (tiling.pixels * PROGRAMS)))
+    y = parts[0].new_empty(n, height, width, sum(widths))
+    blocks = n * sum(triton.cdiv(width, tiling.channels) for width in widths)
+    # several blocks of pixels share a merge, where that leaves programs enough
+    span = tiling.pixels * min(8, max(1, blocks * triton.cdiv(hw, tiling.pixels) // PROGRAMS))
+    grid = (blocks * triton.cdiv(hw, span),)
     launch(
-        _normalise_kernel, (n * triton.cdiv(hw, span) * blocks,),
-        y, *_pair(parts), coefficients, *inputs, *sizes,
-        span, *_pair([part.stride(0) for part in parts], 0), *_pair([part.stride(2) for part in parts], 0),
+        normalise_kernel, grid,
+        y, *_pair(parts), *statistics, weight, bias, scale, shift, *_pair(widths, 0), *tiles, hw, group_width, eps,
+        *((0, 0) if scale is None else (scale.stride(0), shift.stride(0))), span,
+        *_pair([part.stride(0) for part in parts], 0), *_pair([part.stride(2) for part in parts], 0),
         ACTIVATION=activation, BP=tiling.pixels, BC=tiling.channels, BJ=8, num_warps=tiling.warps,
     )  # fmt: skip
     return y
@@ -366,8 +201,8 @@ def _check(parts, num_groups, weight, bias, activation, scale, shift, moments) -
     first = parts[0]
     if any(part.ndim != 4 or part.shape[:3] != first.shape[:3] for part in parts):
         raise ValueError(f"x: expected (N, H, W, C), the same N, H and W, got {[tuple(part.shape) for part in parts]}")
-    if any(not part.is_floating_point() or part.dtype != first.dtype for part in parts):
-        raise ValueError(f"x: expected one float dtype, got {', '.join(str(part.dtype) for part in parts)}")
+    if any((part.dtype, part.device) != (first.dtype, first.device) for part in parts) or not first.is_floating_point():
+        raise ValueError(f"x: expected one float dtype on one device, got {[(p.dtype, str(p.device)) for p in parts]}")
     channels = sum(part.shape[-1] for part in parts)
     if num_groups < 1 or channels % num_groups:
         raise ValueError(f"num_groups: {num_groups} does not divide the {channels} channels of x")
@@ -388,14 +223,14 @@ def _check(parts, num_groups, weight, bias, activation, scale, shift, moments) -
 
 
 def _check_moments(parts, moments) -> tuple[Moments | None, ...]:
-    given = (moments,) if moments is None or isinstance(moments, Moments) else moments
-    given = (None,) * len(parts) if moments is None else given
+    if moments is None:
+        return (None,) * len(parts)
+    given = (moments,) if isinstance(moments, Moments) else moments
     if len(given) != len(parts):
         raise ValueError(f"moments: {len(given)} for {len(parts)} tensors; give a pair for a pair")
     for part, known in zip(parts, given, strict=True):
-        if known is None:
-            continue
-        shape = (part.shape[0], -(-part.shape[1] * part.shape[2] // known.pixels), part.shape[3])
-        if any(tuple(half.shape) != shape or half.dtype != torch.float32 for half in (known.mean, known.m2)):
-            raise ValueError(f"moments: expected float32 {shape}, got {known.mean.dtype} {tuple(known.mean.shape)}")
+        if known is not None:
+            shape = (part.shape[0], -(-part.shape[1] * part.shape[2] // known.pixels), part.shape[3])
+            if any(tuple(half.shape) != shape or half.dtype != torch.float32 for half in (known.mean, known.m2)):
+                raise ValueError(f"moments: expected float32 {shape}, got {known.mean.dtype} {tuple(known.mean.shape)}")
     return given

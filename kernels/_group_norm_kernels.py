@@ -1,0 +1,169 @@
+"""The device code of GroupNorm: statistics of a tensor, many tiles made one, normalising with what is left to merge."""
+
+from fastdiff.kernels._math import activate
+from fastdiff.kernels._triton import tl, triton
+
+# One compiled variant for all their values: a new resolution compiles nothing.
+SIZES = ("tiles", "tiles2", "pixels", "pixels2", "hw", "group_width", "span", "scale_stride", "shift_stride")
+
+
+@triton.jit(do_not_specialize=SIZES)
+def moments_kernel(
+    mean_ptr, m2_ptr, x_ptr, hw, channels, tiles, pixels, image_stride, pixel_stride, BP: tl.constexpr, BC: tl.constexpr
+):  # fmt: skip
+    """Moments of one tile and BC channels: Welford's recurrence down BP rows side by side, then Chan's across them."""
+    blocks = tl.cdiv(channels, BC)
+    pid = tl.program_id(0)
+    image_tile, c = pid // blocks, pid % blocks * BC + tl.arange(0, BC)
+    n, first = (image_tile // tiles).to(tl.int64), image_tile % tiles * pixels
+    count = tl.minimum(pixels, hw - first)
+    rows = tl.arange(0, BP)
+    x_ptrs = x_ptr + n * image_stride + first.to(tl.int64) * pixel_stride + rows[:, None] * pixel_stride + c[None, :]
+
+    mean = tl.zeros((BP, BC), tl.float32)
+    m2 = tl.zeros((BP, BC), tl.float32)
+    for start in range(0, count, BP):
+        mask = (start + rows < count)[:, None] & (c < channels)[None, :]
+        x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
+        delta = tl.where(mask, x - mean, 0.0)
+        mean += delta * (1.0 / (start // BP + 1))
+        m2 += delta * (x - mean)
+        x_ptrs += BP * pixel_stride
+
+    weights = ((count - rows + BP - 1) // BP).to(tl.float32)[:, None]  # pixels that each row has seen
+    total = tl.sum(mean * weights, axis=0) / count
+    distance = mean - total[None, :]
+    out = image_tile.to(tl.int64) * channels + c
+    tl.store(mean_ptr + out, total, mask=c < channels)
+    tl.store(m2_ptr + out, tl.sum(m2 + weights * distance * distance, axis=0), mask=c < channels)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def merge_kernel(
+    merged_mean_ptr, merged_m2_ptr, mean_ptr, m2_ptr, hw, channels, tiles, pixels, BT: tl.constexpr, BC: tl.constexpr
+):  # fmt: skip
+    """All tiles of an image as one, for BC channels; in order, BT at a time, as sums about the mean of the first."""
+    blocks = tl.cdiv(channels, BC)
+    pid = tl.program_id(0)
+    n, c = (pid // blocks).to(tl.int64), pid % blocks * BC + tl.arange(0, BC)
+    first = n * tiles * channels + c
+    shift = tl.load(mean_ptr + first, mask=c < channels, other=0.0)
+    sums = tl.zeros((BC,), tl.float32)
+    squares = tl.zeros((BC,), tl.float32)
+    for start in range(0, tiles, BT):
+        t = start + tl.arange(0, BT)[:, None]
+        mask = (t < tiles) & (c < channels)[None, :]
+        weights = tl.where(mask, tl.minimum(pixels, hw - t * pixels), 0).to(tl.float32)
+        distance = tl.load(mean_ptr + first[None, :] + t * channels, mask=mask, other=0.0) - shift[None, :]
+        m2 = tl.load(m2_ptr + first[None, :] + t * channels, mask=mask, other=0.0)
+        sums += tl.sum(weights * distance, axis=0)
+        squares += tl.sum(m2 + weights * distance * distance, axis=0)
+    tl.store(merged_mean_ptr + n * channels + c, shift + sums / hw, mask=c < channels)
+    tl.store(merged_m2_ptr + n * channels + c, squares - sums * (sums / hw), mask=c < channels)
+
+
+@triton.jit
+def _load_pair(ptr, ptr2, n, t, c, mask, channels, channels2, tiles, tiles2):
+    """Rows t and columns c of statistics (N, tiles, C), or of those of a pair side by side; 0 where masked."""
+    values = tl.load(ptr + (n * tiles + t) * channels + c, mask=mask & (c < channels), other=0.0)
+    if ptr2 is not None:
+        c2 = c - channels
+        values += tl.load(ptr2 + (n * tiles2 + t) * channels2 + c2, mask=mask & (c2 >= 0), other=0.0)
+    return values
+
+
+@triton.jit
+def _coefficients(
+    mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, n, c,
+    channels, channels2, tiles, tiles2, pixels, pixels2, hw, group_width, eps, scale_stride, shift_stride,
+    BJ: tl.constexpr,
+):  # fmt: skip
+    """mean, a and b of the channels c of an image, such that the result before activation is a * (x - mean) + b.
+
+    Chan's formula over the tiles and channels of a group, BJ at a time in order, as sums about the mean of the first:
+    it is one of the entries merged, so no more digits can cancel than there are in their number.
+    """
+    group = c // group_width * group_width
+    inside = c < channels + channels2
+    base = _load_pair(mean_ptr, mean2_ptr, n, 0, group, inside, channels, channels2, tiles, tiles2)
+    sums = tl.zeros_like(base)
+    squares = tl.zeros_like(base)
+    for start in range(0, tl.maximum(tiles, tiles2) * group_width, BJ):
+        entry = start + tl.arange(0, BJ)[:, None]
+        t, member = entry // group_width, group[None, :] + entry % group_width
+        second = member >= channels
+        mask = inside[None, :] & (t < tl.where(second, tiles2, tiles))
+        covered = tl.where(second, pixels2, pixels)
+        weights = tl.where(mask, tl.minimum(covered, hw - t * covered), 0).to(tl.float32)
+        mean = _load_pair(mean_ptr, mean2_ptr, n, t, member, mask, channels, channels2, tiles, tiles2)
+        m2 = _load_pair(m2_ptr, m2_2_ptr, n, t, member, mask, channels, channels2, tiles, tiles2)
+        distance = mean - base[None, :]
+        sums += tl.sum(weights * distance, axis=0)
+        squares += tl.sum(m2 + weights * distance * distance, axis=0)
+    count = hw * group_width
+    offset = sums / count
+    a = tl.rsqrt(squares / count - offset * offset + eps)
+    b = tl.zeros_like(a)
+    if weight_ptr is not None:
+        a = a * tl.load(weight_ptr + c, mask=inside).to(tl.float32)
+        b += tl.load(bias_ptr + c, mask=inside).to(tl.float32)
+    if scale_ptr is not None:
+        factor = 1 + tl.load(scale_ptr + n * scale_stride + c, mask=inside).to(tl.float32)
+        a = a * factor
+        b = b * factor + tl.load(shift_ptr + n * shift_stride + c, mask=inside).to(tl.float32)
+    return base + offset, a, b
+
+
+@triton.jit
+def _load_pixels(x_ptrs, x2_ptrs, inside, inside2, limit, start, rows):
+    """Pixels of the one of two tensors that a program reads."""
+    mask = start + rows < limit
+    x = tl.load(x_ptrs, mask=mask & inside, other=0.0)
+    if x2_ptrs is not None:
+        x += tl.load(x2_ptrs, mask=mask & inside2, other=0.0)
+    return x
+
+
+@triton.jit(do_not_specialize=SIZES)
+def normalise_kernel(
+    y_ptr, x_ptr, x2_ptr, mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr,
+    channels, channels2, tiles, tiles2, pixels, pixels2, hw, group_width, eps, scale_stride, shift_stride,
+    span, image_stride, image_stride2, pixel_stride, pixel_stride2,
+    ACTIVATION: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    """`span` pixels of one image and BC channels, all of the first tensor or all of the second."""
+    width = channels + channels2
+    blocks1 = tl.cdiv(channels, BC)
+    blocks = blocks1 + tl.cdiv(channels2, BC)
+    spans = tl.cdiv(hw, span)
+    pid = tl.program_id(0)
+    block, n = pid % blocks, (pid // blocks // spans).to(tl.int64)
+    first = pid // blocks % spans * span
+    stop = tl.minimum(first + span, hw)
+    second = block >= blocks1
+    own = tl.where(second, block - blocks1, block) * BC + tl.arange(0, BC)  # channel of its tensor
+    c = own + tl.where(second, channels, 0)  # channel of y
+    in_first = (own < tl.where(second, 0, channels))[None, :]
+    in_second = (own < tl.where(second, channels2, 0))[None, :]
+
+    rows = tl.arange(0, BP)[:, None]
+    y_ptrs = y_ptr + (n * hw + first) * width + rows * width + c[None, :]
+    x_ptrs = x_ptr + n * image_stride + first.to(tl.int64) * pixel_stride + rows * pixel_stride + own[None, :]
+    x2_ptrs = x2_ptr
+    if x2_ptr is not None:
+        x2_ptrs += n * image_stride2 + first.to(tl.int64) * pixel_stride2 + rows * pixel_stride2 + own[None, :]
+    x = _load_pixels(x_ptrs, x2_ptrs, in_first, in_second, stop, first, rows)  # on its way while the tiles are merged
+
+    mean, a, b = _coefficients(
+        mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, n, c,
+        channels, channels2, tiles, tiles2, pixels, pixels2, hw, group_width, eps, scale_stride, shift_stride, BJ,
+    )  # fmt: skip
+    for start in range(first, stop, BP):
+        x_ptrs += BP * pixel_stride
+        if x2_ptr is not None:
+            x2_ptrs += BP * pixel_stride2
+        following = _load_pixels(x_ptrs, x2_ptrs, in_first, in_second, stop, start + BP, rows)
+        y = activate((x.to(tl.float32) - mean[None, :]) * a[None, :] + b[None, :], ACTIVATION)
+        tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=(start + rows < stop) & (in_first | in_second))
+        y_ptrs += BP * width
+        x = following
