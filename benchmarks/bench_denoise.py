@@ -1,87 +1,75 @@
-"""Denoise step: ours against diffusers' `scheduler.step`, on the device present.
+"""The denoise step: ours, its torch reference and diffusers' `scheduler.step`, each time beside the parity of the step.
 
-    python benchmarks/bench_denoise.py
+    python benchmarks/bench_denoise.py [--save [DIR]]
 
-A table for people; the last line is one JSON document. Each time stands beside the parity of the same step.
+`fastdiff` is the step as the sampling loop takes it: row and noise by a counter on the device, into given buffers, with
+the input of the next step; on a GPU in a graph replay, as `reference` is. diffusers' step reads numbers back from the
+device and cannot be replayed: it is timed as it runs, with the noise that it draws itself.
 """
 
-import json
-import platform
-import statistics
-import time
-from collections.abc import Callable
+from typing import Any
 
 import diffusers
 import torch
-from torch import Tensor
+from harness import DEVICE, measure, report
+from shapes import DENOISES
 
 import fastdiff
-from fastdiff.kernels.denoise import denoise_step, philox_normal
+from fastdiff.kernels.denoise import StepBuffers, denoise_step
 
-SHAPES = ((1, 3, 64, 64), (4, 3, 64, 64), (8, 3, 256, 256))
 SAMPLERS = {
     "ddim": (diffusers.DDIMScheduler, fastdiff.DDIMScheduler, {}),
     "ddim-eta1": (diffusers.DDIMScheduler, fastdiff.DDIMScheduler, {"eta": 1.0}),
     "ddpm": (diffusers.DDPMScheduler, fastdiff.DDPMScheduler, {}),
 }
 STEPS = 50
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def measure(call: Callable[[], object], repeats: int = 50) -> float:
-    """Median time of a call in microseconds, after three that are not counted."""
-    times = []
-    for i in range(repeats + 3):
-        start = time.perf_counter()
-        call()
-        if DEVICE.type == "cuda":
-            torch.cuda.synchronize()
-        if i >= 3:
-            times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1e6
-
-
-def bench(name: str, shape: tuple[int, ...]) -> dict[str, object]:
-    """Times of a step by diffusers, by our class, and as the pipeline takes it, with the noise it draws."""
-    theirs_class, ours_class, options = SAMPLERS[name]
-    theirs, ours = theirs_class(), ours_class()
-    for scheduler in (theirs, ours):
-        scheduler.set_timesteps(STEPS)
-    sample, output = torch.randn((2, *shape), generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    index = STEPS // 2
-    timestep = int(theirs.timesteps[index])
-
-    def step(scheduler) -> Tensor:
-        generator = torch.Generator(DEVICE).manual_seed(0)
-        return scheduler.step(output, timestep, sample, generator=generator, **options).prev_sample
-
-    schedule = ours.schedule(STEPS, **options).to(DEVICE)
-    seeds = torch.arange(shape[0], device=DEVICE)
-    x_t, model_output = (tensor.movedim(1, -1).contiguous() for tensor in (sample, output))
-
-    def pipeline_step() -> Tensor:
-        noise = philox_normal(seeds, index, x_t.shape[1:]) if schedule.draws_noise[index] else None
-        return denoise_step(model_output, x_t, schedule.rows[index], schedule.options, noise=noise)[0]
-
-    expected = step(theirs)
-    return {
-        "workload": f"denoise-{name}-{'x'.join(map(str, shape))}",
-        "diffusers_us": measure(lambda: step(theirs)),
-        "fastdiff_us": measure(lambda: step(ours)),
-        "fastdiff_philox_us": measure(pipeline_step),
-        "max_abs_err": (step(ours) - expected).abs().max().item(),
-    }
 
 
 def main() -> None:
-    rows = [bench(name, shape) for shape in SHAPES for name in SAMPLERS]
-    print(f"{'workload':32}{'diffusers':>12}{'fastdiff':>12}{'with Philox':>12}{'max error':>12}   (us)")
-    for row in rows:
-        times = (row["diffusers_us"], row["fastdiff_us"], row["fastdiff_philox_us"])
-        print(f"{row['workload']:32}" + "".join(f"{t:12.0f}" for t in times) + f"{row['max_abs_err']:12.1e}")
-    machine = torch.cuda.get_device_name() if DEVICE.type == "cuda" else platform.processor() or platform.machine()
-    versions = {"torch": torch.__version__, "diffusers": diffusers.__version__, "threads": torch.get_num_threads()}
-    print(json.dumps({"machine": machine, **versions, "rows": rows}))
+    report("denoise", [row(workload, sampler) for workload in DENOISES for sampler in SAMPLERS])
+
+
+@torch.inference_mode()
+def row(workload: str, sampler: str) -> dict[str, Any]:
+    n, height = DENOISES[workload]
+    theirs_class, ours_class, options = SAMPLERS[sampler]
+    theirs, ours = theirs_class(), ours_class()
+    theirs.set_timesteps(STEPS)
+    schedule = ours.schedule(STEPS, **options).to(DEVICE)
+    x_t, output = torch.randn(2, n, height, height, 3, device=DEVICE)
+    step = torch.full((1,), STEPS // 2, dtype=torch.int32, device=DEVICE)
+    seeds = torch.arange(n, device=DEVICE) if any(schedule.draws_noise) else None
+    buffers = StepBuffers(torch.empty_like(x_t), torch.empty_like(x_t), torch.empty_like(x_t, dtype=torch.bfloat16))
+
+    def ours_step(run=denoise_step):
+        return run(output, x_t, schedule.rows, schedule.options, noise=seeds, step=step, out=buffers)
+
+    timestep = int(theirs.timesteps[STEPS // 2])
+    sample, model_output = (tensor.permute(0, 3, 1, 2).contiguous() for tensor in (x_t, output))
+
+    def their_step():
+        return theirs.step(model_output, timestep, sample, **options)
+
+    calls = {"fastdiff": ours_step, "reference": lambda: ours_step(denoise_step.reference)}
+    times = measure(calls) | measure({"diffusers": their_step}, graph=False)
+    return {
+        "workload": f"{workload}-{sampler}",
+        **{f"{who}_us": 1e3 * milliseconds for who, milliseconds in times.items()},
+        "max_abs_err": parity(ours, theirs, output, x_t, timestep, options),
+    }
+
+
+def parity(ours, theirs, output, x_t, timestep: int, options: dict[str, Any]) -> float:
+    """Of a step by our scheduler and by diffusers', with the same generator's noise."""
+    ours.set_timesteps(STEPS)
+    sample, model_output = (tensor.permute(0, 3, 1, 2).contiguous() for tensor in (x_t, output))
+    steps = [
+        scheduler.step(
+            model_output, timestep, sample, generator=torch.Generator(DEVICE).manual_seed(0), **options
+        ).prev_sample
+        for scheduler in (ours, theirs)
+    ]
+    return (steps[0] - steps[1]).abs().max().item()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,83 @@
+"""GroupNorm + SiLU: ours, eager and compiled, on channels-last bfloat16, each time beside its error.
+
+    python benchmarks/bench_group_norm.py [--save [DIR]]
+
+"given" is the pass after a convolution that left its moments in tiles of 256 pixels: one read and one write of the
+tensor; "alone" reads it once more. `share` is the fraction of the copy rate on a tensor of 2 GB; a smaller one that is
+still in the L2 cache can pass 1.
+"""
+
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from harness import DEVICE, ceilings, measure, report
+from shapes import GROUP_NORMS
+from torch import Tensor
+
+from fastdiff.kernels._moments import Moments
+from fastdiff.kernels.group_norm import group_norm
+
+GROUPS, EPS, TILE = 32, 1e-6, 256
+
+
+def main() -> None:
+    if DEVICE.type != "cuda":
+        sys.exit("bench_group_norm needs a GPU: elsewhere the operation is torch's own functions")
+    copy = ceilings()["copy_tbps"]
+    report("group_norm", [row for name in GROUP_NORMS for row in rows(name, copy)])
+
+
+@torch.inference_mode()
+def rows(name: str, copy_tbps: float) -> list[dict[str, Any]]:
+    n, height, widths = GROUP_NORMS[name]
+    shapes = [(n, height, height, width) for width in widths]
+    parts = tuple(torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) + 0.5 for shape in shapes)
+    weight, bias = torch.randn(2, sum(widths), device=DEVICE, dtype=torch.bfloat16)
+    x = parts if len(parts) == 2 else parts[0]
+    known = tuple(map(moments, parts))
+    calls = {
+        "given": lambda: group_norm(
+            x, GROUPS, weight, bias, eps=EPS, activation="silu", moments=known if len(parts) == 2 else known[0]
+        ),
+        "alone": lambda: group_norm(x, GROUPS, weight, bias, eps=EPS, activation="silu"),
+        "eager": lambda: plain(parts, weight, bias),
+    }
+    compiled = torch.compile(plain, dynamic=False)
+    calls["compile"] = lambda: compiled(parts, weight, bias)
+    truth = plain([part.float() for part in parts], weight.float(), bias.float())
+    errors = {who: (call().float() - truth).abs().max().item() for who, call in calls.items()}
+    times = measure(calls)
+    size = sum(part.nbytes for part in parts)
+
+    def row(who: str, passes: int) -> dict[str, Any]:
+        rate = passes * size / times[who] / 1e9
+        return {
+            "workload": f"{name}-{who}",
+            "fastdiff_us": 1e3 * times[who],
+            "eager_us": 1e3 * times["eager"],
+            "compile_us": 1e3 * times["compile"],
+            "tbps": rate,
+            "share": rate / copy_tbps,
+            "max_abs_err": errors[who],
+            "eager_max_abs_err": errors["eager"],
+        }
+
+    return [row("given", 2), row("alone", 3)]
+
+
+def plain(parts: tuple[Tensor, ...] | list[Tensor], weight: Tensor, bias: Tensor) -> Tensor:
+    x = torch.cat(list(parts), dim=-1) if len(parts) == 2 else parts[0]
+    return F.silu(F.group_norm(x.permute(0, 3, 1, 2), GROUPS, weight, bias, EPS)).permute(0, 2, 3, 1)
+
+
+def moments(x: Tensor) -> Moments:
+    """What a convolution with tiles of TILE pixels says of x (whose size they divide, or exceed)."""
+    tiles = x.float().flatten(1, 2).unflatten(1, (-1, min(TILE, x.shape[1] * x.shape[2])))  # (N, tiles, pixels, C)
+    mean = tiles.mean(dim=2)
+    return Moments(mean, (tiles - mean[:, :, None]).square().sum(dim=2), TILE)
+
+
+if __name__ == "__main__":
+    main()
