@@ -16,7 +16,7 @@ SHAPES = {  # (N, H, W, C), groups
     "N2-C28-H6-groups-of-14": ((2, 6, 6, 28), 2),
     "N2-C168-H9-groups-of-21": ((2, 9, 9, 168), 8),
     "N2-C224-H8-groups-of-28": ((2, 8, 8, 224), 8),
-    "N1-C8-H24-many-tiles": ((1, 24, 24, 8), 2),
+    "N1-C24-H24-tiles-merged": ((1, 24, 24, 24), 1),
 }
 REAL_SHAPES = {
     "N8-C128-H256-ddpm256": ((8, 256, 256, 128), 32),
@@ -115,7 +115,7 @@ def test_pair_is_its_concatenation(norm, randn, dtype, assert_accurate, widths):
     assert_accurate(y, plain(x, *arguments), plain(in_double(x), *arguments))
 
 
-@pytest.mark.parametrize("pixels", [7, 16, 256], ids=["tiles-of-7", "tiles-of-16", "one-tile"])
+@pytest.mark.parametrize("pixels", [2, 7, 16, 256], ids=["tiles-of-2", "tiles-of-7", "tiles-of-16", "one-tile"])
 def test_given_moments(norm, randn, dtype, assert_accurate, pixels):
     x, weight, bias = randn(2, 16, 16, 24, dtype=dtype, mean=3.0), randn(24), randn(24)
     y = norm(x, 8, weight, bias, eps=EPS, activation="mish", moments=moments_of(x, pixels))
@@ -189,16 +189,28 @@ def test_parameters_in_the_dtype_of_the_model(norm, randn, dtype):
     assert torch.equal(y, norm(x, 4, weight, bias, eps=EPS, scale=scale, shift=shift))
 
 
-@pytest.mark.parametrize(("height", "channels"), [(6, 64), (24, 32)], ids=["C64-H6", "C32-H24-merged"])
-def test_a_picture_is_normalised_alike_in_any_batch(norm, randn, dtype, runs_triton, height, channels):
+@pytest.mark.parametrize(
+    ("height", "channels", "groups"), [(6, 64, 8), (12, 32, 2)], ids=["C64-H6", "C32-H12-tiles-merged"]
+)
+def test_a_picture_is_normalised_alike_in_any_batch(norm, randn, dtype, runs_triton, height, channels, groups):
     if not runs_triton:
         pytest.skip("the pipeline draws one picture at a time on the CPU")
     sizes = (1, 3, 8) if randn(1).device.type == "cpu" else (1, 3, 8, 64)
     x = randn(sizes[-1], height, height, channels, dtype=dtype)
-    together = norm(x, 8, eps=EPS, activation="silu")
+    together = norm(x, groups, eps=EPS, activation="silu")
     for size in sizes:
-        assert torch.equal(norm(x[:size], 8, eps=EPS, activation="silu"), together[:size])
-    assert torch.equal(norm(x[-1:], 8, eps=EPS, activation="silu"), together[-1:])
+        assert torch.equal(norm(x[:size], groups, eps=EPS, activation="silu"), together[:size])
+    assert torch.equal(norm(x[-1:], groups, eps=EPS, activation="silu"), together[-1:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("height", "channels"), [(32, 128), (256, 64)], ids=["C128-H32", "C64-H256"])
+def test_a_real_picture_is_normalised_alike_in_any_batch(norm, randn, dtype, height, channels):
+    """Batches for which a program of the normalise pass takes one block of pixels, and several."""
+    x = randn(64, height, height, channels, dtype=dtype)
+    together = norm(x, 32, eps=EPS, activation="silu")
+    for size in (1, 3, 8):
+        assert torch.equal(norm(x[:size], 32, eps=EPS, activation="silu"), together[:size])
 
 
 X, ROW, TABLE = torch.zeros(2, 4, 4, 8), torch.zeros(8), torch.zeros(2, 8)
