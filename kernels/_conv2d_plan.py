@@ -1,6 +1,7 @@
-"""How a convolution is cut into programs: which main loop, which tile, which statistics tile, how many chunks of k.
+"""How a convolution is cut into programs: which main loop, which tile, how many chunks of k.
 
-What decides bits (statistics tiles, chunks) depends on the picture's shape alone; the tile depends on the batch too.
+What decides bits, the statistics tiles and the chunks of k, depends on the picture's shape alone. The tile, and whether
+chunks are spread over programs, depend on the batch too, and change none: the tests compare.
 """
 
 import math
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Problem:
-    """The sizes of one convolution, `kernels.conv2d.conv2d`'s."""
+    """The sizes of one convolution, those of `kernels.conv2d.conv2d`."""
 
     images: int
     height: int  # of the input
@@ -45,34 +46,63 @@ class Problem:
     def mode(self) -> str:
         return "up" if self.upsample else "down" if self.stride == 2 else "same"
 
-    def depth(self, block: int, flat: bool = False) -> int:
-        """Steps of `block` input channels (`flat`: of (tap, channel) pairs) in the sum over k, of the wider tensor."""
-        taps, channels = math.prod(self.kernel), max(self.channels)
-        return -(-taps * channels // block) if flat else taps * -(-channels // block)
-
-
-SUM_CHANNELS = 32  # of a program of the ordered sum of chunks
+    @property
+    def taps(self) -> int:
+        return math.prod(self.kernel)
 
 
 class Tile(NamedTuple):
-    """The piece of the output that one program makes, and how."""
+    """The piece of the output that one program makes, and how; what it takes, in microseconds on one H200.
+
+    A program alone on its multiprocessor waits for its loads; several at once are held up by each other's products.
+    """
 
     pixels: int
     channels: int
-    swap: bool  # channels on the matrix unit's M side
+    block: int  # input channels of a step
     warps: int
     stages: int
+    swap: bool = True  # channels on the matrix unit's M side
+    resident: int = 1  # programs that a multiprocessor holds at once
+    alone: tuple[float, float] = (0.0, 0.0)  # 64 channels of a step, and all else, of a program that runs alone
+    busy: tuple[float, float] = (0.0, 0.0)  # the same of each program on a full multiprocessor
+
+
+# Descriptors, 16-bit. The times are fitted to 700 measured convolutions of three U-Nets, batches 1 to 512.
+TILES = (
+    Tile(128, 128, 64, warps=4, stages=3, resident=2, alone=(0.32, 4.8), busy=(0.34, 2.7)),
+    Tile(256, 128, 64, warps=8, stages=3, resident=1, alone=(0.72, 6.0), busy=(0.72, 6.0)),
+    Tile(128, 64, 64, warps=4, stages=3, resident=3, alone=(0.21, 4.0), busy=(0.27, 1.2)),
+    Tile(128, 64, 128, warps=4, stages=4, resident=1, alone=(0.17, 3.8), busy=(0.19, 0.7)),
+    Tile(64, 64, 64, warps=4, stages=5, resident=2, alone=(0.17, 3.2), busy=(0.14, 1.6)),
+    Tile(64, 64, 128, warps=4, stages=6, resident=1, alone=(0.075, 3.9), busy=(0.13, 2.5)),
+)
+SUM_MICROSECONDS = 3.0  # of `sum_chunks`
+CHUNK_MICROSECONDS = 0.7  # of a chunk more in a program: its loads start anew
+# Up to 16 output channels, the last convolution of a U-Net: the first that fills the card, else the last.
+NARROW_TILES = (Tile(256, 16, 64, warps=4, stages=3, swap=False), Tile(64, 16, 64, warps=4, stages=4, swap=False))
+# By pointers, likewise: any channels; less than a block of them, the first convolution of a U-Net; float32.
+POINTER_TILES = (Tile(128, 64, 32, warps=4, stages=3), Tile(64, 64, 32, warps=4, stages=3))
+FLAT_TILES = (Tile(64, 128, 32, warps=4, stages=2), Tile(64, 64, 32, warps=4, stages=2))
+FLOAT32_TILES = (
+    Tile(64, 64, 32, warps=4, stages=2, swap=False),
+    Tile(32, 32, 32, warps=4, stages=2, swap=False),
+)
+
+SUM_CHANNELS = 32  # of a program of `sum_chunks`
+SMALL_PICTURE = 256  # pixels, up to which k may be cut into chunks
+CHUNK_STEPS = 36  # of 64 channels each, of a chunk
+FLOAT32_CHUNK_STEPS = 4  # of 32 channels each: one long float32 sum would be thrice as far off as cuDNN's
 
 
 class Plan(NamedTuple):
     descriptors: bool  # loads by tensor descriptor, else by pointer
-    rows: int  # of the grid of pixels
+    flat: bool  # by pointer: a step is of any (tap, channel) pairs, not of one tap's channels
+    rows: int  # of the grid of pixels; by pointer, its columns are the pixels of a statistics tile
     columns: int
-    tile: Tile
-    tile_width: int  # columns of a tile; rows and pictures fill it up
-    block: int  # input channels of a step
-    flat: bool  # by pointer: a step is `block` of all (tap, channel) pairs, not of one tap's channels
+    tile_width: int  # columns of a tile; rows, then pictures, fill it up
     statistics: int  # pixels of a statistics tile
+    tile: Tile
     chunks: int  # of the sum over k
     steps: int  # of a chunk
     spread: bool  # a program makes one chunk, not all
@@ -80,9 +110,9 @@ class Plan(NamedTuple):
     @property
     def tile_shape(self) -> tuple[int, int, int]:
         """Pictures, rows and columns of a tile."""
-        if not self.descriptors:
-            return 1, self.tile.pixels // self.tile_width, self.tile_width
-        height = min(self.tile.pixels // self.tile_width, power_of_two_in(self.rows))
+        height = self.tile.pixels // self.tile_width
+        if self.descriptors:
+            height = min(height, _power_of_two_in(self.rows))
         return self.tile.pixels // (height * self.tile_width), height, self.tile_width
 
     @property
@@ -95,104 +125,119 @@ class Plan(NamedTuple):
         return -(-problem.pixels // self.statistics)
 
     def ragged(self, problem: Problem) -> bool:
-        """Whether tiles reach past the picture's last pixel."""
-        return problem.pixels % (self.tile.pixels if not self.descriptors else self.statistics) != 0
+        """Whether tiles reach past a picture's last pixel."""
+        return not self.descriptors and problem.pixels % self.tile.pixels != 0
 
     def residual_by_descriptor(self, problem: Problem) -> bool:
-        return problem.mode != "up" and problem.out_channels % 8 == 0
+        return self.descriptors and not self.spread and problem.mode != "up" and problem.out_channels % 8 == 0
 
     def programs(self, problem: Problem) -> int:
-        """Programs that make one chunk, or all of them."""
+        """Programs of one chunk, or of all."""
         pictures, height, width = self.tile_shape
         quarters = 4 if self.descriptors and problem.upsample else 1
         pixel_tiles = -(-problem.images // pictures) * -(-self.rows // height) * (self.columns // width) * quarters
         return pixel_tiles * -(-problem.out_channels // self.tile.channels)
 
 
-# Best first for many programs: large tiles reuse more of what they load.
-TILES = (
-    Tile(256, 128, True, 8, 3),
-    Tile(128, 128, True, 8, 4),
-    Tile(128, 64, True, 4, 4),
-    Tile(64, 64, True, 4, 5),
-)
-NARROW_TILE = Tile(128, 16, False, 4, 4)  # up to 16 output channels, the U-Net's last convolution
-POINTER_TILES = (Tile(128, 64, True, 4, 3), Tile(64, 64, True, 4, 3))
-FLOAT32_TILES = (Tile(64, 64, False, 4, 2), Tile(32, 32, False, 4, 2))
-
-
-def power_of_two_in(n: int) -> int:
-    """The largest power of two that divides n."""
-    return n & -n
-
-
 def make_plan(problem: Problem, *, descriptors: bool, multiprocessors: int) -> Plan:
     """`descriptors`: the card and the tensors' addresses allow them."""
     grid = _descriptor_grid(problem) if descriptors else None
-    if grid is None:
-        return _pointer_plan(problem, multiprocessors)
-    rows, columns, tile_width, block = grid
-    whole = tile_width * power_of_two_in(rows)
-    statistics = min(whole, 64 if problem.pixels <= 4096 else 128)
-    tiles = (NARROW_TILE,) if problem.out_channels <= 16 else TILES
-    if problem.out_channels <= 64:
-        tiles = tuple(tile for tile in tiles if tile.channels <= 64)
-    tile = _choose(tiles, problem, multiprocessors)
-    chunks, steps = _chunks(problem, block)
-    spread = chunks > 1 and _programs(tile, problem) * 2 <= multiprocessors
-    return Plan(True, rows, columns, tile, tile_width, block, False, statistics, chunks, steps, spread)
+    return (
+        _pointer_plan(problem, multiprocessors) if grid is None else _descriptor_plan(problem, *grid, multiprocessors)
+    )
 
 
-def _descriptor_grid(problem: Problem) -> tuple[int, int, int, int] | None:
-    """Rows and columns of the grid, a tile's columns and input channels; None where descriptors do not fit."""
+def _descriptor_grid(problem: Problem) -> tuple[int, int, int] | None:
+    """Rows and columns of the grid of pixels, and a tile's columns; None where descriptors do not fit."""
     rows, columns = problem.out_height, problem.out_width
     if problem.itemsize != 2 or any(channels % 8 for channels in problem.channels):
         return None  # a descriptor's strides are multiples of 16 bytes
-    block = 64 if min(problem.channels) > 32 else 32
     if problem.mode == "up":
         if (rows, columns) != (2 * problem.height, 2 * problem.width):
             return None
         rows, columns = problem.height, problem.width
-    if problem.mode == "down" and (problem.height % 2 or problem.width % 2 or problem.channels[0] % block):
+    if problem.mode == "down" and (problem.height % 2 or problem.width % 2 or problem.channels[0] % 32):
         return None
-    tile_width = min(32, power_of_two_in(columns))
-    exact = tile_width * power_of_two_in(rows)
-    if exact < min(64, rows * columns):
+    tile_width = min(32, _power_of_two_in(columns))
+    if tile_width * _power_of_two_in(rows) < min(64, rows * columns):
         return None  # a tile would cross the picture's border
-    return rows, columns, tile_width, block
+    return rows, columns, tile_width
+
+
+def _descriptor_plan(problem: Problem, rows: int, columns: int, tile_width: int, multiprocessors: int) -> Plan:
+    statistics = min(tile_width * _power_of_two_in(rows), 64 if problem.pixels <= 4096 else 128)
+    block = 32 if problem.mode == "down" and problem.channels[0] % 64 else 64
+    depth = _depth(problem, block)
+    chunks = depth // CHUNK_STEPS if _may_chunk(problem) and depth >= 4 * CHUNK_STEPS else 1
+    steps = depth if chunks == 1 else -(-depth // (2 * chunks)) * 2  # even, for tiles of twice the block
+    chunks = -(-depth // steps)
+    if problem.out_channels <= 16:
+        tiles = [_first_busy(NARROW_TILES, problem, multiprocessors)]
+    else:
+        whole = block == 64 and all(channels % 128 == 0 for channels in problem.channels)
+        widest = max(64, problem.out_channels)
+        tiles = [tile for tile in TILES if tile.channels <= widest and (tile.block == 64 or whole)]
+    plans = [
+        Plan(True, False, rows, columns, tile_width, statistics, tile, chunks, steps * 64 // tile.block, spread)
+        for tile in tiles
+        for spread in ((False, True) if chunks > 1 else (False,))
+    ]
+    best = min(plans, key=lambda plan: _microseconds(plan, problem, multiprocessors))
+    return best._replace(tile=best.tile._replace(block=best.tile.block * block // 64))
+
+
+def _microseconds(plan: Plan, problem: Problem, multiprocessors: int) -> float:
+    """What a plan by descriptors takes, by the times of its tile."""
+    tile = plan.tile
+    parts = plan.chunks if plan.spread else 1
+    most = -(-plan.programs(problem) * parts // multiprocessors)  # programs of the busiest multiprocessor
+    steps = problem.taps * sum(-(-channels // 64) for channels in problem.channels) / parts
+    alone, busy = (steps * step + rest for step, rest in (tile.alone, tile.busy))
+    rounds = -(-most // tile.resident)
+    extra = SUM_MICROSECONDS if plan.spread else rounds * CHUNK_MICROSECONDS * (plan.chunks - 1)
+    return max(rounds * alone, most * busy) + extra
 
 
 def _pointer_plan(problem: Problem, multiprocessors: int) -> Plan:
-    tiles = POINTER_TILES if problem.itemsize == 2 else FLOAT32_TILES
+    flat = max(problem.channels) < 32
+    tiles = FLOAT32_TILES if problem.itemsize == 4 else FLAT_TILES if flat else POINTER_TILES
     pixels = max(16, 1 << (problem.pixels - 1).bit_length())
-    tile = _choose(tiles, problem, multiprocessors)
-    tile = tile._replace(pixels=min(tile.pixels, pixels))
+    tile = _first_busy(tiles, problem, multiprocessors)
+    tile = tile._replace(pixels=min(tile.pixels, pixels), channels=min(tile.channels, _tile_channels(problem)))
     statistics = min(tiles[-1].pixels, pixels)
-    if problem.out_channels <= 16:
-        tile = tile._replace(channels=16)
-    block = 32
-    flat = max(problem.channels) < block
-    chunks, steps = _chunks(problem, block, flat)
-    spread = chunks > 1 and _programs(tile, problem) * 2 <= multiprocessors
+    depth = _depth(problem, tile.block, flat)
+    steps, spread = depth, False
+    if problem.itemsize == 4 and len(problem.channels) == 1:
+        steps = min(depth, FLOAT32_CHUNK_STEPS)
+    elif _may_chunk(problem) and depth >= 8 * CHUNK_STEPS:
+        steps, spread = 2 * CHUNK_STEPS, 2 * _programs(tile, problem) <= multiprocessors
     rows = -(-problem.pixels // statistics)
-    return Plan(False, rows, statistics, tile, statistics, block, flat, statistics, chunks, steps, spread)
+    return Plan(False, flat, rows, statistics, statistics, statistics, tile, -(-depth // steps), steps, spread)
 
 
-def _choose(tiles: tuple[Tile, ...], problem: Problem, multiprocessors: int) -> Tile:
-    """The first tile that keeps the card busy, else the smallest."""
-    busy = (tile for tile in tiles if _programs(tile, problem) >= 0.8 * multiprocessors)
-    return next(busy, tiles[-1])
+def _first_busy(tiles: tuple[Tile, ...], problem: Problem, multiprocessors: int) -> Tile:
+    """The first tile that makes a program for every multiprocessor, else the last."""
+    return next((tile for tile in tiles if _programs(tile, problem) >= multiprocessors), tiles[-1])
 
 
 def _programs(tile: Tile, problem: Problem) -> int:
-    return -(-problem.images * problem.pixels // tile.pixels) * -(-problem.out_channels // tile.channels)
+    return problem.images * -(-problem.pixels // tile.pixels) * -(-problem.out_channels // tile.channels)
 
 
-def _chunks(problem: Problem, block: int, flat: bool = False) -> tuple[int, int]:
-    """Number of chunks and steps of a chunk."""
-    depth = problem.depth(block, flat)
-    chunks = 1
-    if len(problem.channels) == 1 and problem.pixels <= 256:
-        chunks = max(1, min(4, depth // 8))
-    steps = -(-depth // chunks)
-    return -(-depth // steps), steps
+def _tile_channels(problem: Problem) -> int:
+    return max(16, 1 << (problem.out_channels - 1).bit_length())
+
+
+def _may_chunk(problem: Problem) -> bool:
+    return len(problem.channels) == 1 and problem.pixels <= SMALL_PICTURE
+
+
+def _depth(problem: Problem, block: int, flat: bool = False) -> int:
+    """Steps of the whole sum over k, of the wider tensor."""
+    channels = max(problem.channels)
+    return -(-problem.taps * channels // block) if flat else problem.taps * -(-channels // block)
+
+
+def _power_of_two_in(n: int) -> int:
+    """The largest power of two that divides n."""
+    return n & -n

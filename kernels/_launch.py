@@ -28,8 +28,11 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 
 def has_descriptors(device: torch.device) -> bool:
-    """Whether the card copies tiles by tensor descriptors: sm_90 and later."""
-    return capability(device) >= (9, 0)
+    """Whether the card copies tiles by tensor descriptors, and has the shared memory for such tiles.
+
+    That is sm_90 to sm_110; consumer cards from sm_120 on have 99 KB.
+    """
+    return (9, 0) <= capability(device) < (12, 0)
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -127,7 +127,7 @@ def _launch_products(
         images=problem.images, rows=plan.rows, pixels=problem.pixels, pad_top=top, pad_left=left, steps=plan.steps,
         channels=problem.channels[0], channels2=sum(problem.channels[1:]), out_channels=problem.out_channels,
         KH=problem.kernel[0], KW=problem.kernel[1], MODE=problem.mode, CHUNKS=1 if plan.spread else plan.chunks,
-        SWAP=plan.tile.swap, BH=tile_height, BW=tile_width, BN=plan.tile.channels, BK=plan.block,
+        SWAP=plan.tile.swap, BH=tile_height, BW=tile_width, BN=plan.tile.channels, BK=plan.tile.block,
         num_warps=plan.tile.warps, num_stages=plan.tile.stages, fp_fusion=False,
     )  # fmt: skip
     grid = (plan.programs(problem), plan.chunks if plan.spread else 1)
@@ -139,12 +139,12 @@ def _launch_products(
             FLAT=plan.flat, RAGGED=plan.ragged(problem), **arguments,
         )  # fmt: skip
         return
-    box = [pictures, tile_height, tile_width, plan.block]
+    box = [pictures, tile_height, tile_width, plan.tile.block]
     if problem.mode == "down":
         parts = tuple(part.view(part.shape[0], part.shape[1] // 2, 2, part.shape[2] // 2, -1) for part in parts)
         box.insert(2, 1)
     x, x2 = (*(descriptor(part, box) for part in parts), None)[:2]
-    weight = descriptor(weight.flatten(1), [plan.tile.channels, plan.block])
+    weight = descriptor(weight.flatten(1), [plan.tile.channels, plan.tile.block])
     residual = arguments["residual_ptr"]
     if residual is not None and plan.residual_by_descriptor(problem):
         residual = descriptor(residual, [pictures, tile_height, tile_width, plan.tile.channels])

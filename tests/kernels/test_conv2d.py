@@ -90,8 +90,8 @@ gpu = pytest.mark.gpu
 CASES = {
     "N2-H8-C64-temb": Case(2, 8, 8, (64,), 64, temb=True),
     "N2-H16-C64-residual": Case(2, 16, 16, (64,), 96, residual=True, output_scale=2**0.5),
-    "N1-H16-C128-chunks-over-the-grid": Case(1, 16, 16, (128,), 64, temb=True),
-    "N9-H8-C128-chunks-in-a-program": Case(9, 8, 8, (128,), 64, temb=True),
+    "N1-H4-C1024-chunks-over-the-grid": Case(1, 4, 4, (1024,), 32, temb=True),
+    "N33-H4-C1024-chunks-in-a-program": Case(33, 4, 4, (1024,), 32, temb=True),
     "N3-H4-C64-many-pictures-a-tile": Case(3, 4, 4, (64,), 64, temb=True, residual=True),
     "N2-H16-C64-down-ddpm": Case(2, 16, 16, (64,), 64, stride=2, padding=(0, 1, 0, 1)),
     "N2-H16-C64-down-symmetric": Case(2, 16, 16, (64,), 64, stride=2, padding=1),
@@ -110,7 +110,8 @@ CASES = {
     "N2-H8-C32-large-mean": Case(2, 8, 8, (32,), 32, mean=1000.0),
     "N8-C128-H256-residual": pytest.param(Case(8, 256, 256, (128,), 128, residual=True), marks=gpu),
     "N2-C320-H64-temb": pytest.param(Case(2, 64, 64, (320,), 320, temb=True), marks=gpu),
-    "N2-C1280-H8": pytest.param(Case(2, 8, 8, (1280,), 1280, temb=True), marks=gpu),
+    "N2-C1280-H8-chunks-over-the-grid": pytest.param(Case(2, 8, 8, (1280,), 1280, temb=True), marks=gpu),
+    "N64-C1280-H8-chunks-in-a-program": pytest.param(Case(64, 8, 8, (1280,), 1280, temb=True), marks=gpu),
     "N1-C512-H16": pytest.param(Case(1, 16, 16, (512,), 512, temb=True), marks=gpu),
     "N64-C256-H8": pytest.param(Case(64, 8, 8, (256,), 256, temb=True), marks=gpu),
     "N512-C256-H4": pytest.param(Case(512, 4, 4, (256,), 256, residual=True), marks=gpu),
@@ -152,11 +153,13 @@ def test_moments(case, dot_dtype, device, runs_triton, loads, exact_matmuls):
     torch.testing.assert_close(m2, (y - y.mean(1, keepdim=True)).square().sum(1), rtol=1e-3, atol=1e-5)
 
 
-ALONE = ["N2-H8-C64-temb", "N9-H8-C128-chunks-in-a-program", "N3-H4-C64-many-pictures-a-tile", "N2-H8-C64-up",
+ALONE = ["N2-H8-C64-temb", "N1-H4-C1024-chunks-over-the-grid", "N3-H4-C64-many-pictures-a-tile", "N2-H8-C64-up",
          "N2-H16-C64-down-ddpm", "N2-H8-C64+32-shortcut", "N2-H7-W9-C36-odd", "N1-H16-C64-last"]  # fmt: skip
 ALONE_ON_GPU = {
     "C128-H32": Case(1, 32, 32, (128,), 128, residual=True),
     "C512-H16": Case(1, 16, 16, (512,), 512, temb=True),
+    "C1024-H16-chunks": Case(1, 16, 16, (1024,), 256, temb=True),
+    "C1024-H8-up-chunks": Case(1, 8, 8, (1024,), 256, upsample=True),
     "C256-H8": Case(1, 8, 8, (256,), 256, temb=True),
     "C256-H4": Case(1, 4, 4, (256,), 256, residual=True),
     "C256+128-H16-shortcut": Case(1, 16, 16, (256, 128), 256, kernel=(1, 1), padding=0),
