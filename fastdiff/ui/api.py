@@ -29,19 +29,21 @@ def add_api(models: Models, limits: Limits) -> None:
         height: int | None = None,
         batch_size: int | None = None,
     ) -> list[dict[str, Any]]:
-        """Draw PNG files that hold their settings. Picture i has seed + i; the model chooses what is left out."""
+        """Draw PNG files that hold their settings. Picture i has seed + i; the model chooses what is left out.
+
+        While it runs the result grows, picture by picture.
+        """
         options = Options(
             model, label, seed, num_images, steps, scheduler, eta, guidance_scale, width, height, batch_size
         )
-        drawn, progress = [], gr.Progress()
+        files, progress = [], gr.Progress()
         try:
-            job = plan(options, models, limits)
-            for at in draw(job, models, new_folder()):
+            for at in draw(plan(options, models, limits), models, new_folder()):
                 progress(at.fraction, desc=f"step {at.step.index + 1} of {at.step.num_steps}")
-                drawn += at.drawn
+                files += [gr.FileData(path=str(picture.path)).model_dump() for picture in at.drawn]
+                yield files
         except PROBLEMS as error:
             raise gr.Error(explain(error), print_exception=False) from None
-        return [gr.FileData(path=str(picture.path)).model_dump() for picture in drawn]
 
     def list_models() -> list[dict[str, Any]]:
         """The models that can be drawn with: name, size in pixels, labels and default settings."""

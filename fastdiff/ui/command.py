@@ -23,11 +23,14 @@ def run(args: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server's folder goes with it
     models = Models(args.models_dir, args.allow_hub, args.device)
-    # the first click finds the model loaded
-    threading.Thread(target=models.warm_up, args=(DEFAULT_MODEL,), daemon=True).start()
-    with serving(models, Limits(), host=args.host, port=args.port, share=args.share) as address:
-        print(f"fastdiff is at {address} (Ctrl-C ends it)", flush=True)
-        threading.Event().wait()
+    warm_up = threading.Thread(target=models.warm_up, args=(DEFAULT_MODEL,))  # the first click finds the model loaded
+    warm_up.start()
+    try:
+        with serving(models, Limits(), host=args.host, port=args.port, share=args.share) as address:
+            print(f"fastdiff is at {address} (Ctrl-C ends it)", flush=True)
+            threading.Event().wait()
+    finally:
+        warm_up.join()  # torch's threads do not survive an exit in their midst
     return 0
 
 

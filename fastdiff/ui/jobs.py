@@ -90,7 +90,7 @@ def plan(options: Options, models: Models, limits: Limits) -> Job:
         eta=options.eta,
         guidance_scale=options.guidance_scale,
     )
-    request, labels = complete(request, card)
+    request, cells = complete(request, card)
     width, height = card.size or (None, None)
     size = {"height": options.height or height, "width": options.width or width}
     multiple = size_multiple(card)
@@ -98,7 +98,7 @@ def plan(options: Options, models: Models, limits: Limits) -> Job:
         raise InputError(
             f"size {size['width']}x{size['height']}: give width and height as multiples of {multiple} for {card.name}"
         )
-    pictures = [_picture(card, label, seed) for label in labels or (None,) for seed in request.seed]
+    pictures = [_picture(card, label, seed) for seed, label in cells]
     return Job(card, request, pictures, options.batch_size or models.default_batch_size(), size)
 
 

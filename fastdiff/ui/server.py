@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.page import CSS, THEME, build_page
 from fastdiff.ui.security import Guard
+
+STEP_SECONDS = 30  # no step should take longer
 
 
 @contextmanager
@@ -31,6 +34,7 @@ def serving(
             yield _launch(page, limits, Path(folder), host, port, share)
         finally:
             page.close(verbose=False)
+            _join_workers()
             del os.environ["GRADIO_TEMP_DIR"]
 
 
@@ -55,3 +59,10 @@ def _launch(page: gr.Blocks, limits: Limits, folder: Path, host: str, port: int 
     except OSError:
         raise OSError(f"port {port or 'from 7860'} at {host} cannot be had; give another --port or --host") from None
     return shared_address or address
+
+
+def _join_workers() -> None:
+    """Wait for steps that are under way: torch's threads do not survive an exit in their midst."""
+    for thread in threading.enumerate():
+        if thread.name == "AnyIO worker thread":  # of Gradio's event loop, which has ended
+            thread.join(timeout=STEP_SECONDS)

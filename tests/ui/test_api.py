@@ -1,0 +1,123 @@
+"""/generate and /models through Gradio's own client, as a program would call them."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+from PIL import Image
+
+from fastdiff import png
+from fastdiff.models.unet import UNet2DModel
+from fastdiff.pipeline import Pipeline
+
+
+@pytest.fixture(scope="module")
+def client(server, tmp_path_factory):
+    client = Client(server, verbose=False, download_files=tmp_path_factory.mktemp("downloads"))
+    yield client
+    client.close()
+
+
+def test_pictures_are_the_pipelines_and_hold_their_settings(client):
+    paths = client.predict(label="noto animals", seed=3, num_images=2, steps=2, api_name="/generate")
+    expected = Pipeline.from_pretrained("emoji64", device="cpu")(
+        num_inference_steps=2, num_images=2, seed=3, class_labels="noto animals"
+    )
+    assert len(paths) == 2
+    for seed, path, image in zip((3, 4), paths, expected.images, strict=True):
+        record = png.read_settings(path)
+        assert (record["seed"], record["label"], record["model"]) == (seed, "noto animals", "emoji64")
+        with Image.open(path) as drawn:
+            assert np.array_equal(np.asarray(drawn), np.asarray(image))
+
+
+def test_a_call_that_is_cancelled_keeps_what_is_finished(client, slow_steps):
+    job = client.submit(num_images=20, steps=2, batch_size=1, api_name="/generate")
+    while not any(job.outputs()):
+        time.sleep(0.01)
+    assert job.status().progress_data[0].desc.endswith("of 2")
+    assert job.cancel()
+    steps = len(slow_steps)
+    assert len(job.outputs()[-1]) >= 1
+    time.sleep(1)
+    assert len(slow_steps) <= steps + 1
+
+
+def test_another_model_and_size(client):
+    (path,) = client.predict(model="./plain/tiny", steps=1, width=24, height=16, api_name="/generate")
+    with Image.open(path) as picture:
+        assert picture.size == (24, 16)
+
+
+def test_models(client):
+    found = {each["name"]: each for each in client.predict(api_name="/models")}
+    assert list(found) == ["emoji64", "./cats", "./plain/tiny"]
+    assert found["emoji64"]["size"] == [64, 64]
+    assert found["emoji64"]["labels"][20] == "noto animals"
+    assert found["emoji64"]["steps"] == 20
+    assert found["./plain/tiny"] == {
+        "name": "./plain/tiny",
+        "size": [16, 16],
+        "labels": [],
+        "steps": 20,
+        "scheduler": "ddpm",
+        "guidance_scale": None,
+    }
+
+
+def test_the_api_page_names_two_functions(client):
+    described = client.view_api(return_format="dict")["named_endpoints"]
+    assert sorted(described) == ["/generate", "/models"]
+    names = [parameter["parameter_name"] for parameter in described["/generate"]["parameters"]]
+    assert names[:5] == ["model", "label", "seed", "num_images", "steps"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"steps": True}, "steps True: give a whole number", id="true"),
+        pytest.param({"steps": 2.5}, "steps 2.5: give a whole number", id="fraction"),
+        pytest.param({"seed": -1}, "seed -1: give a whole number", id="seed"),
+        pytest.param({"label": "<b>x"}, "label '<b>x' is not a label", id="label"),
+        pytest.param({"model": "/etc"}, "model '/etc' is not here", id="model"),
+        pytest.param({"width": 7}, "size 7x64", id="size"),
+    ],
+)
+def test_refusals(client, options, message):
+    with pytest.raises(AppError, match=message):
+        client.predict(**options, api_name="/generate")
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+def test_numbers_that_are_none_in_json(visit, number):
+    page = visit()
+    body = json.dumps({"data": ["emoji64", None, 0, 1, "?", *[None] * 6]}).replace('"?"', number)
+    reply = page.http.post("/gradio_api/call/generate", content=body, headers={"content-type": "application/json"})
+    if reply.status_code == 200:
+        result = page.http.get(f"/gradio_api/call/generate/{reply.json()['event_id']}").text
+        assert "give a whole number from 1 to 1000" in result
+    else:
+        assert reply.status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        pytest.param(MemoryError(), "out of memory: choose a smaller batch_size", id="out of memory"),
+        pytest.param(OSError(28, "No space left on device"), "No space left on device", id="disk full"),
+        pytest.param(ZeroDivisionError("our own mistake"), "error", id="a bug names no secrets"),
+    ],
+)
+def test_the_queue_goes_on_after_a_failure(client, monkeypatch, error, message):
+    def fail(*args, **options):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(UNet2DModel, "predict", fail)
+        with pytest.raises(AppError, match=message) as refusal:
+            client.predict(steps=1, api_name="/generate")
+        assert "our own mistake" not in str(refusal.value)
+    assert len(client.predict(steps=1, api_name="/generate")) == 1

@@ -1,0 +1,65 @@
+"""`fastdiff ui` and `python app.py`: what they refuse, and that they leave nothing behind."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fastdiff.cli import main
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_without_gradio(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    assert main(["ui"]) == 2
+    assert "ui needs gradio, which is not installed; pip install 'fastdiff[ui]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        pytest.param(["--models-dir", "missing"], "--models-dir missing is not a folder", id="models folder"),
+        pytest.param(["--device", "cuda:99"], "device: cuda:99 is not there", id="device"),
+        pytest.param(["--port", "x"], "argument --port", id="port"),
+    ],
+)
+def test_refusals(flags, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["ui", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def app(*flags: str) -> list:
+    return [sys.executable, ROOT / "app.py", "--device", "cpu", *flags]
+
+
+def test_a_port_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(app("--port", port), capture_output=True, text=True, timeout=120)
+    error = f"fastdiff: error: port {port} at 127.0.0.1 cannot be had; give another --port or --host\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", error)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "kill"])
+def test_app_serves_on_loopback_until_it_is_ended(sign, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with subprocess.Popen(
+        app("--port", str(port)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        line = process.stdout.readline()
+        assert re.fullmatch(rf"fastdiff is at http://127\.0\.0\.1:{port}/ .*\n", line)
+        assert "fastdiff" in httpx.get(f"http://127.0.0.1:{port}/").text
+        assert [path for path in tmp_path.iterdir() if path.name.startswith("fastdiff-ui-")]
+        process.send_signal(sign)
+        assert process.wait(30) == 130
+        assert "Traceback" not in process.stderr.read()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("fastdiff-ui-")]

@@ -1,0 +1,79 @@
+"""A visit's folder: its own, unreadable to others, gone with it; and what the page says of a picture."""
+
+import copy
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from fastdiff.errors import InputError
+from fastdiff.ui.jobs import Drawn
+from fastdiff.ui.messages import explain, note, problem
+from fastdiff.ui.pictures import gallery_value, settings_table
+from fastdiff.ui.session import MAX_AGE, Session, new_folder
+
+
+def drawn(seed: int, **record) -> Drawn:
+    return Drawn(Path(f"{seed}.png"), {"seed": seed, **record})
+
+
+def test_a_copy_is_a_new_session(upload_folder):
+    session = Session()
+    session.remember([drawn(1)])
+    other = copy.deepcopy(session)
+    assert other.history == [] and other.run == []
+    assert session.new_folder().parent != other.new_folder().parent
+
+
+def test_history_has_the_newest_first():
+    session = Session()
+    session.remember([drawn(1), drawn(2)])
+    session.remember([drawn(3)])
+    assert [each.record["seed"] for each in session.history] == [3, 2, 1]
+
+
+def test_the_folder_goes_with_the_session(upload_folder):
+    session = Session()
+    first, second = session.new_folder(), session.new_folder()
+    assert first.parent == second.parent != first
+    session.close()
+    assert not first.parent.exists()
+    Session().close()  # nothing was drawn
+
+
+def test_old_folders_are_deleted(upload_folder):
+    old, fresh = new_folder(), new_folder()
+    os.utime(old, (0, time.time() - MAX_AGE - 60))
+    new_folder()
+    assert not old.exists() and fresh.exists()
+
+
+def test_captions_are_seeds():
+    assert gallery_value([drawn(7)]) == [("7.png", "seed 7")]
+
+
+def test_settings_are_escaped_and_complete():
+    table = settings_table(drawn(7, label="<script>", eta=0.0, scheduler=None, model="a & b"))
+    assert "<dt>Seed</dt><dd>7</dd>" in table
+    assert "<dd>&lt;script&gt;</dd>" in table and "<dd>a &amp; b</dd>" in table
+    assert "<dt>Eta</dt><dd>0.0</dd>" in table
+    assert "Scheduler" not in table
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        pytest.param(InputError("seed -1: give more"), "seed -1: give more", id="input"),
+        pytest.param(MemoryError("cuda"), "out of memory: choose a smaller batch_size", id="memory"),
+        pytest.param(OSError(28, "No space left on device"), "No space left on device", id="disk"),
+    ],
+)
+def test_problems_are_lines_for_people(error, line):
+    assert line in explain(error)
+    assert problem(error).startswith('<div role="alert"')
+
+
+def test_messages_are_escaped():
+    assert "<img" not in problem(InputError("<img onerror=alert(1)>"))
+    assert "<img" not in note("<img>")
