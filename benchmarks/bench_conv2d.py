@@ -1,0 +1,83 @@
+"""Convolution with its epilogue and the moments for the next norm: ours, eager and compiled, on channels-last bfloat16.
+
+    python benchmarks/bench_conv2d.py [--save [DIR]]
+
+Ours writes moments too; eager and compiled torch (cuDNN, with its benchmark on) do not. `share` is the fraction of the
+rate of a large matrix product.
+"""
+
+import sys
+from typing import Any
+
+import torch
+from harness import DEVICE, ceilings, measure, report
+from shapes import CONVOLUTIONS
+
+from fastdiff.kernels.conv2d import conv2d
+
+
+def main() -> None:
+    if DEVICE.type != "cuda":
+        sys.exit("bench_conv2d needs a GPU: elsewhere the operation is torch's own convolution")
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # of the truth
+    peak = ceilings()["matmul_bf16_tflops"]
+    report("conv2d", [row(name, peak) for name in CONVOLUTIONS])
+
+
+@torch.inference_mode()
+def row(name: str, peak_tflops: float) -> dict[str, Any]:
+    args, options = arguments(name)
+    compiled = torch.compile(conv2d.reference, dynamic=False)
+    calls = {
+        "fastdiff": lambda: conv2d(*args, **options, moments=True),
+        "eager": lambda: conv2d.reference(*args, **options),
+        "compile": lambda: compiled(*args, **options),
+    }
+    truth = conv2d.reference(*map(widened, args), **{key: widened(value) for key, value in options.items()})
+    errors = {who: (call()[0] if who == "fastdiff" else call()).float() - truth for who, call in calls.items()}
+    times = measure(calls)
+    weight = args[1]
+    flop = 2 * truth.numel() * weight[0].numel()
+    rate = flop / times["fastdiff"] / 1e9
+    return {
+        "workload": name,
+        "fastdiff_us": 1e3 * times["fastdiff"],
+        "eager_us": 1e3 * times["eager"],
+        "compile_us": 1e3 * times["compile"],
+        "tflops": rate,
+        "share": rate / peak_tflops,
+        "max_abs_err": errors["fastdiff"].abs().max().item(),
+        "eager_max_abs_err": errors["eager"].abs().max().item(),
+    }
+
+
+def arguments(name: str) -> tuple[tuple, dict[str, Any]]:
+    """conv2d's for a workload: outputs of about unit size."""
+    n, height, channels, out_channels, kernel, options = CONVOLUTIONS[name]
+    options = {"padding": kernel // 2, **options}
+    parts = tuple(randn(n, height, height, width) for width in channels)
+    taps = sum(channels) * kernel**2
+    weight = (randn(out_channels, sum(channels), kernel, kernel) * taps**-0.5).contiguous(
+        memory_format=torch.channels_last
+    )
+    if "temb" in options:
+        options["temb"] = randn(n, out_channels)
+    if "residual" in options:
+        options["residual"] = randn(n, height, height, out_channels)
+    return (parts if len(parts) == 2 else parts[0], weight, randn(out_channels)), options
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+
+
+def widened(value: Any) -> Any:
+    """In float32, where it is a tensor or a pair of them."""
+    if isinstance(value, tuple) and isinstance(value[0], torch.Tensor):
+        return tuple(part.float() for part in value)
+    return value.float() if isinstance(value, torch.Tensor) else value
+
+
+if __name__ == "__main__":
+    main()
