@@ -181,10 +181,12 @@ def _models(args: argparse.Namespace) -> int:
     card = ModelCard.read(args.model, hub.resolve(args.model, local_files_only=True))
     print(_printable(f"{args.model}: {_described(card)}"))
     for name, value in vars(card.info).items():
-        if name != "labels" and value is not None:
+        if name not in ("labels", "label_groups", "replaced_labels") and value is not None:
             print(f"{name}: {value}")
     for label in card.labels:
         print(_printable(f"{label:>5}  {card.label_name(label)}"))
+    for group, names in card.info.label_groups.items():
+        print(_printable(f"group  {group}: {', '.join(names)}"))
     return 0
 
 

@@ -4,7 +4,8 @@ import difflib
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastdiff.config import from_mapping, read_json
@@ -12,6 +13,7 @@ from fastdiff.errors import InputError
 
 FILE_NAME = "fastdiff.json"
 SCHEDULERS = ("ddim", "ddpm")
+SHOWN = 8  # of the names that a label may have meant
 
 _INDEX = re.compile(r"\s*[+-]?[0-9]{1,9}\s*")
 
@@ -21,6 +23,8 @@ class ModelInfo:
     """The labels of a class-conditional model and the sampling options that suit it; None leaves an option open."""
 
     labels: tuple[str, ...] = ()  # the name of label i is labels[i]
+    label_groups: Mapping[str, Sequence[str]] = field(default_factory=dict)  # further names, each for several labels
+    replaced_labels: Mapping[str, str] = field(default_factory=dict)  # names of an earlier model -> what to ask for
     null_label: int | None = None  # the label that stands for "no label": guidance needs it
     guidance_scale: float | None = None
     num_inference_steps: int | None = None
@@ -43,38 +47,48 @@ class ModelInfo:
             raise InputError(f"{path}: {problem}")
         return info
 
-    def label_index(self, label: int | str, num_classes: int | None = None) -> int:
-        """The index of `label`: an index, an index in digits, or a name.
+    def label_index(self, label: int | str, num_classes: int | None = None, seed: int = 0) -> int:
+        """The index of the label that `label` stands for in the picture of `seed`; see `label_choices`."""
+        choices = self.label_choices(label, num_classes)
+        return choices[seed % len(choices)]
 
-        A name is compared as lower-case words, so "noto animals", "Noto/Animals" and "noto_animals" are one label,
-        and a beginning is enough when only one name begins so ("twemoji fl"). A text that is exactly a label's name
-        is that label even when it is made of digits. `num_classes` bounds the index, where the caller knows it.
+    def label_choices(self, label: int | str, num_classes: int | None = None) -> tuple[int, ...]:
+        """The indices that `label` stands for, which is an index, an index in digits, or a name.
+
+        They are one, or those of a group, whose labels take turns from seed to seed. A name is compared as lower-case
+        words, so "noto animals", "Noto/Animals" and "noto_animals" are one name, and a beginning is enough when only
+        one name begins so ("twemoji fl"). A text that is exactly a name is that name even when it is made of digits.
+        `num_classes` bounds the index, where the caller knows it.
         Raises InputError that lists close names, or the range of the index.
         """
         if isinstance(label, str) and (label in self.labels or not _INDEX.fullmatch(label)):
-            return self._named(label)
+            name = self._full_name(label)
+            return tuple(self.labels.index(each) for each in self.label_groups.get(name, (name,)))
         size = self._num_labels() if num_classes is None else num_classes
         index = int(label)
         if not 0 <= index < size:
             raise InputError(f"label {label} is out of range; this model has labels 0 to {size - 1}")
-        return index
+        return (index,)
 
-    def _named(self, label: str) -> int:
+    def _full_name(self, label: str) -> str:
+        """The name of the one label or group that `label` means."""
         if not self.labels:
             raise InputError(f"label {label!r}: this model does not name its labels; give an index")
-        asked, names = _words(label), [_words(name) for name in self.labels]
+        names = list(dict.fromkeys([*self.labels, *self.label_groups]))
+        asked, words = _words(label), [_words(name) for name in names]
         matches = (
-            [i for i, name in enumerate(self.labels) if name == label]
-            or [i for i, name in enumerate(names) if name == asked]
-            or [i for i, name in enumerate(names) if asked and name.startswith(asked)]
+            [name for name in names if name == label]
+            or [name for name, known in zip(names, words, strict=True) if known == asked]
+            or [name for name, known in zip(names, words, strict=True) if asked and known.startswith(asked)]
         )
         if len(matches) == 1:
             return matches[0]
-        close = [self.labels[i] for i in matches] or [
-            self.labels[names.index(name)] for name in difflib.get_close_matches(asked, names, n=4, cutoff=0.5)
-        ]
+        replaced = {_words(old): new for old, new in self.replaced_labels.items()}
+        if asked in replaced:
+            raise InputError(f"label {label!r} is no label of this model any more; use {replaced[asked]}")
+        close = matches or [names[words.index(near)] for near in difflib.get_close_matches(asked, words, 4, 0.5)]
         problem = "fits several labels" if matches else "is not a label of this model"
-        hint = f"did you mean {', '.join(close)}? " if close else ""
+        hint = f"did you mean {', '.join(close[:SHOWN])}? " if close else ""
         raise InputError(f"label {label!r} {problem}; {hint}`fastdiff models MODEL` lists them all")
 
     def _num_labels(self) -> int:
@@ -99,10 +113,25 @@ class ModelInfo:
         twice = [name for name, count in Counter(self.labels).items() if count > 1]
         if twice:
             yield f"labels holds {', '.join(twice)} more than once; each label needs a name of its own"
+        yield from self._wrong_groups()
         if not _is_integer(self.null_label, least=0):
             yield f"null_label is {self.null_label!r}, not a whole number of at least 0"
         elif num_classes is not None and self._num_labels() > num_classes:
             yield f"labels go up to {self._num_labels() - 1}, but the model's label table ends at {num_classes - 1}"
+
+    def _wrong_groups(self):
+        groups, replaced = self.label_groups, self.replaced_labels
+        if not isinstance(replaced, Mapping) or not all(isinstance(new, str) for new in replaced.values()):
+            yield "replaced_labels is not an object of names"
+        if not isinstance(groups, Mapping) or not all(isinstance(names, list) and names for names in groups.values()):
+            yield "label_groups is not an object of lists of labels"
+            return
+        for group, names in groups.items():
+            unknown = [str(name) for name in names if name not in self.labels]
+            if unknown:
+                yield f"label_groups: {group!r} holds {', '.join(unknown)}, which labels does not"
+            if group in self.labels and names != [group]:
+                yield f"label_groups: {group!r} is a label already; give the group another name"
 
 
 def _words(name: str) -> str:

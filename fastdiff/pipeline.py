@@ -151,7 +151,8 @@ class Pipeline:
             num_inference_steps: default: the model's own, else 50 for DDIM and all training steps for DDPM.
             num_images: pictures per label; picture i has seed + i.
             seed: 0 to 2^32 - 1, or a list of seeds instead of `num_images`.
-            class_labels: names, indices, None for the null label; or a tensor with a row for each picture.
+            class_labels: names, indices, None for the null label; or a tensor with a row for each picture. The labels
+                of a group take turns: the picture of seed s has the group's label s % len(group).
             guidance_scale: 1 is unguided. Default: the model's own, else 1.
             eta, use_clipped_model_output: of DDIM. Default: the model's own, else 0 and False.
             height, width: pixels. Default: the model's sample_size.
@@ -170,7 +171,7 @@ class Pipeline:
         }
         labels, seeds = list_pictures(seed, num_images, class_labels, counts)
         schedule = self._schedule(num_inference_steps, eta, use_clipped_model_output)
-        distinct, rows, guidance = self._conditions(labels, guidance_scale)
+        distinct, rows, guidance = self._conditions(labels, seeds, guidance_scale)
         x_t = self._starting_noise(seeds, height, width, generator, latents)
 
         def draw_noise() -> Tensor:
@@ -239,7 +240,9 @@ class Pipeline:
         self.unet.check_size(height, width)
         return height, width
 
-    def _conditions(self, labels: list[Label], scale: float | None) -> tuple[Tensor | None, Tensor, Guidance | None]:
+    def _conditions(
+        self, labels: list[Label], seeds: list[int], scale: float | None
+    ) -> tuple[Tensor | None, Tensor, Guidance | None]:
         """The distinct labels (rows, ...) that the model is asked under, each picture's row, and the guidance."""
         config = self.unet.config
         if scale not in (None, 1) and (config.num_class_embeds is None or config.class_embed_type is not None):
@@ -253,7 +256,7 @@ class Pipeline:
                 raise InputError("class_labels: this model takes numbers, a row for each picture")
             each = torch.stack([torch.as_tensor(label, device=self.device) for label in labels])
             return each, torch.arange(len(labels), device=self.device), None
-        indices = [self._label_index(label) for label in labels]
+        indices = [self._label_index(label, seed) for label, seed in zip(labels, seeds, strict=True)]
         guidance_scale = self._guidance_scale(scale)
         guided = guidance_scale != 1 and any(index != self.info.null_label for index in indices)
         distinct = sorted({*indices, self.info.null_label} if guided else set(indices))
@@ -261,9 +264,9 @@ class Pipeline:
         guidance = Guidance(guidance_scale, distinct.index(self.info.null_label)) if guided else None
         return torch.tensor(distinct, device=self.device), rows, guidance
 
-    def _label_index(self, label: Label) -> int:
+    def _label_index(self, label: Label, seed: int) -> int:
         if label is not None:
-            return self.info.label_index(label, self.unet.config.num_class_embeds)
+            return self.info.label_index(label, self.unet.config.num_class_embeds, seed)
         if self.info.null_label is None:
             last = self.unet.config.num_class_embeds - 1
             raise InputError(f"class_labels: this model has no null label; give labels, 0 to {last}")

@@ -60,14 +60,13 @@ def plan(args: argparse.Namespace) -> Job:
     """Settings, model folder and file names of a run. InputError for whatever cannot be drawn or written."""
     request = Request.from_flags(vars(args), args.source)
     card = ModelCard.read(request.model, hub.resolve(request.model, revision=request.revision, variant=request.variant))
-    request, labels = complete(request, card)
-    cells = [(seed, label) for label in labels or (None,) for seed in request.seed]
-    pattern = output.as_pattern(args.out, with_labels=bool(labels))
+    request, cells = complete(request, card)
+    pattern = output.as_pattern(args.out, with_labels=bool(request.label))
     paths = output.plan(pattern, [(seed, card.label_name(label)) for seed, label in cells], args.overwrite)
     pictures = [
         Picture(seed, label, card.label_name(label), path) for (seed, label), path in zip(cells, paths, strict=True)
     ]
-    columns = output.grid_columns(len(labels), len(request.seed))
+    columns = output.grid_columns(len(request.label), len(request.seed))
     grid = _plan_grid(args, card, pictures, columns) if args.grid else None
     return Job(card, request, pictures, grid, columns)
 

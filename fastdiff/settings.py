@@ -205,9 +205,19 @@ class ModelCard:
         """The name of label `index`, or the index where it has none."""
         return self.info.labels[index] if index is not None and index < len(self.info.labels) else index
 
+    def choices_name(self, choices: tuple[int, ...]) -> str | int | None:
+        """The name of the label or group that stands for these indices."""
+        groups = (name for name in self.info.label_groups if self.info.label_choices(name) == choices)
+        return self.label_name(choices[0]) if len(choices) == 1 else next(groups)
 
-def complete(request: Request, card: ModelCard) -> tuple[Request, tuple[int, ...]]:
-    """`request` with every choice made that `card` can make, its seeds listed, and its labels as indices.
+
+Cell = tuple[int, int | None]  # the seed and the label's index of a picture
+
+
+def complete(request: Request, card: ModelCard) -> tuple[Request, list[Cell]]:
+    """`request` with every choice made that `card` can make and its seeds listed, and the pictures it asks for.
+
+    They are labels x seeds, in that order. The labels of a group take turns from seed to seed.
 
     Flags win over the model's fastdiff.json, that over the defaults. InputError for what the model cannot do.
     """
@@ -227,11 +237,12 @@ def complete(request: Request, card: ModelCard) -> tuple[Request, tuple[int, ...
         if is_ddpm
         else _first(request.use_clipped_model_output, info.use_clipped_model_output, False),
         guidance_scale=_guidance_scale(request, card, labels),
-        label=tuple(card.label_name(label) for label in labels),
+        label=tuple(card.choices_name(choices) for choices in labels),
         seed=_seeds(request, max(1, len(labels))),
         num_images=None,
     )
-    return completed, labels
+    cells = [(seed, choices[seed % len(choices)]) for choices in labels or ((None,),) for seed in completed.seed]
+    return completed, cells
 
 
 def _first(*values: Any) -> Any:
@@ -246,20 +257,20 @@ def _steps(request: Request, card: ModelCard) -> int:
     return steps
 
 
-def _labels(request: Request, card: ModelCard) -> tuple[int, ...]:
-    """The indices asked for; without any, up to four that are spread evenly over the model's."""
-    if not request.label:
-        count = min(DEFAULT_PICTURES, len(card.labels))
-        return tuple(card.labels[i * len(card.labels) // count] for i in range(count))
-    if not card.unet.num_class_embeds:
+def _labels(request: Request, card: ModelCard) -> tuple[tuple[int, ...], ...]:
+    """The indices of each label asked for; without any, up to four labels or groups from the first to the last."""
+    if request.label and not card.unet.num_class_embeds:
         raise InputError(f"label {_shorten(request.label[0])}: {card.name} has no labels; leave it out")
-    labels = tuple(card.info.label_index(label, card.unet.num_class_embeds) for label in request.label)
+    every = list(card.info.label_groups) or card.labels
+    count = min(DEFAULT_PICTURES, len(every))
+    asked = request.label or [every[i * (len(every) - 1) // max(1, count - 1)] for i in range(count)]
+    labels = tuple(card.info.label_choices(label, card.unet.num_class_embeds) for label in asked)
     if len(set(labels)) < len(labels):
         raise InputError("a label is given twice; for more pictures of it give --num-images")
     return labels
 
 
-def _guidance_scale(request: Request, card: ModelCard, labels: tuple[int, ...]) -> float:
+def _guidance_scale(request: Request, card: ModelCard, labels: tuple[tuple[int, ...], ...]) -> float:
     can_guide = bool(labels) and card.info.null_label is not None
     if not can_guide and request.guidance_scale not in (None, 1):
         raise InputError(

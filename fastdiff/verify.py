@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     card = ModelCard.read(request.model, folder)
     if card.unet.class_embed_type is not None:
         raise InputError(f"{card.name}: verify knows no labels for class_embed_type {card.unet.class_embed_type}")
-    request, labels = complete(request, card)
+    request, cells = complete(request, card)
+    labels = [label for _, label in cells if label is not None]
     reference = Reference(_import_diffusers(), card, request)
     pipe = load_pipeline(card, request, args.device)
     comparisons = [*_forwards(pipe, reference, labels), _loop(pipe, reference, labels)]

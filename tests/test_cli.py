@@ -56,13 +56,13 @@ def test_sample_draws_the_default_pictures_and_a_grid(fastdiff, tmp_path):
     done = fastdiff("sample", "--steps", 2, "--grid", "--json")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    styles = ["fluent-3d", "fluent-flat", "noto", "twemoji"]
-    assert [(line["label"], line["seed"]) for line in lines] == [(f"{style} smileys", 0) for style in styles]
+    labels = ["fluent-3d hearts", "fluent-flat fruit", "noto clothes", "twemoji flags"]
+    assert [(line["label"], line["seed"]) for line in lines] == [(label, 0) for label in labels]
     assert files(tmp_path) == sorted([*(line["path"] for line in lines), "outputs/grid.png"])
     for line in lines:
         settings = png.read_settings(tmp_path / line["path"])
         assert settings == line["settings"] | {"schema": 1}
-        assert (settings["num_inference_steps"], settings["guidance_scale"], settings["dtype"]) == (2, 2.0, "float32")
+        assert (settings["num_inference_steps"], settings["guidance_scale"], settings["dtype"]) == (2, 4.0, "float32")
         assert settings["use_clipped_model_output"] is True and settings["versions"]["torch"] == torch.__version__
         with Image.open(tmp_path / line["path"]) as image:
             assert image.size == (64, 64) and len(image.getcolors(maxcolors=64 * 64)) > 100, "not a picture"
@@ -73,33 +73,34 @@ def test_sample_draws_the_default_pictures_and_a_grid(fastdiff, tmp_path):
 
 def test_pictures_are_labels_by_seeds_and_from_draws_one_again(fastdiff, tmp_path):
     done = fastdiff(
-        "sample", "--label", "noto food", "--label", "3", "--num-images", 2, "-s", 7, "--num-inference-steps", 2,
+        "sample", "--label", "noto food", "--label", "1", "--num-images", 2, "-s", 7, "--num-inference-steps", 2,
         "--guidance-scale", 3, "--eta", 0.5, "-b", 3, "-o", "{label}/{seed:03d}.png", "--grid", "sheet.png",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    pictures = ["fluent-3d-food/007.png", "fluent-3d-food/008.png", "noto-food/007.png", "noto-food/008.png"]
+    pictures = [f"fluent-3d-creatures/{seed}.png" for seed in ("007", "008")]
+    pictures += ["noto-drinks/007.png", "noto-sweets/008.png"]  # a group's labels take turns
     assert files(tmp_path) == [*pictures, "sheet.png"]
     sheet = png.read_settings(tmp_path / "sheet.png")
-    assert (sheet["label"], sheet["seed"], sheet["width"]) == (["noto food", "fluent-3d food"], [7, 8], 2 * 64 + 6)
-    again = fastdiff("sample", "--from", "noto-food/008.png", "-o", "again.png")
+    assert (sheet["label"], sheet["seed"], sheet["width"]) == (["noto food", "fluent-3d creatures"], [7, 8], 2 * 64 + 6)
+    again = fastdiff("sample", "--from", "noto-sweets/008.png", "-o", "again.png")
     assert again.returncode == 0, again.stderr
-    assert (tmp_path / "again.png").read_bytes() == (tmp_path / "noto-food/008.png").read_bytes()
+    assert (tmp_path / "again.png").read_bytes() == (tmp_path / "noto-sweets/008.png").read_bytes()
     assert again.stderr.splitlines()[-1].startswith("fastdiff: wrote 1 picture to again.png in ")
 
-    with Image.open(tmp_path / "sheet.png") as image, Image.open(tmp_path / "noto-food/008.png") as picture:
+    with Image.open(tmp_path / "sheet.png") as image, Image.open(tmp_path / "noto-sweets/008.png") as picture:
         assert image.crop((68, 2, 132, 66)).tobytes() == picture.tobytes()
 
 
 def test_flags_win_over_from_and_files_are_kept_without_overwrite(fastdiff, tmp_path):
     assert fastdiff("sample", "--label", 0, "-s", "3,5", "--steps", 1, "-o", "a").returncode == 0
-    source, old = tmp_path / "a/fluent-3d-smileys-5.png", (tmp_path / "a/fluent-3d-smileys-5.png").read_bytes()
-    refused(fastdiff("sample", "--from", source, "-o", "a"), r"a/fluent-3d-smileys-5\.png already exists; --overwrite")
+    source, old = tmp_path / "a/fluent-3d-hearts-5.png", (tmp_path / "a/fluent-3d-hearts-5.png").read_bytes()
+    refused(fastdiff("sample", "--from", source, "-o", "a"), r"a/fluent-3d-hearts-5\.png already exists; --overwrite")
     assert source.read_bytes() == old
     done = fastdiff("sample", "--from", source, "-o", "a", "--overwrite", "--scheduler", "ddpm", "--steps", 2)
     assert done.returncode == 0, done.stderr
     settings = png.read_settings(source)
     assert (settings["seed"], settings["scheduler"], settings["num_inference_steps"]) == (5, "ddpm", 2)
-    assert settings["eta"] is None and files(tmp_path / "a") == [f"fluent-3d-smileys-{seed}.png" for seed in (3, 5)]
+    assert settings["eta"] is None and files(tmp_path / "a") == [f"fluent-3d-hearts-{seed}.png" for seed in (3, 5)]
 
 
 def test_info_prints_the_settings(fastdiff, tmp_path):
@@ -119,10 +120,11 @@ def test_info_prints_the_settings(fastdiff, tmp_path):
 
 
 def test_models_lists_what_is_bundled_and_what_a_model_offers(fastdiff, model):
-    assert re.search(r"^emoji64 +bundled +64x64, ddim, 36 labels$", fastdiff("models").stdout, re.MULTILINE)
+    assert re.search(r"^emoji64 +bundled +64x64, ddim, 216 labels$", fastdiff("models").stdout, re.MULTILINE)
     done = fastdiff("models", model)
-    assert "guidance_scale: 2.0\n" in done.stdout and "\n   21  noto food\n" in done.stdout
-    assert "\n   36 " not in done.stdout, "the null label is nothing to ask for"
+    assert "guidance_scale: 4.0\n" in done.stdout and "\n  215  twemoji flags\n" in done.stdout
+    assert "\ngroup  noto food: noto fruit, " in done.stdout
+    assert "\n  216 " not in done.stdout, "the null label is nothing to ask for"
     refused(fastdiff("models", "emoji65"), "no model 'emoji65'; did you mean emoji64?")
 
 
@@ -133,7 +135,7 @@ def test_models_lists_what_is_bundled_and_what_a_model_offers(fastdiff, model):
         (["-m", "org/name"], "hub model org/name: .* not in the local cache"),
         (["-m", "empty"], r"empty holds neither model_index\.json"),
         (["--label", "noto fod"], "label 'noto fod' .* did you mean noto food"),
-        (["--label", "99"], "label 99 is out of range; this model has labels 0 to 36"),
+        (["--label", "999"], "label 999 is out of range; this model has labels 0 to 216"),
         (["--scheduler", "euler"], "argument --scheduler: invalid choice: 'euler' .*ddim.*ddpm"),
         (["--dtype", "int8"], "argument --dtype: invalid choice: 'int8' .*bfloat16"),
         (["--steps", "0"], "steps 0: give a whole number of at least 1"),
@@ -222,7 +224,7 @@ def test_a_full_disk_is_exit_code_1_and_leaves_no_half_picture(tmp_path):
     done = subprocess.run(
         ["bash", "-c", command], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
     )
-    refused(done, r"cannot write outputs/fluent-3d-smileys-0\.png \(File too large\); make room", code=1)
+    refused(done, r"cannot write outputs/fluent-3d-hearts-0\.png \(File too large\); make room", code=1)
     assert files(tmp_path) == []
 
 

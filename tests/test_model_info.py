@@ -11,7 +11,7 @@ from fastdiff.errors import InputError
 from fastdiff.hub import bundled_models
 from fastdiff.model_info import ModelInfo
 
-EMOJI64 = ModelInfo.from_folder(bundled_models()["emoji64"], num_classes=37)
+EMOJI64 = ModelInfo.from_folder(bundled_models()["emoji64"], num_classes=217)
 
 
 def write(folder: Path, content: object) -> Path:
@@ -66,54 +66,71 @@ def test_bad_file_is_one_line_that_names_it(tmp_path, content, named):
     assert named in message and "fastdiff.json" in message and "\n" not in message
 
 
+NOTO_BIRDS = EMOJI64.labels.index("noto birds")
+
+
 def test_emoji64_names_every_label_by_style_and_group():
-    assert len(EMOJI64.labels) == EMOJI64.null_label == 36
-    assert EMOJI64.labels[2 * 9 + 2] == "noto animals"  # label = style * 9 + group, as the model was trained
+    assert len(EMOJI64.labels) == EMOJI64.null_label == 216
+    assert EMOJI64.labels[0] == "fluent-3d hearts"
     assert EMOJI64.labels[-1] == "twemoji flags"
+    grouped = [name for names in EMOJI64.label_groups.values() for name in names]
+    assert sorted(grouped) == sorted(EMOJI64.labels), "every label is in one group of the first emoji64's names"
+
+
+def test_a_group_stands_for_its_labels_in_turn():
+    choices = EMOJI64.label_choices("noto animals", num_classes=217)
+    assert [EMOJI64.labels[i] for i in choices] == list(EMOJI64.label_groups["noto animals"])
+    assert [EMOJI64.label_index("Noto_Animals", seed=seed) for seed in range(7)] == [*choices, choices[0]]
+
+
+@pytest.mark.parametrize("name", ["fluent-3d flags", "Fluent Flat flags"])
+def test_a_name_of_the_first_emoji64_that_is_gone_says_what_replaced_it(name):
+    with pytest.raises(InputError, match="noto flags or twemoji flags"):
+        EMOJI64.label_index(name)
 
 
 @pytest.mark.parametrize(
     ("label", "index"),
     [
-        pytest.param("noto animals", 20, id="name"),
-        pytest.param("Noto/Animals", 20, id="case-and-slash"),
-        pytest.param(" noto_animals ", 20, id="underscore-and-spaces"),
-        pytest.param("noto: animals!", 20, id="other-signs"),
-        pytest.param("Fluent 3D smileys", 0, id="hyphen-left-out"),
-        pytest.param("twemoji fl", 35, id="the-only-one-that-begins-so"),
+        pytest.param("noto birds", NOTO_BIRDS, id="name"),
+        pytest.param("Noto/Birds", NOTO_BIRDS, id="case-and-slash"),
+        pytest.param(" noto_birds ", NOTO_BIRDS, id="underscore-and-spaces"),
+        pytest.param("noto: birds!", NOTO_BIRDS, id="other-signs"),
+        pytest.param("Fluent 3D hearts", 0, id="hyphen-left-out"),
+        pytest.param("twemoji fl", 215, id="the-only-one-that-begins-so"),
         pytest.param("20", 20, id="digits"),
         pytest.param(20, 20, id="index"),
-        pytest.param(36, 36, id="null-label"),
+        pytest.param(216, 216, id="null-label"),
     ],
 )
 def test_label_index(label, index):
-    assert EMOJI64.label_index(label, num_classes=37) == index
+    assert EMOJI64.label_index(label, num_classes=217) == index
 
 
 @pytest.mark.parametrize(
     ("label", "named"),
     [
         pytest.param("noto aminals", "noto animals", id="misspelt"),
-        pytest.param("noto a", "noto animals, noto activities", id="two-begin-so"),
-        pytest.param("flags", "twemoji flags", id="second-word-only"),
+        pytest.param("noto me", "noto meals, noto medals and prizes", id="two-begin-so"),
+        pytest.param("flags", "noto flags", id="second-word-only"),
         pytest.param("zebra", "fastdiff models", id="nothing-close"),
         pytest.param("", "fastdiff models", id="empty"),
         pytest.param("&/", "fastdiff models", id="signs-only"),
-        pytest.param(37, "0 to 36", id="beyond"),
-        pytest.param("-1", "0 to 36", id="negative"),
+        pytest.param(217, "0 to 216", id="beyond"),
+        pytest.param("-1", "0 to 216", id="negative"),
         pytest.param("9" * 5000, "not a label", id="digits-without-end"),
     ],
 )
 def test_unknown_label_is_one_line_with_the_remedy(label, named):
     with pytest.raises(InputError) as error:
-        EMOJI64.label_index(label, num_classes=37)
+        EMOJI64.label_index(label, num_classes=217)
     assert named in str(error.value) and "\n" not in str(error.value)
 
 
 def test_range_without_the_table_size_is_that_of_the_known_labels():
-    assert EMOJI64.label_index(36) == 36
-    with pytest.raises(InputError, match="0 to 36"):
-        EMOJI64.label_index(37)
+    assert EMOJI64.label_index(216) == 216
+    with pytest.raises(InputError, match="0 to 216"):
+        EMOJI64.label_index(217)
 
 
 def test_model_without_names_takes_indices_only():
@@ -135,6 +152,6 @@ def test_every_name_finds_its_own_label(labels):
 @given(st.text())
 def test_any_text_gives_an_index_or_an_input_error(text):
     try:
-        assert 0 <= EMOJI64.label_index(text) <= 36
+        assert 0 <= EMOJI64.label_index(text) <= 216
     except InputError as error:
         assert len(str(error).splitlines()) == 1

@@ -15,7 +15,7 @@ from fastdiff.settings import DTYPES, MAX_PICTURES, MAX_SEED, ModelCard, Request
 
 EMOJI64 = ModelCard.read("emoji64", hub.bundled_models()["emoji64"])
 UNCONDITIONAL = replace(EMOJI64, unet=replace(EMOJI64.unet, num_class_embeds=None), info=ModelInfo())
-UNNAMED = replace(EMOJI64, info=ModelInfo())  # 37 labels without names, none of them the null label
+UNNAMED = replace(EMOJI64, info=ModelInfo())  # 217 labels without names, none of them the null label
 
 SEEDS = st.integers(0, MAX_SEED)
 
@@ -105,25 +105,41 @@ def test_a_rule_names_the_value_and_the_remedy(values, message):
 
 
 def test_a_model_completes_what_is_left_open():
-    request, labels = complete(Request(), EMOJI64)
-    assert (request.num_inference_steps, request.scheduler, request.guidance_scale) == (50, "ddim", 2.0)
+    request, cells = complete(Request(), EMOJI64)
+    info = EMOJI64.info
+    assert request.num_inference_steps == info.num_inference_steps and request.scheduler == "ddim"
+    assert request.guidance_scale == info.guidance_scale
     assert (request.eta, request.use_clipped_model_output) == (0.0, True)
-    assert labels == (0, 9, 18, 27) and request.seed == (0,)
-    assert request.label == tuple(EMOJI64.info.labels[label] for label in labels)
+    groups = list(info.label_groups)
+    assert request.label == (groups[0], groups[11], groups[22], groups[33]) and request.seed == (0,)
+    assert cells == [(0, info.label_index(label)) for label in request.label]
+
+
+def test_the_labels_of_a_group_take_turns_from_seed_to_seed():
+    request, cells = complete(Request(label=("noto animals",), seed=(5, 6, 11)), EMOJI64)
+    choices = EMOJI64.info.label_choices("noto animals")
+    assert request.label == ("noto animals",)
+    assert cells == [(5, choices[5]), (6, choices[0]), (11, choices[5])]
 
 
 def test_a_model_that_says_nothing_has_the_defaults():
-    request, labels = complete(Request(), UNCONDITIONAL)
+    request, cells = complete(Request(), UNCONDITIONAL)
     assert (request.num_inference_steps, request.scheduler, request.guidance_scale) == (50, "ddim", 1.0)
     assert (request.eta, request.use_clipped_model_output) == (0.0, False)
-    assert labels == request.label == () and request.seed == (0, 1, 2, 3)
+    assert request.label == () and cells == [(0, None), (1, None), (2, None), (3, None)]
 
 
 def test_labels_without_names_are_spread_and_recorded_by_index():
-    request, labels = complete(Request(), UNNAMED)
-    assert labels == request.label == (0, 9, 18, 27)
-    assert complete(Request(), replace(UNNAMED, unet=replace(UNNAMED.unet, num_class_embeds=2)))[1] == (0, 1)
-    assert complete(Request(), replace(UNNAMED, info=ModelInfo(null_label=0)))[1] == (1, 10, 19, 28)
+    def labels(card):
+        request, cells = complete(Request(), card)
+        assert request.label == tuple(dict.fromkeys(label for _, label in cells))
+        return request.label
+
+    last = UNNAMED.labels[-1]
+    assert labels(UNNAMED) == (0, last // 3, 2 * last // 3, last)
+    assert labels(replace(UNNAMED, unet=replace(UNNAMED.unet, num_class_embeds=2))) == (0, 1)
+    assert labels(replace(UNNAMED, unet=replace(UNNAMED.unet, num_class_embeds=1))) == (0,)
+    assert labels(replace(UNNAMED, info=ModelInfo(null_label=0)))[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -154,8 +170,8 @@ def test_a_random_seed_leaves_room_for_all_pictures(monkeypatch):
     [
         ({"num_inference_steps": 1001}, EMOJI64, "steps 1001: emoji64 was trained with 1000 steps; give .* 1 to 1000"),
         ({"label": ("notto food",)}, EMOJI64, "did you mean noto food"),
-        ({"label": ("37",)}, EMOJI64, "label 37 is out of range"),
-        ({"label": ("noto food", "21")}, EMOJI64, "a label is given twice"),
+        ({"label": ("217",)}, EMOJI64, "label 217 is out of range"),
+        ({"label": ("fluent-3d hearts", "0")}, EMOJI64, "a label is given twice"),
         ({"label": (0,)}, UNCONDITIONAL, "label 0: emoji64 has no labels; leave it out"),
         ({"guidance_scale": 3.0}, UNCONDITIONAL, r"cfg-scale 3\.0: emoji64 has no null label"),
         ({"guidance_scale": 3.0}, UNNAMED, "has no null label to guide with"),
@@ -164,7 +180,7 @@ def test_a_random_seed_leaves_room_for_all_pictures(monkeypatch):
         ({"scheduler": "ddpm", "eta": 0.0}, EMOJI64, "eta 0.0 is an option of ddim"),
         ({"num_images": MAX_PICTURES}, EMOJI64, "4 labels x 50000 seeds are too many"),
     ],
-    ids=str,
+    ids=lambda value: value.name if isinstance(value, ModelCard) else str(value),
 )
 def test_what_a_model_cannot_do_is_refused(asked, card, message):
     with pytest.raises(InputError, match=message):

@@ -40,8 +40,8 @@ def test_the_bundled_model_agrees_with_diffusers():
     report = json.loads(done.stdout)
     assert report["passed"] and report["versions"]["diffusers"] == diffusers.__version__
     names = [row["what"] for row in report["comparisons"]]
-    forwards = [f"forward t={t} label={label}" for t in (0, 249, 499, 749, 999) for label in (0, 36)]
-    assert names == [*forwards, "2 steps of ddim, guidance 2"]
+    forwards = [f"forward t={t} label={label}" for t in (0, 249, 499, 749, 999) for label in (0, 216)]
+    assert names == [*forwards, "2 steps of ddim, guidance 4"]
     for row in report["comparisons"]:
         assert 0 < row["error"] <= row["allowed"] == row["tolerance"] * max(1, row["largest"])
 

@@ -39,6 +39,17 @@ class Labels:
     def null_label(self) -> int:
         return len(self.names)
 
+    @property
+    def replaced(self) -> dict[str, str]:
+        """Names "<style> <group>" that stand for nothing here -> the same group in the styles that have it."""
+        styles = dict.fromkeys(name.split(" ")[0] for name in self.groups)
+        return {
+            f"{style} {group}": " or ".join(name for name in self.groups if name.endswith(f" {group}"))
+            for style in styles
+            for group in SHORT_GROUPS.values()
+            if f"{style} {group}" not in self.groups
+        }
+
 
 def subgroup_of(group: str, name: str) -> str:
     """Subgroup of a CLDR short name within its Unicode group; KeyError for an unknown group."""

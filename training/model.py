@@ -72,5 +72,11 @@ def save_model(unet: UNet2DModel, labels: Labels, folder: Path) -> None:
     unet = copy.deepcopy(unet).to("cpu", torch.float16).to(memory_format=torch.contiguous_format)
     unet.register_to_config(dropout=0.0)
     DDIMPipeline(unet, DDIMScheduler(**SCHEDULER)).save_pretrained(folder)
-    info = {"labels": labels.names, "null_label": labels.null_label, "label_groups": labels.groups, **DEFAULTS}
+    info = {
+        "labels": labels.names,
+        "null_label": labels.null_label,
+        "label_groups": labels.groups,
+        "replaced_labels": labels.replaced,
+        **DEFAULTS,
+    }
     (folder / "fastdiff.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")

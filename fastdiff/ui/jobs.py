@@ -79,7 +79,9 @@ def plan(options: Options, models: Models, limits: Limits) -> Job:
     """The job that `options` ask for. InputError naming the field and the remedy, before anything heavy is done."""
     _check_limits(options, limits)
     card = models.card(options.model)
-    label = card.labels[0] if options.label is None and card.labels else options.label
+    label = options.label
+    if label is None and card.labels:
+        label = next(iter(card.info.label_groups), card.labels[0])
     request = Request(
         model=card.name,
         label=() if label is None else (label,),
