@@ -59,6 +59,7 @@ def _description(models: Models, name: str) -> dict[str, Any]:
         "name": name,
         "size": list(card.size) if card.size else None,
         "labels": [card.label_name(label) for label in card.labels],
+        "label_groups": {group: list(labels) for group, labels in card.info.label_groups.items()},
         "steps": models.default_steps(card),
         "scheduler": card.info.scheduler or card.scheduler,
         "guidance_scale": card.info.guidance_scale,

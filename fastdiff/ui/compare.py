@@ -98,6 +98,7 @@ class CompareTab:
                 show_progress="hidden",
                 api_visibility="private",
             )
+        self.subject.follow(self.models, self.sides[0].model)
         inputs = [
             *self.subject.components,
             self.seed,

@@ -1,6 +1,7 @@
 """The form's controls, in groups that follow the model: what a model cannot use is not shown."""
 
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -41,7 +42,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Subject(Group):
-    """What the picture shows: a style and a group where the labels are all pairs of the two, else a label."""
+    """What the picture shows: a style and a group where the labels' names begin with styles, else a label."""
 
     style: gr.Dropdown
     group: gr.Dropdown
@@ -58,24 +59,68 @@ class Subject(Group):
             )
 
     @staticmethod
-    def properties(card: ModelCard, label: str | int | None = None) -> Properties:
-        """For `card`, with `label` or the first one chosen."""
-        names = [card.label_name(index) for index in card.labels]
-        label = label if label in names else next(iter(names), None)
-        grid = _styles_and_groups(names)
-        style, group = label.split(" ", 1) if grid else (None, None)
-        styles, groups = grid or ([], [])
-        choices = [] if grid else [(str(name), name) for name in names]
+    def properties(card: ModelCard, chosen: str | int | None = None) -> Properties:
+        """For `card`, with the label or group `chosen`, or the first one."""
+        styles = _styles(card)
+        names = [name for _, name in _choices(card)]
+        chosen = chosen if chosen in names else next(iter(names), None)
+        hidden = {"choices": [], "value": None, "visible": False}
+        if not styles:
+            label = {"choices": _choices(card), "value": chosen, "visible": bool(names)}
+            return {"style": hidden, "group": hidden, "label": label}
+        style, group = chosen.split(" ", 1)
         return {
-            "style": {"choices": styles, "value": style, "visible": bool(grid)},
-            "group": {"choices": groups, "value": group, "visible": bool(grid)},
-            "label": {"choices": choices, "value": None if grid else label, "visible": bool(choices)},
+            "style": {"choices": styles, "value": style, "visible": True},
+            "group": {"choices": _choices(card, style), "value": group, "visible": True},
+            "label": hidden,
         }
 
+    def follow(self, models: Models, model: gr.Dropdown) -> None:
+        """Let the groups follow the style; the same one stays where the style has it."""
+
+        def groups(name: str, style: str, group: str):
+            choices = _choices(models.card(name), style)
+            names = [name for _, name in choices]
+            return gr.update(choices=choices, value=group if group in names else names[0])
+
+        inputs = [model, self.style, self.group]
+        self.style.input(groups, inputs, self.group, show_progress="hidden", api_visibility="private")
+
     def chosen(self, data: Mapping[Component, Any]) -> str | int | None:
-        """The label that the controls name; None for an unconditional model."""
+        """The label or group that the controls name; None for an unconditional model."""
         style, group = data[self.style], data[self.group]
         return data[self.label] if style is None or group is None else f"{style} {group}"
+
+
+def _styles(card: ModelCard) -> list[str]:
+    """The first words of the labels' names, where each begins several of them and no group mixes them."""
+    names = [card.label_name(index) for index in card.labels]
+    if not all(isinstance(name, str) and " " in name for name in names):
+        return []
+    counts = Counter(_style(name) for name in names)
+    groups = card.info.label_groups.items()
+    mixed = any(_style(name) != _style(group) for group, members in groups for name in members)
+    return [] if mixed or len(counts) < 2 or min(counts.values()) < 2 else list(counts)
+
+
+def _style(name: str) -> str:
+    return name.split(" ", 1)[0]
+
+
+def _choices(card: ModelCard, style: str | None = None) -> list[tuple[str, str | int]]:
+    """What is shown for each group and label, and its name, without `style`: each group before the labels in it."""
+    start = f"{style} " if style else ""
+    groups = {group: members for group, members in card.info.label_groups.items() if group.startswith(start)}
+    choices = []
+    for group, members in groups.items():
+        short = group.removeprefix(start)
+        choices.append((f"{short}: any", short))
+        choices += [(f"{short}: {name.removeprefix(start)}", name.removeprefix(start)) for name in members]
+    grouped = {name for members in groups.values() for name in members}
+    names = [name for name in map(card.label_name, card.labels) if name not in grouped]
+    if not style:
+        return choices + [(str(name), name) for name in names]
+    return choices + [(name.removeprefix(start),) * 2 for name in names if name.startswith(start)]
 
 
 @dataclass(frozen=True)
@@ -187,11 +232,3 @@ def seed_field() -> gr.Number:
         new = gr.Button("New seed", size="sm")
     new.click(lambda: secrets.randbelow(MAX_SEED + 1), None, seed, queue=False, api_visibility="private")
     return seed
-
-
-def _styles_and_groups(names: list) -> tuple[list[str], list[str]] | None:
-    """The first words and the rests of the labels' names, where the names are all pairs of them."""
-    pairs = [tuple(name.split(" ", 1)) for name in names if isinstance(name, str) and " " in name]
-    styles, groups = (list(dict.fromkeys(part)) for part in zip(*pairs, strict=True)) if pairs else ([], [])
-    is_grid = len(pairs) == len(names) == len(styles) * len(groups) and len(styles) > 1 < len(groups)
-    return (styles, groups) if is_grid else None

@@ -21,11 +21,11 @@ from fastdiff.ui.restore import build_upload, read_record, uploaded_path
 from fastdiff.ui.session import Session
 
 EXAMPLES = [  # style, group and seed for emoji64
-    ("noto", "smileys", 1),
-    ("noto", "animals", 2),
-    ("fluent-3d", "people", 5),
-    ("fluent-3d", "travel", 7),
-    ("twemoji", "symbols", 7),
+    ("noto", "birds", 4),
+    ("fluent-3d", "portraits", 5),
+    ("twemoji", "fruit", 4),
+    ("noto", "railways", 3),
+    ("twemoji", "buildings", 1),
 ]
 DEVICE = "device"  # events with this concurrency_id wait for each other
 
@@ -84,6 +84,7 @@ class DrawTab:
         self.form.model.input(
             self.follow_model, self.form.model, self.shown, show_progress_on=self.status, api_visibility="private"
         )
+        self.form.subject.follow(self.form.models, self.form.model)
         # without Gradio's preprocessing, which leaves an open file behind
         self.upload.upload(self.restore, self.upload, [*self.shown, self.upload], preprocess=False, **quick)
         self.panel.follow(self.gallery, self.session, lambda session: session.run)

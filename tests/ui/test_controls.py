@@ -4,7 +4,7 @@ import gradio as gr
 import pytest
 
 from fastdiff.settings import ModelCard
-from fastdiff.ui.controls import Sampling, Size, Subject, can_guide
+from fastdiff.ui.controls import Sampling, Size, Subject, _choices, can_guide
 from fastdiff.ui.limits import Limits
 
 GRID = ["red cat", "red dog", "blue cat", "blue dog"]
@@ -27,25 +27,57 @@ def shown(properties) -> list[str]:
     return [name for name, each in properties.items() if each["visible"]]
 
 
-def test_labels_that_are_all_pairs_become_style_and_group(card):
+def test_names_that_begin_with_styles(card):
     properties = Subject.properties(card(info={"labels": GRID, "null_label": 36}), "blue cat")
     assert shown(properties) == ["style", "group"]
     assert properties["style"] == {"choices": ["red", "blue"], "value": "blue", "visible": True}
-    assert properties["group"] == {"choices": ["cat", "dog"], "value": "cat", "visible": True}
+    assert properties["group"] == {"choices": [("cat", "cat"), ("dog", "dog")], "value": "cat", "visible": True}
+
+
+def test_a_group_comes_before_its_labels(card):
+    info = {"labels": [*GRID, "red sky"], "label_groups": {"red pets": GRID[:2], "blue pets": GRID[2:]}}
+    properties = Subject.properties(card(info=info), "red dog")
+    assert properties["style"]["value"] == "red"
+    assert properties["group"] == {
+        "choices": [("pets: any", "pets"), ("pets: cat", "cat"), ("pets: dog", "dog"), ("sky", "sky")],
+        "value": "dog",
+        "visible": True,
+    }
+
+
+def test_groups_without_styles(card):
+    properties = Subject.properties(
+        card(info={"labels": ["cat", "dog", "sky"], "label_groups": {"pets": ["cat", "dog"]}})
+    )
+    assert properties["label"] == {
+        "choices": [("pets: any", "pets"), ("pets: cat", "cat"), ("pets: dog", "dog"), ("sky", "sky")],
+        "value": "pets",
+        "visible": True,
+    }
+
+
+def test_every_choice_is_a_label_of_the_bundled_model(models):
+    bundled = models.card("emoji64")
+    styles = Subject.properties(bundled)["style"]["choices"]
+    assert styles == ["fluent-3d", "fluent-flat", "noto", "twemoji"]
+    names = [f"{style} {name}" for style in styles for _, name in _choices(bundled, style)]
+    assert {index for name in names for index in bundled.info.label_choices(name)} == set(bundled.labels)
+    assert set(names) == {*bundled.info.labels, *bundled.info.label_groups}
 
 
 @pytest.mark.parametrize(
-    ("labels", "why"),
+    "info",
     [
-        pytest.param(GRID[:3], "not all pairs", id="a pair is missing"),
-        pytest.param(["red cat", "red dog"], "one style", id="only one style"),
-        pytest.param(["red", "blue cat"], "one word", id="one word"),
+        pytest.param({"labels": ["red cat", "red dog"]}, id="only one style"),
+        pytest.param({"labels": ["red cat", "red dog", "blue cat"]}, id="a style of one label"),
+        pytest.param({"labels": ["red cat", "red dog", "blue", "blue dog"]}, id="one word"),
+        pytest.param({"labels": GRID, "label_groups": {"red cats": ["red cat", "blue cat"]}}, id="group of two styles"),
     ],
 )
-def test_other_labels_are_one_list(card, labels, why):
-    properties = Subject.properties(card(info={"labels": labels}))
-    assert shown(properties) == ["label"], why
-    assert properties["label"]["choices"] == [(label, label) for label in labels]
+def test_other_labels_are_one_list(card, info):
+    properties = Subject.properties(card(info=info))
+    assert shown(properties) == ["label"]
+    assert {name for _, name in properties["label"]["choices"]} == {*info["labels"], *info.get("label_groups", ())}
 
 
 def test_labels_without_names_are_their_indices(card):

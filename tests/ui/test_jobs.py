@@ -58,7 +58,7 @@ def pixels(path) -> np.ndarray:
         pytest.param({"label": "\ud800"}, "is not a label of this model", id="lone surrogate as label"),
         pytest.param({"label": "<script>{}%s"}, "is not a label of this model", id="markup as label"),
         pytest.param({"label": "noto animals\nSteps: 1, Seed: 9"}, "is not a label", id="settings in a label"),
-        pytest.param({"label": 37}, "out of range", id="label index past the end"),
+        pytest.param({"label": 10_000}, "out of range", id="label index past the end"),
         pytest.param({"label": 1.5}, "give a label's name or index", id="fraction as label"),
         pytest.param({"model": "./plain/tiny", "label": 0}, "has no labels; leave it out", id="label without labels"),
         pytest.param({"model": "./plain/tiny", "guidance_scale": 2}, "no null label", id="guidance without labels"),
@@ -80,13 +80,22 @@ def test_refusals_name_the_field_and_the_remedy(models, monkeypatch, options, me
 def test_what_is_left_out_is_the_models_choice(models):
     job = plan(Options(), models, LIMITS)
     request = job.request
-    assert (request.num_inference_steps, request.scheduler, request.guidance_scale, request.eta) == (20, "ddim", 2.0, 0)
-    assert [(picture.seed, picture.label_name) for picture in job.pictures] == [(0, "fluent-3d smileys")]
+    assert (request.num_inference_steps, request.scheduler, request.guidance_scale, request.eta) == (20, "ddim", 4.0, 0)
+    assert [(picture.seed, picture.label_name) for picture in job.pictures] == [(0, "fluent-3d hearts")]
     assert job.size == {"height": 64, "width": 64}
 
 
+def test_the_labels_of_a_group_take_turns(models):
+    job = plan(Options(label="noto smileys", seed=4, num_images=3), models, LIMITS)
+    assert [picture.path.name for picture in job.pictures] == [
+        "noto-other-faces-4.png",
+        "noto-hearts-5.png",
+        "noto-creatures-6.png",
+    ]
+
+
 def test_pictures_are_the_pipelines_and_hold_their_settings(models, tmp_path):
-    options = Options(label="noto animals", seed=5, num_images=3, steps=2, batch_size=2)
+    options = Options(label="noto birds", seed=5, num_images=3, steps=2, batch_size=2)
     progress = list(draw(plan(options, models, LIMITS), models, tmp_path))
     assert [(at.batch, at.step.index, len(at.drawn)) for at in progress] == [
         (range(2), 0, 0),
@@ -97,13 +106,13 @@ def test_pictures_are_the_pipelines_and_hold_their_settings(models, tmp_path):
     assert [at.fraction for at in progress] == pytest.approx([1 / 3, 2 / 3, 5 / 6, 1])
     drawn = [picture for at in progress for picture in at.drawn]
     expected = Pipeline.from_pretrained("emoji64", device="cpu")(
-        num_inference_steps=2, num_images=3, seed=5, class_labels="noto animals"
+        num_inference_steps=2, num_images=3, seed=5, class_labels="noto birds"
     )
     for seed, picture, image in zip((5, 6, 7), drawn, expected.images, strict=True):
         record = png.read_settings(picture.path)
-        assert picture.path.name == f"noto-animals-{seed}.png"
+        assert picture.path.name == f"noto-birds-{seed}.png"
         assert record == {"schema": 1, **picture.record}
-        assert (record["seed"], record["label"], record["num_inference_steps"]) == (seed, "noto animals", 2)
+        assert (record["seed"], record["label"], record["num_inference_steps"]) == (seed, "noto birds", 2)
         assert np.array_equal(pixels(picture.path), np.asarray(image))
 
 
@@ -120,7 +129,7 @@ def test_stopping_between_steps_keeps_what_is_finished(models, tmp_path):
     for _ in range(3):
         next(steps)
     steps.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["fluent-3d-smileys-0.png"]
+    assert [path.name for path in tmp_path.iterdir()] == ["fluent-3d-hearts-0.png"]
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def upload(tmp_path):
 
 
 def test_a_picture_of_ours_comes_back(models, tmp_path):
-    options = Options(label="noto animals", seed=9, steps=2, guidance_scale=1.5, eta=0.5, width=72)
+    options = Options(label="noto birds", seed=9, steps=2, guidance_scale=1.5, eta=0.5, width=72)
     *_, last = draw(plan(options, models, LIMITS), models, tmp_path)
     drawn = last.drawn[0]
     record = read_record(drawn.path, LIMITS)

@@ -173,9 +173,9 @@ def test_a_closed_tab_stops_its_run(visit, slow_steps):
             break
     page.http.close()
     closed = time.monotonic()
-    time.sleep(2)
-    # the server looks for the client every 50 ms; then at most the step under way ends
-    assert [at for at in slow_steps if at > closed + 0.6] == []
+    time.sleep(3)
+    # the step under way ends, and one may begin before the server looks for the client, every 50 ms
+    assert len([at for at in slow_steps if at > closed]) <= 2
     assert visit().call(event, page.inputs(event, Steps=1))["success"]
 
 
