@@ -78,7 +78,7 @@ TILES = (
     Tile(64, 64, 128, warps=4, stages=6, resident=1, alone=(0.075, 3.9), busy=(0.13, 2.5)),
 )
 WIDE_TILE = Tile(256, 64, 64, warps=4, stages=2, resident=2, alone=(0.51, 5.1), busy=(0.47, 3.4))
-# Measured better than the times say, where the tile makes two programs or more for every multiprocessor:
+# Measured better than the times say, where the tile makes three programs or more for two multiprocessors:
 # (mode, output pixels, input channels, output channels) of a 3x3 convolution.
 TUNED = {
     ("same", 128 * 128, 320, 320): TILES[1],
@@ -201,7 +201,7 @@ def _descriptor_plan(problem: Problem, rows: int, columns: int, tile_width: int,
 
 def _tuned(problem: Problem, multiprocessors: int) -> Tile | None:
     tile = TUNED.get((problem.mode, problem.pixels, sum(problem.channels), problem.out_channels))
-    if tile is None or problem.kernel != (3, 3) or _programs(tile, problem) < 2 * multiprocessors:
+    if tile is None or problem.kernel != (3, 3) or 2 * _programs(tile, problem) < 3 * multiprocessors:
         return None
     return tile
 

@@ -8,7 +8,8 @@ from torch import Tensor
 class Moments(NamedTuple):
     """Statistics of a tensor (N, H, W, C), per channel and per tile of pixels.
 
-    Tile t covers the pixels from t * pixels to (t + 1) * pixels of a picture flattened to H * W; the last may be short.
+    The tiles share out a picture's pixels, `pixels` each; the last may be short. Which pixels a tile has is for the
+    convolution to say, and the same in any batch.
     """
 
     mean: Tensor  # (N, tiles, C) float32
