@@ -43,6 +43,12 @@ class Problem:
         return self.out_height * self.out_width
 
     @property
+    def fits_int32(self) -> bool:
+        """Whether there are pictures, and 32 bits count the elements of one, as the kernels do."""
+        most = max(self.height * self.width * max(self.channels), self.pixels * self.out_channels)
+        return self.images > 0 and most < 2**31
+
+    @property
     def mode(self) -> str:
         return "up" if self.upsample else "down" if self.stride == 2 else "same"
 

@@ -4,6 +4,8 @@ A channels-last implicit GEMM. The nearest 2x upsample before it and a skip conn
 arithmetic, so that neither is ever materialised.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -84,31 +86,36 @@ def _conv2d_triton(
     problem = _check(x, weight, bias, stride, padding, upsample, temb, residual)
     parts = tuple(part.contiguous() for part in (x if isinstance(x, tuple) else (x,)))
     dtype, device = parts[0].dtype, parts[0].device
-    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16) or not problem.fits_int32:
         return None
     weight = weight.permute(0, 2, 3, 1).contiguous()  # (C_out, kH, kW, C_in), a view of channels-last memory
-    aligned = all(tensor.data_ptr() % 16 == 0 for tensor in (*parts, weight))
+    bias, residual = (tensor.contiguous() if tensor is not None else None for tensor in (bias, residual))
+    temb = temb.contiguous() if temb is not None and temb.stride(1) != 1 else temb
+    loaded = (*parts, weight) if residual is None else (*parts, weight, residual)
+    aligned = all(tensor.data_ptr() % 16 == 0 for tensor in loaded)
     plan = make_plan(problem, descriptors=aligned and has_descriptors(device), multiprocessors=multiprocessors(device))
     y = torch.empty(problem.out_shape, dtype=dtype, device=device)
     statistics = _empty_moments(problem, plan, device) if moments else None
     outputs = (y, *statistics[:2]) if statistics else (y, None, None)
-    epilogue = dict(
-        bias_ptr=bias,
-        temb_ptr=temb,
-        residual_ptr=residual.contiguous() if residual is not None else None,
-        temb_stride=temb.stride(0) if temb is not None else 0,
-        scale=1 / output_scale,
-    )
+    temb_stride = temb.stride(0) if temb is not None else 0
+    epilogue = Epilogue(bias, temb, residual, temb_stride, 1 / output_scale)
     if plan.spread:
         partial = torch.empty(plan.chunks, *problem.out_shape, dtype=torch.float32, device=device)
-        _launch_products(problem, plan, (partial, None, None), parts, weight, NO_EPILOGUE)
+        _launch_products(problem, plan, (partial, None, None), parts, weight, Epilogue())
         _launch_sum(problem, plan, outputs, partial, epilogue)
     else:
         _launch_products(problem, plan, outputs, parts, weight, epilogue)
     return (y, statistics) if moments else y
 
 
-NO_EPILOGUE = dict(bias_ptr=None, temb_ptr=None, residual_ptr=None, temb_stride=0, scale=1.0)
+class Epilogue(NamedTuple):
+    """What is done to the sum over k, as the kernels call it."""
+
+    bias_ptr: Tensor | None = None
+    temb_ptr: Tensor | None = None
+    residual_ptr: Tensor | None = None
+    temb_stride: int = 0
+    scale: float = 1.0
 
 
 def _empty_moments(problem: Problem, plan: Plan, device: torch.device) -> Moments:
@@ -118,51 +125,51 @@ def _empty_moments(problem: Problem, plan: Plan, device: torch.device) -> Moment
 
 
 def _launch_products(
-    problem: Problem, plan: Plan, outputs: tuple, parts: tuple[Tensor, ...], weight: Tensor, epilogue: dict
+    problem: Problem, plan: Plan, outputs: tuple, parts: tuple[Tensor, ...], weight: Tensor, epilogue: Epilogue
 ) -> None:
+    """One chunk a program, or all of them with the epilogue."""
     pictures, tile_height, tile_width = plan.tile_shape
     left, _, top, _ = problem.padding
+    grid = (plan.programs(problem), plan.chunks if plan.spread else 1)
     arguments = dict(
-        epilogue,
         images=problem.images, rows=plan.rows, pixels=problem.pixels, pad_top=top, pad_left=left, steps=plan.steps,
         channels=problem.channels[0], channels2=sum(problem.channels[1:]), out_channels=problem.out_channels,
         KH=problem.kernel[0], KW=problem.kernel[1], MODE=problem.mode, CHUNKS=1 if plan.spread else plan.chunks,
         SWAP=plan.tile.swap, BH=tile_height, BW=tile_width, BN=plan.tile.channels, BK=plan.tile.block,
         num_warps=plan.tile.warps, num_stages=plan.tile.stages, fp_fusion=False,
     )  # fmt: skip
-    grid = (plan.programs(problem), plan.chunks if plan.spread else 1)
     if not plan.descriptors:
         x, x2 = (*parts, None)[:2]
-        launch(
-            conv_by_pointers, grid, *outputs, x, x2, weight,
-            height=problem.height, width=problem.width, out_width=problem.out_width,
-            FLAT=plan.flat, RAGGED=plan.ragged(problem), **arguments,
-        )  # fmt: skip
+        sizes = dict(height=problem.height, width=problem.width, out_width=problem.out_width)
+        flags = dict(FLAT=plan.flat, RAGGED=plan.ragged(problem))
+        launch(conv_by_pointers, grid, *outputs, x, x2, weight, **epilogue._asdict(), **arguments, **sizes, **flags)
         return
-    box = [pictures, tile_height, tile_width, plan.tile.block]
-    if problem.mode == "down":
-        parts = tuple(part.view(part.shape[0], part.shape[1] // 2, 2, part.shape[2] // 2, -1) for part in parts)
-        box.insert(2, 1)
-    x, x2 = (*(descriptor(part, box) for part in parts), None)[:2]
+    residual = None
+    if epilogue.residual_ptr is not None and plan.residual_by_descriptor(problem):
+        residual = descriptor(epilogue.residual_ptr, [*plan.tile_shape, plan.tile.channels])
+        epilogue = epilogue._replace(residual_ptr=None)
+    x, x2 = (*_input_descriptors(problem, plan, parts), None)[:2]
     weight = descriptor(weight.flatten(1), [plan.tile.channels, plan.tile.block])
-    residual = arguments["residual_ptr"]
-    if residual is not None and plan.residual_by_descriptor(problem):
-        residual = descriptor(residual, [pictures, tile_height, tile_width, plan.tile.channels])
-        arguments["residual_ptr"] = None
-    else:
-        residual = None
     launch(
-        conv_by_descriptors, grid, *outputs, x, x2, weight, residual_desc=residual, columns=plan.columns, BI=pictures,
-        STATISTICS=plan.statistics, **arguments,
+        conv_by_descriptors, grid, *outputs, x, x2, weight, residual_desc=residual, **epilogue._asdict(), **arguments,
+        columns=plan.columns, BI=pictures, STATISTICS=plan.statistics,
     )  # fmt: skip
 
 
-def _launch_sum(problem: Problem, plan: Plan, outputs: tuple, partial: Tensor, epilogue: dict) -> None:
+def _input_descriptors(problem: Problem, plan: Plan, parts: tuple[Tensor, ...]) -> list:
+    pictures, height, width = plan.tile_shape
+    if problem.mode == "down":  # the pixels of one parity are a block of (N, H / 2, 2, W / 2, 2 C)
+        parts = tuple(part.view(part.shape[0], part.shape[1] // 2, 2, part.shape[2] // 2, -1) for part in parts)
+        return [descriptor(part, [pictures, height, 1, width, plan.tile.block]) for part in parts]
+    return [descriptor(part, [pictures, height, width, plan.tile.block]) for part in parts]
+
+
+def _launch_sum(problem: Problem, plan: Plan, outputs: tuple, partial: Tensor, epilogue: Epilogue) -> None:
     tile = plan.statistics_tile
     grid = (problem.images * plan.statistics_tiles(problem) * -(-problem.out_channels // SUM_CHANNELS),)
     launch(
         sum_chunks, grid, *outputs, partial, images=problem.images, rows=plan.rows, columns=plan.columns,
-        pixels=problem.pixels, out_channels=problem.out_channels, **epilogue,
+        pixels=problem.pixels, out_channels=problem.out_channels, **epilogue._asdict(),
         CHUNKS=plan.chunks, MODE=problem.mode if plan.descriptors else "same", BH=tile[0], BW=tile[1],
         BN=SUM_CHANNELS, STATISTICS=plan.statistics, RAGGED=plan.ragged(problem), num_warps=4, fp_fusion=False,
     )  # fmt: skip
