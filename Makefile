@@ -11,6 +11,7 @@ sample: .venv/installed
 
 test: .venv/installed-test
 	$(BIN)/python -m pytest -n auto
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto tests/kernels
 
 lint: .venv/installed-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
