@@ -31,6 +31,7 @@ CSS = """
 .settings dt { color: var(--body-text-color-subdued) }
 .settings dd { margin: 0; overflow-wrap: anywhere }
 .enlarged img { width: 100%; height: 100%; object-fit: contain }
+@media (max-width: 640px) { .grid-container { --grid-cols: 2 !important } }
 """
 
 

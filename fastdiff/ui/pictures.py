@@ -29,6 +29,7 @@ _ROWS = {
 def build_gallery(label: str, elem_id: str) -> gr.Gallery:
     return gr.Gallery(
         label=label,
+        show_label=False,  # it would cover the first picture
         elem_id=elem_id,
         columns=4,
         fit_columns=False,

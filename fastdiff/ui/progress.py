@@ -19,10 +19,11 @@ def bar(progress: Progress, what: str = "") -> str:
         f"step {step.index + 1} of {step.num_steps}",
         f"{progress.rate:.2g} pictures/s",
     ]
+    text = ", ".join(filter(None, parts))
     percent = f"{100 * progress.fraction:.1f}"
     return (
         f'<div class="bar" role="progressbar" aria-label="Progress" aria-valuenow="{percent}">'
-        f'<div style="width: {percent}%"></div></div>{", ".join(filter(None, parts))}'
+        f'<div style="width: {percent}%"></div></div>{text[0].upper()}{text[1:]}'
     )
 
 

@@ -7,18 +7,12 @@ import secrets
 import shutil
 import socket
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import pytest
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Gradio's own, while it is imported
-    pytest.importorskip("gradio", reason="the page's tests need gradio: pip install 'fastdiff[ui]'")
-
 import httpx
+import pytest
 
 from fastdiff import hub
 from fastdiff.sample import stream_batches

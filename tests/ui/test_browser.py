@@ -1,0 +1,391 @@
+"""The page in a real browser: Chromium, driven by playwright, on the widths of a desktop and of a telephone.
+
+The screenshots go to the folder in SCREENSHOTS, where it is set.
+"""
+
+import base64
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fastdiff import png
+
+DESKTOP = {"width": 1280, "height": 800}
+PHONE = {"width": 390, "height": 844}
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+MISSING = "the browser tests need Chromium and playwright: apt-get install chromium; pip install playwright"
+CONTRAST = """
+(element) => {
+    const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+    const luminance = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+        .map((c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+    let behind = element;
+    while (parse(getComputedStyle(behind).backgroundColor)[3] === 0) behind = behind.parentElement;
+    const [a, b] = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor]
+        .map((color) => luminance(parse(color)) + 0.05);
+    return Math.max(a, b) / Math.min(a, b);
+}
+"""  # of an element's text against what is behind it, WCAG 2.2
+NAMELESS = """
+() => [...document.querySelectorAll("input, select, textarea, button, a[href], [role=tab], [role=progressbar]")]
+    .filter((e) => e.checkVisibility() && e.type !== "file")
+    .filter((e) => !(e.getAttribute("aria-label") || e.getAttribute("aria-labelledby") || e.title
+        || [...(e.labels || [])].some((label) => label.innerText.trim()) || e.innerText.trim()))
+    .map((e) => e.outerHTML.slice(0, 200))
+"""  # visible controls without a name for a screen reader
+
+
+@pytest.fixture(scope="module")
+def browser(server):  # playwright leaves an event loop running in this thread, in which Gradio cannot start
+    executable = shutil.which("chromium")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        executable = None
+    if executable is None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(MISSING)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser, server) -> Iterator[Callable]:
+    """Opens visits, each with cookies of its own. None of them may ask another host for anything."""
+    contexts, foreign = [], []
+
+    def watch(request) -> None:
+        if not request.url.startswith((server, "data:", "blob:")):
+            foreign.append(request.url)
+
+    def visit(size=DESKTOP, theme: str = "light"):
+        contexts.append(browser.new_context(viewport=size, accept_downloads=True))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(60_000)
+        page.on("request", watch)
+        page.goto(f"{server}/?__theme={theme}")
+        page.get_by_role("button", name="Generate").wait_for()
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert not foreign
+
+
+@pytest.fixture
+def page(open_page):
+    return open_page()
+
+
+def generate(page, pictures: int = 1, steps: int | None = None, seed: int | None = None, batch_size: int = 1) -> None:
+    """Fill the form and press Generate."""
+    if steps is not None:
+        more_settings(page)
+        number(page, "Steps").fill(str(steps))
+        number(page, "Batch size").fill(str(batch_size))
+    if seed is not None:
+        page.get_by_label("Seed").first.fill(str(seed))
+    number(page, "Pictures").fill(str(pictures))
+    page.get_by_role("button", name="Generate").click()
+
+
+def more_settings(page) -> None:
+    if not page.get_by_label("number input for Batch size").is_visible():
+        page.get_by_role("button", name="More settings").click()
+
+
+def number(page, label: str):
+    return page.get_by_label(f"number input for {label}").locator("visible=true").first
+
+
+def wait_for_status(page, text: str) -> None:
+    page.locator("#status").get_by_text(text).wait_for()
+
+
+def captions(page, gallery: str = "#gallery") -> list[str]:
+    return page.locator(f"{gallery} .caption-label").all_inner_texts()
+
+
+def screenshot(page, name: str, tmp_path: Path, **options) -> None:
+    page.screenshot(path=Path(os.environ.get("SCREENSHOTS", tmp_path)) / f"{name}.png", **options)
+
+
+def test_the_first_click_draws(page):
+    assert "press Generate" in page.locator("#status").inner_text()
+    page.get_by_role("button", name="Generate").click()
+    wait_for_status(page, "Drew 1 picture")
+    assert captions(page) == ["seed 0"]
+
+
+def test_progress_and_a_preview_that_sharpens(page, slow_steps):
+    generate(page, pictures=2, steps=5, batch_size=2)
+    texts, pictures = [], []
+    while "Drew" not in (text := page.locator("#status").inner_text()):
+        texts.append(text)
+        pictures += [image.get_attribute("src") for image in page.locator("#preview img").all()[:1]]
+        time.sleep(0.05)
+    steps = [
+        int(k) for text in texts for k in re.findall(r"Picture 1 to 2 of 2, step (\d) of 5, [\d.]+ pictures/s", text)
+    ]
+    assert steps == sorted(steps) and len(set(steps)) >= 3
+    assert len(set(pictures)) >= 3
+    assert page.locator("#preview img").count() == 0
+    assert captions(page) == ["seed 0", "seed 1"]
+
+
+def test_cancel_keeps_what_is_finished(page, slow_steps):
+    generate(page, pictures=5, steps=4)
+    page.locator("#gallery").get_by_text("seed 0").wait_for()
+    page.get_by_role("button", name="Cancel").click()
+    wait_for_status(page, "Cancelled")
+    ended, kept = len(slow_steps), captions(page)
+    time.sleep(2)
+    assert len(slow_steps) <= ended + 1
+    assert captions(page) == kept and "seed 0" in kept and len(kept) < 5
+    generate(page, seed=9, steps=1)
+    wait_for_status(page, "Drew 1 picture")
+    assert captions(page) == ["seed 9"]
+
+
+def test_two_visits_wait_for_each_other_and_share_nothing(open_page, slow_steps):
+    one, other = open_page(), open_page()
+    generate(one, pictures=3, steps=6, seed=100)
+    one.locator("#preview img").first.wait_for()
+    generate(other, steps=2, seed=200)
+    other.locator("#status").get_by_text(re.compile("queue: 1/1")).wait_for()
+    other.get_by_role("button", name="Cancel").click()
+    wait_for_status(other, "Cancelled")
+    other.get_by_role("button", name="Generate").click()
+    wait_for_status(one, "Drew 3 pictures")
+    wait_for_status(other, "Drew 1 picture")
+    assert captions(one) == ["seed 100", "seed 101", "seed 102"] and captions(other) == ["seed 200"]
+    for page, own in ((one, ["seed 102", "seed 101", "seed 100"]), (other, ["seed 200"])):
+        page.get_by_role("tab", name="History").click()
+        page.locator("#history").get_by_text(own[0]).wait_for()
+        assert captions(page, "#history") == own
+    assert number(one, "Batch size").count() == 0  # the other tab's form is hidden
+    one.get_by_role("tab", name="Draw").click()
+    assert one.get_by_label("Seed").first.input_value() == "100"
+
+
+def test_settings_of_a_picture_come_back(page, tmp_path):
+    generate(page, pictures=2, steps=2, seed=40)
+    wait_for_status(page, "Drew 2 pictures")
+    page.locator("#gallery").get_by_role("button", name=re.compile("Thumbnail 2")).click()
+    page.get_by_text("Settings of this picture").or_(page.locator("dl.settings")).first.wait_for()
+    assert re.search(r"Seed\s+41\s+Label\s+fluent-3d", page.locator("dl.settings").first.inner_text())
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download this picture").locator("visible=true").click()
+    path = tmp_path / download.value.suggested_filename
+    download.value.save_as(path)
+    assert png.read_settings(path)["seed"] == 41
+    number(page, "Steps").fill("7")
+    page.get_by_label("Seed").first.fill("1")
+    page.get_by_role("button", name="Use these settings").locator("visible=true").click()
+    wait_for_status(page, "Settings of seed 41 are in the form")
+    assert (page.get_by_label("Seed").first.input_value(), number(page, "Steps").input_value()) == ("41", "2")
+
+
+def test_all_pictures_at_once(page, tmp_path):
+    generate(page, pictures=2, steps=1)
+    wait_for_status(page, "Drew 2 pictures")
+    with page.expect_download() as download:
+        page.locator("#gallery").get_by_role("button", name=re.compile("Download all", re.IGNORECASE)).click()
+    download.value.save_as(tmp_path / "all.zip")
+    shutil.unpack_archive(tmp_path / "all.zip", tmp_path / "all")
+    files = sorted((tmp_path / "all").iterdir())
+    assert [png.read_settings(file)["seed"] for file in files] == [1, 0]  # by name: creatures before hearts
+
+
+def drop(page, data: bytes, name: str) -> None:
+    """Drop a file onto the page's field for PNG files, as from a file manager."""
+    transfer = page.evaluate_handle(
+        """([data, name]) => {
+            const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([bytes], name, {type: "image/png"}));
+            return transfer;
+        }""",
+        [base64.b64encode(data).decode(), name],
+    )
+    page.locator("#upload button").first.dispatch_event("drop", {"dataTransfer": transfer})
+
+
+def test_a_dropped_png_restores_its_settings(page, server, models, tmp_path):
+    from fastdiff.ui.jobs import Options, draw, plan
+    from fastdiff.ui.limits import Limits
+
+    options = Options(label="noto birds", seed=77, steps=3, scheduler="ddpm", guidance_scale=1.5, width=72)
+    *_, last = draw(plan(options, models, Limits()), models, tmp_path)
+    drop(page, last.drawn[0].path.read_bytes(), "mine.png")
+    wait_for_status(page, "Settings of mine.png are in the form")
+    more_settings(page)
+    assert page.get_by_label("Style").first.input_value() == "noto"
+    assert page.get_by_label("Group").first.input_value() == "animals: birds"
+    assert page.get_by_label("Seed").first.input_value() == "77"
+    values = {label: number(page, label).input_value() for label in ("Steps", "Guidance", "Width", "Height")}
+    assert values == {"Steps": "3", "Guidance": "1.5", "Width": "72", "Height": "64"}
+    assert page.get_by_role("radio", name="DDPM").locator("visible=true").is_checked()
+    page.get_by_role("button", name="Generate").click()
+    wait_for_status(page, "Drew 1 picture")
+
+
+def test_a_dropped_jpeg_is_refused(page):
+    drop(page, b"\xff\xd8\xff\xe0 JFIF", "photo.png")
+    page.get_by_role("alert").get_by_text("photo.png is not a PNG").wait_for()
+
+
+def test_wrong_input_shows_its_message_and_the_page_goes_on(page):
+    for seed, message in (("-1", "seed -1: give a whole number from 0 to"), ("2.5", "seed 2.5: give a whole number")):
+        generate(page, seed=seed)
+        page.get_by_role("alert").get_by_text(message).wait_for()
+    generate(page, seed=3, steps=1)
+    wait_for_status(page, "Drew 1 picture")
+    assert page.get_by_role("alert").count() == 0
+
+
+def test_a_new_seed(page):
+    page.get_by_role("button", name="New seed").first.click()
+    page.wait_for_function("document.querySelector('input[aria-label=\"Seed\"]').value !== '0'")
+
+
+def test_the_form_follows_the_model(page):
+    more_settings(page)
+    pick(page, "Model", "./plain/tiny")
+    wait_for_status(page, "Ready to draw with ./plain/tiny")
+    for label in ("Style", "Group", "Label"):
+        assert page.get_by_label(label, exact=True).locator("visible=true").count() == 0
+    assert page.get_by_label("number input for Guidance").locator("visible=true").count() == 0
+    assert page.get_by_text("Examples").locator("visible=true").count() == 0
+    assert number(page, "Width").input_value() == "16"
+    generate(page, steps=1)
+    wait_for_status(page, "Drew 1 picture")
+    pick(page, "Model", "./cats")
+    wait_for_status(page, "Ready to draw with ./cats")
+    assert page.get_by_label("Label", exact=True).locator("visible=true").first.input_value() == "0"
+
+
+def pick(page, label: str, choice: str) -> None:
+    page.get_by_label(label, exact=True).locator("visible=true").first.click()
+    page.get_by_role("option", name=choice, exact=True).click()
+
+
+def test_groups_follow_the_style(page):
+    pick(page, "Style", "noto")
+    pick(page, "Group", "people: couples and families")
+    pick(page, "Style", "twemoji")
+    assert page.get_by_label("Group").first.input_value() == "people: couples and families"
+    pick(page, "Style", "fluent-flat")
+    page.wait_for_function("document.querySelector('input[aria-label=\"Group\"]').value === 'smileys: any'")
+
+
+def test_an_example_fills_the_form(page):
+    page.get_by_role("row", name="railways").or_(page.get_by_text("railways")).first.click()
+    page.wait_for_function("document.querySelector('input[aria-label=\"Style\"]').value === 'noto'")
+    assert page.get_by_label("Group").first.input_value() == "travel: railways"
+    assert page.get_by_label("Seed").first.input_value() == "3"
+
+
+def test_compare(page, tmp_path):
+    page.get_by_role("tab", name="Compare").click()
+    steps = page.get_by_label("number input for Steps").locator("visible=true")
+    assert [steps.nth(i).input_value() for i in (0, 1)] == ["20", "10"]
+    for i, count in enumerate((1, 3)):
+        steps.nth(i).fill(str(count))
+    page.get_by_role("button", name="Compare", exact=True).click()
+    table = page.locator("dl.settings").locator("visible=true")
+    table.get_by_text("Pixel difference").wait_for()
+    page.get_by_test_id("imageslider-image").first.wait_for()
+    assert re.search(r"A took\s+[\d.]+ s\s+B took\s+[\d.]+ s\s+Pixel difference\s+[\d.]+ of 255", table.inner_text())
+    assert page.locator(".enlarged img").count() == 2
+    assert page.get_by_test_id("imageslider-image").count() == 2
+    steps.nth(1).fill("1")
+    page.get_by_role("button", name="Compare", exact=True).click()
+    table.get_by_text("none: the pictures are identical").wait_for()
+    page.get_by_role("tab", name="History").click()
+    page.locator("#history").get_by_text("seed 0").first.wait_for()
+    assert captions(page, "#history") == ["seed 0"] * 4
+
+
+def test_the_keyboard_is_enough(page):
+    order = []
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        order.append(page.evaluate("document.activeElement.ariaLabel || document.activeElement.innerText.trim()"))
+        if order[-1] == "Generate":
+            break
+    wanted = ["Draw", "Model", "Style", "Group", "number input for Pictures", "Seed", "New seed", "Generate"]
+    assert [name for name in order if name in wanted] == wanted
+    page.keyboard.press("Enter")
+    wait_for_status(page, "Drew 1 picture")
+
+
+def test_enter_in_the_seed_draws(page):
+    page.get_by_label("Seed").first.fill("5")
+    page.keyboard.press("Enter")
+    wait_for_status(page, "Drew 1 picture")
+    assert captions(page) == ["seed 5"]
+
+
+def test_every_control_has_a_name(page):
+    more_settings(page)
+    for tab in ("Draw", "Compare", "History"):
+        page.get_by_role("tab", name=tab).click()
+        time.sleep(0.3)
+        assert page.evaluate(NAMELESS) == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_can_be_read(open_page, theme):
+    page = open_page(theme=theme)
+    generate(page, seed="-1")
+    page.get_by_role("alert").wait_for()
+    assert page.evaluate("document.body.classList.contains('dark')") == (theme == "dark")
+    page.mouse.move(0, 0)
+    texts = [
+        page.get_by_role("alert"),
+        page.get_by_text("0 to 4294967295").first,
+        page.get_by_text("Each has the next seed"),
+        page.get_by_text("The same settings"),
+        page.get_by_role("button", name="Generate"),
+        page.get_by_role("button", name="Cancel").first,
+        page.get_by_role("button", name="New seed").first,
+    ]
+    time.sleep(0.5)  # colours fade in
+    assert min(each.evaluate(CONTRAST) for each in texts) >= 4.5
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "theme"), [("desktop", DESKTOP, "light"), ("phone", PHONE, "light"), ("phone-dark", PHONE, "dark")]
+)
+def test_widths(open_page, tmp_path, name, size, theme):
+    page = open_page(size, theme)
+    pick(page, "Style", "noto")
+    pick(page, "Group", "animals: birds")
+    generate(page, pictures=4 if name == "desktop" else 1, steps=20 if "SCREENSHOTS" in os.environ else 2, batch_size=2)
+    page.get_by_role("button", name="More settings").click()
+    wait_for_status(page, "Drew")
+    page.mouse.move(0, 0)
+    time.sleep(0.5)
+    page.evaluate("scrollTo(0, 0)")
+    screenshot(page, name, tmp_path, full_page=name != "desktop")
+    for tab in ("Draw", "Compare", "History"):
+        page.get_by_role("tab", name=tab).click()
+        time.sleep(0.3)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
