@@ -5,11 +5,11 @@ from typing import Any
 import gradio as gr
 
 from fastdiff.settings import DEFAULT_MODEL
-from fastdiff.ui.draw import DEVICE
 from fastdiff.ui.jobs import Options, draw, plan
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.messages import PROBLEMS, explain
 from fastdiff.ui.models import Models
+from fastdiff.ui.running import DEVICE
 from fastdiff.ui.session import new_folder
 
 

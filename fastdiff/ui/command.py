@@ -21,8 +21,8 @@ def run(args: argparse.Namespace) -> int:
     from fastdiff.ui.models import Models
     from fastdiff.ui.server import serving
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server's folder goes with it
     models = Models(args.models_dir, args.allow_hub, args.device)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server's folder goes with it
     warm_up = threading.Thread(target=models.warm_up, args=(DEFAULT_MODEL,))  # the first click finds the model loaded
     warm_up.start()
     try:

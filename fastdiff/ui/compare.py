@@ -14,12 +14,12 @@ from PIL import Image
 
 from fastdiff.settings import ModelCard
 from fastdiff.ui.controls import Sampling, Subject, Updates, model_picker, seed_field
-from fastdiff.ui.draw import DEVICE
 from fastdiff.ui.jobs import Job, Options, Progress, draw, plan
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.messages import PROBLEMS, note, problem
 from fastdiff.ui.models import Models
 from fastdiff.ui.progress import bar
+from fastdiff.ui.running import QUICK, build_buttons, connect_buttons
 from fastdiff.ui.session import Session
 
 
@@ -67,9 +67,7 @@ class CompareTab:
                 Side.build("A", models, card, limits, steps),
                 Side.build("B", models, card, limits, max(1, steps // 2)),
             )
-        with gr.Row():
-            compare = gr.Button("Compare", variant="primary", min_width=100)
-            cancel = gr.Button("Cancel", variant="stop", min_width=100)
+        buttons = build_buttons("Compare")
         status = gr.HTML(note("Choose two settings and press Compare."), min_height=60, padding=True)
         with gr.Row():
             pictures = tuple(
@@ -86,41 +84,17 @@ class CompareTab:
             )
         slider = gr.ImageSlider(label="A and B: drag the line", format="png", interactive=False, max_height=400)
         tab = cls(models, limits, session, subject, seed, sides, status, slider, pictures)
-        tab._connect(compare, cancel)
+        tab._connect(buttons)
         return tab
 
-    def _connect(self, compare: gr.Button, cancel: gr.Button) -> None:
+    def _connect(self, buttons: tuple[gr.Button, gr.Button]) -> None:
         for side in self.sides:
-            side.model.input(
-                self._follow(side),
-                side.model,
-                [*side.sampling.components, *self.subject.components, self.status],
-                show_progress="hidden",
-                api_visibility="private",
-            )
+            followers = [*side.sampling.components, *self.subject.components, self.status]
+            side.model.input(self._follow(side), side.model, followers, **QUICK)
         self.subject.follow(self.models, self.sides[0].model)
-        inputs = [
-            *self.subject.components,
-            self.seed,
-            *(c for side in self.sides for c in side.components),
-            self.session,
-        ]
-        run = gr.on(
-            [compare.click, self.seed.submit],
-            self.run,
-            set(inputs),
-            [self.status, self.slider, *self.pictures],
-            show_progress_on=self.status,
-            concurrency_id=DEVICE,
-            api_visibility="private",
-        )
-        cancel.click(None, cancels=run, queue=False, api_visibility="private").then(
-            lambda: note("Cancelled; what was finished is kept"),
-            None,
-            self.status,
-            queue=False,
-            api_visibility="private",
-        )
+        controls = [*self.subject.components, *(each for side in self.sides for each in side.components)]
+        outputs = [self.status, self.slider, *self.pictures]
+        connect_buttons(buttons, self.seed, self.run, {*controls, self.seed, self.session}, outputs, live=[])
 
     def _follow(self, side: Side):
         def follow(name: str) -> Updates:

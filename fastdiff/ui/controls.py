@@ -13,23 +13,23 @@ from fastdiff.settings import MAX_SEED, ModelCard
 from fastdiff.ui.jobs import size_multiple
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
+from fastdiff.ui.running import QUICK
 
+MAX_GUIDANCE = 10  # of the slider; larger ones can come from a picture
 Updates = dict[Component, Any]
-Properties = dict[str, dict[str, Any]]  # of each component of a group, by its name
+Properties = dict[str, dict[str, Any]]  # of the components of a Controls, by name
 
 
-def model_picker(models: Models, card: ModelCard, label: str = "Model") -> gr.Dropdown:
-    hint = "A model below the models folder, or any hub id org/name" if models.allow_hub else None
-    return gr.Dropdown(
-        models.names(), value=card.name, label=label, info=hint, allow_custom_value=models.allow_hub, filterable=True
-    )
+def model_picker(models: Models, card: ModelCard) -> gr.Dropdown:
+    hint = "One of the list, or any hub id org/name" if models.allow_hub else None
+    return gr.Dropdown(models.names(), value=card.name, label="Model", info=hint, allow_custom_value=models.allow_hub)
 
 
 def can_guide(card: ModelCard) -> bool:
     return bool(card.labels) and card.info.null_label is not None
 
 
-class Group:
+class Controls:
     """Controls that follow the model together: a dataclass of components."""
 
     @property
@@ -41,7 +41,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Subject(Group):
+class Subject(Controls):
     """What the picture shows: a style and a group where the labels' names begin with styles, else a label."""
 
     style: gr.Dropdown
@@ -59,11 +59,16 @@ class Subject(Group):
             )
 
     @staticmethod
+    def offers(card: ModelCard, label: str | int | None) -> bool:
+        """Whether `label` can be chosen, or none where there are none."""
+        return label in ([name for _, name in _choices(card)] or [None])
+
+    @staticmethod
     def properties(card: ModelCard, chosen: str | int | None = None) -> Properties:
-        """For `card`, with the label or group `chosen`, or the first one."""
+        """For `card`, with the label or group `chosen`, which it offers, or the first one."""
         styles = _styles(card)
         names = [name for _, name in _choices(card)]
-        chosen = chosen if chosen in names else next(iter(names), None)
+        chosen = next(iter(names), None) if chosen is None else chosen
         hidden = {"choices": [], "value": None, "visible": False}
         if not styles:
             label = {"choices": _choices(card), "value": chosen, "visible": bool(names)}
@@ -84,7 +89,7 @@ class Subject(Group):
             return gr.update(choices=choices, value=group if group in names else names[0])
 
         inputs = [model, self.style, self.group]
-        self.style.input(groups, inputs, self.group, show_progress="hidden", api_visibility="private")
+        self.style.input(groups, inputs, self.group, **QUICK)
 
     def chosen(self, data: Mapping[Component, Any]) -> str | int | None:
         """The label or group that the controls name; None for an unconditional model."""
@@ -124,7 +129,7 @@ def _choices(card: ModelCard, style: str | None = None) -> list[tuple[str, str |
 
 
 @dataclass(frozen=True)
-class Sampling(Group):
+class Sampling(Controls):
     """How the picture is drawn."""
 
     steps: gr.Slider
@@ -148,7 +153,6 @@ class Sampling(Group):
             eta=gr.Slider(0, 1, step=0.05, label="Eta", info="Noise that DDIM adds in each step", **properties["eta"]),
             guidance_scale=gr.Slider(
                 0,
-                10,
                 step=0.1,
                 label="Guidance",
                 info="How much the label counts; 1 is plain",
@@ -159,8 +163,7 @@ class Sampling(Group):
             lambda scheduler: gr.update(visible=scheduler == "ddim"),
             sampling.scheduler,
             sampling.eta,
-            queue=False,
-            api_visibility="private",
+            **QUICK,
         )
         return sampling
 
@@ -173,7 +176,7 @@ class Sampling(Group):
             "num_inference_steps": models.default_steps(card),
             "scheduler": card.info.scheduler or card.scheduler or "ddim",
             "eta": card.info.eta or 0.0,
-            "guidance_scale": card.info.guidance_scale or 1.0,
+            "guidance_scale": 1.0 if card.info.guidance_scale is None else card.info.guidance_scale,
         }
         chosen |= {key: value for key, value in (record or {}).items() if value is not None}
         most = min(limits.steps, card.num_train_timesteps)
@@ -181,7 +184,11 @@ class Sampling(Group):
             "steps": {"maximum": most, "value": chosen["num_inference_steps"]},
             "scheduler": {"value": chosen["scheduler"]},
             "eta": {"value": chosen["eta"], "visible": chosen["scheduler"] == "ddim"},
-            "guidance_scale": {"value": chosen["guidance_scale"], "visible": can_guide(card)},
+            "guidance_scale": {
+                "maximum": max(MAX_GUIDANCE, chosen["guidance_scale"]),
+                "value": chosen["guidance_scale"],
+                "visible": can_guide(card),
+            },
         }
 
     def chosen(self, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
@@ -195,7 +202,7 @@ class Sampling(Group):
 
 
 @dataclass(frozen=True)
-class Size(Group):
+class Size(Controls):
     """Width and height of the pictures, in steps that the model can draw."""
 
     width: gr.Slider
@@ -230,5 +237,5 @@ def seed_field() -> gr.Number:
     with gr.Group():
         seed = gr.Number(0, label="Seed", info=f"0 to {MAX_SEED}")
         new = gr.Button("New seed", size="sm")
-    new.click(lambda: secrets.randbelow(MAX_SEED + 1), None, seed, queue=False, api_visibility="private")
+    new.click(lambda: secrets.randbelow(MAX_SEED + 1), None, seed, **QUICK)
     return seed

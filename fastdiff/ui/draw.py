@@ -8,16 +8,18 @@ from typing import Any
 import gradio as gr
 from gradio.components import Component
 
+from fastdiff.errors import InputError
 from fastdiff.settings import DEFAULT_MODEL, ModelCard
-from fastdiff.ui.controls import Updates
+from fastdiff.ui.controls import Subject, Updates
 from fastdiff.ui.form import Form
-from fastdiff.ui.jobs import Drawn, draw, plan
+from fastdiff.ui.jobs import Drawn, Options, draw, plan
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.messages import PROBLEMS, note, problem
 from fastdiff.ui.models import Models
 from fastdiff.ui.pictures import Panel, build_gallery, gallery_value
 from fastdiff.ui.progress import PREVIEW_INTERVAL, bar, preview
 from fastdiff.ui.restore import build_upload, read_record, uploaded_path
+from fastdiff.ui.running import QUICK, build_buttons, connect_buttons
 from fastdiff.ui.session import Session
 
 EXAMPLES = [  # style, group and seed for emoji64
@@ -27,7 +29,7 @@ EXAMPLES = [  # style, group and seed for emoji64
     ("noto", "railways", 3),
     ("twemoji", "buildings", 1),
 ]
-DEVICE = "device"  # events with this concurrency_id wait for each other
+UNSHOWN = ("revision", "variant", "use_clipped_model_output")  # settings of a picture that the form has no field for
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,7 @@ class DrawTab:
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
                 form = Form.build(models, card, limits)
-                with gr.Row():
-                    generate = gr.Button("Generate", variant="primary", elem_id="generate", min_width=100)
-                    cancel = gr.Button("Cancel", variant="stop", elem_id="cancel", min_width=100)
+                buttons = build_buttons("Generate")
             with gr.Column(scale=3, min_width=300):
                 status = gr.HTML(note("Choose what to draw and press Generate."), elem_id="status", min_height=48)
                 live = gr.HTML(elem_id="preview")
@@ -60,35 +60,21 @@ class DrawTab:
             with gr.Column(scale=2, min_width=300):
                 upload = build_upload()
         tab = cls(form, examples, upload, session, status, live, gallery, panel)
-        tab._connect(generate, cancel)
+        tab._connect(buttons)
         return tab
 
-    def _connect(self, generate: gr.Button, cancel: gr.Button) -> None:
-        run = gr.on(
-            [generate.click, self.form.seed.submit],
-            self.run,
-            {*self.form.components, self.session},
-            [self.status, self.preview, self.gallery, *self.panel.components],
-            show_progress_on=self.status,
-            concurrency_id=DEVICE,
-            api_visibility="private",
-        )
-        cancel.click(None, cancels=run, queue=False, api_visibility="private").then(
-            lambda: [note("Cancelled; what was finished is kept"), ""],
-            None,
-            [self.status, self.preview],
-            queue=False,
-            api_visibility="private",
-        )
-        quick = {"show_progress": "hidden", "api_visibility": "private"}
-        self.form.model.input(
-            self.follow_model, self.form.model, self.shown, show_progress_on=self.status, api_visibility="private"
-        )
+    def _connect(self, buttons: tuple[gr.Button, gr.Button]) -> None:
+        outputs = [self.status, self.preview, self.gallery, *self.panel.components]
+        inputs = {*self.form.components, self.session}
+        connect_buttons(buttons, self.form.seed, self.run, inputs, outputs, live=[self.preview])
+        # a hub model may take a while to come
+        visibly = QUICK | {"show_progress": "full", "show_progress_on": self.status}
+        self.form.model.input(self.follow_model, self.form.model, self.shown, **visibly)
         self.form.subject.follow(self.form.models, self.form.model)
         # without Gradio's preprocessing, which leaves an open file behind
-        self.upload.upload(self.restore, self.upload, [*self.shown, self.upload], preprocess=False, **quick)
+        self.upload.upload(self.restore, self.upload, [*self.shown, self.upload], preprocess=False, **QUICK)
         self.panel.follow(self.gallery, self.session, lambda session: session.run)
-        self.panel.use.click(self.use, self.panel.chosen, self.shown, **quick)
+        self.panel.use.click(self.use, self.panel.chosen, self.shown, **QUICK)
 
     @property
     def shown(self) -> list[Component]:
@@ -121,13 +107,15 @@ class DrawTab:
 
     def follow_model(self, name: str) -> Updates:
         """The controls and defaults of a model that was chosen."""
-        return self._show(name, None, f"Ready to draw with {name}")
+        try:
+            card = self.form.models.card(name)
+        except PROBLEMS as error:
+            return {self.status: problem(error)}
+        return self._show(card, None, f"Ready to draw with {name}")
 
     def use(self, chosen: Drawn) -> Updates:
         """The form with the settings of a picture of this visit."""
-        return self._show(
-            chosen.record["model"], chosen.record, f"Settings of seed {chosen.record['seed']} are in the form"
-        )
+        return self._fill(chosen.record, f"seed {chosen.record['seed']}")
 
     def restore(self, payload: Any) -> Updates:
         """The form with the settings inside an uploaded PNG, which is not kept."""
@@ -139,16 +127,25 @@ class DrawTab:
                 path.unlink(missing_ok=True)
         except PROBLEMS as error:
             return {self.status: problem(error), self.upload: None}
-        return self._show(record["model"], record, f"Settings of {path.name} are in the form") | {self.upload: None}
+        return self._fill(record, path.name) | {self.upload: None}
 
-    def _show(self, name: str, record: Mapping[str, Any] | None, done: str) -> Updates:
+    def _fill(self, record: Mapping[str, Any], name: str) -> Updates:
         try:
-            card = self.form.models.card(name)
+            job = plan(Options.from_record(record), self.form.models, self.form.limits)
+            if not Subject.offers(job.card, record["label"]):
+                raise InputError(f"label {record['label']}: the form does not offer it; choose another")
         except PROBLEMS as error:
             return {self.status: problem(error)}
-        revision = record and record.get("revision")
-        if revision and revision != card.revision:
-            done += f"; it was drawn with revision {revision} of the model, here is {card.revision}"
+        here = job.request.as_record()
+        others = [key for key in UNSHOWN if record.get(key) not in (None, here[key])]
+        return self._show(
+            job.card,
+            record,
+            f"Settings of {name} are in the form"
+            + (f", but this page draws with another {' and '.join(others)}" if others else ""),
+        )
+
+    def _show(self, card: ModelCard, record: Mapping[str, Any] | None, done: str) -> Updates:
         examples = gr.update(visible=card.name == DEFAULT_MODEL)
         return self.form.show(card, record) | {self.examples: examples, self.status: note(done)}
 

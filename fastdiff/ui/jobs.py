@@ -1,7 +1,7 @@
 """From what the form or a call of the API asks for to finished PNG files."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,12 @@ class Options:
     width: Any = None
     height: Any = None
     batch_size: Any = None
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Options":
+        """Those of one picture, out of the settings that it records."""
+        same = ("model", "label", "seed", "scheduler", "eta", "guidance_scale", "width", "height")
+        return cls(steps=record["num_inference_steps"], **{name: record.get(name) for name in same})
 
 
 @dataclass(frozen=True)

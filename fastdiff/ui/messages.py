@@ -18,9 +18,9 @@ def explain(error: Exception) -> str:
 
 def problem(error: Exception) -> str:
     """HTML: one of PROBLEMS, spoken by a screen reader at once."""
-    return f'<div role="alert" class="problem">{html.escape(explain(error))}</div>'
+    return f'<div role="alert" class="problem">{html.escape(explain(error), quote=False)}</div>'
 
 
 def note(text: str) -> str:
     """HTML: a line that a screen reader speaks when it has time."""
-    return f'<div role="status">{html.escape(text)}</div>'
+    return f'<div role="status">{html.escape(text, quote=False)}</div>'

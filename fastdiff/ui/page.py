@@ -9,6 +9,7 @@ from fastdiff.ui.draw import DrawTab
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.pictures import Panel, build_gallery, gallery_value
+from fastdiff.ui.running import QUICK
 from fastdiff.ui.session import MAX_AGE, Session
 
 # stronger contrast than Gradio's own: at least 4.5 to 1
@@ -56,9 +57,7 @@ def build_page(models: Models, limits: Limits) -> gr.Blocks:
             lambda: [gr.update(choices=models.names())] * len(pickers),
             None,
             pickers,
-            queue=False,
-            show_progress="hidden",
-            api_visibility="private",
+            **QUICK,
         )
     return page.queue(max_size=limits.waiting, default_concurrency_limit=1)
 
@@ -68,9 +67,8 @@ def _build_history(tab: gr.Tab, tabs: gr.Tabs, draw: DrawTab, session: gr.State)
     gr.Markdown("All pictures of this visit, the newest first. They are gone when you leave: download what you like.")
     gallery = build_gallery("History", "history")
     panel = Panel.build()
-    quick = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-    tab.select(lambda session: gallery_value(session.history), session, gallery, **quick)
+    tab.select(lambda session: gallery_value(session.history), session, gallery, **QUICK)
     panel.follow(gallery, session, lambda session: session.history)
-    panel.use.click(draw.use, panel.chosen, draw.shown, **quick).then(
-        lambda: gr.update(selected="draw"), None, tabs, **quick
+    panel.use.click(draw.use, panel.chosen, draw.shown, **QUICK).then(
+        lambda: gr.update(selected="draw"), None, tabs, **QUICK
     )

@@ -9,6 +9,7 @@ from gradio.blocks import Block
 
 from fastdiff.ui.controls import Updates
 from fastdiff.ui.jobs import Drawn
+from fastdiff.ui.running import QUICK
 from fastdiff.ui.session import Session
 
 _ROWS = {
@@ -76,7 +77,7 @@ class Panel:
             shown = pictures(session)
             return self.show(shown[event.index]) if 0 <= event.index < len(shown) else self.hide()
 
-        gallery.select(show, session, self.components, queue=False, show_progress="hidden", api_visibility="private")
+        gallery.select(show, session, self.components, **QUICK)
 
     def show(self, drawn: Drawn) -> Updates:
         return {

@@ -85,8 +85,11 @@ def test_labels_without_names_are_their_indices(card):
     assert properties["label"] == {"choices": [("0", 0), ("1", 1), ("2", 2)], "value": 0, "visible": True}
 
 
-def test_a_label_that_the_model_lacks_is_not_chosen(card):
-    assert Subject.properties(card(info={"labels": ["a", "b"]}), "c")["label"]["value"] == "a"
+def test_labels_on_offer(card, card_folder):
+    named = card(info={"labels": ["a", "b"], "label_groups": {"both": ["a", "b"]}})
+    assert [Subject.offers(named, label) for label in ("a", "both", "c", 0, None)] == [True, True, False, False, False]
+    unconditional = ModelCard.read("other", card_folder("other", num_class_embeds=None))
+    assert [Subject.offers(unconditional, label) for label in (None, 0)] == [True, False]
 
 
 def test_an_unconditional_model_has_no_labels_and_no_guidance(card, models):

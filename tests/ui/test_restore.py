@@ -172,3 +172,28 @@ def test_png_reader_and_header_check_agree_on_ours(upload, models):
     record = RECORD | {"versions": {"fastdiff": "0"}}
     path = upload(png.encode(image, record))
     assert read_record(path, LIMITS)["height"] == 72
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({}, "Settings of mine.png are in the form<", id="all of it"),
+        pytest.param({"use_clipped_model_output": False}, "draws with another use_clipped_model_output", id="no field"),
+        pytest.param({"model": "./gone"}, "model './gone' is not here", id="model"),
+        pytest.param({"model": "<img src=x>"}, "model '&lt;img src=x&gt;' is not here", id="markup"),
+        pytest.param({"label": "noto cars"}, "label 'noto cars' is not a label", id="label"),
+        pytest.param({"label": 216}, "label 216: the form does not offer it", id="null label"),
+        pytest.param({"label": None}, "label None: the form does not offer it", id="no label"),
+        pytest.param({"height": 70}, "size 64x70: give", id="size"),
+        pytest.param({"num_inference_steps": 2000}, "steps 2000: give a whole number from 1 to 1000", id="steps"),
+        pytest.param({"seed": 2**32}, "mine.png holds settings that cannot be used: seed", id="seed"),
+    ],
+)
+def test_what_the_page_says_of_a_restored_picture(visit, change, message):
+    page = visit()
+    data = header() + text(RECORD | {"use_clipped_model_output": True} | change) + END
+    (path,) = page.http.post("/gradio_api/upload", files={"files": ("mine.png", data)}).json()
+    file = {"path": path, "meta": {"_type": "gradio.FileData"}}
+    result = page.call(page.event("upload", "upload"), [file])
+    assert result["success"]
+    assert message in str(result["output"]["data"])
