@@ -1,10 +1,10 @@
-# make sample: install and draw pictures. make test: install and pass the tests. The rest is for developers.
+# make sample: install and draw pictures. make ui: the web page. make test: install and pass the tests.
 PYTHON ?= python3
 BIN := .venv/bin
 # torch is pinned in constraints.txt; a file that is newer than its stamp installs again.
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: sample test lint format bench clean
+.PHONY: sample test ui lint format bench clean
 
 sample: .venv/installed
 	$(BIN)/fastdiff sample --steps 50 --out samples --grid --overwrite
@@ -12,6 +12,9 @@ sample: .venv/installed
 test: .venv/installed-test
 	$(BIN)/python -m pytest -n auto
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto tests/kernels
+
+ui: .venv/installed-ui
+	$(BIN)/fastdiff ui
 
 lint: .venv/installed-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -32,6 +35,10 @@ clean:
 .venv/installed: pyproject.toml constraints.txt | .venv/bin/python
 	$(INSTALL) --editable .
 	touch $@
+
+.venv/installed-ui: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) --editable '.[ui]'
+	touch $@ .venv/installed
 
 .venv/installed-test: pyproject.toml constraints.txt | .venv/bin/python
 	$(INSTALL) --editable '.[test]'
