@@ -196,4 +196,4 @@ def test_what_the_page_says_of_a_restored_picture(visit, change, message):
     file = {"path": path, "meta": {"_type": "gradio.FileData"}}
     result = page.call(page.event("upload", "upload"), [file])
     assert result["success"]
-    assert message in str(result["output"]["data"])
+    assert message in "".join(map(str, result["output"]["data"]))
