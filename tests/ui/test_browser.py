@@ -55,7 +55,7 @@ STATUS_AND_PREVIEW = """
 
 @pytest.fixture(scope="module")
 def browser(server):  # playwright leaves an event loop running in this thread, in which Gradio cannot start
-    executable = shutil.which("chromium")
+    executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
