@@ -57,6 +57,7 @@ def row(name: str, tflops: float | None) -> dict[str, Any]:
         "workload": name,
         "fastdiff_ms": times["fastdiff"],
         "eager_ms": times["eager"],
+        "speedup": times["eager"] / times["fastdiff"],
         **compiled,
         "floor_ms": gflop / tflops if tflops and gflop else None,
         "max_abs_err": errors["fastdiff_err"],
