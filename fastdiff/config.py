@@ -112,6 +112,16 @@ class UNet2DConfig:
     def has_k_blocks(self) -> bool:
         return any(kind.startswith("K") for kind in self.down_kinds + self.up_kinds)
 
+    @property
+    def size_factor(self) -> int:
+        """What height and width must be multiples of, so that the skip connections can join."""
+        return 2 ** (len(self.block_out_channels) - 1)
+
+    @property
+    def min_size(self) -> int:
+        """The least height and width: K blocks reflect the border, for which a pixel is too little."""
+        return self.size_factor * (2 if self.has_k_blocks else 1)
+
     def _check_numbers(self) -> None:
         counts = {
             "in_channels": self.in_channels,

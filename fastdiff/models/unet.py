@@ -209,19 +209,9 @@ class UNet2DModel(nn.Module):
             x = x / conditioning.timesteps.view(-1, 1, 1, 1)
         return x
 
-    @property
-    def size_factor(self) -> int:
-        """What height and width must be multiples of, so that the skip connections can join."""
-        return 2 ** (len(self.config.block_out_channels) - 1)
-
-    @property
-    def min_size(self) -> int:
-        """The least height and width: K blocks reflect the border, for which a pixel is too little."""
-        return self.size_factor * (2 if self.config.has_k_blocks else 1)
-
     def check_size(self, height: int, width: int) -> None:
         """InputError unless this model can draw height x width pixels."""
-        factor, least = self.size_factor, self.min_size
+        factor, least = self.config.size_factor, self.config.min_size
         if height < least or width < least or height % factor or width % factor:
             raise InputError(f"size {height}x{width}: this model draws multiples of {factor}, from {least} on")
 
@@ -251,7 +241,7 @@ def _fits_together(config: UNet2DConfig) -> bool:
     """K blocks change widths and take skip connections in ways of their own: try, on tensors without memory."""
     with torch.device("meta"):
         model = UNet2DModel(config)
-        x = torch.empty(1, model.min_size, model.min_size, config.in_channels)
+        x = torch.empty(1, config.min_size, config.min_size, config.in_channels)
         temb = torch.empty(1, sum(block.width for block in model._conditioned))
         try:
             model.predict(x, Conditioning(temb, torch.ones(1)))

@@ -10,7 +10,6 @@ import gradio as gr
 from gradio.components import Component
 
 from fastdiff.settings import MAX_SEED, ModelCard
-from fastdiff.ui.jobs import size_multiple
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.running import QUICK
@@ -220,7 +219,7 @@ class Size(Controls):
     @staticmethod
     def properties(card: ModelCard, limits: Limits, record: Mapping[str, Any] | None = None) -> Properties:
         """For `card`, with the size of a picture's `record` or the one the model was trained at."""
-        multiple = size_multiple(card)
+        multiple = card.unet.size_factor
         width, height = card.size or (8 * multiple, 8 * multiple)
         width, height = (record or {}).get("width", width), (record or {}).get("height", height)
         shared = {

@@ -101,18 +101,13 @@ def plan(options: Options, models: Models, limits: Limits) -> Job:
     request, cells = complete(request, card)
     width, height = card.size or (None, None)
     size = {"height": options.height or height, "width": options.width or width}
-    multiple = size_multiple(card)
+    multiple = card.unet.size_factor
     if any(side is None or side % multiple for side in size.values()):
         raise InputError(
             f"size {size['width']}x{size['height']}: give width and height as multiples of {multiple} for {card.name}"
         )
     pictures = [_picture(card, label, seed) for seed, label in cells]
     return Job(card, request, pictures, options.batch_size or models.default_batch_size(), size)
-
-
-def size_multiple(card: ModelCard) -> int:
-    """What width and height must be multiples of, so that the U-Net's skip connections join."""
-    return 2 ** (len(card.unet.block_out_channels) - 1)
 
 
 def _check_limits(options: Options, limits: Limits) -> None:
