@@ -102,3 +102,31 @@ CONVOLUTIONS = {
     "ddpm256_b8-C3-H256-first": (8, 256, (3,), 128, 3, {}),
     "ddpm256_b8-C128-H256-last": (8, 256, (128,), 3, 3, {}),
 }
+# workload -> N, L, C_in, C_out, options of linear; options "gate" and "residual" are tensors of its size
+GATED = {"gate": True, "residual": True}
+LINEARS = {
+    "dit_b2-qkv": (2, 256, 1152, 3456, {}),
+    "dit_b2-out": (2, 256, 1152, 1152, GATED),
+    "dit_b2-fc1": (2, 256, 1152, 4608, {"activation": "gelu_tanh"}),
+    "dit_b2-fc2": (2, 256, 4608, 1152, GATED),
+    "dit_b32-qkv": (32, 256, 1152, 3456, {}),
+    "dit_b32-qkv-rms": (32, 256, 1152, 3456, {"rms_norm": True}),
+    "dit_b32-out": (32, 256, 1152, 1152, GATED),
+    "dit_b32-fc1": (32, 256, 1152, 4608, {"activation": "gelu_tanh"}),
+    "dit_b32-fc2": (32, 256, 4608, 1152, GATED),
+    "ddpm32_b512-qkv": (512, 256, 256, 768, {}),
+    "ddpm32_b1-qkv": (1, 256, 256, 768, {}),
+    "ddpm256_b8-qkv": (8, 256, 512, 1536, {}),
+    "ddpm256_b1-qkv": (1, 256, 512, 1536, {}),
+}
+# workload -> N, L, C_in, C_out
+SWIGLUS = {"dit_b2": (2, 256, 1152, 3072), "dit_b32": (32, 256, 1152, 3072)}
+# workload -> N, L, C, whether the residual is added before and scale and shift are applied after, whether RMSNorm
+LAYER_NORMS = {
+    "dit_b2-modulated": (2, 256, 1152, False, True, False),
+    "dit_b2-residual-modulated": (2, 256, 1152, True, True, False),
+    "dit_b32-modulated": (32, 256, 1152, False, True, False),
+    "dit_b32-residual-modulated": (32, 256, 1152, True, True, False),
+    "dit_b32-residual-rms": (32, 256, 1152, True, False, True),
+    "sd15_b2-L4096-C320": (2, 4096, 320, False, False, False),
+}

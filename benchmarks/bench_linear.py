@@ -1,0 +1,75 @@
+"""Linear layers with their epilogues in bfloat16: ours, eager and compiled torch, each time beside its error.
+
+    python benchmarks/bench_linear.py [--save [DIR]]
+
+`plain` is the product and its bias alone, by torch's library. `share` is the fraction of the rate of a large product.
+"""
+
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from harness import DEVICE, ceilings, measure, report
+from shapes import LINEARS
+
+from fastdiff.kernels.linear import linear
+
+
+def main() -> None:
+    if DEVICE.type != "cuda":
+        sys.exit("bench_linear needs a GPU: elsewhere the operation is torch's own function")
+    torch.backends.cuda.matmul.allow_tf32 = False  # of the truth
+    peak = ceilings()["matmul_bf16_tflops"]
+    report("linear", [row(name, peak) for name in LINEARS])
+
+
+@torch.inference_mode()
+def row(name: str, peak_tflops: float) -> dict[str, Any]:
+    args, options = arguments(name)
+    compiled = torch.compile(linear.reference, dynamic=False)
+    calls = {
+        "fastdiff": lambda: linear(*args, **options),
+        "eager": lambda: linear.reference(*args, **options),
+        "compile": lambda: compiled(*args, **options),
+    }
+    truth = linear.reference(*map(widened, args), **{key: widened(value) for key, value in options.items()})
+    errors = {who: (call().float() - truth).abs().max().item() for who, call in calls.items()}
+    times = measure(calls | {"plain": lambda: F.linear(*args)})
+    rate = 2 * truth.numel() * args[0].shape[-1] / times["fastdiff"] / 1e9
+    return {
+        "workload": name,
+        **{f"{who}_us": 1e3 * milliseconds for who, milliseconds in times.items()},
+        "tflops": rate,
+        "share": rate / peak_tflops,
+        "max_abs_err": errors["fastdiff"],
+        "eager_max_abs_err": errors["eager"],
+    }
+
+
+def arguments(name: str) -> tuple[tuple, dict[str, Any]]:
+    """linear's for a workload: outputs of about unit size."""
+    n, tokens, channels, out_channels, options = LINEARS[name]
+    options = dict(options)
+    if "gate" in options:
+        options["gate"] = randn(n, 6 * out_channels)[:, :out_channels]
+    if "residual" in options:
+        options["residual"] = randn(n, tokens, out_channels)
+    if "rms_norm" in options:
+        options["rms_norm"] = (randn(channels), 1e-6)
+    return (randn(n, tokens, channels), randn(out_channels, channels) * channels**-0.5, randn(out_channels)), options
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+
+
+def widened(value: Any) -> Any:
+    """In float32, where it is a tensor or begins with one."""
+    if isinstance(value, tuple):
+        return value[0].float(), *value[1:]
+    return value.float() if isinstance(value, torch.Tensor) else value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""SwiGLU as one product in bfloat16: ours, eager and compiled torch, each time beside its error.
+
+python benchmarks/bench_swiglu.py [--save [DIR]]
+"""
+
+import sys
+from typing import Any
+
+import torch
+from harness import DEVICE, ceilings, measure, report
+from shapes import SWIGLUS
+
+from fastdiff.kernels.swiglu import swiglu
+
+
+def main() -> None:
+    if DEVICE.type != "cuda":
+        sys.exit("bench_swiglu needs a GPU: elsewhere the operation is torch's own functions")
+    torch.backends.cuda.matmul.allow_tf32 = False  # of the truth
+    peak = ceilings()["matmul_bf16_tflops"]
+    report("swiglu", [row(name, peak) for name in SWIGLUS])
+
+
+@torch.inference_mode()
+def row(name: str, peak_tflops: float) -> dict[str, Any]:
+    n, tokens, channels, out_channels = SWIGLUS[name]
+    x = torch.randn(n, tokens, channels, device=DEVICE, dtype=torch.bfloat16)
+    weight = torch.randn(2 * out_channels, channels, device=DEVICE, dtype=torch.bfloat16) * channels**-0.5
+    compiled = torch.compile(swiglu.reference, dynamic=False)
+    calls = {
+        "fastdiff": lambda: swiglu(x, weight),
+        "eager": lambda: swiglu.reference(x, weight),
+        "compile": lambda: compiled(x, weight),
+    }
+    truth = swiglu.reference(x.float(), weight.float())
+    errors = {who: (call().float() - truth).abs().max().item() for who, call in calls.items()}
+    times = measure(calls)
+    rate = 4 * truth.numel() * channels / times["fastdiff"] / 1e9
+    return {
+        "workload": name,
+        **{f"{who}_us": 1e3 * milliseconds for who, milliseconds in times.items()},
+        "tflops": rate,
+        "share": rate / peak_tflops,
+        "max_abs_err": errors["fastdiff"],
+        "eager_max_abs_err": errors["eager"],
+    }
+
+
+if __name__ == "__main__":
+    main()

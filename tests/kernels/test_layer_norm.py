@@ -1,0 +1,145 @@
+"""LayerNorm and RMSNorm against float64: with the residual before them, scale and shift after them, and large means."""
+
+import pytest
+import torch
+
+from fastdiff.kernels.layer_norm import layer_norm
+
+SHAPES = {  # N, L, C
+    "N2-L16-C64": (2, 16, 64),
+    "N2-L9-C1152-dit": (2, 9, 1152),
+    "N3-L7-C36-odd": (3, 7, 36),
+    "N1-L5-C7-odd": (1, 5, 7),
+    "N1-L1-C1-smallest": (1, 1, 1),
+    "N1-L2-C3000-wide": (1, 2, 3000),
+    "N32-L256-C1152-dit": pytest.param((32, 256, 1152), marks=pytest.mark.gpu),
+    "N2-L256-C1152-dit": pytest.param((2, 256, 1152), marks=pytest.mark.gpu),
+    "N8-L1024-C320-sd15": pytest.param((8, 1024, 320), marks=pytest.mark.gpu),
+}
+EPS = 1e-5
+
+
+@pytest.fixture
+def norm(runs_triton):
+    """The operation; where Triton runs, its kernel and nothing else."""
+    return layer_norm.triton if runs_triton else layer_norm
+
+
+@pytest.fixture(params=[False, True], ids=["layer", "rms"])
+def rms(request):
+    return request.param
+
+
+@pytest.fixture
+def randn(device):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape, dtype=torch.float32, mean=0.0):
+        return (torch.randn(*shape, generator=generator) + mean).to(dtype).to(device)
+
+    return draw
+
+
+def exact(x, weight=None, bias=None, *, rms, residual=None, scale=None, shift=None):
+    """In float64, of the rounded sum of x and residual."""
+    x = (x if residual is None else x + residual).double()
+    x = x if rms else x - x.mean(-1, keepdim=True)
+    y = x / (x.square().mean(-1, keepdim=True) + EPS).sqrt()
+    y = y if weight is None else y * weight.double()
+    y = y if bias is None else y + bias.double()
+    return y if scale is None else y * (1 + scale.double()[:, None]) + shift.double()[:, None]
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_shapes(norm, randn, dtype, rms, assert_accurate, shape):
+    x, table = randn(*shape, dtype=dtype), randn(shape[0], 6 * shape[2], dtype=dtype)
+    options = dict(zip(("shift", "scale"), table.chunk(6, dim=1), strict=False), rms=rms)
+    y = norm(x, eps=EPS, **options)
+    assert y.is_contiguous()
+    assert_accurate(y, layer_norm.reference(x, eps=EPS, **options), exact(x, **options))
+
+
+@pytest.mark.parametrize("modulated", [False, True], ids=["plain", "modulated"])
+def test_weight_bias_and_residual(norm, randn, dtype, rms, assert_accurate, modulated):
+    x, residual = (randn(2, 6, 48, dtype=dtype) for _ in range(2))
+    weight, bias = randn(48), None if rms else randn(48)
+    options = {"rms": rms, "residual": residual}
+    if modulated:
+        options |= {"scale": randn(2, 48), "shift": randn(2, 48)}
+    y, total = norm(x, weight, bias, eps=EPS, **options)
+    assert torch.equal(total, x + residual) and total.is_contiguous()
+    assert_accurate(y, layer_norm.reference(x, weight, bias, eps=EPS, **options)[0], exact(x, weight, bias, **options))
+
+
+def test_weight_alone_and_bias_alone(norm, randn, dtype, assert_accurate):
+    x, row = randn(2, 6, 48, dtype=dtype), randn(48)
+    for options in ({"weight": row}, {"bias": row}):
+        torchs = layer_norm.reference(x, **options, eps=EPS)
+        assert_accurate(norm(x, **options, eps=EPS), torchs, exact(x, **options, rms=False))
+
+
+@pytest.mark.parametrize("mean", [100.0, 1000.0, 1e5])
+@pytest.mark.parametrize("width", [64, 1152])
+def test_large_mean(norm, randn, assert_accurate, width, mean):
+    x = randn(2, 4, width, mean=mean)
+    assert_accurate(norm(x, eps=EPS), layer_norm.reference(x, eps=EPS), exact(x, rms=False))
+
+
+def test_large_mean_in_16_bits(norm, randn, dtype, assert_accurate):
+    x = randn(2, 4, 1152, dtype=dtype, mean=100.0)
+    assert_accurate(norm(x, eps=EPS), layer_norm.reference(x, eps=EPS), exact(x, rms=False))
+
+
+def test_constant_token_is_its_shift(norm, randn, dtype, device):
+    x = torch.full((1, 3, 48), 3.0, dtype=dtype, device=device)
+    scale, shift = randn(1, 48, dtype=dtype), randn(1, 48, dtype=dtype)
+    torch.testing.assert_close(norm(x, eps=EPS, scale=scale, shift=shift), shift[:, None].expand_as(x))
+
+
+def test_non_contiguous_inputs(norm, randn, dtype, rms, runs_triton):
+    """The kernel gives the same bits."""
+    views = {
+        "channels-of-a-wider-tensor": randn(2, 6, 96, dtype=dtype)[..., 32:64],
+        "every-second-channel": randn(2, 6, 64, dtype=dtype)[..., ::2],
+        "transposed": randn(2, 32, 6, dtype=dtype).mT,
+        "first-tokens": randn(2, 9, 32, dtype=dtype)[:, :6],
+    }
+    for name, x in views.items():
+        assert not x.is_contiguous()
+        ours = norm(x, eps=EPS, rms=rms, residual=x)
+        copies = norm(x.contiguous(), eps=EPS, rms=rms, residual=x.contiguous())
+        for y, copy in zip(ours, copies, strict=True):
+            same = torch.equal(y, copy) if runs_triton else torch.allclose(y, copy, torch.finfo(dtype).eps, 1e-6)
+            assert same, name
+
+
+def test_a_token_is_normalised_alike_in_any_batch(norm, randn, dtype, rms, runs_triton, device):
+    if not runs_triton:
+        pytest.skip("the pipeline draws one picture at a time on the CPU")
+    x, table = randn(64 if device.type == "cuda" else 8, 16, 96, dtype=dtype), randn(64, 192)
+    scale, shift = table[: len(x)].chunk(2, dim=1)
+    together = norm(x, eps=EPS, rms=rms, scale=scale, shift=shift)
+    for n in (1, 3, 8):
+        assert torch.equal(norm(x[:n], eps=EPS, rms=rms, scale=scale[:n], shift=shift[:n]), together[:n])
+    assert torch.equal(norm(x[-1:], eps=EPS, rms=rms, scale=scale[-1:], shift=shift[-1:]), together[-1:])
+
+
+X, ROW, TABLE = torch.zeros(2, 4, 8), torch.zeros(8), torch.zeros(2, 8)
+REFUSED = {
+    "two-dimensions": (X[0], {}, "x: expected"),
+    "integers": (X.int(), {}, "x: expected"),
+    "no-channels": (X[..., :0], {}, "x: expected"),
+    "weight-of-another-width": (X, {"weight": ROW[:4]}, "weight: expected"),
+    "bias-on-another-device": (X, {"bias": ROW.to("meta")}, "bias: torch.float32 on meta"),
+    "bias-of-rms-norm": (X, {"bias": ROW, "rms": True}, "bias: RMSNorm has none"),
+    "residual-of-another-shape": (X, {"residual": X[:1]}, "residual: expected"),
+    "residual-in-half": (X, {"residual": X.half()}, "residual: torch.float16"),
+    "scale-alone": (X, {"scale": TABLE}, "scale, shift: give both"),
+    "shift-of-another-batch": (X, {"scale": TABLE, "shift": TABLE[:1]}, "shift: expected"),
+}
+
+
+@pytest.mark.parametrize(("x", "kwargs", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_wrong_argument_is_named(x, kwargs, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        layer_norm(x, eps=EPS, **kwargs)

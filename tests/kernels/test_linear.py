@@ -1,0 +1,241 @@
+"""linear against torch in higher precision: every way of loading, every epilogue, RMSNorm before it, and its bits."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fastdiff.kernels import _launch
+from fastdiff.kernels.linear import ACTIVATIONS, linear
+
+
+@dataclass(frozen=True)
+class Case:
+    """A linear layer with random inputs."""
+
+    n: int
+    tokens: int
+    channels: int
+    out_channels: int
+    bias: bool = True
+    activation: str | None = None
+    gate: bool = False
+    residual: bool = False
+    rms_norm: float | None = None  # its eps
+    mean: float = 0.0  # of x
+
+    def inputs(self, dtype, device) -> tuple[tuple, dict]:
+        """linear's arguments; those of picture i are the same in any batch."""
+        random = torch.Generator().manual_seed(0)
+
+        def randn(*shape):
+            return torch.randn(shape, generator=random).to(device, dtype)
+
+        def pictures(*shape):
+            drawn = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i in range(self.n)]
+            return torch.stack(drawn).to(device, dtype)
+
+        weight = randn(self.out_channels, self.channels) * self.channels**-0.5
+        options = {"bias": randn(self.out_channels) if self.bias else None, "activation": self.activation}
+        if self.gate:
+            options["gate"] = pictures(3 * self.out_channels)[:, self.out_channels : 2 * self.out_channels]
+        if self.residual:
+            options["residual"] = pictures(self.tokens, self.out_channels)
+        if self.rms_norm is not None:
+            options["rms_norm"] = (1 + randn(self.channels) / 4, self.rms_norm)
+        return (pictures(self.tokens, self.channels) + self.mean, weight), options
+
+
+def truth(args, options) -> torch.Tensor:
+    """What linear says it computes, in torch's plainest form, in the next wider dtype."""
+    wide = torch.float64 if args[0].dtype == torch.float32 else torch.float32
+    x, weight = (tensor.to(wide) for tensor in args)
+    if options.get("rms_norm") is not None:
+        scale, eps = options["rms_norm"]
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        x = x if scale is None else x * scale.to(wide)
+    y = x @ weight.T
+    if options.get("bias") is not None:
+        y = y + options["bias"].to(wide)
+    y = ACTIVATIONS[options.get("activation")](y)
+    if "gate" in options:
+        y = y * options["gate"].to(wide)[:, None]
+    return y + options["residual"].to(wide) if "residual" in options else y
+
+
+@pytest.fixture
+def run(runs_triton):
+    """The operation; where Triton runs, its kernel and nothing else."""
+    return linear.triton if runs_triton else linear
+
+
+@pytest.fixture(params=["descriptors", "pointers"])
+def loads(request, dot_dtype, monkeypatch, runs_triton):
+    """Both ways of loading, the second as on a card before sm_90."""
+    if request.param == "pointers":
+        if not runs_triton or dot_dtype == torch.float32:
+            pytest.skip("there is one way only")
+        monkeypatch.setattr(_launch, "capability", lambda device: (8, 0))
+
+
+gpu = pytest.mark.gpu
+CASES = {
+    "N2-L64-C128-qkv": Case(2, 64, 128, 384),
+    "N2-L48-C64-fc1": Case(2, 48, 64, 256, activation="gelu_tanh"),
+    "N2-L48-C256-fc2": Case(2, 48, 256, 64, gate=True, residual=True),
+    "N2-L40-C64-gelu-by-erf": Case(2, 40, 64, 64, activation="gelu"),
+    "N5-L1-C64-time-embedding": Case(5, 1, 64, 72, activation="silu"),
+    "N2-L40-C96-rms-norm": Case(2, 40, 96, 64, bias=False, rms_norm=1e-6),
+    "N1-L40-C64-rms-norm-of-a-large-mean": Case(1, 40, 64, 64, rms_norm=1e-6, mean=100.0),
+    "N3-L13-C64-gate-of-few-tokens": Case(3, 13, 64, 40, gate=True),
+    "N2-L33-C72-residual": Case(2, 33, 72, 40, residual=True),
+    "N2-L21-C36-odd": Case(2, 21, 36, 20, activation="gelu_tanh", gate=True, residual=True),
+    "N2-L21-C7-odd-rms-norm": Case(2, 21, 7, 9, gate=True, rms_norm=1e-5),
+    "N1-L1-C1-smallest": Case(1, 1, 1, 1),
+    "N1-L40-C32-large-mean": Case(1, 40, 32, 32, mean=1000.0),
+    "N2-L256-C1152-qkv": pytest.param(Case(2, 256, 1152, 3456), marks=gpu),
+    "N32-L256-C1152-qkv": pytest.param(Case(32, 256, 1152, 3456), marks=gpu),
+    "N2-L256-C1152-fc1": pytest.param(Case(2, 256, 1152, 4608, activation="gelu_tanh"), marks=gpu),
+    "N32-L256-C1152-fc1": pytest.param(Case(32, 256, 1152, 4608, activation="gelu_tanh"), marks=gpu),
+    "N2-L256-C4608-fc2": pytest.param(Case(2, 256, 4608, 1152, gate=True, residual=True), marks=gpu),
+    "N32-L256-C4608-fc2": pytest.param(Case(32, 256, 4608, 1152, gate=True, residual=True), marks=gpu),
+    "N512-L256-C256-unet-qkv": pytest.param(Case(512, 256, 256, 768), marks=gpu),
+    "N1-L256-C512-unet-qkv": pytest.param(Case(1, 256, 512, 1536), marks=gpu),
+    "N32-L256-C1152-rms-norm": pytest.param(Case(32, 256, 1152, 3456, bias=False, rms_norm=1e-6), marks=gpu),
+    "N2-L77-C768-odd-tokens": pytest.param(Case(2, 77, 768, 768, gate=True, residual=True), marks=gpu),
+    "N50-L1-C1152-modulation": pytest.param(Case(50, 1, 1152, 6912), marks=gpu),
+}
+REPEATS = 4  # a race shows as an error that moves
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_output(case, dot_dtype, device, run, loads, assert_accurate):
+    args, options = case.inputs(dot_dtype, device)
+    expected, torchs = truth(args, options), linear.reference(*args, **options)
+    for _ in range(REPEATS if device.type == "cuda" else 1):
+        y = run(*args, **options)
+        assert y.is_contiguous()
+        assert_accurate(y, torchs, expected)
+
+
+ALONE = ["N2-L48-C64-fc1", "N2-L48-C256-fc2", "N3-L13-C64-gate-of-few-tokens", "N2-L40-C96-rms-norm",
+         "N2-L33-C72-residual", "N2-L21-C36-odd"]  # fmt: skip
+ALONE_ON_GPU = {
+    "L256-C1152-qkv": Case(1, 256, 1152, 3456),
+    "L256-C1152-fc1": Case(1, 256, 1152, 4608, activation="gelu_tanh"),
+    "L256-C4608-fc2": Case(1, 256, 4608, 1152, gate=True, residual=True),
+    "L256-C1152-out": Case(1, 256, 1152, 1152, gate=True, residual=True),
+    "L256-C256-unet-qkv": Case(1, 256, 256, 768),
+    "L256-C512-unet-qkv": Case(1, 256, 512, 1536),
+    "L77-C768": Case(1, 77, 768, 768, gate=True),
+    "L256-C1152-rms-norm": Case(1, 256, 1152, 3456, bias=False, rms_norm=1e-6),
+    "L1-C1152-modulation": Case(1, 1, 1152, 6912),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "batches"),
+    [pytest.param(CASES[name], (1, 3, 8), id=name) for name in ALONE]
+    + [pytest.param(case, (1, 3, 8, 64), id=name, marks=gpu) for name, case in ALONE_ON_GPU.items()],
+)
+def test_bits_do_not_depend_on_the_batch(case, batches, dot_dtype, device, runs_triton, loads, monkeypatch):
+    """Through the operation, which may leave a shape to torch's library."""
+    if not runs_triton:
+        pytest.skip("torch's products promise no such thing")
+    # The interpreter multiplies by numpy, whose bits depend on the tile: there all batches take the smallest.
+    monkeypatch.setattr(_launch, "INTERPRETER_MULTIPROCESSORS", 10**6)
+
+    def picture(n, index):
+        args, options = replace(case, n=n).inputs(dot_dtype, device)
+        return linear(*args, **options)[index]
+
+    alone = picture(batches[0], 0)
+    together = picture(batches[-1], -1)
+    for n in batches[1:]:
+        assert torch.equal(picture(n, 0), alone), f"batch {n}"
+    args, options = replace(case, n=batches[-1]).inputs(dot_dtype, device)
+    last = {name: value[-1:] if name in ("gate", "residual") else value for name, value in options.items()}
+    assert torch.equal(linear(args[0][-1:], args[1], **last)[0], together)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.filterwarnings("ignore:overflow")  # Triton's interpreter: numpy warns of an infinite exponential
+def test_activations_of_huge_values_are_finite(run, device, activation):
+    x = torch.tensor([-1e14, -1e4, -30.0, 0.0, 30.0, 1e4, 1e14], device=device)[None, :, None]
+    y = run(x, torch.ones(1, 1, device=device), activation=activation)
+    torch.testing.assert_close(y, ACTIVATIONS[activation](x))
+
+
+def test_strided_inputs(dot_dtype, device, run, loads, assert_accurate):
+    (x, weight), options = Case(2, 24, 64, 32, gate=True, residual=True).inputs(dot_dtype, device)
+    views = {
+        "channels-of-a-wider-tensor": torch.cat([x, x, x], dim=-1)[..., 64:128],
+        "every-second-token": torch.stack([x, x], dim=2)[:, :, 0],
+        "transposed": x.mT.contiguous().mT,
+        "first-tokens": torch.cat([x, x], dim=1)[:, :24],
+    }
+    options["residual"] = torch.cat([options["residual"]] * 2, dim=-1)[..., :32]
+    torchs, expected = linear.reference(x, weight, **options), truth((x, weight), options)
+    for view in views.values():
+        assert not view.is_contiguous()
+        assert_accurate(run(view, weight, **options), torchs, expected)
+    assert_accurate(run(x, weight.T.contiguous().T, **options), torchs, expected)
+
+
+def test_rms_norm_without_weight(dot_dtype, device, run, loads, assert_accurate):
+    args, options = Case(2, 24, 64, 32, rms_norm=1e-6).inputs(dot_dtype, device)
+    options["rms_norm"] = (None, 1e-6)
+    assert_accurate(run(*args, **options), linear.reference(*args, **options), truth(args, options))
+
+
+def test_gate_in_float32(dot_dtype, device, run, assert_accurate):
+    args, options = Case(2, 24, 64, 32, gate=True).inputs(dot_dtype, device)
+    options["gate"] = options["gate"].float()
+    assert_accurate(run(*args, **options), linear.reference(*args, **options), truth(args, options))
+
+
+def test_nan_stays_with_its_token(device, run, loads, dot_dtype):
+    (x, weight), _ = Case(2, 24, 64, 32).inputs(dot_dtype, device)
+    x[0, 3, 5] = torch.nan
+    y = run(x, weight)
+    assert y[0, 3].isnan().all()
+    assert y[0, 4:].isfinite().all() and y[1].isfinite().all()
+
+
+def test_projections_side_by_side_are_one_linear(device, dot_dtype, run, runs_triton):
+    """The fused QKV projection has the bits of the three."""
+    if not runs_triton:
+        pytest.skip("torch's products promise no such thing")
+    (x, weight), options = Case(2, 48, 64, 192).inputs(dot_dtype, device)
+    parts = [run(x, w, b) for w, b in zip(weight.chunk(3), options["bias"].chunk(3), strict=True)]
+    assert torch.equal(run(x, weight, options["bias"]), torch.cat(parts, dim=-1))
+
+
+X, WEIGHT = torch.zeros(2, 4, 8), torch.zeros(6, 8)
+REFUSED = {
+    "two-dimensions": ((X[0], WEIGHT), {}, "x: expected"),
+    "integers": ((X.long(), WEIGHT), {}, "x: expected"),
+    "no-channels": ((X[..., :0], WEIGHT[:, :0]), {}, "x: expected"),
+    "weight-of-other-channels": ((X, WEIGHT[:, :5]), {}, "weight: expected"),
+    "weight-in-half": ((X, WEIGHT.half()), {}, "weight: torch.float16"),
+    "weight-on-another-device": ((X, WEIGHT.to("meta")), {}, "weight: torch.float32 on meta"),
+    "bias-of-another-width": ((X, WEIGHT, torch.zeros(5)), {}, "bias: expected"),
+    "unknown-activation": ((X, WEIGHT), {"activation": "swish"}, "activation: 'swish'"),
+    "gate-of-another-batch": ((X, WEIGHT), {"gate": torch.zeros(1, 6)}, "gate: expected"),
+    "gate-of-integers": ((X, WEIGHT), {"gate": torch.zeros(2, 6).int()}, "gate: torch.int32"),
+    "residual-of-other-channels": ((X, WEIGHT), {"residual": X}, "residual: expected"),
+    "residual-in-half": ((X, WEIGHT), {"residual": torch.zeros(2, 4, 6).half()}, "residual: torch.float16"),
+    "rms-norm-of-other-channels": ((X, WEIGHT), {"rms_norm": (torch.zeros(6), 1e-6)}, "rms_norm: expected"),
+}
+
+
+@pytest.mark.parametrize(("args", "kwargs", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_wrong_argument_is_named(args, kwargs, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        linear(*args, **kwargs)
+
+
+def test_operations_of_no_tokens(device):
+    y = linear(torch.zeros(0, 4, 8, device=device), torch.zeros(6, 8, device=device))
+    assert y.shape == F.linear(torch.zeros(0, 4, 8), WEIGHT).shape

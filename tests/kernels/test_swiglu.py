@@ -1,0 +1,133 @@
+"""swiglu against torch in higher precision, and a decoder block made of the kernels against plain torch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fastdiff.kernels import _launch
+from fastdiff.kernels.attention import attention
+from fastdiff.kernels.linear import linear
+from fastdiff.kernels.swiglu import swiglu
+
+SHAPES = {  # N, L, C_in, C_out
+    "N2-L48-C64": (2, 48, 64, 128),
+    "N1-L33-C128-several-tiles": (1, 33, 128, 200),
+    "N2-L21-C36-odd": (2, 21, 36, 20),
+    "N1-L1-C1-smallest": (1, 1, 1, 1),
+    "N8-L256-C1024-llama": pytest.param((8, 256, 1024, 2816), marks=pytest.mark.gpu),
+}
+
+
+@pytest.fixture
+def run(runs_triton):
+    """The operation; where Triton runs, its kernel and nothing else."""
+    return swiglu.triton if runs_triton else swiglu
+
+
+@pytest.fixture(params=["descriptors", "pointers"])
+def loads(request, dot_dtype, monkeypatch, runs_triton):
+    """Both ways of loading, the second as on a card before sm_90."""
+    if request.param == "pointers":
+        if not runs_triton or dot_dtype == torch.float32:
+            pytest.skip("there is one way only")
+        monkeypatch.setattr(_launch, "capability", lambda device: (8, 0))
+
+
+@pytest.fixture
+def draw(device):
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shape, dtype=torch.float32):
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    return randn
+
+
+def inputs(draw, n, tokens, channels, out_channels, dtype):
+    weight = draw(2 * out_channels, channels, dtype=dtype) * channels**-0.5
+    return draw(n, tokens, channels, dtype=dtype), weight, draw(2 * out_channels, dtype=dtype)
+
+
+def truth(x, weight, bias=None):
+    """In the next wider dtype, as the formula says it."""
+    wide = torch.float64 if x.dtype == torch.float32 else torch.float32
+    y = x.to(wide) @ weight.to(wide).T + (0 if bias is None else bias.to(wide))
+    first, second = y.chunk(2, dim=-1)
+    return first / (1 + torch.exp(-first)) * second
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("biased", [True, False], ids=["bias", "no-bias"])
+def test_output(draw, dot_dtype, run, loads, assert_accurate, shape, biased):
+    args = inputs(draw, *shape, dot_dtype)[: 3 if biased else 2]
+    for _ in range(4 if args[0].is_cuda else 1):
+        y = run(*args)
+        assert y.is_contiguous()
+        assert_accurate(y, swiglu.reference(*args), truth(*args))
+
+
+@pytest.mark.parametrize("shape", ["N2-L48-C64", "N2-L21-C36-odd"])
+def test_bits_do_not_depend_on_the_batch(draw, dot_dtype, run, loads, runs_triton, monkeypatch, shape):
+    if not runs_triton:
+        pytest.skip("torch's products promise no such thing")
+    monkeypatch.setattr(_launch, "INTERPRETER_MULTIPROCESSORS", 10**6)
+    x, weight, bias = inputs(draw, 64, *SHAPES[shape][1:], dot_dtype)
+    together = run(x, weight, bias)
+    for n in (1, 3, 8):
+        assert torch.equal(run(x[:n], weight, bias), together[:n])
+    assert torch.equal(run(x[-1:], weight, bias), together[-1:])
+
+
+def test_strided_tokens(draw, dot_dtype, run, loads, assert_accurate):
+    x, weight, bias = inputs(draw, 2, 24, 64, 32, dot_dtype)
+    wide = torch.cat([x, x], dim=-1)[..., 64:]
+    assert not wide.is_contiguous()
+    assert_accurate(run(wide, weight, bias), swiglu.reference(x, weight, bias), truth(x, weight, bias))
+
+
+def test_a_decoder_block(draw, dot_dtype, assert_accurate):
+    """RMSNorm -> QKV -> causal attention -> residual -> RMSNorm -> SwiGLU -> residual: six launches."""
+    heads, channels = 2, 64
+    scales = [1 + draw(channels) / 4 for _ in range(2)]
+    shapes = ((3 * channels, channels), (channels, channels), (256, channels), (channels, 128))
+    weights = [(draw(*shape) * shape[1] ** -0.5).to(dot_dtype) for shape in shapes]
+    x, scales = draw(2, 40, channels, dtype=dot_dtype), [scale.to(dot_dtype) for scale in scales]
+
+    def ours(linear, attention, swiglu):
+        qkv = linear(x, weights[0], rms_norm=(scales[0], 1e-6))
+        y = linear(attention(*qkv.chunk(3, dim=-1), heads=heads, causal=True), weights[1], residual=x)
+        normed = F.rms_norm(y, (channels,), scales[1], 1e-6)
+        return linear(swiglu(normed, weights[2]), weights[3], residual=y)
+
+    references = [operation.reference for operation in (linear, attention, swiglu)]
+    assert_accurate(ours(linear, attention, swiglu), ours(*references), plain_block(x, scales, weights, heads))
+
+
+def plain_block(x, scales, weights, heads):
+    """In float64, without any of the operations."""
+    x, scales, weights = x.double(), [s.double() for s in scales], [w.double() for w in weights]
+
+    def normed(x, scale):
+        return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * scale
+
+    q, k, v = ((normed(x, scales[0]) @ weights[0].T).chunk(3, dim=-1)[i].unflatten(-1, (heads, -1)) for i in range(3))
+    scores = torch.einsum("nqhd,nkhd->nhqk", q, k) / q.shape[-1] ** 0.5
+    scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    y = x + torch.einsum("nhqk,nkhd->nqhd", scores.softmax(-1), v).flatten(2) @ weights[1].T
+    first, second = (normed(y, scales[1]) @ weights[2].T).chunk(2, dim=-1)
+    return y + (first * first.sigmoid() * second) @ weights[3].T
+
+
+X = torch.zeros(2, 4, 8)
+REFUSED = {
+    "two-dimensions": ((X[0], torch.zeros(6, 8)), "x: expected"),
+    "odd-rows": ((X, torch.zeros(5, 8)), "weight: expected"),
+    "weight-of-other-channels": ((X, torch.zeros(6, 4)), "weight: expected"),
+    "bias-of-one-half": ((X, torch.zeros(6, 8), torch.zeros(3)), "bias: expected"),
+}
+
+
+@pytest.mark.parametrize(("args", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_wrong_argument_is_named(args, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        swiglu(*args)
