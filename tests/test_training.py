@@ -14,8 +14,9 @@ from training.data import SIZE, Augmenter, load
 from training.diffusion import Diffusion, cumulative, picture_distribution, stratified_draw
 from training.evaluate import LabelledModel, kernel_distance
 from training.labels import SHORT_GROUPS, SUBGROUPS, make_labels, subgroup_of
+from training.model import build_dit, load_model
 from training.neighbours import nearest
-from training.train_emoji64 import LEARNING_RATE, Trainer, learning_rate, parse_arguments, run
+from training.train_emoji64 import Trainer, parse_arguments, rate_factor, run
 
 
 @pytest.mark.parametrize(
@@ -89,11 +90,11 @@ def test_augmented_pictures_are_whole():
 
 
 def test_learning_rate_warms_up_holds_and_falls():
-    rates = [learning_rate(step, 2000) for step in range(2000)]
-    assert rates[0] == pytest.approx(LEARNING_RATE / 300)
-    assert set(rates[300:1501]) == {LEARNING_RATE}
-    assert rates[1750] == pytest.approx(LEARNING_RATE / 2)
-    assert rates[-1] == pytest.approx(LEARNING_RATE / 500)
+    factors = [rate_factor(step, 2000) for step in range(2000)]
+    assert factors[0] == pytest.approx(1 / 300)
+    assert set(factors[300:1501]) == {1.0}
+    assert factors[1750] == pytest.approx(1 / 2)
+    assert factors[-1] == pytest.approx(1 / 500)
 
 
 @pytest.fixture
@@ -110,33 +111,54 @@ def small_data(tmp_path, monkeypatch) -> Path:
     return path
 
 
-def arguments(data: Path, out: Path, *more: str):
-    small = ["--channels", "16", "16", "32", "32", "--batch", "2", "--steps", "4", "--device", "cpu"]
-    return parse_arguments(["--data", str(data), "--out", str(out), "--report-every", "100", *small, *more])
+SHAPES = {"unet": ("16", "16", "32", "32"), "dit": ("64", "1")}
 
 
-def test_a_resumed_run_makes_the_same_steps(small_data, tmp_path, monkeypatch):
+def arguments(model: str, data: Path, out: Path, *more: str):
+    small = ["--shape", *SHAPES[model], "--batch", "2", "--steps", "4", "--report-every", "100", "--device", "cpu"]
+    return parse_arguments(["--model", model, "--data", str(data), "--out", str(out), *small, *more])
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_a_resumed_run_makes_the_same_steps(model, small_data, tmp_path, monkeypatch):
     monkeypatch.setattr("training.train_emoji64.report", lambda *_: None)
-    whole = run(arguments(small_data, tmp_path / "whole"))
+    whole = run(arguments(model, small_data, tmp_path / "whole"))
     train, _, labels = load(small_data, "cpu")
-    halted = Trainer(arguments(small_data, tmp_path / "halted"), train, labels)
+    halted = Trainer(arguments(model, small_data, tmp_path / "halted"), train, labels)
     (tmp_path / "halted").mkdir()
     halted.train_step()
     halted.train_step()
     halted.save(tmp_path / "halted" / "checkpoint.pt")
-    resumed = run(arguments(small_data, tmp_path / "halted"))
+    resumed = run(arguments(model, small_data, tmp_path / "halted"))
     assert resumed.step == whole.step == 4
-    for kind in ("unet", "ema"):
+    for kind in ("model", "ema"):
         expected, actual = getattr(whole, kind).state_dict(), getattr(resumed, kind).state_dict()
         assert all(torch.equal(actual[key], expected[key]) for key in expected)
-    assert any(not torch.equal(p, q) for p, q in zip(whole.unet.parameters(), whole.ema.parameters(), strict=True))
+    assert any(not torch.equal(p, q) for p, q in zip(whole.model.parameters(), whole.ema.parameters(), strict=True))
 
 
-def test_minutes_end_a_run_with_a_checkpoint_and_a_model(small_data, tmp_path):
-    trainer = run(arguments(small_data, tmp_path / "out", "--minutes", "0"))
+@pytest.mark.parametrize("model", SHAPES)
+def test_minutes_end_a_run_with_a_checkpoint_and_a_model(model, small_data, tmp_path):
+    trainer = run(arguments(model, small_data, tmp_path / "out", "--minutes", "0"))
     assert trainer.step == 0
     assert (tmp_path / "out" / "checkpoint.pt").exists()
-    assert (tmp_path / "out" / "model" / "fastdiff.json").exists()
+    folder = tmp_path / "out" / "model"
+    assert (folder / "fastdiff.json").exists()
+    written, kept = load_model(folder, "cpu").state_dict(), trainer.ema.state_dict()
+    assert all(torch.equal(written[key], kept[key].half().float()) for key in kept)
+
+
+def test_a_new_dit_predicts_zero_and_drops_no_labels_of_its_own():
+    torch.manual_seed(0)
+    labels = make_labels(["noto"] * 20, ["Flags"] * 20, ["flag: Chad"] * 20, [True] * 20)
+    dit = build_dit(labels, 64, 2, dropout=0.0)  # in training mode
+    x_t, t = torch.randn(2, 3, SIZE, SIZE), torch.tensor([0, 999])
+    assert not dit(x_t, t, class_labels=torch.tensor([0, labels.null_label])).sample.any()
+    for block in dit.transformer_blocks:
+        embedded = [
+            block.norm1.emb(t, torch.zeros(2, dtype=torch.int64), hidden_dtype=torch.float32) for _ in range(50)
+        ]
+        assert all(torch.equal(each, embedded[0]) for each in embedded)
 
 
 def test_nearest_finds_a_shifted_copy():

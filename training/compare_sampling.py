@@ -16,7 +16,7 @@ from torch import Tensor
 
 from training.classifier import judge, load_classifier
 from training.data import load
-from training.evaluate import COMPARED, draw, kernel_distance, label_scores, load_model, real_sample
+from training.evaluate import COMPARED, draw, kernel_distance, label_scores, load_labelled, real_sample
 
 GUIDANCE = (1.5, 2.0, 3.0, 4.0, 5.0)
 STEPS = (20, 50)
@@ -42,7 +42,7 @@ def main() -> None:
     args = parse_arguments()
     torch.set_float32_matmul_precision("high")
     train, _, _ = load(args.data, args.device)
-    classifier, model = load_classifier(args.classifier, args.device), load_model(args.model, args.device)
+    classifier, model = load_classifier(args.classifier, args.device), load_labelled(args.model, args.device)
     _, real_features = judge(classifier, train.images[real_sample(train, args.per_label)])
     finer = [model.members[name] for name in COMPARED]
     labels = [members[seed % len(members)] for members in finer for seed in range(args.per_label)]

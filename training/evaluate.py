@@ -18,13 +18,14 @@ from statistics import mean
 
 import numpy as np
 import torch
-from diffusers import UNet2DModel
+from diffusers import ModelMixin
 from torch import Tensor
 
 from training.classifier import Classifier, accuracy, judge, load_classifier
 from training.data import Augmenter, Pictures, load
 from training.diffusion import Diffusion, mean_loss
 from training.labels import SHORT_GROUPS, coarse_names
+from training.model import load_model
 from training.neighbours import nearest
 from training.sampling import sample, save_grid
 
@@ -37,9 +38,9 @@ COMPARED = tuple(name for name in COARSE if not (name.startswith("fluent") and n
 
 @dataclass(frozen=True)
 class LabelledModel:
-    """A UNet and the indices of the labels that stand for each old label."""
+    """A model and the indices of the labels that stand for each old label."""
 
-    unet: UNet2DModel
+    model: ModelMixin
     names: tuple[str, ...]
     members: dict[str, tuple[int, ...]]
     null_label: int
@@ -58,15 +59,14 @@ class LabelledModel:
         return next(label for label, end in zip(members, accumulate(counts), strict=True) if position < end)
 
 
-def load_model(folder: Path, device: str) -> LabelledModel:
+def load_labelled(folder: Path, device: str) -> LabelledModel:
     """A model folder with a fastdiff.json; without label_groups its labels are the 36 old ones."""
-    unet = UNet2DModel.from_pretrained(folder, subfolder="unet", torch_dtype=torch.float32).to(device).eval()
     info = json.loads((folder / "fastdiff.json").read_text(encoding="utf-8"))
     index = {name: i for i, name in enumerate(info["labels"])}
     groups = info.get("label_groups", {name: [name] for name in index})
     members = {old: tuple(index[name] for name in names) for old, names in groups.items()}
     defaults = {key: info[key] for key in ("guidance_scale", "num_inference_steps", "use_clipped_model_output")}
-    return LabelledModel(unet, tuple(info["labels"]), members, info["null_label"], defaults)
+    return LabelledModel(load_model(folder, device), tuple(info["labels"]), members, info["null_label"], defaults)
 
 
 def drawn_labels(model: LabelledModel, per_label: int, train: Pictures) -> list[int]:
@@ -78,8 +78,8 @@ def drawn_labels(model: LabelledModel, per_label: int, train: Pictures) -> list[
 def draw(model: LabelledModel, labels: list[int], per_label: int, **options) -> Tensor:
     """Seeds 0 to per_label - 1 of every compared label, in order: (34 * per_label, 3, 64, 64) uint8 on the device."""
     seeds = list(range(per_label)) * len(COMPARED)
-    images = sample(model.unet, labels, seeds, null_label=model.null_label, **options)
-    return images.permute(0, 3, 1, 2).to(model.unet.device)
+    images = sample(model.model, labels, seeds, null_label=model.null_label, **options)
+    return images.permute(0, 3, 1, 2).to(model.model.device)
 
 
 def label_scores(probabilities: Tensor, per_label: int) -> dict[str, dict[str, float]]:
@@ -212,8 +212,8 @@ def losses(yardstick: Yardstick, model: LabelledModel) -> dict[str, float]:
     some = torch.linspace(0, len(train) - 1, len(validation), device=train.labels.device).long()
     given, seen = model.picture_labels(validation), model.picture_labels(train)[some]
     return {
-        "validation": mean_loss(model.unet, yardstick.diffusion, validation.images, given),
-        "training": mean_loss(model.unet, yardstick.diffusion, train.images[some], seen),
+        "validation": mean_loss(model.model, yardstick.diffusion, validation.images, given),
+        "training": mean_loss(model.model, yardstick.diffusion, train.images[some], seen),
     }
 
 
@@ -263,7 +263,7 @@ def main() -> None:
     results = {"device": torch.cuda.get_device_name() if args.device == "cuda" else "CPU", "torch": torch.__version__}
     results |= yardstick.describe() | {"models": {}}
     for name, folder in args.model:
-        model = load_model(folder, args.device)
+        model = load_labelled(folder, args.device)
         options = model.defaults | ({} if args.guidance is None else {"guidance_scale": args.guidance})
         results["models"][name] = measure(yardstick, model, args.per_label, options, args.out / name)
     (args.out / "evaluation.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

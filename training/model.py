@@ -1,18 +1,24 @@
-"""emoji64's UNet2DModel: how it is built, and how it is written as a model folder."""
+"""The denoisers of emoji64 (UNet2DModel) and emoji64-dit (DiTTransformer2DModel): how they start, and model folders."""
 
 import copy
 import json
 from pathlib import Path
 
 import torch
-from diffusers import DDIMPipeline, DDIMScheduler, UNet2DModel
+from diffusers import DDIMPipeline, DDIMScheduler, DiTPipeline, DiTTransformer2DModel, ModelMixin, UNet2DModel
 from torch import nn
 
 from training.data import SIZE
 from training.diffusion import SCHEDULER
 from training.labels import Labels
 
-CHANNELS = (48, 96, 128, 128)
+SHAPES = {
+    "unet": (48, 96, 128, 128),  # channels of the four levels
+    "dit": (256, 6),  # width, blocks: 16 MiB in float16 less 2 KB, an embedder of time and label in every block
+}
+PATCH = 4
+HEAD_WIDTH = 64
+EMBEDDING_STD = 0.02  # of time and label in a DiT
 DEFAULTS = {
     "guidance_scale": 4.0,
     "num_inference_steps": 50,
@@ -22,8 +28,13 @@ DEFAULTS = {
 }
 
 
-def build_unet(labels: Labels, channels: tuple[int, ...] = CHANNELS, dropout: float = 0.0) -> UNet2DModel:
-    """A new UNet2DModel with one class embedding per label and one for the null label."""
+def build_model(kind: str, labels: Labels, shape: tuple[int, ...], dropout: float) -> ModelMixin:
+    """A new model with one class embedding per label and one for the null label; `kind` and `shape` as in SHAPES."""
+    build = {"unet": build_unet, "dit": build_dit}[kind]
+    return build(labels, *shape, dropout=dropout)
+
+
+def build_unet(labels: Labels, *channels: int, dropout: float) -> UNet2DModel:
     unet = UNet2DModel(
         sample_size=SIZE,
         block_out_channels=channels,
@@ -39,6 +50,44 @@ def build_unet(labels: Labels, channels: tuple[int, ...] = CHANNELS, dropout: fl
     with torch.no_grad():
         unet.class_embedding.weight.copy_(_related_embeddings(labels, unet.class_embedding.embedding_dim))
     return unet
+
+
+def build_dit(labels: Labels, width: int, blocks: int, *, dropout: float) -> DiTTransformer2DModel:
+    """A new DiTTransformer2DModel that starts as the paper's: every block as the identity, the prediction as zero.
+
+    Source: Peebles & Xie 2022 (arXiv 2212.09748), section 3.2, adaLN-Zero.
+    """
+    dit = DiTTransformer2DModel(
+        sample_size=SIZE,
+        patch_size=PATCH,
+        in_channels=3,
+        out_channels=3,
+        num_attention_heads=width // HEAD_WIDTH,
+        attention_head_dim=HEAD_WIDTH,
+        num_layers=blocks,
+        num_embeds_ada_norm=len(labels.names),  # diffusers adds the null label's row
+        dropout=dropout,
+    )
+    for module in dit.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.xavier_uniform_(module.weight.flatten(1))
+            nn.init.zeros_(module.bias)
+    for block in dit.transformer_blocks:
+        _start_ada_norm(block.norm1, labels)
+    for module in (dit.proj_out_1, dit.proj_out_2):
+        nn.init.zeros_(module.weight)
+    return dit
+
+
+def _start_ada_norm(norm: nn.Module, labels: Labels) -> None:
+    emb = norm.emb
+    emb.class_embedder.dropout_prob = 0.0  # every block would drop labels of its own; the trainer drops them for all
+    for linear in (emb.timestep_embedder.linear_1, emb.timestep_embedder.linear_2):
+        nn.init.normal_(linear.weight, std=EMBEDDING_STD)
+    table = emb.class_embedder.embedding_table.weight
+    with torch.no_grad():
+        table.copy_(EMBEDDING_STD * _related_embeddings(labels, table.shape[1]))
+    nn.init.zeros_(norm.linear.weight)
 
 
 def _zero_residual_ends(unet: UNet2DModel) -> None:
@@ -67,11 +116,16 @@ def _related_embeddings(labels: Labels, width: int) -> torch.Tensor:
     return torch.stack([*rows, torch.zeros(width)])
 
 
-def save_model(unet: UNet2DModel, labels: Labels, folder: Path) -> None:
-    """Write the model in float16 as a diffusers DDIMPipeline folder, with label names and defaults in fastdiff.json."""
-    unet = copy.deepcopy(unet).to("cpu", torch.float16).to(memory_format=torch.contiguous_format)
-    unet.register_to_config(dropout=0.0)
-    DDIMPipeline(unet, DDIMScheduler(**SCHEDULER)).save_pretrained(folder)
+def save_model(model: ModelMixin, labels: Labels, folder: Path) -> None:
+    """Write the model in float16 as a diffusers pipeline's folder, with label names and defaults in fastdiff.json."""
+    model = copy.deepcopy(model).to("cpu", torch.float16).to(memory_format=torch.contiguous_format)
+    model.register_to_config(dropout=0.0)
+    scheduler = DDIMScheduler(**SCHEDULER)
+    if isinstance(model, UNet2DModel):
+        pipeline = DDIMPipeline(model, scheduler)
+    else:
+        pipeline = DiTPipeline(model, vae=None, scheduler=scheduler)
+    pipeline.save_pretrained(folder)
     info = {
         "labels": labels.names,
         "null_label": labels.null_label,
@@ -80,3 +134,9 @@ def save_model(unet: UNet2DModel, labels: Labels, folder: Path) -> None:
         **DEFAULTS,
     }
     (folder / "fastdiff.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+
+
+def load_model(folder: Path, device: torch.device | str) -> ModelMixin:
+    """The denoiser of a model folder in float32, for evaluation."""
+    kind, component = (UNet2DModel, "unet") if (folder / "unet").is_dir() else (DiTTransformer2DModel, "transformer")
+    return kind.from_pretrained(folder, subfolder=component, torch_dtype=torch.float32).to(device).eval()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from diffusers import DDIMScheduler, UNet2DModel
+from diffusers import DDIMScheduler, ModelMixin
 from PIL import Image
 from torch import Tensor
 
@@ -16,7 +16,7 @@ BATCH = 512
 
 @torch.no_grad()
 def sample(
-    unet: UNet2DModel,
+    model: ModelMixin,
     labels: Sequence[int],
     seeds: Sequence[int],
     *,
@@ -29,13 +29,14 @@ def sample(
     parts = []
     for start in range(0, len(labels), BATCH):
         noise = [torch.randn(3, SIZE, SIZE, generator=torch.Generator().manual_seed(s)) for s in seeds[start:][:BATCH]]
-        x_t = torch.stack(noise).to(unet.device)
-        classes = torch.tensor(labels[start:][:BATCH], device=unet.device)
+        x_t = torch.stack(noise).to(model.device)
+        classes = torch.tensor(labels[start:][:BATCH], device=model.device)
         classes = torch.cat([torch.full_like(classes, null_label), classes])
         scheduler = DDIMScheduler(**SCHEDULER)
         scheduler.set_timesteps(num_inference_steps)
         for t in scheduler.timesteps:
-            v_null, v_label = unet(torch.cat([x_t, x_t]), t, class_labels=classes).sample.chunk(2)
+            timesteps = t.to(model.device).expand(len(classes))  # a DiT takes one for each picture
+            v_null, v_label = model(torch.cat([x_t, x_t]), timesteps, class_labels=classes).sample.chunk(2)
             v = v_null + guidance_scale * (v_label - v_null)
             x_t = scheduler.step(v, t, x_t, use_clipped_model_output=use_clipped_model_output).prev_sample
         parts.append(to_bytes(x_t))

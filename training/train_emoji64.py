@@ -1,4 +1,6 @@
-"""Train emoji64, in one run or in several: `python -m training.train_emoji64 --data emoji64.npz --out runs/emoji64`.
+"""Train emoji64, or with --model dit emoji64-dit, in one run or in several.
+
+    python -m training.train_emoji64 --data emoji64.npz --out runs/emoji64
 
 A run ends after --steps or after --minutes, and leaves checkpoint.pt, the averaged weights as a model folder (model/),
 sample grids and log.jsonl under --out. Started again with the same --out it goes on from the checkpoint: every draw of
@@ -12,15 +14,14 @@ import time
 from pathlib import Path
 
 import torch
-from diffusers import UNet2DModel
+from diffusers import ModelMixin
 
 from training.data import Augmenter, Pictures, load, to_model_range
 from training.diffusion import NULL_PROBABILITY, Diffusion, mean_loss, picture_distribution, stratified_draw
 from training.labels import Labels
-from training.model import CHANNELS, build_unet, save_model
+from training.model import SHAPES, build_model, save_model
 from training.sampling import sample, save_grid
 
-LEARNING_RATE = 1e-3
 WARM_UP_STEPS = 300
 DECAY_FRACTION = 0.25  # the last quarter falls linearly to 0
 EMA_DECAY = 0.999
@@ -29,6 +30,7 @@ GRADIENT_NORM = 1.0
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=SHAPES, default="unet")
     parser.add_argument("--data", type=Path, required=True, help="emoji64.npz")
     parser.add_argument("--out", type=Path, required=True, help="folder of checkpoint, model, grids and log")
     parser.add_argument("--steps", type=int, default=24_000, help="length of the whole training")
@@ -37,7 +39,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--channels", type=int, nargs=4, default=CHANNELS)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--shape", type=int, nargs="+", help="channels of four levels, or a DiT's width and blocks")
     parser.add_argument("--report-every", type=int, default=1000, help="steps between validation losses and grids")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -50,13 +53,13 @@ class Trainer:
     def __init__(self, args: argparse.Namespace, train: Pictures, labels: Labels):
         self.args, self.train, self.labels = args, train, labels
         torch.manual_seed(args.seed)
-        self.unet = build_unet(labels, tuple(args.channels), args.dropout).to(args.device)
-        self.unet = self.unet.to(memory_format=torch.channels_last)
-        self.ema = copy.deepcopy(self.unet).eval().requires_grad_(False)
-        on_gpu = self.unet.device.type == "cuda"
-        self.forward = torch.compile(self.unet) if on_gpu else self.unet
+        self.model = build_model(args.model, labels, args.shape or SHAPES[args.model], args.dropout).to(args.device)
+        self.model = self.model.to(memory_format=torch.channels_last)
+        self.ema = copy.deepcopy(self.model).eval().requires_grad_(False)
+        on_gpu = self.model.device.type == "cuda"
+        self.forward = torch.compile(self.model) if on_gpu else self.model
         self.optimiser = torch.optim.AdamW(
-            self.unet.parameters(), lr=0.0, betas=(0.9, 0.99), weight_decay=0.01, fused=on_gpu
+            self.model.parameters(), lr=0.0, betas=(0.9, 0.99), weight_decay=0.01, fused=on_gpu
         )
         self.step = 0
         self.diffusion = Diffusion(args.device)
@@ -73,9 +76,9 @@ class Trainer:
         t = self.diffusion.draw_t(len(indices))
         loss = self.diffusion.loss(self.forward, x_0, labels, t, torch.randn_like(x_0)).mean()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.unet.parameters(), GRADIENT_NORM)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), GRADIENT_NORM)
         for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(self.step, self.args.steps)
+            group["lr"] = self.args.learning_rate * rate_factor(self.step, self.args.steps)
         self.optimiser.step()
         self.optimiser.zero_grad()
         self._update_ema()
@@ -85,11 +88,11 @@ class Trainer:
     @torch.no_grad()
     def _update_ema(self) -> None:
         decay = min(EMA_DECAY, (1 + self.step) / (10 + self.step))
-        torch._foreach_lerp_(list(self.ema.parameters()), list(self.unet.parameters()), 1 - decay)
+        torch._foreach_lerp_(list(self.ema.parameters()), list(self.model.parameters()), 1 - decay)
 
     def save(self, path: Path) -> None:
         state = {
-            "unet": self.unet.state_dict(),
+            "model": self.model.state_dict(),
             "ema": self.ema.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "step": self.step,
@@ -99,24 +102,24 @@ class Trainer:
 
     def resume(self, path: Path) -> None:
         state = torch.load(path, map_location=self.args.device, weights_only=True)
-        self.unet.load_state_dict(state["unet"])
+        self.model.load_state_dict(state["model"])
         self.ema.load_state_dict(state["ema"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.step = state["step"]
 
 
-def learning_rate(step: int, steps: int) -> float:
-    """Warm-up, hold, then a linear fall to 0 over the last quarter."""
+def rate_factor(step: int, steps: int) -> float:
+    """Of the learning rate: warm-up, hold, then a linear fall to 0 over the last quarter."""
     warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
     fall = min(1.0, (steps - step) / (DECAY_FRACTION * steps))
-    return LEARNING_RATE * warm_up * fall
+    return warm_up * fall
 
 
-def draw_grid(unet: UNet2DModel, labels: Labels, path: Path) -> None:
+def draw_grid(model: ModelMixin, labels: Labels, path: Path) -> None:
     """Two pictures of every style and group, one row of columns per style: seeds 0 and 1, 20 steps."""
     index = {name: i for i, name in enumerate(labels.names)}
     chosen = [index[members[seed % len(members)]] for members in labels.groups.values() for seed in (0, 1)]
-    images = sample(unet, chosen, [0, 1] * len(labels.groups), null_label=labels.null_label, num_inference_steps=20)
+    images = sample(model, chosen, [0, 1] * len(labels.groups), null_label=labels.null_label, num_inference_steps=20)
     save_grid(images, columns=18, path=path)
 
 
@@ -143,7 +146,7 @@ def run(args: argparse.Namespace) -> Trainer:
     checkpoint = args.out / "checkpoint.pt"
     if checkpoint.exists():
         trainer.resume(checkpoint)
-    size = sum(p.numel() for p in trainer.unet.parameters())
+    size = sum(p.numel() for p in trainer.model.parameters())
     print(f"{len(train)} pictures, {len(labels.names)} labels, {size} parameters, step {trainer.step}", flush=True)
     losses: list[torch.Tensor] = []
     reported = time.monotonic()
