@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "DDIMScheduler": "fastdiff.schedulers",
     "DDPMScheduler": "fastdiff.schedulers",
+    "DiTTransformer2DModel": "fastdiff.models.dit",
     "InputError": "fastdiff.errors",
     "NonFiniteError": "fastdiff.errors",
     "Pipeline": "fastdiff.pipeline",

@@ -58,7 +58,7 @@ def share_parameters(model: nn.Module) -> UNet2DModel:
         ours = UNet2DModel.from_config(model.config)
     state = {}
     for name in ours.state_dict():
-        keys = diffusers_keys(name)
+        keys = diffusers_keys(ours, name)
         missing = [key for key in keys if key not in theirs]
         if missing:
             raise InputError(f"accelerate: the model has no {missing[0]}; undo changes to its layers first")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from fastdiff.errors import InputError
 
@@ -31,6 +31,9 @@ def from_mapping(cls: type[Config], mapping: Mapping[str, Any], source: str) -> 
     """
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in mapping.items()}
     values = {key: value for key, value in values.items() if not key.startswith("_")}
+    for key, only in getattr(cls, "SWITCHED_OFF", {}).items():
+        if values.pop(key, only) != only:
+            raise InputError(f"{source}: {key} {mapping[key]!r} is not supported; fastdiff runs {key} {only!r} only")
     known = {field.name for field in fields(cls)}
     unknown = sorted(values.keys() - known)
     if unknown:
@@ -45,8 +48,38 @@ def from_mapping(cls: type[Config], mapping: Mapping[str, Any], source: str) -> 
         raise InputError(f"{source}: an option is of the wrong type ({error}); save the model again") from None
 
 
+class DenoiserConfig:
+    """What is asked of the config of any denoiser. Below are diffusers' options, by their names and defaults."""
+
+    SWITCHED_OFF: ClassVar[Mapping[str, Any]] = {}  # options of diffusers' class that we know at one value only
+    sample_size: int | tuple[int, int] | None
+    in_channels: int
+    out_channels: int
+    num_class_embeds: int | None  # labels are indices into a table of this size
+    class_embed_type: str | None
+    null_label: int | None = None  # the index that stands for "no label", where the architecture has one
+    size_factor: int  # what height and width must be multiples of
+    min_size: int
+
+    @property
+    def takes_labels(self) -> bool:
+        return self.num_class_embeds is not None or self.class_embed_type is not None
+
+    def _check_choices(self, choices: Mapping[str, tuple]) -> None:
+        for name, known in choices.items():
+            value = getattr(self, name)
+            if value not in known:
+                raise InputError(f"{name}: {value!r} is not supported; choose from {', '.join(map(str, known))}")
+
+
+def _check_counts(counts: Mapping[str, Any]) -> None:
+    for name, value in counts.items():
+        if not isinstance(value, int) or value < 1:
+            raise InputError(f"{name}: {value!r} is not a whole number of at least 1")
+
+
 @dataclass(frozen=True)
-class UNet2DConfig:
+class UNet2DConfig(DenoiserConfig):
     """The options of diffusers' UNet2DModel, by the same names and with the same defaults."""
 
     sample_size: int | tuple[int, int] | None = None  # height and width, pixels; the default size to draw
@@ -79,10 +112,7 @@ class UNet2DConfig:
     num_train_timesteps: int | None = None  # with time_embedding_type learned
 
     def __post_init__(self):
-        for name, choices in _UNET_CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                raise InputError(f"{name}: {value!r} is not supported; choose from {', '.join(map(str, choices))}")
+        self._check_choices(_UNET_CHOICES)
         for kinds, known in ((self.down_kinds, _DOWN_BLOCKS), (self.up_kinds, _UP_BLOCKS)):
             for kind in kinds:
                 if kind not in known:
@@ -129,9 +159,7 @@ class UNet2DConfig:
             "layers_per_block": self.layers_per_block,
             **{f"block_out_channels[{i}]": width for i, width in enumerate(self.block_out_channels)},
         }
-        for name, value in counts.items():
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"{name}: {value!r} is not a whole number of at least 1")
+        _check_counts(counts)
         size = self.sample_size if isinstance(self.sample_size, tuple) else (self.sample_size or 1,) * 2
         if len(size) != 2 or not all(isinstance(side, int) and side >= 1 for side in size):
             raise InputError(f"sample_size: {self.sample_size!r} is neither a number nor a height and a width")
@@ -177,3 +205,79 @@ _UP_BLOCKS = (
     "AttnSkipUpBlock2D",
     "KUpBlock2D",
 )
+
+
+@dataclass(frozen=True)
+class DiTTransformer2DConfig(DenoiserConfig):
+    """The options of diffusers' DiTTransformer2DModel, by the same names and with the same defaults."""
+
+    num_attention_heads: int = 16
+    attention_head_dim: int = 72  # the width of a head; tokens are num_attention_heads of them wide
+    in_channels: int = 4
+    out_channels: int | None = None  # None: in_channels. Twice as many: the second half is the learned variance
+    num_layers: int = 28
+    dropout: float = 0.0  # training only
+    norm_num_groups: int = 32  # in diffusers without effect too
+    attention_bias: bool = True  # of Q, K and V
+    sample_size: int = 32  # height and width of what it denoises, latents or pixels
+    patch_size: int = 2
+    activation_fn: str = "gelu-approximate"  # gelu-approximate, gelu, linear-silu
+    num_embeds_ada_norm: int | None = 1000  # labels; the null label is the one after them
+    upcast_attention: bool = False
+    norm_type: str = "ada_norm_zero"
+    norm_elementwise_affine: bool = False  # of the norm before the MLP
+    norm_eps: float = 1e-5  # of the norm before the MLP; the others have 1e-6
+
+    # Transformer2DModel, diffusers' older name of the class, has these beside them.
+    SWITCHED_OFF: ClassVar[Mapping[str, Any]] = {
+        "attention_type": "default",
+        "caption_channels": None,
+        "cross_attention_dim": None,
+        "double_self_attention": False,
+        "interpolation_scale": None,
+        "num_vector_embeds": None,
+        "only_cross_attention": False,
+        "upcast_attention": False,
+        "use_additional_conditions": None,
+        "use_linear_projection": False,
+    }
+    class_embed_type = None
+
+    def __post_init__(self):
+        if self.out_channels is None:
+            object.__setattr__(self, "out_channels", self.in_channels)
+        self._check_choices({"norm_type": ("ada_norm_zero",), "activation_fn": tuple(MLP_ACTIVATIONS)})
+        names = "num_attention_heads attention_head_dim in_channels out_channels num_layers sample_size patch_size"
+        _check_counts({name: getattr(self, name) for name in (*names.split(), "num_embeds_ada_norm")})
+        if self.sample_size % self.patch_size:
+            raise InputError(f"sample_size: {self.sample_size} is not a multiple of patch_size {self.patch_size}")
+        if self.inner_dim % 4:
+            raise InputError(
+                f"attention_head_dim: {self.num_attention_heads} heads of it are {self.inner_dim} channels; "
+                "the positions need a multiple of 4"
+            )
+
+    @property
+    def inner_dim(self) -> int:
+        return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def num_class_embeds(self) -> int:
+        return self.num_embeds_ada_norm + 1
+
+    @property
+    def null_label(self) -> int:
+        return self.num_embeds_ada_norm
+
+    @property
+    def size_factor(self) -> int:
+        return self.patch_size
+
+    @property
+    def min_size(self) -> int:
+        return self.patch_size
+
+
+MLP_ACTIVATIONS = {"gelu-approximate": "gelu_tanh", "gelu": "gelu", "linear-silu": "silu"}  # diffusers' name -> ours
+
+CONFIGS: dict[str, type[DenoiserConfig]] = {"unet": UNet2DConfig, "transformer": DiTTransformer2DConfig}

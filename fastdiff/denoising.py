@@ -14,33 +14,48 @@ import torch
 from torch import Tensor
 
 from fastdiff.kernels.denoise import denoise_step
-from fastdiff.models.unet import Conditioning, UNet2DModel
+from fastdiff.models.denoiser import ROWS, Conditioning, Denoiser, in_rows
 from fastdiff.schedule import Schedule
 
 # Of the noise added in a step: each picture's seed (N,) int64 for Philox, or what draws the next (N, H, W, C).
 NoiseSource = Tensor | Callable[[], Tensor]
 
+TABLE_BYTES = 2**28  # of a chunk of a table: a row of DiT-XL/2 has 0.4 MB in 16 bits
 
-@dataclass(frozen=True)
+
 class Table:
-    """The conditioning of all steps, made before the loop."""
+    """The conditioning of every step under every label, made before the steps that need it, a chunk at a time."""
 
-    temb: Tensor  # (labels, steps, width)
-    timesteps: Tensor  # (steps,) on the model's device
+    def __init__(self, denoiser: Denoiser, timesteps: Tensor, labels: Tensor | None):
+        """timesteps (steps,); labels (rows, ...), or None for a model that takes none."""
+        self._denoiser, self._labels = denoiser, labels
+        self._timesteps = timesteps.to(denoiser.device)
+        bytes_a_step = denoiser.conditioning_width * denoiser.dtype.itemsize * (1 if labels is None else len(labels))
+        fitting = max(1, TABLE_BYTES // bytes_a_step)
+        self._chunk = fitting - fitting % ROWS or fitting
+        self._made, self._temb = range(0), None
 
-    def rows(self, labels: Tensor, step: int) -> Conditioning:
-        """The rows of the table's `labels` (N,) at a step."""
-        return Conditioning(self.temb[labels, step], self.timesteps[step].expand(len(labels)))
+    def at(self, step: int) -> Conditioning:
+        """That of a step, a row for each label."""
+        if step not in self._made:
+            first = step - step % self._chunk
+            self._made, self._temb = range(first, min(first + self._chunk, len(self._timesteps))), None
+            self._temb = make_table(self._denoiser, self._timesteps, self._labels, self._made)
+        temb = self._temb[:, step - self._made.start]
+        return Conditioning(temb, self._timesteps[step].expand(len(temb)))
 
 
-def make_table(unet: UNet2DModel, timesteps: Tensor, labels: Tensor | None) -> Table:
-    """Embeddings and projections for `timesteps` (steps,) under each of the `labels` (rows, ...), or under none.
+def make_table(denoiser: Denoiser, timesteps: Tensor, labels: Tensor | None, steps: range) -> Tensor:
+    """(labels, steps, width): embeddings and projections for some `steps` under each of the `labels`, or under none.
 
-    One label at a time, so that the shape of every product, and with it every bit, is the same in any company.
+    ROWS timesteps of one label at a time, each with a place of its own among them, so that the shape of every product,
+    and with it every bit, is the same in any company.
     """
-    timesteps = timesteps.to(unet.device)
-    each = [None] if labels is None else [label.expand(len(timesteps), *label.shape) for label in labels]
-    return Table(torch.stack([unet.conditioning(timesteps, label).temb for label in each]), timesteps)
+    first = steps.start - steps.start % ROWS
+    groups = in_rows(timesteps[first : steps.stop])
+    each = [None] if labels is None else [label.expand(ROWS, *label.shape) for label in labels]
+    table = [torch.cat([denoiser.conditioning(group, label).temb for group in groups]) for label in each]
+    return torch.stack([rows[steps.start - first : steps.stop - first] for rows in table])
 
 
 @dataclass(frozen=True)
@@ -52,7 +67,7 @@ class Guidance:
 
 
 def denoise(
-    unet: UNet2DModel,
+    denoiser: Denoiser,
     x_t: Tensor,
     schedule: Schedule,
     table: Table,
@@ -68,8 +83,8 @@ def denoise(
         labels: (N,) int64, each picture's row of `table`.
         noise: where the noise of a step comes from.
     """
-    loop = _Loop(unet, schedule, table, labels, guidance)
-    take_step = loop.step_by_picture if unet.device.type == "cpu" else loop.step_as_graph
+    loop = _Loop(denoiser, schedule, table, labels, guidance)
+    take_step = loop.step_by_picture if denoiser.device.type == "cpu" else loop.step_as_graph
     for i, draws in enumerate(schedule.draws_noise):
         x_t, x0 = take_step(x_t, i, (noise if isinstance(noise, Tensor) else noise()) if draws else None)
         yield x_t, x0
@@ -82,7 +97,7 @@ class _Loop:
     The noise is (N, H, W, C), or the pictures' seeds (N,), or None.
     """
 
-    unet: UNet2DModel
+    denoiser: Denoiser
     schedule: Schedule
     table: Table
     labels: Tensor
@@ -90,7 +105,7 @@ class _Loop:
 
     @functools.cached_property
     def steps(self) -> Tensor:
-        return torch.arange(len(self.schedule), dtype=torch.int32, device=self.unet.device)
+        return torch.arange(len(self.schedule), dtype=torch.int32, device=self.denoiser.device)
 
     @property
     def null_labels(self) -> Tensor:
@@ -110,23 +125,24 @@ class _Loop:
         def step(
             x_t: Tensor, temb: Tensor, timesteps: Tensor, rows: Tensor, step: Tensor, noise: Tensor | None = None
         ) -> tuple[Tensor, Tensor]:
-            x = x_t.to(self.unet.dtype)
+            x = x_t.to(self.denoiser.dtype)
             x = torch.cat([x, x]) if guided else x
-            outputs = self.unet.predict(x, Conditioning(temb, timesteps)).split(len(x_t))
+            outputs = self.denoiser.predict(x, Conditioning(temb, timesteps)).split(len(x_t))
             output, unguided = outputs if guided else (*outputs, None)
             return self.denoise_step(output, unguided, x_t, rows, step, noise)
 
         labels = torch.cat([self.labels, self.null_labels]) if guided else self.labels
         # By all that `step` depends on besides its arguments and the model.
-        run = self.unet.graphed((self.schedule.options, self.guidance and self.guidance.scale), step)
-        given = (x_t, *self.table.rows(labels, i), self.schedule.rows, self.steps[i : i + 1])
+        run = self.denoiser.graphed((self.schedule.options, self.guidance and self.guidance.scale), step)
+        given = (x_t, *self.table.at(i).of(labels), self.schedule.rows, self.steps[i : i + 1])
         return run(*given) if noise is None else run(*given, noise)
 
     def step_by_picture(self, x_t: Tensor, i: int, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """Each picture, and each half of a guided one, in a model call of its own; the calls run side by side."""
+        conditioning = self.table.at(i)
 
         def predict(x: Tensor, label: Tensor) -> Tensor:
-            return self.unet.predict(x.to(self.unet.dtype), self.table.rows(label, i))
+            return self.denoiser.predict(x.to(self.denoiser.dtype), conditioning.of(label))
 
         pictures, workers = x_t.split(1), _cpu_workers()
         nothing = [None] * len(pictures)

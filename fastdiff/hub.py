@@ -6,6 +6,7 @@ Nothing in a model folder is imported or executed: its JSON is read, its weights
 import difflib
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from fastdiff.config import read_json
@@ -13,15 +14,17 @@ from fastdiff.errors import InputError
 
 BUNDLED = Path(__file__).parent / "bundled"
 WEIGHTS = "diffusion_pytorch_model"  # the stem of diffusers' weight files
-PIPELINES = ("DDIMPipeline", "DDPMPipeline")
-MODELS = ("UNet2DModel",)
-_COMPONENTS = ("scheduler", "unet")  # of every pipeline above
+PIPELINES = {"DDIMPipeline": "unet", "DDPMPipeline": "unet", "DiTPipeline": "transformer"}  # and their denoisers
+# The classes of a denoiser; Transformer2DModel is the older name, under which the first DiTs were saved.
+MODELS = {"unet": ("UNet2DModel",), "transformer": ("DiTTransformer2DModel", "Transformer2DModel")}
+AUTOENCODER = "AutoencoderKL"
 
 _CONFIGS = ("model_index.json", "config.json")  # a pipeline's folder has the first, a plain model's the second
 # By name, not *.json: offline, the client refuses a snapshot that lacks any file asked for.
 _JSON_FILES = [
     *_CONFIGS,
     "unet/config.json",
+    "transformer/config.json",
     "scheduler_config.json",
     "scheduler/scheduler_config.json",
     "fastdiff.json",
@@ -117,25 +120,30 @@ def component_folder(root: str | Path, name: str) -> Path:
 
 
 def read_model_index(folder: str | Path) -> dict[str, str]:
-    """The classes that model_index.json names: {"pipeline": ..., "unet": ..., "scheduler": ...}.
+    """The classes that model_index.json names: {"pipeline": ..., "scheduler": ..., "unet": ...}.
 
+    A DiTPipeline has a `transformer` instead of the `unet`, and a `vae` unless it draws pixels (null in the file).
     Raises InputError for a pipeline or model class that fastdiff does not run, and for anything that asks for code
     from outside diffusers (custom pipelines, classes of other modules).
     """
     path = Path(folder) / "model_index.json"
     index = read_json(path)
     pipeline = index.get("_class_name")
-    if pipeline not in PIPELINES:
+    if pipeline not in list(PIPELINES):
         raise InputError(f"{path}: pipeline class {pipeline!r} is not supported; fastdiff runs {', '.join(PIPELINES)}")
-    components = {key: value for key, value in index.items() if not key.startswith("_")}
-    extra = sorted(components.keys() - set(_COMPONENTS))
+    denoiser = PIPELINES[pipeline]
+    optional = {"vae", "id2label"} if denoiser == "transformer" else set()
+    extra = sorted(key for key in index.keys() - {"scheduler", denoiser} - optional if not key.startswith("_"))
     if extra:
         raise InputError(
             f"{path}: {', '.join(extra)} is not part of a {pipeline}; remove it or save the pipeline again"
         )
-    classes = {name: _component_class(path, name, components.get(name)) for name in _COMPONENTS}
-    if classes["unet"] not in MODELS:
-        raise InputError(f"{path}: unet class {classes['unet']} is not supported; fastdiff runs {', '.join(MODELS)}")
+    classes = {name: _component_class(path, name, index.get(name)) for name in ("scheduler", denoiser)}
+    if "vae" in optional and index.get("vae") not in (None, [None, None]):
+        classes["vae"] = _component_class(path, "vae", index["vae"])
+    for name, known in ((denoiser, MODELS[denoiser]), ("vae", (AUTOENCODER,))):
+        if name in classes and classes[name] not in known:
+            raise InputError(f"{path}: {name} class {classes[name]} is not supported; fastdiff runs {', '.join(known)}")
     return {"pipeline": pipeline, **classes}
 
 
@@ -154,14 +162,15 @@ def _is_model(folder: str | Path) -> bool:
     return os.path.isdir(folder) and any(os.path.isfile(os.path.join(folder, config)) for config in _CONFIGS)
 
 
-def _check_supported(folder: Path) -> None:
+def _check_supported(folder: Path) -> list[str]:
+    """The components of the pipeline in `folder` that have weights; none where it holds a plain model."""
     if (folder / "model_index.json").is_file():
-        read_model_index(folder)
-        return
+        return [name for name in read_model_index(folder) if name not in ("pipeline", "scheduler")]
     path = folder / "config.json"
-    class_name = read_json(path).get("_class_name")
-    if class_name not in MODELS:
-        raise InputError(f"{path}: model class {class_name!r} is not supported; fastdiff runs {', '.join(MODELS)}")
+    class_name, known = read_json(path).get("_class_name"), [name for names in MODELS.values() for name in names]
+    if class_name not in known:
+        raise InputError(f"{path}: model class {class_name!r} is not supported; fastdiff runs {', '.join(known)}")
+    return []
 
 
 def _is_supported(folder: Path) -> bool:
@@ -182,7 +191,7 @@ def _download(
 ) -> Path:
     """Configs first, so that an unsupported pipeline is refused before its gigabytes come; then the weights.
 
-    The second request names the commit that the first one found: a push in between cannot mix two versions.
+    The later requests name the commit that the first one found: a push in between cannot mix two versions.
     """
 
     def snapshot(patterns: list[str], revision: str | None) -> Path:
@@ -191,18 +200,24 @@ def _download(
     root = snapshot(_JSON_FILES, revision)
     if not _is_model(root):
         raise InputError(f"hub model {repo_id} holds neither {' nor '.join(_CONFIGS)}; give one in diffusers' layout")
-    _check_supported(root)
-    unet = component_folder(root, "unet")
-    prefix = "" if unet == root else "unet/"
-    for extension in ("safetensors", "bin"):
-        shards = _shard_patterns(extension, variant)
-        names = [weights_name(extension, variant), *index_names(extension, variant), *shards]
-        snapshot([prefix + name for name in names], revision=root.name)
-        if any(any(unet.glob(name)) for name in names):
-            return root
-    wanted = "weights" if variant is None else f"weights of variant {variant!r}"
-    where = f"https://huggingface.co/{repo_id}/tree/{revision or 'main'}"
-    raise InputError(f"hub model {repo_id} has no {wanted} in diffusers' layout that can be had; see {where}")
+    components = _check_supported(root)
+    folders = [root / name if name == "vae" else component_folder(root, name) for name in components] or [root]
+    for folder in folders:
+        if not any(_fetch_weights(snapshot, root, folder, kind, variant) for kind in ("safetensors", "bin")):
+            wanted = "weights" if variant is None else f"weights of variant {variant!r}"
+            where = f"https://huggingface.co/{repo_id}/tree/{revision or 'main'}"
+            raise InputError(f"hub model {repo_id} has no {wanted} in diffusers' layout that can be had; see {where}")
+    return root
+
+
+def _fetch_weights(
+    snapshot: Callable[[list[str], str], Path], root: Path, folder: Path, extension: str, variant: str | None
+) -> bool:
+    """Download a component's weights, and the config of one that is no denoiser. Whether there are any weights."""
+    shards = _shard_patterns(extension, variant)
+    names = [weights_name(extension, variant), *index_names(extension, variant), *shards]
+    snapshot([(folder / name).relative_to(root).as_posix() for name in ("config.json", *names)], root.name)
+    return any(any(folder.glob(name)) for name in names)
 
 
 def _snapshot(

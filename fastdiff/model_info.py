@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fastdiff.config import from_mapping, read_json
 from fastdiff.errors import InputError
@@ -33,16 +34,18 @@ class ModelInfo:
     use_clipped_model_output: bool | None = None  # of DDIM
 
     @classmethod
-    def from_folder(cls, folder: str | Path, num_classes: int | None = None) -> "ModelInfo":
-        """Read `folder`/fastdiff.json; without that file every field keeps its default.
+    def from_folder(
+        cls, folder: str | Path, num_classes: int | None = None, null_label: int | None = None
+    ) -> "ModelInfo":
+        """Read `folder`/fastdiff.json; a key that is not there keeps its default, or diffusers' pipeline's own.
 
-        `num_classes` is the size of the model's label table, where the caller knows it. Raises InputError for an
-        unknown key, a value of the wrong type or out of range, two labels of one name, and labels beyond the table.
+        `num_classes` is the size of the model's label table and `null_label` that of its architecture, where the caller
+        knows them. Raises InputError for an unknown key, a value of the wrong type or out of range, two labels of one
+        name, and labels beyond the table.
         """
         path = Path(folder) / FILE_NAME
-        if not path.exists():
-            return cls()
-        info = from_mapping(cls, read_json(path), source=str(path))
+        said = _pipeline_defaults(Path(folder) / "model_index.json") | (read_json(path) if path.exists() else {})
+        info = from_mapping(cls, {"null_label": null_label} | said, source=str(path))
         for problem in (*info._wrong_options(), *info._wrong_labels(num_classes)):
             raise InputError(f"{path}: {problem}")
         return info
@@ -56,8 +59,9 @@ class ModelInfo:
         """The indices that `label` stands for, which is an index, an index in digits, or a name.
 
         They are one, or those of a group, whose labels take turns from seed to seed. A name is compared as lower-case
-        words, so "noto animals", "Noto/Animals" and "noto_animals" are one name, and a beginning is enough when only
-        one name begins so ("twemoji fl"). A text that is exactly a name is that name even when it is made of digits.
+        words, so "noto animals", "Noto/Animals" and "noto_animals" are one name. Of synonyms ("tench, Tinca tinca")
+        each is a name, and a beginning is enough when only one name begins so ("twemoji fl"). A text that is exactly a
+        name is that name even when it is made of digits.
         `num_classes` bounds the index, where the caller knows it.
         Raises InputError that lists close names, or the range of the index.
         """
@@ -79,6 +83,7 @@ class ModelInfo:
         matches = (
             [name for name in names if name == label]
             or [name for name, known in zip(names, words, strict=True) if known == asked]
+            or [name for name in names if asked in map(_words, name.split(","))]
             or [name for name, known in zip(names, words, strict=True) if asked and known.startswith(asked)]
         )
         if len(matches) == 1:
@@ -132,6 +137,22 @@ class ModelInfo:
                 yield f"label_groups: {group!r} holds {', '.join(unknown)}, which labels does not"
             if group in self.labels and names != [group]:
                 yield f"label_groups: {group!r} is a label already; give the group another name"
+
+
+def _pipeline_defaults(path: Path) -> dict[str, Any]:
+    """What diffusers' DiTPipeline says of itself: its guidance scale, and the names that its folder gives to labels."""
+    index = read_json(path) if path.exists() else {}
+    if index.get("_class_name") != "DiTPipeline":
+        return {}
+    return {"guidance_scale": 4.0, "labels": _label_names(index.get("id2label") or {}, path)}
+
+
+def _label_names(id2label: Any, path: Path) -> list[str]:
+    """{"0": "tench, Tinca tinca", ...} as a list; ImageNet has two cranes, and the second becomes "crane (517)"."""
+    if not isinstance(id2label, Mapping) or set(id2label) != set(map(str, range(len(id2label)))):
+        raise InputError(f"{path}: id2label is not an object of the names of labels 0 to the last; remove it")
+    names = [id2label[str(index)] for index in range(len(id2label))]
+    return [f"{name} ({index})" if name in names[:index] else name for index, name in enumerate(names)]
 
 
 def _words(name: str) -> str:

@@ -12,15 +12,18 @@ from torch import Generator, Tensor
 
 from fastdiff import hub
 from fastdiff.config import read_json
-from fastdiff.denoising import Guidance, denoise, make_table
+from fastdiff.denoising import Guidance, Table, denoise
 from fastdiff.errors import InputError
 from fastdiff.model_info import ModelInfo
+from fastdiff.models.denoiser import Denoiser
+from fastdiff.models.dit import DiTTransformer2DModel
 from fastdiff.models.unet import UNet2DModel
 from fastdiff.pictures import OUTPUT_TYPES, Label, decode, list_pictures
 from fastdiff.schedule import Schedule
 from fastdiff.schedulers import DDIMScheduler, Scheduler, randn_tensor, scheduler_from_config
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DENOISERS: dict[str, type[Denoiser]] = {kind.component: kind for kind in (UNet2DModel, DiTTransformer2DModel)}
 
 
 class PipelineOutput(NamedTuple):
@@ -52,8 +55,8 @@ class Pipeline:
     bits alone, in any batch and at any place in it (given `seed`; a `generator` draws as diffusers does).
     """
 
-    def __init__(self, unet: UNet2DModel, scheduler: Any, info: ModelInfo | None = None, name: str = "model"):
-        self.unet, self.info, self.name = unet, info or ModelInfo(), name
+    def __init__(self, denoiser: Denoiser, scheduler: Any, info: ModelInfo | None = None, name: str = "model"):
+        self.denoiser, self.info, self.name = denoiser, info or ModelInfo(), name
         self.scheduler = scheduler
 
     @classmethod
@@ -83,12 +86,14 @@ class Pipeline:
         if not (folder / "model_index.json").is_file():
             raise InputError(f"{folder} has no model_index.json; a pipeline folder also holds the model's scheduler")
         classes = hub.read_model_index(folder)
-        unet = UNet2DModel.from_pretrained(folder, variant=variant, dtype=resolve_dtype(dtype, device), device=device)
-        info = ModelInfo.from_folder(folder, num_classes=unet.config.num_class_embeds)
+        kind = DENOISERS[hub.PIPELINES[classes["pipeline"]]]
+        denoiser = kind.from_pretrained(folder, variant=variant, dtype=resolve_dtype(dtype, device), device=device)
+        config = denoiser.config
+        info = ModelInfo.from_folder(folder, config.num_class_embeds, config.null_label)
         # diffusers' DDIMPipeline makes a DDIMScheduler of whatever scheduler its folder holds.
         default = info.scheduler or ("ddim" if classes["pipeline"] == "DDIMPipeline" else None)
         config = read_json(hub.component_folder(folder, "scheduler") / "scheduler_config.json")
-        return cls(unet, scheduler_from_config(config, scheduler or default), info, name=str(name_or_path))
+        return cls(denoiser, scheduler_from_config(config, scheduler or default), info, name=str(name_or_path))
 
     @property
     def scheduler(self) -> Scheduler:
@@ -108,15 +113,15 @@ class Pipeline:
 
     @property
     def device(self) -> torch.device:
-        return self.unet.device
+        return self.denoiser.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.unet.dtype
+        return self.denoiser.dtype
 
     def to(self, *args, **kwargs) -> "Pipeline":
         """Move the model to a device or dtype, as torch's Module.to does."""
-        self.unet.to(*args, **kwargs)
+        self.denoiser.to(*args, **kwargs)
         return self
 
     def __call__(self, *, return_dict: bool = True, **options) -> PipelineOutput | tuple[Any]:
@@ -179,9 +184,9 @@ class Pipeline:
             return randn_tensor(shape, generator, self.device, self.dtype).permute(0, 2, 3, 1)
 
         def run() -> Iterator[Step]:
-            table = make_table(self.unet, schedule.timesteps, distinct)
+            table = Table(self.denoiser, schedule.timesteps, distinct)
             noise = torch.tensor(seeds, device=self.device) if generator is None else draw_noise
-            steps = denoise(self.unet, x_t, schedule, table, rows, noise=noise, guidance=guidance)
+            steps = denoise(self.denoiser, x_t, schedule, table, rows, noise=noise, guidance=guidance)
             for i, (x, x0) in enumerate(steps):
                 images = decode(x, output_type) if i == len(schedule) - 1 else None
                 yield Step(i, len(schedule), int(schedule.timesteps[i]), images, x, x0)
@@ -198,7 +203,7 @@ class Pipeline:
             steps = self.info.num_inference_steps or (50 if ddim else len(self.scheduler))
         schedule = self.scheduler.schedule(steps, eta=eta, use_clipped_model_output=use_clipped_model_output)
         halves = 1 if schedule.options.variance == "fixed" else 2
-        channels = self.unet.config.in_channels, self.unet.config.out_channels
+        channels = self.denoiser.config.in_channels, self.denoiser.config.out_channels
         if channels[1] != halves * channels[0]:
             raise InputError(
                 f"the model has {channels[0]} input and {channels[1]} output channels, which does not fit the "
@@ -216,14 +221,14 @@ class Pipeline:
     ) -> Tensor:
         """x_T (N, H, W, C) float32 on the device."""
         if latents is not None:
-            if latents.ndim != 4 or latents.shape[1] != self.unet.config.in_channels:
+            if latents.ndim != 4 or latents.shape[1] != self.denoiser.config.in_channels:
                 raise InputError(
-                    f"latents: expected (N, {self.unet.config.in_channels}, H, W), got {tuple(latents.shape)}"
+                    f"latents: expected (N, {self.denoiser.config.in_channels}, H, W), got {tuple(latents.shape)}"
                 )
-            self.unet.check_size(*latents.shape[2:])
+            self.denoiser.check_size(*latents.shape[2:])
             noise = latents.to(self.device)
         else:
-            shape = (self.unet.config.in_channels, *self._size(height, width))
+            shape = (self.denoiser.config.in_channels, *self._size(height, width))
             if generator is not None:
                 noise = randn_tensor((len(seeds), *shape), generator, self.device, self.dtype)
             else:
@@ -232,22 +237,22 @@ class Pipeline:
         return noise.float().permute(0, 2, 3, 1).contiguous()
 
     def _size(self, height: int | None, width: int | None) -> tuple[int, int]:
-        size = self.unet.config.sample_size
+        size = self.denoiser.config.sample_size
         default = size if isinstance(size, tuple) else (size, size)
         height, width = height or default[0], width or default[1]
         if height is None or width is None:
             raise InputError("height, width: this model's config has no sample_size; give both")
-        self.unet.check_size(height, width)
+        self.denoiser.check_size(height, width)
         return height, width
 
     def _conditions(
         self, labels: list[Label], seeds: list[int], scale: float | None
     ) -> tuple[Tensor | None, Tensor, Guidance | None]:
         """The distinct labels (rows, ...) that the model is asked under, each picture's row, and the guidance."""
-        config = self.unet.config
+        config = self.denoiser.config
         if scale not in (None, 1) and (config.num_class_embeds is None or config.class_embed_type is not None):
             raise InputError(f"guidance_scale: {scale} needs a model with a null label; this one has none")
-        if self.unet.class_embedding is None:
+        if not config.takes_labels:
             if any(label is not None for label in labels):
                 raise InputError("class_labels: this model is unconditional; leave them out")
             return None, torch.zeros(len(labels), dtype=torch.int64, device=self.device), None
@@ -266,9 +271,9 @@ class Pipeline:
 
     def _label_index(self, label: Label, seed: int) -> int:
         if label is not None:
-            return self.info.label_index(label, self.unet.config.num_class_embeds, seed)
+            return self.info.label_index(label, self.denoiser.config.num_class_embeds, seed)
         if self.info.null_label is None:
-            last = self.unet.config.num_class_embeds - 1
+            last = self.denoiser.config.num_class_embeds - 1
             raise InputError(f"class_labels: this model has no null label; give labels, 0 to {last}")
         return self.info.null_label
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdiff import hub, png
-from fastdiff.config import UNet2DConfig, from_mapping, read_json
+from fastdiff.config import CONFIGS, DenoiserConfig, from_mapping, read_json
 from fastdiff.errors import InputError
 from fastdiff.model_info import SCHEDULERS, ModelInfo
 
@@ -157,7 +157,7 @@ class ModelCard:
 
     name: str
     folder: Path
-    unet: UNet2DConfig
+    config: DenoiserConfig
     scheduler: str | None  # ddim, ddpm; None where the folder does not say
     num_train_timesteps: int
     info: ModelInfo
@@ -166,8 +166,9 @@ class ModelCard:
     def read(cls, name: str, folder: Path) -> "ModelCard":
         """Raises InputError for a folder without configs, or of a pipeline that fastdiff does not run."""
         classes = hub.read_model_index(folder)
-        unet_path = hub.component_folder(folder, "unet") / "config.json"
-        unet = from_mapping(UNet2DConfig, read_json(unet_path), source=str(unet_path))
+        component = hub.PIPELINES[classes["pipeline"]]
+        config_path = hub.component_folder(folder, component) / "config.json"
+        config = from_mapping(CONFIGS[component], read_json(config_path), source=str(config_path))
         scheduler_path = hub.component_folder(folder, "scheduler") / "scheduler_config.json"
         scheduler = read_json(scheduler_path)
         # diffusers' DDIMPipeline makes a DDIMScheduler of whatever scheduler its folder holds
@@ -178,10 +179,10 @@ class ModelCard:
         return cls(
             name=name,
             folder=folder,
-            unet=unet,
+            config=config,
             scheduler={"DDIMScheduler": "ddim", "DDPMScheduler": "ddpm"}.get(class_name),
             num_train_timesteps=num_train_timesteps,
-            info=ModelInfo.from_folder(folder, unet.num_class_embeds),
+            info=ModelInfo.from_folder(folder, config.num_class_embeds, config.null_label),
         )
 
     @property
@@ -192,13 +193,13 @@ class ModelCard:
     @property
     def labels(self) -> list[int]:
         """The indices of the labels that mean something: those with a name if any has one, and not the null label."""
-        count = len(self.info.labels) or self.unet.num_class_embeds or 0
+        count = len(self.info.labels) or self.config.num_class_embeds or 0
         return [label for label in range(count) if label != self.info.null_label]
 
     @property
     def size(self) -> tuple[int, int] | None:
         """(width, height) of its pictures in pixels, where the config says."""
-        side = self.unet.sample_size
+        side = self.config.sample_size
         return (side, side) if isinstance(side, int) else side and (side[1], side[0])
 
     def label_name(self, index: int | None) -> str | int | None:
@@ -259,12 +260,12 @@ def _steps(request: Request, card: ModelCard) -> int:
 
 def _labels(request: Request, card: ModelCard) -> tuple[tuple[int, ...], ...]:
     """The indices of each label asked for; without any, up to four labels or groups from the first to the last."""
-    if request.label and not card.unet.num_class_embeds:
+    if request.label and not card.config.num_class_embeds:
         raise InputError(f"label {_shorten(request.label[0])}: {card.name} has no labels; leave it out")
     every = list(card.info.label_groups) or card.labels
     count = min(DEFAULT_PICTURES, len(every))
     asked = request.label or [every[i * (len(every) - 1) // max(1, count - 1)] for i in range(count)]
-    labels = tuple(card.info.label_choices(label, card.unet.num_class_embeds) for label in asked)
+    labels = tuple(card.info.label_choices(label, card.config.num_class_embeds) for label in asked)
     if len(set(labels)) < len(labels):
         raise InputError("a label is given twice; for more pictures of it give --num-images")
     return labels

@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
     request = Request.from_flags(vars(args) | {"dtype": "float32", "num_images": 1})
     folder = hub.resolve(request.model, revision=request.revision, variant=request.variant)
     card = ModelCard.read(request.model, folder)
-    if card.unet.class_embed_type is not None:
-        raise InputError(f"{card.name}: verify knows no labels for class_embed_type {card.unet.class_embed_type}")
+    if card.config.class_embed_type is not None:
+        raise InputError(f"{card.name}: verify knows no labels for class_embed_type {card.config.class_embed_type}")
     request, cells = complete(request, card)
     labels = [label for _, label in cells if label is not None]
     reference = Reference(_import_diffusers(), card, request)
@@ -121,7 +121,7 @@ def _forwards(pipe, reference: Reference, labels: Sequence[int]) -> Iterator[Com
         for label in choices:
             classes = None if label is None else torch.full((2,), label, device=pipe.device)
             with torch.inference_mode():
-                ours, theirs = (unet(x_t, t, classes).sample for unet in (pipe.unet, reference.unet))
+                ours, theirs = (unet(x_t, t, classes).sample for unet in (pipe.denoiser, reference.unet))
             name = f"forward t={t}" + ("" if label is None else f" label={label}")
             yield _compare(name, ours, theirs, FORWARD_TOLERANCE)
 
@@ -153,7 +153,7 @@ def _noise(reference: Reference, count: int):
     import torch
 
     width, height = reference.card.size or (64, 64)
-    shape = (count, reference.card.unet.in_channels, height, width)
+    shape = (count, reference.card.config.in_channels, height, width)
     return torch.randn(shape, generator=torch.Generator().manual_seed(_SEED))
 
 

@@ -1,11 +1,11 @@
 """Weights of a diffusers model folder into a model: find the file, check every key, rename, fuse, lay out.
 
-A state dict has diffusers' names until `fuse_qkv`. Our models differ from diffusers' in one way: an attention holds
-one projection `to_qkv` (rows of q, then k, then v) where diffusers holds `to_q`, `to_k` and `to_v`.
+A state dict has diffusers' names until `fuse`. Our models differ from diffusers' where one parameter of ours stacks the
+rows of several: an attention holds one projection `to_qkv` (rows of q, then k, then v) where diffusers holds `to_q`,
+`to_k` and `to_v`, and a model may name in `stacked` layers that diffusers' blocks hold one each.
 """
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -53,23 +53,28 @@ def load_weights(
     rename_old_attention_keys(state, shapes)
     check_keys(state, shapes, f"{source} does not fit {type(model).__name__}")
     convert(state, source, dtype, device)
-    fuse_qkv(state, model.state_dict())
+    fuse(state, model)
     model.load_state_dict(state, strict=True, assign=True)
     model.requires_grad_(False)
     left = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
     assert not left, f"{type(model).__name__} made {left} on the meta device and keeps it out of its state dict"
 
 
-def diffusers_keys(name: str) -> list[str]:
-    """The keys in diffusers' state dict that make up our parameter `name`, in the order of its rows."""
-    return [name.replace(".to_qkv.", f".{part}.") for part in QKV] if ".to_qkv." in name else [name]
+def diffusers_keys(model: nn.Module, name: str) -> list[str]:
+    """The keys in diffusers' state dict that make up our model's parameter `name`, in the order of its rows."""
+    if ".to_qkv." in name:
+        return [name.replace(".to_qkv.", f".{part}.") for part in QKV]
+    for ours, theirs in getattr(model, "stacked", {}).items():
+        if name.startswith(ours):
+            return [prefix + name.removeprefix(ours) for prefix in theirs]
+    return [name]
 
 
 def diffusers_shapes(model: nn.Module) -> dict[str, torch.Size]:
     """The keys and shapes that diffusers' model of the same configuration saves."""
     shapes = {}
     for name, tensor in model.state_dict().items():
-        keys = diffusers_keys(name)
+        keys = diffusers_keys(model, name)
         shape = tensor.shape if len(keys) == 1 else torch.Size((tensor.shape[0] // len(keys), *tensor.shape[1:]))
         shapes |= dict.fromkeys(keys, shape)
     return shapes
@@ -117,10 +122,10 @@ def convert(state: dict[str, Tensor], source: str | Path, dtype: torch.dtype, de
         raise InputError(f"{source}: values beyond the range of {dtype} in {_some(beyond)}; use bfloat16 or float32")
 
 
-def fuse_qkv(state: dict[str, Tensor], names: Iterable[str]) -> None:
-    """Join to_q, to_k and to_v into the rows of to_qkv for every one among `names`, our model's keys."""
-    for name in names:
-        keys = diffusers_keys(name)
+def fuse(state: dict[str, Tensor], model: nn.Module) -> None:
+    """Stack the tensors of diffusers' names that make up one parameter of ours."""
+    for name in model.state_dict():
+        keys = diffusers_keys(model, name)
         if len(keys) > 1:
             state[name] = torch.cat([state.pop(key) for key in keys])
 

@@ -53,7 +53,7 @@ def test_same_seed_same_bits_in_any_company(emoji, case):
     options = {"num_inference_steps": 3, "output_type": "pt"} | options
     if scheduler is DDPMScheduler:
         emoji = Pipeline(
-            emoji.unet, DDPMScheduler.from_config(emoji.scheduler.config), ModelInfo(emoji.info.labels, null_label=216)
+            emoji.denoiser, DDPMScheduler.from_config(emoji.scheduler.config), ModelInfo(emoji.info.labels, null_label=216)
         )
     alone = emoji(seed=11, **options).images[0]
     for place, seeds in enumerate([[11, 3, 4, 5], [2, 11, 4, 5], [2, 3, 4, 11]]):
@@ -223,7 +223,7 @@ def test_learned_variance_without_its_channels(make):
 
 def test_nan_is_an_error_not_a_black_picture(make):
     pipe = make()
-    pipe.unet.conv_out.bias.data[1] = float("nan")
+    pipe.denoiser.conv_out.bias.data[1] = float("nan")
     with pytest.raises(NonFiniteError):
         pipe(num_inference_steps=2)
 

@@ -14,7 +14,7 @@ from fastdiff.model_info import SCHEDULERS, ModelInfo
 from fastdiff.settings import DTYPES, MAX_PICTURES, MAX_SEED, ModelCard, Request, complete, parse_seed
 
 EMOJI64 = ModelCard.read("emoji64", hub.bundled_models()["emoji64"])
-UNCONDITIONAL = replace(EMOJI64, unet=replace(EMOJI64.unet, num_class_embeds=None), info=ModelInfo())
+UNCONDITIONAL = replace(EMOJI64, config=replace(EMOJI64.config, num_class_embeds=None), info=ModelInfo())
 UNNAMED = replace(EMOJI64, info=ModelInfo())  # 217 labels without names, none of them the null label
 
 SEEDS = st.integers(0, MAX_SEED)
@@ -137,8 +137,8 @@ def test_labels_without_names_are_spread_and_recorded_by_index():
 
     last = UNNAMED.labels[-1]
     assert labels(UNNAMED) == (0, last // 3, 2 * last // 3, last)
-    assert labels(replace(UNNAMED, unet=replace(UNNAMED.unet, num_class_embeds=2))) == (0, 1)
-    assert labels(replace(UNNAMED, unet=replace(UNNAMED.unet, num_class_embeds=1))) == (0,)
+    assert labels(replace(UNNAMED, config=replace(UNNAMED.config, num_class_embeds=2))) == (0, 1)
+    assert labels(replace(UNNAMED, config=replace(UNNAMED.config, num_class_embeds=1))) == (0,)
     assert labels(replace(UNNAMED, info=ModelInfo(null_label=0)))[0] == 1
 
 

@@ -56,7 +56,7 @@ def test_ddpm_draws_its_step_noise_as_diffusers(ddpm_folder, capsys):
 def test_a_wrong_weight_is_found(ddpm_folder, capsys, monkeypatch):
     def load_wrong(*args):
         pipe = load_pipeline(*args)
-        pipe.unet.conv_out.bias.data += 2e-3
+        pipe.denoiser.conv_out.bias.data += 2e-3
         return pipe
 
     monkeypatch.setattr(verify, "load_pipeline", load_wrong)

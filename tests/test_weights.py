@@ -382,9 +382,9 @@ def test_old_attention_keys_load_as_in_diffusers(tmp_path, oracle):
     assert any("proj_attn" in key for key in state)
     save_file(state, tmp_path / f"{STEM}.safetensors")
     theirs = diffusers.UNet2DModel.from_pretrained(tmp_path).state_dict()
-    ours = UNet2DModel.from_pretrained(tmp_path).state_dict()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, torch.cat([theirs[key] for key in diffusers_keys(name)])), name
+    ours = UNet2DModel.from_pretrained(tmp_path)
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(tensor, torch.cat([theirs[key] for key in diffusers_keys(ours, name)])), name
 
 
 def test_old_and_new_attention_keys_together_are_refused():

@@ -1,16 +1,13 @@
 """UNet2DModel: the denoiser of DDPM and of its relatives, built from diffusers' config.json and weights."""
 
-from collections.abc import Callable, Hashable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fastdiff import hub, weights
-from fastdiff.config import UNet2DConfig, from_mapping, read_json
+from fastdiff.config import UNet2DConfig
 from fastdiff.errors import InputError
-from fastdiff.graphs import Graphed, Outputs
 from fastdiff.models.blocks import (
     BlockOptions,
     Conditioned,
@@ -24,6 +21,7 @@ from fastdiff.models.blocks import (
     UpBlock2D,
     UpStage,
 )
+from fastdiff.models.denoiser import Conditioning, Denoiser
 from fastdiff.models.layers import Conv2d, Feature, GaussianFourierProjection, GroupNorm, TimestepEmbedding, Timesteps
 
 
@@ -33,24 +31,14 @@ class UNet2DOutput(NamedTuple):
     sample: Tensor
 
 
-class Conditioning(NamedTuple):
-    """What the blocks know of time and class, a row for each picture or step."""
+class UNet2DModel(Denoiser):
+    """diffusers' UNet2DModel; see Denoiser."""
 
-    temb: Tensor  # (rows, width) the projections of every block side by side
-    timesteps: Tensor  # (rows,)
-
-
-class UNet2DModel(nn.Module):
-    """diffusers' UNet2DModel, for inference: the same configs, weights and call, channels-last inside.
-
-    Build it with `from_config` (random weights) or `from_pretrained`. Its parameters do not require grad.
-    """
+    config_class = UNet2DConfig
+    component = "unet"
 
     def __init__(self, config: UNet2DConfig):
-        super().__init__()
-        self.config = config
-        self.use_graphs = True  # on a GPU
-        self._graphs: dict[Hashable, Graphed] = {}
+        super().__init__(config)
         first = config.block_out_channels[0]
         temb_channels = config.time_embedding_dim or 4 * first
         options = BlockOptions(
@@ -80,53 +68,12 @@ class UNet2DModel(nn.Module):
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | UNet2DConfig, source: str = "config") -> "UNet2DModel":
         """A model with random weights from a mapping with diffusers' keys. InputError names a bad option."""
-        if not isinstance(config, UNet2DConfig):
-            config = from_mapping(UNet2DConfig, config, source)
-        try:
-            model = cls(config).eval()
-        except (ValueError, ZeroDivisionError) as error:  # torch's own: groups that do not divide a width...
-            raise InputError(f"{source}: {error}; correct this option of the model's config") from None
-        if config.has_k_blocks and not _fits_together(config):
+        model = super().from_config(config, source)
+        if model.config.has_k_blocks and not _fits_together(model.config):
             raise InputError(
                 f"{source}: these down_block_types and up_block_types do not fit together; use K blocks only"
             )
         return model
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        name_or_path: str | Path,
-        *,
-        subfolder: str | None = None,
-        variant: str | None = None,
-        dtype: torch.dtype = torch.float32,
-        device: str | torch.device = "cpu",
-        **hub_options,
-    ) -> "UNet2DModel":
-        """Config and weights from a folder that diffusers saved, a bundled name, or a hub id.
-
-        `subfolder` is the part of a pipeline folder (default: `unet` where there is one). `hub_options` are
-        `revision`, `token` and `local_files_only`. Raises InputError for a bad folder, config or weights file,
-        NonFiniteError for NaN or infinity in the weights.
-        """
-        root = hub.resolve(name_or_path, variant=variant, **hub_options)
-        folder = root / subfolder if subfolder else hub.component_folder(root, "unet")
-        config = read_json(folder / "config.json")
-        if config.get("_class_name", "UNet2DModel") != "UNet2DModel":
-            raise InputError(f"{folder / 'config.json'} describes a {config['_class_name']}; UNet2DModel is supported")
-        with torch.device("meta"):
-            model = cls.from_config(config, source=str(folder / "config.json"))
-        state = weights.load_state_dict(folder, variant=variant)
-        weights.load_weights(model, state, source=str(folder), dtype=dtype, device=device)
-        return model
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.conv_in.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.conv_in.weight.device
 
     def forward(
         self, sample: Tensor, timestep: Tensor | float, class_labels: Tensor | None = None, return_dict: bool = True
@@ -140,43 +87,12 @@ class UNet2DModel(nn.Module):
 
         Returns: UNet2DOutput with `.sample` (N, C_out, H, W); a tuple of it when not `return_dict`.
         """
-        self._check_sample(sample)
-        timestep = timestep if isinstance(timestep, Tensor) else int(timestep)
-        timesteps = torch.as_tensor(timestep, device=self.device).expand(len(sample))
-        labels = () if class_labels is None else (class_labels,)
-        (prediction,) = self.graphed("forward", self._forward)(sample.permute(0, 2, 3, 1), timesteps, *labels)
-        prediction = prediction.permute(0, 3, 1, 2)
+        prediction = self._run(sample, timestep, class_labels)
         return UNet2DOutput(prediction) if return_dict else (prediction,)
-
-    def _forward(self, x: Tensor, timesteps: Tensor, class_labels: Tensor | None = None) -> tuple[Tensor]:
-        """`forward` as a function of tensors, over (N, H, W, C)."""
-        return (self.predict(x.contiguous(), self.conditioning(timesteps, class_labels)),)
-
-    def graphed(self, name: Hashable, function: Callable[..., Outputs]) -> Callable[..., Outputs]:
-        """`function` of tensors, which runs this model, through CUDA graphs where there can be any.
-
-        `name` stands for all that the function depends on besides its arguments and the model.
-        """
-        if self.device.type != "cuda" or not self.use_graphs:
-            return function
-        return self._graphs.setdefault(name, Graphed(function))
-
-    def _apply(self, *args, **kwargs):
-        self._graphs.clear()  # they read the parameters where these were
-        return super()._apply(*args, **kwargs)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_graphs": {}}  # a copy of the model makes its own
 
     @torch.no_grad()
     def conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
-        """Everything that depends on time and class alone: made once, before a sampling loop.
-
-        Args: timesteps (rows,); class_labels as in `forward`, for each row.
-        """
-        if (class_labels is None) != (self.class_embedding is None):
-            has = "needs class_labels" if class_labels is None else "takes no class_labels: it is unconditional"
-            raise InputError(f"class_labels: this model {has}")
+        self._check_labels(class_labels)
         emb = self.time_embedding(self.time_proj(timesteps).to(self.dtype))
         if class_labels is not None:
             if self.config.class_embed_type == "timestep":
@@ -186,7 +102,6 @@ class UNet2DModel(nn.Module):
 
     @torch.no_grad()
     def predict(self, x: Tensor, conditioning: Conditioning) -> Tensor:
-        """x (N, H, W, C_in) contiguous -> (N, H, W, C_out), under the conditioning of N rows, or of one for all."""
         temb = conditioning.temb.expand(len(x), -1)
         x = 2 * x - 1 if self.config.center_input_sample else x
         rgb: Feature | None = Feature(x)
@@ -209,32 +124,13 @@ class UNet2DModel(nn.Module):
             x = x / conditioning.timesteps.view(-1, 1, 1, 1)
         return x
 
-    def check_size(self, height: int, width: int) -> None:
-        """InputError unless this model can draw height x width pixels."""
-        factor, least = self.config.size_factor, self.config.min_size
-        if height < least or width < least or height % factor or width % factor:
-            raise InputError(f"size {height}x{width}: this model draws multiples of {factor}, from {least} on")
-
-    def _check_sample(self, sample: Tensor) -> None:
-        if sample.ndim != 4 or sample.shape[1] != self.config.in_channels:
-            raise InputError(f"sample: expected (N, {self.config.in_channels}, H, W), got {tuple(sample.shape)}")
-        if (sample.dtype, sample.device) != (self.dtype, self.device):
-            raise InputError(
-                f"sample: {sample.dtype} on {sample.device}, but the model is {self.dtype} on {self.device}; "
-                "move one of them with .to()"
-            )
-        if sample.requires_grad and torch.is_grad_enabled():
-            raise InputError(
-                "sample: it requires grad, and this model is for inference only; call it on sample.detach()"
-            )
-        self.check_size(*sample.shape[2:])
-
     def _lay_out_columns(self) -> None:
         start = 0
         for block in self._conditioned:
             stop = start + block.width
             block.columns = slice(start, stop)
             start = stop
+        self.conditioning_width = start
 
 
 def _fits_together(config: UNet2DConfig) -> bool:
@@ -242,7 +138,7 @@ def _fits_together(config: UNet2DConfig) -> bool:
     with torch.device("meta"):
         model = UNet2DModel(config)
         x = torch.empty(1, config.min_size, config.min_size, config.in_channels)
-        temb = torch.empty(1, sum(block.width for block in model._conditioned))
+        temb = torch.empty(1, model.conditioning_width)
         try:
             model.predict(x, Conditioning(temb, torch.ones(1)))
         except (ValueError, RuntimeError, IndexError):

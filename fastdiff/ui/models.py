@@ -51,7 +51,7 @@ class Models:
         """A pipeline with a `scheduler` of its own around the model that all requests share."""
         shared = self._load(card.folder)
         own = scheduler_from_config(shared.scheduler.config, scheduler)
-        return Pipeline(shared.unet, own, shared.info, name=card.name)
+        return Pipeline(shared.denoiser, own, shared.info, name=card.name)
 
     def warm_up(self, name: str) -> None:
         """Load a model and draw one step, so that the first picture comes at once."""
@@ -83,8 +83,8 @@ class Models:
 
 def _read_card(name: str, folder: Path) -> ModelCard:
     card = ModelCard.read(name, folder)
-    if card.unet.class_embed_type is not None:
-        raise InputError(f"model {name}: the page has no control for class_embed_type {card.unet.class_embed_type}")
+    if card.config.class_embed_type is not None:
+        raise InputError(f"model {name}: the page has no control for class_embed_type {card.config.class_embed_type}")
     return card
 
 

@@ -155,7 +155,7 @@ class TestGraphs:
         options = {"num_inference_steps": 5, "num_images": 3, "output_type": "pt"}
         first = pipe(**options).images
         again = pipe(**options).images
-        pipe.unet.use_graphs = False
+        pipe.denoiser.use_graphs = False
         assert torch.equal(first, again)
         assert torch.equal(first, pipe(**options).images)
 

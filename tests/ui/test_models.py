@@ -97,7 +97,7 @@ def test_many_requests_load_a_model_once(monkeypatch):
     with ThreadPoolExecutor(4) as pool:
         pipes = list(pool.map(lambda scheduler: models.pipeline(card, scheduler), ["ddim", "ddpm"] * 2))
     assert len(loads) == 1
-    assert len({id(pipe.unet) for pipe in pipes}) == 1
+    assert len({id(pipe.denoiser) for pipe in pipes}) == 1
     assert [type(pipe.scheduler).__name__ for pipe in pipes] == ["DDIMScheduler", "DDPMScheduler"] * 2
 
 

@@ -1,0 +1,242 @@
+"""DiTTransformer2DModel: the transformer denoiser of DiT (Peebles and Xie 2022, arXiv 2212.09748).
+
+Tokens are (N, L, C), the patches of a picture row by row. A block is seven launches: norm with shift and scale, QKV,
+attention, projection with gate and residual; norm with shift and scale, linear with activation, linear with gate and
+residual. What a block knows of time and class, its shifts, scales and gates, is columns of one table, made before the
+sampling loop.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastdiff.config import MLP_ACTIVATIONS, DiTTransformer2DConfig
+from fastdiff.errors import InputError
+from fastdiff.kernels.attention import attention
+from fastdiff.kernels.layer_norm import layer_norm
+from fastdiff.kernels.linear import linear
+from fastdiff.models.denoiser import Conditioning, Denoiser, in_rows
+from fastdiff.models.layers import Timesteps
+
+EPS = 1e-6  # of the norms that diffusers fixes; the norm before the MLP has the config's
+TIME_WIDTH = 256  # of the sinusoidal embedding
+
+
+class Transformer2DModelOutput(NamedTuple):
+    """sample: (N, C_out, H, W), the prediction; with C_out = 2 C_in the second half is the learned variance."""
+
+    sample: Tensor
+
+
+class PatchEmbed(nn.Module):
+    """Patches to tokens, with 2-D sine and cosine positions; diffusers' PatchEmbed."""
+
+    def __init__(self, config: DiTTransformer2DConfig):
+        super().__init__()
+        self.patch_size = config.patch_size
+        self.base_side = config.sample_size // config.patch_size
+        self.proj = nn.Conv2d(config.in_channels, config.inner_dim, config.patch_size, config.patch_size)
+        self._positions: dict[tuple, Tensor] = {}  # never dropped: a CUDA graph may read them
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, H, W, C_in) -> (N, L, C)."""
+        n, height, _, channels = x.shape
+        p, side = self.patch_size, height // self.patch_size
+        patches = x.reshape(n, side, p, side, p, channels).transpose(2, 3).reshape(n, side**2, p * p * channels)
+        weight = self.proj.weight.permute(0, 2, 3, 1).flatten(1)  # a view of channels-last memory
+        return linear(patches, weight, self.proj.bias, residual=self._position(side).expand(n, -1, -1))
+
+    def _position(self, side: int) -> Tensor:
+        """(1, side^2, C) for side x side patches, which span as much as those that the model was trained on."""
+        key = (side, self.proj.weight.dtype, self.proj.weight.device)
+        if key not in self._positions:
+            table = positions(side, self.base_side, self.proj.out_channels)
+            self._positions[key] = table.to(self.proj.weight)[None]
+        return self._positions[key]
+
+
+def positions(side: int, base_side: int, channels: int) -> Tensor:
+    """(side^2, channels) float32 of a square of patches; diffusers' get_2d_sincos_pos_embed.
+
+    The first half of the channels tells the column, the second the row, each as sines, then cosines.
+    """
+    places = torch.arange(side, dtype=torch.float32) / (side / base_side)
+    frequencies = 10_000 ** -(torch.arange(channels // 4, dtype=torch.float64) / (channels / 4))
+    angles = torch.outer(places, frequencies)
+    waves = torch.cat([angles.sin(), angles.cos()], dim=1).float()  # (side, channels / 2)
+    return torch.cat([waves.repeat(side, 1), waves.repeat_interleave(side, dim=0)], dim=1)
+
+
+class CombinedTimestepLabelEmbeddings(nn.Module):
+    """Embeddings of time and class, added; diffusers' class of this name, that of every block at once.
+
+    In diffusers each block has its own. Here their parameters are stacked, as the rows of one, and a layer of theirs is
+    one product.
+    """
+
+    def __init__(self, config: DiTTransformer2DConfig):
+        super().__init__()
+        blocks, channels, labels = config.num_layers, config.inner_dim, config.num_class_embeds
+        self.blocks, self.labels = blocks, labels
+        self.time_proj = Timesteps(TIME_WIDTH, flip_sin_to_cos=True, freq_shift=1)
+        layers = {
+            "linear_1": nn.Linear(TIME_WIDTH, blocks * channels),
+            "linear_2": nn.Linear(channels, blocks * channels),
+        }
+        self.timestep_embedder = nn.ModuleDict(layers)
+        self.class_embedder = nn.ModuleDict({"embedding_table": nn.Embedding(blocks * labels, channels)})
+
+    def forward(self, timesteps: Tensor, class_labels: Tensor) -> Tensor:
+        """(rows,), (rows,) int64 -> (blocks, rows, C)."""
+        linear_1, linear_2 = self.timestep_embedder.values()
+        h = F.silu(linear_1(self.time_proj(timesteps).to(linear_1.weight.dtype)))
+        h = stacked_linear(h.unflatten(1, (self.blocks, -1)).transpose(0, 1), linear_2)
+        first_rows = self.labels * torch.arange(self.blocks, device=class_labels.device)
+        return h + self.class_embedder["embedding_table"](class_labels + first_rows[:, None])
+
+
+class AdaLayerNormZero(nn.Module):
+    """Time and class to shifts, scales and gates, those of every block at once; diffusers' class of this name.
+
+    The norm itself is part of the block.
+    """
+
+    def __init__(self, config: DiTTransformer2DConfig):
+        super().__init__()
+        self.emb = CombinedTimestepLabelEmbeddings(config)
+        self.linear = nn.Linear(config.inner_dim, config.num_layers * 6 * config.inner_dim)
+
+    def forward(self, timesteps: Tensor, class_labels: Tensor) -> tuple[Tensor, Tensor]:
+        """-> (blocks, rows, 6 C), and what it is made of: silu of the embeddings, (blocks, rows, C)."""
+        emb = F.silu(self.emb(timesteps, class_labels))
+        return stacked_linear(emb, self.linear), emb
+
+
+def stacked_linear(x: Tensor, layers: nn.Linear) -> Tensor:
+    """x (blocks, rows, C_in), each under its own layer of those that `layers` stacks -> (blocks, rows, C_out)."""
+    weight, bias = (tensor.unflatten(0, (len(x), -1)) for tensor in (layers.weight, layers.bias))
+    return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
+
+
+class Attention(nn.Module):
+    """Self-attention of tokens; diffusers' Attention as its BasicTransformerBlock configures it."""
+
+    def __init__(self, config: DiTTransformer2DConfig):
+        super().__init__()
+        self.heads = config.num_attention_heads
+        self.to_qkv = nn.Linear(config.inner_dim, 3 * config.inner_dim, bias=config.attention_bias)
+        self.to_out = nn.ModuleList([nn.Linear(config.inner_dim, config.inner_dim)])
+
+    def forward(self, x: Tensor, **epilogue: Tensor) -> Tensor:
+        qkv = linear(x, self.to_qkv.weight, self.to_qkv.bias)  # (N, L, 3 C)
+        x = attention(*qkv.chunk(3, dim=-1), heads=self.heads)
+        return linear(x, self.to_out[0].weight, self.to_out[0].bias, **epilogue)
+
+
+class FeedForward(nn.Module):
+    """Linear, activation, linear; diffusers' FeedForward."""
+
+    def __init__(self, config: DiTTransformer2DConfig):
+        super().__init__()
+        self.activation = MLP_ACTIVATIONS[config.activation_fn]
+        inner, outer = (
+            nn.Linear(config.inner_dim, 4 * config.inner_dim),
+            nn.Linear(4 * config.inner_dim, config.inner_dim),
+        )
+        self.net = nn.ModuleDict({"0": nn.ModuleDict({"proj": inner}), "2": outer})
+
+    def forward(self, x: Tensor, **epilogue: Tensor) -> Tensor:
+        inner, outer = self.net["0"]["proj"], self.net["2"]
+        x = linear(x, inner.weight, inner.bias, activation=self.activation)
+        return linear(x, outer.weight, outer.bias, **epilogue)
+
+
+class BasicTransformerBlock(nn.Module):
+    """Attention and an MLP, each modulated; diffusers' BasicTransformerBlock with ada_norm_zero, without its norm1."""
+
+    def __init__(self, config: DiTTransformer2DConfig):
+        super().__init__()
+        self.attn1 = Attention(config)
+        self.norm3 = nn.LayerNorm(config.inner_dim, config.norm_eps, config.norm_elementwise_affine)
+        self.ff = FeedForward(config)
+
+    def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
+        """x (N, L, C), modulation (N, 6 C) -> (N, L, C)."""
+        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = modulation.chunk(6, dim=1)
+        h = layer_norm(x, eps=EPS, scale=scale, shift=shift)
+        x = self.attn1(h, gate=gate, residual=x)
+        norm = self.norm3
+        h = layer_norm(x, norm.weight, norm.bias, eps=norm.eps, scale=scale_mlp, shift=shift_mlp)
+        return self.ff(h, gate=gate_mlp, residual=x)
+
+
+class DiTTransformer2DModel(Denoiser):
+    """diffusers' DiTTransformer2DModel; see Denoiser."""
+
+    config_class = DiTTransformer2DConfig
+    component = "transformer"
+
+    def __init__(self, config: DiTTransformer2DConfig):
+        super().__init__(config)
+        blocks, channels = config.num_layers, config.inner_dim
+        self.pos_embed = PatchEmbed(config)
+        self.norm1 = AdaLayerNormZero(config)
+        self.transformer_blocks = nn.ModuleList(BasicTransformerBlock(config) for _ in range(blocks))
+        self.proj_out_1 = nn.Linear(channels, 2 * channels)
+        self.proj_out_2 = nn.Linear(channels, config.patch_size**2 * config.out_channels)
+
+        self.stacked = {"norm1.": [f"transformer_blocks.{i}.norm1." for i in range(blocks)]}
+        self._columns = [6 * channels] * blocks + [2 * channels]
+        self.conditioning_width = sum(self._columns)
+        self.to(memory_format=torch.channels_last).requires_grad_(False)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        timestep: Tensor | float,
+        class_labels: Tensor | None = None,
+        *,
+        return_dict: bool = True,
+    ) -> Transformer2DModelOutput | tuple[Tensor]:
+        """One prediction, called like diffusers' model.
+
+        Args:
+            hidden_states: (N, C_in, H, H), the model's dtype and device; H a multiple of patch_size.
+            timestep: a tensor of one or N, or a number, of which the whole part counts.
+            class_labels: (N,) int64; num_embeds_ada_norm is the null label.
+
+        Returns: Transformer2DModelOutput with `.sample` (N, C_out, H, H); a tuple of it when not `return_dict`.
+        """
+        prediction = self._run(hidden_states, timestep, class_labels)
+        return Transformer2DModelOutput(prediction) if return_dict else (prediction,)
+
+    @torch.no_grad()
+    def conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
+        self._check_labels(class_labels)
+        groups = zip(in_rows(timesteps), in_rows(class_labels), strict=True)
+        return Conditioning(torch.cat([self._modulate(*group) for group in groups])[: len(timesteps)], timesteps)
+
+    def _modulate(self, timesteps: Tensor, class_labels: Tensor) -> Tensor:
+        """(rows,), (rows,) -> (rows, conditioning_width): what each block reads, then what the last norm does."""
+        modulations, emb = self.norm1(timesteps, class_labels)
+        return torch.cat([*modulations, self.proj_out_1(emb[0])], dim=1)  # block 0 embeds for the last norm too
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, conditioning: Conditioning) -> Tensor:
+        *modulations, last = conditioning.temb.expand(len(x), -1).split(self._columns, dim=1)
+        tokens = self.pos_embed(x)
+        for block, modulation in zip(self.transformer_blocks, modulations, strict=True):
+            tokens = block(tokens, modulation)
+
+        shift, scale = last.chunk(2, dim=1)
+        tokens = layer_norm(tokens, eps=EPS, scale=scale, shift=shift)
+        patches = linear(tokens, self.proj_out_2.weight, self.proj_out_2.bias)
+        side, p = x.shape[1] // self.config.patch_size, self.config.patch_size
+        return patches.reshape(len(x), side, side, p, p, -1).transpose(2, 3).reshape(*x.shape[:3], -1)
+
+    def check_size(self, height: int, width: int) -> None:
+        super().check_size(height, width)
+        if height != width:
+            raise InputError(f"size {height}x{width}: this model draws squares only; give one size for both")
