@@ -1,4 +1,4 @@
-"""Whole U-Net forwards against diffusers' on the same weights, each time beside its error.
+"""Whole forwards of U-Nets and transformers against diffusers' on the same weights, each time beside its error.
 
     python benchmarks/bench_models.py [--save [DIR]] [WORKLOAD ...]
 
@@ -17,7 +17,7 @@ from typing import Any
 import diffusers
 import torch
 from harness import DEVICE, ceilings, measure, report
-from shapes import UNETS_CPU, UNETS_GPU
+from shapes import MODELS_CPU, MODELS_GPU
 from torch import Tensor
 
 import fastdiff
@@ -25,7 +25,7 @@ from fastdiff.weights import load_weights
 
 GPU = DEVICE.type == "cuda"
 DTYPE = torch.bfloat16 if GPU else torch.float32
-WORKLOADS = UNETS_GPU if GPU else UNETS_CPU
+WORKLOADS = MODELS_GPU if GPU else MODELS_CPU
 
 
 def main() -> None:
@@ -42,10 +42,11 @@ def main() -> None:
 def row(name: str, tflops: float | None) -> dict[str, Any]:
     """Times and errors of a workload."""
     config, batch, gflop = WORKLOADS[name]
-    theirs, ours, sample, labels = build(config, batch)
-    expected = theirs(sample, 500, labels).sample.float()
+    theirs, ours = build(config)
+    sample, *condition = inputs(config, batch)
+    expected = theirs(sample, *condition).sample.float()
     theirs = theirs.to(DEVICE, DTYPE, memory_format=torch.channels_last if GPU else torch.preserve_format)
-    given = sample.to(DTYPE), torch.tensor(500, device=DEVICE), labels
+    given = sample.to(DTYPE), *condition
     errors = {
         f"{who}_err": ((model(*given).sample.float() - expected).abs().max() / expected.abs().max()).item()
         for who, model in (("fastdiff", ours), ("eager", theirs))
@@ -68,21 +69,32 @@ def row(name: str, tflops: float | None) -> dict[str, Any]:
     }
 
 
-def build(config: dict, batch: int) -> tuple[diffusers.UNet2DModel, fastdiff.UNet2DModel, Tensor, Tensor | None]:
-    """diffusers' model in float32 and ours with its weights in DTYPE, and what both are given."""
+def build(config: dict) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """diffusers' model in float32 and ours with its weights in DTYPE."""
     torch.manual_seed(0)
-    theirs = diffusers.UNet2DModel(**config).to(DEVICE).eval()
+    theirs = getattr(diffusers, class_name(config))(**config).to(DEVICE).eval()
     with torch.device("meta"):
-        ours = fastdiff.UNet2DModel.from_config(config)
+        ours = getattr(fastdiff, class_name(config)).from_config(config)
     load_weights(ours, theirs.state_dict(), source="benchmark", dtype=DTYPE, device=DEVICE)
-    sample = torch.randn(batch, 3, config["sample_size"], config["sample_size"], device=DEVICE)
-    labels = torch.zeros(batch, dtype=torch.int64, device=DEVICE) if "num_class_embeds" in config else None
-    return theirs, ours, sample, labels
+    return theirs, ours
 
 
-def compile_row(theirs: diffusers.UNet2DModel, given: tuple) -> dict[str, float]:
+def class_name(config: dict) -> str:
+    return "DiTTransformer2DModel" if "patch_size" in config else "UNet2DModel"
+
+
+def inputs(config: dict, batch: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What a model of `config` is given: sample, timesteps, labels."""
+    side, labelled = config["sample_size"], config.keys() & {"num_class_embeds", "num_embeds_ada_norm"}
+    sample = torch.randn(batch, config.get("in_channels", 3), side, side, device=DEVICE)
+    labels = torch.zeros(batch, dtype=torch.int64, device=DEVICE) if labelled else None
+    return sample, torch.full((batch,), 500, device=DEVICE), labels
+
+
+def compile_row(theirs: torch.nn.Module, given: tuple) -> dict[str, float]:
     torch._dynamo.reset()
-    theirs.fuse_qkv_projections()
+    if hasattr(theirs, "fuse_qkv_projections"):  # diffusers' DiT has no such method
+        theirs.fuse_qkv_projections()
     compiled = torch.compile(theirs, mode="reduce-overhead", fullgraph=True)
     start = time.perf_counter()
     compiled(*given)
@@ -119,9 +131,10 @@ def first_result_seconds(name: str) -> float:
     config, batch, _ = WORKLOADS[name]
     torch.zeros(1, device=DEVICE)
     start = time.perf_counter()
-    model = fastdiff.UNet2DModel.from_config(config).to(DEVICE, DTYPE)
-    size = config["sample_size"]
-    model(torch.zeros(batch, 3, size, size, device=DEVICE, dtype=DTYPE), 0)
+    with DEVICE:  # random numbers of a large model take the CPU long
+        model = getattr(fastdiff, class_name(config)).from_config(config).to(DTYPE)
+    sample, *condition = inputs(config, batch)
+    model(sample.to(DTYPE), *condition)
     torch.cuda.synchronize()
     return time.perf_counter() - start
 

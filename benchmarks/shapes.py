@@ -27,16 +27,29 @@ EMOJI64 = {  # the bundled model
     "down_block_types": ("DownBlock2D", "DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
     "up_block_types": ("AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D", "UpBlock2D"),
 }
+DIT_XL2 = {  # facebook/DiT-XL-2-256
+    "sample_size": 32,
+    "patch_size": 2,
+    "in_channels": 4,
+    "out_channels": 8,
+    "num_layers": 28,
+    "num_attention_heads": 16,
+    "attention_head_dim": 72,
+    "num_embeds_ada_norm": 1000,
+    "activation_fn": "gelu-approximate",
+}
 
 # workload -> config, batch, GFLOP of one forward (None: not counted)
-UNETS_GPU = {
+MODELS_GPU = {
     "ddpm32_b1": (DDPM32, 1, 12.4),
     "ddpm32_b64": (DDPM32, 64, 796),
     "ddpm32_b512": (DDPM32, 512, 6371),
     "ddpm256_b1": (DDPM256, 1, 497),
     "ddpm256_b8": (DDPM256, 8, 3976),
+    "dit_b2": (DIT_XL2, 2, 475),
+    "dit_b32": (DIT_XL2, 32, 7595),
 }
-UNETS_CPU = {
+MODELS_CPU = {
     "emoji64_b1": (EMOJI64, 1, None),
     "emoji64_b8": (EMOJI64, 8, None),
     "ddpm32_b1": (DDPM32, 1, 12.4),
