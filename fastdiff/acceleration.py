@@ -8,33 +8,39 @@ import sys
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fastdiff.errors import InputError
+from fastdiff.models.denoiser import Denoiser
+from fastdiff.models.dit import DiTTransformer2DModel
 from fastdiff.models.unet import UNet2DModel
-from fastdiff.weights import diffusers_keys
+from fastdiff.weights import diffusers_keys, split_rows
+
+KINDS: dict[str, type[Denoiser]] = {kind.__name__: kind for kind in (UNet2DModel, DiTTransformer2DModel)}
 
 Accelerated = TypeVar("Accelerated")
 
 
 def accelerate(model_or_pipeline: Accelerated) -> Accelerated:
-    """Run a live diffusers UNet2DModel, or that of a pipeline, on fastdiff; returns the same object.
+    """Run a live diffusers UNet2DModel or DiTTransformer2DModel, or that of a pipeline, on fastdiff.
 
-    The call signature, `state_dict()`, `config`, scheduler and `to()` stay what they are. For inference only: a sample
-    that requires grad is an error. Raises InputError for a model of another class, or one that we cannot run.
+    Returns the same object. The call signature, `state_dict()`, `config`, scheduler and `to()` stay what they are. For
+    inference only: a sample that requires grad is an error. Raises InputError for a model of another class, or one
+    that we cannot run.
     """
-    model = _unet_of(model_or_pipeline)
+    model = _denoiser_of(model_or_pipeline)
     ours = share_parameters(model)
-    output_class = sys.modules[type(model).forward.__module__].UNet2DOutput
+    anchor = next(name for name, _ in ours.named_parameters())
+    outputs = sys.modules[type(model).forward.__module__]
 
-    def forward(
-        sample: Tensor, timestep: Tensor | float, class_labels: Tensor | None = None, return_dict: bool = True
-    ) -> Any:
+    def forward(*args, **kwargs) -> Any:
         nonlocal ours
-        if model.conv_in.weight.data_ptr() != ours.conv_in.weight.data_ptr():  # moved by to()
+        if model.get_parameter(anchor).data_ptr() != ours.get_parameter(anchor).data_ptr():  # moved by to()
             ours = share_parameters(model)
-        prediction = ours(sample, timestep, class_labels).sample
-        return output_class(prediction) if return_dict else (prediction,)
+        output = ours(*args, **kwargs)
+        if not hasattr(output, "sample"):  # a plain tuple was asked for
+            return output
+        return getattr(outputs, type(output).__name__)(output.sample)
 
     model.forward = forward
     return model_or_pipeline
@@ -42,20 +48,20 @@ def accelerate(model_or_pipeline: Accelerated) -> Accelerated:
 
 def restore(model_or_pipeline: Accelerated) -> Accelerated:
     """Undo `accelerate`: diffusers' own forward again, over the same parameters. Returns the same object."""
-    model = _unet_of(model_or_pipeline)
+    model = _denoiser_of(model_or_pipeline)
     if "forward" not in vars(model):
         raise InputError("restore: this model is not accelerated")
     del model.forward
     return model_or_pipeline
 
 
-def share_parameters(model: nn.Module) -> UNet2DModel:
+def share_parameters(model: nn.Module) -> Denoiser:
     """Our model over the memory of diffusers' `model`, whose parameters become views of ours."""
     theirs = dict(model.named_parameters())
     if len({(tensor.dtype, tensor.device) for tensor in theirs.values()}) != 1:
         raise InputError("accelerate: the model's parameters have several dtypes or devices; move it with .to() first")
     with torch.device("meta"):
-        ours = UNet2DModel.from_config(model.config)
+        ours = KINDS[_class_name(model)].from_config(model.config)
     state = {}
     for name in ours.state_dict():
         keys = diffusers_keys(ours, name)
@@ -65,15 +71,23 @@ def share_parameters(model: nn.Module) -> UNet2DModel:
         parts = [theirs[key].data for key in keys]
         layout = torch.channels_last if parts[0].ndim == 4 else torch.contiguous_format
         state[name] = (torch.cat(parts) if len(parts) > 1 else parts[0]).contiguous(memory_format=layout)
-        for key, view in zip(keys, state[name].chunk(len(keys)), strict=True):
+        for key, view in split_rows(state[name], keys).items():
             theirs[key].data = view
     ours.load_state_dict(state, assign=True)
     return ours.requires_grad_(False)
 
 
-def _unet_of(model_or_pipeline: Any) -> nn.Module:
-    model = getattr(model_or_pipeline, "unet", model_or_pipeline)
-    diffusers = sys.modules.get("diffusers")
-    if diffusers is None or not isinstance(model, diffusers.UNet2DModel):
-        raise InputError(f"{type(model).__name__} cannot be accelerated; give diffusers' UNet2DModel or its pipeline")
+def _denoiser_of(model_or_pipeline: Any) -> nn.Module:
+    parts = (getattr(model_or_pipeline, kind.component, None) for kind in KINDS.values())
+    model = next((part for part in parts if part is not None), model_or_pipeline)
+    if _class_name(model) is None:
+        raise InputError(
+            f"{type(model).__name__} cannot be accelerated; give diffusers' {' or '.join(KINDS)}, or its pipeline"
+        )
     return model
+
+
+def _class_name(model: Any) -> str | None:
+    """Which of KINDS a model of diffusers is, if any."""
+    diffusers = sys.modules.get("diffusers")
+    return next((name for name in KINDS if diffusers and isinstance(model, getattr(diffusers, name))), None)

@@ -2,7 +2,8 @@
 
 A state dict has diffusers' names until `fuse`. Our models differ from diffusers' where one parameter of ours stacks the
 rows of several: an attention holds one projection `to_qkv` (rows of q, then k, then v) where diffusers holds `to_q`,
-`to_k` and `to_v`, and a model may name in `stacked` layers that diffusers' blocks hold one each.
+`to_k` and `to_v`, and a model may name in `stacked` layers that diffusers' blocks hold one each: our prefix, and theirs
+with the share of the rows that each has.
 """
 
 import re
@@ -60,24 +61,31 @@ def load_weights(
     assert not left, f"{type(model).__name__} made {left} on the meta device and keeps it out of its state dict"
 
 
-def diffusers_keys(model: nn.Module, name: str) -> list[str]:
-    """The keys in diffusers' state dict that make up our model's parameter `name`, in the order of its rows."""
+def diffusers_keys(model: nn.Module, name: str) -> dict[str, int]:
+    """The keys in diffusers' state dict that make up our model's parameter `name`, in order, and their shares of it."""
     if ".to_qkv." in name:
-        return [name.replace(".to_qkv.", f".{part}.") for part in QKV]
+        return {name.replace(".to_qkv.", f".{part}."): 1 for part in QKV}
     for ours, theirs in getattr(model, "stacked", {}).items():
         if name.startswith(ours):
-            return [prefix + name.removeprefix(ours) for prefix in theirs]
-    return [name]
+            return {prefix + name.removeprefix(ours): share for prefix, share in theirs.items()}
+    return {name: 1}
+
+
+def split_rows(tensor: Tensor, shares: dict[str, int]) -> dict[str, Tensor]:
+    """What of our parameter each of diffusers' keys stands for: views of its rows."""
+    if len(shares) == 1:
+        return dict.fromkeys(shares, tensor)
+    each = len(tensor) // sum(shares.values())
+    return dict(zip(shares, tensor.split([share * each for share in shares.values()]), strict=True))
 
 
 def diffusers_shapes(model: nn.Module) -> dict[str, torch.Size]:
     """The keys and shapes that diffusers' model of the same configuration saves."""
-    shapes = {}
-    for name, tensor in model.state_dict().items():
-        keys = diffusers_keys(model, name)
-        shape = tensor.shape if len(keys) == 1 else torch.Size((tensor.shape[0] // len(keys), *tensor.shape[1:]))
-        shapes |= dict.fromkeys(keys, shape)
-    return shapes
+    return {
+        key: rows.shape
+        for name, tensor in model.state_dict().items()
+        for key, rows in split_rows(tensor, diffusers_keys(model, name)).items()
+    }
 
 
 def rename_old_attention_keys(state: dict[str, Tensor], shapes: dict[str, torch.Size]) -> None:

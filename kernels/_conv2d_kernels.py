@@ -11,20 +11,11 @@ statistics tiles depend on the picture's shape alone; the tile, and whether one 
 own for `sum_chunks` to add up, do not change a bit.
 """
 
+from fastdiff.kernels._math import tree_sum
 from fastdiff.kernels._triton import tl, triton
 
 # Run-time numbers whose divisibility is not worth a kernel variant.
 SIZES = ["images", "rows", "columns", "pixels", "height", "width", "out_width", "pad_top", "pad_left", "steps"]
-
-
-@triton.jit
-def _tree_sum(x, GROUPS: tl.constexpr, LENGTH: tl.constexpr, BN: tl.constexpr):
-    """(GROUPS * LENGTH, BN) -> (GROUPS, BN), halves onto halves: no layout of x changes the order of the sum."""
-    half: tl.constexpr = LENGTH // 2
-    if LENGTH == 1:
-        return x.reshape(GROUPS, BN)
-    else:
-        return _tree_sum(tl.sum(x.reshape(GROUPS, 2, half, BN), axis=1), GROUPS, half, BN)
 
 
 @triton.jit
@@ -67,12 +58,12 @@ def _store_moments(
     if RAGGED:
         count = tl.minimum(pixels - index * STATISTICS, STATISTICS)[:, None]
         inside = (tl.arange(0, STATISTICS)[None, :] < count)[:, :, None]
-        mean = _tree_sum(tl.where(inside, groups, 0.0), GROUPS, STATISTICS, BN) / count
+        mean = tree_sum(tl.where(inside, groups, 0.0), GROUPS, STATISTICS, BN) / count
         off = tl.where(inside, groups - mean[:, None, :], 0.0)
     else:
-        mean = _tree_sum(groups, GROUPS, STATISTICS, BN) / STATISTICS
+        mean = tree_sum(groups, GROUPS, STATISTICS, BN) / STATISTICS
         off = groups - mean[:, None, :]
-    m2 = _tree_sum(off * off, GROUPS, STATISTICS, BN)
+    m2 = tree_sum(off * off, GROUPS, STATISTICS, BN)
     image += group // EACH
     offset = (image.to(tl.int64) * tiles + index)[:, None] * out_channels + n[None, :]
     mask = ((image < images) & (index < tiles))[:, None] & (n < out_channels)[None, :]
@@ -81,28 +72,38 @@ def _store_moments(
 
 
 @triton.jit
+def _load_addend(
+    bias_ptr, temb_ptr, image, n0, images, out_channels, temb_stride, BI: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
+    """(BI, BN) float32, bias + temb, where there are any: asked for before the main loop, it is there after it."""
+    n = n0 + tl.arange(0, BN)
+    inside_n = n < out_channels
+    addend = tl.zeros((BI, BN), tl.float32)
+    if bias_ptr is not None:
+        addend += tl.load(bias_ptr + n, mask=inside_n, other=0.0).to(tl.float32)[None, :]
+    if temb_ptr is not None:
+        each = tl.arange(0, BI)
+        temb_ptr += image.to(tl.int64) * temb_stride
+        mask = (image + each < images)[:, None] & inside_n[None, :]
+        addend += tl.load(temb_ptr + (each * temb_stride)[:, None] + n[None, :], mask=mask, other=0.0).to(tl.float32)
+    return addend
+
+
+@triton.jit
 def _finish(
     y_ptr, mean_ptr, m2_ptr,
-    acc, bias_ptr, temb_ptr, residual_ptr, residual_desc,
-    image, row, column, quarter, n0, images, columns, pixels, out_channels, temb_stride, scale,
+    acc, addend, residual_ptr, residual_desc,
+    image, row, column, quarter, n0, images, columns, pixels, out_channels, scale,
     MODE: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr,
     STATISTICS: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """The epilogue: y = (acc + bias + temb + residual) * scale and its moments, each where it has a pointer."""
+    """The epilogue: y = (acc + addend + residual) * scale and its moments, where these have pointers."""
     PIXELS: tl.constexpr = BH * BW
-    acc = acc.reshape(BI, PIXELS, BN)
+    acc = acc.reshape(BI, PIXELS, BN) + addend[:, None, :]
     n = n0 + tl.arange(0, BN)
     inside_n = n < out_channels
     each = tl.arange(0, BI)
     present = image + each < images
-    if bias_ptr is not None:
-        acc += tl.load(bias_ptr + n, mask=inside_n, other=0.0).to(tl.float32)[None, None, :]
-    if temb_ptr is not None:
-        temb_ptr += image.to(tl.int64) * temb_stride
-        temb = tl.load(
-            temb_ptr + (each * temb_stride)[:, None] + n[None, :], mask=present[:, None] & inside_n[None, :], other=0.0
-        )
-        acc += temb.to(tl.float32)[:, None, :]
     pixel = _pixels(row, column, quarter, columns, MODE, BH, BW)
     base = image.to(tl.int64) * pixels * out_channels
     offset = ((each * pixels)[:, None] + pixel[None, :])[:, :, None] * out_channels + n[None, None, :]
@@ -173,6 +174,7 @@ def conv_by_descriptors(
     image, row, column, quarter = _locate(tl.program_id(0) // across, rows, columns, MODE, BI, BH, BW)
     top, left = quarter // 2 - pad_top, quarter % 2 - pad_left
     first = tl.program_id(1) * CHUNKS * steps
+    addend = _load_addend(bias_ptr, temb_ptr, image, n, images, out_channels, temb_stride, BI, BN)
     zeros = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
     acc = zeros
     for chunk in range(CHUNKS):
@@ -189,8 +191,8 @@ def conv_by_descriptors(
         acc = acc.T
     y_ptr += tl.program_id(1).to(tl.int64) * images * pixels * out_channels
     _finish(
-        y_ptr, mean_ptr, m2_ptr, acc, bias_ptr, temb_ptr, residual_ptr, residual_desc, image, row, column, quarter,
-        n, images, columns, pixels, out_channels, temb_stride, scale,
+        y_ptr, mean_ptr, m2_ptr, acc, addend, residual_ptr, residual_desc, image, row, column, quarter,
+        n, images, columns, pixels, out_channels, scale,
         MODE, BI, BH, BW, BN, STATISTICS, False,
     )  # fmt: skip
 
@@ -253,6 +255,7 @@ def conv_by_pointers(
     h, w = h - pad_top, w - pad_left
     x_ptr += image.to(tl.int64) * height * width * channels
     first = tl.program_id(1) * CHUNKS * steps
+    addend = _load_addend(bias_ptr, temb_ptr, image, n0, images, out_channels, temb_stride, 1, BN)
     zeros = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
     acc = _sum_by_pointers(
         zeros, x_ptr, w_ptr, h, w, n, first, steps, height, width, channels, out_channels,
@@ -273,8 +276,8 @@ def conv_by_pointers(
         acc = acc.T
     y_ptr += tl.program_id(1).to(tl.int64) * images * pixels * out_channels
     _finish(
-        y_ptr, mean_ptr, m2_ptr, acc, bias_ptr, temb_ptr, residual_ptr, None, image, row, column, quarter,
-        n0, images, BW, pixels, out_channels, temb_stride, scale, "same", 1, BH, BW, BN, BW, RAGGED,
+        y_ptr, mean_ptr, m2_ptr, acc, addend, residual_ptr, None, image, row, column, quarter,
+        n0, images, BW, pixels, out_channels, scale, "same", 1, BH, BW, BN, BW, RAGGED,
     )  # fmt: skip
 
 
@@ -291,6 +294,7 @@ def sum_chunks(
     n0 = tl.program_id(0) % across * BN
     n = n0 + tl.arange(0, BN)
     image, row, column, quarter = _locate(tl.program_id(0) // across, rows, columns, MODE, 1, BH, BW)
+    addend = _load_addend(bias_ptr, temb_ptr, image, n0, images, out_channels, temb_stride, 1, BN)
     pixel = _pixels(row, column, quarter, columns, MODE, BH, BW)
     mask = (pixel < pixels)[:, None] & (n < out_channels)[None, :]
     offset = pixel[:, None] * out_channels + n[None, :]
@@ -300,6 +304,6 @@ def sum_chunks(
         partial_ptr += images.to(tl.int64) * pixels * out_channels
         acc += tl.load(partial_ptr + offset, mask=mask, other=0.0)
     _finish(
-        y_ptr, mean_ptr, m2_ptr, acc, bias_ptr, temb_ptr, residual_ptr, None, image, row, column, quarter,
-        n0, images, columns, pixels, out_channels, temb_stride, scale, MODE, 1, BH, BW, BN, STATISTICS, RAGGED,
+        y_ptr, mean_ptr, m2_ptr, acc, addend, residual_ptr, None, image, row, column, quarter,
+        n0, images, columns, pixels, out_channels, scale, MODE, 1, BH, BW, BN, STATISTICS, RAGGED,
     )  # fmt: skip

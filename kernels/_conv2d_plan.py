@@ -100,7 +100,7 @@ CHUNK_MICROSECONDS = 0.7  # of a chunk more in a program: its loads start anew
 NARROW_TILES = (Tile(256, 16, 64, warps=4, stages=3, swap=False), Tile(64, 16, 64, warps=4, stages=4, swap=False))
 # By pointers, likewise: any channels; less than a block of them, the first convolution of a U-Net; float32.
 POINTER_TILES = (Tile(128, 64, 32, warps=4, stages=3), Tile(64, 64, 32, warps=4, stages=3))
-FLAT_TILES = (Tile(64, 128, 32, warps=4, stages=2), Tile(64, 64, 32, warps=4, stages=2))
+FLAT_TILES = (Tile(128, 128, 32, warps=4, stages=2), Tile(64, 64, 32, warps=4, stages=2))
 FLOAT32_TILES = (
     Tile(64, 64, 32, warps=4, stages=2, swap=False),
     Tile(32, 32, 32, warps=4, stages=2, swap=False),

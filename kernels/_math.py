@@ -6,6 +6,24 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def tree_sum(x, GROUPS: tl.constexpr, LENGTH: tl.constexpr, BN: tl.constexpr):
+    """(GROUPS * LENGTH, BN) -> (GROUPS, BN), halves onto halves: no layout of x changes the order of the sum."""
+    half: tl.constexpr = LENGTH // 2
+    if LENGTH == 1:
+        return x.reshape(GROUPS, BN)
+    else:
+        return tree_sum(tl.sum(x.reshape(GROUPS, 2, half, BN), axis=1), GROUPS, half, BN)
+
+
+@triton.jit
+def accumulate(acc, a, b):
+    """acc + a b; in float32 the product is summed by itself first, as shorter sums round less."""
+    if a.dtype == tl.float32:
+        return acc + tl.dot(a, b, input_precision="ieee")
+    return tl.dot(a, b, acc)
+
+
+@triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
     """The activation named `ACTIVATION` of x, float32; the names of `group_norm.ACTIVATIONS`."""
     if ACTIVATION == "silu":

@@ -149,6 +149,7 @@ def _one_tile(moments: Moments, hw: int) -> Moments:
     return Moments(mean, m2, hw)
 
 
+ENTRIES = 8  # of a step of the merge in a program of the normalise pass
 FOLDED = 64  # tiles times channels of a group, up to which each program of the normalise pass merges them
 PROGRAMS = 256  # of the normalise pass, at least, where there are blocks of pixels enough
 
@@ -180,7 +181,7 @@ def _group_norm_triton(
         y, *_pair(parts), *statistics, weight, bias, scale, shift, *_pair(widths, 0), *tiles, hw, group_width, eps,
         *((0, 0) if scale is None else (scale.stride(0), shift.stride(0))), span,
         *_pair([part.stride(0) for part in parts], 0), *_pair([part.stride(2) for part in parts], 0),
-        ACTIVATION=activation, BP=tiling.pixels, BC=tiling.channels, BJ=8, num_warps=tiling.warps,
+        ACTIVATION=activation, BP=tiling.pixels, BC=tiling.channels, BJ=ENTRIES, num_warps=tiling.warps,
     )  # fmt: skip
     return y
 

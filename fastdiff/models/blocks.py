@@ -1,18 +1,16 @@
 """The blocks of the U-Net: residual blocks, and the down, middle and up stages that diffusers names.
 
 Time and class reach a residual block as its own columns of one table `temb` (rows, width): the projections of every
-block side by side, made before the sampling loop.
+block side by side, made by the model, before the sampling loop.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-import torch
 from torch import Tensor, nn
 
 from fastdiff.models.layers import (
-    ACTIVATIONS,
     Attention,
     Conv2d,
     Downsample2D,
@@ -24,7 +22,6 @@ from fastdiff.models.layers import (
     fir_down,
     fir_up,
     join,
-    linear,
     nearest_up,
     normalise,
 )
@@ -47,22 +44,13 @@ class BlockOptions:
 
 
 class Conditioned(nn.Module):
-    """A block that reads the time embedding: `project` makes its columns of the table, `columns` is where they are."""
+    """A block that reads the time embedding, as its own columns of the model's table.
 
-    columns: slice
+    The model stacks the layers that make the columns: those of all blocks are one product.
+    """
 
-    @property
-    def projections(self) -> tuple[nn.Linear, ...]:
-        """The layers whose outputs, side by side, are this block's columns."""
-        raise NotImplementedError
-
-    @property
-    def width(self) -> int:
-        return sum(layer.out_features for layer in self.projections)
-
-    def project(self, emb: Tensor) -> Tensor:
-        """emb (rows, temb_channels) -> this block's columns, (rows, width)."""
-        return torch.cat([linear(emb, layer) for layer in self.projections], dim=1)
+    projections: dict[str, int]  # diffusers' names of this block's layers, and the columns that each makes
+    columns: slice  # the model's to say
 
 
 class ResnetBlock2D(Conditioned):
@@ -85,18 +73,11 @@ class ResnetBlock2D(Conditioned):
         self.output_scale, self.resample = output_scale, resample
         self.norm1 = GroupNorm(groups_in, in_channels, eps=options.eps)
         self.conv1 = Conv2d(in_channels, out_channels, 3)
-        self.time_emb_proj = nn.Linear(options.temb_channels, out_channels * (2 if self.scale_shift else 1))
+        self.projections = {"time_emb_proj": out_channels * (2 if self.scale_shift else 1)}
         self.norm2 = GroupNorm(groups_out, out_channels, eps=options.eps)
         self.conv2 = Conv2d(out_channels, out_channels, 3)
         needs_shortcut = shortcut or in_channels != out_channels
         self.conv_shortcut = Conv2d(in_channels, out_channels, 1) if needs_shortcut else None
-
-    @property
-    def projections(self) -> tuple[nn.Linear, ...]:
-        return (self.time_emb_proj,)
-
-    def project(self, emb: Tensor) -> Tensor:
-        return super().project(ACTIVATIONS[self.activation](emb))
 
     def forward(self, x: Picture, temb: Tensor) -> Feature:
         temb = temb[:, self.columns]
@@ -120,7 +101,6 @@ class AdaGroupNorm(nn.Module):
         if num_groups < 1 or channels % num_groups:
             raise ValueError(f"num_channels ({channels}) must be divisible by num_groups ({num_groups})")
         self.num_groups, self.eps, self.activation = num_groups, options.eps, options.activation
-        self.linear = nn.Linear(options.temb_channels, 2 * channels)
 
     def forward(self, x: Picture, temb: Tensor) -> Feature:
         scale, shift = temb.chunk(2, dim=1)
@@ -132,6 +112,7 @@ class ResnetBlockCondNorm2D(Conditioned):
 
     def __init__(self, in_channels: int, out_channels: int, options: BlockOptions, *, groups: tuple[int, int]):
         super().__init__()
+        self.projections = {"norm1.linear": 2 * in_channels, "norm2.linear": 2 * out_channels}
         self.norm1 = AdaGroupNorm(in_channels, groups[0], options)
         self.conv1 = Conv2d(in_channels, out_channels, 3)
         self.norm2 = AdaGroupNorm(out_channels, groups[1], options)
@@ -139,12 +120,8 @@ class ResnetBlockCondNorm2D(Conditioned):
         needs_shortcut = in_channels != out_channels
         self.conv_shortcut = Conv2d(in_channels, out_channels, 1, bias=False) if needs_shortcut else None
 
-    @property
-    def projections(self) -> tuple[nn.Linear, ...]:
-        return self.norm1.linear, self.norm2.linear
-
     def forward(self, x: Picture, temb: Tensor) -> Feature:
-        temb1, temb2 = temb[:, self.columns].split([layer.out_features for layer in self.projections], dim=1)
+        temb1, temb2 = temb[:, self.columns].split(list(self.projections.values()), dim=1)
         h = self.norm2(self.conv1(self.norm1(x, temb1)), temb2)
         shortcut = self.conv_shortcut(x, moments=False) if self.conv_shortcut is not None else join(x)
         return self.conv2(h, residual=shortcut)

@@ -187,7 +187,7 @@ class DiTTransformer2DModel(Denoiser):
         self.proj_out_1 = nn.Linear(channels, 2 * channels)
         self.proj_out_2 = nn.Linear(channels, config.patch_size**2 * config.out_channels)
 
-        self.stacked = {"norm1.": [f"transformer_blocks.{i}.norm1." for i in range(blocks)]}
+        self.stacked = {"norm1.": {f"transformer_blocks.{i}.norm1.": 1 for i in range(blocks)}}
         self._columns = [6 * channels] * blocks + [2 * channels]
         self.conditioning_width = sum(self._columns)
         self.to(memory_format=torch.channels_last).requires_grad_(False)
@@ -197,7 +197,7 @@ class DiTTransformer2DModel(Denoiser):
         hidden_states: Tensor,
         timestep: Tensor | float,
         class_labels: Tensor | None = None,
-        *,
+        cross_attention_kwargs: None = None,
         return_dict: bool = True,
     ) -> Transformer2DModelOutput | tuple[Tensor]:
         """One prediction, called like diffusers' model.
@@ -206,9 +206,12 @@ class DiTTransformer2DModel(Denoiser):
             hidden_states: (N, C_in, H, H), the model's dtype and device; H a multiple of patch_size.
             timestep: a tensor of one or N, or a number, of which the whole part counts.
             class_labels: (N,) int64; num_embeds_ada_norm is the null label.
+            cross_attention_kwargs: for processors of diffusers, which have no part here: InputError.
 
         Returns: Transformer2DModelOutput with `.sample` (N, C_out, H, H); a tuple of it when not `return_dict`.
         """
+        if cross_attention_kwargs:
+            raise InputError("cross_attention_kwargs: there is no attention processor to take them; leave them out")
         prediction = self._run(hidden_states, timestep, class_labels)
         return Transformer2DModelOutput(prediction) if return_dict else (prediction,)
 

@@ -16,13 +16,24 @@ from fastdiff.models.blocks import (
     KDownBlock2D,
     KUpBlock2D,
     MidBlock2D,
+    ResnetBlock2D,
+    ResnetBlockCondNorm2D,
     SkipDownBlock2D,
     SkipUpBlock2D,
     UpBlock2D,
     UpStage,
 )
 from fastdiff.models.denoiser import Conditioning, Denoiser
-from fastdiff.models.layers import Conv2d, Feature, GaussianFourierProjection, GroupNorm, TimestepEmbedding, Timesteps
+from fastdiff.models.layers import (
+    ACTIVATIONS,
+    Conv2d,
+    Feature,
+    GaussianFourierProjection,
+    GroupNorm,
+    TimestepEmbedding,
+    Timesteps,
+    linear,
+)
 
 
 class UNet2DOutput(NamedTuple):
@@ -61,8 +72,9 @@ class UNet2DModel(Denoiser):
         self.conv_norm_out = GroupNorm(groups_out, first, eps=config.norm_eps)
         self.conv_out = Conv2d(first, config.out_channels, 3)
 
-        self._conditioned = [module for module in self.modules() if isinstance(module, Conditioned)]
-        self._lay_out_columns()
+        self.conditioning_width, self.stacked = 0, {}
+        self.time_emb_proj = self._stack_projections("time_emb_proj.", ResnetBlock2D, temb_channels)
+        self.ada_group_norm = self._stack_projections("ada_group_norm.", ResnetBlockCondNorm2D, temb_channels)
         self.to(memory_format=torch.channels_last).requires_grad_(False)
 
     @classmethod
@@ -98,7 +110,10 @@ class UNet2DModel(Denoiser):
             if self.config.class_embed_type == "timestep":
                 class_labels = self.time_proj(class_labels).to(self.dtype)
             emb = emb + self.class_embedding(class_labels).to(self.dtype)
-        return Conditioning(torch.cat([block.project(emb) for block in self._conditioned], dim=1), timesteps)
+        activated = ACTIVATIONS[self.config.activation](emb)
+        pairs = ((activated, self.time_emb_proj), (emb, self.ada_group_norm))
+        columns = [linear(each, layer) for each, layer in pairs if layer is not None]
+        return Conditioning(torch.cat(columns, dim=1) if len(columns) > 1 else columns[0], timesteps)
 
     @torch.no_grad()
     def predict(self, x: Tensor, conditioning: Conditioning) -> Tensor:
@@ -124,13 +139,19 @@ class UNet2DModel(Denoiser):
             x = x / conditioning.timesteps.view(-1, 1, 1, 1)
         return x
 
-    def _lay_out_columns(self) -> None:
-        start = 0
-        for block in self._conditioned:
-            stop = start + block.width
-            block.columns = slice(start, stop)
-            start = stop
-        self.conditioning_width = start
+    def _stack_projections(self, name: str, kind: type[Conditioned], temb_channels: int) -> nn.Linear | None:
+        """The time projections of all blocks of a `kind` as one layer, whose outputs are the columns that they read."""
+        widths = {}
+        for path, block in self.named_modules():
+            if isinstance(block, kind):
+                start = self.conditioning_width
+                self.conditioning_width += sum(block.projections.values())
+                block.columns = slice(start, self.conditioning_width)
+                widths |= {f"{path}.{layer}.": width for layer, width in block.projections.items()}
+        if not widths:
+            return None
+        self.stacked[name] = widths
+        return nn.Linear(temb_channels, sum(widths.values()))
 
 
 def _fits_together(config: UNet2DConfig) -> bool:
