@@ -105,6 +105,11 @@ def _add_sample_arguments(parser: argparse.ArgumentParser) -> None:
         help="also a sheet of all pictures (default name: grid.png)",
     )
     add("--json", action="store_true", help="print one JSON object per picture on stdout")
+    add(
+        "--explain",
+        action="store_true",
+        help="draw nothing: print which kernel each operation of a step of the first batch runs on, and why",
+    )
     parser.epilog = "Steps, scheduler, eta and cfg-scale default to what the model's fastdiff.json says, if it does."
 
 

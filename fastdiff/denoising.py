@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastdiff.kernels.denoise import denoise_step
+from fastdiff.kernels.report import recorder
 from fastdiff.models.denoiser import ROWS, Conditioning, Denoiser, in_rows
 from fastdiff.schedule import Schedule
 
@@ -144,10 +145,11 @@ class _Loop:
         def predict(x: Tensor, label: Tensor) -> Tensor:
             return self.denoiser.predict(x.to(self.denoiser.dtype), conditioning.of(label))
 
-        pictures, workers = x_t.split(1), _cpu_workers()
+        pictures = x_t.split(1)
+        side_by_side = _cpu_workers().map if recorder() is None else map  # it listens in this thread alone
         nothing = [None] * len(pictures)
-        outputs = workers.map(predict, pictures, self.labels.split(1))
-        unguided = workers.map(predict, pictures, self.null_labels.split(1)) if self.guidance else nothing
+        outputs = side_by_side(predict, pictures, self.labels.split(1))
+        unguided = side_by_side(predict, pictures, self.null_labels.split(1)) if self.guidance else nothing
         noises = nothing if noise is None else noise.split(1)
         rows, step = self.schedule.rows, self.steps[i : i + 1]
         results = [

@@ -15,7 +15,7 @@ from typing import Any
 import fastdiff
 from fastdiff import hub, output, png
 from fastdiff.errors import InputError
-from fastdiff.settings import ModelCard, Request, complete
+from fastdiff.settings import Cell, ModelCard, Request, complete
 
 _BAR = "{percentage:3.0f}%|{bar}| {n:.1f}/{total:.0f} pictures [{elapsed}<{remaining}, {rate_noinv_fmt}]"
 
@@ -44,6 +44,8 @@ class Job:
 def run(args: argparse.Namespace) -> int:
     """Draw what `args` ask for and return the exit code. Raises what cli.main turns into exit codes."""
     start = time.perf_counter()
+    if args.explain:
+        return _explain(args)
     job = plan(args)
     written: list[Path] = []
     try:
@@ -58,9 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 def plan(args: argparse.Namespace) -> Job:
     """Settings, model folder and file names of a run. InputError for whatever cannot be drawn or written."""
-    request = Request.from_flags(vars(args), args.source)
-    card = ModelCard.read(request.model, hub.resolve(request.model, revision=request.revision, variant=request.variant))
-    request, cells = complete(request, card)
+    card, request, cells = _read_request(args)
     pattern = output.as_pattern(args.out, with_labels=bool(request.label))
     paths = output.plan(pattern, [(seed, card.label_name(label)) for seed, label in cells], args.overwrite)
     pictures = [
@@ -69,6 +69,25 @@ def plan(args: argparse.Namespace) -> Job:
     columns = output.grid_columns(len(request.label), len(request.seed))
     grid = _plan_grid(args, card, pictures, columns) if args.grid else None
     return Job(card, request, pictures, grid, columns)
+
+
+def _read_request(args: argparse.Namespace) -> tuple[ModelCard, Request, list[Cell]]:
+    request = Request.from_flags(vars(args), args.source)
+    card = ModelCard.read(request.model, hub.resolve(request.model, revision=request.revision, variant=request.variant))
+    return card, *complete(request, card)
+
+
+def _explain(args: argparse.Namespace) -> int:
+    """Print what a step of the first batch of pictures runs on."""
+    from fastdiff.kernels.report import report
+
+    card, request, cells = _read_request(args)
+    pipe = load_pipeline(card, request, args.device)
+    cells = cells[: args.batch_size]
+    with _naming_batch_size(pipe, len(cells)):
+        found = report(pipe, **_stream_options(request, cells))
+    print(json.dumps(found.as_dict()) if args.json else found)
+    return 0
 
 
 def _plan_grid(args: argparse.Namespace, card: ModelCard, pictures: Sequence[Picture], columns: int) -> Path:
@@ -136,23 +155,33 @@ def stream_batches(
     """
     for start in range(0, len(pictures), batch_size):
         batch = pictures[start : start + batch_size]
-        steps = pipe.stream(
-            num_inference_steps=request.num_inference_steps,
-            batch_size=len(batch),
-            seed=[picture.seed for picture in batch],
-            class_labels=[picture.label for picture in batch] if request.label else None,
-            guidance_scale=request.guidance_scale,
-            eta=request.eta,
-            use_clipped_model_output=request.use_clipped_model_output,
-            **size,
-        )
-        try:
-            for step in steps:
+        options = _stream_options(request, [(picture.seed, picture.label) for picture in batch])
+        with _naming_batch_size(pipe, len(batch)):
+            for step in pipe.stream(num_inference_steps=request.num_inference_steps, **options, **size):
                 yield batch, step
-        except RuntimeError as error:
-            if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
-                raise
-            raise MemoryError(f"{pipe.device}: out of memory; give a smaller --batch-size than {len(batch)}") from None
+
+
+def _stream_options(request: Request, cells: Sequence[Cell]) -> dict[str, Any]:
+    """The options of Pipeline.stream for these pictures of a completed request, but the number of steps."""
+    return {
+        "batch_size": len(cells),
+        "seed": [seed for seed, _ in cells],
+        "class_labels": [label for _, label in cells] if request.label else None,
+        "guidance_scale": request.guidance_scale,
+        "eta": request.eta,
+        "use_clipped_model_output": request.use_clipped_model_output,
+    }
+
+
+@contextlib.contextmanager
+def _naming_batch_size(pipe, batch_size: int) -> Iterator[None]:
+    """Out of memory is a MemoryError whose one line says what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
+            raise
+        raise MemoryError(f"{pipe.device}: out of memory; give a smaller --batch-size than {batch_size}") from None
 
 
 def shared_record(pipe, request: Request) -> dict[str, Any]:

@@ -123,6 +123,13 @@ class Plan(NamedTuple):
     chunks: int  # of the sum over k
     steps: int  # of a chunk
     spread: bool  # a program makes one chunk, not all
+    obstacle: str = ""  # why descriptors do not load
+
+    def describe(self) -> str:
+        tile = f"{self.tile.pixels} pixels x {self.tile.channels} channels a program"
+        loads = "by descriptors" if self.descriptors else f"by pointers ({self.obstacle})"
+        spread = f", sum in {self.chunks} parts" if self.spread else ""
+        return f"{loads}, {tile}{spread}"
 
     @property
     def tile_shape(self) -> tuple[int, int, int]:
@@ -156,28 +163,30 @@ class Plan(NamedTuple):
         return pixel_tiles * -(-problem.out_channels // self.tile.channels)
 
 
-def make_plan(problem: Problem, *, descriptors: bool, multiprocessors: int) -> Plan:
-    """`descriptors`: the card and the tensors' addresses allow them."""
-    grid = _descriptor_grid(problem) if descriptors else None
-    return (
-        _pointer_plan(problem, multiprocessors) if grid is None else _descriptor_plan(problem, *grid, multiprocessors)
-    )
+def make_plan(problem: Problem, *, obstacle: str | None, multiprocessors: int) -> Plan:
+    """`obstacle`: why the card or the tensors' addresses rule descriptors out, if they do."""
+    grid = obstacle or _descriptor_grid(problem)
+    if isinstance(grid, str):
+        return _pointer_plan(problem, multiprocessors)._replace(obstacle=grid)
+    return _descriptor_plan(problem, *grid, multiprocessors)
 
 
-def _descriptor_grid(problem: Problem) -> tuple[int, int, int] | None:
-    """Rows and columns of the grid of pixels, and a tile's columns; None where descriptors do not fit."""
+def _descriptor_grid(problem: Problem) -> tuple[int, int, int] | str:
+    """Rows and columns of the grid of pixels, and a tile's columns; or why descriptors do not fit."""
     rows, columns = problem.out_height, problem.out_width
-    if problem.itemsize != 2 or any(channels % 8 for channels in problem.channels):
-        return None  # a descriptor's strides are multiples of 16 bytes
+    if problem.itemsize != 2:
+        return "float32"
+    if any(channels % 8 for channels in problem.channels):  # a descriptor's strides are multiples of 16 bytes
+        return f"{min(problem.channels, key=_power_of_two_in)} channels, no multiple of 8"
     if problem.mode == "up":
         if (rows, columns) != (2 * problem.height, 2 * problem.width):
-            return None
+            return "upsampling with another padding than 1"
         rows, columns = problem.height, problem.width
     if problem.mode == "down" and (problem.height % 2 or problem.width % 2 or problem.channels[0] % 32):
-        return None
+        return "stride 2 of an odd size, or of channels no multiple of 32"
     tile_width = min(32, _power_of_two_in(columns))
     if tile_width * _power_of_two_in(rows) < min(64, rows * columns):
-        return None  # a tile would cross the picture's border
+        return f"tiles would cross the border of {rows}x{columns} pixels"
     return rows, columns, tile_width
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from fastdiff.kernels.report import because, recorder
+
 _references_only: ContextVar[bool] = ContextVar("references_only", default=False)
 
 
@@ -25,16 +27,14 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _runs_triton(x) -> bool:
-    """Whether Triton can run on the tensor (or the pair of tensors) x: on a GPU, or anywhere in its interpreter."""
-    tensor = x[0] if isinstance(x, tuple) else x
-    return _has_triton() and (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
+class Declined(str):
+    """What a kernel returns where it does not cover its arguments, or torch's library is faster: why, in one line."""
 
 
 class Operation:
     """An operation called like its torch `reference`, which is the CPU path and the ground truth of its kernel.
 
-    `kernel` takes the same arguments and returns None where it does not cover them.
+    `kernel` takes the same arguments and returns Declined where the reference is to run instead.
     """
 
     def __init__(self, reference: Callable):
@@ -48,8 +48,28 @@ class Operation:
         return function
 
     def __call__(self, x, *args, **kwargs):
-        if self.triton is not None and _runs_triton(x) and not _references_only.get():
-            result = self.triton(x, *args, **kwargs)
-            if result is not None:
-                return result
+        listener = recorder()
+        if listener is None:
+            return self._run(x, *args, **kwargs)
+        with listener.call(self, (x, *args), kwargs):
+            return self._run(x, *args, **kwargs)
+
+    def _run(self, x, *args, **kwargs):
+        result = self._obstacle(x) or self.triton(x, *args, **kwargs)
+        if not isinstance(result, Declined):
+            return result
+        because(lambda: str(result))
         return self.reference(x, *args, **kwargs)
+
+    def _obstacle(self, x) -> Declined | None:
+        """Why no kernel can run on the tensor (or the pair of tensors) x: Triton needs a GPU, or its interpreter."""
+        tensor = x[0] if isinstance(x, tuple) else x
+        if self.triton is None:
+            return Declined("it has no kernel")
+        if _references_only.get():
+            return Declined("references_only")
+        if not _has_triton():
+            return Declined("Triton is not installed")
+        if not tensor.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+            return Declined("no CUDA device")
+        return None

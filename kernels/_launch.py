@@ -1,9 +1,12 @@
 """How every kernel is launched, and what the card it is launched on can do."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
+
+from fastdiff.kernels.report import recorder
 
 # Triton's interpreter stands for a small card that can do all.
 INTERPRETER_CAPABILITY = (9, 0)
@@ -17,10 +20,12 @@ def launch(
 
     fp_fusion: multiplications and additions become one operation; without it the bits are those of separate ones.
     """
-    device = next(arg.device for arg in args if isinstance(arg, Tensor))
+    device, listener = next(arg.device for arg in args if isinstance(arg, Tensor)), recorder()
+    # fp_fusion always said, because Triton's default changes with version 3.10, and with it the bits
+    options = dict(num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=fp_fusion)
+    run = partial(kernel[grid], *args, **options, **constexprs)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        # always said, because Triton's default changes with version 3.10, and with it the bits
-        kernel[grid](*args, num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=fp_fusion, **constexprs)
+        run() if listener is None else listener.launch(kernel, run)
 
 
 def capability(device: torch.device) -> tuple[int, int]:

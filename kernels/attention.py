@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastdiff.kernels._dispatch import Operation
+from fastdiff.kernels._dispatch import Declined, Operation
 from fastdiff.kernels._launch import capability, launch
 from fastdiff.kernels._math import LOG2_E, accumulate
 from fastdiff.kernels._triton import tl, triton
+from fastdiff.kernels.report import because
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -168,20 +169,27 @@ LIBRARY = ((32, None), (64, 1024), (128, 256), (192, 1024), (256, 256), (512, No
 MAX_WIDTH = {torch.float32: 256, torch.float16: 512, torch.bfloat16: 512}
 
 
-def _library_is_faster(q: Tensor, keys: int, width: int) -> bool:
+def _why_the_library(q: Tensor, keys: int, width: int) -> str | None:
+    if q.dtype not in DTYPES:
+        return f"{q.dtype} has no kernel"
+    if width > MAX_WIDTH[q.dtype]:
+        return f"{q.dtype}: heads are {width} wide, the kernel's up to {MAX_WIDTH[q.dtype]}"
     if not q.is_cuda or capability(q.device) != (9, 0):
-        return False
+        return None
     fewest = next(fewest for widest, fewest in LIBRARY if width <= widest)
-    return q.dtype == torch.float32 or (fewest is not None and keys >= fewest)
+    if q.dtype == torch.float32:
+        return "float32: torch's library is faster on sm_90"
+    if fewest is not None and keys >= fewest:
+        return f"{keys} keys, {width} wide: torch's library is faster on sm_90"
+    return None
 
 
 @attention.kernel
 def _attention_triton(q, k, v, *, heads, causal=False):
     _check(q, k, v, heads)
     width = q.shape[2] // heads
-    if width > MAX_WIDTH.get(q.dtype, 0) or _library_is_faster(q, k.shape[1], width):
-        return None
-    return flash_attention(q, k, v, heads, causal)
+    reason = _why_the_library(q, k.shape[1], width)
+    return flash_attention(q, k, v, heads, causal) if reason is None else Declined(reason)
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool) -> Tensor:
@@ -191,6 +199,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool) -
     q, k, v = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (q, k, v))
     tile, (first, second) = _tile(width, q.dtype, queries, keys, q.device), _split(width, q.dtype)
     out = q.new_empty(n, queries, channels)
+    because(lambda: f"{tile.queries} queries x {tile.keys} keys a step, {width} columns as {first} + {second}")
     launch(
         _attention_kernel, (n * heads * triton.cdiv(queries, tile.queries),),
         out, q, k, v, heads, queries, keys, width**-0.5 * LOG2_E.value,

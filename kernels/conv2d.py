@@ -12,9 +12,10 @@ from torch import Tensor
 
 from fastdiff.kernels._conv2d_kernels import conv_by_descriptors, conv_by_pointers, sum_chunks
 from fastdiff.kernels._conv2d_plan import SUM_CHANNELS, Plan, Problem, make_plan
-from fastdiff.kernels._dispatch import Operation
-from fastdiff.kernels._launch import descriptor, has_descriptors, launch, multiprocessors
+from fastdiff.kernels._dispatch import Declined, Operation
+from fastdiff.kernels._launch import capability, descriptor, has_descriptors, launch, multiprocessors
 from fastdiff.kernels._moments import Moments
+from fastdiff.kernels.report import because
 
 # Elements of x up to which torch's own convolution on the CPU leaves oneDNN for a slower one.
 SMALL_ON_CPU = 20480
@@ -99,14 +100,16 @@ def _conv2d_triton(
     problem = _check(x, weight, bias, stride, padding, upsample, temb, residual)
     parts = tuple(part.contiguous() for part in (x if isinstance(x, tuple) else (x,)))
     dtype, device = parts[0].dtype, parts[0].device
-    if dtype not in (torch.float32, torch.float16, torch.bfloat16) or not problem.fits_int32:
-        return None
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return Declined(f"{dtype} has no kernel")
+    if not problem.fits_int32:
+        return Declined("no pictures, or one of 2^31 elements or more")
     weight = weight.permute(0, 2, 3, 1).contiguous()  # (C_out, kH, kW, C_in), a view of channels-last memory
     bias, residual = (tensor.contiguous() if tensor is not None else None for tensor in (bias, residual))
     temb = temb.contiguous() if temb is not None and temb.stride(1) != 1 else temb
-    loaded = (*parts, weight) if residual is None else (*parts, weight, residual)
-    aligned = all(tensor.data_ptr() % 16 == 0 for tensor in loaded)
-    plan = make_plan(problem, descriptors=aligned and has_descriptors(device), multiprocessors=multiprocessors(device))
+    obstacle = _descriptor_obstacle((*parts, weight) if residual is None else (*parts, weight, residual))
+    plan = make_plan(problem, obstacle=obstacle, multiprocessors=multiprocessors(device))
+    because(plan.describe)
     y = torch.empty(problem.out_shape, dtype=dtype, device=device)
     statistics = _empty_moments(problem, plan, device) if moments else None
     outputs = (y, *statistics[:2]) if statistics else (y, None, None)
@@ -119,6 +122,14 @@ def _conv2d_triton(
     else:
         _launch_products(problem, plan, outputs, parts, weight, epilogue)
     return (y, statistics) if moments else y
+
+
+def _descriptor_obstacle(loaded: tuple[Tensor, ...]) -> str | None:
+    """Why tensor descriptors cannot load these, whatever their sizes."""
+    if not has_descriptors(loaded[0].device):
+        return "sm_{}{}".format(*capability(loaded[0].device))
+    aligned = all(tensor.data_ptr() % 16 == 0 for tensor in loaded)
+    return None if aligned else "an address is no multiple of 16 bytes"
 
 
 class Epilogue(NamedTuple):

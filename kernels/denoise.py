@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastdiff.kernels._dispatch import Operation
+from fastdiff.kernels._dispatch import Declined, Operation
 from fastdiff.kernels._launch import launch
 from fastdiff.kernels._triton import tl, triton
 
@@ -288,8 +288,10 @@ def _denoise_step_triton(
     inputs = [
         None if tensor is None else tensor.contiguous() for tensor in (model_output, unguided, x_t, row, step, noise)
     ]
-    if options.threshold_ratio is not None or any(t is not None and t.dtype == torch.float64 for t in inputs):
-        return None  # a quantile is a sort: torch's
+    if options.threshold_ratio is not None:
+        return Declined("the quantile of dynamic thresholding is a sort")
+    if any(tensor is not None and tensor.dtype == torch.float64 for tensor in inputs):
+        return Declined("torch.float64 has no kernel")
     if out is None:
         out = StepBuffers(torch.empty_like(inputs[2]), torch.empty_like(inputs[2]))
     images, channels = x_t.shape[0], x_t.shape[-1]

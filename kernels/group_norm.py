@@ -15,11 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastdiff.kernels._dispatch import Operation
+from fastdiff.kernels._dispatch import Declined, Operation
 from fastdiff.kernels._group_norm_kernels import merge_kernel, moments_kernel, normalise_kernel
 from fastdiff.kernels._launch import launch
 from fastdiff.kernels._moments import Moments
 from fastdiff.kernels._triton import triton
+from fastdiff.kernels.report import because
 
 ACTIVATIONS = {
     "none": lambda x: x,
@@ -161,7 +162,8 @@ def _group_norm_triton(
     parts = x if isinstance(x, tuple) else (x,)
     given = _check(parts, num_groups, weight, bias, activation, scale, shift, moments)
     if parts[0].dtype not in DTYPES:
-        return None
+        return Declined(f"{parts[0].dtype} has no kernel")
+    because(lambda: "moments by its convolution" if None not in given else "reads the tensor for its moments")
     parts = [_as_rows(part) for part in parts]
     n, height, width, _ = parts[0].shape
     hw, widths = height * width, [part.shape[-1] for part in parts]

@@ -103,6 +103,20 @@ def test_flags_win_over_from_and_files_are_kept_without_overwrite(fastdiff, tmp_
     assert settings["eta"] is None and files(tmp_path / "a") == [f"fluent-3d-hearts-{seed}.png" for seed in (3, 5)]
 
 
+def test_explain_says_what_a_step_runs_on_and_draws_nothing(fastdiff, tmp_path):
+    args = ["sample", "--explain", "--device", "cpu", "--label", 0, "--num-images", 3, "-b", 2]
+    done = fastdiff(*args)
+    assert (done.returncode, files(tmp_path)) == (0, []), done.stderr
+    head, *rows, share = done.stdout.splitlines()
+    assert head == "Pipeline, 2x64x64x3, float32, cpu", "the first batch"
+    assert any(re.fullmatch(r"conv2d +1x64x64x3, .* no CUDA device", row) for row in rows)
+    assert any(re.fullmatch(r"denoise_step +.*, unguided, .* 2 +\d+ torch +no CUDA device", row) for row in rows)
+    assert re.fullmatch(r"0\.0% of [\d.]+ GFLOP of convolutions and linear layers on our kernels", share)
+    found = json.loads(fastdiff(*args, "--json").stdout)
+    assert (found["what"], found["share"], found["kernel_launches"]) == (head, 0, 0)
+    refused(fastdiff("sample", "--explain", "--label", "noto fod"), "label 'noto fod' .* did you mean noto food")
+
+
 def test_info_prints_the_settings(fastdiff, tmp_path):
     record = {
         "num_inference_steps": 2, "scheduler": "ddim", "guidance_scale": 2.0, "eta": 0.0, "model": "emoji64",

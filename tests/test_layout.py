@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-KERNELS = sorted(path.stem for path in (ROOT / "kernels").glob("[!_]*.py"))
+PUBLIC = {"report"}  # no operation, but for users to call
+KERNELS = sorted({path.stem for path in (ROOT / "kernels").glob("[!_]*.py")} - PUBLIC)
 SOURCES = sorted(
     path
     for folder in ("fastdiff", "kernels", "benchmarks", "training", "tests")
