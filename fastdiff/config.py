@@ -48,6 +48,14 @@ def from_mapping(cls: type[Config], mapping: Mapping[str, Any], source: str) -> 
         raise InputError(f"{source}: an option is of the wrong type ({error}); save the model again") from None
 
 
+def autoencoder_scale(config: Mapping[str, Any], source: str | Path = "vae") -> int:
+    """How many pixels of a picture one latent stands for, in height and in width; of diffusers' AutoencoderKL."""
+    widths = config.get("block_out_channels")
+    if not isinstance(widths, list | tuple) or not widths:
+        raise InputError(f"{source}: block_out_channels is {widths!r}, not a list of widths; save the VAE again")
+    return 2 ** (len(widths) - 1)
+
+
 class DenoiserConfig:
     """What is asked of the config of any denoiser. Below are diffusers' options, by their names and defaults."""
 
@@ -60,6 +68,12 @@ class DenoiserConfig:
     null_label: int | None = None  # the index that stands for "no label", where the architecture has one
     size_factor: int  # what height and width must be multiples of
     min_size: int
+
+    @property
+    def trained_size(self) -> tuple[int, int] | None:
+        """Height and width of what it was trained to denoise, where the config says."""
+        size = self.sample_size
+        return size if isinstance(size, tuple) or size is None else (size, size)
 
     @property
     def takes_labels(self) -> bool:

@@ -115,6 +115,8 @@ class _Loop:
     def denoise_step(
         self, output: Tensor, unguided: Tensor | None, x_t: Tensor, rows: Tensor, step: Tensor, noise: Tensor | None
     ) -> tuple[Tensor, Tensor]:
+        if self.schedule.options.variance == "fixed":  # a learned variance goes unused, as in diffusers' DiTPipeline
+            output, unguided = (o if o is None else o[..., : x_t.shape[-1]] for o in (output, unguided))
         scale = self.guidance.scale if self.guidance else 1.0
         options = {"noise": noise, "unguided": unguided, "guidance_scale": scale, "step": step}
         return denoise_step(output, x_t, rows, self.schedule.options, **options)
@@ -146,10 +148,9 @@ class _Loop:
             return self.denoiser.predict(x.to(self.denoiser.dtype), conditioning.of(label))
 
         pictures = x_t.split(1)
-        side_by_side = _cpu_workers().map if recorder() is None else map  # it listens in this thread alone
         nothing = [None] * len(pictures)
-        outputs = side_by_side(predict, pictures, self.labels.split(1))
-        unguided = side_by_side(predict, pictures, self.null_labels.split(1)) if self.guidance else nothing
+        outputs = map_pictures(predict, x_t, self.labels)
+        unguided = map_pictures(predict, x_t, self.null_labels) if self.guidance else nothing
         noises = nothing if noise is None else noise.split(1)
         rows, step = self.schedule.rows, self.steps[i : i + 1]
         results = [
@@ -158,6 +159,13 @@ class _Loop:
         ]
         x_prev, x0 = zip(*results, strict=True)
         return torch.cat(x_prev), torch.cat(x0)
+
+
+def map_pictures(function: Callable[..., Tensor], *batches: Tensor) -> Iterator[Tensor]:
+    """`function` of each picture of the batches alone; on the CPU they run side by side, from now on."""
+    pictures = [batch.split(1) for batch in batches]
+    side_by_side = batches[0].device.type == "cpu" and recorder() is None  # which listens in this thread alone
+    return (_cpu_workers().map if side_by_side else map)(function, *pictures)
 
 
 @functools.cache

@@ -1,17 +1,18 @@
 """Pipeline: seeds and labels in, pictures out. Starting noise, one pass over the schedule's rows, decoding."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from fastdiff import hub
-from fastdiff.config import read_json
+from fastdiff.autoencoder import decode_latents, load_autoencoder
+from fastdiff.config import autoencoder_scale, read_json
 from fastdiff.denoising import Guidance, Table, denoise
 from fastdiff.errors import InputError
 from fastdiff.model_info import ModelInfo
@@ -40,23 +41,39 @@ class Step:
     num_steps: int
     timestep: int
     images: Any  # the finished pictures after the last step, else None
-    x_t: Tensor  # (N, H, W, C) float32, the state after the step
-    x0: Tensor  # (N, H, W, C) float32, the finished pictures as the model predicts them now
+    x_t: Tensor  # (N, H, W, C) float32, the state after the step; latents where the pipeline has a VAE
+    x0: Tensor  # (N, H, W, C) float32, the end of it as the model predicts it now
+
+    decode: Callable[[Tensor, str], Any] = decode  # of x_t or x0, and an output type
 
     def preview(self) -> list[Image.Image]:
-        """The finished pictures as the model predicts them now: a cheap preview that sharpens step by step."""
-        return decode(self.x0, "pil")
+        """The finished pictures as the model predicts them now: a preview that sharpens step by step."""
+        return self.decode(self.x0, "pil")
 
 
 class Pipeline:
-    """A denoiser, its scheduler and its labels: draws pictures as diffusers' DDPMPipeline and DDIMPipeline do.
+    """A denoiser, its scheduler and its labels: draws as diffusers' DDPMPipeline, DDIMPipeline and DiTPipeline do.
 
     Beyond those it guides class-conditional models that have a null label, and the picture of a seed has the same
     bits alone, in any batch and at any place in it (given `seed`; a `generator` draws as diffusers does).
     """
 
-    def __init__(self, denoiser: Denoiser, scheduler: Any, info: ModelInfo | None = None, name: str = "model"):
-        self.denoiser, self.info, self.name = denoiser, info or ModelInfo(), name
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        scheduler: Any,
+        info: ModelInfo | None = None,
+        name: str = "model",
+        vae: nn.Module | None = None,
+    ):
+        """`vae`: diffusers' AutoencoderKL, for a denoiser of latents. InputError where the two do not fit together."""
+        if vae is not None and vae.config.latent_channels != denoiser.config.in_channels:
+            raise InputError(
+                f"vae: it decodes {vae.config.latent_channels} channels and the model denoises "
+                f"{denoiser.config.in_channels}; give the VAE that the model was trained with"
+            )
+        self.denoiser, self.name, self.vae = denoiser, name, vae
+        self.info = info or ModelInfo(null_label=denoiser.config.null_label)
         self.scheduler = scheduler
 
     @classmethod
@@ -86,14 +103,15 @@ class Pipeline:
         if not (folder / "model_index.json").is_file():
             raise InputError(f"{folder} has no model_index.json; a pipeline folder also holds the model's scheduler")
         classes = hub.read_model_index(folder)
-        kind = DENOISERS[hub.PIPELINES[classes["pipeline"]]]
-        denoiser = kind.from_pretrained(folder, variant=variant, dtype=resolve_dtype(dtype, device), device=device)
+        options = {"variant": variant, "dtype": resolve_dtype(dtype, device), "device": device}
+        denoiser = DENOISERS[hub.PIPELINES[classes["pipeline"]]].from_pretrained(folder, **options)
+        vae = load_autoencoder(folder / "vae", **options) if "vae" in classes else None
         config = denoiser.config
         info = ModelInfo.from_folder(folder, config.num_class_embeds, config.null_label)
         # diffusers' DDIMPipeline makes a DDIMScheduler of whatever scheduler its folder holds.
         default = info.scheduler or ("ddim" if classes["pipeline"] == "DDIMPipeline" else None)
         config = read_json(hub.component_folder(folder, "scheduler") / "scheduler_config.json")
-        return cls(denoiser, scheduler_from_config(config, scheduler or default), info, name=str(name_or_path))
+        return cls(denoiser, scheduler_from_config(config, scheduler or default), info, str(name_or_path), vae)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -120,9 +138,20 @@ class Pipeline:
         return self.denoiser.dtype
 
     def to(self, *args, **kwargs) -> "Pipeline":
-        """Move the model to a device or dtype, as torch's Module.to does."""
+        """Move the models to a device or dtype, as torch's Module.to does."""
         self.denoiser.to(*args, **kwargs)
+        if self.vae is not None:
+            self.vae.to(*args, **kwargs)
         return self
+
+    @property
+    def scale(self) -> int:
+        """Pixels of a picture for one of the denoiser's, in height and in width."""
+        return 1 if self.vae is None else autoencoder_scale(self.vae.config)
+
+    def decode(self, x: Tensor, output_type: str) -> Any:
+        """What the denoiser ends with, (N, H, W, C) float32, as pictures; see `pictures.decode`."""
+        return decode(x if self.vae is None else decode_latents(self.vae, x), output_type)
 
     def __call__(self, *, return_dict: bool = True, **options) -> PipelineOutput | tuple[Any]:
         """Draw pictures. Takes the options of `stream`; returns PipelineOutput, or a tuple of its images."""
@@ -160,9 +189,9 @@ class Pipeline:
                 of a group take turns: the picture of seed s has the group's label s % len(group).
             guidance_scale: 1 is unguided. Default: the model's own, else 1.
             eta, use_clipped_model_output: of DDIM. Default: the model's own, else 0 and False.
-            height, width: pixels. Default: the model's sample_size.
+            height, width: pixels. Default: those of the model's sample_size.
             generator: torch draws all noise, in the order diffusers' pipelines draw, instead of `seed`.
-            latents: (N, C, H, W), the starting noise.
+            latents: (N, C, H, W), the starting noise, of the size that the denoiser works at.
             output_type: pil, np or pt.
 
         Raises InputError naming what cannot be drawn, at once; NonFiniteError for NaN in the output.
@@ -188,8 +217,8 @@ class Pipeline:
             noise = torch.tensor(seeds, device=self.device) if generator is None else draw_noise
             steps = denoise(self.denoiser, x_t, schedule, table, rows, noise=noise, guidance=guidance)
             for i, (x, x0) in enumerate(steps):
-                images = decode(x, output_type) if i == len(schedule) - 1 else None
-                yield Step(i, len(schedule), int(schedule.timesteps[i]), images, x, x0)
+                images = self.decode(x, output_type) if i == len(schedule) - 1 else None
+                yield Step(i, len(schedule), int(schedule.timesteps[i]), images, x, x0, self.decode)
 
         return run()
 
@@ -202,9 +231,9 @@ class Pipeline:
         if steps is None:
             steps = self.info.num_inference_steps or (50 if ddim else len(self.scheduler))
         schedule = self.scheduler.schedule(steps, eta=eta, use_clipped_model_output=use_clipped_model_output)
-        halves = 1 if schedule.options.variance == "fixed" else 2
         channels = self.denoiser.config.in_channels, self.denoiser.config.out_channels
-        if channels[1] != halves * channels[0]:
+        halves = (1, 2) if schedule.options.variance == "fixed" else (2,)
+        if channels[1] not in [half * channels[0] for half in halves]:
             raise InputError(
                 f"the model has {channels[0]} input and {channels[1]} output channels, which does not fit the "
                 f"scheduler's {schedule.options.variance} variance; correct variance_type in its config"
@@ -219,7 +248,7 @@ class Pipeline:
         generator: Generator | list[Generator] | None,
         latents: Tensor | None,
     ) -> Tensor:
-        """x_T (N, H, W, C) float32 on the device."""
+        """x_T (N, H, W, C) float32 on the device; height and width are the pictures'."""
         if latents is not None:
             if latents.ndim != 4 or latents.shape[1] != self.denoiser.config.in_channels:
                 raise InputError(
@@ -237,13 +266,14 @@ class Pipeline:
         return noise.float().permute(0, 2, 3, 1).contiguous()
 
     def _size(self, height: int | None, width: int | None) -> tuple[int, int]:
-        size = self.denoiser.config.sample_size
-        default = size if isinstance(size, tuple) else (size, size)
-        height, width = height or default[0], width or default[1]
+        """Of what the denoiser draws, for pictures of height x width pixels."""
+        default = self.denoiser.config.trained_size
+        if default is not None:
+            height, width = height or default[0] * self.scale, width or default[1] * self.scale
         if height is None or width is None:
             raise InputError("height, width: this model's config has no sample_size; give both")
-        self.denoiser.check_size(height, width)
-        return height, width
+        self.denoiser.check_size(height, width, self.scale)
+        return height // self.scale, width // self.scale
 
     def _conditions(
         self, labels: list[Label], seeds: list[int], scale: float | None

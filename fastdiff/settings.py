@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdiff import hub, png
-from fastdiff.config import CONFIGS, DenoiserConfig, from_mapping, read_json
+from fastdiff.config import CONFIGS, DenoiserConfig, autoencoder_scale, from_mapping, read_json
 from fastdiff.errors import InputError
 from fastdiff.model_info import SCHEDULERS, ModelInfo
 
@@ -161,6 +161,7 @@ class ModelCard:
     scheduler: str | None  # ddim, ddpm; None where the folder does not say
     num_train_timesteps: int
     info: ModelInfo
+    scale: int = 1  # pixels of a picture for one of the denoiser's, in height and in width
 
     @classmethod
     def read(cls, name: str, folder: Path) -> "ModelCard":
@@ -169,6 +170,7 @@ class ModelCard:
         component = hub.PIPELINES[classes["pipeline"]]
         config_path = hub.component_folder(folder, component) / "config.json"
         config = from_mapping(CONFIGS[component], read_json(config_path), source=str(config_path))
+        vae_path = folder / "vae" / "config.json"
         scheduler_path = hub.component_folder(folder, "scheduler") / "scheduler_config.json"
         scheduler = read_json(scheduler_path)
         # diffusers' DDIMPipeline makes a DDIMScheduler of whatever scheduler its folder holds
@@ -183,6 +185,7 @@ class ModelCard:
             scheduler={"DDIMScheduler": "ddim", "DDPMScheduler": "ddpm"}.get(class_name),
             num_train_timesteps=num_train_timesteps,
             info=ModelInfo.from_folder(folder, config.num_class_embeds, config.null_label),
+            scale=autoencoder_scale(read_json(vae_path), vae_path) if "vae" in classes else 1,
         )
 
     @property
@@ -199,8 +202,13 @@ class ModelCard:
     @property
     def size(self) -> tuple[int, int] | None:
         """(width, height) of its pictures in pixels, where the config says."""
-        side = self.config.sample_size
-        return (side, side) if isinstance(side, int) else side and (side[1], side[0])
+        size = self.config.trained_size
+        return size and (size[1] * self.scale, size[0] * self.scale)
+
+    @property
+    def size_factor(self) -> int:
+        """What width and height must be multiples of."""
+        return self.config.size_factor * self.scale
 
     def label_name(self, index: int | None) -> str | int | None:
         """The name of label `index`, or the index where it has none."""

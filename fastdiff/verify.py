@@ -1,24 +1,24 @@
 """`fastdiff verify`: a model in fastdiff against the same model in diffusers, in float32, number by number.
 
-Two checks on the same inputs: the U-Net alone, at several timesteps and labels, and a few steps of sampling, where the
-reference is a loop written out over diffusers' model and scheduler (its pipelines cannot guide a U-Net by labels).
+Two checks on the same inputs: the denoiser alone, at several timesteps and labels, and a few steps of sampling, where
+the reference is a loop written out over diffusers' model and scheduler (its pipelines cannot guide a U-Net by labels).
 """
 
 import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import fastdiff
 from fastdiff import hub
 from fastdiff.errors import InputError
+from fastdiff.extras import import_diffusers
 from fastdiff.sample import load_pipeline
 from fastdiff.settings import ModelCard, Request, complete
 
-FORWARD_TOLERANCE = 1e-4  # of one U-Net call
+FORWARD_TOLERANCE = 1e-4  # of one call of the denoiser
 FINAL_TOLERANCE = 1e-3  # of the picture after the steps, in [-1, 1]
 _SEED = 0
 
@@ -50,7 +50,9 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{card.name}: verify knows no labels for class_embed_type {card.config.class_embed_type}")
     request, cells = complete(request, card)
     labels = [label for _, label in cells if label is not None]
-    reference = Reference(_import_diffusers(), card, request)
+    diffusers = import_diffusers("verify")
+    diffusers.utils.logging.set_verbosity_error()
+    reference = Reference(diffusers, card, request)
     pipe = load_pipeline(card, request, args.device)
     comparisons = [*_forwards(pipe, reference, labels), _loop(pipe, reference, labels)]
     report = {
@@ -67,26 +69,24 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report["passed"] else 1
 
 
-def _import_diffusers() -> ModuleType:
-    try:
-        diffusers = import_module("diffusers")
-    except ImportError:
-        raise InputError("verify needs diffusers, which is not installed; pip install 'fastdiff[diffusers]'") from None
-    diffusers.utils.logging.set_verbosity_error()
-    return diffusers
-
-
 class Reference:
-    """The model and scheduler of a folder as diffusers loads them, float32, on the CPU until `to` is called."""
+    """The denoiser and scheduler of a folder as diffusers loads them, float32, on the CPU until `to` is called."""
 
     def __init__(self, diffusers: ModuleType, card: ModelCard, request: Request):
         import torch
 
         self.diffusers, self.card, self.request = diffusers, card, request
-        unet_folder = hub.component_folder(card.folder, "unet")
-        self.unet = diffusers.UNet2DModel.from_pretrained(
-            unet_folder, variant=request.variant, torch_dtype=torch.float32, low_cpu_mem_usage=False
-        ).eval()
+        component = hub.PIPELINES[hub.read_model_index(card.folder)["pipeline"]]
+        self.denoiser = (
+            getattr(diffusers, hub.MODELS[component][0])
+            .from_pretrained(
+                hub.component_folder(card.folder, component),
+                variant=request.variant,
+                torch_dtype=torch.float32,
+                low_cpu_mem_usage=False,
+            )
+            .eval()
+        )
         kind = {"ddim": diffusers.DDIMScheduler, "ddpm": diffusers.DDPMScheduler}[request.scheduler]
         self.scheduler = kind.from_pretrained(hub.component_folder(card.folder, "scheduler"))
 
@@ -99,29 +99,37 @@ class Reference:
         options = {} if request.scheduler == "ddpm" else options
         classes = torch.tensor(labels, device=x_t.device) if labels else None
         self.scheduler.set_timesteps(request.num_inference_steps)
+        learned = str(self.scheduler.config.get("variance_type")).startswith("learned")
         for t in self.scheduler.timesteps:
-            output = self.unet(x_t, t, classes).sample
+            eps, variance = self.predict(x_t, t, classes)
             if request.guidance_scale != 1:
-                unguided = self.unet(x_t, t, torch.full_like(classes, null_label)).sample
-                output = unguided + request.guidance_scale * (output - unguided)
+                unguided, _ = self.predict(x_t, t, torch.full_like(classes, null_label))
+                eps = unguided + request.guidance_scale * (eps - unguided)
+            output = torch.cat([eps, variance], dim=1) if learned else eps
             x_t = self.scheduler.step(output, t, x_t, generator=generator, **options).prev_sample
         return x_t
 
+    def predict(self, x_t, t, classes):
+        """The output (N, C, H, W), and the learned variance (N, C, H, W), which has no channels where there is none."""
+        output = self.denoiser(x_t, t.to(x_t.device).expand(len(x_t)), classes).sample
+        return output[:, : x_t.shape[1]], output[:, x_t.shape[1] :]
+
 
 def _forwards(pipe, reference: Reference, labels: Sequence[int]) -> Iterator[Comparison]:
-    """One U-Net call for each of five timesteps and, where there are labels, for one label and the null label."""
+    """One call of the denoiser for each of five timesteps and, where there are labels, for one and the null label."""
     import torch
 
     x_t = _noise(reference, 2).to(pipe.device)
     last = reference.card.num_train_timesteps - 1
     null = reference.card.info.null_label
     choices = [None] if not labels else [labels[0]] if null is None else [labels[0], null]
-    reference.unet.to(pipe.device)
+    reference.denoiser.to(pipe.device)
     for t in sorted({last * quarter // 4 for quarter in range(5)}):
         for label in choices:
             classes = None if label is None else torch.full((2,), label, device=pipe.device)
+            given = x_t, torch.full((2,), t, device=pipe.device), classes
             with torch.inference_mode():
-                ours, theirs = (unet(x_t, t, classes).sample for unet in (pipe.denoiser, reference.unet))
+                ours, theirs = (model(*given).sample for model in (pipe.denoiser, reference.denoiser))
             name = f"forward t={t}" + ("" if label is None else f" label={label}")
             yield _compare(name, ours, theirs, FORWARD_TOLERANCE)
 
@@ -144,6 +152,8 @@ def _loop(pipe, reference: Reference, labels: Sequence[int]) -> Comparison:
     ).images
     with torch.inference_mode():
         theirs = reference.sample(x_T.to(pipe.device), labels, torch.Generator().manual_seed(_SEED))
+        if pipe.vae is not None:
+            theirs = pipe.vae.decode(theirs / pipe.vae.config.scaling_factor).sample
     name = f"{request.num_inference_steps} steps of {request.scheduler}, guidance {request.guidance_scale:g}"
     return _compare(name, 2 * ours - 1, theirs.clamp(-1, 1), FINAL_TOLERANCE)
 
@@ -152,8 +162,8 @@ def _noise(reference: Reference, count: int):
     """(N, C, H, W) float32 on the CPU."""
     import torch
 
-    width, height = reference.card.size or (64, 64)
-    shape = (count, reference.card.config.in_channels, height, width)
+    config = reference.card.config
+    shape = (count, config.in_channels, *(config.trained_size or (64, 64)))
     return torch.randn(shape, generator=torch.Generator().manual_seed(_SEED))
 
 

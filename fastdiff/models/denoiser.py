@@ -136,9 +136,9 @@ class Denoiser(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_graphs": {}}  # a copy of the model makes its own
 
-    def check_size(self, height: int, width: int) -> None:
-        """InputError unless this model can predict height x width pixels."""
-        factor, least = self.config.size_factor, self.config.min_size
+    def check_size(self, height: int, width: int, scale: int = 1) -> None:
+        """InputError unless this model can draw height x width pixels; `scale` of a VAE's are one of its own."""
+        factor, least = scale * self.config.size_factor, scale * self.config.min_size
         if height < least or width < least or height % factor or width % factor:
             raise InputError(f"size {height}x{width}: this model draws multiples of {factor}, from {least} on")
 

@@ -219,7 +219,7 @@ class Size(Controls):
     @staticmethod
     def properties(card: ModelCard, limits: Limits, record: Mapping[str, Any] | None = None) -> Properties:
         """For `card`, with the size of a picture's `record` or the one the model was trained at."""
-        multiple = card.config.size_factor
+        multiple = card.size_factor
         width, height = card.size or (8 * multiple, 8 * multiple)
         width, height = (record or {}).get("width", width), (record or {}).get("height", height)
         shared = {

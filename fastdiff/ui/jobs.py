@@ -101,7 +101,7 @@ def plan(options: Options, models: Models, limits: Limits) -> Job:
     request, cells = complete(request, card)
     width, height = card.size or (None, None)
     size = {"height": options.height or height, "width": options.width or width}
-    multiple = card.config.size_factor
+    multiple = card.size_factor
     if any(side is None or side % multiple for side in size.values()):
         raise InputError(
             f"size {size['width']}x{size['height']}: give width and height as multiples of {multiple} for {card.name}"

@@ -51,7 +51,7 @@ class Models:
         """A pipeline with a `scheduler` of its own around the model that all requests share."""
         shared = self._load(card.folder)
         own = scheduler_from_config(shared.scheduler.config, scheduler)
-        return Pipeline(shared.denoiser, own, shared.info, name=card.name)
+        return Pipeline(shared.denoiser, own, shared.info, card.name, shared.vae)
 
     def warm_up(self, name: str) -> None:
         """Load a model and draw one step, so that the first picture comes at once."""
@@ -112,6 +112,6 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
 
 def _stays_inside(folder: Path, root: Path) -> bool:
     """Whether every file that loading `folder` may read lies below `root`, once all links are followed."""
-    parts = [folder, *(hub.component_folder(folder, name) for name in ("unet", "scheduler"))]
+    parts = [folder, *(hub.component_folder(folder, name) for name in ("unet", "transformer", "vae", "scheduler"))]
     paths = [path for part in parts for path in (part, *part.iterdir())]
     return all(path.resolve().is_relative_to(root) for path in paths)
