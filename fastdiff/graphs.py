@@ -56,6 +56,8 @@ class Graphed:
         with self._lock, torch.cuda.device(inputs[0].device):
             if key not in self._graphs:  # the first call compiles the kernels, which no capture may do
                 self._remember(key, None)
+                with only_compiling():
+                    self._function(*inputs)
                 return self._function(*inputs)
             if self._graphs[key] is None:
                 self._remember(key, _Graph(self._function, inputs))

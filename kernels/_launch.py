@@ -1,16 +1,22 @@
 """How every kernel is launched, and what the card it is launched on can do."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from fastdiff.kernels._triton import triton
 from fastdiff.kernels.report import recorder
 
 # Triton's interpreter stands for a small card that can do all.
 INTERPRETER_CAPABILITY = (9, 0)
 INTERPRETER_MULTIPROCESSORS = 8
+
+_only_compiles: ContextVar[bool] = ContextVar("only_compiles", default=False)
 
 
 def launch(
@@ -23,9 +29,23 @@ def launch(
     device, listener = next(arg.device for arg in args if isinstance(arg, Tensor)), recorder()
     # fp_fusion always said, because Triton's default changes with version 3.10, and with it the bits
     options = dict(num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=fp_fusion)
-    run = partial(kernel[grid], *args, **options, **constexprs)
+    run = partial(kernel.run, *args, grid=grid, warmup=_only_compiles.get(), **options, **constexprs)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         run() if listener is None else listener.launch(kernel, run)
+
+
+@contextmanager
+def only_compiling() -> Iterator[None]:
+    """Inside, kernels are not launched but compiled, all side by side; the block ends when they are ready.
+
+    What a function is about to launch takes seconds this way instead of half a minute. What it computes is undefined.
+    """
+    token = _only_compiles.set(True)
+    try:
+        with ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool):
+            yield
+    finally:
+        _only_compiles.reset(token)
 
 
 def capability(device: torch.device) -> tuple[int, int]:
