@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fastdiff.kernels._launch import only_compiling
+
 from fastdiff.kernels.report import recorder
 
 Outputs = tuple[Tensor, ...]
