@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fastdiff.kernels._launch import only_compiling
-
 from fastdiff.kernels.report import recorder
 
 Outputs = tuple[Tensor, ...]
