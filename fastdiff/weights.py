@@ -134,7 +134,7 @@ def fuse(state: dict[str, Tensor], model: nn.Module) -> None:
     """Stack the tensors of diffusers' names that make up one parameter of ours."""
     for name in model.state_dict():
         keys = diffusers_keys(model, name)
-        if len(keys) > 1:
+        if name not in keys:
             state[name] = torch.cat([state.pop(key) for key in keys])
 
 
