@@ -4,9 +4,12 @@
 
 On a GPU in bfloat16: diffusers eager, and under torch.compile (reduce-overhead, fused projections), both channels-last
 with cudnn.benchmark on. On a CPU in float32: diffusers eager. Errors are against diffusers in float32, as fractions of
-the largest output; `first_result_s` is ours in a new process with an empty Triton cache, the start of Python left out.
+the largest output; `first_result_s` is ours in a new process with an empty Triton cache, the start of Python left out,
+`new_resolution_s` that of a picture half as wide and high again after it. `images_s`: pictures
+of 50 DDIM steps; `final_err`: the largest difference of the final pictures, in [-1, 1], both in float32.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +18,7 @@ import time
 from typing import Any
 
 import diffusers
+import sampling
 import torch
 from harness import DEVICE, ceilings, measure, report
 from shapes import MODELS_CPU, MODELS_GPU
@@ -30,9 +34,10 @@ WORKLOADS = MODELS_GPU if GPU else MODELS_CPU
 
 def main() -> None:
     if "--first" in sys.argv:
-        print(first_result_seconds(sys.argv[-1]))
+        print(json.dumps(first_result_seconds(sys.argv[-1])))
         return
     torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = False  # of the float32 that errors are measured from
     tflops = ceilings()["matmul_bf16_tflops"] if GPU else None
     names = [name for name in sys.argv[1:] if name in WORKLOADS] or list(WORKLOADS)
     report("models" if GPU else "models_cpu", [row(name, tflops) for name in names])
@@ -42,7 +47,7 @@ def main() -> None:
 def row(name: str, tflops: float | None) -> dict[str, Any]:
     """Times and errors of a workload."""
     config, batch, gflop = WORKLOADS[name]
-    theirs, ours = build(config)
+    theirs, ours = build(config, DTYPE)
     sample, *condition = inputs(config, batch)
     expected = theirs(sample, *condition).sample.float()
     theirs = theirs.to(DEVICE, DTYPE, memory_format=torch.channels_last if GPU else torch.preserve_format)
@@ -53,29 +58,50 @@ def row(name: str, tflops: float | None) -> dict[str, Any]:
     }
     peak = peak_bytes(lambda: ours(*given)) if GPU else None
     times = measure({"fastdiff": lambda: ours(*given), "eager": lambda: theirs(*given)}, graph=False)
-    compiled = compile_row(theirs, given) if GPU else {}
     return {
         "workload": name,
         "fastdiff_ms": times["fastdiff"],
         "eager_ms": times["eager"],
         "speedup": times["eager"] / times["fastdiff"],
-        **compiled,
         "floor_ms": gflop / tflops if tflops and gflop else None,
         "max_abs_err": errors["fastdiff_err"],
         "eager_err": errors["eager_err"],
-        "first_result_s": in_new_process(name) if GPU else None,
         "peak_bytes": peak,
-        "launches": launches(lambda: ours(*given)) if GPU else None,
+        **(on_gpu(name, ours, theirs, given) if GPU else {}),
     }
 
 
-def build(config: dict) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """diffusers' model in float32 and ours with its weights in DTYPE."""
+def on_gpu(name: str, ours: torch.nn.Module, theirs: torch.nn.Module, given: tuple) -> dict[str, Any]:
+    """The rest of a row: launches, torch.compile, cold starts, and whole pictures where the model draws pixels."""
+    compiled, seconds = compile_(theirs, given)
+    rest = {
+        "launches": launches(lambda: ours(*given)),
+        "compile_ms": measure({"compile": lambda: compiled(*given)}, graph=False)["compile"],
+        "compile_first_s": seconds,
+        **in_new_process(name),
+    }
+    if isinstance(ours, fastdiff.UNet2DModel):
+        noise, _, labels = given
+        calls = {
+            "fastdiff": lambda: sampling.sample(ours, noise, labels),
+            "eager": lambda: sampling.loop(theirs, noise, labels, DTYPE),
+            "compile": lambda: sampling.loop(compiled, noise, labels, DTYPE),
+        }
+        times = measure(calls, graph=False)
+        rest |= {f"{who}_images_s": 1e3 * len(noise) / time for who, time in times.items()}
+        if len(noise) == 1:
+            exact = build(WORKLOADS[name][0], torch.float32)
+            rest["final_err"] = sampling.final_error(*exact, noise.float(), labels)
+    return rest
+
+
+def build(config: dict, dtype: torch.dtype) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """diffusers' model in float32 and ours with its weights in `dtype`."""
     torch.manual_seed(0)
     theirs = getattr(diffusers, class_name(config))(**config).to(DEVICE).eval()
     with torch.device("meta"):
         ours = getattr(fastdiff, class_name(config)).from_config(config)
-    load_weights(ours, theirs.state_dict(), source="benchmark", dtype=DTYPE, device=DEVICE)
+    load_weights(ours, theirs.state_dict(), source="benchmark", dtype=dtype, device=DEVICE)
     return theirs, ours
 
 
@@ -91,7 +117,8 @@ def inputs(config: dict, batch: int) -> tuple[Tensor, Tensor, Tensor | None]:
     return sample, torch.full((batch,), 500, device=DEVICE), labels
 
 
-def compile_row(theirs: torch.nn.Module, given: tuple) -> dict[str, float]:
+def compile_(theirs: torch.nn.Module, given: tuple) -> tuple[torch.nn.Module, float]:
+    """diffusers' model under torch.compile, and the seconds to its first result."""
     torch._dynamo.reset()
     if hasattr(theirs, "fuse_qkv_projections"):  # diffusers' DiT has no such method
         theirs.fuse_qkv_projections()
@@ -99,9 +126,7 @@ def compile_row(theirs: torch.nn.Module, given: tuple) -> dict[str, float]:
     start = time.perf_counter()
     compiled(*given)
     torch.cuda.synchronize()
-    seconds = time.perf_counter() - start
-    times = measure({"compile": lambda: compiled(*given)}, graph=False)
-    return {"compile_ms": times["compile"], "compile_first_s": seconds}
+    return compiled, time.perf_counter() - start
 
 
 def peak_bytes(call) -> int:
@@ -120,23 +145,31 @@ def launches(call) -> int:
     return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
 
 
-def in_new_process(name: str) -> float:
+def in_new_process(name: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, __file__, "--first", name]
         environment = os.environ | {"TRITON_CACHE_DIR": cache}
-        return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+        return json.loads(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
 
-def first_result_seconds(name: str) -> float:
+@torch.inference_mode()
+def first_result_seconds(name: str) -> dict[str, float]:
+    """From the start of the process's first model to its first result, and to one at half as many pixels again."""
     config, batch, _ = WORKLOADS[name]
     torch.zeros(1, device=DEVICE)
     start = time.perf_counter()
     with DEVICE:  # random numbers of a large model take the CPU long
         model = getattr(fastdiff, class_name(config)).from_config(config).to(DTYPE)
     sample, *condition = inputs(config, batch)
-    model(sample.to(DTYPE), *condition)
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+    seconds = {}
+    for what, scale in (("first_result_s", 1), ("new_resolution_s", 1.5)):
+        side = int(scale * sample.shape[-1])
+        given = sample.repeat(1, 1, 2, 2)[..., :side, :side].to(DTYPE)
+        model(given, *condition)
+        torch.cuda.synchronize()
+        seconds[what] = time.perf_counter() - start
+        start = time.perf_counter()
+    return seconds
 
 
 if __name__ == "__main__":

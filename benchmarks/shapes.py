@@ -20,10 +20,11 @@ DDPM256 = DDPM32 | {  # google/ddpm-celebahq-256
 }
 EMOJI64 = {  # the bundled model
     "sample_size": 64,
-    "block_out_channels": (64, 64, 128, 128),
+    "block_out_channels": (48, 96, 128, 128),
     "layers_per_block": 2,
     "attention_head_dim": 32,
-    "num_class_embeds": 37,
+    "norm_num_groups": 16,
+    "num_class_embeds": 217,
     "down_block_types": ("DownBlock2D", "DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
     "up_block_types": ("AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D", "UpBlock2D"),
 }
@@ -46,6 +47,8 @@ MODELS_GPU = {
     "ddpm32_b512": (DDPM32, 512, 6371),
     "ddpm256_b1": (DDPM256, 1, 497),
     "ddpm256_b8": (DDPM256, 8, 3976),
+    "emoji64_b1": (EMOJI64, 1, None),
+    "emoji64_b64": (EMOJI64, 64, None),
     "dit_b2": (DIT_XL2, 2, 475),
     "dit_b32": (DIT_XL2, 32, 7595),
 }
