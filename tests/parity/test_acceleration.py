@@ -105,6 +105,81 @@ def test_pipelines_draw_the_same_pictures(kind, randomise):
     assert abs(draw() - expected).max() <= 1e-4
 
 
+DIT = {
+    "sample_size": 8,
+    "num_layers": 2,
+    "num_attention_heads": 2,
+    "attention_head_dim": 8,
+    "out_channels": 8,
+    "norm_elementwise_affine": True,
+}
+
+
+class TestDiT:
+    GIVEN = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([7, 801]), LABELS
+
+    @pytest.fixture
+    def model(self, randomise):
+        return randomise(diffusers.DiTTransformer2DModel(**DIT))
+
+    @pytest.fixture
+    def expected(self, model):
+        with torch.no_grad():
+            return model(*self.GIVEN).sample
+
+    def test_same_object_same_outputs(self, model, expected):
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        assert fastdiff.accelerate(model) is model
+        after = model.state_dict()
+        assert list(after) == list(before)
+        assert all(torch.equal(after[name], before[name]) for name in before)
+        sample, timesteps, labels = self.GIVEN
+        output = model(sample, timestep=timesteps, class_labels=labels)
+        assert type(output) is diffusers.models.modeling_outputs.Transformer2DModelOutput
+        torch.testing.assert_close(output.sample, expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(model(*self.GIVEN, None, False)[0], expected, rtol=0, atol=1e-4)
+        with pytest.raises(fastdiff.InputError, match="inference only"):
+            model(sample.clone().requires_grad_(), timesteps, labels)
+
+    def test_memory_is_shared(self, model, expected):
+        fastdiff.accelerate(model)
+        for name in ("norm1.linear.weight", "norm1.emb.timestep_embedder.linear_1.bias", "attn1.to_k.weight"):
+            with torch.no_grad():
+                model.get_parameter(f"transformer_blocks.1.{name}").mul_(1.5)
+        changed = model(*self.GIVEN).sample
+        assert not torch.allclose(changed, expected, atol=1e-3)
+        torch.testing.assert_close(fastdiff.restore(model)(*self.GIVEN).sample, changed, rtol=0, atol=1e-4)
+
+    def test_a_model_that_moves_afterwards(self, model, expected):
+        fastdiff.accelerate(model).to(torch.bfloat16)
+        sample, *condition = self.GIVEN
+        output = model(sample.bfloat16(), *condition).sample
+        assert output.dtype == torch.bfloat16
+        assert (output - expected).norm() < 0.05 * expected.norm()
+
+    def test_pipeline_draws_the_same_pictures(self, model, randomise):
+        model.proj_out_2.weight.data *= 0.3
+        blocks = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
+        vae = randomise(diffusers.AutoencoderKL(**blocks, block_out_channels=(8, 16), norm_num_groups=4))
+        pipe = diffusers.DiTPipeline(model, vae, diffusers.DDIMScheduler())
+        pipe.set_progress_bar_config(disable=True)
+
+        def draw():
+            generator = torch.Generator().manual_seed(3)
+            return pipe([1, 7], generator=generator, num_inference_steps=4, output_type="np").images
+
+        expected = draw()
+        assert fastdiff.accelerate(pipe) is pipe and "forward" in vars(model)
+        assert abs(draw() - expected).max() <= 1e-3
+        assert fastdiff.restore(pipe) is pipe and "forward" not in vars(model)
+
+
+def test_a_transformer_that_we_do_not_run():
+    model = diffusers.DiTTransformer2DModel(**DIT | {"upcast_attention": True})
+    with pytest.raises(fastdiff.InputError, match="upcast_attention True"):
+        fastdiff.accelerate(model)
+
+
 REFUSED = {
     "another-class": lambda: torch.nn.Linear(2, 2),
     "not-a-model": lambda: "unet",
