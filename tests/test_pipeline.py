@@ -5,7 +5,18 @@ import numpy as np
 import pytest
 import torch
 
-from fastdiff import DDIMScheduler, DDPMScheduler, InputError, NonFiniteError, Pipeline, UNet2DModel, pictures, settings
+from fastdiff import (
+    DDIMScheduler,
+    DDPMScheduler,
+    DiTTransformer2DModel,
+    InputError,
+    NonFiniteError,
+    Pipeline,
+    UNet2DModel,
+    denoising,
+    pictures,
+    settings,
+)
 from fastdiff.model_info import ModelInfo
 
 TINY = {
@@ -16,6 +27,15 @@ TINY = {
     "attention_head_dim": 16,
     "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
     "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+}
+TINY_DIT = {
+    "sample_size": 8,
+    "in_channels": 3,
+    "out_channels": 6,
+    "num_layers": 2,
+    "num_attention_heads": 2,
+    "attention_head_dim": 8,
+    "num_embeds_ada_norm": 20,
 }
 LABELS = ModelInfo(labels=("cat", "dog"), null_label=2, guidance_scale=2.0, num_inference_steps=3)
 
@@ -32,6 +52,22 @@ def make(randomise):
 @pytest.fixture
 def labelled(make):
     return make(info=LABELS, num_class_embeds=3)
+
+
+@pytest.fixture
+def make_dit(randomise):
+    def make(scheduler=None, info=None, vae=None, **options):
+        model = randomise(DiTTransformer2DModel.from_config(TINY_DIT | options))
+        return Pipeline(model, scheduler or DDIMScheduler(), info, vae=vae)
+
+    return make
+
+
+@pytest.fixture
+def vae(randomise):
+    """A tiny one, two pixels of a picture for each latent."""
+    blocks = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
+    return randomise(diffusers.AutoencoderKL(**blocks, block_out_channels=(8, 16), norm_num_groups=4))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +89,9 @@ def test_same_seed_same_bits_in_any_company(emoji, case):
     options = {"num_inference_steps": 3, "output_type": "pt"} | options
     if scheduler is DDPMScheduler:
         emoji = Pipeline(
-            emoji.denoiser, DDPMScheduler.from_config(emoji.scheduler.config), ModelInfo(emoji.info.labels, null_label=216)
+            emoji.denoiser,
+            DDPMScheduler.from_config(emoji.scheduler.config),
+            ModelInfo(emoji.info.labels, null_label=216),
         )
     alone = emoji(seed=11, **options).images[0]
     for place, seeds in enumerate([[11, 3, 4, 5], [2, 11, 4, 5], [2, 3, 4, 11]]):
@@ -84,6 +122,43 @@ def test_a_call_leaves_the_thread_settings_alone(emoji):
     before = torch.get_num_threads()
     emoji(num_inference_steps=1, class_labels=3)
     assert torch.get_num_threads() == before
+
+
+DIT_COMPANY = {
+    "ddim-guided": (DDIMScheduler(), {"guidance_scale": 2.0}),
+    "ddim-eta": (DDIMScheduler(), {"eta": 0.8}),
+    "ddpm-learned-variance": (DDPMScheduler(variance_type="learned_range"), {"guidance_scale": 2.0}),
+}
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 16, 100])
+@pytest.mark.parametrize("case", DIT_COMPANY)
+def test_same_bits_of_a_transformer_in_any_company(make_dit, vae, monkeypatch, case, chunk):
+    """Other labels and seeds beside it, and another chunk of the table of conditioning."""
+    scheduler, options = DIT_COMPANY[case]
+    pipe = make_dit(scheduler, vae=vae, in_channels=4, out_channels=8)
+    options = {"num_inference_steps": 20, "output_type": "pt"} | options
+    alone = pipe(seed=11, class_labels=7, **options).images[0]
+    assert alone.isfinite().all() and alone.std() > 0
+    row = 4 * pipe.denoiser.conditioning_width
+    monkeypatch.setattr(denoising, "TABLE_BYTES", chunk * 4 * row)
+    for place, labels in enumerate([[7, 3, 4], [2, 7, None], [9, 9, 7]]):
+        seeds = [1, 2, 3]
+        seeds[place] = 11
+        batch = pipe(seed=seeds, class_labels=labels, batch_size=3, **options).images
+        assert torch.equal(batch[place], alone)
+
+
+def test_a_chunk_of_the_table_keeps_to_its_bytes(make_dit, monkeypatch):
+    denoiser, made = make_dit().denoiser, []
+    make_table = denoising.make_table
+    monkeypatch.setattr(denoising, "make_table", lambda *args: made.append(make_table(*args)) or made[-1])
+    monkeypatch.setattr(denoising, "TABLE_BYTES", 20 * 3 * 4 * denoiser.conditioning_width)
+    table = denoising.Table(denoiser, torch.arange(50), torch.tensor([0, 5, 19]))
+    rows = torch.stack([table.at(step).temb for step in range(50)])
+    assert [chunk.shape[1] for chunk in made] == [16, 16, 16, 2]
+    assert max(chunk.nbytes for chunk in made) <= denoising.TABLE_BYTES
+    assert torch.equal(rows[33, 1], denoiser.conditioning(torch.arange(32, 48), torch.full((16,), 5)).temb[1])
 
 
 def test_pictures_are_labels_times_seeds(labelled):
@@ -152,6 +227,48 @@ def test_grey_pictures(make):
 
 def test_other_sizes(make):
     assert make()(num_inference_steps=1, height=4, width=12).images[0].size == (12, 4)
+
+
+def test_a_transformers_null_label_is_its_own(make_dit):
+    pipe = make_dit()
+    options = {"num_inference_steps": 2, "output_type": "pt"}
+    assert torch.equal(pipe(**options).images, pipe(class_labels=20, **options).images)
+    guided = pipe(class_labels=3, guidance_scale=2.0, **options).images
+    assert not torch.equal(guided, pipe(class_labels=3, **options).images)
+
+
+def test_latents_become_pictures_of_the_vaes_size(make_dit, vae):
+    pipe = make_dit(vae=vae, in_channels=4, out_channels=4)
+    options = {"num_inference_steps": 2, "class_labels": 3}
+    assert [picture.size for picture in pipe(num_images=2, **options).images] == [(16, 16)] * 2
+    steps = list(pipe.stream(height=24, width=24, output_type="pt", **options))
+    assert steps[0].x_t.shape == (1, 12, 12, 4)
+    assert steps[0].preview()[0].size == (24, 24)
+    with torch.no_grad():
+        expected = vae.decode(steps[-1].x_t.permute(0, 3, 1, 2) / vae.config.scaling_factor).sample
+    torch.testing.assert_close(steps[-1].images, (expected / 2 + 0.5).clamp(0, 1), rtol=0, atol=1e-5)
+
+
+def test_a_vae_of_other_latents_is_refused(make_dit, vae):
+    with pytest.raises(InputError, match="decodes 4 channels and the model denoises 3"):
+        make_dit(vae=vae)
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [({"height": 18, "width": 18}, "multiples of 4"), ({"height": 16, "width": 24}, "draws squares")],
+    ids=["multiple", "square"],
+)
+def test_sizes_that_a_transformer_of_latents_cannot_draw(make_dit, vae, size, message):
+    pipe = make_dit(vae=vae, in_channels=4, out_channels=4)
+    with pytest.raises(InputError, match=message):
+        pipe.stream(class_labels=3, num_inference_steps=1, **size)
+
+
+def test_to_moves_the_vae_too(make_dit, vae):
+    pipe = make_dit(vae=vae, in_channels=4, out_channels=4).to(torch.bfloat16)
+    assert (pipe.dtype, vae.dtype) == (torch.bfloat16, torch.bfloat16)
+    assert pipe(num_inference_steps=2, class_labels=3, output_type="pt").images.dtype == torch.float32
 
 
 def test_diffusers_scheduler_is_taken_over(make):
