@@ -1,10 +1,11 @@
 # make sample: install and draw pictures. make ui: the web page. make test: install and pass the tests.
+# make bench: measure this machine, results in benchmarks/results. make sanitize: memory and race checks on a GPU.
 PYTHON ?= python3
 BIN := .venv/bin
 # torch is pinned in constraints.txt; a file that is newer than its stamp installs again.
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: sample test ui lint format bench clean
+.PHONY: sample test ui lint format bench sanitize clean
 
 sample: .venv/installed
 	$(BIN)/fastdiff sample --steps 50 --out samples --grid --overwrite
@@ -23,7 +24,10 @@ format: .venv/installed-test
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 bench: .venv/installed-test
-	$(BIN)/python benchmarks/bench_models.py
+	for file in benchmarks/bench_*.py; do echo "$$file"; $(BIN)/python "$$file" --save || exit; done
+
+sanitize: .venv/installed-test
+	$(BIN)/python benchmarks/sanitize.py --save
 
 clean:
 	rm -rf .venv samples outputs

@@ -6,19 +6,17 @@ Ours writes moments too; eager and compiled torch (cuDNN, with its benchmark on)
 rate of a large matrix product.
 """
 
-import sys
 from typing import Any
 
 import torch
-from harness import DEVICE, ceilings, measure, report
+from harness import DEVICE, ceilings, compiled, kernel_row, needs_gpu, report
 from shapes import CONVOLUTIONS
 
 from fastdiff.kernels.conv2d import conv2d
 
 
 def main() -> None:
-    if DEVICE.type != "cuda":
-        sys.exit("bench_conv2d needs a GPU: elsewhere the operation is torch's own convolution")
+    needs_gpu("torch's own convolution")
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # of the truth
     peak = ceilings()["matmul_bf16_tflops"]
@@ -28,28 +26,15 @@ def main() -> None:
 @torch.inference_mode()
 def row(name: str, peak_tflops: float) -> dict[str, Any]:
     args, options = arguments(name)
-    compiled = torch.compile(conv2d.reference, dynamic=False)
+    plain = compiled(conv2d.reference)
     calls = {
         "fastdiff": lambda: conv2d(*args, **options, moments=True),
         "eager": lambda: conv2d.reference(*args, **options),
-        "compile": lambda: compiled(*args, **options),
+        "compile": lambda: plain(*args, **options),
     }
     truth = conv2d.reference(*map(widened, args), **{key: widened(value) for key, value in options.items()})
-    errors = {who: (call()[0] if who == "fastdiff" else call()).float() - truth for who, call in calls.items()}
-    times = measure(calls)
-    weight = args[1]
-    flop = 2 * truth.numel() * weight[0].numel()
-    rate = flop / times["fastdiff"] / 1e9
-    return {
-        "workload": name,
-        "fastdiff_us": 1e3 * times["fastdiff"],
-        "eager_us": 1e3 * times["eager"],
-        "compile_us": 1e3 * times["compile"],
-        "tflops": rate,
-        "share": rate / peak_tflops,
-        "max_abs_err": errors["fastdiff"].abs().max().item(),
-        "eager_max_abs_err": errors["eager"].abs().max().item(),
-    }
+    flop = 2 * truth.numel() * args[1][0].numel()
+    return kernel_row(name, calls, truth, flop=flop, ceiling=peak_tflops)
 
 
 def arguments(name: str) -> tuple[tuple, dict[str, Any]]:

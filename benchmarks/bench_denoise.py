@@ -1,17 +1,20 @@
-"""The denoise step: ours, its torch reference and diffusers' `scheduler.step`, each time beside the parity of the step.
+"""The denoise step: ours, its torch reference eager and compiled, and diffusers' `scheduler.step`.
 
     python benchmarks/bench_denoise.py [--save [DIR]]
 
 `fastdiff` is the step as the sampling loop takes it: row and noise by a counter on the device, into given buffers, with
-the input of the next step; on a GPU in a graph replay, as `reference` is. diffusers' step reads numbers back from the
-device and cannot be replayed: it is timed as it runs, with the noise that it draws itself.
+the input of the next step; on a GPU in a graph replay, as the reference is. diffusers' step reads numbers back from the
+device and cannot be replayed: it is timed as it runs, with the noise that it draws itself. `max_abs_err` is against the
+reference in float64, `parity_max_abs_err` that of our scheduler's step against diffusers', with the same noise. `share`
+is the fraction of the copy rate on a tensor of 2 GB.
 """
 
+from functools import partial
 from typing import Any
 
 import diffusers
 import torch
-from harness import DEVICE, measure, report
+from harness import DEVICE, ceilings, compiled, kernel_row, measure, needs_gpu, report
 from shapes import DENOISES
 
 import fastdiff
@@ -26,11 +29,13 @@ STEPS = 50
 
 
 def main() -> None:
-    report("denoise", [row(workload, sampler) for workload in DENOISES for sampler in SAMPLERS])
+    needs_gpu("torch's own functions")
+    copy = ceilings()["copy_tbps"]
+    report("denoise", [row(workload, sampler, copy) for workload in DENOISES for sampler in SAMPLERS])
 
 
 @torch.inference_mode()
-def row(workload: str, sampler: str) -> dict[str, Any]:
+def row(workload: str, sampler: str, copy_tbps: float) -> dict[str, Any]:
     n, height = DENOISES[workload]
     theirs_class, ours_class, options = SAMPLERS[sampler]
     theirs, ours = theirs_class(), ours_class()
@@ -39,24 +44,23 @@ def row(workload: str, sampler: str) -> dict[str, Any]:
     x_t, output = torch.randn(2, n, height, height, 3, device=DEVICE)
     step = torch.full((1,), STEPS // 2, dtype=torch.int32, device=DEVICE)
     seeds = torch.arange(n, device=DEVICE) if any(schedule.draws_noise) else None
-    buffers = StepBuffers(torch.empty_like(x_t), torch.empty_like(x_t), torch.empty_like(x_t, dtype=torch.bfloat16))
+    out = StepBuffers(torch.empty_like(x_t), torch.empty_like(x_t), torch.empty_like(x_t, dtype=torch.bfloat16))
 
-    def ours_step(run=denoise_step):
-        return run(output, x_t, schedule.rows, schedule.options, noise=seeds, step=step, out=buffers)
+    def step_by(run, x_t=x_t, out=out):
+        return run(output, x_t, schedule.rows, schedule.options, noise=seeds, step=step, out=out)
+
+    plain = denoise_step.reference
+    runs = {"fastdiff": denoise_step, "eager": plain, "compile": compiled(plain)}
+    calls = {who: partial(step_by, run) for who, run in runs.items()}
+    truth, _ = step_by(plain, x_t.double(), None)
+    moved = sum(tensor.nbytes for tensor in (output, x_t, *out))
+    measured = kernel_row(f"{workload}-{sampler}", calls, truth, moved=moved, ceiling=copy_tbps)
 
     timestep = int(theirs.timesteps[STEPS // 2])
     sample, model_output = (tensor.permute(0, 3, 1, 2).contiguous() for tensor in (x_t, output))
-
-    def their_step():
-        return theirs.step(model_output, timestep, sample, **options)
-
-    calls = {"fastdiff": ours_step, "reference": lambda: ours_step(denoise_step.reference)}
-    times = measure(calls) | measure({"diffusers": their_step}, graph=False)
-    return {
-        "workload": f"{workload}-{sampler}",
-        **{f"{who}_us": 1e3 * milliseconds for who, milliseconds in times.items()},
-        "max_abs_err": parity(ours, theirs, output, x_t, timestep, options),
-    }
+    diffusers_ms = measure({"step": lambda: theirs.step(model_output, timestep, sample, **options)}, graph=False)
+    parities = {"parity_max_abs_err": parity(ours, theirs, output, x_t, timestep, options)}
+    return measured | {"diffusers_ms": diffusers_ms["step"]} | parities
 
 
 def parity(ours, theirs, output, x_t, timestep: int, options: dict[str, Any]) -> float:

@@ -7,12 +7,11 @@ tensor; "alone" reads it once more. `share` is the fraction of the copy rate on 
 still in the L2 cache can pass 1.
 """
 
-import sys
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from harness import DEVICE, ceilings, measure, report
+from harness import DEVICE, ceilings, compiled, kernel_row, needs_gpu, report
 from shapes import GROUP_NORMS
 from torch import Tensor
 
@@ -20,11 +19,11 @@ from fastdiff.kernels._moments import Moments
 from fastdiff.kernels.group_norm import group_norm
 
 GROUPS, EPS, TILE = 32, 1e-6, 256
+PASSES = {"given": 2, "alone": 3}  # over the tensor: reads and writes
 
 
 def main() -> None:
-    if DEVICE.type != "cuda":
-        sys.exit("bench_group_norm needs a GPU: elsewhere the operation is torch's own functions")
+    needs_gpu("torch's own functions")
     copy = ceilings()["copy_tbps"]
     report("group_norm", [row for name in GROUP_NORMS for row in rows(name, copy)])
 
@@ -37,38 +36,23 @@ def rows(name: str, copy_tbps: float) -> list[dict[str, Any]]:
     weight, bias = torch.randn(2, sum(widths), device=DEVICE, dtype=torch.bfloat16)
     x = parts if len(parts) == 2 else parts[0]
     known = tuple(map(moments, parts))
-    calls = {
-        "given": lambda: group_norm(
-            x, GROUPS, weight, bias, eps=EPS, activation="silu", moments=known if len(parts) == 2 else known[0]
-        ),
-        "alone": lambda: group_norm(x, GROUPS, weight, bias, eps=EPS, activation="silu"),
-        "eager": lambda: plain(parts, weight, bias),
+    options = {"eps": EPS, "activation": "silu"}
+    ours = {
+        "given": lambda: group_norm(x, GROUPS, weight, bias, moments=known if len(parts) == 2 else known[0], **options),
+        "alone": lambda: group_norm(x, GROUPS, weight, bias, **options),
     }
-    compiled = torch.compile(plain, dynamic=False)
-    calls["compile"] = lambda: compiled(parts, weight, bias)
-    truth = plain([part.float() for part in parts], weight.float(), bias.float())
-    errors = {who: (call().float() - truth).abs().max().item() for who, call in calls.items()}
-    times = measure(calls)
+    fused = compiled(plain)
+    torchs = {"eager": lambda: plain(parts, weight, bias), "compile": lambda: fused(parts, weight, bias)}
+    truth = plain(tuple(part.float() for part in parts), weight.float(), bias.float())
     size = sum(part.nbytes for part in parts)
-
-    def row(who: str, passes: int) -> dict[str, Any]:
-        rate = passes * size / times[who] / 1e9
-        return {
-            "workload": f"{name}-{who}",
-            "fastdiff_us": 1e3 * times[who],
-            "eager_us": 1e3 * times["eager"],
-            "compile_us": 1e3 * times["compile"],
-            "tbps": rate,
-            "share": rate / copy_tbps,
-            "max_abs_err": errors[who],
-            "eager_max_abs_err": errors["eager"],
-        }
-
-    return [row("given", 2), row("alone", 3)]
+    return [
+        kernel_row(f"{name}-{who}", {"fastdiff": call} | torchs, truth, moved=PASSES[who] * size, ceiling=copy_tbps)
+        for who, call in ours.items()
+    ]
 
 
-def plain(parts: tuple[Tensor, ...] | list[Tensor], weight: Tensor, bias: Tensor) -> Tensor:
-    x = torch.cat(list(parts), dim=-1) if len(parts) == 2 else parts[0]
+def plain(parts: tuple[Tensor, ...], weight: Tensor, bias: Tensor) -> Tensor:
+    x = torch.cat(parts, dim=-1) if len(parts) == 2 else parts[0]
     return F.silu(F.group_norm(x.permute(0, 3, 1, 2), GROUPS, weight, bias, EPS)).permute(0, 2, 3, 1)
 
 

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from fastdiff.kernels.report import record
 
 RESULTS = Path(__file__).parent / "results"
 GROUPS = 5  # a time is the median of so many groups of calls
@@ -64,6 +67,61 @@ def _seconds(call: Call, count: int) -> float:
     return start.elapsed_time(end) / 1e3 / count
 
 
+def compiled(function: Callable) -> Callable:
+    """`function` under torch.compile for the shapes that it is called with, without a fallback to eager torch."""
+    torch.compiler.reset()  # dynamo gives up on a function of which it keeps eight versions
+    return torch.compile(function, dynamic=False, fullgraph=True)
+
+
+def kernel_row(
+    workload: str, calls: dict[str, Call], truth: Tensor, *, ceiling: float, flop: float = 0, moved: float = 0
+) -> dict[str, Any]:
+    """What is said of an operation: times, errors, launches and memory of `calls`, of which one is "fastdiff".
+
+    Args:
+        calls: each returns its output, (N, ...), or a tuple that begins with it.
+        truth: (n, ...), float32 or wider: the first n pictures.
+        ceiling: TFLOP/s where the work is `flop` operations, TB/s where it is `moved` bytes.
+    """
+    errors = {f"{who}_max_abs_err": max_abs_err(call(), truth) for who, call in calls.items()}
+    times = measure(calls, seconds=0.03)
+    floor = (flop or moved) / ceiling / 1e9
+    return {
+        "workload": workload,
+        **{f"{who}_ms": milliseconds for who, milliseconds in times.items()},
+        "floor_ms": floor,
+        "tflops" if flop else "tbps": (flop or moved) / times["fastdiff"] / 1e9,
+        "share": floor / times["fastdiff"],
+        "max_abs_err": errors.pop("fastdiff_max_abs_err"),
+        **errors,
+        "launches": launches(calls["fastdiff"]),
+        "peak_bytes": peak_bytes(calls["fastdiff"]),
+    }
+
+
+def max_abs_err(output: Any, truth: Tensor) -> float:
+    output = output[0] if isinstance(output, tuple) else output
+    return (output[: len(truth)].to(truth.dtype) - truth).abs().max().item()
+
+
+def launches(call: Call) -> int:
+    """Kernels of ours, and operations of torch, in a call."""
+    with record(DEVICE) as recorded:
+        call()
+    return sum(len(made.kernels) + len(made.torch) for made in recorded.calls)
+
+
+def peak_bytes(call: Call) -> int | None:
+    """Allocated by a call beyond what was there, its output included."""
+    if DEVICE.type != "cuda":
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    return torch.cuda.max_memory_allocated() - before
+
+
 def ceilings() -> dict[str, float]:
     """What this GPU reaches: bf16 matrix products in TFLOP/s, copies in TB/s (read and written)."""
     a, b = (torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
@@ -76,6 +134,13 @@ def ceilings() -> dict[str, float]:
     }
 
 
+def needs_gpu(elsewhere: str) -> None:
+    """Ends a benchmark where there is no GPU; `elsewhere` says what its operation is there."""
+    if DEVICE.type != "cuda":
+        print(f"this benchmark needs a GPU: elsewhere the operation is {elsewhere}")
+        raise SystemExit
+
+
 def report(name: str, rows: list[dict[str, Any]]) -> None:
     """Print the rows as a table and as JSON, each with the machine; save them where the command line asks for it."""
     widths = {key: max(len(key), *(len(_cell(row.get(key))) for row in rows)) for row in rows for key in row}
@@ -83,7 +148,7 @@ def report(name: str, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         print("  ".join(_cell(row.get(key)).rjust(width) for key, width in widths.items()))
     document = json.dumps([row | machine() for row in rows])
-    folder = _arguments().save
+    folder = save_folder()
     if folder is not None:
         Path(folder, f"{name}.json").write_text(document + "\n")
     print(document)
@@ -108,7 +173,8 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
-def _arguments() -> argparse.Namespace:
+def save_folder() -> str | None:
+    """Where the command line asks for the results, if it does."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--save", nargs="?", const=str(RESULTS), metavar="DIR", help="write the results as JSON")
-    return parser.parse_known_args()[0]
+    parser.add_argument("--save", nargs="?", const=str(RESULTS), metavar="DIR", help="write the results to a file")
+    return parser.parse_known_args()[0].save

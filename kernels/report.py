@@ -101,7 +101,7 @@ def record(device: torch.device) -> Iterator[Recorder]:
     listener = Recorder()
     token = _recorder.set(listener)
     try:
-        with torch.inference_mode(False), torch.no_grad(), _TorchOperations(device.type, listener.torch_operation):
+        with _TorchOperations(device.type, listener.torch_operation):
             yield listener
     finally:
         _recorder.reset(token)
@@ -117,9 +117,13 @@ class _TorchOperations(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         from torch.utils.flop_counter import flop_registry  # slow to import
 
-        kwargs = kwargs or {}
+        kwargs, packet = kwargs or {}, function._overloadpacket
+        if packet not in flop_registry:
+            with self:  # in inference mode torch does not take an operation apart before it gets here
+                result = function.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         result = function(*args, **kwargs)
-        packet = function._overloadpacket
         if self._runs_here(args, result) and not function.is_view and packet.__name__ not in NO_LAUNCH:
             flop = flop_registry[packet](*args, **kwargs, out_val=result) if packet in flop_registry else 0
             self.tell(packet.__name__, _describe(args, {}), flop)

@@ -1,0 +1,173 @@
+"""The benchmarks' host code: the rows they make, on tiny shapes, and what is read out of compute-sanitizer."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+KEYS = {"workload", "fastdiff_ms", "eager_ms", "compile_ms", "floor_ms", "share", "max_abs_err", "eager_max_abs_err"}
+KEYS |= {"compile_max_abs_err", "launches", "peak_bytes"}
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """load(name): a script of benchmarks/, which import each other by their bare names."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield importlib.import_module
+    for path in BENCHMARKS.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+@pytest.fixture
+def harness(load, monkeypatch):
+    """Short, on the CPU, and with dynamo's tracing but not its compiler."""
+    harness = load("harness")
+
+    def traced(function):
+        torch.compiler.reset()
+        return torch.compile(function, dynamic=False, fullgraph=True, backend="eager")
+
+    measure = harness.measure
+    monkeypatch.setattr(harness, "DEVICE", torch.device("cpu"))
+    monkeypatch.setattr(harness, "compiled", traced)
+    monkeypatch.setattr(harness, "measure", lambda calls, **options: measure(calls, graph=False, seconds=1e-4))
+    return harness
+
+
+def check(row: dict, rate: str) -> None:
+    assert KEYS | {rate} <= row.keys()
+    assert row["share"] == pytest.approx(row["floor_ms"] / row["fastdiff_ms"])
+    assert 0 <= row["max_abs_err"] < 0.1
+    json.dumps(row)
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        ((1, 4, (8,), 8, 3), {"temb": True}),
+        ((1, 4, (8, 8), 8, 1), {"residual": True}),
+        ((1, 4, (8,), 8, 3), {"upsample": True}),
+    ],
+    ids=["temb", "pair-residual", "up"],
+)
+def test_conv2d(harness, load, size, options):
+    bench = load("bench_conv2d")
+    bench.CONVOLUTIONS["tiny"] = (*size, options)
+    row = bench.row("tiny", 100.0)
+    check(row, "tflops")
+    side = 8 if "upsample" in options else 4
+    assert row["floor_ms"] == pytest.approx(2 * side**2 * 8 * sum(size[2]) * size[4] ** 2 / 100e9)
+
+
+@pytest.mark.parametrize("widths", [(32,), (32, 32)], ids=["one", "pair"])
+def test_group_norm(harness, load, widths):
+    bench = load("bench_group_norm")
+    bench.GROUP_NORMS["tiny"] = (2, 4, widths)
+    given, alone = bench.rows("tiny", 4.0)
+    check(given, "tbps")
+    check(alone, "tbps")
+    assert (given["workload"], alone["workload"]) == ("tiny-given", "tiny-alone")
+    assert given["floor_ms"] == pytest.approx(2 * 2 * 16 * 2 * sum(widths) / 4e9), "read once, written once"
+    assert alone["floor_ms"] == pytest.approx(1.5 * given["floor_ms"])
+
+
+def test_attention(harness, load, monkeypatch):
+    bench = load("bench_attention")
+    monkeypatch.setattr(bench, "flash_attention", lambda q, k, v, heads, causal: bench.attention(q, k, v, heads=heads))
+    monkeypatch.setattr(bench, "peak_bytes", lambda call: 0)
+    monkeypatch.setattr(harness, "peak_bytes", lambda call: 0)
+    bench.ATTENTIONS["tiny"] = (2, 4, 6, 2, 8)
+    row = bench.row("tiny", 100.0)
+    check(row, "tflops")
+    assert {"kernel_ms", "kernel_max_abs_err", "extra_bytes", "kernel_extra_bytes"} <= row.keys()
+    assert row["extra_bytes"] == row["kernel_extra_bytes"] == -(2 * 4 * 2 * 8) * 2, "the output is taken off"
+
+
+@pytest.mark.parametrize("sampler", ["ddim", "ddim-eta1", "ddpm"])
+def test_denoise(harness, load, sampler):
+    bench = load("bench_denoise")
+    bench.DENOISES["tiny"] = (2, 4)
+    row = bench.row("tiny", sampler, 4.0)
+    check(row, "tbps")
+    assert row["floor_ms"] == pytest.approx(2 * 48 * (4 * 4 + 2) / 4e9)
+    assert row["diffusers_ms"] > 0
+    assert row["parity_max_abs_err"] < 1e-5
+
+
+def test_results_are_saved_with_their_machine(harness, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench", "--save", str(tmp_path)])
+    harness.report("some", [{"workload": "a", "fastdiff_ms": 1.0}, {"workload": "b", "compile_ms": None}])
+    rows = json.loads((tmp_path / "some.json").read_text())
+    assert [row["workload"] for row in rows] == ["a", "b"]
+    assert {"gpu", "torch", "triton", "diffusers", "commit"} <= rows[0].keys()
+    *table, document = capsys.readouterr().out.splitlines()
+    assert json.loads(document) == rows
+    assert len(table) == 3
+
+
+def test_what_needs_a_gpu_says_so_and_succeeds(harness, capsys):
+    with pytest.raises(SystemExit) as ended:
+        harness.needs_gpu("torch's own")
+    assert ended.value.code is None
+    assert capsys.readouterr().out == "this benchmark needs a GPU: elsewhere the operation is torch's own\n"
+
+
+def test_launches_are_counted(harness):
+    x = torch.ones(3)
+    assert harness.launches(lambda: (x + x).view(3, 1) * x) == 2
+
+
+SAID = """\
+========= COMPUTE-SANITIZER
+{}41 passed, 2 skipped, 7 deselected in 50.13s
+========= ERROR SUMMARY: {} errors
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "clean"),
+    [
+        (SAID.format("", 0), 0, True),
+        (SAID.format("========= Invalid __global__ read of size 4 bytes\n", 1), 9, False),
+        (SAID.format("1 failed, ", 0), 1, False),
+        ("no such device\n", 0, False),
+    ],
+    ids=["clean", "an-error", "a-test-failed", "not-run"],
+)
+def test_what_the_sanitizer_found(load, monkeypatch, output, code, clean):
+    pytest.importorskip("triton", reason="no Triton here")
+    sanitize = load("sanitize")
+    asked = sanitize.arguments("memcheck")
+    assert asked[:2] == ["--tool", "memcheck"]
+    assert {"kns=conv_by_descriptors", "kns=normalise_kernel", "kns=_attention_kernel"} <= set(asked)
+
+    def run(command, env, cwd, **options):
+        assert command[0] == "compute-sanitizer"
+        assert sys.executable in command
+        assert "python" not in command
+        assert env["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"
+        return subprocess.CompletedProcess(command, code, stdout=output)
+
+    monkeypatch.setattr(sanitize.subprocess, "run", run)
+    text, found_nothing = sanitize.check("compute-sanitizer", asked)
+    assert found_nothing == clean
+    command, tests, *said = text.splitlines()
+    assert command.startswith("$ compute-sanitizer --tool memcheck ")
+    assert tests == next((line for line in output.splitlines() if "passed" in line), output.strip())
+    assert said == [line for line in output.splitlines() if line.startswith("=====")]
+
+
+def test_the_sanitizer_runs_each_kernel_test_file(load):
+    """One odd shape of every operation is among the tests it selects."""
+    pytest.importorskip("triton", reason="no Triton here")
+    tests = load("sanitize").arguments("memcheck")
+    command = [sys.executable, *tests[tests.index("python") + 1 :], "--collect-only"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=BENCHMARKS.parent, timeout=120)
+    selected = {line.partition("::")[0] for line in done.stdout.splitlines() if "odd" in line}
+    operations = {path.stem for path in (BENCHMARKS.parent / "kernels").glob("[!_]*.py")} - {"report"}
+    assert selected == {f"tests/kernels/test_{name}.py" for name in operations}, done.stdout
