@@ -6,19 +6,17 @@
 the cache and beat it).
 """
 
-import sys
 from typing import Any
 
 import torch
-from harness import DEVICE, ceilings, measure, report
+from harness import DEVICE, ceilings, compiled, measure, needs_gpu, report
 from shapes import LAYER_NORMS
 
 from fastdiff.kernels.layer_norm import layer_norm
 
 
 def main() -> None:
-    if DEVICE.type != "cuda":
-        sys.exit("bench_layer_norm needs a GPU: elsewhere the operation is torch's own function")
+    needs_gpu("torch's own function")
     copy = ceilings()["copy_tbps"]
     report("layer_norm", [row(name, copy) for name in LAYER_NORMS])
 
@@ -32,11 +30,11 @@ def row(name: str, copy_tbps: float) -> dict[str, Any]:
         options["residual"] = randn(n, tokens, channels)
     if modulated:
         options["shift"], options["scale"], *_ = randn(n, 6 * channels).chunk(6, dim=1)
-    compiled = torch.compile(layer_norm.reference, dynamic=False)
+    plain = compiled(layer_norm.reference)
     calls = {
         "fastdiff": lambda: layer_norm(x, **options),
         "eager": lambda: layer_norm.reference(x, **options),
-        "compile": lambda: compiled(x, **options),
+        "compile": lambda: plain(x, **options),
     }
     widened = {key: value.float() if isinstance(value, torch.Tensor) else value for key, value in options.items()}
     truth = first(layer_norm.reference(x.float(), **widened))

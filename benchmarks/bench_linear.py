@@ -5,20 +5,18 @@
 `plain` is the product and its bias alone, by torch's library. `share` is the fraction of the rate of a large product.
 """
 
-import sys
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from harness import DEVICE, ceilings, measure, report
+from harness import DEVICE, ceilings, compiled, measure, needs_gpu, report
 from shapes import LINEARS
 
 from fastdiff.kernels.linear import linear
 
 
 def main() -> None:
-    if DEVICE.type != "cuda":
-        sys.exit("bench_linear needs a GPU: elsewhere the operation is torch's own function")
+    needs_gpu("torch's own function")
     torch.backends.cuda.matmul.allow_tf32 = False  # of the truth
     peak = ceilings()["matmul_bf16_tflops"]
     report("linear", [row(name, peak) for name in LINEARS])
@@ -27,11 +25,11 @@ def main() -> None:
 @torch.inference_mode()
 def row(name: str, peak_tflops: float) -> dict[str, Any]:
     args, options = arguments(name)
-    compiled = torch.compile(linear.reference, dynamic=False)
+    plain = compiled(linear.reference)
     calls = {
         "fastdiff": lambda: linear(*args, **options),
         "eager": lambda: linear.reference(*args, **options),
-        "compile": lambda: compiled(*args, **options),
+        "compile": lambda: plain(*args, **options),
     }
     truth = linear.reference(*map(widened, args), **{key: widened(value) for key, value in options.items()})
     errors = {who: (call().float() - truth).abs().max().item() for who, call in calls.items()}

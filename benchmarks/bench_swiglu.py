@@ -3,19 +3,17 @@
 python benchmarks/bench_swiglu.py [--save [DIR]]
 """
 
-import sys
 from typing import Any
 
 import torch
-from harness import DEVICE, ceilings, measure, report
+from harness import DEVICE, ceilings, compiled, measure, needs_gpu, report
 from shapes import SWIGLUS
 
 from fastdiff.kernels.swiglu import swiglu
 
 
 def main() -> None:
-    if DEVICE.type != "cuda":
-        sys.exit("bench_swiglu needs a GPU: elsewhere the operation is torch's own functions")
+    needs_gpu("torch's own functions")
     torch.backends.cuda.matmul.allow_tf32 = False  # of the truth
     peak = ceilings()["matmul_bf16_tflops"]
     report("swiglu", [row(name, peak) for name in SWIGLUS])
@@ -26,11 +24,11 @@ def row(name: str, peak_tflops: float) -> dict[str, Any]:
     n, tokens, channels, out_channels = SWIGLUS[name]
     x = torch.randn(n, tokens, channels, device=DEVICE, dtype=torch.bfloat16)
     weight = torch.randn(2 * out_channels, channels, device=DEVICE, dtype=torch.bfloat16) * channels**-0.5
-    compiled = torch.compile(swiglu.reference, dynamic=False)
+    plain = compiled(swiglu.reference)
     calls = {
         "fastdiff": lambda: swiglu(x, weight),
         "eager": lambda: swiglu.reference(x, weight),
-        "compile": lambda: compiled(x, weight),
+        "compile": lambda: plain(x, weight),
     }
     truth = swiglu.reference(x.float(), weight.float())
     errors = {who: (call().float() - truth).abs().max().item() for who, call in calls.items()}

@@ -99,6 +99,23 @@ def test_denoise(harness, load, sampler):
     assert row["parity_max_abs_err"] < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("name", "table", "workload"),
+    [
+        ("linear", "LINEARS", (2, 4, 8, 8, {"gate": True, "residual": True, "activation": "gelu_tanh"})),
+        ("layer_norm", "LAYER_NORMS", (2, 4, 8, True, True, False)),
+        ("swiglu", "SWIGLUS", (2, 4, 8, 8)),
+    ],
+    ids=["linear", "layer_norm", "swiglu"],
+)
+def test_transformer_operations(harness, load, name, table, workload):
+    bench = load(f"bench_{name}")
+    getattr(bench, table)["tiny"] = workload
+    row = bench.row("tiny", 100.0)
+    assert {"workload", "share", "max_abs_err", "eager_max_abs_err"} <= row.keys()
+    assert 0 <= row["max_abs_err"] < 0.1
+
+
 def test_results_are_saved_with_their_machine(harness, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["bench", "--save", str(tmp_path)])
     harness.report("some", [{"workload": "a", "fastdiff_ms": 1.0}, {"workload": "b", "compile_ms": None}])
