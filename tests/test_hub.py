@@ -25,6 +25,14 @@ INDEX = {
     "unet": ["diffusers", "UNet2DModel"],
 }
 
+DIT_INDEX = {
+    "_class_name": "DiTPipeline",
+    "_diffusers_version": "0.42.1",
+    "scheduler": ["diffusers", "DDIMScheduler"],
+    "transformer": ["diffusers", "DiTTransformer2DModel"],
+    "vae": ["diffusers", "AutoencoderKL"],
+}
+
 
 def write(folder: Path, *names: str, index: dict | None = INDEX) -> Path:
     """A folder with those files, as far as the name resolver looks into them."""
@@ -202,6 +210,43 @@ def test_a_pipeline_without_a_component_is_refused(tmp_path):
     assert_one_line(error, "unet is None")
 
 
+DIT_CLASSES = {"pipeline": "DiTPipeline", "scheduler": "DDIMScheduler", "transformer": "DiTTransformer2DModel"}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        pytest.param({}, {"vae": "AutoencoderKL"}, id="latents"),
+        pytest.param({"vae": [None, None]}, {}, id="pixels"),
+        pytest.param({"id2label": {"0": "tench, Tinca tinca"}}, {"vae": "AutoencoderKL"}, id="named-labels"),
+        pytest.param(
+            {"transformer": ["diffusers", "Transformer2DModel"]},
+            {"transformer": "Transformer2DModel", "vae": "AutoencoderKL"},
+            id="older-name-of-the-class",
+        ),
+    ],
+)
+def test_pipelines_of_transformers(tmp_path, change, expected):
+    assert hub.read_model_index(write(tmp_path, index=DIT_INDEX | change)) == DIT_CLASSES | expected
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        pytest.param({"transformer": ["diffusers", "SD3Transformer2DModel"]}, ["SD3Transformer2DModel"], id="model"),
+        pytest.param({"transformer": [None, None]}, ["transformer", "pair"], id="no-transformer"),
+        pytest.param({"unet": ["diffusers", "UNet2DModel"]}, ["unet"], id="unet"),
+        pytest.param({"vae": ["diffusers", "VQModel"]}, ["vae", "VQModel", "AutoencoderKL"], id="vae"),
+        pytest.param({"vae": ["mine", "AutoencoderKL"]}, ["vae", "'mine'", "no code"], id="foreign-vae"),
+        pytest.param({"text_encoder": ["transformers", "T5EncoderModel"]}, ["text_encoder"], id="text-encoder"),
+    ],
+)
+def test_pipelines_of_transformers_that_are_refused(tmp_path, change, named):
+    with pytest.raises(InputError) as error:
+        hub.read_model_index(write(tmp_path, index=DIT_INDEX | change))
+    assert_one_line(error, "model_index.json", *named)
+
+
 # The hub, stubbed
 
 
@@ -239,6 +284,27 @@ def test_hub_downloads_configs_and_the_weights_needed(remote, prefix, variant, t
     write(remote.folder, *configs, *others, *(prefix + name.format(STEM) for name in there))
     assert hub.resolve("org/name", variant=variant) == remote.cache
     assert remote.files() == {"model_index.json", *configs, *(prefix + name.format(STEM) for name in fetched)}
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [("safetensors", "safetensors"), ("bin", "safetensors"), ("safetensors", "bin")],
+    ids=["safetensors", "old-transformer", "old-vae"],
+)
+def test_hub_downloads_the_vae_of_a_transformer(remote, weights):
+    transformer, vae = weights
+    wanted = {f"transformer/{STEM}.{transformer}", "transformer/config.json", f"vae/{STEM}.{vae}", "vae/config.json"}
+    others = ["unet/config.json", f"unet/{STEM}.safetensors", f"vae/{STEM}.fp16.safetensors"]
+    write(remote.folder, *wanted, *others, "scheduler/scheduler_config.json", index=DIT_INDEX)
+    assert hub.resolve("org/name") == remote.cache
+    assert wanted <= remote.files()
+    assert not {name for name in remote.files() - wanted if name.endswith((".safetensors", ".bin"))}
+
+
+def test_hub_transformer_without_its_vaes_weights(remote):
+    write(remote.folder, f"transformer/{STEM}.safetensors", "vae/config.json", index=DIT_INDEX)
+    with pytest.raises(InputError, match="org/name has no weights"):
+        hub.resolve("org/name")
 
 
 def test_hub_passes_revision_and_token_on_and_stays_on_one_commit(remote):
