@@ -83,7 +83,7 @@ class ModelInfo:
         matches = (
             [name for name in names if name == label]
             or [name for name, known in zip(names, words, strict=True) if known == asked]
-            or [name for name in names if asked in map(_words, name.split(","))]
+            or [name for name in names if asked and asked in map(_words, name.split(","))]
             or [name for name, known in zip(names, words, strict=True) if asked and known.startswith(asked)]
         )
         if len(matches) == 1:

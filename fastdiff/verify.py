@@ -99,7 +99,8 @@ class Reference:
         options = {} if request.scheduler == "ddpm" else options
         classes = torch.tensor(labels, device=x_t.device) if labels else None
         self.scheduler.set_timesteps(request.num_inference_steps)
-        learned = str(self.scheduler.config.get("variance_type")).startswith("learned")
+        # DDIM keeps the option in its config, and makes nothing of it
+        learned = request.scheduler == "ddpm" and self.scheduler.config.variance_type.startswith("learned")
         for t in self.scheduler.timesteps:
             eps, variance = self.predict(x_t, t, classes)
             if request.guidance_scale != 1:

@@ -66,6 +66,36 @@ def test_bad_file_is_one_line_that_names_it(tmp_path, content, named):
     assert named in message and "fastdiff.json" in message and "\n" not in message
 
 
+# Part of what facebook/DiT-XL-2-256 says of its labels.
+IMAGENET = {"0": "tench, Tinca tinca", "1": "crane", "2": "great white shark, white shark, man-eater", "3": "crane"}
+
+
+def write_index(folder: Path, **index: object) -> Path:
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "DiTPipeline", **index}))
+    return folder
+
+
+def test_a_dit_pipeline_guides_and_names_its_labels_as_diffusers(tmp_path):
+    info = ModelInfo.from_folder(write_index(tmp_path, id2label=IMAGENET), num_classes=5, null_label=4)
+    names = ("tench, Tinca tinca", "crane", "great white shark, white shark, man-eater", "crane (3)")
+    assert info == ModelInfo(labels=names, null_label=4, guidance_scale=4.0)
+    assert [info.label_index(name) for name in ("Tinca tinca", "tench", "white shark", "crane", "crane 3")] == [
+        *(0, 0, 2, 1, 3)
+    ]
+
+
+def test_fastdiff_json_wins_over_the_pipelines_own(tmp_path):
+    write(write_index(tmp_path, id2label=IMAGENET), {"guidance_scale": 1.5, "labels": ["cat"], "null_label": 2})
+    info = ModelInfo.from_folder(tmp_path, num_classes=5, null_label=4)
+    assert info == ModelInfo(labels=("cat",), guidance_scale=1.5, null_label=2)
+
+
+@pytest.mark.parametrize("names", [["cat"], {"0": "cat", "2": "dog"}, {"cat": "0"}], ids=["list", "gap", "reversed"])
+def test_bad_names_of_a_dit_pipeline(tmp_path, names):
+    with pytest.raises(InputError, match=r"model_index\.json: id2label"):
+        ModelInfo.from_folder(write_index(tmp_path, id2label=names))
+
+
 NOTO_BIRDS = EMOJI64.labels.index("noto birds")
 
 

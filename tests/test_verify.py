@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 
@@ -53,6 +54,42 @@ def test_ddpm_draws_its_step_noise_as_diffusers(ddpm_folder, capsys):
     assert table.count(" ok\n") == 6 and "FAILED" not in table
 
 
+@pytest.fixture(scope="module")
+def dit_folder(tmp_path_factory):
+    """A small DiTPipeline of latents with a learned variance."""
+    torch.manual_seed(0)
+    transformer = diffusers.DiTTransformer2DModel(
+        sample_size=4, num_layers=2, num_attention_heads=2, attention_head_dim=8, num_embeds_ada_norm=9, out_channels=8
+    )
+    vae = diffusers.AutoencoderKL(
+        block_out_channels=(8, 8),
+        norm_num_groups=4,
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+    )
+    for parameter in (*transformer.parameters(), *vae.parameters()):
+        torch.nn.init.normal_(parameter, std=0.1)
+    folder = tmp_path_factory.mktemp("dit")
+    diffusers.DiTPipeline(transformer, vae, diffusers.DDIMScheduler(clip_sample=False)).save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_transformer_of_latents_agrees(dit_folder, capsys):
+    assert cli.main(["verify", dit_folder, "--device", "cpu"]) == 0
+    table = capsys.readouterr().out
+    assert "4 steps of ddim, guidance 4 " in table
+    assert table.count(" ok\n") == 11 and "forward t=999 label=9 " in table
+
+
+@pytest.mark.parametrize("scheduler", ["ddpm", "ddim"])
+def test_a_folder_of_a_learned_variance_agrees(dit_folder, tmp_path, capsys, scheduler):
+    folder = shutil.copytree(dit_folder, tmp_path / "dit")
+    diffusers.DDPMScheduler(variance_type="learned_range").save_pretrained(folder / "scheduler")
+    (folder / "fastdiff.json").write_text(json.dumps({"scheduler": scheduler}))
+    assert cli.main(["verify", str(folder), "--device", "cpu"]) == 0
+    assert f"4 steps of {scheduler}, guidance 4 " in capsys.readouterr().out
+
+
 def test_a_wrong_weight_is_found(ddpm_folder, capsys, monkeypatch):
     def load_wrong(*args):
         pipe = load_pipeline(*args)
@@ -78,6 +115,13 @@ def test_without_diffusers_the_remedy_is_named(ddpm_folder, capsys, monkeypatch)
     monkeypatch.setitem(sys.modules, "diffusers", None)
     assert cli.main(["verify", ddpm_folder]) == 2
     assert capsys.readouterr().err.endswith("which is not installed; pip install 'fastdiff[diffusers]'\n")
+
+
+def test_a_vae_without_diffusers(dit_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    assert cli.main(["sample", "-m", dit_folder, "-o", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert "the VAE of" in message and message.endswith("not installed; pip install 'fastdiff[diffusers]'\n")
 
 
 @pytest.mark.parametrize(
