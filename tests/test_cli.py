@@ -134,7 +134,9 @@ def test_info_prints_the_settings(fastdiff, tmp_path):
 
 
 def test_models_lists_what_is_bundled_and_what_a_model_offers(fastdiff, model):
-    assert re.search(r"^emoji64 +bundled +64x64, ddim, 216 labels$", fastdiff("models").stdout, re.MULTILINE)
+    listed = fastdiff("models").stdout
+    for name in ("emoji64", "emoji64-dit"):
+        assert re.search(rf"^{name} +bundled +64x64, ddim, 216 labels$", listed, re.MULTILINE)
     done = fastdiff("models", model)
     assert "guidance_scale: 4.0\n" in done.stdout and "\n  215  twemoji flags\n" in done.stdout
     assert "\ngroup  noto food: noto fruit, " in done.stdout

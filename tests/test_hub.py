@@ -100,21 +100,7 @@ def offline(tmp_path, monkeypatch):
 
 
 def test_bundled_name():
-    folder = hub.resolve("emoji64")
-    assert folder == hub.bundled_models()["emoji64"]
-    assert hub.read_model_index(folder) == {
-        "pipeline": "DDIMPipeline",
-        "scheduler": "DDIMScheduler",
-        "unet": "UNet2DModel",
-    }
-
-
-@pytest.mark.parametrize("licence", ["fluentui-emoji.MIT.txt", "noto-emoji.Apache-2.0.txt", "twemoji-colr.LICENSE.md"])
-def test_bundled_model_ships_its_licences_and_attribution(licence):
-    folder = hub.resolve("emoji64")
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    assert (folder / "licenses" / licence).stat().st_size > 1000 and licence in card
-    assert "Twemoji, Copyright 2019 Twitter, Inc and other contributors, CC BY 4.0" in card
+    assert hub.resolve("emoji64") == hub.bundled_models()["emoji64"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fastdiff.errors import InputError, NonFiniteError
-from fastdiff.hub import bundled_models
 from fastdiff.models.unet import UNet2DModel
 from fastdiff.weights import diffusers_keys, load_state_dict, load_weights
 
@@ -393,8 +392,3 @@ def test_old_and_new_attention_keys_together_are_refused():
     with pytest.raises(InputError) as error:
         load(both)
     assert_one_line(error, "unexpected", "attentions.0.query.weight", "attentions.0.proj_attn.bias")
-
-
-def test_the_bundled_model_loads_whole():
-    model = UNet2DModel.from_pretrained(bundled_models()["emoji64"])
-    assert sum(parameter.numel() for parameter in model.parameters()) == 7_844_963

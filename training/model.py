@@ -19,8 +19,8 @@ SHAPES = {
 PATCH = 4
 HEAD_WIDTH = 64
 EMBEDDING_STD = 0.02  # of time and label in a DiT
+GUIDANCE_SCALE = {UNet2DModel: 4.0, DiTTransformer2DModel: 5.0}  # the best by compare_sampling
 DEFAULTS = {
-    "guidance_scale": 4.0,
     "num_inference_steps": 50,
     "scheduler": "ddim",
     "eta": 0.0,
@@ -131,6 +131,7 @@ def save_model(model: ModelMixin, labels: Labels, folder: Path) -> None:
         "null_label": labels.null_label,
         "label_groups": labels.groups,
         "replaced_labels": labels.replaced,
+        "guidance_scale": GUIDANCE_SCALE[type(model)],
         **DEFAULTS,
     }
     (folder / "fastdiff.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")

@@ -37,11 +37,11 @@ def guided_loop():
     """diffusers' model and scheduler under classifier-free guidance, by hand: yields x_{t-1} of every step."""
 
     @torch.no_grad()
-    def loop(unet, scheduler, x, labels, null_label, guidance_scale, steps, **step_options):
+    def loop(model, scheduler, x, labels, null_label, guidance_scale, steps, **step_options):
         scheduler.set_timesteps(steps)
         null = torch.full_like(labels, null_label)
         for t in scheduler.timesteps:
-            guided, unguided = unet(torch.cat([x, x]), t, torch.cat([labels, null])).sample.chunk(2)
+            guided, unguided = model(torch.cat([x, x]), t[None], torch.cat([labels, null])).sample.chunk(2)
             prediction = unguided + guidance_scale * (guided - unguided)
             x = scheduler.step(prediction, t, x, **step_options).prev_sample
             yield x

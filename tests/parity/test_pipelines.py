@@ -95,16 +95,23 @@ def test_pil_output_is_diffusers_rounding(save_pipeline):
 
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 2.0, 0.5])
-def test_guidance_of_the_bundled_model(guidance_scale, guided_loop):
-    """The real weights, step by step; diffusers' own pipelines cannot run a class-conditional model."""
-    folder = hub.resolve("emoji64")
-    unet = diffusers.UNet2DModel.from_pretrained(folder / "unet", torch_dtype=torch.float32).eval()
+@pytest.mark.parametrize(
+    ("name", "component", "kind"),
+    [
+        pytest.param("emoji64", "unet", diffusers.UNet2DModel, id="emoji64"),
+        pytest.param("emoji64-dit", "transformer", diffusers.DiTTransformer2DModel, id="emoji64-dit"),
+    ],
+)
+def test_guidance_of_the_bundled_models(name, component, kind, guidance_scale, guided_loop):
+    """The real weights, step by step; diffusers' own pipelines cannot run a class-conditional model of pixels."""
+    folder = hub.resolve(name)
+    model = kind.from_pretrained(folder / component, torch_dtype=torch.float32).eval()
     scheduler = diffusers.DDIMScheduler.from_pretrained(folder / "scheduler")
     ours = Pipeline.from_pretrained(folder, device="cpu")
     latents = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(7))
     labels = [2, 0]
     expected = guided_loop(
-        unet, scheduler, latents, torch.tensor(labels), ours.info.null_label, guidance_scale, 4,
+        model, scheduler, latents, torch.tensor(labels), ours.info.null_label, guidance_scale, 4,
         use_clipped_model_output=True,
     )  # fmt: skip
     steps = ours.stream(

@@ -56,7 +56,7 @@ def test_another_model_and_size(client):
 
 def test_models(client):
     found = {each["name"]: each for each in client.predict(api_name="/models")}
-    assert list(found) == ["emoji64", "./cats", "./plain/tiny"]
+    assert list(found) == ["emoji64", "emoji64-dit", "./cats", "./plain/tiny"]
     assert found["emoji64"]["size"] == [64, 64]
     assert "noto birds" in found["emoji64"]["labels"]
     assert found["emoji64"]["label_groups"]["noto smileys"][0] == "noto hearts"

@@ -11,17 +11,19 @@ from fastdiff.errors import InputError
 from fastdiff.pipeline import Pipeline
 from fastdiff.ui.models import MAX_LOADED, Models
 
+BUNDLED = list(hub.bundled_models())
+
 
 def names(folder, **options) -> list[str]:
     return Models(folder, device="cpu", **options).names()
 
 
 def test_bundled_models_and_those_below_the_folder(models):
-    assert models.names() == ["emoji64", "./cats", "./plain/tiny"]
+    assert models.names() == ["emoji64", "emoji64-dit", "./cats", "./plain/tiny"]
 
 
 def test_without_a_folder_only_bundled_models(models):
-    assert names(None) == ["emoji64"]
+    assert names(None) == BUNDLED
 
 
 def test_no_such_folder(tmp_path):
@@ -32,7 +34,7 @@ def test_no_such_folder(tmp_path):
 def test_links_that_stay_inside_are_followed(card_folder, tmp_path):
     card_folder("store/model")
     (tmp_path / "linked").symlink_to(tmp_path / "store" / "model")
-    assert names(tmp_path) == ["emoji64", "./linked", "./store/model"]
+    assert names(tmp_path) == [*BUNDLED, "./linked", "./store/model"]
 
 
 @pytest.mark.parametrize("place", ["", "unet", "unet/config.json", "scheduler", "model_index.json", "fastdiff.json"])
@@ -45,21 +47,21 @@ def test_links_out_of_the_folder_are_left_out(card_folder, tmp_path, place):
     else:
         target.unlink(missing_ok=True)
     target.symlink_to(outside)
-    assert names(tmp_path / "models") == ["emoji64"]
+    assert names(tmp_path / "models") == BUNDLED
     with pytest.raises(InputError, match="is not here"):
         Models(tmp_path / "models", device="cpu").card("./model")
 
 
 def test_a_loop_of_links_ends(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path)
-    assert names(tmp_path) == ["emoji64"]
+    assert names(tmp_path) == BUNDLED
 
 
 def test_models_that_cannot_be_drawn_with_are_not_offered(card_folder, tmp_path):
     card_folder("embeds", class_embed_type="timestep", num_class_embeds=None)
     (card_folder("broken") / "model_index.json").write_text("{")
     offered = Models(tmp_path, device="cpu")
-    assert offered.names() == ["emoji64"]
+    assert offered.names() == BUNDLED
     with pytest.raises(InputError, match="no control for class_embed_type timestep"):
         offered.card("./embeds")
 
@@ -68,7 +70,7 @@ def test_the_hub_is_asked_only_where_it_is_allowed(card_folder, tmp_path, monkey
     folder = card_folder("hub")
     monkeypatch.setattr(hub, "resolve", lambda name: folder)
     monkeypatch.setattr(hub, "cached_models", lambda: {"org/cached": folder})
-    assert names(None, allow_hub=True) == ["emoji64", "org/cached"]
+    assert names(None, allow_hub=True) == [*BUNDLED, "org/cached"]
     assert Models(None, allow_hub=True, device="cpu").card("org/name").folder == folder
     with pytest.raises(InputError, match="--allow-hub"):
         Models(None, device="cpu").card("org/cached")
