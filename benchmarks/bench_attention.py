@@ -20,7 +20,7 @@ from fastdiff.kernels.attention import attention, flash_attention
 def main() -> None:
     needs_gpu("torch's own function")
     tflops = ceilings()["matmul_bf16_tflops"]
-    report("attention", [row(name, tflops) for name in ATTENTIONS])
+    report("attention", (row(name, tflops) for name in ATTENTIONS))
 
 
 @torch.inference_mode()

@@ -20,7 +20,7 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # of the truth
     peak = ceilings()["matmul_bf16_tflops"]
-    report("conv2d", [row(name, peak) for name in CONVOLUTIONS])
+    report("conv2d", (row(name, peak) for name in CONVOLUTIONS))
 
 
 @torch.inference_mode()

@@ -31,7 +31,7 @@ STEPS = 50
 def main() -> None:
     needs_gpu("torch's own functions")
     copy = ceilings()["copy_tbps"]
-    report("denoise", [row(workload, sampler, copy) for workload in DENOISES for sampler in SAMPLERS])
+    report("denoise", (row(workload, sampler, copy) for workload in DENOISES for sampler in SAMPLERS))
 
 
 @torch.inference_mode()

@@ -18,7 +18,7 @@ from fastdiff.kernels.layer_norm import layer_norm
 def main() -> None:
     needs_gpu("torch's own function")
     copy = ceilings()["copy_tbps"]
-    report("layer_norm", [row(name, copy) for name in LAYER_NORMS])
+    report("layer_norm", (row(name, copy) for name in LAYER_NORMS))
 
 
 @torch.inference_mode()

@@ -19,7 +19,7 @@ def main() -> None:
     needs_gpu("torch's own function")
     torch.backends.cuda.matmul.allow_tf32 = False  # of the truth
     peak = ceilings()["matmul_bf16_tflops"]
-    report("linear", [row(name, peak) for name in LINEARS])
+    report("linear", (row(name, peak) for name in LINEARS))
 
 
 @torch.inference_mode()

@@ -5,8 +5,8 @@
 On a GPU in bfloat16: diffusers eager, and under torch.compile (reduce-overhead, fused projections), both channels-last
 with cudnn.benchmark on. On a CPU in float32: diffusers eager. Errors are against diffusers in float32, as fractions of
 the largest output; `first_result_s` is ours in a new process with an empty Triton cache, the start of Python left out,
-`new_resolution_s` that of a picture half as wide and high again after it. `images_s`: pictures
-of 50 DDIM steps; `final_err`: the largest difference of the final pictures, in [-1, 1], both in float32.
+`new_resolution_s` that of a picture half as wide and high again after it. `images_s` counts pictures of 50 DDIM steps;
+`final_err` is the largest difference of the final ones, in [-1, 1], both in float32.
 """
 
 import json
@@ -15,12 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import diffusers
 import sampling
 import torch
-from harness import DEVICE, ceilings, measure, report
+from harness import DEVICE, ceilings, launches, measure, peak_bytes, report
 from shapes import MODELS_CPU, MODELS_GPU
 from torch import Tensor
 
@@ -40,7 +41,7 @@ def main() -> None:
     torch.backends.cudnn.allow_tf32 = False  # of the float32 that errors are measured from
     tflops = ceilings()["matmul_bf16_tflops"] if GPU else None
     names = [name for name in sys.argv[1:] if name in WORKLOADS] or list(WORKLOADS)
-    report("models" if GPU else "models_cpu", [row(name, tflops) for name in names])
+    report("models" if GPU else "models_cpu", (row(name, tflops) for name in names))
 
 
 @torch.inference_mode()
@@ -56,7 +57,6 @@ def row(name: str, tflops: float | None) -> dict[str, Any]:
         f"{who}_err": ((model(*given).sample.float() - expected).abs().max() / expected.abs().max()).item()
         for who, model in (("fastdiff", ours), ("eager", theirs))
     }
-    peak = peak_bytes(lambda: ours(*given)) if GPU else None
     times = measure({"fastdiff": lambda: ours(*given), "eager": lambda: theirs(*given)}, graph=False)
     return {
         "workload": name,
@@ -66,7 +66,7 @@ def row(name: str, tflops: float | None) -> dict[str, Any]:
         "floor_ms": gflop / tflops if tflops and gflop else None,
         "max_abs_err": errors["fastdiff_err"],
         "eager_err": errors["eager_err"],
-        "peak_bytes": peak,
+        "peak_bytes": peak_bytes(lambda: ours(*given)),
         **(on_gpu(name, ours, theirs, given) if GPU else {}),
     }
 
@@ -87,8 +87,7 @@ def on_gpu(name: str, ours: torch.nn.Module, theirs: torch.nn.Module, given: tup
             "eager": lambda: sampling.loop(theirs, noise, labels, DTYPE),
             "compile": lambda: sampling.loop(compiled, noise, labels, DTYPE),
         }
-        times = measure(calls, graph=False)
-        rest |= {f"{who}_images_s": 1e3 * len(noise) / time for who, time in times.items()}
+        rest |= {f"{who}_images_s": len(noise) / seconds_of(call) for who, call in calls.items()}
         if len(noise) == 1:
             exact = build(WORKLOADS[name][0], torch.float32)
             rest["final_err"] = sampling.final_error(*exact, noise.float(), labels)
@@ -129,20 +128,15 @@ def compile_(theirs: torch.nn.Module, given: tuple) -> tuple[torch.nn.Module, fl
     return compiled, time.perf_counter() - start
 
 
-def peak_bytes(call) -> int:
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated()
-
-
-def launches(call) -> int:
-    """Kernels of a call."""
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+def seconds_of(call: Callable) -> float:
+    """Of the faster of two calls: the first may still capture graphs."""
+    seconds = []
+    for _ in range(2):
+        start = time.perf_counter()
         call()
         torch.cuda.synchronize()
-    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 def in_new_process(name: str) -> dict[str, float]:

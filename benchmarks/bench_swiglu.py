@@ -16,7 +16,7 @@ def main() -> None:
     needs_gpu("torch's own functions")
     torch.backends.cuda.matmul.allow_tf32 = False  # of the truth
     peak = ceilings()["matmul_bf16_tflops"]
-    report("swiglu", [row(name, peak) for name in SWIGLUS])
+    report("swiglu", (row(name, peak) for name in SWIGLUS))
 
 
 @torch.inference_mode()
