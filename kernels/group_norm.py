@@ -151,7 +151,7 @@ def _one_tile(moments: Moments, hw: int) -> Moments:
 
 
 ENTRIES = 8  # of a step of the merge in a program of the normalise pass
-FOLDED = 64  # tiles times channels of a group, up to which each program of the normalise pass merges them
+FOLDED = 32  # tiles times channels of a group, up to which each program of the normalise pass merges them
 PROGRAMS = 256  # of the normalise pass, at least, where there are blocks of pixels enough
 
 
