@@ -131,7 +131,7 @@ DIT_COMPANY = {
 }
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 16, 100])
+@pytest.mark.parametrize("chunk", [1, 3, 16])
 @pytest.mark.parametrize("case", DIT_COMPANY)
 def test_same_bits_of_a_transformer_in_any_company(make_dit, vae, monkeypatch, case, chunk):
     """Other labels and seeds beside it, and another chunk of the table of conditioning."""
@@ -153,12 +153,12 @@ def test_a_chunk_of_the_table_keeps_to_its_bytes(make_dit, monkeypatch):
     denoiser, made = make_dit().denoiser, []
     make_table = denoising.make_table
     monkeypatch.setattr(denoising, "make_table", lambda *args: made.append(make_table(*args)) or made[-1])
-    monkeypatch.setattr(denoising, "TABLE_BYTES", 20 * 3 * 4 * denoiser.conditioning_width)
+    monkeypatch.setattr(denoising, "TABLE_BYTES", 40 * 3 * 4 * denoiser.conditioning_width)
     table = denoising.Table(denoiser, torch.arange(50), torch.tensor([0, 5, 19]))
     rows = torch.stack([table.at(step).temb for step in range(50)])
-    assert [chunk.shape[1] for chunk in made] == [16, 16, 16, 2]
+    assert [chunk.shape[1] for chunk in made] == [32, 18]
     assert max(chunk.nbytes for chunk in made) <= denoising.TABLE_BYTES
-    assert torch.equal(rows[33, 1], denoiser.conditioning(torch.arange(32, 48), torch.full((16,), 5)).temb[1])
+    assert torch.equal(rows[33, 1], denoiser.conditioning(torch.arange(32, 64), torch.full((32,), 5)).temb[1])
 
 
 def test_pictures_are_labels_times_seeds(labelled):

@@ -12,7 +12,7 @@ from fastdiff.config import DenoiserConfig, from_mapping, read_json
 from fastdiff.errors import InputError
 from fastdiff.graphs import Graphed, Outputs
 
-ROWS = 16  # of timesteps that are embedded together: products of one shape give a row the same bits in any company
+ROWS = 32  # of timesteps that are embedded together: products of one shape give a row the same bits in any company
 
 Model = TypeVar("Model", bound="Denoiser")
 
