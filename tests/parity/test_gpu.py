@@ -1,0 +1,105 @@
+"""On a GPU: ddpm-cifar10-32's U-Net beside diffusers', in error, in memory, and on a second GPU."""
+
+import diffusers
+import pytest
+import torch
+
+import fastdiff
+from fastdiff.weights import load_weights
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+DDPM32 = {
+    "sample_size": 32,
+    "block_out_channels": (128, 256, 256, 256),
+    "layers_per_block": 2,
+    "attention_head_dim": None,
+    "downsample_padding": 0,
+    "flip_sin_to_cos": False,
+    "freq_shift": 1,
+    "norm_eps": 1e-6,
+    "down_block_types": ("DownBlock2D", "AttnDownBlock2D", "DownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "UpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
+}
+SCHEDULER = {"clip_sample": True, "timestep_spacing": "leading"}
+
+
+@pytest.fixture(autouse=True)
+def exact_float32(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+
+
+@pytest.fixture
+def theirs():
+    torch.manual_seed(0)
+    return diffusers.UNet2DModel(**DDPM32).cuda().eval().requires_grad_(False)
+
+
+def ours_of(theirs, dtype=torch.float32, device="cuda"):
+    with torch.device("meta"):
+        ours = fastdiff.UNet2DModel.from_config(DDPM32)
+    load_weights(ours, dict(theirs.state_dict()), source="test", dtype=dtype, device=device)
+    return ours
+
+
+def noise(n, dtype=torch.float32, device="cuda"):
+    return torch.randn(n, 3, 32, 32, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+
+
+def test_float32_is_diffusers(theirs):
+    expected = theirs(noise(2), 500).sample
+    assert (ours_of(theirs)(noise(2), 500).sample - expected).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def test_half_precision_errs_at_most_twice_as_much_as_diffusers(theirs, dtype):
+    expected = theirs(noise(2), 500).sample
+    error = (ours_of(theirs, dtype)(noise(2, dtype), 500).sample - expected).norm()
+    theirs.to(dtype)
+    assert error <= 2 * (theirs(noise(2, dtype), 500).sample - expected).norm()
+
+
+def test_fifty_ddim_steps_in_float32(theirs):
+    scheduler = diffusers.DDIMScheduler(**SCHEDULER)
+    scheduler.set_timesteps(50)
+    x = noise(2)
+    for t in scheduler.timesteps:
+        x = scheduler.step(theirs(x, t).sample, t, x).prev_sample
+    pipe = fastdiff.Pipeline(ours_of(theirs), fastdiff.DDIMScheduler(**SCHEDULER))
+    pictures = pipe(latents=noise(2), num_inference_steps=50, output_type="pt").images
+    assert (2 * pictures - 1 - x.clamp(-1, 1)).abs().max() <= 3e-3
+
+
+def test_accelerate_takes_no_memory(theirs):
+    """Beyond a layer at a time while it rearranges them; a call then takes less than diffusers' own."""
+
+    def peak(call) -> int:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        return torch.cuda.max_memory_allocated() - before
+
+    theirs.bfloat16()
+    x = noise(8, torch.bfloat16)
+    needed = peak(lambda: theirs(x, 500))
+    before = torch.cuda.memory_allocated()
+    largest = max(parameter.nbytes for parameter in theirs.parameters())
+    stacked = sum(tensor.nbytes for name, tensor in theirs.named_parameters() if "time_emb_proj" in name)
+    assert peak(lambda: fastdiff.accelerate(theirs)) <= 2 * max(largest, stacked) + 2**20
+    assert torch.cuda.memory_allocated() <= before + 2**20
+    assert peak(lambda: theirs(x, 500)) <= needed
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_second_gpu_and_a_stream_of_its_own(theirs):
+    expected = ours_of(theirs, torch.bfloat16)(noise(2, torch.bfloat16), 500).sample
+    ours = ours_of(theirs, torch.bfloat16, "cuda:1")
+    assert torch.cuda.current_device() == 0
+    with torch.cuda.stream(torch.cuda.Stream("cuda:1")):
+        for _ in range(3):  # eager, captured, replayed
+            output = ours(noise(2, torch.bfloat16, "cuda:1"), 500).sample
+            torch.cuda.current_stream("cuda:1").synchronize()
+            assert output.device == torch.device("cuda:1")
+            assert torch.equal(output.cpu(), expected.cpu())
