@@ -64,15 +64,17 @@ def find_sanitizer() -> str:
 
 def arguments(tool: str) -> list[str]:
     """compute-sanitizer's, for the selected tests."""
-    watched = [argument for name in kernel_names() for argument in ("--kernel-regex", f"kns={name}")]
-    # torch and Triton ask CUDA questions that it answers by errors, which are none
-    options = ["--target-processes", "application-only", "--report-api-errors", "no", "--error-exitcode", FOUND]
+    watched = [argument for name in kernel_names() for argument in ("--kernel-name", f"kne={name}")]
+    # no limit to the seconds before pytest gets to CUDA; Triton's compiler is a process of its own; torch and Triton
+    # ask CUDA questions that it answers by errors, which are none
+    waiting = ["--launch-timeout", "0", "--target-processes", "application-only"]
+    errors = ["--report-api-errors", "no", "--error-exitcode", FOUND]
     tests = ["python", "-m", "pytest", "-q", "-W", "default", "-k", SELECTION, "tests/kernels"]
-    return ["--tool", tool, *options, *watched, *tests]
+    return ["--tool", tool, *waiting, *errors, *watched, *tests]
 
 
 def kernel_names() -> list[str]:
-    """Of every function that Triton compiles."""
+    """Of every function that Triton compiles: a kernel has that of its function."""
     stems = [module.name for module in pkgutil.iter_modules(fastdiff.kernels.__path__)]
     modules = [importlib.import_module(f"fastdiff.kernels.{stem}") for stem in stems]
     values = [value for module in modules for value in vars(module).values()]

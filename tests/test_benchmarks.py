@@ -161,7 +161,7 @@ def test_what_the_sanitizer_found(load, monkeypatch, output, code, clean):
     sanitize = load("sanitize")
     asked = sanitize.arguments("memcheck")
     assert asked[:2] == ["--tool", "memcheck"]
-    assert {"kns=conv_by_descriptors", "kns=normalise_kernel", "kns=_attention_kernel"} <= set(asked)
+    assert {"kne=conv_by_descriptors", "kne=normalise_kernel", "kne=_attention_kernel"} <= set(asked)
 
     def run(command, env, cwd, **options):
         assert command[0] == "compute-sanitizer"
