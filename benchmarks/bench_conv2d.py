@@ -18,7 +18,6 @@ from fastdiff.kernels.conv2d import conv2d
 def main() -> None:
     needs_gpu("torch's own convolution")
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # of the truth
     peak = ceilings()["matmul_bf16_tflops"]
     report("conv2d", (row(name, peak) for name in CONVOLUTIONS))
 
@@ -32,7 +31,8 @@ def row(name: str, peak_tflops: float) -> dict[str, Any]:
         "eager": lambda: conv2d.reference(*args, **options),
         "compile": lambda: plain(*args, **options),
     }
-    truth = conv2d.reference(*map(widened, args), **{key: widened(value) for key, value in options.items()})
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
+        truth = conv2d.reference(*map(widened, args), **{key: widened(value) for key, value in options.items()})
     flop = 2 * truth.numel() * args[1][0].numel()
     return kernel_row(name, calls, truth, flop=flop, ceiling=peak_tflops)
 

@@ -212,14 +212,14 @@ class Report:
 
     @property
     def flop(self) -> int:
-        """Of all convolutions and linear layers."""
+        """Of all convolutions and linear layers: of all matrix products, but those of attention."""
         return sum(row.count * row.flop for row in self.rows if row.operation != "attention")
 
     @property
     def share(self) -> float:
         """The fraction of `flop` that runs on our kernels."""
-        ours = sum(row.count * row.flop for row in self.rows if row.operation != "attention" and row.kernels)
-        return ours / self.flop if self.flop else 0.0
+        on_torch = sum(row.count * row.flop for row in self.rows if row.operation != "attention" and not row.kernels)
+        return 1 - on_torch / self.flop if self.flop else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """The rows and the totals, for JSON."""
