@@ -24,9 +24,3 @@ def loop(theirs: torch.nn.Module, noise: Tensor, labels: Tensor | None, dtype: t
     for t in scheduler.timesteps:
         x = scheduler.step(theirs(x, t.expand(len(x)), labels).sample, t, x).prev_sample
     return (x.float() / 2 + 0.5).clamp(0, 1)
-
-
-def final_error(theirs: torch.nn.Module, ours: fastdiff.UNet2DModel, noise: Tensor, labels: Tensor | None) -> float:
-    """Largest difference of the final pictures, in [-1, 1], of models in float32."""
-    difference = sample(ours, noise, labels) - loop(theirs, noise, labels, torch.float32)
-    return 2 * difference.abs().max().item()

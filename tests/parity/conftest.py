@@ -38,7 +38,7 @@ def guided_loop():
 
     @torch.no_grad()
     def loop(model, scheduler, x, labels, null_label, guidance_scale, steps, **step_options):
-        scheduler.set_timesteps(steps)
+        scheduler.set_timesteps(steps, device=x.device)
         null = torch.full_like(labels, null_label)
         for t in scheduler.timesteps:
             guided, unguided = model(torch.cat([x, x]), t[None], torch.cat([labels, null])).sample.chunk(2)
