@@ -79,6 +79,12 @@ class DenoiserConfig:
     def takes_labels(self) -> bool:
         return self.num_class_embeds is not None or self.class_embed_type is not None
 
+    def check_size(self, height: int, width: int, scale: int = 1) -> None:
+        """InputError unless the model can draw height x width pixels; a VAE makes `scale` x `scale` of them of one."""
+        factor, least = scale * self.size_factor, scale * self.min_size
+        if height < least or width < least or height % factor or width % factor:
+            raise InputError(f"height {height}, width {width}: this model draws multiples of {factor}, from {least} on")
+
     def _check_choices(self, choices: Mapping[str, tuple]) -> None:
         for name, known in choices.items():
             value = getattr(self, name)
@@ -290,6 +296,11 @@ class DiTTransformer2DConfig(DenoiserConfig):
     @property
     def min_size(self) -> int:
         return self.patch_size
+
+    def check_size(self, height: int, width: int, scale: int = 1) -> None:
+        super().check_size(height, width, scale)
+        if height != width:
+            raise InputError(f"height {height}, width {width}: this model draws squares; give the same for both")
 
 
 MLP_ACTIVATIONS = {"gelu-approximate": "gelu_tanh", "gelu": "gelu", "linear-silu": "silu"}  # diffusers' name -> ours

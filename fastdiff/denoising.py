@@ -55,8 +55,12 @@ def make_table(denoiser: Denoiser, timesteps: Tensor, labels: Tensor | None, ste
     first = steps.start - steps.start % ROWS
     groups = in_rows(timesteps[first : steps.stop])
     each = [None] if labels is None else [label.expand(ROWS, *label.shape) for label in labels]
-    table = [torch.cat([denoiser.conditioning(group, label).temb for group in groups]) for label in each]
-    return torch.stack([rows[steps.start - first : steps.stop - first] for rows in table])
+    shape = len(each), len(steps), denoiser.conditioning_width
+    table = torch.empty(shape, dtype=denoiser.dtype, device=denoiser.device)
+    for rows, label in zip(table, each, strict=True):
+        made = torch.cat([denoiser.conditioning(group, label).temb for group in groups])
+        rows.copy_(made[steps.start - first : steps.stop - first])
+    return table
 
 
 @dataclass(frozen=True)

@@ -254,7 +254,7 @@ class Pipeline:
                 raise InputError(
                     f"latents: expected (N, {self.denoiser.config.in_channels}, H, W), got {tuple(latents.shape)}"
                 )
-            self.denoiser.check_size(*latents.shape[2:])
+            self.denoiser.config.check_size(*latents.shape[2:])
             noise = latents.to(self.device)
         else:
             shape = (self.denoiser.config.in_channels, *self._size(height, width))
@@ -272,7 +272,7 @@ class Pipeline:
             height, width = height or default[0] * self.scale, width or default[1] * self.scale
         if height is None or width is None:
             raise InputError("height, width: this model's config has no sample_size; give both")
-        self.denoiser.check_size(height, width, self.scale)
+        self.denoiser.config.check_size(height, width, self.scale)
         return height // self.scale, width // self.scale
 
     def _conditions(

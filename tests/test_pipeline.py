@@ -297,7 +297,7 @@ REFUSED = {
     "labels-for-another-batch": ({"class_labels": [0, 1], "batch_size": 3}, "class_labels: 2 given for 3"),
     "counts-disagree": ({"batch_size": 2, "latents": torch.zeros(3, 3, 8, 8)}, "batch_size and latents"),
     "latents-channels": ({"latents": torch.zeros(1, 4, 8, 8)}, "latents"),
-    "size": ({"height": 7}, "size 7x8"),
+    "size": ({"height": 7}, "height 7, width 8"),
     "guidance-nan": ({"guidance_scale": float("nan")}, "guidance_scale"),
     "output-type": ({"output_type": "jpg"}, "output_type: 'jpg'"),
     "eta": ({"eta": 2.0}, "eta"),

@@ -136,12 +136,6 @@ class Denoiser(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_graphs": {}}  # a copy of the model makes its own
 
-    def check_size(self, height: int, width: int, scale: int = 1) -> None:
-        """InputError unless this model can draw height x width pixels; `scale` of a VAE's are one of its own."""
-        factor, least = scale * self.config.size_factor, scale * self.config.min_size
-        if height < least or width < least or height % factor or width % factor:
-            raise InputError(f"size {height}x{width}: this model draws multiples of {factor}, from {least} on")
-
     def _check_sample(self, sample: Tensor) -> None:
         if sample.ndim != 4 or sample.shape[1] != self.config.in_channels:
             raise InputError(f"sample: expected (N, {self.config.in_channels}, H, W), got {tuple(sample.shape)}")
@@ -154,7 +148,7 @@ class Denoiser(nn.Module):
             raise InputError(
                 "sample: it requires grad, and this model is for inference only; call it on sample.detach()"
             )
-        self.check_size(*sample.shape[2:])
+        self.config.check_size(*sample.shape[2:])
 
     def _check_labels(self, class_labels: Tensor | None) -> None:
         if (class_labels is None) == self.config.takes_labels:

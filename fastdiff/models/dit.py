@@ -238,8 +238,3 @@ class DiTTransformer2DModel(Denoiser):
         patches = linear(tokens, self.proj_out_2.weight, self.proj_out_2.bias)
         side, p = x.shape[1] // self.config.patch_size, self.config.patch_size
         return patches.reshape(len(x), side, side, p, p, -1).transpose(2, 3).reshape(*x.shape[:3], -1)
-
-    def check_size(self, height: int, width: int, scale: int = 1) -> None:
-        super().check_size(height, width, scale)
-        if height != width:
-            raise InputError(f"size {height}x{width}: this model draws squares only; give one size for both")

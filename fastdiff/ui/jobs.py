@@ -101,11 +101,9 @@ def plan(options: Options, models: Models, limits: Limits) -> Job:
     request, cells = complete(request, card)
     width, height = card.size or (None, None)
     size = {"height": options.height or height, "width": options.width or width}
-    multiple = card.size_factor
-    if any(side is None or side % multiple for side in size.values()):
-        raise InputError(
-            f"size {size['width']}x{size['height']}: give width and height as multiples of {multiple} for {card.name}"
-        )
+    if None in size.values():
+        raise InputError(f"width, height: {card.name} was trained at no size of its own; give both")
+    card.config.check_size(**size, scale=card.scale)
     pictures = [_picture(card, label, seed) for seed, label in cells]
     return Job(card, request, pictures, options.batch_size or models.default_batch_size(), size)
 

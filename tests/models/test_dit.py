@@ -107,7 +107,7 @@ BAD_CALLS = {
     "three-dimensions": ((torch.zeros(4, 8, 8), 0, LABELS), r"sample: expected \(N, 4, H, W\)"),
     "channels": ((torch.zeros(1, 3, 8, 8), 0, LABELS), r"sample: expected \(N, 4, H, W\)"),
     "no-whole-patches": ((torch.zeros(1, 4, 9, 9), 0, LABELS), "multiples of 2"),
-    "not-square": ((torch.zeros(1, 4, 8, 2), 0, LABELS), "size 8x2: this model draws squares"),
+    "not-square": ((torch.zeros(1, 4, 8, 2), 0, LABELS), "height 8, width 2: this model draws squares"),
     "dtype": ((torch.zeros(1, 4, 8, 8, dtype=torch.float16), 0, LABELS), "float16"),
     "grad": ((torch.zeros(1, 4, 8, 8, requires_grad=True), 0, LABELS), "inference only"),
     "no-labels": ((torch.zeros(1, 4, 8, 8), 0), "needs class_labels"),
