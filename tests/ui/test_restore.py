@@ -184,7 +184,7 @@ def test_png_reader_and_header_check_agree_on_ours(upload, models):
         pytest.param({"label": "noto cars"}, "label 'noto cars' is not a label", id="label"),
         pytest.param({"label": 216}, "label 216: the form does not offer it", id="null label"),
         pytest.param({"label": None}, "label None: the form does not offer it", id="no label"),
-        pytest.param({"height": 70}, "size 64x70: give", id="size"),
+        pytest.param({"height": 70}, "height 70, width 64: this model draws", id="size"),
         pytest.param({"num_inference_steps": 2000}, "steps 2000: give a whole number from 1 to 1000", id="steps"),
         pytest.param({"seed": 2**32}, "mine.png holds settings that cannot be used: seed", id="seed"),
     ],
