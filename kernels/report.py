@@ -301,7 +301,7 @@ def _prediction(
     height, width = height or default[0], width or default[1]
     if height is None or width is None:
         raise ValueError("height, width: this model's config has no sample_size; give both")
-    model.check_size(height, width)
+    model.config.check_size(height, width)
     if class_labels is None and model.config.num_class_embeds is not None:
         class_labels = torch.zeros(batch_size, dtype=torch.int64, device=model.device)
     x = torch.randn(batch_size, height, width, model.config.in_channels, device=model.device, dtype=model.dtype)
