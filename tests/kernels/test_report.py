@@ -150,7 +150,7 @@ def test_it_is_called_as_documented_and_printed(model):
 
 
 def test_a_size_is_needed_and_checked(model):
-    with pytest.raises(ValueError, match="size 9x9"):
+    with pytest.raises(ValueError, match="height 9, width 9"):
         report(model, height=9, width=9)
     unsized = fastdiff.UNet2DModel.from_config(SMALL | {"sample_size": None})
     with pytest.raises(ValueError, match="height, width: "):
