@@ -87,7 +87,7 @@ def test_the_api_page_names_two_functions(client):
         pytest.param({"seed": -1}, "seed -1: give a whole number", id="seed"),
         pytest.param({"label": "<b>x"}, "label '<b>x' is not a label", id="label"),
         pytest.param({"model": "/etc"}, "model '/etc' is not here", id="model"),
-        pytest.param({"width": 7}, "size 7x64", id="size"),
+        pytest.param({"width": 7}, "height 64, width 7", id="size"),
     ],
 )
 def test_refusals(client, options, message):
