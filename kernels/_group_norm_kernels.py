@@ -73,24 +73,36 @@ def _load_pair(ptr, ptr2, n, t, c, mask, channels, channels2, tiles, tiles2):
 
 
 @triton.jit
+def _over_groups(x, WIDTH: tl.constexpr):
+    """Each element's sum over its group of WIDTH neighbours."""
+    groups = x.reshape(x.shape[0] // WIDTH, WIDTH)
+    sums = tl.sum(groups, axis=1)[:, None]
+    return tl.broadcast_to(sums, groups.shape).reshape(x.shape)
+
+
+@triton.jit
 def _coefficients(
     mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, n, c,
     channels, channels2, tiles, tiles2, pixels, pixels2, hw, group_width, eps, scale_stride, shift_stride,
-    BJ: tl.constexpr,
+    WHOLE: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """mean, a and b of the channels c of an image, such that the result before activation is a * (x - mean) + b.
 
     Chan's formula over the tiles and channels of a group, BJ at a time in order, as sums about the mean of the first:
-    it is one of the entries merged, so no more digits can cancel than there are in their number.
+    it is one of the entries merged, so no more digits can cancel than there are in their number. WHOLE is the group's
+    width where c are whole groups: then each channel adds up its own tiles, else (0) all entries of its group.
     """
     group = c // group_width * group_width
     inside = c < channels + channels2
     base = _load_pair(mean_ptr, mean2_ptr, n, 0, group, inside, channels, channels2, tiles, tiles2)
     sums = tl.zeros_like(base)
     squares = tl.zeros_like(base)
-    for start in range(0, tl.maximum(tiles, tiles2) * group_width, BJ):
+    for start in range(0, tl.maximum(tiles, tiles2) * (1 if WHOLE else group_width), BJ):
         entry = start + tl.arange(0, BJ)[:, None]
-        t, member = entry // group_width, group[None, :] + entry % group_width
+        if WHOLE:
+            t, member = entry, c[None, :]
+        else:
+            t, member = entry // group_width, group[None, :] + entry % group_width
         second = member >= channels
         mask = inside[None, :] & (t < tl.where(second, tiles2, tiles))
         covered = tl.where(second, pixels2, pixels)
@@ -100,6 +112,8 @@ def _coefficients(
         distance = mean - base[None, :]
         sums += tl.sum(weights * distance, axis=0)
         squares += tl.sum(m2 + weights * distance * distance, axis=0)
+    if WHOLE:
+        sums, squares = _over_groups(sums, WHOLE), _over_groups(squares, WHOLE)
     count = hw * group_width
     offset = sums / count
     a = tl.rsqrt(squares / count - offset * offset + eps)
@@ -129,7 +143,7 @@ def normalise_kernel(
     y_ptr, x_ptr, x2_ptr, mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr,
     channels, channels2, tiles, tiles2, pixels, pixels2, hw, group_width, eps, scale_stride, shift_stride,
     span, image_stride, image_stride2, pixel_stride, pixel_stride2,
-    ACTIVATION: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BJ: tl.constexpr,
+    ACTIVATION: tl.constexpr, WHOLE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """`span` pixels of one image and BC channels, all of the first tensor or all of the second."""
     width = channels + channels2
@@ -156,7 +170,8 @@ def normalise_kernel(
 
     mean, a, b = _coefficients(
         mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, n, c,
-        channels, channels2, tiles, tiles2, pixels, pixels2, hw, group_width, eps, scale_stride, shift_stride, BJ,
+        channels, channels2, tiles, tiles2, pixels, pixels2, hw, group_width, eps, scale_stride, shift_stride,
+        WHOLE, BJ,
     )  # fmt: skip
     for start in range(first, stop, BP):
         x_ptrs += BP * pixel_stride

@@ -150,8 +150,7 @@ def _one_tile(moments: Moments, hw: int) -> Moments:
     return Moments(mean, m2, hw)
 
 
-ENTRIES = 8  # of a step of the merge in a program of the normalise pass
-FOLDED = 32  # tiles times channels of a group, up to which each program of the normalise pass merges them
+FOLDED = 32  # statistics of a channel's group, up to which each program of the normalise pass merges them
 PROGRAMS = 256  # of the normalise pass, at least, where there are blocks of pixels enough
 
 
@@ -169,7 +168,10 @@ def _group_norm_triton(
     hw, widths = height * width, [part.shape[-1] for part in parts]
     group_width, tiling = sum(widths) // num_groups, _tiling(hw, widths)
     known = [m or _moments(part, tiling) for part, m in zip(parts, given, strict=True)]
-    known = [m if m.mean.shape[1] * group_width <= FOLDED else _one_tile(m, hw) for m in known]
+    whole = _whole_groups(group_width, widths, tiling)
+    each = 1 if whole else group_width
+    known = [m if m.mean.shape[1] * each <= FOLDED else _one_tile(m, hw) for m in known]
+    entries = each * max(m.mean.shape[1] for m in known)
     statistics = *_pair([m.mean for m in known]), *_pair([m.m2 for m in known])
     tiles = *_pair([m.mean.shape[1] for m in known], 0), *_pair([m.pixels for m in known], 0)
 
@@ -183,9 +185,16 @@ def _group_norm_triton(
         y, *_pair(parts), *statistics, weight, bias, scale, shift, *_pair(widths, 0), *tiles, hw, group_width, eps,
         *((0, 0) if scale is None else (scale.stride(0), shift.stride(0))), span,
         *_pair([part.stride(0) for part in parts], 0), *_pair([part.stride(2) for part in parts], 0),
-        ACTIVATION=activation, BP=tiling.pixels, BC=tiling.channels, BJ=ENTRIES, num_warps=tiling.warps,
+        ACTIVATION=activation, BP=tiling.pixels, BC=tiling.channels, WHOLE=whole,
+        BJ=4 if entries <= 4 else 8 if each > 1 else 16, num_warps=tiling.warps,
     )  # fmt: skip
     return y
+
+
+def _whole_groups(group_width: int, widths: list[int], tiling: Tiling) -> int:
+    """The width of a group, where groups fill each program's channels; else 0."""
+    fitting = tiling.channels % group_width == 0 and all(width % group_width == 0 for width in widths)
+    return group_width if fitting else 0
 
 
 def _pair(values: list, absent=None) -> tuple:
