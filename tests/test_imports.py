@@ -65,7 +65,7 @@ def test_every_public_name_is_there_without_triton_and_diffusers():
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_no_source_imports_diffusers(path):
-    """Only `fastdiff verify` does, by name, when it runs."""
+    """`extras` does, by name, when something needs it."""
     imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {getattr(node, "module", None) or alias.name for node in imports for alias in node.names}
     assert "diffusers" not in {name.partition(".")[0] for name in names}
