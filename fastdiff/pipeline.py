@@ -43,12 +43,11 @@ class Step:
     images: Any  # the finished pictures after the last step, else None
     x_t: Tensor  # (N, H, W, C) float32, the state after the step; latents where the pipeline has a VAE
     x0: Tensor  # (N, H, W, C) float32, the end of it as the model predicts it now
-
-    decode: Callable[[Tensor, str], Any] = decode  # of x_t or x0, and an output type
+    decoder: Callable[[Tensor, str], Any] = decode  # of x_t or x0, and an output type
 
     def preview(self) -> list[Image.Image]:
         """The finished pictures as the model predicts them now: a preview that sharpens step by step."""
-        return self.decode(self.x0, "pil")
+        return self.decoder(self.x0, "pil")
 
 
 class Pipeline:
