@@ -150,7 +150,11 @@ class Denoiser(nn.Module):
             )
         self.config.check_size(*sample.shape[2:])
 
-    def _check_labels(self, class_labels: Tensor | None) -> None:
+    def _check_labels(self, timesteps: Tensor, class_labels: Tensor | None) -> None:
         if (class_labels is None) == self.config.takes_labels:
             has = "needs class_labels" if class_labels is None else "takes no class_labels: it is unconditional"
             raise InputError(f"class_labels: this model {has}")
+        if class_labels is not None and len(class_labels) not in (1, len(timesteps)):
+            raise InputError(
+                f"class_labels: {len(class_labels)} given for {len(timesteps)} pictures; give one for each"
+            )

@@ -81,11 +81,8 @@ class CombinedTimestepLabelEmbeddings(nn.Module):
         blocks, channels, labels = config.num_layers, config.inner_dim, config.num_class_embeds
         self.blocks, self.labels = blocks, labels
         self.time_proj = Timesteps(TIME_WIDTH, flip_sin_to_cos=True, freq_shift=1)
-        layers = {
-            "linear_1": nn.Linear(TIME_WIDTH, blocks * channels),
-            "linear_2": nn.Linear(channels, blocks * channels),
-        }
-        self.timestep_embedder = nn.ModuleDict(layers)
+        linear_1, linear_2 = nn.Linear(TIME_WIDTH, blocks * channels), nn.Linear(channels, blocks * channels)
+        self.timestep_embedder = nn.ModuleDict({"linear_1": linear_1, "linear_2": linear_2})
         self.class_embedder = nn.ModuleDict({"embedding_table": nn.Embedding(blocks * labels, channels)})
 
     def forward(self, timesteps: Tensor, class_labels: Tensor) -> Tensor:
@@ -141,10 +138,8 @@ class FeedForward(nn.Module):
     def __init__(self, config: DiTTransformer2DConfig):
         super().__init__()
         self.activation = MLP_ACTIVATIONS[config.activation_fn]
-        inner, outer = (
-            nn.Linear(config.inner_dim, 4 * config.inner_dim),
-            nn.Linear(4 * config.inner_dim, config.inner_dim),
-        )
+        inner = nn.Linear(config.inner_dim, 4 * config.inner_dim)
+        outer = nn.Linear(4 * config.inner_dim, config.inner_dim)
         self.net = nn.ModuleDict({"0": nn.ModuleDict({"proj": inner}), "2": outer})
 
     def forward(self, x: Tensor, **epilogue: Tensor) -> Tensor:
@@ -217,7 +212,7 @@ class DiTTransformer2DModel(Denoiser):
 
     @torch.no_grad()
     def conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
-        self._check_labels(class_labels)
+        self._check_labels(timesteps, class_labels)
         groups = zip(in_rows(timesteps), in_rows(class_labels), strict=True)
         return Conditioning(torch.cat([self._modulate(*group) for group in groups])[: len(timesteps)], timesteps)
 

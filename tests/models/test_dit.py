@@ -111,6 +111,7 @@ BAD_CALLS = {
     "dtype": ((torch.zeros(1, 4, 8, 8, dtype=torch.float16), 0, LABELS), "float16"),
     "grad": ((torch.zeros(1, 4, 8, 8, requires_grad=True), 0, LABELS), "inference only"),
     "no-labels": ((torch.zeros(1, 4, 8, 8), 0), "needs class_labels"),
+    "too-many-labels": ((torch.zeros(1, 4, 8, 8), 0, LABELS.expand(2)), "2 given for 1 pictures"),
     "processor": ((torch.zeros(1, 4, 8, 8), 0, LABELS, {"scale": 0.5}), "cross_attention_kwargs"),
 }
 
