@@ -200,7 +200,7 @@ class DiTTransformer2DModel(Denoiser):
         Args:
             hidden_states: (N, C_in, H, H), the model's dtype and device; H a multiple of patch_size.
             timestep: a tensor of one or N, or a number, of which the whole part counts.
-            class_labels: (N,) int64; num_embeds_ada_norm is the null label.
+            class_labels: (N,) int64, or one for all; num_embeds_ada_norm is the null label.
             cross_attention_kwargs: for processors of diffusers, which have no part here: InputError.
 
         Returns: Transformer2DModelOutput with `.sample` (N, C_out, H, H); a tuple of it when not `return_dict`.
@@ -213,7 +213,7 @@ class DiTTransformer2DModel(Denoiser):
     @torch.no_grad()
     def conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
         self._check_labels(timesteps, class_labels)
-        groups = zip(in_rows(timesteps), in_rows(class_labels), strict=True)
+        groups = zip(in_rows(timesteps), in_rows(class_labels.expand(len(timesteps))), strict=True)
         return Conditioning(torch.cat([self._modulate(*group) for group in groups])[: len(timesteps)], timesteps)
 
     def _modulate(self, timesteps: Tensor, class_labels: Tensor) -> Tensor:

@@ -137,6 +137,11 @@ def test_any_memory_layout_of_the_sample(model):
     assert torch.equal(model(wide[..., ::2], 5, LABELS.expand(2)).sample, expected)
 
 
+def test_one_label_for_all(model):
+    sample = torch.randn(35, 4, 8, 8)
+    assert torch.equal(model(sample, 5, torch.tensor([3])).sample, model(sample, 5, torch.full((35,), 3)).sample)
+
+
 def test_a_number_is_a_timestep_for_all(model):
     sample, labels = torch.randn(2, 4, 8, 8), torch.tensor([1, 2])
     expected = model(sample, torch.tensor([12, 12]), labels, return_dict=False)[0]
