@@ -164,7 +164,9 @@ def _sum_by_descriptors(
 def conv_by_descriptors(
     y_ptr, mean_ptr, m2_ptr,
     x_desc, x2_desc, w_desc, bias_ptr, temb_ptr, residual_ptr, residual_desc,
-    images, rows, columns, pixels, pad_top, pad_left, steps, channels, channels2, out_channels, temb_stride, scale,
+    shortcut_desc, shortcut2_desc, shortcut_w_desc, shortcut_bias_ptr,
+    images, rows, columns, pixels, pad_top, pad_left, steps, channels, channels2, shortcut_channels, shortcut_channels2,
+    out_channels, temb_stride, scale,
     KH: tl.constexpr, KW: tl.constexpr, MODE: tl.constexpr, CHUNKS: tl.constexpr, SWAP: tl.constexpr,
     BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STATISTICS: tl.constexpr,
 ):  # fmt: skip
@@ -175,6 +177,8 @@ def conv_by_descriptors(
     top, left = quarter // 2 - pad_top, quarter % 2 - pad_left
     first = tl.program_id(1) * CHUNKS * steps
     addend = _load_addend(bias_ptr, temb_ptr, image, n, images, out_channels, temb_stride, BI, BN)
+    if shortcut_bias_ptr is not None:
+        addend += _load_addend(shortcut_bias_ptr, None, image, n, images, out_channels, 0, BI, BN)
     zeros = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
     acc = zeros
     for chunk in range(CHUNKS):
@@ -186,6 +190,16 @@ def conv_by_descriptors(
         acc = _sum_by_descriptors(
             acc, x2_desc, w_desc, image, row, column, top, left, n, 0, steps, channels2,
             channels + channels2, channels, KH, KW, MODE, SWAP, BM, BK,
+        )  # fmt: skip
+    if shortcut_desc is not None:
+        acc = _sum_by_descriptors(
+            acc, shortcut_desc, shortcut_w_desc, image, row, column, 0, 0, n, 0, shortcut_channels, shortcut_channels,
+            shortcut_channels + shortcut_channels2, 0, 1, 1, "same", SWAP, BM, BK,
+        )  # fmt: skip
+    if shortcut2_desc is not None:
+        acc = _sum_by_descriptors(
+            acc, shortcut2_desc, shortcut_w_desc, image, row, column, 0, 0, n, 0, shortcut_channels2,
+            shortcut_channels2, shortcut_channels + shortcut_channels2, shortcut_channels, 1, 1, "same", SWAP, BM, BK,
         )  # fmt: skip
     if SWAP:
         acc = acc.T

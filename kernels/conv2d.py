@@ -4,7 +4,7 @@ A channels-last implicit GEMM. The nearest 2x upsample before it and a skip conn
 arithmetic, so that neither is ever materialised.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,14 @@ SMALL_ON_CPU = 20480
 Padding = int | tuple[int, int, int, int]  # one width for all sides, or (left, right, top, bottom)
 
 
+class Shortcut(NamedTuple):
+    """A 1x1 convolution of another picture, of the output's size: conv_shortcut of diffusers' ResnetBlock2D."""
+
+    x: Tensor | tuple[Tensor, Tensor]  # (N, H_out, W_out, C), or a pair
+    weight: Tensor  # (C_out, C, 1, 1)
+    bias: Tensor | None = None  # (C_out,)
+
+
 @Operation
 def conv2d(
     x: Tensor | tuple[Tensor, Tensor],
@@ -34,10 +42,11 @@ def conv2d(
     upsample: bool = False,
     temb: Tensor | None = None,
     residual: Tensor | None = None,
+    shortcut: Shortcut | None = None,
     output_scale: float = 1.0,
     moments: bool = False,
 ) -> Tensor | tuple[Tensor, Moments | None]:
-    """(conv(x) + bias + temb + residual) / output_scale, as diffusers' ResnetBlock2D, Upsample2D, Downsample2D.
+    """(conv(x) + bias + temb + residual or shortcut) / output_scale, as diffusers' ResnetBlock2D and resamplers.
 
     Args:
         x: (N, H, W, C_in), float32, float16 or bfloat16; or a pair of such tensors, read as their concatenation over C.
@@ -48,6 +57,7 @@ def conv2d(
         upsample: repeat each pixel of x 2 x 2 before the convolution (nearest).
         temb: (N, C_out), the dtype of x, added to every pixel; rows may be strided (columns of a wider table).
         residual: (N, H_out, W_out, C_out), the dtype of x.
+        shortcut: a 1x1 convolution whose output is added, instead of a residual; the dtype of x.
         output_scale: divides the sum.
         moments: return the moments of y too, which the next GroupNorm would otherwise read y for.
 
@@ -56,7 +66,7 @@ def conv2d(
 
     Raises: ValueError naming the argument that does not fit.
     """
-    _check(x, weight, bias, stride, padding, upsample, temb, residual)
+    _check(x, weight, bias, stride, padding, upsample, temb, residual, shortcut)
     if isinstance(x, tuple):
         first = x[0].shape[-1]
         partial = _convolve(x[0], weight[:, :first], bias, stride, padding, upsample)
@@ -65,6 +75,8 @@ def conv2d(
         y = _convolve(x, weight, bias, stride, padding, upsample)
     if temb is not None:
         y += temb[:, None, None, :]
+    if shortcut is not None:
+        residual = conv2d.reference(*shortcut)
     if residual is not None:
         y += residual
     y = y if output_scale == 1.0 else y.div_(output_scale)
@@ -94,10 +106,10 @@ def _convolve_patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: in
 
 @conv2d.kernel
 def _conv2d_triton(
-    x, weight, bias=None, *, stride=1, padding=0, upsample=False, temb=None, residual=None, output_scale=1.0,
-    moments=False,
+    x, weight, bias=None, *, stride=1, padding=0, upsample=False, temb=None, residual=None, shortcut=None,
+    output_scale=1.0, moments=False,
 ):  # fmt: skip
-    problem = _check(x, weight, bias, stride, padding, upsample, temb, residual)
+    problem = _check(x, weight, bias, stride, padding, upsample, temb, residual, shortcut)
     parts = tuple(part.contiguous() for part in (x if isinstance(x, tuple) else (x,)))
     dtype, device = parts[0].dtype, parts[0].device
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
@@ -109,6 +121,8 @@ def _conv2d_triton(
     temb = temb.contiguous() if temb is not None and temb.stride(1) != 1 else temb
     obstacle = _descriptor_obstacle((*parts, weight) if residual is None else (*parts, weight, residual))
     plan = make_plan(problem, obstacle=obstacle, multiprocessors=multiprocessors(device))
+    if shortcut is not None and not _fuses(problem, plan, shortcut):
+        residual, shortcut = conv2d(*shortcut), None
     because(plan.describe)
     y = torch.empty(problem.out_shape, dtype=dtype, device=device)
     statistics = _empty_moments(problem, plan, device) if moments else None
@@ -120,7 +134,7 @@ def _conv2d_triton(
         _launch_products(problem, plan, (partial, None, None), parts, weight, Epilogue())
         _launch_sum(problem, plan, outputs, partial, epilogue)
     else:
-        _launch_products(problem, plan, outputs, parts, weight, epilogue)
+        _launch_products(problem, plan, outputs, parts, weight, epilogue, shortcut)
     return (y, statistics) if moments else y
 
 
@@ -130,6 +144,18 @@ def _descriptor_obstacle(loaded: tuple[Tensor, ...]) -> str | None:
         return "sm_{}{}".format(*capability(loaded[0].device))
     aligned = all(tensor.data_ptr() % 16 == 0 for tensor in loaded)
     return None if aligned else "an address is no multiple of 16 bytes"
+
+
+def _fuses(problem: Problem, plan: Plan, shortcut: Shortcut) -> bool:
+    """Whether the shortcut joins the sum over k; depends on the picture's shape alone."""
+    parts = _parts(shortcut.x)
+    fits = plan.descriptors and plan.chunks == 1 and problem.mode == "same" and problem.out_channels > 16
+    aligned = all(tensor.data_ptr() % 16 == 0 for tensor in (*parts, shortcut.weight))
+    return fits and aligned and all(part.shape[3] % 8 == 0 and part.is_contiguous() for part in parts)
+
+
+def _parts(x: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    return x if isinstance(x, tuple) else (x,)
 
 
 class Epilogue(NamedTuple):
@@ -149,9 +175,10 @@ def _empty_moments(problem: Problem, plan: Plan, device: torch.device) -> Moment
 
 
 def _launch_products(
-    problem: Problem, plan: Plan, outputs: tuple, parts: tuple[Tensor, ...], weight: Tensor, epilogue: Epilogue
-) -> None:
-    """One chunk a program, or all of them with the epilogue."""
+    problem: Problem, plan: Plan, outputs: tuple, parts: tuple[Tensor, ...], weight: Tensor, epilogue: Epilogue,
+    shortcut: Shortcut | None = None,
+) -> None:  # fmt: skip
+    """One chunk a program, or all of them with the shortcut and the epilogue."""
     pictures, tile_height, tile_width = plan.tile_shape
     left, _, top, _ = problem.padding
     grid = (plan.programs(problem), plan.chunks if plan.spread else 1)
@@ -176,8 +203,19 @@ def _launch_products(
     weight = descriptor(weight.flatten(1), [plan.tile.channels, plan.tile.block])
     launch(
         conv_by_descriptors, grid, *outputs, x, x2, weight, residual_desc=residual, **epilogue._asdict(), **arguments,
-        columns=plan.columns, BI=pictures, STATISTICS=plan.statistics,
+        **_shortcut_arguments(plan, shortcut), columns=plan.columns, BI=pictures, STATISTICS=plan.statistics,
     )  # fmt: skip
+
+
+def _shortcut_arguments(plan: Plan, shortcut: Shortcut | None) -> dict[str, Any]:
+    names = ("shortcut_desc", "shortcut2_desc", "shortcut_w_desc", "shortcut_bias_ptr")
+    if shortcut is None:
+        return dict.fromkeys(names) | {"shortcut_channels": 0, "shortcut_channels2": 0}
+    parts = _parts(shortcut.x)
+    x, x2 = (*(descriptor(part, [*plan.tile_shape, plan.tile.block]) for part in parts), None)[:2]
+    weight = descriptor(shortcut.weight.flatten(1), [plan.tile.channels, plan.tile.block])
+    widths = {"shortcut_channels": parts[0].shape[3], "shortcut_channels2": sum(part.shape[3] for part in parts[1:])}
+    return dict(zip(names, (x, x2, weight, shortcut.bias), strict=True)) | widths
 
 
 def _input_descriptors(problem: Problem, plan: Plan, parts: tuple[Tensor, ...]) -> list:
@@ -208,6 +246,7 @@ def _check(
     upsample: bool,
     temb: Tensor | None,
     residual: Tensor | None,
+    shortcut: Shortcut | None = None,
 ) -> Problem:
     """The sizes of the convolution. Raises ValueError naming the argument that does not fit."""
     parts = x if isinstance(x, tuple) else (x,)
@@ -239,4 +278,21 @@ def _check(
             raise ValueError(
                 f"{name}: {tensor.dtype} on {tensor.device}, but x is {parts[0].dtype} on {parts[0].device}"
             )
+    if shortcut is not None:
+        _check_shortcut(problem, parts[0], residual, shortcut)
     return problem
+
+
+def _check_shortcut(problem: Problem, x: Tensor, residual: Tensor | None, shortcut: Shortcut) -> None:
+    if residual is not None:
+        raise ValueError("shortcut: it stands in the place of a residual; give one of them")
+    try:
+        shape = _check(*shortcut, 1, 0, False, None, None).out_shape
+    except ValueError as error:
+        raise ValueError(f"shortcut: {error}") from None
+    if shape != problem.out_shape or shortcut.weight.shape[2:] != (1, 1):
+        raise ValueError(f"shortcut: expected a 1x1 convolution to {problem.out_shape}, got one to {shape}")
+    if (shortcut.weight.dtype, shortcut.weight.device) != (x.dtype, x.device):
+        raise ValueError(
+            f"shortcut: {shortcut.weight.dtype} on {shortcut.weight.device}, but x is {x.dtype} on {x.device}"
+        )

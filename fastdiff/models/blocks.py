@@ -7,6 +7,7 @@ block side by side, made by the model, before the sampling loop.
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -53,6 +54,11 @@ class Conditioned(nn.Module):
     columns: slice  # the model's to say
 
 
+def _shortcut(x: Picture, layer: Conv2d | None) -> dict[str, Any]:
+    """What the last convolution of a residual block adds: its input x, by way of a 1x1 convolution where it has one."""
+    return {"residual": join(x)} if layer is None else {"shortcut": (x, layer)}
+
+
 class ResnetBlock2D(Conditioned):
     """norm, act, conv, + time, norm, act, conv, + shortcut; diffusers' ResnetBlock2D."""
 
@@ -89,8 +95,7 @@ class ResnetBlock2D(Conditioned):
             h = self.norm2(self.conv1(h), activation=self.activation, scale=scale, shift=shift)
         else:
             h = self.norm2(self.conv1(h, temb=temb), activation=self.activation)
-        shortcut = self.conv_shortcut(x, moments=False) if self.conv_shortcut is not None else join(x)
-        return self.conv2(h, residual=shortcut, output_scale=self.output_scale)
+        return self.conv2(h, **_shortcut(x, self.conv_shortcut), output_scale=self.output_scale)
 
 
 class AdaGroupNorm(nn.Module):
@@ -123,8 +128,7 @@ class ResnetBlockCondNorm2D(Conditioned):
     def forward(self, x: Picture, temb: Tensor) -> Feature:
         temb1, temb2 = temb[:, self.columns].split(list(self.projections.values()), dim=1)
         h = self.norm2(self.conv1(self.norm1(x, temb1)), temb2)
-        shortcut = self.conv_shortcut(x, moments=False) if self.conv_shortcut is not None else join(x)
-        return self.conv2(h, residual=shortcut)
+        return self.conv2(h, **_shortcut(x, self.conv_shortcut))
 
 
 def _attention(channels: int, options: BlockOptions, groups: int | None, output_scale: float = 1.0) -> Attention:

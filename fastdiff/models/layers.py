@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fastdiff.kernels._moments import Moments
 from fastdiff.kernels.attention import attention
-from fastdiff.kernels.conv2d import Padding, conv2d
+from fastdiff.kernels.conv2d import Padding, Shortcut, conv2d
 from fastdiff.kernels.group_norm import group_norm
 
 ACTIVATIONS = {"silu": F.silu, "mish": F.mish, "gelu": F.gelu, "relu": F.relu}
@@ -56,13 +56,19 @@ class Conv2d(nn.Conv2d):
         *,
         padding: Padding | None = None,
         residual: Feature | None = None,
+        shortcut: "tuple[Picture, Conv2d] | None" = None,
         moments: bool = True,
         **options,
     ) -> Feature:
-        """`moments`: a norm follows. The other options are those of `kernels.conv2d`."""
+        """`shortcut`: a picture and its 1x1 convolution, to be added; `moments`: a norm follows.
+
+        The other options are those of `kernels.conv2d`.
+        """
         padding = self.padding[0] if padding is None else padding
-        residual = residual.x if residual is not None else None
-        options |= {"padding": padding, "residual": residual, "moments": moments}
+        if shortcut is not None:
+            picture, layer = shortcut
+            options["shortcut"] = Shortcut(tensors(picture), layer.weight, layer.bias)
+        options |= {"padding": padding, "residual": residual.x if residual is not None else None, "moments": moments}
         y = conv2d(tensors(x), self.weight, self.bias, **options)
         return Feature(*y) if moments else Feature(y)
 

@@ -12,9 +12,12 @@ from fastdiff.kernels import _launch
 from fastdiff.kernels._dispatch import Declined
 from fastdiff.kernels._moments import Moments
 from fastdiff.kernels.attention import attention
-from fastdiff.kernels.conv2d import conv2d
+from fastdiff.kernels.conv2d import Shortcut, conv2d
 from fastdiff.kernels.denoise import COLUMNS, StepBuffers, StepOptions, denoise_step
 from fastdiff.kernels.group_norm import group_norm
+from fastdiff.kernels.layer_norm import layer_norm
+from fastdiff.kernels.linear import by_kernel
+from fastdiff.kernels.swiglu import swiglu
 
 pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -67,6 +70,29 @@ def attend(n, tokens, heads, width, keys=None, dtype=torch.bfloat16, causal=Fals
     return lambda: attention.triton(q, k, v, heads=heads, causal=causal)
 
 
+def project(n, tokens, channels, out_channels, dtype=torch.bfloat16, gated=False, activation=None, rms_norm=None):
+    """A call of linear's kernel; `gated`: with gate and residual."""
+    x, weight = meta(n, tokens, channels, dtype=dtype), meta(out_channels, channels, dtype=dtype)
+    options = {"bias": meta(out_channels, dtype=dtype), "activation": activation, "rms_norm": rms_norm}
+    if gated:
+        options["gate"] = meta(n, 6 * out_channels, dtype=dtype)[:, :out_channels]
+        options["residual"] = meta(n, tokens, out_channels, dtype=dtype)
+    return lambda: by_kernel(x, weight, **options)
+
+
+def swiglu_of(n, tokens, channels, out_channels, dtype=torch.bfloat16):
+    x, weight = meta(n, tokens, channels, dtype=dtype), meta(2 * out_channels, channels, dtype=dtype)
+    return lambda: swiglu.triton(x, weight)
+
+
+def token_norm(n, tokens, channels, dtype=torch.bfloat16, rms=False, added=False):
+    """A call of layer_norm, modulated; `added`: after a gated residual."""
+    x, table = meta(n, tokens, channels, dtype=dtype), meta(n, 3 * channels, dtype=dtype)
+    gate, scale, shift = table.chunk(3, dim=1)
+    branch = {"residual": x, "gate": gate} if added else {}
+    return lambda: layer_norm.triton(x, eps=1e-6, rms=rms, scale=scale, shift=shift, **branch)
+
+
 def step(n, height, dtype=torch.bfloat16, guided=False, variance="fixed", noise="none"):
     x_t = meta(n, height, height, 3, dtype=torch.float32)
     output = meta(n, height, height, 3 if variance == "fixed" else 6, dtype=dtype)
@@ -82,6 +108,12 @@ def step(n, height, dtype=torch.bfloat16, guided=False, variance="fixed", noise=
 CASES = {
     "conv2d-N8-C128-H256-residual": convolution(8, 256, 128, 128, residual=meta(8, 256, 256, 128)),
     "conv2d-N8-C256-H64-temb": convolution(8, 64, 256, 256, temb=meta(8, 256)),
+    "conv2d-N8-C128-H256-shortcut": convolution(
+        8, 256, 128, 128, shortcut=Shortcut((meta(8, 256, 256, 128),) * 2, meta(128, 256, 1, 1), meta(128))
+    ),
+    "conv2d-N1-C256-H16-shortcut": convolution(
+        1, 16, 256, 256, shortcut=Shortcut(meta(1, 16, 16, 512), meta(256, 512, 1, 1), meta(256))
+    ),
     "conv2d-N2-C320-H128-tuned": convolution(2, 128, 320, 320),
     "conv2d-N64-C64-H32-residual-tuned": convolution(64, 32, 64, 64, residual=meta(64, 32, 32, 64)),
     "conv2d-N1-C128-H32-small-batch": convolution(1, 32, 128, 128),
@@ -116,6 +148,23 @@ CASES = {
     "attention-L100-h3-d8": attend(1, 100, 3, 8),
     "attention-L1000-h2-d64-fp32": attend(1, 1000, 2, 64, dtype=torch.float32),
     "attention-L256-h1-d256-fp32": attend(1, 256, 1, 256, dtype=torch.float32),
+    "linear-N32-C1152-qkv": project(32, 256, 1152, 3456),
+    "linear-N2-C1152-fc1": project(2, 256, 1152, 4608, activation="gelu_tanh"),
+    "linear-N2-C4608-fc2": project(2, 256, 4608, 1152, gated=True),
+    "linear-N32-C4608-fc2-fp16": project(32, 256, 4608, 1152, dtype=torch.float16, gated=True),
+    "linear-N1-C256-few-tokens": project(1, 64, 256, 768, activation="silu"),
+    "linear-N32-C1152-rms-norm": project(32, 256, 1152, 3456, rms_norm=(None, 1e-6)),
+    "linear-N2-C1152-rms-norm": project(2, 256, 1152, 3456, rms_norm=(None, 1e-6)),
+    "linear-N2-C37-odd": project(2, 77, 37, 41, gated=True, activation="gelu"),
+    "linear-N64-C36-odd": project(64, 77, 36, 412),
+    "linear-N2-C1152-fp32": project(2, 256, 1152, 3456, dtype=torch.float32, gated=True),
+    "linear-N2-C1152-rms-norm-fp32": project(2, 256, 1152, 3456, dtype=torch.float32, rms_norm=(None, 1e-6)),
+    "swiglu-N32-C1152": swiglu_of(32, 256, 1152, 3072),
+    "swiglu-N2-C37-odd": swiglu_of(2, 77, 37, 41),
+    "swiglu-N2-C256-fp32": swiglu_of(2, 256, 256, 512, dtype=torch.float32),
+    "layer_norm-N32-C1152-gated-residual": token_norm(32, 256, 1152, added=True),
+    "layer_norm-N2-C36-rms": token_norm(2, 77, 36, rms=True),
+    "layer_norm-N1-C3000-fp32": token_norm(1, 16, 3000, dtype=torch.float32),
     "denoise-N8-H256": step(8, 256),
     "denoise-N64-H32-guided-philox": step(64, 32, guided=True, noise="philox"),
     "denoise-N2-H7-learned": step(2, 7, variance="learned", noise="given", dtype=torch.float32),

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from fastdiff.kernels import _launch
 from fastdiff.kernels._dispatch import Declined
-from fastdiff.kernels.conv2d import conv2d
+from fastdiff.kernels.conv2d import Shortcut, conv2d
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Case:
     upsample: bool = False
     temb: bool = False
     residual: bool = False
+    shortcut: tuple[int, ...] = ()  # its channels
     output_scale: float = 1.0
     mean: float = 0.0  # of the output
 
@@ -52,6 +53,12 @@ class Case:
             height = ((self.height << self.upsample) + top + bottom - self.kernel[0]) // self.stride + 1
             width = ((self.width << self.upsample) + left + right - self.kernel[1]) // self.stride + 1
             options["residual"] = pictures(height, width, self.out_channels)
+        if self.shortcut:
+            # integers, so that its output is exact whether or not it is rounded on the way to the sum
+            parts2 = tuple(pictures(self.height, self.width, c).round() for c in self.shortcut)
+            weight2 = randn(self.out_channels, sum(self.shortcut), 1, 1, scale=0.5).round()
+            bias2 = randn(self.out_channels).round()
+            options["shortcut"] = Shortcut(parts2 if len(parts2) > 1 else parts2[0], weight2, bias2)
         weight = weight.contiguous(memory_format=torch.channels_last)
         return (parts if len(parts) > 1 else parts[0], weight, bias), options
 
@@ -68,6 +75,8 @@ def truth(args, options) -> torch.Tensor:
     y = F.conv2d(F.pad(x, padding), weight.to(wide), bias.to(wide), options["stride"]).permute(0, 2, 3, 1)
     if "temb" in options:
         y = y + options["temb"].to(wide)[:, None, None]
+    if "shortcut" in options:
+        y = y + truth(options["shortcut"], {"upsample": False, "padding": 0, "stride": 1, "output_scale": 1.0})
     return (y + options.get("residual", torch.zeros((), device=y.device)).to(wide)) / options["output_scale"]
 
 
@@ -93,6 +102,10 @@ CASES = {
     "N2-H16-C64-residual": Case(2, 16, 16, (64,), 96, residual=True, output_scale=2**0.5),
     "N1-H4-C1024-chunks-over-the-grid": Case(1, 4, 4, (1024,), 32, temb=True),
     "N3-H4-C64-many-pictures-a-tile": Case(3, 4, 4, (64,), 64, temb=True, residual=True),
+    "N2-H8-C64-shortcut-C32": Case(2, 8, 8, (64,), 64, temb=True, shortcut=(32,), output_scale=2**0.5),
+    "N2-H16-C64-shortcut-C96+40": Case(2, 16, 16, (64,), 32, shortcut=(96, 40)),
+    "N2-H7-C36-shortcut-C5+3-odd": Case(2, 7, 7, (36,), 20, shortcut=(5, 3)),
+    "N1-H4-C1024-shortcut-chunks": Case(1, 4, 4, (1024,), 32, shortcut=(64, 32)),
     "N2-H16-C64-down-ddpm": Case(2, 16, 16, (64,), 64, stride=2, padding=(0, 1, 0, 1)),
     "N2-H16-C64-down-symmetric": Case(2, 16, 16, (64,), 64, stride=2, padding=1),
     "N2-H8-C64-up": Case(2, 8, 8, (64,), 32, upsample=True),
@@ -121,6 +134,10 @@ CASES = {
     "N8-C256-H64-up": pytest.param(Case(8, 64, 64, (256,), 256, upsample=True), marks=gpu),
     "N8-C3-H256-first": pytest.param(Case(8, 256, 256, (3,), 128), marks=gpu),
     "N8-C128-H256-last": pytest.param(Case(8, 256, 256, (128,), 3), marks=gpu),
+    "N8-C128-H64-shortcut-C128+256": pytest.param(
+        Case(8, 64, 64, (128,), 128, temb=True, shortcut=(128, 256)), marks=gpu
+    ),
+    "N1-C256-H8-shortcut-C512": pytest.param(Case(1, 8, 8, (256,), 256, shortcut=(512,)), marks=gpu),
     "N2-C224-H96-odd-tiles": pytest.param(Case(2, 96, 96, (224,), 224, residual=True), marks=gpu),
 }
 REPEATS = 4  # a race shows as an error that moves
@@ -154,7 +171,8 @@ def test_moments(case, dot_dtype, device, runs_triton, loads, exact_matmuls):
 
 
 ALONE = ["N2-H8-C64-temb", "N1-H4-C1024-chunks-over-the-grid", "N3-H4-C64-many-pictures-a-tile", "N2-H8-C64-up",
-         "N2-H16-C64-down-ddpm", "N2-H8-C64+32-shortcut", "N2-H7-W9-C36-odd", "N1-H16-C64-last"]  # fmt: skip
+         "N2-H16-C64-down-ddpm", "N2-H8-C64+32-shortcut", "N2-H8-C64-shortcut-C32", "N2-H7-W9-C36-odd",
+         "N1-H16-C64-last"]  # fmt: skip
 ALONE_ON_GPU = {
     "C128-H32": Case(1, 32, 32, (128,), 128, residual=True),
     "C512-H16": Case(1, 16, 16, (512,), 512, temb=True),
@@ -162,6 +180,7 @@ ALONE_ON_GPU = {
     "C1024-H8-up-chunks": Case(1, 8, 8, (1024,), 256, upsample=True),
     "C256-H8": Case(1, 8, 8, (256,), 256, temb=True),
     "C256-H4": Case(1, 4, 4, (256,), 256, residual=True),
+    "C256-H16-shortcut-C256+128": Case(1, 16, 16, (256,), 256, shortcut=(256, 128)),
     "C256+128-H16-shortcut": Case(1, 16, 16, (256, 128), 256, kernel=(1, 1), padding=0),
     "C256-H16-down": Case(1, 16, 16, (256,), 256, stride=2, padding=(0, 1, 0, 1)),
     "C256-H16-up": Case(1, 16, 16, (256,), 256, upsample=True),
@@ -231,6 +250,12 @@ X, WEIGHT = torch.zeros(2, 4, 4, 8), torch.zeros(6, 8, 3, 3)
         pytest.param("temb", (X, WEIGHT), {"temb": torch.zeros(1, 6)}, id="temb-other-batch"),
         pytest.param("residual", (X, WEIGHT), {"residual": torch.zeros(2, 4, 4, 8)}, id="residual-other-channels"),
         pytest.param("residual", (X, WEIGHT), {"residual": torch.zeros(2, 2, 2, 6).half()}, id="residual-other-dtype"),
+        pytest.param(
+            "shortcut", (X, WEIGHT), {"shortcut": Shortcut(X, torch.zeros(6, 3, 1, 1))}, id="shortcut-channels"
+        ),
+        pytest.param(
+            "shortcut", (X, WEIGHT), {"shortcut": Shortcut(X.half(), WEIGHT[..., :1, :1].half())}, id="shortcut-dtype"
+        ),
         pytest.param("stride", (X, WEIGHT), {"stride": 3}, id="stride-3"),
         pytest.param("padding", (X[:, :1, :1], WEIGHT), {"padding": 0}, id="padding-too-small"),
     ],
