@@ -26,7 +26,8 @@ def launch(
 
     fp_fusion: multiplications and additions become one operation; without it the bits are those of separate ones.
     """
-    device, listener = next(arg.device for arg in args if isinstance(arg, Tensor)), recorder()
+    tensors = (getattr(arg, "base", arg) for arg in args)  # `base`: of a descriptor
+    device, listener = next(tensor.device for tensor in tensors if isinstance(tensor, Tensor)), recorder()
     # fp_fusion always said, because Triton's default changes with version 3.10, and with it the bits
     options = dict(num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=fp_fusion)
     run = partial(kernel.run, *args, grid=grid, warmup=_only_compiles.get(), **options, **constexprs)

@@ -25,7 +25,7 @@ def accumulate(acc, a, b):
 
 @triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
-    """The activation named `ACTIVATION` of x, float32; the names of `group_norm.ACTIVATIONS`."""
+    """The activation named `ACTIVATION` of x, float32; the names of `group_norm.ACTIVATIONS` and `linear`'s."""
     if ACTIVATION == "silu":
         # exp2 is one instruction, exp five; e^-x may be infinite, then x / (1 + e^-x) is -0
         x = x / (1 + tl.exp2(x * -LOG2_E))
@@ -35,6 +35,10 @@ def activate(x, ACTIVATION: tl.constexpr):
         x = x * (e * (e + 2) / (e * (e + 2) + 2))
     elif ACTIVATION == "gelu":
         x = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":
+        # 0.5 (1 + tanh(u)) is 1 / (1 + e^-2u)
+        u = x * (0.7978845608028654 + 0.035677408136300125 * x * x)
+        x = x / (1 + tl.exp2(u * (-2 * LOG2_E)))
     elif ACTIVATION == "relu":
         x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     else:

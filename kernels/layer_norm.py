@@ -1,14 +1,21 @@
-"""LayerNorm and RMSNorm of tokens in one pass, with the residual add before and the scale and shift of adaLN after.
+"""LayerNorm and RMSNorm of tokens in one pass, with gate and residual before, the scale and shift of adaLN after.
 
 A program holds its tokens in registers and reads them once: the mean, then the squared distances from it, both float32.
 Sums of squares would cancel on a large mean.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastdiff.kernels._dispatch import Operation
+from fastdiff.kernels._dispatch import Declined, Operation
+from fastdiff.kernels._launch import launch
+from fastdiff.kernels._triton import tl, triton
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+MAX_WIDTH = 16384  # channels that a program holds
 
 
 @Operation
@@ -20,11 +27,14 @@ def layer_norm(
     eps: float,
     rms: bool = False,
     residual: Tensor | None = None,
+    gate: Tensor | None = None,
     scale: Tensor | None = None,
     shift: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """norm(x + residual) * (1 + scale) + shift: LayerNorm (Ba et al. 2016, arXiv 1607.06450), or RMSNorm (Zhang and
-    Sennrich 2019, arXiv 1910.07467); with scale and shift diffusers' AdaLayerNormZero.
+    """norm(x * gate + residual) * (1 + scale) + shift, the norms of transformers; diffusers' AdaLayerNormZero.
+
+    LayerNorm is Ba et al. 2016 (arXiv 1607.06450), RMSNorm Zhang and Sennrich 2019 (arXiv 1910.07467), the gate of a
+    branch that is added to the residual Peebles and Xie 2022 (arXiv 2212.09748).
 
     Args:
         x: (N, L, C), float32, float16 or bfloat16; tokens may be strided.
@@ -32,12 +42,14 @@ def layer_norm(
         eps: added to the variance, or to the mean square.
         rms: RMSNorm: no mean is subtracted.
         residual: (N, L, C), the dtype of x; the sum, rounded to that dtype, is what is normalised.
+        gate: (N, C) of any float dtype, only with `residual`; rows may be strided.
         scale, shift: (N, C) of any float dtype, both or neither; rows may be strided (columns of a wider table).
 
-    Returns: y (N, L, C), contiguous, the dtype of x; with `residual`, (y, x + residual). Raises ValueError naming the
+    Returns: y (N, L, C), contiguous, the dtype of x; with `residual`, (y, the sum). Raises ValueError naming the
         argument that does not fit.
     """
-    _check(x, weight, bias, rms, residual, scale, shift)
+    _check(x, weight, bias, rms, residual, gate, scale, shift)
+    x = x if gate is None else x * gate[:, None].to(x.dtype)
     total = x if residual is None else x + residual
     rows = total.float()
     parameters = [None if tensor is None else tensor.float() for tensor in (weight, bias)]
@@ -51,12 +63,99 @@ def layer_norm(
     return y if residual is None else (y, total)
 
 
+@triton.jit
+def _times_plus(y, factor_ptr, term_ptr, c, inside, PLUS_ONE: tl.constexpr):
+    """y (BM, BC) times a row, plus one where PLUS_ONE, plus a row; those that have pointers."""
+    if factor_ptr is not None:
+        factor = tl.load(factor_ptr + c, mask=inside, other=0.0).to(tl.float32)
+        y *= (1 + factor if PLUS_ONE else factor)[None, :]
+    if term_ptr is not None:
+        y += tl.load(term_ptr + c, mask=inside, other=0.0).to(tl.float32)[None, :]
+    return y
+
+
+@triton.jit(do_not_specialize=("tokens",))
+def _layer_norm_kernel(
+    y_ptr, sum_ptr, x_ptr, residual_ptr, gate_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr,
+    tokens, channels, x_picture, x_row, residual_picture, residual_row, gate_stride, scale_stride, shift_stride, eps,
+    RMS: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """BM tokens of one picture, whole."""
+    down = tl.cdiv(tokens, BM)
+    picture = (tl.program_id(0) // down).to(tl.int64)
+    row, c = tl.program_id(0) % down * BM + tl.arange(0, BM), tl.arange(0, BC)
+    inside = c < channels
+    mask = (row < tokens)[:, None] & inside[None, :]
+    out = (picture * tokens + row)[:, None] * channels + c[None, :]
+    row = row.to(tl.int64)[:, None]
+
+    y = tl.load(x_ptr + picture * x_picture + row * x_row + c[None, :], mask=mask, other=0.0).to(tl.float32)
+    if gate_ptr is not None:
+        y = _times_plus(y, gate_ptr + picture * gate_stride, None, c, inside, False)
+    if residual_ptr is not None:
+        residual_ptr += picture * residual_picture
+        y += tl.load(residual_ptr + row * residual_row + c[None, :], mask=mask, other=0.0).to(tl.float32)
+        total = y.to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + out, total, mask=mask)
+        y = total.to(tl.float32)
+    if RMS:
+        variance = tl.sum(y * y, axis=1) / channels
+    else:
+        y = tl.where(mask, y - tl.sum(y, axis=1)[:, None] / channels, 0.0)
+        left = tl.sum(y, axis=1) / channels  # of the mean, which float32 rounds where it is large
+        variance = tl.sum(y * y, axis=1) / channels - left * left
+        y -= left[:, None]
+    y *= tl.rsqrt(variance + eps)[:, None]
+    y = _times_plus(y, weight_ptr, bias_ptr, c, inside, False)
+    if scale_ptr is not None:
+        scale_ptr, shift_ptr = scale_ptr + picture * scale_stride, shift_ptr + picture * shift_stride
+        y = _times_plus(y, scale_ptr, shift_ptr, c, inside, True)
+    tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+class Tile(NamedTuple):
+    """By the width alone: the bits of a sum are those of its lanes."""
+
+    tokens: int
+    warps: int
+
+
+def _tile(width: int) -> Tile:
+    return Tile(2, 4) if width <= 2048 else Tile(1, 8)
+
+
+@layer_norm.kernel
+def _layer_norm_triton(x, weight=None, bias=None, *, eps, rms=False, residual=None, gate=None, scale=None, shift=None):
+    _check(x, weight, bias, rms, residual, gate, scale, shift)
+    n, tokens, channels = x.shape
+    if x.dtype not in DTYPES or x.numel() == 0 or channels > MAX_WIDTH:
+        return Declined(f"{tuple(x.shape)} of {x.dtype} has no kernel")
+    x, residual, weight, bias, gate, scale, shift = map(_rows, (x, residual, weight, bias, gate, scale, shift))
+    y = x.new_empty(n, tokens, channels)
+    total = None if residual is None else x.new_empty(n, tokens, channels)
+    tile = _tile(channels)
+    launch(
+        _layer_norm_kernel, (n * triton.cdiv(tokens, tile.tokens),),
+        y, total, x, residual, gate, weight, bias, scale, shift, tokens, channels, *x.stride()[:2],
+        *((0, 0) if residual is None else residual.stride()[:2]),
+        *(0 if table is None else table.stride(0) for table in (gate, scale, shift)), eps,
+        RMS=rms, BM=tile.tokens, BC=max(16, triton.next_power_of_2(channels)), num_warps=tile.warps,
+    )  # fmt: skip
+    return y if residual is None else (y, total)
+
+
+def _rows(tensor: Tensor | None) -> Tensor | None:
+    """The tensor with its channels side by side: itself, or a copy."""
+    return tensor if tensor is None or tensor.stride(-1) == 1 else tensor.contiguous()
+
+
 def _check(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     rms: bool,
     residual: Tensor | None,
+    gate: Tensor | None,
     scale: Tensor | None,
     shift: Tensor | None,
 ) -> None:
@@ -66,14 +165,22 @@ def _check(
         raise ValueError("bias: RMSNorm has none")
     if (scale is None) != (shift is None):
         raise ValueError("scale, shift: give both or neither")
+    if gate is not None and residual is None:
+        raise ValueError("gate: give residual too; x is gated before it is added")
     row, table = (x.shape[2],), (x.shape[0], x.shape[2])
-    shapes = {"weight": row, "bias": row, "residual": tuple(x.shape), "scale": table, "shift": table}
-    tensors = {"weight": weight, "bias": bias, "residual": residual, "scale": scale, "shift": shift}
-    for name, tensor in tensors.items():
+    given = {
+        "weight": (weight, row),
+        "bias": (bias, row),
+        "residual": (residual, tuple(x.shape)),
+        "gate": (gate, table),
+        "scale": (scale, table),
+        "shift": (shift, table),
+    }
+    for name, (tensor, shape) in given.items():
         if tensor is None:
             continue
-        if tuple(tensor.shape) != shapes[name]:
-            raise ValueError(f"{name}: expected {shapes[name]}, got {tuple(tensor.shape)}")
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name}: expected {shape}, got {tuple(tensor.shape)}")
         if tensor.device != x.device or not tensor.is_floating_point():
             raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, but x is {x.dtype} on {x.device}")
     if residual is not None and residual.dtype != x.dtype:

@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastdiff.kernels._dispatch import Operation
-from fastdiff.kernels.linear import check
+from fastdiff.kernels._dispatch import Declined, Operation
+from fastdiff.kernels.linear import DTYPES, check, product
 
 
 @Operation
@@ -18,8 +18,20 @@ def swiglu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Returns: (N, L, C_out), contiguous, the dtype of x. Raises ValueError naming the argument that does not fit.
     """
+    _check(x, weight, bias)
+    first, second = F.linear(x, weight, bias).chunk(2, dim=-1)
+    return F.silu(first) * second
+
+
+@swiglu.kernel
+def _swiglu_triton(x, weight, bias=None):
+    _check(x, weight, bias)
+    if x.dtype not in DTYPES or x.numel() == 0:
+        return Declined(f"{tuple(x.shape)} of {x.dtype} has no kernel")
+    return product(x, weight.unflatten(0, (2, -1)), bias, activation="silu")
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     check(x, weight, bias)
     if weight.shape[0] % 2:
         raise ValueError(f"weight: expected (2 C_out, C_in), got {tuple(weight.shape)}")
-    first, second = F.linear(x, weight, bias).chunk(2, dim=-1)
-    return F.silu(first) * second

@@ -40,9 +40,12 @@ def randn(device):
     return draw
 
 
-def exact(x, weight=None, bias=None, *, rms, residual=None, scale=None, shift=None):
+def exact(x, weight=None, bias=None, *, rms, residual=None, gate=None, scale=None, shift=None):
     """In float64, of the rounded sum of x and residual."""
-    x = (x if residual is None else x + residual).double()
+    if residual is not None:
+        wide = x.double() * (1 if gate is None else gate.double()[:, None]) + residual.double()
+        x = wide.to(x.dtype)
+    x = x.double()
     x = x if rms else x - x.mean(-1, keepdim=True)
     y = x / (x.square().mean(-1, keepdim=True) + EPS).sqrt()
     y = y if weight is None else y * weight.double()
@@ -60,7 +63,9 @@ def test_shapes(norm, randn, dtype, rms, assert_accurate, shape):
 
 
 @pytest.mark.parametrize("modulated", [False, True], ids=["plain", "modulated"])
-def test_weight_bias_and_residual(norm, randn, dtype, rms, assert_accurate, modulated):
+def test_weight_bias_and_residual(norm, randn, dtype, rms, assert_accurate, runs_triton, device, modulated):
+    if runs_triton and device.type == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter cuts float32 to bfloat16, where all else rounds")
     x, residual = (randn(2, 6, 48, dtype=dtype) for _ in range(2))
     weight, bias = randn(48), None if rms else randn(48)
     options = {"rms": rms, "residual": residual}
@@ -69,6 +74,17 @@ def test_weight_bias_and_residual(norm, randn, dtype, rms, assert_accurate, modu
     y, total = norm(x, weight, bias, eps=EPS, **options)
     assert torch.equal(total, x + residual) and total.is_contiguous()
     assert_accurate(y, layer_norm.reference(x, weight, bias, eps=EPS, **options)[0], exact(x, weight, bias, **options))
+
+
+def test_gated_residual(norm, randn, dtype, assert_accurate, runs_triton, device):
+    if runs_triton and device.type == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter cuts float32 to bfloat16, where all else rounds")
+    x, residual, table = randn(3, 6, 48, dtype=dtype), randn(3, 6, 48, dtype=dtype), randn(3, 144)
+    options = dict(zip(("gate", "scale", "shift"), table.chunk(3, dim=1), strict=True), residual=residual)
+    y, total = norm(x, eps=EPS, **options)
+    torchs = layer_norm.reference(x, eps=EPS, **options)
+    assert_accurate(total, torchs[1], x.double() * options["gate"].double()[:, None] + residual.double())
+    assert_accurate(y, torchs[0], exact(x, rms=False, **options))
 
 
 def test_weight_alone_and_bias_alone(norm, randn, dtype, assert_accurate):
@@ -134,6 +150,8 @@ REFUSED = {
     "bias-of-rms-norm": (X, {"bias": ROW, "rms": True}, "bias: RMSNorm has none"),
     "residual-of-another-shape": (X, {"residual": X[:1]}, "residual: expected"),
     "residual-in-half": (X, {"residual": X.half()}, "residual: torch.float16"),
+    "gate-of-another-batch": (X, {"residual": X, "gate": TABLE[:1]}, "gate: expected"),
+    "gate-alone": (X, {"gate": TABLE}, "gate: give residual too"),
     "scale-alone": (X, {"scale": TABLE}, "scale, shift: give both"),
     "shift-of-another-batch": (X, {"scale": TABLE, "shift": TABLE[:1]}, "shift: expected"),
 }

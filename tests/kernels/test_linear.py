@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fastdiff.kernels import _launch
-from fastdiff.kernels.linear import ACTIVATIONS, linear
+from fastdiff.kernels.linear import ACTIVATIONS, by_kernel, linear
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,13 @@ class Case:
 
     def inputs(self, dtype, device) -> tuple[tuple, dict]:
         """linear's arguments; those of picture i are the same in any batch."""
-        random = torch.Generator().manual_seed(0)
+        seeds = [torch.Generator(device).manual_seed(i) for i in (*range(self.n), 1000)]
 
-        def randn(*shape):
-            return torch.randn(shape, generator=random).to(device, dtype)
+        def randn(*shape, seed=seeds[-1]):
+            return torch.randn(shape, generator=seed, device=device).to(dtype)
 
         def pictures(*shape):
-            drawn = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i in range(self.n)]
-            return torch.stack(drawn).to(device, dtype)
+            return torch.stack([randn(*shape, seed=seed) for seed in seeds[:-1]])
 
         weight = randn(self.out_channels, self.channels) * self.channels**-0.5
         options = {"bias": randn(self.out_channels) if self.bias else None, "activation": self.activation}
@@ -66,8 +65,8 @@ def truth(args, options) -> torch.Tensor:
 
 @pytest.fixture
 def run(runs_triton):
-    """The operation; where Triton runs, its kernel and nothing else."""
-    return linear.triton if runs_triton else linear
+    """The operation; where Triton runs, its kernel and nothing else, also where the library is faster."""
+    return by_kernel if runs_triton else linear
 
 
 @pytest.fixture(params=["descriptors", "pointers"])
@@ -119,6 +118,23 @@ def test_output(case, dot_dtype, device, run, loads, assert_accurate):
         assert_accurate(y, torchs, expected)
 
 
+LIBRARY_CASES = {
+    "N2-L256-C1152-qkv": Case(2, 256, 1152, 3456),
+    "N32-L256-C1152-fc1": Case(32, 256, 1152, 4608, activation="gelu_tanh"),
+    "N2-L256-C1152-fc1-strided": Case(2, 256, 1152, 4608, activation="gelu_tanh"),
+    "N3-L256-C4608-fc2": Case(3, 256, 4608, 1152),
+}
+
+
+@gpu
+@pytest.mark.parametrize("name", LIBRARY_CASES)
+def test_output_of_the_library(name, device, assert_accurate):
+    (x, weight), options = LIBRARY_CASES[name].inputs(torch.bfloat16, device)
+    torchs, expected = linear.reference(x, weight, **options), truth((x, weight), options)
+    x = torch.cat([x, x], dim=-1)[..., : x.shape[-1]] if "strided" in name else x
+    assert_accurate(linear(x, weight, **options), torchs, expected)
+
+
 ALONE = ["N2-L48-C64-fc1", "N2-L48-C256-fc2", "N3-L13-C64-gate-of-few-tokens", "N2-L40-C96-rms-norm",
          "N2-L33-C72-residual", "N2-L21-C36-odd"]  # fmt: skip
 ALONE_ON_GPU = {
@@ -126,6 +142,8 @@ ALONE_ON_GPU = {
     "L256-C1152-fc1": Case(1, 256, 1152, 4608, activation="gelu_tanh"),
     "L256-C4608-fc2": Case(1, 256, 4608, 1152, gate=True, residual=True),
     "L256-C1152-out": Case(1, 256, 1152, 1152, gate=True, residual=True),
+    "L256-C1152-out-alone": Case(1, 256, 1152, 1152),
+    "L256-C4608-fc2-alone": Case(1, 256, 4608, 1152),
     "L256-C256-unet-qkv": Case(1, 256, 256, 768),
     "L256-C512-unet-qkv": Case(1, 256, 512, 1536),
     "L77-C768": Case(1, 77, 768, 768, gate=True),
@@ -140,23 +158,22 @@ ALONE_ON_GPU = {
     + [pytest.param(case, (1, 3, 8, 64), id=name, marks=gpu) for name, case in ALONE_ON_GPU.items()],
 )
 def test_bits_do_not_depend_on_the_batch(case, batches, dot_dtype, device, runs_triton, loads, monkeypatch):
-    """Through the operation, which may leave a shape to torch's library."""
+    """Of the operation, which may leave a shape to torch's library."""
     if not runs_triton:
         pytest.skip("torch's products promise no such thing")
     # The interpreter multiplies by numpy, whose bits depend on the tile: there all batches take the smallest.
     monkeypatch.setattr(_launch, "INTERPRETER_MULTIPROCESSORS", 10**6)
 
-    def picture(n, index):
-        args, options = replace(case, n=n).inputs(dot_dtype, device)
-        return linear(*args, **options)[index]
+    def run(n, pictures=slice(None)):
+        (x, weight), options = replace(case, n=n).inputs(dot_dtype, device)
+        options = {name: v[pictures] if name in ("gate", "residual") else v for name, v in options.items()}
+        return linear(x[pictures], weight, **options)
 
-    alone = picture(batches[0], 0)
-    together = picture(batches[-1], -1)
+    alone, together = run(batches[0])[0], run(batches[-1])
     for n in batches[1:]:
-        assert torch.equal(picture(n, 0), alone), f"batch {n}"
-    args, options = replace(case, n=batches[-1]).inputs(dot_dtype, device)
-    last = {name: value[-1:] if name in ("gate", "residual") else value for name, value in options.items()}
-    assert torch.equal(linear(args[0][-1:], args[1], **last)[0], together)
+        assert torch.equal(run(n)[0], alone), f"batch {n}"
+    if device.type == "cuda":  # numpy's bits depend on the row of the tile, too
+        assert torch.equal(run(batches[-1], slice(-1, None))[0], together[-1])
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -203,11 +220,10 @@ def test_nan_stays_with_its_token(device, run, loads, dot_dtype):
     assert y[0, 4:].isfinite().all() and y[1].isfinite().all()
 
 
-def test_projections_side_by_side_are_one_linear(device, dot_dtype, run, runs_triton):
+@pytest.mark.gpu
+def test_projections_side_by_side_are_one_linear(device, dtype, run):
     """The fused QKV projection has the bits of the three."""
-    if not runs_triton:
-        pytest.skip("torch's products promise no such thing")
-    (x, weight), options = Case(2, 48, 64, 192).inputs(dot_dtype, device)
+    (x, weight), options = Case(2, 256, 1152, 3456).inputs(dtype, device)
     parts = [run(x, w, b) for w, b in zip(weight.chunk(3), options["bias"].chunk(3), strict=True)]
     assert torch.equal(run(x, weight, options["bias"]), torch.cat(parts, dim=-1))
 
