@@ -1,9 +1,8 @@
 """DiTTransformer2DModel: the transformer denoiser of DiT (Peebles and Xie 2022, arXiv 2212.09748).
 
-Tokens are (N, L, C), the patches of a picture row by row. A block is seven launches: norm with shift and scale, QKV,
-attention, projection with gate and residual; norm with shift and scale, linear with activation, linear with gate and
-residual. What a block knows of time and class, its shifts, scales and gates, is columns of one table, made before the
-sampling loop.
+Tokens are (N, L, C), the patches of a picture row by row. A block is seven launches: norm, QKV, attention, projection;
+norm, linear with activation, linear. The norm gates and adds the branch before it, and shifts and scales. What a block
+knows of time and class, its shifts, scales and gates, is columns of one table, made before the sampling loop.
 """
 
 from typing import NamedTuple
@@ -126,10 +125,10 @@ class Attention(nn.Module):
         self.to_qkv = nn.Linear(config.inner_dim, 3 * config.inner_dim, bias=config.attention_bias)
         self.to_out = nn.ModuleList([nn.Linear(config.inner_dim, config.inner_dim)])
 
-    def forward(self, x: Tensor, **epilogue: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         qkv = linear(x, self.to_qkv.weight, self.to_qkv.bias)  # (N, L, 3 C)
         x = attention(*qkv.chunk(3, dim=-1), heads=self.heads)
-        return linear(x, self.to_out[0].weight, self.to_out[0].bias, **epilogue)
+        return linear(x, self.to_out[0].weight, self.to_out[0].bias)
 
 
 class FeedForward(nn.Module):
@@ -142,10 +141,26 @@ class FeedForward(nn.Module):
         outer = nn.Linear(4 * config.inner_dim, config.inner_dim)
         self.net = nn.ModuleDict({"0": nn.ModuleDict({"proj": inner}), "2": outer})
 
-    def forward(self, x: Tensor, **epilogue: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         inner, outer = self.net["0"]["proj"], self.net["2"]
         x = linear(x, inner.weight, inner.bias, activation=self.activation)
-        return linear(x, outer.weight, outer.bias, **epilogue)
+        return linear(x, outer.weight, outer.bias)
+
+
+class Stream(NamedTuple):
+    """The tokens between blocks: x + gate * branch. The sum is left to the norm that reads it."""
+
+    x: Tensor  # (N, L, C)
+    branch: Tensor | None = None  # (N, L, C)
+    gate: Tensor | None = None  # (N, C)
+
+    def normed(self, scale: Tensor, shift: Tensor, norm: nn.LayerNorm | None = None) -> tuple[Tensor, Tensor]:
+        """-> the sum, normalised and modulated; and the sum."""
+        weight, bias, eps = (None, None, EPS) if norm is None else (norm.weight, norm.bias, norm.eps)
+        modulation = {"eps": eps, "scale": scale, "shift": shift}
+        if self.branch is None:
+            return layer_norm(self.x, weight, bias, **modulation), self.x
+        return layer_norm(self.branch, weight, bias, residual=self.x, gate=self.gate, **modulation)
 
 
 class BasicTransformerBlock(nn.Module):
@@ -157,14 +172,12 @@ class BasicTransformerBlock(nn.Module):
         self.norm3 = nn.LayerNorm(config.inner_dim, config.norm_eps, config.norm_elementwise_affine)
         self.ff = FeedForward(config)
 
-    def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
-        """x (N, L, C), modulation (N, 6 C) -> (N, L, C)."""
+    def forward(self, stream: Stream, modulation: Tensor) -> Stream:
+        """modulation: (N, 6 C)."""
         shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = modulation.chunk(6, dim=1)
-        h = layer_norm(x, eps=EPS, scale=scale, shift=shift)
-        x = self.attn1(h, gate=gate, residual=x)
-        norm = self.norm3
-        h = layer_norm(x, norm.weight, norm.bias, eps=norm.eps, scale=scale_mlp, shift=shift_mlp)
-        return self.ff(h, gate=gate_mlp, residual=x)
+        h, x = stream.normed(scale, shift)
+        h, x = Stream(x, self.attn1(h), gate).normed(scale_mlp, shift_mlp, self.norm3)
+        return Stream(x, self.ff(h), gate_mlp)
 
 
 class DiTTransformer2DModel(Denoiser):
@@ -224,12 +237,12 @@ class DiTTransformer2DModel(Denoiser):
     @torch.no_grad()
     def predict(self, x: Tensor, conditioning: Conditioning) -> Tensor:
         *modulations, last = conditioning.temb.expand(len(x), -1).split(self._columns, dim=1)
-        tokens = self.pos_embed(x)
+        stream = Stream(self.pos_embed(x))
         for block, modulation in zip(self.transformer_blocks, modulations, strict=True):
-            tokens = block(tokens, modulation)
+            stream = block(stream, modulation)
 
         shift, scale = last.chunk(2, dim=1)
-        tokens = layer_norm(tokens, eps=EPS, scale=scale, shift=shift)
+        tokens, _ = stream.normed(scale, shift)
         patches = linear(tokens, self.proj_out_2.weight, self.proj_out_2.bias)
         side, p = x.shape[1] // self.config.patch_size, self.config.patch_size
         return patches.reshape(len(x), side, side, p, p, -1).transpose(2, 3).reshape(*x.shape[:3], -1)
