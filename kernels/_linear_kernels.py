@@ -113,7 +113,7 @@ def linear_kernel(
     CHUNK: so many channels are summed on their own, then added to the sum of those before; 0 for all in one.
     """
     down, across = tl.cdiv(tokens, BM), tl.cdiv(out_channels, BN)
-    y_picture = tokens * out_channels.to(tl.int64)
+    y_picture = tl.cast(tokens, tl.int64) * out_channels
     for tile in tl.range(tl.program_id(0), pictures * down * across, tl.num_programs(0), flatten=True):
         row_tile, column_tile = _place(tile, pictures * down, across, GROUP)
         picture, row, column = row_tile // down, row_tile % down * BM, column_tile * BN

@@ -98,14 +98,15 @@ def _layer_norm_kernel(
         total = y.to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + out, total, mask=mask)
         y = total.to(tl.float32)
+    count = tl.cast(channels, tl.float32)
     if RMS:
-        variance = tl.sum(y * y, axis=1) / channels
+        variance = tl.div_rn(tl.sum(y * y, axis=1), count)
     else:
-        y = tl.where(mask, y - tl.sum(y, axis=1)[:, None] / channels, 0.0)
-        left = tl.sum(y, axis=1) / channels  # of the mean, which float32 rounds where it is large
-        variance = tl.sum(y * y, axis=1) / channels - left * left
+        y = tl.where(mask, y - tl.div_rn(tl.sum(y, axis=1), count)[:, None], 0.0)
+        left = tl.div_rn(tl.sum(y, axis=1), count)  # of the mean, which float32 rounds where it is large
+        variance = tl.div_rn(tl.sum(y * y, axis=1), count) - left * left
         y -= left[:, None]
-    y *= tl.rsqrt(variance + eps)[:, None]
+    y *= tl.div_rn(1.0, tl.sqrt_rn(variance + eps))[:, None]
     y = _times_plus(y, weight_ptr, bias_ptr, c, inside, False)
     if scale_ptr is not None:
         scale_ptr, shift_ptr = scale_ptr + picture * scale_stride, shift_ptr + picture * shift_stride
