@@ -13,7 +13,10 @@ from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import conv2d
 from fastdiff.kernels.denoise import COLUMNS, StepOptions, denoise_step
 from fastdiff.kernels.group_norm import group_norm
+from fastdiff.kernels.layer_norm import layer_norm
+from fastdiff.kernels.linear import linear
 from fastdiff.kernels.report import record, report
+from fastdiff.kernels.swiglu import swiglu
 
 SMALL = {
     "sample_size": 8,
@@ -173,6 +176,9 @@ DECLINED = {
         "torch.float32: heads are 320 wide, the kernel's up to 256",
     ),
     "denoise-float64": (lambda: denoise_step(X, X.double(), ROW), "torch.float64 has no kernel"),
+    "linear-float64": (lambda: linear(Q.double(), Q[0].double()), "(1, 4, 8) of torch.float64 has no kernel"),
+    "layer_norm-float64": (lambda: layer_norm(Q.double(), eps=1e-5), "(1, 4, 8) of torch.float64 has no kernel"),
+    "swiglu-float64": (lambda: swiglu(Q.double(), Q[0].double()), "(1, 4, 8) of torch.float64 has no kernel"),
     "denoise-threshold": (lambda: denoise_step(X, X, ROW, THRESHOLD), "the quantile of dynamic thresholding is a sort"),
 }
 
