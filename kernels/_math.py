@@ -19,7 +19,8 @@ def tree_sum(x, GROUPS: tl.constexpr, LENGTH: tl.constexpr, BN: tl.constexpr):
 def accumulate(acc, a, b):
     """acc + a b; in float32 the product is summed by itself first, as shorter sums round less."""
     if a.dtype == tl.float32:
-        return acc + tl.dot(a, b, input_precision="ieee")
+        # from a zero that the compiler cannot see, or it would go on from acc
+        return acc + tl.dot(a, b, acc - acc, input_precision="ieee")
     return tl.dot(a, b, acc)
 
 
