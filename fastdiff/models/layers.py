@@ -14,6 +14,7 @@ from fastdiff.kernels._moments import Moments
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import Padding, Shortcut, conv2d
 from fastdiff.kernels.group_norm import group_norm
+from fastdiff.kernels.linear import linear
 
 ACTIVATIONS = {"silu": F.silu, "mish": F.mish, "gelu": F.gelu, "relu": F.relu}
 
@@ -118,7 +119,7 @@ class TimestepEmbedding(nn.Module):
         self.linear_2 = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(F.silu(linear(x, self.linear_1)), self.linear_2)
+        return rows_through(F.silu(rows_through(x, self.linear_1)), self.linear_2)
 
 
 class Attention(nn.Module):
@@ -135,19 +136,16 @@ class Attention(nn.Module):
 
     def forward(self, x: Feature) -> Feature:
         h = self.group_norm(x) if self.group_norm is not None else x
-        qkv = _pointwise(h.x, self.to_qkv)  # (N, H, W, 3 * width)
-        h = attention(*qkv.flatten(1, 2).chunk(3, dim=-1), heads=self.heads).unflatten(1, x.x.shape[1:3])
-        return Feature(*_pointwise(h, self.to_out[0], residual=x.x, output_scale=self.output_scale, moments=True))
+        qkv = linear(h.x.flatten(1, 2), self.to_qkv.weight, self.to_qkv.bias)  # (N, H * W, 3 * width)
+        h = attention(*qkv.chunk(3, dim=-1), heads=self.heads).unflatten(1, x.x.shape[1:3])
+        out = self.to_out[0]  # a 1x1 convolution, for the moments
+        options = {"residual": x.x, "output_scale": self.output_scale, "moments": True}
+        return Feature(*conv2d(h, out.weight[:, :, None, None], out.bias, **options))
 
 
-def linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    """`layer` over x (rows, C), each row a picture of one pixel: the bits of a row depend on no other row."""
-    return _pointwise(x[:, None, None, :], layer)[:, 0, 0]
-
-
-def _pointwise(x: Tensor, linear: nn.Linear, **options) -> Tensor | tuple[Tensor, Moments | None]:
-    """A linear layer over the channels is a 1x1 convolution."""
-    return conv2d(x, linear.weight[:, :, None, None], linear.bias, **options)
+def rows_through(x: Tensor, layer: nn.Linear) -> Tensor:
+    """x (rows, C_in) through a linear layer; the bits of a row depend on no other row."""
+    return linear(x[None], layer.weight, layer.bias)[0]
 
 
 class Downsample2D(nn.Module):

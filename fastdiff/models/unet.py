@@ -32,7 +32,7 @@ from fastdiff.models.layers import (
     GroupNorm,
     TimestepEmbedding,
     Timesteps,
-    linear,
+    rows_through,
 )
 
 
@@ -112,7 +112,7 @@ class UNet2DModel(Denoiser):
             emb = emb + self.class_embedding(class_labels).to(self.dtype)
         activated = ACTIVATIONS[self.config.activation](emb)
         pairs = ((activated, self.time_emb_proj), (emb, self.ada_group_norm))
-        columns = [linear(each, layer) for each, layer in pairs if layer is not None]
+        columns = [rows_through(each, layer) for each, layer in pairs if layer is not None]
         return Conditioning(torch.cat(columns, dim=1) if len(columns) > 1 else columns[0], timesteps)
 
     @torch.no_grad()

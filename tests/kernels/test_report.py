@@ -68,10 +68,11 @@ def why(call) -> str:
 def test_every_operation_of_the_model_is_there(model):
     found = report(model, batch_size=2)
     modules = Counter(type(module).__name__ for module in model.modules())
-    convolutions = modules["Conv2d"] + 2 * modules["Attention"]  # linear layers are convolutions too
+    convolutions = modules["Conv2d"] + modules["Attention"]  # whose output layer is one
     shortcuts = sum(row.count for row in found.rows if "shortcut" in row.shape)  # those that join a call, or make one
     assert convolutions - shortcuts <= count(found, "conv2d") <= convolutions
     assert shortcuts == sum(name.endswith(".conv_shortcut") for name, _ in model.named_modules()) > 0
+    assert count(found, "linear") == modules["Attention"], "Q, K and V are one"
     assert count(found, "group_norm") == modules["GroupNorm"]
     assert count(found, "attention") == modules["Attention"] > 0
     assert found.what.startswith("UNet2DModel, 2x8x8x3, float16, ")
