@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from fastdiff.kernels.report import recorder
 INTERPRETER_CAPABILITY = (9, 0)
 INTERPRETER_MULTIPROCESSORS = 8
 
+_interpreter = Lock()  # which runs one kernel at a time
 _only_compiles: ContextVar[bool] = ContextVar("only_compiles", default=False)
 
 
@@ -31,7 +33,7 @@ def launch(
     # fp_fusion always said, because Triton's default changes with version 3.10, and with it the bits
     options = dict(num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=fp_fusion)
     run = partial(kernel.run, *args, grid=grid, warmup=_only_compiles.get(), **options, **constexprs)
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with torch.cuda.device(device) if device.type == "cuda" else _interpreter:
         run() if listener is None else listener.launch(kernel, run)
 
 
