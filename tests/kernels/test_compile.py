@@ -8,8 +8,11 @@ import os
 import pytest
 import torch
 
+import fastdiff
+from fastdiff import hub
+from fastdiff.config import read_json
 from fastdiff.kernels import _launch
-from fastdiff.kernels._dispatch import Declined
+from fastdiff.kernels._dispatch import Declined, Operation
 from fastdiff.kernels._moments import Moments
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import Shortcut, conv2d
@@ -193,11 +196,8 @@ def launches(monkeypatch):
     return record
 
 
-def compile_launch(kernel, args, kwargs, capability):
-    """The variant of `kernel` that Triton compiles for these arguments: its types, constants and alignments."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+def variant(kernel, args, kwargs) -> tuple[dict, dict, dict, dict]:
+    """What decides the code that Triton makes of `kernel`: types, constants and alignments of these arguments."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
@@ -220,15 +220,37 @@ def compile_launch(kernel, args, kwargs, capability):
         if specialised and aligned:
             attributes[(parameter.num,)] = [["tt.divisibility", 16]]
     options = {name: values[name] for name in ("num_warps", "num_stages", "enable_fp_fusion")}
-    source = ASTSource(kernel, signature, constants, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return signature, constants, attributes, options
+
+
+def assert_compiles(found, capability):
+    """Every variant among the launches `found`, once."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    assert found
+    variants = [(kernel, variant(kernel, args, kwargs)) for kernel, args, kwargs in found]
+    for kernel, (*code, options) in {repr(each): each for each in variants}.values():
+        compiled = triton.compile(ASTSource(kernel, *code), GPUTarget("cuda", capability, 32), options)
+        name, shared = compiled.metadata.name, compiled.metadata.shared
+        assert shared <= SHARED_MEMORY[capability], f"{name} takes {shared} bytes"
 
 
 @pytest.mark.parametrize("capability", SHARED_MEMORY, ids=lambda capability: f"sm_{capability}")
 @pytest.mark.parametrize("case", CASES)
 def test_compiles_within_shared_memory(case, capability, launches):
-    found = launches(CASES[case], capability)
-    assert found
-    for kernel, args, kwargs in found:
-        metadata = compile_launch(kernel, args, kwargs, capability).metadata
-        assert metadata.shared <= SHARED_MEMORY[capability], f"{metadata.name} takes {metadata.shared} bytes"
+    assert_compiles(launches(CASES[case], capability), capability)
+
+
+@pytest.mark.parametrize("batch_size", [1, 64])
+@pytest.mark.parametrize("name", ["emoji64", "emoji64-dit"])
+def test_bundled_models_compile(name, batch_size, launches, monkeypatch):
+    """All that one prediction launches on an H200."""
+    folder = hub.resolve(name)
+    kind = fastdiff.UNet2DModel if (folder / "unet").is_dir() else fastdiff.DiTTransformer2DModel
+    model = kind.from_config(read_json(folder / kind.component / "config.json")).to("meta", torch.bfloat16)
+    zeros = torch.zeros(batch_size, dtype=torch.int64, device="meta")
+    monkeypatch.setattr(Operation, "_obstacle", lambda *_: None)
+    x = meta(batch_size, model.config.sample_size, model.config.sample_size, 3)
+    assert_compiles(launches(lambda: model.predict(x, model.conditioning(zeros, zeros)), 90), 90)
