@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastdiff.kernels.denoise import denoise_step
+from fastdiff.kernels.denoise import StepOptions, denoise_step
 from fastdiff.kernels.report import recorder
 from fastdiff.models.denoiser import ROWS, Conditioning, Denoiser, in_rows
 from fastdiff.schedule import Schedule
@@ -96,6 +96,34 @@ def denoise(
 
 
 @dataclass(frozen=True)
+class _Step:
+    """A step as a function of tensors, with all else that it depends on, which a CUDA graph of it keeps alive."""
+
+    denoiser: Denoiser
+    options: StepOptions
+    guidance_scale: float | None  # None: unguided
+
+    def __call__(
+        self, x_t: Tensor, temb: Tensor, timesteps: Tensor, rows: Tensor, step: Tensor, noise: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x_t (N, H, W, C) -> x_{t-1} and x0; a guided batch's two halves, one conditioning each, are one call."""
+        guided = self.guidance_scale is not None
+        x = x_t.to(self.denoiser.dtype)
+        x = torch.cat([x, x]) if guided else x
+        outputs = self.denoiser.predict(x, Conditioning(temb, timesteps)).split(len(x_t))
+        output, unguided = outputs if guided else (*outputs, None)
+        return self.update(output, unguided, x_t, rows, step, noise)
+
+    def update(
+        self, output: Tensor, unguided: Tensor | None, x_t: Tensor, rows: Tensor, step: Tensor, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if self.options.variance == "fixed":  # a learned variance goes unused, as in diffusers' DiTPipeline
+            output, unguided = (o if o is None else o[..., : x_t.shape[-1]] for o in (output, unguided))
+        guidance = {"unguided": unguided, "guidance_scale": 1.0 if unguided is None else self.guidance_scale}
+        return denoise_step(output, x_t, rows, self.options, noise=noise, step=step, **guidance)
+
+
+@dataclass(frozen=True)
 class _Loop:
     """What is the same in every step, and the two ways to take step i: x_t and its noise -> x_{t-1} and x0.
 
@@ -109,39 +137,26 @@ class _Loop:
     guidance: Guidance | None
 
     @functools.cached_property
+    def step(self) -> _Step:
+        return _Step(self.denoiser, self.schedule.options, self.guidance.scale if self.guidance else None)
+
+    @functools.cached_property
     def steps(self) -> Tensor:
         return torch.arange(len(self.schedule), dtype=torch.int32, device=self.denoiser.device)
 
-    @property
+    @functools.cached_property
     def null_labels(self) -> Tensor:
         return torch.full_like(self.labels, self.guidance.null_row)
 
-    def denoise_step(
-        self, output: Tensor, unguided: Tensor | None, x_t: Tensor, rows: Tensor, step: Tensor, noise: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        if self.schedule.options.variance == "fixed":  # a learned variance goes unused, as in diffusers' DiTPipeline
-            output, unguided = (o if o is None else o[..., : x_t.shape[-1]] for o in (output, unguided))
-        scale = self.guidance.scale if self.guidance else 1.0
-        options = {"noise": noise, "unguided": unguided, "guidance_scale": scale, "step": step}
-        return denoise_step(output, x_t, rows, self.schedule.options, **options)
+    @functools.cached_property
+    def all_labels(self) -> Tensor:
+        """Of both halves of a guided batch."""
+        return torch.cat([self.labels, self.null_labels]) if self.guidance else self.labels
 
     def step_as_graph(self, x_t: Tensor, i: int, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The whole batch at once; both halves of a guided batch are one call of the model."""
-        guided = self.guidance is not None
-
-        def step(
-            x_t: Tensor, temb: Tensor, timesteps: Tensor, rows: Tensor, step: Tensor, noise: Tensor | None = None
-        ) -> tuple[Tensor, Tensor]:
-            x = x_t.to(self.denoiser.dtype)
-            x = torch.cat([x, x]) if guided else x
-            outputs = self.denoiser.predict(x, Conditioning(temb, timesteps)).split(len(x_t))
-            output, unguided = outputs if guided else (*outputs, None)
-            return self.denoise_step(output, unguided, x_t, rows, step, noise)
-
-        labels = torch.cat([self.labels, self.null_labels]) if guided else self.labels
-        # By all that `step` depends on besides its arguments and the model.
-        run = self.denoiser.graphed((self.schedule.options, self.guidance and self.guidance.scale), step)
-        given = (x_t, *self.table.at(i).of(labels), self.schedule.rows, self.steps[i : i + 1])
+        """The whole batch at once."""
+        run = self.denoiser.graphed((self.step.options, self.step.guidance_scale), self.step)
+        given = (x_t, *self.table.at(i).of(self.all_labels), self.schedule.rows, self.steps[i : i + 1])
         return run(*given) if noise is None else run(*given, noise)
 
     def step_by_picture(self, x_t: Tensor, i: int, noise: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -158,7 +173,7 @@ class _Loop:
         noises = nothing if noise is None else noise.split(1)
         rows, step = self.schedule.rows, self.steps[i : i + 1]
         results = [
-            self.denoise_step(*each, x, rows, step, z)
+            self.step.update(*each, x, rows, step, z)
             for *each, x, z in zip(outputs, unguided, pictures, noises, strict=True)
         ]
         x_prev, x0 = zip(*results, strict=True)
