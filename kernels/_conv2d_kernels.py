@@ -160,6 +160,25 @@ def _sum_by_descriptors(
     return acc
 
 
+@triton.jit
+def _add_shortcut(
+    acc, x_desc, x2_desc, w_desc, image, row, column, n, channels, channels2,
+    SWAP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """acc plus a 1x1 convolution of a picture, or of a pair of them."""
+    width = channels + channels2
+    acc = _sum_by_descriptors(
+        acc, x_desc, w_desc, image, row, column, 0, 0, n, 0, channels, channels, width, 0,
+        1, 1, "same", SWAP, BM, BK,
+    )  # fmt: skip
+    if x2_desc is not None:
+        acc = _sum_by_descriptors(
+            acc, x2_desc, w_desc, image, row, column, 0, 0, n, 0, channels2, channels2, width, channels,
+            1, 1, "same", SWAP, BM, BK,
+        )  # fmt: skip
+    return acc
+
+
 @triton.jit(do_not_specialize=SIZES)
 def conv_by_descriptors(
     y_ptr, mean_ptr, m2_ptr,
@@ -192,14 +211,9 @@ def conv_by_descriptors(
             channels + channels2, channels, KH, KW, MODE, SWAP, BM, BK,
         )  # fmt: skip
     if shortcut_desc is not None:
-        acc = _sum_by_descriptors(
-            acc, shortcut_desc, shortcut_w_desc, image, row, column, 0, 0, n, 0, shortcut_channels, shortcut_channels,
-            shortcut_channels + shortcut_channels2, 0, 1, 1, "same", SWAP, BM, BK,
-        )  # fmt: skip
-    if shortcut2_desc is not None:
-        acc = _sum_by_descriptors(
-            acc, shortcut2_desc, shortcut_w_desc, image, row, column, 0, 0, n, 0, shortcut_channels2,
-            shortcut_channels2, shortcut_channels + shortcut_channels2, shortcut_channels, 1, 1, "same", SWAP, BM, BK,
+        acc = _add_shortcut(
+            acc, shortcut_desc, shortcut2_desc, shortcut_w_desc, image, row, column, n, shortcut_channels,
+            shortcut_channels2, SWAP, BM, BK,
         )  # fmt: skip
     if SWAP:
         acc = acc.T
