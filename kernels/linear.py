@@ -155,7 +155,8 @@ LIBRARY_TOKENS = 256  # a picture has a multiple of it
 
 def _library_is_faster(x: Tensor, weight: Tensor, activation: str | None, *fused) -> bool:
     measured = x.is_cuda and capability(x.device) == (9, 0) and x.dtype == torch.bfloat16
-    plain = activation in (None, "gelu_tanh") and all(step is None for step in fused)
+    with_gelu = activation == "gelu_tanh" and hasattr(torch, "_addmm_activation")  # no public name promises it
+    plain = (activation is None or with_gelu) and all(step is None for step in fused)
     return measured and plain and tuple(weight.shape[::-1]) in LIBRARY and x.shape[1] % LIBRARY_TOKENS == 0
 
 
