@@ -120,7 +120,7 @@ class _Step:
         if self.options.variance == "fixed":  # a learned variance goes unused, as in diffusers' DiTPipeline
             output, unguided = (o if o is None else o[..., : x_t.shape[-1]] for o in (output, unguided))
         guidance = {"unguided": unguided, "guidance_scale": 1.0 if unguided is None else self.guidance_scale}
-        return denoise_step(output, x_t, rows, self.options, noise=noise, step=step, **guidance)
+        return denoise_step(output, x_t, rows, self.options, **guidance, noise=noise, step=step)
 
 
 @dataclass(frozen=True)
