@@ -9,7 +9,7 @@ the cache and beat it).
 from typing import Any
 
 import torch
-from harness import DEVICE, ceilings, compiled, measure, needs_gpu, report
+from harness import DEVICE, ceilings, compiled, kernel_row, needs_gpu, report
 from shapes import LAYER_NORMS
 
 from fastdiff.kernels.layer_norm import layer_norm
@@ -37,22 +37,9 @@ def row(name: str, copy_tbps: float) -> dict[str, Any]:
         "compile": lambda: plain(x, **options),
     }
     widened = {key: value.float() if isinstance(value, torch.Tensor) else value for key, value in options.items()}
-    truth = first(layer_norm.reference(x.float(), **widened))
-    errors = {who: (first(call()).float() - truth).abs().max().item() for who, call in calls.items()}
-    times = measure(calls)
-    rate = (2 + 2 * added) * x.nbytes / times["fastdiff"] / 1e9
-    return {
-        "workload": name,
-        **{f"{who}_us": 1e3 * milliseconds for who, milliseconds in times.items()},
-        "tbps": rate,
-        "share": rate / copy_tbps,
-        "max_abs_err": errors["fastdiff"],
-        "eager_max_abs_err": errors["eager"],
-    }
-
-
-def first(result: Any) -> torch.Tensor:
-    return result[0] if isinstance(result, tuple) else result
+    truth = layer_norm.reference(x.float(), **widened)
+    truth = truth[0] if added else truth
+    return kernel_row(name, calls, truth, moved=(2 + 2 * added) * x.nbytes, ceiling=copy_tbps)
 
 
 def randn(*shape: int) -> torch.Tensor:

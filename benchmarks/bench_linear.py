@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from harness import DEVICE, ceilings, compiled, measure, needs_gpu, report
+from harness import DEVICE, ceilings, compiled, kernel_row, measure, needs_gpu, report
 from shapes import LINEARS
 
 from fastdiff.kernels.linear import by_kernel, linear
@@ -34,18 +34,9 @@ def row(name: str, peak_tflops: float) -> dict[str, Any]:
         "compile": lambda: plain(*args, **options),
     }
     truth = linear.reference(*map(widened, args), **{key: widened(value) for key, value in options.items()})
-    errors = {who: (call().float() - truth).abs().max().item() for who, call in calls.items()}
-    times = measure(calls | {"plain": lambda: F.linear(*args)})
-    rate = 2 * truth.numel() * args[0].shape[-1] / times["fastdiff"] / 1e9
-    return {
-        "workload": name,
-        **{f"{who}_us": 1e3 * milliseconds for who, milliseconds in times.items()},
-        "tflops": rate,
-        "share": rate / peak_tflops,
-        "max_abs_err": errors["fastdiff"],
-        "kernel_max_abs_err": errors["kernel"],
-        "eager_max_abs_err": errors["eager"],
-    }
+    flop = 2 * truth.numel() * args[0].shape[-1]
+    plain_ms = measure({"plain": lambda: F.linear(*args)}, seconds=0.03)["plain"]
+    return kernel_row(name, calls, truth, flop=flop, ceiling=peak_tflops) | {"plain_ms": plain_ms}
 
 
 def arguments(name: str) -> tuple[tuple, dict[str, Any]]:

@@ -6,7 +6,7 @@ python benchmarks/bench_swiglu.py [--save [DIR]]
 from typing import Any
 
 import torch
-from harness import DEVICE, ceilings, compiled, measure, needs_gpu, report
+from harness import DEVICE, ceilings, compiled, kernel_row, needs_gpu, report
 from shapes import SWIGLUS
 
 from fastdiff.kernels.swiglu import swiglu
@@ -31,17 +31,7 @@ def row(name: str, peak_tflops: float) -> dict[str, Any]:
         "compile": lambda: plain(x, weight),
     }
     truth = swiglu.reference(x.float(), weight.float())
-    errors = {who: (call().float() - truth).abs().max().item() for who, call in calls.items()}
-    times = measure(calls)
-    rate = 4 * truth.numel() * channels / times["fastdiff"] / 1e9
-    return {
-        "workload": name,
-        **{f"{who}_us": 1e3 * milliseconds for who, milliseconds in times.items()},
-        "tflops": rate,
-        "share": rate / peak_tflops,
-        "max_abs_err": errors["fastdiff"],
-        "eager_max_abs_err": errors["eager"],
-    }
+    return kernel_row(name, calls, truth, flop=4 * truth.numel() * channels, ceiling=peak_tflops)
 
 
 if __name__ == "__main__":
