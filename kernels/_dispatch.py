@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from torch import Tensor
+
 from fastdiff.kernels.report import because, recorder
 
 _references_only: ContextVar[bool] = ContextVar("references_only", default=False)
@@ -25,6 +27,11 @@ def references_only() -> Iterator[None]:
 @functools.cache
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
+
+
+def parts_of(x: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The tensors of an input that may be a pair, read as their concatenation."""
+    return x if isinstance(x, tuple) else (x,)
 
 
 class Declined(str):
@@ -63,7 +70,7 @@ class Operation:
 
     def _obstacle(self, x) -> Declined | None:
         """Why no kernel can run on the tensor (or the pair of tensors) x: Triton needs a GPU, or its interpreter."""
-        tensor = x[0] if isinstance(x, tuple) else x
+        tensor = parts_of(x)[0]
         if self.triton is None:
             return Declined("it has no kernel")
         if _references_only.get():

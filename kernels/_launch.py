@@ -13,6 +13,7 @@ from torch import Tensor
 from fastdiff.kernels._triton import triton
 from fastdiff.kernels.report import recorder
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # that kernels take
 # Triton's interpreter stands for a small card that can do all.
 INTERPRETER_CAPABILITY = (9, 0)
 INTERPRETER_MULTIPROCESSORS = 8
@@ -49,6 +50,11 @@ def only_compiling() -> Iterator[None]:
             yield
     finally:
         _only_compiles.reset(token)
+
+
+def side_by_side(tensor: Tensor | None) -> Tensor | None:
+    """The tensor with its channels side by side, as kernels read them: itself, or a copy."""
+    return tensor if tensor is None or tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def capability(device: torch.device) -> tuple[int, int]:

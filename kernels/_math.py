@@ -16,15 +16,6 @@ def tree_sum(x, GROUPS: tl.constexpr, LENGTH: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def accumulate(acc, a, b):
-    """acc + a b; in float32 the product is summed by itself first, as shorter sums round less."""
-    if a.dtype == tl.float32:
-        # from a zero that the compiler cannot see, or it would go on from acc
-        return acc + tl.dot(a, b, acc - acc, input_precision="ieee")
-    return tl.dot(a, b, acc)
-
-
-@triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
     """The activation named `ACTIVATION` of x, float32; the names of `group_norm.ACTIVATIONS` and `linear`'s."""
     if ACTIVATION == "silu":

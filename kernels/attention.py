@@ -11,12 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels._dispatch import Declined, Operation
-from fastdiff.kernels._launch import capability, launch
-from fastdiff.kernels._math import LOG2_E, accumulate
+from fastdiff.kernels._launch import DTYPES, capability, launch, side_by_side
+from fastdiff.kernels._math import LOG2_E
 from fastdiff.kernels._triton import tl, triton
 from fastdiff.kernels.report import because
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @Operation
@@ -48,6 +46,15 @@ def _load_rows(ptr, rows, first, D: tl.constexpr, WIDTH: tl.constexpr, limit, MA
 
 
 @triton.jit
+def _accumulate(acc, a, b):
+    """acc + a b; in float32 the product is summed by itself first, as shorter sums round less."""
+    if a.dtype == tl.float32:
+        # from a zero that the compiler cannot see, or it would go on from acc
+        return acc + tl.dot(a, b, acc - acc, input_precision="ieee")
+    return tl.dot(a, b, acc)
+
+
+@triton.jit
 def _attend(
     acc, acc2, top, total, q, q2, k_ptrs, v_ptrs, rows, start, stop, keys, k_row, v_row, scale,
     CAUSAL: tl.constexpr, D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr,
@@ -59,7 +66,7 @@ def _attend(
         scores = tl.dot(q, k.T, input_precision="ieee")
         if D2 > 0:
             k2 = _load_rows(k_ptrs, columns, D1, D, D2, keys, MASKED)
-            scores = accumulate(scores, q2, k2.T)
+            scores = _accumulate(scores, q2, k2.T)
         if MASKED:
             visible = (columns < keys)[None, :]
             if CAUSAL:
@@ -72,10 +79,10 @@ def _attend(
         top = new_top
         v = _load_rows(v_ptrs, columns, 0, D, D1, keys, MASKED)
         p = p.to(v.dtype)
-        acc = accumulate(acc * shrink[:, None], p, v)
+        acc = _accumulate(acc * shrink[:, None], p, v)
         if D2 > 0:
             v2 = _load_rows(v_ptrs, columns, D1, D, D2, keys, MASKED)
-            acc2 = accumulate(acc2 * shrink[:, None], p, v2)
+            acc2 = _accumulate(acc2 * shrink[:, None], p, v2)
         k_ptrs += BN * k_row
         v_ptrs += BN * v_row
     return acc, acc2, top, total, k_ptrs, v_ptrs
@@ -196,7 +203,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool) -
     """`attention` by its kernel, for any head width up to MAX_WIDTH."""
     n, queries, channels = q.shape
     width, keys = channels // heads, k.shape[1]
-    q, k, v = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (q, k, v))
+    q, k, v = map(side_by_side, (q, k, v))
     tile, (first, second) = _tile(width, q.dtype, queries, keys, q.device), _split(width, q.dtype)
     out = q.new_empty(n, queries, channels)
     because(lambda: f"{tile.queries} queries x {tile.keys} keys a step, {width} columns as {first} + {second}")

@@ -12,8 +12,16 @@ from torch import Tensor
 
 from fastdiff.kernels._conv2d_kernels import conv_by_descriptors, conv_by_pointers, sum_chunks
 from fastdiff.kernels._conv2d_plan import SUM_CHANNELS, Plan, Problem, make_plan
-from fastdiff.kernels._dispatch import Declined, Operation
-from fastdiff.kernels._launch import capability, descriptor, has_descriptors, launch, multiprocessors
+from fastdiff.kernels._dispatch import Declined, Operation, parts_of
+from fastdiff.kernels._launch import (
+    DTYPES,
+    capability,
+    descriptor,
+    has_descriptors,
+    launch,
+    multiprocessors,
+    side_by_side,
+)
 from fastdiff.kernels._moments import Moments
 from fastdiff.kernels.report import because
 
@@ -110,15 +118,15 @@ def _conv2d_triton(
     output_scale=1.0, moments=False,
 ):  # fmt: skip
     problem = _check(x, weight, bias, stride, padding, upsample, temb, residual, shortcut)
-    parts = tuple(part.contiguous() for part in (x if isinstance(x, tuple) else (x,)))
+    parts = tuple(part.contiguous() for part in parts_of(x))
     dtype, device = parts[0].dtype, parts[0].device
-    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+    if dtype not in DTYPES:
         return Declined(f"{dtype} has no kernel")
     if not problem.fits_int32:
         return Declined("no pictures, or one of 2^31 elements or more")
     weight = weight.permute(0, 2, 3, 1).contiguous()  # (C_out, kH, kW, C_in), a view of channels-last memory
     bias, residual = (tensor.contiguous() if tensor is not None else None for tensor in (bias, residual))
-    temb = temb.contiguous() if temb is not None and temb.stride(1) != 1 else temb
+    temb = side_by_side(temb)
     obstacle = _descriptor_obstacle((*parts, weight) if residual is None else (*parts, weight, residual))
     plan = make_plan(problem, obstacle=obstacle, multiprocessors=multiprocessors(device))
     if shortcut is not None and not _fuses(problem, plan, shortcut):
@@ -148,14 +156,10 @@ def _descriptor_obstacle(loaded: tuple[Tensor, ...]) -> str | None:
 
 def _fuses(problem: Problem, plan: Plan, shortcut: Shortcut) -> bool:
     """Whether the shortcut joins the sum over k; depends on the picture's shape alone."""
-    parts = _parts(shortcut.x)
+    parts = parts_of(shortcut.x)
     fits = plan.descriptors and plan.chunks == 1 and problem.mode == "same" and problem.out_channels > 16
     aligned = all(tensor.data_ptr() % 16 == 0 for tensor in (*parts, shortcut.weight))
     return fits and aligned and all(part.shape[3] % 8 == 0 and part.is_contiguous() for part in parts)
-
-
-def _parts(x: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    return x if isinstance(x, tuple) else (x,)
 
 
 class Epilogue(NamedTuple):
@@ -211,7 +215,7 @@ def _shortcut_arguments(plan: Plan, shortcut: Shortcut | None) -> dict[str, Any]
     names = ("shortcut_desc", "shortcut2_desc", "shortcut_w_desc", "shortcut_bias_ptr")
     if shortcut is None:
         return dict.fromkeys(names) | {"shortcut_channels": 0, "shortcut_channels2": 0}
-    parts = _parts(shortcut.x)
+    parts = parts_of(shortcut.x)
     x, x2 = (*(descriptor(part, [*plan.tile_shape, plan.tile.block]) for part in parts), None)[:2]
     weight = descriptor(shortcut.weight.flatten(1), [plan.tile.channels, plan.tile.block])
     widths = {"shortcut_channels": parts[0].shape[3], "shortcut_channels2": sum(part.shape[3] for part in parts[1:])}
@@ -249,7 +253,7 @@ def _check(
     shortcut: Shortcut | None = None,
 ) -> Problem:
     """The sizes of the convolution. Raises ValueError naming the argument that does not fit."""
-    parts = x if isinstance(x, tuple) else (x,)
+    parts = parts_of(x)
     if any(part.ndim != 4 or part.shape[:3] != parts[0].shape[:3] for part in parts):
         raise ValueError(f"x: expected (N, H, W, C), the same N, H and W, got {[tuple(part.shape) for part in parts]}")
     if not parts[0].is_floating_point():

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastdiff.kernels._dispatch import Declined, Operation
+from fastdiff.kernels._dispatch import Declined, Operation, parts_of
 from fastdiff.kernels._group_norm_kernels import merge_kernel, moments_kernel, normalise_kernel
-from fastdiff.kernels._launch import launch
+from fastdiff.kernels._launch import DTYPES, launch
 from fastdiff.kernels._moments import Moments
 from fastdiff.kernels._triton import triton
 from fastdiff.kernels.report import because
@@ -29,8 +29,6 @@ ACTIVATIONS = {
     "gelu": F.gelu,
     "relu": lambda x: F.relu(x, inplace=True),
 }
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @Operation
@@ -59,7 +57,7 @@ def group_norm(
 
     Returns: (N, H, W, C), contiguous, the dtype of x. Raises ValueError naming the argument that does not fit.
     """
-    parts = x if isinstance(x, tuple) else (x,)
+    parts = parts_of(x)
     given = _check(parts, num_groups, weight, bias, activation, scale, shift, moments)
     merged = [
         _channel_moments(part.float()) if known is None else _merge(known, part.shape[1] * part.shape[2])
@@ -158,7 +156,7 @@ PROGRAMS = 256  # of the normalise pass, at least, where there are blocks of pix
 def _group_norm_triton(
     x, num_groups, weight=None, bias=None, *, eps, activation="none", scale=None, shift=None, moments=None
 ):
-    parts = x if isinstance(x, tuple) else (x,)
+    parts = parts_of(x)
     given = _check(parts, num_groups, weight, bias, activation, scale, shift, moments)
     if parts[0].dtype not in DTYPES:
         return Declined(f"{parts[0].dtype} has no kernel")

@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels._dispatch import Declined, Operation
-from fastdiff.kernels._launch import launch
+from fastdiff.kernels._launch import DTYPES, launch, side_by_side
 from fastdiff.kernels._triton import tl, triton
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_WIDTH = 16384  # channels that a program holds
 
 
@@ -131,7 +130,7 @@ def _layer_norm_triton(x, weight=None, bias=None, *, eps, rms=False, residual=No
     n, tokens, channels = x.shape
     if x.dtype not in DTYPES or x.numel() == 0 or channels > MAX_WIDTH:
         return Declined(f"{tuple(x.shape)} of {x.dtype} has no kernel")
-    x, residual, weight, bias, gate, scale, shift = map(_rows, (x, residual, weight, bias, gate, scale, shift))
+    x, residual, weight, bias, gate, scale, shift = map(side_by_side, (x, residual, weight, bias, gate, scale, shift))
     y = x.new_empty(n, tokens, channels)
     total = None if residual is None else x.new_empty(n, tokens, channels)
     tile = _tile(channels)
@@ -143,11 +142,6 @@ def _layer_norm_triton(x, weight=None, bias=None, *, eps, rms=False, residual=No
         RMS=rms, BM=tile.tokens, BC=max(16, triton.next_power_of_2(channels)), num_warps=tile.warps,
     )  # fmt: skip
     return y if residual is None else (y, total)
-
-
-def _rows(tensor: Tensor | None) -> Tensor | None:
-    """The tensor with its channels side by side: itself, or a copy."""
-    return tensor if tensor is None or tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _check(

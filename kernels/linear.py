@@ -11,12 +11,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels._dispatch import Declined, Operation
-from fastdiff.kernels._launch import capability, descriptor, has_descriptors, launch, multiprocessors
+from fastdiff.kernels._launch import (
+    DTYPES,
+    capability,
+    descriptor,
+    has_descriptors,
+    launch,
+    multiprocessors,
+    side_by_side,
+)
 from fastdiff.kernels._linear_kernels import linear_kernel
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.report import because
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ACTIVATIONS = {None: lambda x: x, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "silu": F.silu}
 
 
@@ -107,7 +114,7 @@ def product(
     parts, out_channels, _ = weight.shape
     y = x.new_empty(n, tokens, out_channels)
     shape = (n, tokens) if gate is not None else (1, n * tokens)  # only a gate tells one picture from another
-    x, weight, bias, gate = (_in_rows(tensor) for tensor in (x.reshape(*shape, channels), weight, bias, gate))
+    x, weight, bias, gate = map(side_by_side, (x.reshape(*shape, channels), weight, bias, gate))
     out, weight = y.view(*shape, out_channels), weight.contiguous()
     residual = None if residual is None else residual.reshape(*shape, out_channels).contiguous()
     tensors = (out, x, weight, residual)
@@ -135,16 +142,14 @@ def by_kernel(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
-    activation: str | None = None,
-    gate: Tensor | None = None,
-    residual: Tensor | None = None,
     rms_norm: tuple[Tensor | None, float] | None = None,
+    **epilogue,
 ) -> Tensor:
     """`linear` by kernels alone. A weight of the norm would pass x through registers: it is a launch of its own."""
     norm_weight, eps = rms_norm or (None, None)
     if norm_weight is not None:
         x, eps = layer_norm(x, norm_weight, eps=eps, rms=True), None
-    return product(x, weight[None], bias, activation=activation, gate=gate, residual=residual, rms_eps=eps)
+    return product(x, weight[None], bias, rms_eps=eps, **epilogue)
 
 
 # (C_in, C_out) of products that torch's library makes faster than the kernel on sm_90 in bfloat16, with bias and
@@ -172,8 +177,7 @@ def _linear_triton(x, weight, bias=None, *, activation=None, gate=None, residual
         because(lambda: why)
         y = torch._addmm_activation(bias, x.flatten(0, 1), weight.T, use_gelu=True)  # GELU by tanh, in its epilogue
         return y.view(*x.shape[:2], -1)
-    options = {"activation": activation, "gate": gate, "residual": residual, "rms_norm": rms_norm}
-    return by_kernel(x, weight, bias, **options)
+    return by_kernel(x, weight, bias, activation=activation, gate=gate, residual=residual, rms_norm=rms_norm)
 
 
 def check(
@@ -210,11 +214,6 @@ def check(
         fits = tensor.is_floating_point() if name == "gate" else tensor.dtype == x.dtype
         if not fits or tensor.device != x.device:
             raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, but x is {x.dtype} on {x.device}")
-
-
-def _in_rows(tensor: Tensor | None) -> Tensor | None:
-    """The tensor with its channels side by side: itself, or a copy."""
-    return tensor if tensor is None or tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _suits_descriptors(tensor: Tensor) -> bool:

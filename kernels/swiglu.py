@@ -4,7 +4,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels._dispatch import Declined, Operation
-from fastdiff.kernels.linear import DTYPES, check, product
+from fastdiff.kernels._launch import DTYPES
+from fastdiff.kernels.linear import check, product
 
 
 @Operation
