@@ -20,3 +20,15 @@ def randomise():
         return model.eval()
 
     return fill
+
+
+@pytest.fixture
+def exact_matmuls():
+    """float32 convolutions and products of torch in float32, never TF32."""
+    backends = torch.backends.cudnn, torch.backends.cuda.matmul  # the second cannot be monkeypatched back
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = False
+    yield
+    for backend, allowed in zip(backends, before, strict=True):
+        backend.allow_tf32 = allowed

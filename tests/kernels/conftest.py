@@ -9,6 +9,8 @@ import os
 import pytest
 import torch
 
+from fastdiff.kernels import _launch
+
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -41,6 +43,26 @@ def dot_dtype(dtype) -> torch.dtype:
     return dtype
 
 
+@pytest.fixture(params=["descriptors", "pointers"])
+def loads(request, dot_dtype, monkeypatch, runs_triton):
+    """Both ways of loading, the second as on a card before sm_90."""
+    if request.param == "pointers":
+        if not runs_triton or dot_dtype == torch.float32:
+            pytest.skip("there is one way only")
+        monkeypatch.setattr(_launch, "capability", lambda device: (8, 0))
+
+
+@pytest.fixture
+def randn(device):
+    """Normal numbers about a mean, the same in every test."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape, dtype=torch.float32, mean=0.0):
+        return (torch.randn(*shape, generator=generator) + mean).to(dtype).to(device)
+
+    return draw
+
+
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """torch.empty and its kin give NaN, so that an element nobody writes fails."""
@@ -54,18 +76,6 @@ def poisoned(monkeypatch):
 
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, poison(getattr(owner, name)))
-
-
-@pytest.fixture
-def exact_matmuls():
-    """float32 convolutions and products of torch in float32, never TF32."""
-    backends = torch.backends.cudnn, torch.backends.cuda.matmul  # the second cannot be monkeypatched back
-    before = [backend.allow_tf32 for backend in backends]
-    for backend in backends:
-        backend.allow_tf32 = False
-    yield
-    for backend, allowed in zip(backends, before, strict=True):
-        backend.allow_tf32 = allowed
 
 
 @pytest.fixture

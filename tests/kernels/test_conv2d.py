@@ -87,15 +87,6 @@ def run(args, options, runs_triton: bool):
     return result
 
 
-@pytest.fixture(params=["descriptors", "pointers"])
-def loads(request, dot_dtype, monkeypatch, runs_triton):
-    """Both main loops, the second as on a card before sm_90."""
-    if request.param == "pointers":
-        if not runs_triton or dot_dtype == torch.float32:
-            pytest.skip("there is one way only")
-        monkeypatch.setattr(_launch, "capability", lambda device: (8, 0))
-
-
 gpu = pytest.mark.gpu
 CASES = {
     "N2-H8-C64-temb": Case(2, 8, 8, (64,), 64, temb=True),

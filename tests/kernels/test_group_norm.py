@@ -36,16 +36,6 @@ def norm(runs_triton):
     return group_norm.triton if runs_triton else group_norm
 
 
-@pytest.fixture
-def randn(device):
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape, dtype=torch.float32, mean=0.0):
-        return (torch.randn(*shape, generator=generator) + mean).to(dtype).to(device)
-
-    return draw
-
-
 def plain(x, groups, weight, bias, activation, scale=None, shift=None):
     """The operation by torch's own functions, in the dtype of x."""
     x = torch.cat(x, dim=-1) if isinstance(x, tuple) else x

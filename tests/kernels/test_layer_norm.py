@@ -30,16 +30,6 @@ def rms(request):
     return request.param
 
 
-@pytest.fixture
-def randn(device):
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape, dtype=torch.float32, mean=0.0):
-        return (torch.randn(*shape, generator=generator) + mean).to(dtype).to(device)
-
-    return draw
-
-
 def exact(x, weight=None, bias=None, *, rms, residual=None, gate=None, scale=None, shift=None):
     """In float64, of the rounded sum of x and residual."""
     if residual is not None:

@@ -69,15 +69,6 @@ def run(runs_triton):
     return by_kernel if runs_triton else linear
 
 
-@pytest.fixture(params=["descriptors", "pointers"])
-def loads(request, dot_dtype, monkeypatch, runs_triton):
-    """Both ways of loading, the second as on a card before sm_90."""
-    if request.param == "pointers":
-        if not runs_triton or dot_dtype == torch.float32:
-            pytest.skip("there is one way only")
-        monkeypatch.setattr(_launch, "capability", lambda device: (8, 0))
-
-
 gpu = pytest.mark.gpu
 CASES = {
     "N2-L64-C128-qkv": Case(2, 64, 128, 384),

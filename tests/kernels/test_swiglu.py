@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from fastdiff.kernels import _launch
 from fastdiff.kernels.swiglu import swiglu
 
 SHAPES = {  # N, L, C_in, C_out
@@ -21,28 +20,9 @@ def run(runs_triton):
     return swiglu.triton if runs_triton else swiglu
 
 
-@pytest.fixture(params=["descriptors", "pointers"])
-def loads(request, dot_dtype, monkeypatch, runs_triton):
-    """Both ways of loading, the second as on a card before sm_90."""
-    if request.param == "pointers":
-        if not runs_triton or dot_dtype == torch.float32:
-            pytest.skip("there is one way only")
-        monkeypatch.setattr(_launch, "capability", lambda device: (8, 0))
-
-
-@pytest.fixture
-def draw(device):
-    generator = torch.Generator().manual_seed(0)
-
-    def randn(*shape, dtype=torch.float32):
-        return torch.randn(shape, generator=generator).to(device, dtype)
-
-    return randn
-
-
-def inputs(draw, n, tokens, channels, out_channels, dtype):
-    weight = draw(2 * out_channels, channels, dtype=dtype) * channels**-0.5
-    return draw(n, tokens, channels, dtype=dtype), weight, draw(2 * out_channels, dtype=dtype)
+def inputs(randn, n, tokens, channels, out_channels, dtype):
+    weight = randn(2 * out_channels, channels, dtype=dtype) * channels**-0.5
+    return randn(n, tokens, channels, dtype=dtype), weight, randn(2 * out_channels, dtype=dtype)
 
 
 def truth(x, weight, bias=None):
@@ -55,8 +35,8 @@ def truth(x, weight, bias=None):
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("biased", [True, False], ids=["bias", "no-bias"])
-def test_output(draw, dot_dtype, run, loads, assert_accurate, shape, biased):
-    args = inputs(draw, *shape, dot_dtype)[: 3 if biased else 2]
+def test_output(randn, dot_dtype, run, loads, assert_accurate, shape, biased):
+    args = inputs(randn, *shape, dot_dtype)[: 3 if biased else 2]
     for _ in range(4 if args[0].is_cuda else 1):
         y = run(*args)
         assert y.is_contiguous()
@@ -65,16 +45,16 @@ def test_output(draw, dot_dtype, run, loads, assert_accurate, shape, biased):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", ["N2-L48-C64", "N2-L21-C36-odd"])
-def test_bits_do_not_depend_on_the_batch(draw, dtype, run, shape):
-    x, weight, bias = inputs(draw, 64, *SHAPES[shape][1:], dtype)
+def test_bits_do_not_depend_on_the_batch(randn, dtype, run, shape):
+    x, weight, bias = inputs(randn, 64, *SHAPES[shape][1:], dtype)
     together = run(x, weight, bias)
     for n in (1, 3, 8):
         assert torch.equal(run(x[:n], weight, bias), together[:n])
     assert torch.equal(run(x[-1:], weight, bias), together[-1:])
 
 
-def test_strided_tokens(draw, dot_dtype, run, loads, assert_accurate):
-    x, weight, bias = inputs(draw, 2, 24, 64, 32, dot_dtype)
+def test_strided_tokens(randn, dot_dtype, run, loads, assert_accurate):
+    x, weight, bias = inputs(randn, 2, 24, 64, 32, dot_dtype)
     wide = torch.cat([x, x], dim=-1)[..., 64:]
     assert not wide.is_contiguous()
     assert_accurate(run(wide, weight, bias), swiglu.reference(x, weight, bias), truth(x, weight, bias))

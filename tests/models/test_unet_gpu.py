@@ -8,7 +8,11 @@ import torch
 from fastdiff import DDPMScheduler, Pipeline, UNet2DModel
 from fastdiff.kernels._dispatch import references_only
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("exact_matmuls"),
+]
 
 DDPM = {  # a small relative of ddpm-cifar10-32: one head, asymmetric padding
     "sample_size": 32,
@@ -41,12 +45,6 @@ MODELS = {"ddpm": DDPM, "ldm": LDM} | {
     name: {"block_out_channels": (32, 64), "down_block_types": down, "up_block_types": up, "sample_size": 16} | options
     for name, (down, up, options) in RARE.items()
 }
-
-
-@pytest.fixture(autouse=True)
-def exact_float32(monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
 
 
 @pytest.fixture(params=MODELS)
