@@ -10,7 +10,7 @@ also where the operation leaves the shape to the library; `share` is that of the
 from typing import Any
 
 import torch
-from harness import DEVICE, ceilings, compiled, kernel_row, needs_gpu, peak_bytes, report
+from harness import ceilings, kernel_row, needs_gpu, peak_bytes, randn, report, ways
 from shapes import ATTENTIONS
 from torch import Tensor
 
@@ -26,16 +26,10 @@ def main() -> None:
 @torch.inference_mode()
 def row(name: str, ceiling: float) -> dict[str, Any]:
     n, queries, keys, heads, width = ATTENTIONS[name]
-    q = torch.randn(n, queries, 3 * heads * width, device=DEVICE, dtype=torch.bfloat16)
-    kv = q if keys == queries else torch.randn(n, keys, 3 * heads * width, device=DEVICE, dtype=torch.bfloat16)
+    q = randn(n, queries, 3 * heads * width)
+    kv = q if keys == queries else randn(n, keys, 3 * heads * width)
     arguments = q.chunk(3, dim=-1)[0], *kv.chunk(3, dim=-1)[1:]
-    library = compiled(attention.reference)
-    calls = {
-        "fastdiff": lambda: attention(*arguments, heads=heads),
-        "kernel": lambda: flash_attention(*arguments, heads, False),
-        "eager": lambda: attention.reference(*arguments, heads=heads),
-        "compile": lambda: library(*arguments, heads=heads),
-    }
+    calls = ways(attention, *arguments, heads=heads) | {"kernel": lambda: flash_attention(*arguments, heads, False)}
     flop = 4 * n * heads * queries * keys * width
     measured = kernel_row(name, calls, exact(*arguments, heads), flop=flop, ceiling=ceiling)
     output_bytes = n * queries * heads * width * q.element_size()

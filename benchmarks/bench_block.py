@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from harness import DEVICE, compiled, max_abs_err, measure, needs_gpu, report
+from harness import compiled, max_abs_err, measure, needs_gpu, randn, report
 from torch import Tensor
 
 from fastdiff.kernels.attention import attention
@@ -121,10 +121,6 @@ def weights() -> tuple[Tensor, ...]:
     """qkv, out, fc1 and fc2, each with its bias."""
     sizes = ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH))
     return tuple(t for inner, outer in sizes for t in (randn(outer, inner) * inner**-0.5, randn(outer)))
-
-
-def randn(*shape: int) -> Tensor:
-    return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ rate of a large matrix product.
 from typing import Any
 
 import torch
-from harness import DEVICE, ceilings, compiled, kernel_row, needs_gpu, report
+from harness import ceilings, in_float32, kernel_row, needs_gpu, randn, report, ways
 from shapes import CONVOLUTIONS
 
 from fastdiff.kernels.conv2d import conv2d
@@ -25,14 +25,9 @@ def main() -> None:
 @torch.inference_mode()
 def row(name: str, peak_tflops: float) -> dict[str, Any]:
     args, options = arguments(name)
-    plain = compiled(conv2d.reference)
-    calls = {
-        "fastdiff": lambda: conv2d(*args, **options, moments=True),
-        "eager": lambda: conv2d.reference(*args, **options),
-        "compile": lambda: plain(*args, **options),
-    }
+    calls = ways(conv2d, *args, **options) | {"fastdiff": lambda: conv2d(*args, **options, moments=True)}
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
-        truth = conv2d.reference(*map(widened, args), **{key: widened(value) for key, value in options.items()})
+        truth = in_float32(conv2d.reference, args, options)
     flop = 2 * truth.numel() * args[1][0].numel()
     return kernel_row(name, calls, truth, flop=flop, ceiling=peak_tflops)
 
@@ -51,17 +46,6 @@ def arguments(name: str) -> tuple[tuple, dict[str, Any]]:
     if "residual" in options:
         options["residual"] = randn(n, height, height, out_channels)
     return (parts if len(parts) == 2 else parts[0], weight, randn(out_channels)), options
-
-
-def randn(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
-
-
-def widened(value: Any) -> Any:
-    """In float32, where it is a tensor or a pair of them."""
-    if isinstance(value, tuple) and isinstance(value[0], torch.Tensor):
-        return tuple(part.float() for part in value)
-    return value.float() if isinstance(value, torch.Tensor) else value
 
 
 if __name__ == "__main__":

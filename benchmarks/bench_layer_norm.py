@@ -9,7 +9,7 @@ the cache and beat it).
 from typing import Any
 
 import torch
-from harness import DEVICE, ceilings, compiled, kernel_row, needs_gpu, report
+from harness import ceilings, in_float32, kernel_row, needs_gpu, randn, report, ways
 from shapes import LAYER_NORMS
 
 from fastdiff.kernels.layer_norm import layer_norm
@@ -30,20 +30,9 @@ def row(name: str, copy_tbps: float) -> dict[str, Any]:
         options["residual"] = randn(n, tokens, channels)
     if modulated:
         options["shift"], options["scale"], *_ = randn(n, 6 * channels).chunk(6, dim=1)
-    plain = compiled(layer_norm.reference)
-    calls = {
-        "fastdiff": lambda: layer_norm(x, **options),
-        "eager": lambda: layer_norm.reference(x, **options),
-        "compile": lambda: plain(x, **options),
-    }
-    widened = {key: value.float() if isinstance(value, torch.Tensor) else value for key, value in options.items()}
-    truth = layer_norm.reference(x.float(), **widened)
+    truth = in_float32(layer_norm.reference, (x,), options)
     truth = truth[0] if added else truth
-    return kernel_row(name, calls, truth, moved=(2 + 2 * added) * x.nbytes, ceiling=copy_tbps)
-
-
-def randn(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+    return kernel_row(name, ways(layer_norm, x, **options), truth, moved=(2 + 2 * added) * x.nbytes, ceiling=copy_tbps)
 
 
 if __name__ == "__main__":

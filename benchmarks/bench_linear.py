@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from harness import DEVICE, ceilings, compiled, kernel_row, measure, needs_gpu, report
+from harness import ceilings, in_float32, kernel_row, measure, needs_gpu, randn, report, ways
 from shapes import LINEARS
 
 from fastdiff.kernels.linear import by_kernel, linear
@@ -26,14 +26,8 @@ def main() -> None:
 @torch.inference_mode()
 def row(name: str, peak_tflops: float) -> dict[str, Any]:
     args, options = arguments(name)
-    plain = compiled(linear.reference)
-    calls = {
-        "fastdiff": lambda: linear(*args, **options),
-        "kernel": lambda: by_kernel(*args, **options),
-        "eager": lambda: linear.reference(*args, **options),
-        "compile": lambda: plain(*args, **options),
-    }
-    truth = linear.reference(*map(widened, args), **{key: widened(value) for key, value in options.items()})
+    calls = ways(linear, *args, **options) | {"kernel": lambda: by_kernel(*args, **options)}
+    truth = in_float32(linear.reference, args, options)
     flop = 2 * truth.numel() * args[0].shape[-1]
     plain_ms = measure({"plain": lambda: F.linear(*args)}, seconds=0.03)["plain"]
     return kernel_row(name, calls, truth, flop=flop, ceiling=peak_tflops) | {"plain_ms": plain_ms}
@@ -50,15 +44,6 @@ def arguments(name: str) -> tuple[tuple, dict[str, Any]]:
     if "rms_norm" in options:
         options["rms_norm"] = (None, 1e-6)
     return (randn(n, tokens, channels), randn(out_channels, channels) * channels**-0.5, randn(out_channels)), options
-
-
-def randn(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
-
-
-def widened(value: Any) -> Any:
-    """In float32, where it is a tensor."""
-    return value.float() if isinstance(value, torch.Tensor) else value
 
 
 if __name__ == "__main__":

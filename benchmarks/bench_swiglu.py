@@ -6,7 +6,7 @@ python benchmarks/bench_swiglu.py [--save [DIR]]
 from typing import Any
 
 import torch
-from harness import DEVICE, ceilings, compiled, kernel_row, needs_gpu, report
+from harness import ceilings, in_float32, kernel_row, needs_gpu, randn, report, ways
 from shapes import SWIGLUS
 
 from fastdiff.kernels.swiglu import swiglu
@@ -22,16 +22,9 @@ def main() -> None:
 @torch.inference_mode()
 def row(name: str, peak_tflops: float) -> dict[str, Any]:
     n, tokens, channels, out_channels = SWIGLUS[name]
-    x = torch.randn(n, tokens, channels, device=DEVICE, dtype=torch.bfloat16)
-    weight = torch.randn(2 * out_channels, channels, device=DEVICE, dtype=torch.bfloat16) * channels**-0.5
-    plain = compiled(swiglu.reference)
-    calls = {
-        "fastdiff": lambda: swiglu(x, weight),
-        "eager": lambda: swiglu.reference(x, weight),
-        "compile": lambda: plain(x, weight),
-    }
-    truth = swiglu.reference(x.float(), weight.float())
-    return kernel_row(name, calls, truth, flop=4 * truth.numel() * channels, ceiling=peak_tflops)
+    args = randn(n, tokens, channels), randn(2 * out_channels, channels) * channels**-0.5
+    truth = in_float32(swiglu.reference, args, {})
+    return kernel_row(name, ways(swiglu, *args), truth, flop=4 * truth.numel() * channels, ceiling=peak_tflops)
 
 
 if __name__ == "__main__":

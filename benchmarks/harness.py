@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastdiff.kernels._dispatch import Operation
 from fastdiff.kernels.report import record
 
 RESULTS = Path(__file__).parent / "results"
@@ -67,10 +69,32 @@ def _seconds(call: Call, count: int) -> float:
     return start.elapsed_time(end) / 1e3 / count
 
 
+def randn(*shape: int) -> Tensor:
+    return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+
+
+def widened(value: Any) -> Any:
+    """In float32, where it is a tensor or a pair of them."""
+    if isinstance(value, tuple) and isinstance(value[0], Tensor):
+        return tuple(part.float() for part in value)
+    return value.float() if isinstance(value, Tensor) else value
+
+
+def in_float32(function: Callable, args: tuple, options: dict[str, Any]) -> Any:
+    """`function` of the arguments in float32: the truth."""
+    return function(*map(widened, args), **{key: widened(value) for key, value in options.items()})
+
+
 def compiled(function: Callable) -> Callable:
     """`function` under torch.compile for the shapes that it is called with, without a fallback to eager torch."""
     torch.compiler.reset()  # dynamo gives up on a function of which it keeps eight versions
     return torch.compile(function, dynamic=False, fullgraph=True)
+
+
+def ways(operation: Operation, *args, **options) -> dict[str, Call]:
+    """Calls of an operation: ours, and its torch reference eager and compiled."""
+    runs = {"fastdiff": operation, "eager": operation.reference, "compile": compiled(operation.reference)}
+    return {who: partial(run, *args, **options) for who, run in runs.items()}
 
 
 def kernel_row(

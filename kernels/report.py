@@ -296,8 +296,7 @@ def _denoising_step(pipe, batch_size: int, height: int | None, width: int | None
 def _prediction(
     model, batch_size: int, height: int | None, width: int | None, class_labels: Tensor | None = None
 ) -> tuple[Recorder, Tensor]:
-    size = model.config.sample_size
-    default = size if isinstance(size, tuple) else (size, size)
+    default = model.config.trained_size or (None, None)
     height, width = height or default[0], width or default[1]
     if height is None or width is None:
         raise ValueError("height, width: this model's config has no sample_size; give both")
