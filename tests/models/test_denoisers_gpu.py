@@ -1,11 +1,11 @@
-"""UNet2DModel and Pipeline on a GPU: against the CPU's float32 references, in any batch, with graphs and without."""
+"""The denoisers and Pipeline on a GPU: against the CPU's float32 references, in any batch, with graphs and without."""
 
 import threading
 
 import pytest
 import torch
 
-from fastdiff import DDPMScheduler, Pipeline, UNet2DModel
+from fastdiff import DDIMScheduler, DDPMScheduler, DiTTransformer2DModel, Pipeline, UNet2DModel, denoising
 from fastdiff.kernels._dispatch import references_only
 
 pytestmark = [
@@ -41,32 +41,65 @@ RARE = {
     "scale-shift": (("DownBlock2D",) * 2, ("UpBlock2D",) * 2, {"resnet_time_scale_shift": "scale_shift"}),
     "mish": (("DownBlock2D",) * 2, ("UpBlock2D",) * 2, {"act_fn": "mish", "num_class_embeds": 4}),
 }
-MODELS = {"ddpm": DDPM, "ldm": LDM} | {
+UNETS = {"ddpm": DDPM, "ldm": LDM} | {
     name: {"block_out_channels": (32, 64), "down_block_types": down, "up_block_types": up, "sample_size": 16} | options
     for name, (down, up, options) in RARE.items()
 }
+XL = {  # two blocks of DiT-XL/2
+    "sample_size": 32,
+    "num_layers": 2,
+    "num_attention_heads": 16,
+    "attention_head_dim": 72,
+    "out_channels": 8,
+}
+DITS = {
+    "dit-xl": XL,
+    "dit-pixels": XL
+    | {"in_channels": 3, "out_channels": 3, "patch_size": 4, "num_attention_heads": 6, "attention_head_dim": 64},
+    "dit-narrow": XL | {"num_attention_heads": 2, "attention_head_dim": 8, "activation_fn": "gelu"},
+    "dit-odd": XL
+    | {"sample_size": 14, "num_attention_heads": 3, "attention_head_dim": 12, "norm_elementwise_affine": True},
+}
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=[*UNETS, *DITS])
 def name(request):
     return request.param
 
 
 @pytest.fixture
 def model(name, randomise):
-    return randomise(UNet2DModel.from_config(MODELS[name])).requires_grad_(False)
+    kind, configs = (UNet2DModel, UNETS) if name in UNETS else (DiTTransformer2DModel, DITS)
+    return randomise(kind.from_config(configs[name])).requires_grad_(False)
+
+
+@pytest.fixture
+def draw(randomise):
+    """Pictures of a small guided model in bfloat16, as (N, C, H, W)."""
+    denoiser = randomise(DiTTransformer2DModel.from_config(DITS["dit-pixels"] | {"out_channels": 6})).to(
+        "cuda", torch.bfloat16
+    )
+
+    def draw(scheduler=None, **options):
+        pipe = Pipeline(denoiser, scheduler or DDIMScheduler())
+        options = {"num_inference_steps": 20, "guidance_scale": 2.0, "output_type": "pt"} | options
+        return pipe(**options).images
+
+    draw.denoiser = denoiser
+    return draw
 
 
 def inputs(model, n, seed=0):
+    """Sample, timesteps and, where the model takes them, labels."""
     generator = torch.Generator().manual_seed(seed)
-    side = model.config.sample_size
-    sample = torch.randn(n, model.config.in_channels, side, side, generator=generator)
-    labels = torch.arange(n) % model.config.num_class_embeds if model.config.num_class_embeds else None
-    return sample, torch.randint(0, 1000, (n,), generator=generator), labels
+    sample = torch.randn(n, model.config.in_channels, *model.config.trained_size, generator=generator)
+    labels = (torch.arange(n) % min(7, model.config.num_class_embeds),) if model.config.num_class_embeds else ()
+    return sample, torch.randint(0, 1000, (n,), generator=generator), *labels
 
 
-def to_gpu(sample, timesteps, labels, dtype=torch.float32):
-    return sample.to("cuda", dtype), timesteps.cuda(), None if labels is None else labels.cuda()
+def on_gpu(given, dtype=torch.float32):
+    sample, *condition = given
+    return sample.to("cuda", dtype), *(tensor.cuda() for tensor in condition)
 
 
 def test_float32_is_the_reference(model):
@@ -74,7 +107,7 @@ def test_float32_is_the_reference(model):
     expected = model(*given).sample
     model.cuda()
     for _ in range(3):  # eager, captured, replayed
-        error = (model(*to_gpu(*given)).sample.cpu() - expected).abs().max()
+        error = (model(*on_gpu(given)).sample.cpu() - expected).abs().max()
         assert error <= 1e-4
         assert error <= 2e-5 * expected.abs().max()
 
@@ -85,20 +118,20 @@ def test_half_precision_errs_at_most_twice_as_much_as_torch(model, dtype):
     expected = model(*given).sample
     model.to("cuda", dtype)
     model.use_graphs = False
-    ours = model(*to_gpu(*given, dtype)).sample.float().cpu()
+    ours = model(*on_gpu(given, dtype)).sample.float().cpu()
     with references_only():
-        torchs = model(*to_gpu(*given, dtype)).sample.float().cpu()
+        torchs = model(*on_gpu(given, dtype)).sample.float().cpu()
     error, allowed = (ours - expected).norm(), (torchs - expected).norm()
     assert error <= 2 * allowed, f"{error / expected.norm():.2e} against torch's {allowed / expected.norm():.2e}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_same_bits_in_any_batch(model, dtype):
-    sample, timesteps, labels = to_gpu(*inputs(model, 64), dtype)
+    given = on_gpu(inputs(model, 64), dtype)
     model.to("cuda", dtype)
 
     def run(places):
-        return model(sample[places], timesteps[places], None if labels is None else labels[places]).sample
+        return model(*(tensor[places] for tensor in given)).sample
 
     alone = run(slice(5, 6))
     for places in (slice(4, 7), slice(5, 13), slice(0, 64)):
@@ -107,7 +140,7 @@ def test_same_bits_in_any_batch(model, dtype):
 
 def test_graphs_change_no_bit_and_no_earlier_output(model):
     model.to("cuda", torch.bfloat16)
-    first, second = (to_gpu(*inputs(model, 2, seed), torch.bfloat16) for seed in (0, 1))
+    first, second = (on_gpu(inputs(model, 2, seed), torch.bfloat16) for seed in (0, 1))
     model.use_graphs = False
     expected = [model(*given).sample for given in (first, second)]
     model.use_graphs = True
@@ -120,7 +153,7 @@ def test_graphs_change_no_bit_and_no_earlier_output(model):
 class TestGraphs:
     def test_threads_and_streams(self, name, model):
         model.to("cuda", torch.bfloat16)
-        given = [to_gpu(*inputs(model, 2, seed), torch.bfloat16) for seed in range(4)]
+        given = [on_gpu(inputs(model, 2, seed), torch.bfloat16) for seed in range(4)]
         expected = [model(*each).sample for each in given]
         torch.cuda.synchronize()
         wrong = []
@@ -144,9 +177,9 @@ class TestGraphs:
         given = inputs(model, 2)
         model.cuda()
         for _ in range(2):
-            expected = model(*to_gpu(*given)).sample
+            expected = model(*on_gpu(given)).sample
         model.cpu().cuda()
-        torch.testing.assert_close(model(*to_gpu(*given)).sample, expected, rtol=0, atol=0)
+        torch.testing.assert_close(model(*on_gpu(given)).sample, expected, rtol=0, atol=0)
 
     def test_pipeline_with_and_without_graphs(self, name, model):
         pipe = Pipeline(model.to("cuda", torch.bfloat16), DDPMScheduler())
@@ -166,3 +199,40 @@ def test_bundled_model_draws_the_cpus_pictures():
     assert (pictures - expected).abs().max() <= 3e-3
     alone = pipe(**options | {"class_labels": 20}).images.cpu()
     assert torch.equal(alone[0], pictures[1])
+
+
+def test_the_launches_of_a_block(randomise):
+    """Seven, as kernels/README.md says; whatever else a prediction launches does not grow with its blocks."""
+    counts = []
+    for layers in (2, 5):
+        model = randomise(DiTTransformer2DModel.from_config(XL | {"num_layers": layers})).to("cuda", torch.bfloat16)
+        x, conditioning = (
+            torch.randn(2, 32, 32, 4, device="cuda").bfloat16(),
+            model.conditioning(*on_gpu(inputs(model, 2))[1:]),
+        )
+        model.predict(x, conditioning)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            model.predict(x, conditioning)
+            torch.cuda.synchronize()
+        counts.append(sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events()))
+    assert counts[1] - counts[0] <= 3 * 7
+
+
+@pytest.mark.parametrize(
+    "scheduler", [DDIMScheduler(), DDPMScheduler(variance_type="learned_range")], ids=["ddim", "learned-variance"]
+)
+def test_pictures_in_any_company_with_graphs_and_without(draw, scheduler):
+    alone = draw(scheduler, seed=11, class_labels=7)
+    assert alone.isfinite().all()
+    for place, labels in enumerate([[7, 3, 4], [2, 7, None], [9, 9, 7]]):
+        seeds = [1, 2, 3]
+        seeds[place] = 11
+        assert torch.equal(draw(scheduler, seed=seeds, class_labels=labels, batch_size=3)[place], alone[0])
+    draw.denoiser.use_graphs = False
+    assert torch.equal(draw(scheduler, seed=11, class_labels=7), alone)
+
+
+def test_a_table_in_chunks_changes_no_bit(draw, monkeypatch):
+    expected = draw(class_labels=[7, 3])
+    monkeypatch.setattr(denoising, "TABLE_BYTES", 5 * 3 * 2 * draw.denoiser.conditioning_width)
+    assert torch.equal(draw(class_labels=[7, 3]), expected)
