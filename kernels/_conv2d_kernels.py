@@ -91,13 +91,16 @@ def _load_addend(
 
 @triton.jit
 def _finish(
-    y_ptr, mean_ptr, m2_ptr,
-    acc, addend, residual_ptr, residual_desc,
+    y, mean_ptr, m2_ptr,
+    acc, addend, residual,
     image, row, column, quarter, n0, images, columns, pixels, out_channels, scale,
     MODE: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr,
     STATISTICS: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """The epilogue: y = (acc + addend + residual) * scale and its moments, where these have pointers."""
+    """The epilogue: y = (acc + addend + residual) * scale and its moments, where these have pointers.
+
+    y and the residual are descriptors where they can be: by pointers, the whole accumulator changes its layout first.
+    """
     PIXELS: tl.constexpr = BH * BW
     acc = acc.reshape(BI, PIXELS, BN) + addend[:, None, :]
     n = n0 + tl.arange(0, BN)
@@ -110,12 +113,19 @@ def _finish(
     mask = present[:, None, None] & inside_n[None, None, :]
     if RAGGED:
         mask &= (pixel < pixels)[None, :, None]
-    if residual_ptr is not None:
-        acc += tl.load(residual_ptr + base + offset, mask=mask, other=0.0).to(tl.float32)
-    if residual_desc is not None:  # by pointer, the whole accumulator would change its layout first
-        acc += residual_desc.load([image, row, column, n0]).reshape(BI, PIXELS, BN).to(tl.float32)
-    acc *= scale
-    tl.store(y_ptr + base + offset, acc.to(y_ptr.dtype.element_ty), mask=mask)
+    if isinstance(residual, tl.tensor_descriptor):
+        acc += residual.load([image, row, column, n0]).reshape(BI, PIXELS, BN).to(tl.float32)
+    elif residual is not None:
+        acc += tl.load(residual + base + offset, mask=mask, other=0.0).to(tl.float32)
+    if scale is not None:
+        acc *= scale
+    if not isinstance(y, tl.tensor_descriptor):
+        tl.store(y + base + offset, acc.to(y.dtype.element_ty), mask=mask)
+    elif MODE == "up":  # y as (N, H / 2, 2, W / 2, 2 C)
+        tile = acc.to(y.dtype).reshape(BI, BH, 1, BW, BN)
+        y.store([image, row, quarter // 2, column, quarter % 2 * out_channels + n0], tile)
+    else:
+        y.store([image, row, column, n0], acc.to(y.dtype).reshape(BI, BH, BW, BN))
     if mean_ptr is not None:
         tiles = tl.cdiv(pixels, STATISTICS)
         _store_moments(
@@ -181,8 +191,8 @@ def _add_shortcut(
 
 @triton.jit(do_not_specialize=SIZES)
 def conv_by_descriptors(
-    y_ptr, mean_ptr, m2_ptr,
-    x_desc, x2_desc, w_desc, bias_ptr, temb_ptr, residual_ptr, residual_desc,
+    y, mean_ptr, m2_ptr,
+    x_desc, x2_desc, w_desc, bias_ptr, temb_ptr, residual,
     shortcut_desc, shortcut2_desc, shortcut_w_desc, shortcut_bias_ptr,
     images, rows, columns, pixels, pad_top, pad_left, steps, channels, channels2, shortcut_channels, shortcut_channels2,
     out_channels, temb_stride, scale,
@@ -199,8 +209,11 @@ def conv_by_descriptors(
     if shortcut_bias_ptr is not None:
         addend += _load_addend(shortcut_bias_ptr, None, image, n, images, out_channels, 0, BI, BN)
     zeros = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
-    acc = zeros
-    for chunk in range(CHUNKS):
+    acc = _sum_by_descriptors(
+        zeros, x_desc, w_desc, image, row, column, top, left, n, first, steps, channels, channels + channels2, 0,
+        KH, KW, MODE, SWAP, BM, BK,
+    )  # fmt: skip
+    for chunk in range(1, CHUNKS):
         acc += _sum_by_descriptors(
             zeros, x_desc, w_desc, image, row, column, top, left, n, first + chunk * steps, steps, channels,
             channels + channels2, 0, KH, KW, MODE, SWAP, BM, BK,
@@ -217,9 +230,10 @@ def conv_by_descriptors(
         )  # fmt: skip
     if SWAP:
         acc = acc.T
-    y_ptr += tl.program_id(1).to(tl.int64) * images * pixels * out_channels
+    if not isinstance(y, tl.tensor_descriptor):
+        y += tl.program_id(1).to(tl.int64) * images * pixels * out_channels
     _finish(
-        y_ptr, mean_ptr, m2_ptr, acc, addend, residual_ptr, residual_desc, image, row, column, quarter,
+        y, mean_ptr, m2_ptr, acc, addend, residual, image, row, column, quarter,
         n, images, columns, pixels, out_channels, scale,
         MODE, BI, BH, BW, BN, STATISTICS, False,
     )  # fmt: skip
@@ -263,8 +277,8 @@ def _sum_by_pointers(
 
 @triton.jit(do_not_specialize=SIZES)
 def conv_by_pointers(
-    y_ptr, mean_ptr, m2_ptr,
-    x_ptr, x2_ptr, w_ptr, bias_ptr, temb_ptr, residual_ptr,
+    y, mean_ptr, m2_ptr,
+    x_ptr, x2_ptr, w_ptr, bias_ptr, temb_ptr, residual,
     images, rows, pixels, height, width, out_width, pad_top, pad_left, steps,
     channels, channels2, out_channels, temb_stride, scale,
     KH: tl.constexpr, KW: tl.constexpr, MODE: tl.constexpr, FLAT: tl.constexpr, CHUNKS: tl.constexpr,
@@ -302,17 +316,18 @@ def conv_by_pointers(
         )  # fmt: skip
     if SWAP:
         acc = acc.T
-    y_ptr += tl.program_id(1).to(tl.int64) * images * pixels * out_channels
+    if not isinstance(y, tl.tensor_descriptor):
+        y += tl.program_id(1).to(tl.int64) * images * pixels * out_channels
     _finish(
-        y_ptr, mean_ptr, m2_ptr, acc, addend, residual_ptr, None, image, row, column, quarter,
+        y, mean_ptr, m2_ptr, acc, addend, residual, image, row, column, quarter,
         n0, images, BW, pixels, out_channels, scale, "same", 1, BH, BW, BN, BW, RAGGED,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=SIZES)
 def sum_chunks(
-    y_ptr, mean_ptr, m2_ptr,
-    partial_ptr, bias_ptr, temb_ptr, residual_ptr,
+    y, mean_ptr, m2_ptr,
+    partial_ptr, bias_ptr, temb_ptr, residual,
     images, rows, columns, pixels, out_channels, temb_stride, scale,
     CHUNKS: tl.constexpr, MODE: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr,
     STATISTICS: tl.constexpr, RAGGED: tl.constexpr,
@@ -332,6 +347,6 @@ def sum_chunks(
         partial_ptr += images.to(tl.int64) * pixels * out_channels
         acc += tl.load(partial_ptr + offset, mask=mask, other=0.0)
     _finish(
-        y_ptr, mean_ptr, m2_ptr, acc, addend, residual_ptr, None, image, row, column, quarter,
+        y, mean_ptr, m2_ptr, acc, addend, residual, image, row, column, quarter,
         n0, images, columns, pixels, out_channels, scale, MODE, 1, BH, BW, BN, STATISTICS, RAGGED,
     )  # fmt: skip

@@ -124,6 +124,7 @@ class Plan(NamedTuple):
     steps: int  # of a chunk
     spread: bool  # a program makes one chunk, not all
     obstacle: str = ""  # why descriptors do not load
+    may_store: bool = True  # by descriptors
 
     def describe(self) -> str:
         tile = f"{self.tile.pixels} pixels x {self.tile.channels} channels a program"
@@ -153,7 +154,14 @@ class Plan(NamedTuple):
         return not self.descriptors and problem.pixels % self.tile.pixels != 0
 
     def residual_by_descriptor(self, problem: Problem) -> bool:
-        return self.descriptors and not self.spread and problem.mode != "up" and problem.out_channels % 8 == 0
+        return self.descriptors and problem.mode != "up" and self.stores_by_descriptor(problem)
+
+    def stores_by_descriptor(self, problem: Problem) -> bool:
+        """Whether the output's tiles, of whole rows of the grid, are stored by a tensor descriptor."""
+        channels = problem.out_channels
+        whole = self.rows * self.columns == problem.pixels if not self.descriptors else True
+        fits = channels % (self.tile.channels if problem.mode == "up" and self.descriptors else 8) == 0
+        return self.may_store and not self.spread and problem.itemsize == 2 and whole and fits
 
     def programs(self, problem: Problem) -> int:
         """Programs of one chunk, or of all."""
@@ -167,7 +175,7 @@ def make_plan(problem: Problem, *, obstacle: str | None, multiprocessors: int) -
     """`obstacle`: why the card or the tensors' addresses rule descriptors out, if they do."""
     grid = obstacle or _descriptor_grid(problem)
     if isinstance(grid, str):
-        return _pointer_plan(problem, multiprocessors)._replace(obstacle=grid)
+        return _pointer_plan(problem, multiprocessors)._replace(obstacle=grid, may_store=obstacle is None)
     return _descriptor_plan(problem, *grid, multiprocessors)
 
 

@@ -136,7 +136,7 @@ def _conv2d_triton(
     statistics = _empty_moments(problem, plan, device) if moments else None
     outputs = (y, *statistics[:2]) if statistics else (y, None, None)
     temb_stride = temb.stride(0) if temb is not None else 0
-    epilogue = Epilogue(bias, temb, residual, temb_stride, 1 / output_scale)
+    epilogue = Epilogue(bias, temb, residual, temb_stride, None if output_scale == 1.0 else 1 / output_scale)
     if plan.spread:
         partial = torch.empty(plan.chunks, *problem.out_shape, dtype=torch.float32, device=device)
         _launch_products(problem, plan, (partial, None, None), parts, weight, Epilogue())
@@ -167,9 +167,9 @@ class Epilogue(NamedTuple):
 
     bias_ptr: Tensor | None = None
     temb_ptr: Tensor | None = None
-    residual_ptr: Tensor | None = None
+    residual: Any = None  # (N, H_out, W_out, C_out), or its descriptor
     temb_stride: int = 0
-    scale: float = 1.0
+    scale: float | None = None
 
 
 def _empty_moments(problem: Problem, plan: Plan, device: torch.device) -> Moments:
@@ -193,20 +193,20 @@ def _launch_products(
         SWAP=plan.tile.swap, BH=tile_height, BW=tile_width, BN=plan.tile.channels, BK=plan.tile.block,
         num_warps=plan.tile.warps, num_stages=plan.tile.stages, fp_fusion=False,
     )  # fmt: skip
+    if plan.stores_by_descriptor(problem):
+        outputs = _output_descriptor(problem, plan, outputs[0]), *outputs[1:]
     if not plan.descriptors:
         x, x2 = (*parts, None)[:2]
         sizes = dict(height=problem.height, width=problem.width, out_width=problem.out_width)
         flags = dict(FLAT=plan.flat, RAGGED=plan.ragged(problem))
         launch(conv_by_pointers, grid, *outputs, x, x2, weight, **epilogue._asdict(), **arguments, **sizes, **flags)
         return
-    residual = None
-    if epilogue.residual_ptr is not None and plan.residual_by_descriptor(problem):
-        residual = descriptor(epilogue.residual_ptr, [*plan.tile_shape, plan.tile.channels])
-        epilogue = epilogue._replace(residual_ptr=None)
+    if epilogue.residual is not None and plan.residual_by_descriptor(problem):
+        epilogue = epilogue._replace(residual=_output_descriptor(problem, plan, epilogue.residual))
     x, x2 = (*_input_descriptors(problem, plan, parts), None)[:2]
     weight = descriptor(weight.flatten(1), [plan.tile.channels, plan.tile.block])
     launch(
-        conv_by_descriptors, grid, *outputs, x, x2, weight, residual_desc=residual, **epilogue._asdict(), **arguments,
+        conv_by_descriptors, grid, *outputs, x, x2, weight, **epilogue._asdict(), **arguments,
         **_shortcut_arguments(plan, shortcut), columns=plan.columns, BI=pictures, STATISTICS=plan.statistics,
     )  # fmt: skip
 
@@ -228,6 +228,15 @@ def _input_descriptors(problem: Problem, plan: Plan, parts: tuple[Tensor, ...]) 
         parts = tuple(part.view(part.shape[0], part.shape[1] // 2, 2, part.shape[2] // 2, -1) for part in parts)
         return [descriptor(part, [pictures, height, 1, width, plan.tile.block]) for part in parts]
     return [descriptor(part, [pictures, height, width, plan.tile.block]) for part in parts]
+
+
+def _output_descriptor(problem: Problem, plan: Plan, y: Tensor):
+    pictures, height, width = plan.tile_shape
+    if problem.mode == "up" and plan.descriptors:  # the pixels of a quarter are a block of (N, H / 2, 2, W / 2, 2 C)
+        y = y.view(problem.images, plan.rows, 2, plan.columns, -1)
+        return descriptor(y, [pictures, height, 1, width, plan.tile.channels])
+    y = y.view(problem.images, plan.rows, plan.columns, problem.out_channels)
+    return descriptor(y, [pictures, height, width, plan.tile.channels])
 
 
 def _launch_sum(problem: Problem, plan: Plan, outputs: tuple, partial: Tensor, epilogue: Epilogue) -> None:
