@@ -4,7 +4,9 @@ from fastdiff.kernels._math import activate
 from fastdiff.kernels._triton import tl, triton
 
 # One compiled variant for all their values: a new resolution compiles nothing.
-SIZES = ("tiles", "tiles2", "pixels", "pixels2", "hw", "group_width", "span", "scale_stride", "shift_stride")
+SIZES = (
+    "images", "tiles", "tiles2", "pixels", "pixels2", "hw", "group_width", "span", "scale_stride", "shift_stride",
+)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -40,11 +42,21 @@ def moments_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def merge_kernel(
-    merged_mean_ptr, merged_m2_ptr, mean_ptr, m2_ptr, hw, channels, tiles, pixels, BT: tl.constexpr, BC: tl.constexpr
+    merged_mean_ptr, merged_mean2_ptr, merged_m2_ptr, merged_m2_2_ptr, mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr,
+    images, channels, channels2, tiles, tiles2, pixels, pixels2, hw, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """All tiles of an image as one, for BC channels; in order, BT at a time, as sums about the mean of the first."""
-    blocks = tl.cdiv(channels, BC)
+    """All tiles of an image as one, for BC channels of a tensor, or of one of a pair; in order, BT at a time.
+
+    The sums are about the mean of the first tile.
+    """
     pid = tl.program_id(0)
+    if mean2_ptr is not None:
+        programs = images * tl.cdiv(channels, BC)
+        if pid >= programs:
+            pid -= programs
+            merged_mean_ptr, merged_m2_ptr, mean_ptr, m2_ptr = merged_mean2_ptr, merged_m2_2_ptr, mean2_ptr, m2_2_ptr
+            channels, tiles, pixels = channels2, tiles2, pixels2
+    blocks = tl.cdiv(channels, BC)
     n, c = (pid // blocks).to(tl.int64), pid % blocks * BC + tl.arange(0, BC)
     first = n * tiles * channels + c
     shift = tl.load(mean_ptr + first, mask=c < channels, other=0.0)

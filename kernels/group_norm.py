@@ -137,15 +137,30 @@ def _moments(x: Tensor, tiling: Tiling) -> Moments:
     return Moments(mean, m2, pixels)
 
 
-def _one_tile(moments: Moments, hw: int) -> Moments:
-    n, tiles, channels = moments.mean.shape
+def _one_tile(known: list[Moments], hw: int) -> list[Moments]:
+    """The moments of a tensor, or of a pair, each merged into those of one tile."""
+    n, tiles = len(known[0].mean), max(m.mean.shape[1] for m in known)
+    widths = [m.mean.shape[2] for m in known]
     rows, columns = (256, 8) if tiles > 64 else (32, 32)
-    mean, m2 = (moments.mean.new_empty(n, 1, channels) for _ in range(2))
+    merged = [
+        Moments(m.mean.new_empty(n, 1, width), m.m2.new_empty(n, 1, width), hw)
+        for m, width in zip(known, widths, strict=True)
+    ]
     launch(
-        merge_kernel, (n * triton.cdiv(channels, columns),),
-        mean, m2, moments.mean, moments.m2, hw, channels, tiles, moments.pixels, BT=rows, BC=columns, num_warps=4,
+        merge_kernel, (n * sum(triton.cdiv(width, columns) for width in widths),),
+        *_statistics(merged), *_statistics(known), n, *_pair(widths, 0), *_tiles(known), hw,
+        BT=rows, BC=columns, num_warps=4,
     )  # fmt: skip
-    return Moments(mean, m2, hw)
+    return merged
+
+
+def _statistics(known: list[Moments]) -> tuple:
+    return *_pair([m.mean for m in known]), *_pair([m.m2 for m in known])
+
+
+def _tiles(known: list[Moments]) -> tuple[int, ...]:
+    """How many, and of how many pixels."""
+    return *_pair([m.mean.shape[1] for m in known], 0), *_pair([m.pixels for m in known], 0)
 
 
 FOLDED = 32  # statistics of a channel's group, up to which each program of the normalise pass merges them
@@ -168,10 +183,9 @@ def _group_norm_triton(
     known = [m or _moments(part, tiling) for part, m in zip(parts, given, strict=True)]
     whole = _whole_groups(group_width, widths, tiling)
     each = 1 if whole else group_width
-    known = [m if m.mean.shape[1] * each <= FOLDED else _one_tile(m, hw) for m in known]
+    if each * max(m.mean.shape[1] for m in known) > FOLDED:
+        known = _one_tile(known, hw)
     entries = each * max(m.mean.shape[1] for m in known)
-    statistics = *_pair([m.mean for m in known]), *_pair([m.m2 for m in known])
-    tiles = *_pair([m.mean.shape[1] for m in known], 0), *_pair([m.pixels for m in known], 0)
 
     y = parts[0].new_empty(n, height, width, sum(widths))
     blocks = n * sum(triton.cdiv(width, tiling.channels) for width in widths)
@@ -180,7 +194,8 @@ def _group_norm_triton(
     grid = (blocks * triton.cdiv(hw, span),)
     launch(
         normalise_kernel, grid,
-        y, *_pair(parts), *statistics, weight, bias, scale, shift, *_pair(widths, 0), *tiles, hw, group_width, eps,
+        y, *_pair(parts), *_statistics(known), weight, bias, scale, shift, *_pair(widths, 0), *_tiles(known), hw,
+        group_width, eps,
         *((0, 0) if scale is None else (scale.stride(0), shift.stride(0))), span,
         *_pair([part.stride(0) for part in parts], 0), *_pair([part.stride(2) for part in parts], 0),
         ACTIVATION=activation, BP=tiling.pixels, BC=tiling.channels, WHOLE=whole,
