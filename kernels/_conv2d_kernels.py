@@ -11,7 +11,7 @@ statistics tiles depend on the picture's shape alone; the tile, and whether one 
 own for `sum_chunks` to add up, do not change a bit.
 """
 
-from fastdiff.kernels._math import tree_sum
+from fastdiff.kernels._math import await_inputs, tree_sum
 from fastdiff.kernels._triton import tl, triton
 
 # Run-time numbers whose divisibility is not worth a kernel variant.
@@ -199,6 +199,7 @@ def conv_by_descriptors(
     KH: tl.constexpr, KW: tl.constexpr, MODE: tl.constexpr, CHUNKS: tl.constexpr, SWAP: tl.constexpr,
     BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STATISTICS: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     BM: tl.constexpr = BI * BH * BW
     across = tl.cdiv(out_channels, BN)
     n = tl.program_id(0) % across * BN
@@ -285,6 +286,7 @@ def conv_by_pointers(
     SWAP: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """A tile is BH statistics tiles of BW consecutive pixels, whatever rows of the picture they lie in."""
+    await_inputs()
     BM: tl.constexpr = BH * BW
     across = tl.cdiv(out_channels, BN)
     n0 = tl.program_id(0) % across * BN
@@ -333,6 +335,7 @@ def sum_chunks(
     STATISTICS: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """The ordered sum of a spread convolution's chunks, partial (CHUNKS, N, H_out, W_out, C_out), and its epilogue."""
+    await_inputs()
     across = tl.cdiv(out_channels, BN)
     n0 = tl.program_id(0) % across * BN
     n = n0 + tl.arange(0, BN)

@@ -1,6 +1,6 @@
 """The device code of GroupNorm: statistics of a tensor, many tiles made one, normalising with what is left to merge."""
 
-from fastdiff.kernels._math import activate
+from fastdiff.kernels._math import activate, await_inputs
 from fastdiff.kernels._triton import tl, triton
 
 # One compiled variant for all their values: a new resolution compiles nothing.
@@ -14,6 +14,7 @@ def moments_kernel(
     mean_ptr, m2_ptr, x_ptr, hw, channels, tiles, pixels, image_stride, pixel_stride, BP: tl.constexpr, BC: tl.constexpr
 ):  # fmt: skip
     """Moments of one tile and BC channels: Welford's recurrence down BP rows side by side, then Chan's across them."""
+    await_inputs()
     blocks = tl.cdiv(channels, BC)
     pid = tl.program_id(0)
     image_tile, c = pid // blocks, pid % blocks * BC + tl.arange(0, BC)
@@ -49,6 +50,7 @@ def merge_kernel(
 
     The sums are about the mean of the first tile.
     """
+    await_inputs()
     pid = tl.program_id(0)
     if mean2_ptr is not None:
         programs = images * tl.cdiv(channels, BC)
@@ -158,6 +160,7 @@ def normalise_kernel(
     ACTIVATION: tl.constexpr, WHOLE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """`span` pixels of one image and BC channels, all of the first tensor or all of the second."""
+    await_inputs()
     width = channels + channels2
     blocks1 = tl.cdiv(channels, BC)
     blocks = blocks1 + tl.cdiv(channels2, BC)

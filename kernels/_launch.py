@@ -33,6 +33,7 @@ def launch(
     device, listener = next(tensor.device for tensor in tensors if isinstance(tensor, Tensor)), recorder()
     # fp_fusion always said, because Triton's default changes with version 3.10, and with it the bits
     options = dict(num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=fp_fusion)
+    options["launch_pdl"] = capability(device) >= (9, 0)  # see `await_inputs`
     run = partial(kernel.run, *args, grid=grid, warmup=_only_compiles.get(), **options, **constexprs)
     with torch.cuda.device(device) if device.type == "cuda" else _interpreter:
         run() if listener is None else listener.launch(kernel, run)

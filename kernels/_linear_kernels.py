@@ -4,7 +4,7 @@ A program makes tiles of BM tokens of one picture x BN output channels, one afte
 while the last is finished. Every sum over the input channels has one order, whatever the tile: the tile changes no bit.
 """
 
-from fastdiff.kernels._math import activate, tree_sum
+from fastdiff.kernels._math import activate, await_inputs, tree_sum
 from fastdiff.kernels._triton import tl, triton
 
 # Run-time numbers whose divisibility is not worth a kernel variant.
@@ -112,6 +112,7 @@ def linear_kernel(
     NORMED: x is divided by its root mean square, which is to say that its products are.
     CHUNK: so many channels are summed on their own, then added to the sum of those before; 0 for all in one.
     """
+    await_inputs()
     down, across = tl.cdiv(tokens, BM), tl.cdiv(out_channels, BN)
     y_picture = tl.cast(tokens, tl.int64) * out_channels
     for tile in tl.range(tl.program_id(0), pictures * down * across, tl.num_programs(0), flatten=True):

@@ -1,8 +1,24 @@
 """Device functions that several kernels share."""
 
-from fastdiff.kernels._triton import tl, triton
+from fastdiff.kernels._triton import cuda, target_info, tl, triton
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+FEW_PROGRAMS = tl.constexpr(132)  # one for each multiprocessor of an H100
+
+
+@triton.jit
+def await_inputs():
+    """The first line of every kernel: `launch` lets it begin before the kernel that makes its inputs has ended.
+
+    Programmatic dependent launch: all but the wait for memory is done early. Few programs leave room for the next
+    kernel's, so they let these begin at once; many would be held up by them.
+    """
+    if target_info.cuda_capability_geq(9, 0):
+        cuda.gdc_wait()
+        if tl.num_programs(0) * tl.num_programs(1) <= FEW_PROGRAMS:
+            cuda.gdc_launch_dependents()
 
 
 @triton.jit

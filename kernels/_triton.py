@@ -8,6 +8,8 @@ import importlib.util
 if importlib.util.find_spec("triton") is not None:
     import triton
     import triton.language as tl
+    from triton.language import target_info
+    from triton.language.extra import cuda
 else:
 
     class _Absent:
@@ -19,6 +21,6 @@ else:
         def __call__(self, *args, **kwargs) -> "_Absent":
             return self
 
-    triton = tl = _Absent()
+    triton = tl = target_info = cuda = _Absent()
 
-__all__ = ["tl", "triton"]
+__all__ = ["cuda", "target_info", "tl", "triton"]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastdiff.kernels._dispatch import Declined, Operation
 from fastdiff.kernels._launch import DTYPES, capability, launch, side_by_side
-from fastdiff.kernels._math import LOG2_E
+from fastdiff.kernels._math import LOG2_E, await_inputs
 from fastdiff.kernels._triton import tl, triton
 from fastdiff.kernels.report import because
 
@@ -95,6 +95,7 @@ def _attention_kernel(
     CAUSAL: tl.constexpr, D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """BM queries of one head. D is the head width, D1 + D2 >= D the two parts that the products are split into."""
+    await_inputs()
     blocks = tl.cdiv(queries, BM)
     pid = tl.program_id(0)
     rows = pid % blocks * BM + tl.arange(0, BM)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastdiff.kernels._dispatch import Declined, Operation
 from fastdiff.kernels._launch import launch
+from fastdiff.kernels._math import await_inputs
 from fastdiff.kernels._triton import tl, triton
 
 # One row of the table, for a model output m, the current picture x_t and unit noise z:
@@ -224,6 +225,7 @@ def _denoise_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """BLOCK elements of one picture: `_step` in its order of operations, without thresholding."""
+    await_inputs()
     blocks = tl.cdiv(elements, BLOCK)
     n, first = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK
     e = first + tl.arange(0, BLOCK)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastdiff.kernels._dispatch import Declined, Operation
 from fastdiff.kernels._launch import DTYPES, launch, side_by_side
+from fastdiff.kernels._math import await_inputs
 from fastdiff.kernels._triton import tl, triton
 
 MAX_WIDTH = 16384  # channels that a program holds
@@ -80,6 +81,7 @@ def _layer_norm_kernel(
     RMS: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """BM tokens of one picture, whole."""
+    await_inputs()
     down = tl.cdiv(tokens, BM)
     picture = (tl.program_id(0) // down).to(tl.int64)
     row, c = tl.program_id(0) % down * BM + tl.arange(0, BM), tl.arange(0, BC)
