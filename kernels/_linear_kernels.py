@@ -83,7 +83,8 @@ def _finish(
         )  # fmt: skip
     else:
         n = column + tl.arange(0, BN)
-        acc = activate(_add_bias(acc, bias_ptr, n, out_channels), ACTIVATION)
+        EXACT: tl.constexpr = not isinstance(y, tl.tensor_descriptor) and y.dtype.element_ty == tl.float32
+        acc = activate(_add_bias(acc, bias_ptr, n, out_channels), ACTIVATION, EXACT)
         if DUAL:
             acc *= _add_bias(acc2, bias_ptr if bias_ptr is None else bias_ptr + out_channels, n, out_channels)
         if gate_ptr is not None:

@@ -32,11 +32,15 @@ def tree_sum(x, GROUPS: tl.constexpr, LENGTH: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def activate(x, ACTIVATION: tl.constexpr):
-    """The activation named `ACTIVATION` of x, float32; the names of `group_norm.ACTIVATIONS` and `linear`'s."""
+def activate(x, ACTIVATION: tl.constexpr, EXACT: tl.constexpr = False):
+    """The activation named `ACTIVATION` of x, float32; the names of `group_norm.ACTIVATIONS` and `linear`'s.
+
+    EXACT: SiLU's division is rounded once, not twice; for a float32 result of one sum.
+    """
     if ACTIVATION == "silu":
         # exp2 is one instruction, exp five; e^-x may be infinite, then x / (1 + e^-x) is -0
-        x = x / (1 + tl.exp2(x * -LOG2_E))
+        divisor = 1 + tl.exp2(x * -LOG2_E)
+        x = tl.div_rn(x, divisor) if EXACT else x / divisor
     elif ACTIVATION == "mish":
         # x tanh(log(1 + e^x)) without the logarithm; from 20 on it is x, and e^x stays finite
         e = tl.exp2(tl.minimum(x, 20.0) * LOG2_E)

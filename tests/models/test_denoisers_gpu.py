@@ -70,7 +70,12 @@ def name(request):
 @pytest.fixture
 def model(name, randomise):
     kind, configs = (UNet2DModel, UNETS) if name in UNETS else (DiTTransformer2DModel, DITS)
-    return randomise(kind.from_config(configs[name])).requires_grad_(False)
+    model = randomise(kind.from_config(configs[name])).requires_grad_(False)
+    if name == "dit-xl":  # so wide, attention would pick single keys, and each rounding grow a thousandfold
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.Linear):
+                layer.weight *= min(1, 10 * layer.in_features**-0.5)
+    return model
 
 
 @pytest.fixture
@@ -214,7 +219,8 @@ def test_the_launches_of_a_block(randomise):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             model.predict(x, conditioning)
             torch.cuda.synchronize()
-        counts.append(sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events()))
+        on_device = [each for each in profile.events() if each.device_type == torch.autograd.DeviceType.CUDA]
+        counts.append(sum("Memset" not in each.name for each in on_device))  # a memset is no kernel: torch's library's
     assert counts[1] - counts[0] <= 3 * 7
 
 
