@@ -95,13 +95,13 @@ def check(sanitizer: str, arguments: list[str]) -> tuple[str, bool]:
 
 
 def summary(arguments: list[str], output: str) -> str:
-    """The command, pytest's last line, and what the tool says."""
+    """The command, pytest's last line and what failed, and what the tool says."""
     lines = output.splitlines()
     said = [line for line in lines if line.startswith("=========")]
-    tests = [line for line in lines if re.search(r"\d+ \w+ in [\d.]+s", line)]
+    tests = [line for line in lines if re.search(r"^(E  |FAILED)|\d+ \w+ in [\d.]+s", line)]
     left_out = [f"... {len(said) - LINES} lines ...", said[-1]] if len(said) > LINES else []
     command = " ".join(f"'{argument}'" if " " in argument else argument for argument in arguments)
-    return "\n".join([f"$ compute-sanitizer {command}", *(tests or lines)[-1:], *said[:LINES], *left_out])
+    return "\n".join([f"$ compute-sanitizer {command}", *(tests or lines)[-LINES:], *said[:LINES], *left_out])
 
 
 if __name__ == "__main__":

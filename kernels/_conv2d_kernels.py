@@ -11,7 +11,7 @@ statistics tiles depend on the picture's shape alone; the tile, and whether one 
 own for `sum_chunks` to add up, do not change a bit.
 """
 
-from fastdiff.kernels._math import await_inputs, tree_sum
+from fastdiff.kernels._math import await_inputs, prefetch, tree_sum
 from fastdiff.kernels._triton import tl, triton
 
 # Run-time numbers whose divisibility is not worth a kernel variant.
@@ -192,13 +192,14 @@ def _add_shortcut(
 @triton.jit(do_not_specialize=SIZES)
 def conv_by_descriptors(
     y, mean_ptr, m2_ptr,
-    x_desc, x2_desc, w_desc, bias_ptr, temb_ptr, residual,
+    x_desc, x2_desc, w_desc, w_ptr, bias_ptr, temb_ptr, residual,
     shortcut_desc, shortcut2_desc, shortcut_w_desc, shortcut_bias_ptr,
     images, rows, columns, pixels, pad_top, pad_left, steps, channels, channels2, shortcut_channels, shortcut_channels2,
     out_channels, temb_stride, scale,
     KH: tl.constexpr, KW: tl.constexpr, MODE: tl.constexpr, CHUNKS: tl.constexpr, SWAP: tl.constexpr,
     BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STATISTICS: tl.constexpr,
 ):  # fmt: skip
+    prefetch(w_ptr, out_channels * KH * KW * (channels + channels2))
     await_inputs()
     BM: tl.constexpr = BI * BH * BW
     across = tl.cdiv(out_channels, BN)

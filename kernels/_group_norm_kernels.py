@@ -142,16 +142,6 @@ def _coefficients(
     return base + offset, a, b
 
 
-@triton.jit
-def _load_pixels(x_ptrs, x2_ptrs, inside, inside2, limit, start, rows):
-    """Pixels of the one of two tensors that a program reads."""
-    mask = start + rows < limit
-    x = tl.load(x_ptrs, mask=mask & inside, other=0.0)
-    if x2_ptrs is not None:
-        x += tl.load(x2_ptrs, mask=mask & inside2, other=0.0)
-    return x
-
-
 @triton.jit(do_not_specialize=SIZES)
 def normalise_kernel(
     y_ptr, x_ptr, x2_ptr, mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr,
@@ -172,16 +162,16 @@ def normalise_kernel(
     second = block >= blocks1
     own = tl.where(second, block - blocks1, block) * BC + tl.arange(0, BC)  # channel of its tensor
     c = own + tl.where(second, channels, 0)  # channel of y
-    in_first = (own < tl.where(second, 0, channels))[None, :]
-    in_second = (own < tl.where(second, channels2, 0))[None, :]
+    inside = (own < tl.where(second, channels2, channels))[None, :]
+    if x2_ptr is not None:
+        x_ptr = tl.where(second, x2_ptr, x_ptr)
+        image_stride = tl.where(second, image_stride2, image_stride)
+        pixel_stride = tl.where(second, pixel_stride2, pixel_stride)
 
     rows = tl.arange(0, BP)[:, None]
     y_ptrs = y_ptr + (n * hw + first) * width + rows * width + c[None, :]
     x_ptrs = x_ptr + n * image_stride + first.to(tl.int64) * pixel_stride + rows * pixel_stride + own[None, :]
-    x2_ptrs = x2_ptr
-    if x2_ptr is not None:
-        x2_ptrs += n * image_stride2 + first.to(tl.int64) * pixel_stride2 + rows * pixel_stride2 + own[None, :]
-    x = _load_pixels(x_ptrs, x2_ptrs, in_first, in_second, stop, first, rows)  # on its way while the tiles are merged
+    x = tl.load(x_ptrs, mask=(first + rows < stop) & inside, other=0.0)  # on its way while the tiles are merged
 
     mean, a, b = _coefficients(
         mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, n, c,
@@ -190,10 +180,8 @@ def normalise_kernel(
     )  # fmt: skip
     for start in range(first, stop, BP):
         x_ptrs += BP * pixel_stride
-        if x2_ptr is not None:
-            x2_ptrs += BP * pixel_stride2
-        following = _load_pixels(x_ptrs, x2_ptrs, in_first, in_second, stop, start + BP, rows)
+        following = tl.load(x_ptrs, mask=(start + BP + rows < stop) & inside, other=0.0)
         y = activate((x.to(tl.float32) - mean[None, :]) * a[None, :] + b[None, :], ACTIVATION)
-        tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=(start + rows < stop) & (in_first | in_second))
+        tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=(start + rows < stop) & inside)
         y_ptrs += BP * width
         x = following

@@ -3,9 +3,23 @@
 from fastdiff.kernels._triton import cuda, target_info, tl, triton
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-
-
 FEW_PROGRAMS = tl.constexpr(132)  # one for each multiprocessor of an H100
+
+
+@triton.jit
+def prefetch(ptr, elements):
+    """Ask for a tensor of 16-bit elements that no kernel writes, before `await_inputs`.
+
+    Where few programs run they would wait for memory line by line: each asks for its share of the whole.
+    """
+    if target_info.cuda_capability_geq(9, 0) and tl.num_programs(0) * tl.num_programs(1) <= FEW_PROGRAMS:
+        program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        step = 128 * tl.num_programs(0) * tl.num_programs(1)
+        for first in range(program * 128, tl.cdiv(elements, 64), step):
+            line = tl.minimum(first + tl.arange(0, 128), (elements - 1) // 64)
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptr + line * 64], tl.int32, False, 1
+            )
 
 
 @triton.jit

@@ -204,9 +204,9 @@ def _launch_products(
     if epilogue.residual is not None and plan.residual_by_descriptor(problem):
         epilogue = epilogue._replace(residual=_output_descriptor(problem, plan, epilogue.residual))
     x, x2 = (*_input_descriptors(problem, plan, parts), None)[:2]
-    weight = descriptor(weight.flatten(1), [plan.tile.channels, plan.tile.block])
+    w_desc = descriptor(weight.flatten(1), [plan.tile.channels, plan.tile.block])
     launch(
-        conv_by_descriptors, grid, *outputs, x, x2, weight, **epilogue._asdict(), **arguments,
+        conv_by_descriptors, grid, *outputs, x, x2, w_desc, weight, **epilogue._asdict(), **arguments,
         **_shortcut_arguments(plan, shortcut), columns=plan.columns, BI=pictures, STATISTICS=plan.statistics,
     )  # fmt: skip
 

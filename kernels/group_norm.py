@@ -190,7 +190,8 @@ def _group_norm_triton(
     y = parts[0].new_empty(n, height, width, sum(widths))
     blocks = n * sum(triton.cdiv(width, tiling.channels) for width in widths)
     # several blocks of pixels share a merge, where that leaves programs enough
-    span = tiling.pixels * min(8, max(1, blocks * triton.cdiv(hw, tiling.pixels) // PROGRAMS))
+    most = 16 if entries > 4 else 8
+    span = tiling.pixels * min(most, max(1, blocks * triton.cdiv(hw, tiling.pixels) // PROGRAMS))
     grid = (blocks * triton.cdiv(hw, span),)
     launch(
         normalise_kernel, grid,

@@ -4,6 +4,7 @@ A case is a call of an operation on meta tensors, whose launches are compiled in
 """
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -183,11 +184,15 @@ CASES = {
 @pytest.fixture
 def launches(monkeypatch):
     """launches(call, capability): the kernels that a call would launch on such a card, each with its arguments."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
     def record(call, capability):
         found = []
         monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **kwargs: found.append((kernel, args, kwargs)))
+        target = GPUTarget("cuda", capability, 32)  # that device code asks for
+        monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=lambda: target))
         monkeypatch.setattr(_launch, "INTERPRETER_CAPABILITY", divmod(capability, 10))
         monkeypatch.setattr(_launch, "INTERPRETER_MULTIPROCESSORS", MULTIPROCESSORS[capability])
         assert not isinstance(call(), Declined)
