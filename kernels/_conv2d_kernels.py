@@ -11,11 +11,15 @@ statistics tiles depend on the picture's shape alone; the tile, and whether one 
 own for `sum_chunks` to add up, do not change a bit.
 """
 
-from fastdiff.kernels._math import await_inputs, prefetch, tree_sum
+from fastdiff.kernels._conv2d_epilogue import add, load_addend, normalise, pixels_of, store
+from fastdiff.kernels._math import await_inputs, prefetch
 from fastdiff.kernels._triton import tl, triton
 
 # Run-time numbers whose divisibility is not worth a kernel variant.
-SIZES = ["images", "rows", "columns", "pixels", "height", "width", "out_width", "pad_top", "pad_left", "steps"]
+SIZES = [
+    "images", "rows", "columns", "pixels", "height", "width", "out_width", "pad_top", "pad_left", "steps",
+    "norm_scale_stride", "norm_shift_stride",
+]  # fmt: skip
 
 
 @triton.jit
@@ -27,111 +31,6 @@ def _locate(tile, rows, columns, MODE: tl.constexpr, BI: tl.constexpr, BH: tl.co
         tile = tile // 4
     across, down = columns // BW, tl.cdiv(rows, BH)
     return tile // (across * down) * BI, tile // across % down * BH, tile % across * BW, quarter
-
-
-@triton.jit
-def _pixels(row, column, quarter, columns, MODE: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr):
-    """(BH * BW,) index in the output picture of each pixel of a tile."""
-    inner = tl.arange(0, BH * BW)
-    row, column = row + inner // BW, column + inner % BW
-    if MODE == "up":
-        return (2 * row + quarter // 2) * (2 * columns) + 2 * column + quarter % 2
-    else:
-        return row * columns + column
-
-
-@triton.jit
-def _store_moments(
-    mean_ptr, m2_ptr,
-    acc, image, row, column, quarter, n, images, columns, pixels, out_channels, tiles,
-    MODE: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr,
-    STATISTICS: tl.constexpr, RAGGED: tl.constexpr,
-):  # fmt: skip
-    """Mean and M2 of each channel over each STATISTICS pixels of acc (BI, BH * BW, BN): whole rows of the tile."""
-    EACH: tl.constexpr = BH * BW // STATISTICS
-    GROUPS: tl.constexpr = BI * EACH
-    group = tl.arange(0, GROUPS)
-    index = (row * BW // STATISTICS + group % EACH) * (columns // BW) + column // BW
-    if MODE == "up":
-        index += quarter * (tiles // 4)
-    groups = acc.reshape(GROUPS, STATISTICS, BN)
-    if RAGGED:
-        count = tl.minimum(pixels - index * STATISTICS, STATISTICS)[:, None]
-        inside = (tl.arange(0, STATISTICS)[None, :] < count)[:, :, None]
-        mean = tree_sum(tl.where(inside, groups, 0.0), GROUPS, STATISTICS, BN) / count
-        off = tl.where(inside, groups - mean[:, None, :], 0.0)
-    else:
-        mean = tree_sum(groups, GROUPS, STATISTICS, BN) / STATISTICS
-        off = groups - mean[:, None, :]
-    m2 = tree_sum(off * off, GROUPS, STATISTICS, BN)
-    image += group // EACH
-    offset = (image.to(tl.int64) * tiles + index)[:, None] * out_channels + n[None, :]
-    mask = ((image < images) & (index < tiles))[:, None] & (n < out_channels)[None, :]
-    tl.store(mean_ptr + offset, mean, mask=mask)
-    tl.store(m2_ptr + offset, m2, mask=mask)
-
-
-@triton.jit
-def _load_addend(
-    bias_ptr, temb_ptr, image, n0, images, out_channels, temb_stride, BI: tl.constexpr, BN: tl.constexpr
-):  # fmt: skip
-    """(BI, BN) float32, bias + temb, where there are any: asked for before the main loop, it is there after it."""
-    n = n0 + tl.arange(0, BN)
-    inside_n = n < out_channels
-    addend = tl.zeros((BI, BN), tl.float32)
-    if bias_ptr is not None:
-        addend += tl.load(bias_ptr + n, mask=inside_n, other=0.0).to(tl.float32)[None, :]
-    if temb_ptr is not None:
-        each = tl.arange(0, BI)
-        temb_ptr += image.to(tl.int64) * temb_stride
-        mask = (image + each < images)[:, None] & inside_n[None, :]
-        addend += tl.load(temb_ptr + (each * temb_stride)[:, None] + n[None, :], mask=mask, other=0.0).to(tl.float32)
-    return addend
-
-
-@triton.jit
-def _finish(
-    y, mean_ptr, m2_ptr,
-    acc, addend, residual,
-    image, row, column, quarter, n0, images, columns, pixels, out_channels, scale,
-    MODE: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr,
-    STATISTICS: tl.constexpr, RAGGED: tl.constexpr,
-):  # fmt: skip
-    """The epilogue: y = (acc + addend + residual) * scale and its moments, where these have pointers.
-
-    y and the residual are descriptors where they can be: by pointers, the whole accumulator changes its layout first.
-    """
-    PIXELS: tl.constexpr = BH * BW
-    acc = acc.reshape(BI, PIXELS, BN) + addend[:, None, :]
-    n = n0 + tl.arange(0, BN)
-    inside_n = n < out_channels
-    each = tl.arange(0, BI)
-    present = image + each < images
-    pixel = _pixels(row, column, quarter, columns, MODE, BH, BW)
-    base = image.to(tl.int64) * pixels * out_channels
-    offset = ((each * pixels)[:, None] + pixel[None, :])[:, :, None] * out_channels + n[None, None, :]
-    mask = present[:, None, None] & inside_n[None, None, :]
-    if RAGGED:
-        mask &= (pixel < pixels)[None, :, None]
-    if isinstance(residual, tl.tensor_descriptor):
-        acc += residual.load([image, row, column, n0]).reshape(BI, PIXELS, BN).to(tl.float32)
-    elif residual is not None:
-        acc += tl.load(residual + base + offset, mask=mask, other=0.0).to(tl.float32)
-    if scale is not None:
-        acc *= scale
-    if not isinstance(y, tl.tensor_descriptor):
-        tl.store(y + base + offset, acc.to(y.dtype.element_ty), mask=mask)
-    elif MODE == "up":  # y as (N, H / 2, 2, W / 2, 2 C)
-        tile = acc.to(y.dtype).reshape(BI, BH, 1, BW, BN)
-        y.store([image, row, quarter // 2, column, quarter % 2 * out_channels + n0], tile)
-    else:
-        y.store([image, row, column, n0], acc.to(y.dtype).reshape(BI, BH, BW, BN))
-    if mean_ptr is not None:
-        tiles = tl.cdiv(pixels, STATISTICS)
-        _store_moments(
-            mean_ptr, m2_ptr, acc, image, row, column, quarter, n, images, columns, pixels, out_channels, tiles,
-            MODE, BI, BH, BW, BN, STATISTICS, RAGGED,
-        )  # fmt: skip
 
 
 @triton.jit
@@ -194,11 +93,14 @@ def conv_by_descriptors(
     y, mean_ptr, m2_ptr,
     x_desc, x2_desc, w_desc, w_ptr, bias_ptr, temb_ptr, residual,
     shortcut_desc, shortcut2_desc, shortcut_w_desc, shortcut_bias_ptr,
+    norm_weight_ptr, norm_bias_ptr, norm_scale_ptr, norm_shift_ptr, norm_scale_stride, norm_shift_stride, norm_eps,
     images, rows, columns, pixels, pad_top, pad_left, steps, channels, channels2, shortcut_channels, shortcut_channels2,
     out_channels, temb_stride, scale,
     KH: tl.constexpr, KW: tl.constexpr, MODE: tl.constexpr, CHUNKS: tl.constexpr, SWAP: tl.constexpr,
     BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STATISTICS: tl.constexpr,
+    NORM: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
+    """NORM: the width of the groups in which the output is normalised, all pixels of a picture in a program; or 0."""
     prefetch(w_ptr, out_channels * KH * KW * (channels + channels2))
     await_inputs()
     BM: tl.constexpr = BI * BH * BW
@@ -207,9 +109,9 @@ def conv_by_descriptors(
     image, row, column, quarter = _locate(tl.program_id(0) // across, rows, columns, MODE, BI, BH, BW)
     top, left = quarter // 2 - pad_top, quarter % 2 - pad_left
     first = tl.program_id(1) * CHUNKS * steps
-    addend = _load_addend(bias_ptr, temb_ptr, image, n, images, out_channels, temb_stride, BI, BN)
+    addend = load_addend(bias_ptr, temb_ptr, image, n, images, out_channels, temb_stride, BI, BN)
     if shortcut_bias_ptr is not None:
-        addend += _load_addend(shortcut_bias_ptr, None, image, n, images, out_channels, 0, BI, BN)
+        addend += load_addend(shortcut_bias_ptr, None, image, n, images, out_channels, 0, BI, BN)
     zeros = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
     acc = _sum_by_descriptors(
         zeros, x_desc, w_desc, image, row, column, top, left, n, first, steps, channels, channels + channels2, 0,
@@ -232,11 +134,19 @@ def conv_by_descriptors(
         )  # fmt: skip
     if SWAP:
         acc = acc.T
+    acc = add(
+        acc, addend, residual, scale, image, row, column, quarter, n, images, columns, pixels, out_channels,
+        MODE, BI, BH, BW, BN, False,
+    )  # fmt: skip
+    if NORM > 0:
+        acc = normalise(
+            acc, norm_weight_ptr, norm_bias_ptr, norm_scale_ptr, norm_shift_ptr, image, n, images, out_channels,
+            norm_scale_stride, norm_shift_stride, norm_eps, NORM, ACTIVATION, BI, BH * BW, BN,
+        )  # fmt: skip
     if not isinstance(y, tl.tensor_descriptor):
         y += tl.program_id(1).to(tl.int64) * images * pixels * out_channels
-    _finish(
-        y, mean_ptr, m2_ptr, acc, addend, residual, image, row, column, quarter,
-        n, images, columns, pixels, out_channels, scale,
+    store(
+        y, mean_ptr, m2_ptr, acc, image, row, column, quarter, n, images, columns, pixels, out_channels,
         MODE, BI, BH, BW, BN, STATISTICS, False,
     )  # fmt: skip
 
@@ -300,7 +210,7 @@ def conv_by_pointers(
     h, w = h - pad_top, w - pad_left
     x_ptr += image.to(tl.int64) * height * width * channels
     first = tl.program_id(1) * CHUNKS * steps
-    addend = _load_addend(bias_ptr, temb_ptr, image, n0, images, out_channels, temb_stride, 1, BN)
+    addend = load_addend(bias_ptr, temb_ptr, image, n0, images, out_channels, temb_stride, 1, BN)
     zeros = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
     acc = _sum_by_pointers(
         zeros, x_ptr, w_ptr, h, w, n, first, steps, height, width, channels, out_channels,
@@ -319,11 +229,15 @@ def conv_by_pointers(
         )  # fmt: skip
     if SWAP:
         acc = acc.T
+    acc = add(
+        acc, addend, residual, scale, image, row, column, quarter, n0, images, BW, pixels, out_channels,
+        "same", 1, BH, BW, BN, RAGGED,
+    )  # fmt: skip
     if not isinstance(y, tl.tensor_descriptor):
         y += tl.program_id(1).to(tl.int64) * images * pixels * out_channels
-    _finish(
-        y, mean_ptr, m2_ptr, acc, addend, residual, image, row, column, quarter,
-        n0, images, BW, pixels, out_channels, scale, "same", 1, BH, BW, BN, BW, RAGGED,
+    store(
+        y, mean_ptr, m2_ptr, acc, image, row, column, quarter, n0, images, BW, pixels, out_channels,
+        "same", 1, BH, BW, BN, BW, RAGGED,
     )  # fmt: skip
 
 
@@ -341,8 +255,8 @@ def sum_chunks(
     n0 = tl.program_id(0) % across * BN
     n = n0 + tl.arange(0, BN)
     image, row, column, quarter = _locate(tl.program_id(0) // across, rows, columns, MODE, 1, BH, BW)
-    addend = _load_addend(bias_ptr, temb_ptr, image, n0, images, out_channels, temb_stride, 1, BN)
-    pixel = _pixels(row, column, quarter, columns, MODE, BH, BW)
+    addend = load_addend(bias_ptr, temb_ptr, image, n0, images, out_channels, temb_stride, 1, BN)
+    pixel = pixels_of(row, column, quarter, columns, MODE, BH, BW)
     mask = (pixel < pixels)[:, None] & (n < out_channels)[None, :]
     offset = pixel[:, None] * out_channels + n[None, :]
     partial_ptr += image.to(tl.int64) * pixels * out_channels
@@ -350,7 +264,11 @@ def sum_chunks(
     for _chunk in tl.static_range(1, CHUNKS):
         partial_ptr += images.to(tl.int64) * pixels * out_channels
         acc += tl.load(partial_ptr + offset, mask=mask, other=0.0)
-    _finish(
-        y, mean_ptr, m2_ptr, acc, addend, residual, image, row, column, quarter,
-        n0, images, columns, pixels, out_channels, scale, MODE, 1, BH, BW, BN, STATISTICS, RAGGED,
+    acc = add(
+        acc, addend, residual, scale, image, row, column, quarter, n0, images, columns, pixels, out_channels,
+        MODE, 1, BH, BW, BN, RAGGED,
+    )  # fmt: skip
+    store(
+        y, mean_ptr, m2_ptr, acc, image, row, column, quarter, n0, images, columns, pixels, out_channels,
+        MODE, 1, BH, BW, BN, STATISTICS, RAGGED,
     )  # fmt: skip

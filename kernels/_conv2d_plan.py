@@ -162,6 +162,12 @@ class Plan(NamedTuple):
         fits = channels % (self.tile.channels if problem.mode == "up" and self.descriptors else 8) == 0
         return self.may_store and not self.spread and problem.itemsize == 2 and whole and fits
 
+    def normalises(self, problem: Problem, num_groups: int) -> bool:
+        """Whether a program has all of each group it makes, of whole pictures; depends on the picture's shape alone."""
+        whole = self.descriptors and self.chunks == 1 and self.statistics == problem.pixels
+        width = problem.out_channels // num_groups
+        return whole and problem.out_channels > NARROW_TILES[0].channels and TILES[-1].channels % width == 0
+
     def programs(self, problem: Problem) -> int:
         """Programs of one chunk, or of all."""
         pictures, height, width = self.tile_shape

@@ -23,6 +23,8 @@ from fastdiff.kernels._launch import (
     side_by_side,
 )
 from fastdiff.kernels._moments import Moments
+from fastdiff.kernels.group_norm import check as check_norm
+from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.report import because
 
 # Elements of x up to which torch's own convolution on the CPU leaves oneDNN for a slower one.
@@ -39,6 +41,18 @@ class Shortcut(NamedTuple):
     bias: Tensor | None = None  # (C_out,)
 
 
+class Norm(NamedTuple):
+    """The GroupNorm and activation that follow a convolution: arguments of `kernels.group_norm`."""
+
+    num_groups: int
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    eps: float = 1e-5
+    activation: str = "none"
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+
+
 @Operation
 def conv2d(
     x: Tensor | tuple[Tensor, Tensor],
@@ -52,6 +66,7 @@ def conv2d(
     residual: Tensor | None = None,
     shortcut: Shortcut | None = None,
     output_scale: float = 1.0,
+    norm: Norm | None = None,
     moments: bool = False,
 ) -> Tensor | tuple[Tensor, Moments | None]:
     """(conv(x) + bias + temb + residual or shortcut) / output_scale, as diffusers' ResnetBlock2D and resamplers.
@@ -67,6 +82,7 @@ def conv2d(
         residual: (N, H_out, W_out, C_out), the dtype of x.
         shortcut: a 1x1 convolution whose output is added, instead of a residual; the dtype of x.
         output_scale: divides the sum.
+        norm: normalise and activate the sum, which in a small picture takes no launch of its own.
         moments: return the moments of y too, which the next GroupNorm would otherwise read y for.
 
     Returns: y (N, H_out, W_out, C_out), contiguous, the dtype of x; with `moments`, (y, its Moments or None). They are
@@ -74,7 +90,7 @@ def conv2d(
 
     Raises: ValueError naming the argument that does not fit.
     """
-    _check(x, weight, bias, stride, padding, upsample, temb, residual, shortcut)
+    _check(x, weight, bias, stride, padding, upsample, temb, residual, shortcut, norm, moments)
     if isinstance(x, tuple):
         first = x[0].shape[-1]
         partial = _convolve(x[0], weight[:, :first], bias, stride, padding, upsample)
@@ -88,6 +104,8 @@ def conv2d(
     if residual is not None:
         y += residual
     y = y if output_scale == 1.0 else y.div_(output_scale)
+    if norm is not None:
+        y = group_norm.reference(y, **norm._asdict())
     return (y, None) if moments else y
 
 
@@ -115,9 +133,9 @@ def _convolve_patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: in
 @conv2d.kernel
 def _conv2d_triton(
     x, weight, bias=None, *, stride=1, padding=0, upsample=False, temb=None, residual=None, shortcut=None,
-    output_scale=1.0, moments=False,
+    output_scale=1.0, norm=None, moments=False,
 ):  # fmt: skip
-    problem = _check(x, weight, bias, stride, padding, upsample, temb, residual, shortcut)
+    problem = _check(x, weight, bias, stride, padding, upsample, temb, residual, shortcut, norm, moments)
     parts = tuple(part.contiguous() for part in parts_of(x))
     dtype, device = parts[0].dtype, parts[0].device
     if dtype not in DTYPES:
@@ -131,9 +149,12 @@ def _conv2d_triton(
     plan = make_plan(problem, obstacle=obstacle, multiprocessors=multiprocessors(device))
     if shortcut is not None and not _fuses(problem, plan, shortcut):
         residual, shortcut = conv2d(*shortcut), None
-    because(plan.describe)
     y = torch.empty(problem.out_shape, dtype=dtype, device=device)
-    statistics = _empty_moments(problem, plan, device) if moments else None
+    if norm is not None:
+        check_norm((y,), norm.num_groups, norm.weight, norm.bias, norm.activation, norm.scale, norm.shift)
+    normed = norm is not None and plan.normalises(problem, norm.num_groups)
+    because(lambda: plan.describe() + normed * ", normalised there")
+    statistics = _empty_moments(problem, plan, device) if moments or (norm and not normed) else None
     outputs = (y, *statistics[:2]) if statistics else (y, None, None)
     temb_stride = temb.stride(0) if temb is not None else 0
     epilogue = Epilogue(bias, temb, residual, temb_stride, None if output_scale == 1.0 else 1 / output_scale)
@@ -142,7 +163,9 @@ def _conv2d_triton(
         _launch_products(problem, plan, (partial, None, None), parts, weight, Epilogue())
         _launch_sum(problem, plan, outputs, partial, epilogue)
     else:
-        _launch_products(problem, plan, outputs, parts, weight, epilogue, shortcut)
+        _launch_products(problem, plan, outputs, parts, weight, epilogue, shortcut, norm if normed else None)
+    if norm is not None and not normed:
+        return group_norm(y, moments=statistics, **norm._asdict())
     return (y, statistics) if moments else y
 
 
@@ -180,7 +203,7 @@ def _empty_moments(problem: Problem, plan: Plan, device: torch.device) -> Moment
 
 def _launch_products(
     problem: Problem, plan: Plan, outputs: tuple, parts: tuple[Tensor, ...], weight: Tensor, epilogue: Epilogue,
-    shortcut: Shortcut | None = None,
+    shortcut: Shortcut | None = None, norm: Norm | None = None,
 ) -> None:  # fmt: skip
     """One chunk a program, or all of them with the shortcut and the epilogue."""
     pictures, tile_height, tile_width = plan.tile_shape
@@ -207,7 +230,8 @@ def _launch_products(
     w_desc = descriptor(weight.flatten(1), [plan.tile.channels, plan.tile.block])
     launch(
         conv_by_descriptors, grid, *outputs, x, x2, w_desc, weight, **epilogue._asdict(), **arguments,
-        **_shortcut_arguments(plan, shortcut), columns=plan.columns, BI=pictures, STATISTICS=plan.statistics,
+        **_shortcut_arguments(plan, shortcut), **_norm_arguments(problem, norm),
+        columns=plan.columns, BI=pictures, STATISTICS=plan.statistics,
     )  # fmt: skip
 
 
@@ -220,6 +244,17 @@ def _shortcut_arguments(plan: Plan, shortcut: Shortcut | None) -> dict[str, Any]
     weight = descriptor(shortcut.weight.flatten(1), [plan.tile.channels, plan.tile.block])
     widths = {"shortcut_channels": parts[0].shape[3], "shortcut_channels2": sum(part.shape[3] for part in parts[1:])}
     return dict(zip(names, (x, x2, weight, shortcut.bias), strict=True)) | widths
+
+
+def _norm_arguments(problem: Problem, norm: Norm | None) -> dict[str, Any]:
+    width = 0 if norm is None else problem.out_channels // norm.num_groups
+    norm = norm or Norm(1)
+    scale, shift = side_by_side(norm.scale), side_by_side(norm.shift)
+    strides = (0, 0) if scale is None else (scale.stride(0), shift.stride(0))
+    names = ("weight_ptr", "bias_ptr", "scale_ptr", "shift_ptr", "scale_stride", "shift_stride", "eps")
+    values = (norm.weight, norm.bias, scale, shift, *strides, norm.eps)
+    arguments = {f"norm_{name}": value for name, value in zip(names, values, strict=True)}
+    return arguments | {"NORM": width, "ACTIVATION": norm.activation}
 
 
 def _input_descriptors(problem: Problem, plan: Plan, parts: tuple[Tensor, ...]) -> list:
@@ -260,6 +295,8 @@ def _check(
     temb: Tensor | None,
     residual: Tensor | None,
     shortcut: Shortcut | None = None,
+    norm: Norm | None = None,
+    moments: bool = False,
 ) -> Problem:
     """The sizes of the convolution. Raises ValueError naming the argument that does not fit."""
     parts = parts_of(x)
@@ -293,6 +330,8 @@ def _check(
             )
     if shortcut is not None:
         _check_shortcut(problem, parts[0], residual, shortcut)
+    if norm is not None and moments:
+        raise ValueError("moments: they are for a norm that follows; leave them out, or norm")
     return problem
 
 

@@ -58,7 +58,7 @@ def group_norm(
     Returns: (N, H, W, C), contiguous, the dtype of x. Raises ValueError naming the argument that does not fit.
     """
     parts = parts_of(x)
-    given = _check(parts, num_groups, weight, bias, activation, scale, shift, moments)
+    given = check(parts, num_groups, weight, bias, activation, scale, shift, moments)
     merged = [
         _channel_moments(part.float()) if known is None else _merge(known, part.shape[1] * part.shape[2])
         for part, known in zip(parts, given, strict=True)
@@ -172,7 +172,7 @@ def _group_norm_triton(
     x, num_groups, weight=None, bias=None, *, eps, activation="none", scale=None, shift=None, moments=None
 ):
     parts = parts_of(x)
-    given = _check(parts, num_groups, weight, bias, activation, scale, shift, moments)
+    given = check(parts, num_groups, weight, bias, activation, scale, shift, moments)
     if parts[0].dtype not in DTYPES:
         return Declined(f"{parts[0].dtype} has no kernel")
     because(lambda: "moments by its convolution" if None not in given else "reads the tensor for its moments")
@@ -222,7 +222,7 @@ def _as_rows(x: Tensor) -> Tensor:
     return x if rows else x.contiguous()
 
 
-def _check(parts, num_groups, weight, bias, activation, scale, shift, moments) -> tuple[Moments | None, ...]:
+def check(parts, num_groups, weight, bias, activation, scale, shift, moments=None) -> tuple[Moments | None, ...]:
     """Raises ValueError naming the argument that does not fit; returns the moments of each part."""
     first = parts[0]
     if any(part.ndim != 4 or part.shape[:3] != first.shape[:3] for part in parts):

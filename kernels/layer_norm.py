@@ -123,7 +123,7 @@ class Tile(NamedTuple):
 
 
 def _tile(width: int) -> Tile:
-    return Tile(2, 4) if width <= 2048 else Tile(1, 8)
+    return Tile(1, 1 if width <= 2048 else 8)
 
 
 @layer_norm.kernel

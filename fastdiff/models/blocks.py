@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fastdiff.kernels.conv2d import Norm
 from fastdiff.models.layers import (
     Attention,
     Conv2d,
@@ -92,9 +93,9 @@ class ResnetBlock2D(Conditioned):
             x, h = self.resample(join(x)), self.resample(h)
         if self.scale_shift:
             scale, shift = temb.chunk(2, dim=1)
-            h = self.norm2(self.conv1(h), activation=self.activation, scale=scale, shift=shift)
+            h = self.conv1(h, norm=self.norm2.after(activation=self.activation, scale=scale, shift=shift))
         else:
-            h = self.norm2(self.conv1(h, temb=temb), activation=self.activation)
+            h = self.conv1(h, temb=temb, norm=self.norm2.after(activation=self.activation))
         return self.conv2(h, **_shortcut(x, self.conv_shortcut), output_scale=self.output_scale)
 
 
@@ -108,8 +109,13 @@ class AdaGroupNorm(nn.Module):
         self.num_groups, self.eps, self.activation = num_groups, options.eps, options.activation
 
     def forward(self, x: Picture, temb: Tensor) -> Feature:
+        norm = self.after(temb)
+        return normalise(x, **norm._asdict())
+
+    def after(self, temb: Tensor) -> Norm:
+        """The same as a part of the convolution before it."""
         scale, shift = temb.chunk(2, dim=1)
-        return normalise(x, self.num_groups, eps=self.eps, activation=self.activation, scale=scale, shift=shift)
+        return Norm(self.num_groups, eps=self.eps, activation=self.activation, scale=scale, shift=shift)
 
 
 class ResnetBlockCondNorm2D(Conditioned):
@@ -127,7 +133,7 @@ class ResnetBlockCondNorm2D(Conditioned):
 
     def forward(self, x: Picture, temb: Tensor) -> Feature:
         temb1, temb2 = temb[:, self.columns].split(list(self.projections.values()), dim=1)
-        h = self.norm2(self.conv1(self.norm1(x, temb1)), temb2)
+        h = self.conv1(self.norm1(x, temb1), norm=self.norm2.after(temb2))
         return self.conv2(h, **_shortcut(x, self.conv_shortcut))
 
 

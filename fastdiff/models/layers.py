@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fastdiff.kernels._moments import Moments
 from fastdiff.kernels.attention import attention
-from fastdiff.kernels.conv2d import Padding, Shortcut, conv2d
+from fastdiff.kernels.conv2d import Norm, Padding, Shortcut, conv2d
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.linear import linear
 
@@ -58,10 +58,11 @@ class Conv2d(nn.Conv2d):
         padding: Padding | None = None,
         residual: Feature | None = None,
         shortcut: "tuple[Picture, Conv2d] | None" = None,
+        norm: Norm | None = None,
         moments: bool = True,
         **options,
     ) -> Feature:
-        """`shortcut`: a picture and its 1x1 convolution, to be added; `moments`: a norm follows.
+        """`shortcut`: a picture and its 1x1 convolution, to be added; `norm` follows; `moments`: for one later.
 
         The other options are those of `kernels.conv2d`.
         """
@@ -69,8 +70,9 @@ class Conv2d(nn.Conv2d):
         if shortcut is not None:
             picture, layer = shortcut
             options["shortcut"] = Shortcut(tensors(picture), layer.weight, layer.bias)
-        options |= {"padding": padding, "residual": residual.x if residual is not None else None, "moments": moments}
-        y = conv2d(tensors(x), self.weight, self.bias, **options)
+        moments = moments and norm is None
+        options |= {"padding": padding, "residual": residual.x if residual is not None else None, "norm": norm}
+        y = conv2d(tensors(x), self.weight, self.bias, moments=moments, **options)
         return Feature(*y) if moments else Feature(y)
 
 
@@ -79,6 +81,10 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, x: Picture, **epilogue) -> Feature:
         return normalise(x, self.num_groups, self.weight, self.bias, eps=self.eps, **epilogue)
+
+    def after(self, **epilogue) -> Norm:
+        """The same as a part of the convolution before it."""
+        return Norm(self.num_groups, self.weight, self.bias, self.eps, **epilogue)
 
 
 class Timesteps(nn.Module):

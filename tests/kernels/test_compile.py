@@ -16,7 +16,7 @@ from fastdiff.kernels import _launch
 from fastdiff.kernels._dispatch import Declined, Operation
 from fastdiff.kernels._moments import Moments
 from fastdiff.kernels.attention import attention
-from fastdiff.kernels.conv2d import Shortcut, conv2d
+from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d
 from fastdiff.kernels.denoise import COLUMNS, StepBuffers, StepOptions, denoise_step
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.layer_norm import layer_norm
@@ -44,9 +44,9 @@ def convolution(n, height, channels, out_channels, kernel=3, dtype=torch.bfloat1
     parts = tuple(meta(n, height, height, c, dtype=dtype) for c in channels)
     weight = meta(out_channels, sum(channels), kernel, kernel, dtype=dtype)
     weight = weight.contiguous(memory_format=torch.channels_last)
-    options = {"padding": kernel // 2, **options}
+    options = {"padding": kernel // 2, "moments": "norm" not in options, **options}
     return lambda: conv2d.triton(
-        parts if len(parts) > 1 else parts[0], weight, meta(out_channels, dtype=dtype), moments=True, **options
+        parts if len(parts) > 1 else parts[0], weight, meta(out_channels, dtype=dtype), **options
     )
 
 
@@ -127,6 +127,8 @@ CASES = {
     "conv2d-N1-C1024-H8-spread-chunks": convolution(1, 8, 1024, 512),
     "conv2d-N64-C1024-H8-all-chunks": convolution(64, 8, 1024, 512),
     "conv2d-N64-C256-H4-many-pictures-a-tile": convolution(64, 4, 256, 256),
+    "conv2d-N1-C256-H8-norm": convolution(1, 8, 256, 256, norm=Norm(32, meta(256), meta(256), 1e-6, "silu")),
+    "conv2d-N64-C256-H4-norm": convolution(64, 4, 256, 256, norm=Norm(32, meta(256), meta(256), 1e-6, "silu")),
     "conv2d-N8-C256-H64-down": convolution(8, 64, 256, 256, stride=2, padding=(0, 1, 0, 1)),
     "conv2d-N8-C256-H32-up": convolution(8, 32, 256, 256, upsample=True),
     "conv2d-N8-C512+256-H32-shortcut": convolution(8, 32, (512, 256), 256, kernel=1),

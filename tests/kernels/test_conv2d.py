@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from fastdiff.kernels import _launch
 from fastdiff.kernels._dispatch import Declined
-from fastdiff.kernels.conv2d import Shortcut, conv2d
+from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d
+from fastdiff.kernels.group_norm import group_norm
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,57 @@ def test_bits_do_not_depend_on_the_batch(case, batches, dot_dtype, device, runs_
             assert torch.equal(ours, theirs), f"batch {n}"
 
 
+NORMED = {  # fused where whole groups of whole pictures are in a program, else a launch that follows
+    "H8": (Case(2, 8, 8, (32,), 64, temb=True), 16),
+    "H4-many-pictures": (Case(5, 4, 4, (32,), 64, residual=True, output_scale=2**0.5), 1),
+    "H4-C96-half-a-tile": (Case(2, 4, 4, (32,), 96, shortcut=(32,)), 24),
+    "H8-C36-group-across-tiles": (Case(2, 8, 8, (32,), 72), 6),
+    "H16": (Case(2, 16, 16, (32,), 32), 8),
+    "H4-C1024-chunks": (Case(1, 4, 4, (1024,), 32), 8),
+    "H7-C36-odd": (Case(2, 7, 7, (36,), 20), 4),
+    "large-mean": (Case(2, 8, 8, (32,), 32, mean=1000.0), 8),
+    "N1-C256-H8": pytest.param(Case(1, 8, 8, (256,), 256, temb=True), 32, marks=gpu),
+    "N64-C256-H8": pytest.param(Case(64, 8, 8, (256,), 256, temb=True), 32, marks=gpu),
+    "N512-C256-H4": pytest.param(Case(512, 4, 4, (256,), 256, residual=True), 32, marks=gpu),
+}
+
+
+def normed(args, options, num_groups: int, conditioned: bool = False) -> dict:
+    """`options` with a norm after it, with random parameters."""
+    weight, n = args[1], len(options.get("residual", args[0]))
+    random = torch.Generator().manual_seed(1)
+    rows = [torch.randn(shape, generator=random).to(weight) for shape in [(len(weight),)] * 2 + [(n, len(weight))] * 2]
+    return options | {"norm": Norm(num_groups, *rows[:2], 1e-5, "silu", *(rows[2:] if conditioned else ()))}
+
+
+@pytest.mark.parametrize("conditioned", [False, True], ids=["plain", "scale-shift"])
+@pytest.mark.parametrize(("case", "num_groups"), NORMED.values(), ids=NORMED)
+def test_norm(case, num_groups, conditioned, dot_dtype, device, runs_triton, loads, assert_accurate):
+    args, options = case.inputs(dot_dtype, device)
+    expected = truth(args, options)
+    options = normed(args, options, num_groups, conditioned)
+    wide = Norm(*(value.to(expected) if isinstance(value, torch.Tensor) else value for value in options["norm"]))
+    expected = group_norm.reference(expected, **wide._asdict())
+    for _ in range(REPEATS if device.type == "cuda" else 1):
+        y = (conv2d.triton if runs_triton else conv2d.reference)(*args, **options)
+        assert_accurate(y, conv2d.reference(*args, **options), expected)
+
+
+@pytest.mark.parametrize("side", [4, 8])
+def test_a_normalised_picture_is_the_same_in_any_batch(side, dot_dtype, device, runs_triton, loads, monkeypatch):
+    if not runs_triton:
+        pytest.skip("torch's convolutions promise no such thing")
+    monkeypatch.setattr(_launch, "INTERPRETER_MULTIPROCESSORS", 10**6)
+
+    def first_picture(n):
+        args, options = Case(n, side, side, (128,), 128).inputs(dot_dtype, device)
+        return conv2d.triton(*args, **normed(args, options, 32))[0]
+
+    alone = first_picture(1)
+    for n in (3, 64) if device.type == "cuda" else (3,):
+        assert torch.equal(first_picture(n), alone)
+
+
 def test_chunks_in_one_program(dot_dtype, device, runs_triton, loads, assert_accurate, monkeypatch):
     monkeypatch.setattr(_launch, "INTERPRETER_MULTIPROCESSORS", 1)  # a GPU has its own case, with many pictures
     args, options = Case(1, 4, 4, (1024,), 32, temb=True).inputs(dot_dtype, device)
@@ -247,6 +299,9 @@ X, WEIGHT = torch.zeros(2, 4, 4, 8), torch.zeros(6, 8, 3, 3)
         pytest.param(
             "shortcut", (X, WEIGHT), {"shortcut": Shortcut(X.half(), WEIGHT[..., :1, :1].half())}, id="shortcut-dtype"
         ),
+        pytest.param("num_groups", (X, WEIGHT), {"norm": Norm(4)}, id="norm-4-groups-of-6-channels"),
+        pytest.param("weight", (X, WEIGHT), {"norm": Norm(2, *torch.zeros(2, 5))}, id="norm-other-width"),
+        pytest.param("moments", (X, WEIGHT), {"norm": Norm(2), "moments": True}, id="moments-and-norm"),
         pytest.param("stride", (X, WEIGHT), {"stride": 3}, id="stride-3"),
         pytest.param("padding", (X[:, :1, :1], WEIGHT), {"padding": 0}, id="padding-too-small"),
     ],
