@@ -1,10 +1,8 @@
 """LayerNorm and RMSNorm of tokens in one pass, with gate and residual before, the scale and shift of adaLN after.
 
-A program holds its tokens in registers and reads them once: the mean, then the squared distances from it, both float32.
+A program holds its token in registers and reads it once: the mean, then the squared distances from it, both float32.
 Sums of squares would cancel on a large mean.
 """
-
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -65,12 +63,12 @@ def layer_norm(
 
 @triton.jit
 def _times_plus(y, factor_ptr, term_ptr, c, inside, PLUS_ONE: tl.constexpr):
-    """y (BM, BC) times a row, plus one where PLUS_ONE, plus a row; those that have pointers."""
+    """y (BC,) times a row, plus one where PLUS_ONE, plus a row; those that have pointers."""
     if factor_ptr is not None:
         factor = tl.load(factor_ptr + c, mask=inside, other=0.0).to(tl.float32)
-        y *= (1 + factor if PLUS_ONE else factor)[None, :]
+        y *= 1 + factor if PLUS_ONE else factor
     if term_ptr is not None:
-        y += tl.load(term_ptr + c, mask=inside, other=0.0).to(tl.float32)[None, :]
+        y += tl.load(term_ptr + c, mask=inside, other=0.0).to(tl.float32)
     return y
 
 
@@ -78,52 +76,38 @@ def _times_plus(y, factor_ptr, term_ptr, c, inside, PLUS_ONE: tl.constexpr):
 def _layer_norm_kernel(
     y_ptr, sum_ptr, x_ptr, residual_ptr, gate_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr,
     tokens, channels, x_picture, x_row, residual_picture, residual_row, gate_stride, scale_stride, shift_stride, eps,
-    RMS: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    RMS: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """BM tokens of one picture, whole."""
+    """One token."""
     await_inputs()
-    down = tl.cdiv(tokens, BM)
-    picture = (tl.program_id(0) // down).to(tl.int64)
-    row, c = tl.program_id(0) % down * BM + tl.arange(0, BM), tl.arange(0, BC)
+    picture = (tl.program_id(0) // tokens).to(tl.int64)
+    row, c = (tl.program_id(0) % tokens).to(tl.int64), tl.arange(0, BC)
     inside = c < channels
-    mask = (row < tokens)[:, None] & inside[None, :]
-    out = (picture * tokens + row)[:, None] * channels + c[None, :]
-    row = row.to(tl.int64)[:, None]
+    out = (picture * tokens + row) * channels + c
 
-    y = tl.load(x_ptr + picture * x_picture + row * x_row + c[None, :], mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(x_ptr + picture * x_picture + row * x_row + c, mask=inside, other=0.0).to(tl.float32)
     if gate_ptr is not None:
         y = _times_plus(y, gate_ptr + picture * gate_stride, None, c, inside, False)
     if residual_ptr is not None:
         residual_ptr += picture * residual_picture
-        y += tl.load(residual_ptr + row * residual_row + c[None, :], mask=mask, other=0.0).to(tl.float32)
+        y += tl.load(residual_ptr + row * residual_row + c, mask=inside, other=0.0).to(tl.float32)
         total = y.to(sum_ptr.dtype.element_ty)
-        tl.store(sum_ptr + out, total, mask=mask)
+        tl.store(sum_ptr + out, total, mask=inside)
         y = total.to(tl.float32)
     count = tl.cast(channels, tl.float32)
     if RMS:
-        variance = tl.div_rn(tl.sum(y * y, axis=1), count)
+        variance = tl.div_rn(tl.sum(y * y), count)
     else:
-        y = tl.where(mask, y - tl.div_rn(tl.sum(y, axis=1), count)[:, None], 0.0)
-        left = tl.div_rn(tl.sum(y, axis=1), count)  # of the mean, which float32 rounds where it is large
-        variance = tl.div_rn(tl.sum(y * y, axis=1), count) - left * left
-        y -= left[:, None]
-    y *= tl.div_rn(1.0, tl.sqrt_rn(variance + eps))[:, None]
+        y = tl.where(inside, y - tl.div_rn(tl.sum(y), count), 0.0)
+        left = tl.div_rn(tl.sum(y), count)  # of the mean, which float32 rounds where it is large
+        variance = tl.div_rn(tl.sum(y * y), count) - left * left
+        y -= left
+    y *= tl.div_rn(1.0, tl.sqrt_rn(variance + eps))
     y = _times_plus(y, weight_ptr, bias_ptr, c, inside, False)
     if scale_ptr is not None:
         scale_ptr, shift_ptr = scale_ptr + picture * scale_stride, shift_ptr + picture * shift_stride
         y = _times_plus(y, scale_ptr, shift_ptr, c, inside, True)
-    tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=mask)
-
-
-class Tile(NamedTuple):
-    """By the width alone: the bits of a sum are those of its lanes."""
-
-    tokens: int
-    warps: int
-
-
-def _tile(width: int) -> Tile:
-    return Tile(1, 1 if width <= 2048 else 8)
+    tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @layer_norm.kernel
@@ -135,13 +119,13 @@ def _layer_norm_triton(x, weight=None, bias=None, *, eps, rms=False, residual=No
     x, residual, weight, bias, gate, scale, shift = map(side_by_side, (x, residual, weight, bias, gate, scale, shift))
     y = x.new_empty(n, tokens, channels)
     total = None if residual is None else x.new_empty(n, tokens, channels)
-    tile = _tile(channels)
+    warps = 1 if channels <= 2048 else 8  # by the width alone: the bits of a sum are those of its lanes
     launch(
-        _layer_norm_kernel, (n * triton.cdiv(tokens, tile.tokens),),
+        _layer_norm_kernel, (n * tokens,),
         y, total, x, residual, gate, weight, bias, scale, shift, tokens, channels, *x.stride()[:2],
         *((0, 0) if residual is None else residual.stride()[:2]),
         *(0 if table is None else table.stride(0) for table in (gate, scale, shift)), eps,
-        RMS=rms, BM=tile.tokens, BC=max(16, triton.next_power_of_2(channels)), num_warps=tile.warps,
+        RMS=rms, BC=max(16, triton.next_power_of_2(channels)), num_warps=warps,
     )  # fmt: skip
     return y if residual is None else (y, total)
 
