@@ -26,7 +26,8 @@ class _Graph:
         self.graph = torch.cuda.CUDAGraph()
         self.idle = torch.cuda.Event()
         torch.cuda.current_stream().synchronize()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+        stream = torch.cuda.Stream()  # torch's own for captures is on the device of the process's first
+        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
             self.outputs = function(*self.inputs)
 
     def replay(self, inputs: tuple[Tensor, ...]) -> Outputs:

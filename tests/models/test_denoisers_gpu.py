@@ -71,7 +71,7 @@ def name(request):
 def model(name, randomise):
     kind, configs = (UNet2DModel, UNETS) if name in UNETS else (DiTTransformer2DModel, DITS)
     model = randomise(kind.from_config(configs[name])).requires_grad_(False)
-    if name == "dit-xl":  # so wide, attention would pick single keys, and each rounding grow a thousandfold
+    if name in DITS:  # where they are wide, attention would pick single keys, and each rounding grow a thousandfold
         for layer in model.modules():
             if isinstance(layer, torch.nn.Linear):
                 layer.weight *= min(1, 10 * layer.in_features**-0.5)
