@@ -5,7 +5,8 @@
 memcheck finds accesses outside of a tensor, as torch caches no memory here; racecheck finds threads of a program that
 meet in its shared memory without a barrier. Only our kernels are watched. Needs a GPU and CUDA's compute-sanitizer.
 Prints what was run and found, and with `--save` writes it to benchmarks/results/compute-sanitizer.txt; exit code 1
-where anything was found, or a test fails.
+where anything was found, or a test fails. racecheck runs each test by itself: it breaks off, by an error of its own, at
+some kernels that load by tensor descriptors, and takes the process along; the log names these tests.
 """
 
 import glob
@@ -18,42 +19,52 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import triton
 from harness import DEVICE, machine, save_folder
 
 import fastdiff.kernels
 
-TOOLS = ("memcheck", "racecheck")
 ROOT = Path(__file__).parents[1]
 # Odd shapes by both ways of loading, and the smallest shape of what only even ones reach.
 SHAPES = "odd or N2-H8-C64-temb or C64-down-ddpm or H8-C64-up or H4-C or several-blocks or tiles-merged"
-# racecheck breaks off, by an error of its own, at programs that take nearly all of the shared memory.
-LEFT_OUT = {"racecheck": "C1024"}
 SELECTION = (
-    f"(fp16 and (test_output or test_shapes or test_pair or references_bits) and ({SHAPES}) and not C224-H96)"
-    " or draws_the_references_noise"
+    f"(fp16 and (test_output or test_shapes or test_pair or test_norm or references_bits) and ({SHAPES})"
+    " and not C224-H96) or draws_the_references_noise"
 )
 PLACES = ("/usr/local/cuda*/bin", "/usr/local/cuda*/compute-sanitizer", "/opt/nvidia/*/compute-sanitizer")
 FOUND = "9"  # the exit code where a tool finds something
-LINES = 60  # kept of what a tool says
+LINES = 20  # kept of what a tool says of a process
+WORKERS = 8  # processes at a time
+
+
+class Finding(NamedTuple):
+    """What a tool said in a process, and of which tests."""
+
+    tests: list[str]
+    command: str
+    lines: list[str]
+    clean: bool
+    broke_off: bool
 
 
 def main() -> int:
     if DEVICE.type != "cuda":
         print("compute-sanitizer needs a GPU")
         return 0
-    sanitizer = find_sanitizer()
-    with ThreadPoolExecutor() as pool:
-        reports, clean = zip(*pool.map(lambda tool: check(sanitizer, arguments(tool)), TOOLS), strict=True)
+    sanitizer, tests = find_sanitizer(), selected_tests()
+    with ThreadPoolExecutor(WORKERS) as pool:
+        memory = pool.submit(check, sanitizer, "memcheck", tests)
+        races = list(pool.map(lambda test: check(sanitizer, "racecheck", [test]), tests))
     version = subprocess.run([sanitizer, "--version"], capture_output=True, text=True).stdout.splitlines()[-1]
     setting = ", ".join(f"{key} {value}" for key, value in machine().items())
-    text = "\n\n".join([f"compute-sanitizer {version}, {setting}", *reports]) + "\n"
+    text = "\n\n".join([f"compute-sanitizer {version}, {setting}", summary([memory.result()]), summary(races)]) + "\n"
     folder = save_folder()
     if folder is not None:
         Path(folder, "compute-sanitizer.txt").write_text(text)
     print(text)
-    return 0 if all(clean) else 1
+    return 0 if all(found.clean or found.broke_off for found in (memory.result(), *races)) else 1
 
 
 def find_sanitizer() -> str:
@@ -64,16 +75,10 @@ def find_sanitizer() -> str:
     return found
 
 
-def arguments(tool: str) -> list[str]:
-    """compute-sanitizer's, for the selected tests."""
-    watched = [argument for name in kernel_names() for argument in ("--kernel-name", f"kne={name}")]
-    # no limit to the seconds before pytest gets to CUDA; Triton's compiler is a process of its own; torch and Triton
-    # ask CUDA questions that it answers by errors, which are none
-    waiting = ["--launch-timeout", "0", "--target-processes", "application-only"]
-    errors = ["--report-api-errors", "no", "--error-exitcode", FOUND]
-    selection = f"({SELECTION}) and not ({LEFT_OUT[tool]})" if tool in LEFT_OUT else SELECTION
-    tests = ["python", "-m", "pytest", "-q", "-W", "default", "-k", selection, "tests/kernels"]
-    return ["--tool", tool, *waiting, *errors, *watched, *tests]
+def selected_tests() -> list[str]:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-k", SELECTION, "tests/kernels"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if "::" in line]
 
 
 def kernel_names() -> list[str]:
@@ -84,27 +89,42 @@ def kernel_names() -> list[str]:
     return sorted({value.__name__ for value in values if isinstance(value, triton.JITFunction)})
 
 
-def check(sanitizer: str, arguments: list[str]) -> tuple[str, bool]:
-    """What a tool ran and said, and whether it found nothing in tests that passed."""
+def check(sanitizer: str, tool: str, tests: list[str]) -> Finding:
+    watched = [argument for name in kernel_names() for argument in ("--kernel-name", f"kne={name}")]
+    # no limit to the seconds before pytest gets to CUDA; Triton's compiler is a process of its own; torch and Triton
+    # ask CUDA questions that it answers by errors, which are none
+    waiting = ["--launch-timeout", "0", "--target-processes", "application-only"]
+    errors = ["--report-api-errors", "no", "--error-exitcode", FOUND]
+    values = ["--racecheck-report", "all"] if tool == "racecheck" else []  # with what was written
+    options = ["--tool", tool, *values, *waiting, *errors]
+    pytest = ["-m", "pytest", "-q", "-W", "default"]
     done = subprocess.run(
-        [sanitizer, *(sys.executable if argument == "python" else argument for argument in arguments)],
+        [sanitizer, *options, *watched, sys.executable, *pytest, *tests],
         env=os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    return summary(arguments, done.stdout), done.returncode == 0 and "SUMMARY" in done.stdout
+    said = [line for line in done.stdout.splitlines() if re.match(r"(\.|F)*=========( |$)", line)]
+    passed = re.findall(r"^\d+ \w+.* in [\d.]+s", done.stdout, re.MULTILINE)
+    command = " ".join(["compute-sanitizer", *options, "--kernel-name ...", "python", *pytest, "TESTS"])
+    clean = done.returncode == 0 and "SUMMARY" in done.stdout
+    broke_off = "Internal Sanitizer Error" in done.stdout
+    return Finding(tests, command, [*passed, *said], clean, broke_off)
 
 
-def summary(arguments: list[str], output: str) -> str:
-    """The command, pytest's last line and what failed, and what the tool says."""
-    lines = output.splitlines()
-    said = [line for line in lines if line.startswith("=========")]
-    tests = [line for line in lines if re.search(r"^(E  |FAILED)|\d+ \w+ in [\d.]+s", line)]
-    left_out = [f"... {len(said) - LINES} lines ...", said[-1]] if len(said) > LINES else []
-    command = " ".join(f"'{argument}'" if " " in argument else argument for argument in arguments)
-    return "\n".join([f"$ compute-sanitizer {command}", *(tests or lines)[-LINES:], *said[:LINES], *left_out])
+def summary(findings: list[Finding]) -> str:
+    """The command, and what it said of the tests in its processes."""
+    clean = [found for found in findings if found.clean]
+    lines = [f"$ {findings[0].command}", f"nothing found in {sum(len(found.tests) for found in clean)} tests:"]
+    lines += [f"    {test}" for found in clean for test in found.tests]
+    for found in findings:
+        if not found.clean:
+            what = "the tool broke off at" if found.broke_off else "FOUND in"
+            kept = found.lines if len(found.lines) <= LINES else [*found.lines[: LINES - 1], "...", found.lines[-1]]
+            lines += [f"{what} {', '.join(found.tests)}:", *(f"    {line}" for line in kept)]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
