@@ -204,20 +204,22 @@ def _descriptor_grid(problem: Problem) -> tuple[int, int, int] | str:
 
 
 def _descriptor_plan(problem: Problem, rows: int, columns: int, tile_width: int, multiprocessors: int) -> Plan:
-    statistics = min(tile_width * _power_of_two_in(rows), 64 if problem.pixels <= 4096 else 128)
+    few = problem.pixels <= 4096 or problem.out_channels <= NARROW_TILES[0].channels
+    statistics = min(tile_width * _power_of_two_in(rows), 64 if few else 128)
     block = 32 if problem.mode == "down" and problem.channels[0] % 64 else 64
     depth = _depth(problem, block)
     chunks = depth // CHUNK_STEPS if _may_chunk(problem) and depth >= 4 * CHUNK_STEPS else 1
     steps = depth if chunks == 1 else -(-depth // (2 * chunks)) * 2  # even, for tiles of twice the block
     chunks = -(-depth // steps)
-    if problem.out_channels <= 16:
+    if problem.out_channels <= NARROW_TILES[0].channels:
         tiles = [_first_busy(NARROW_TILES, problem, multiprocessors)]
     elif (tuned := _tuned(problem, multiprocessors)) is not None:
         tiles = [tuned]
     else:
         whole = block == 64 and all(channels % 128 == 0 for channels in problem.channels)
         widest = max(64, problem.out_channels)
-        tiles = [tile for tile in TILES if tile.channels <= widest and (tile.block == 64 or whole)]
+        fitting = [tile for tile in TILES if tile.channels <= widest and tile.pixels >= statistics]
+        tiles = [tile for tile in fitting if tile.block == 64 or whole]
     plans = [
         Plan(True, False, rows, columns, tile_width, statistics, tile, chunks, steps * 64 // tile.block, spread)
         for tile in tiles

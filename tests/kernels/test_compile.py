@@ -127,6 +127,7 @@ CASES = {
     "conv2d-N1-C1024-H8-spread-chunks": convolution(1, 8, 1024, 512),
     "conv2d-N64-C1024-H8-all-chunks": convolution(64, 8, 1024, 512),
     "conv2d-N64-C256-H4-many-pictures-a-tile": convolution(64, 4, 256, 256),
+    "conv2d-N1-C64-H96-few-programs-of-a-large-picture": convolution(1, 96, 64, 64),
     "conv2d-N1-C256-H8-norm": convolution(1, 8, 256, 256, norm=Norm(32, meta(256), meta(256), 1e-6, "silu")),
     "conv2d-N64-C256-H4-norm": convolution(64, 4, 256, 256, norm=Norm(32, meta(256), meta(256), 1e-6, "silu")),
     "conv2d-N8-C256-H64-down": convolution(8, 64, 256, 256, stride=2, padding=(0, 1, 0, 1)),

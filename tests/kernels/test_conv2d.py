@@ -1,12 +1,14 @@
 """conv2d against torch in higher precision: every way of loading, every epilogue, its moments, and its bits."""
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from fastdiff.kernels import _launch
+from fastdiff.kernels._conv2d_plan import Problem, make_plan
 from fastdiff.kernels._dispatch import Declined
 from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d
 from fastdiff.kernels.group_norm import group_norm
@@ -275,6 +277,16 @@ def test_without_bias(dot_dtype, device, runs_triton, loads, assert_accurate):
     y, _ = run((x, weight), options, runs_triton)
     zero = torch.zeros_like(bias)
     assert_accurate(y, conv2d.reference(x, weight, **options), truth((x, weight, zero), options))
+
+
+@pytest.mark.parametrize("mode", [(1, False), (2, False), (1, True)], ids=["same", "down", "up"])
+@pytest.mark.parametrize("height", [2, 4, 6, 8, 12, 24, 48, 96, 100, 128, 256])
+def test_a_tile_is_whole_statistics_tiles_in_any_batch(mode, height):
+    for images, channels, out_channels, itemsize in product((1, 8, 64), (3, 64, 256), (3, 16, 64, 96, 256), (2, 4)):
+        stride, upsample = mode
+        sizes = ((channels,), out_channels, (3, 3), stride, (1, 1, 1, 1), upsample, itemsize)
+        plan = make_plan(Problem(images, height, height, *sizes), obstacle=None, multiprocessors=132)
+        assert plan.tile.pixels % plan.statistics == 0, (images, channels, out_channels, plan)
 
 
 X, WEIGHT = torch.zeros(2, 4, 4, 8), torch.zeros(6, 8, 3, 3)
