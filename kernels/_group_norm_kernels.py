@@ -1,4 +1,8 @@
-"""The device code of GroupNorm: statistics of a tensor, many tiles made one, normalising with what is left to merge."""
+"""The device code of GroupNorm: statistics of a tensor, many tiles made one, normalising with what is left to merge.
+
+Launched without the compiler's own fused multiply-adds: it would fuse a lane's product into the first sum across lanes,
+and these, which end up with copies of one sum, would not agree on its last bit.
+"""
 
 from fastdiff.kernels._math import activate, await_inputs
 from fastdiff.kernels._triton import tl, triton
@@ -29,8 +33,8 @@ def moments_kernel(
         mask = (start + rows < count)[:, None] & (c < channels)[None, :]
         x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
         delta = tl.where(mask, x - mean, 0.0)
-        mean += delta * (1.0 / (start // BP + 1))
-        m2 += delta * (x - mean)
+        mean = tl.fma(delta, 1.0 / (start // BP + 1), mean)
+        m2 = tl.fma(delta, x - mean, m2)
         x_ptrs += BP * pixel_stride
 
     weights = ((count - rows + BP - 1) // BP).to(tl.float32)[:, None]  # pixels that each row has seen
@@ -181,7 +185,7 @@ def normalise_kernel(
     for start in range(first, stop, BP):
         x_ptrs += BP * pixel_stride
         following = tl.load(x_ptrs, mask=(start + BP + rows < stop) & inside, other=0.0)
-        y = activate((x.to(tl.float32) - mean[None, :]) * a[None, :] + b[None, :], ACTIVATION)
+        y = activate(tl.fma(x.to(tl.float32) - mean[None, :], a[None, :], b[None, :]), ACTIVATION)
         tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=(start + rows < stop) & inside)
         y_ptrs += BP * width
         x = following

@@ -132,7 +132,7 @@ def _moments(x: Tensor, tiling: Tiling) -> Moments:
     launch(
         moments_kernel, (n * tiles * triton.cdiv(channels, tiling.channels),),
         mean, m2, x, hw, channels, tiles, pixels, x.stride(0), x.stride(2),
-        BP=tiling.pixels, BC=tiling.channels, num_warps=tiling.warps,
+        BP=tiling.pixels, BC=tiling.channels, num_warps=tiling.warps, fp_fusion=False,
     )  # fmt: skip
     return Moments(mean, m2, pixels)
 
@@ -149,7 +149,7 @@ def _one_tile(known: list[Moments], hw: int) -> list[Moments]:
     launch(
         merge_kernel, (n * sum(triton.cdiv(width, columns) for width in widths),),
         *_statistics(merged), *_statistics(known), n, *_pair(widths, 0), *_tiles(known), hw,
-        BT=rows, BC=columns, num_warps=4,
+        BT=rows, BC=columns, num_warps=4, fp_fusion=False,
     )  # fmt: skip
     return merged
 
@@ -200,7 +200,7 @@ def _group_norm_triton(
         *((0, 0) if scale is None else (scale.stride(0), shift.stride(0))), span,
         *_pair([part.stride(0) for part in parts], 0), *_pair([part.stride(2) for part in parts], 0),
         ACTIVATION=activation, BP=tiling.pixels, BC=tiling.channels, WHOLE=whole,
-        BJ=4 if entries <= 4 else 8 if each > 1 else 16, num_warps=tiling.warps,
+        BJ=4 if entries <= 4 else 8 if each > 1 else 16, num_warps=tiling.warps, fp_fusion=False,
     )  # fmt: skip
     return y
 
