@@ -153,14 +153,14 @@ class Plan(NamedTuple):
         return not self.descriptors and problem.pixels % self.tile.pixels != 0
 
     def residual_by_descriptor(self, problem: Problem) -> bool:
-        return self.descriptors and problem.mode != "up" and self.stores_by_descriptor(problem)
+        return self.descriptors and not self.spread and problem.mode != "up" and problem.out_channels % 8 == 0
 
     def stores_by_descriptor(self, problem: Problem) -> bool:
-        """Whether the output's tiles, of whole rows of the grid, are stored by a tensor descriptor."""
-        channels = problem.out_channels
-        whole = self.rows * self.columns == problem.pixels if not self.descriptors else True
-        fits = channels % (self.tile.channels if problem.mode == "up" and self.descriptors else 8) == 0
-        return self.may_store and not self.spread and problem.itemsize == 2 and whole and fits
+        """Whether the copy engine stores the output's tiles: not those of 8 warps, which it was slower for."""
+        whole = self.descriptors or self.rows * self.columns == problem.pixels
+        unit = self.tile.channels if self.descriptors and problem.mode == "up" else 8  # channels that none may exceed
+        fits = whole and problem.itemsize == 2 and problem.out_channels % unit == 0
+        return fits and self.may_store and not self.spread and self.tile.warps == 4
 
     def normalises(self, problem: Problem, num_groups: int) -> bool:
         """Whether a program has all of each group it makes, of whole pictures; depends on the picture's shape alone."""
