@@ -5,8 +5,8 @@
 memcheck finds accesses outside of a tensor, as torch caches no memory here; racecheck finds threads of a program that
 meet in its shared memory without a barrier. Only our kernels are watched. Needs a GPU and CUDA's compute-sanitizer.
 Prints what was run and found, and with `--save` writes it to benchmarks/results/compute-sanitizer.txt; exit code 1
-where anything was found, or a test fails. racecheck runs each test by itself: it breaks off, by an error of its own, at
-some kernels that load by tensor descriptors, and takes the process along; the log names these tests.
+where anything was found, or a test fails. racecheck runs each test by itself: at some kernels it breaks off, by an
+error of its own, and takes the process along; the log names these tests.
 """
 
 import glob
