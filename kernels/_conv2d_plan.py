@@ -89,6 +89,7 @@ WIDE_TILE = Tile(256, 64, 64, warps=4, stages=2, resident=2, alone=(0.51, 5.1), 
 TUNED = {
     ("same", 128 * 128, 320, 320): TILES[1],
     ("same", 64 * 64, 320, 320): TILES[2],
+    ("same", 64 * 64, 640, 640): TILES[0],
     ("same", 32 * 32, 64, 64): WIDE_TILE,
     ("same", 32 * 32, 128, 64): WIDE_TILE,
     ("same", 32 * 32, 192, 64): WIDE_TILE,
