@@ -1,11 +1,17 @@
 """How every kernel is launched, and what the card it is launched on can do."""
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+import gc
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
-from threading import Lock
+from threading import Lock, RLock
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -17,8 +23,10 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # that kernels take
 # Triton's interpreter stands for a small card that can do all.
 INTERPRETER_CAPABILITY = (9, 0)
 INTERPRETER_MULTIPROCESSORS = 8
+PATIENCE = 30.0  # seconds for the processes that compile
 
 _interpreter = Lock()  # which runs one kernel at a time
+_compiling = RLock()  # no process is forked while another thread compiles
 _only_compiles: ContextVar[bool] = ContextVar("only_compiles", default=False)
 
 
@@ -39,18 +47,70 @@ def launch(
         run() if listener is None else listener.launch(kernel, run)
 
 
+class _ByProcesses(Executor):
+    """Makes what is submitted, kernels, in forked processes, for the files that Triton keeps of them; then from these.
+
+    By threads it would take seconds: Python's part of a compilation, and more of it, holds the interpreter's lock. A
+    process that fails or hangs costs time alone, as its kernels are then compiled here.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Future, Callable]] = []
+
+    def submit(self, make: Callable) -> Future:
+        self.jobs.append((Future(), make))
+        return self.jobs[-1][0]
+
+    def finish(self) -> None:
+        if len(self.jobs) > 1:
+            self._fork(min(len(self.jobs), os.cpu_count() or 1))
+        for future, make in self.jobs:
+            try:
+                future.set_result(make())
+            except Exception as error:
+                future.set_exception(error)
+
+    def _fork(self, count: int) -> None:
+        target = triton.runtime.driver.active.get_current_target()
+        context = multiprocessing.get_context("fork")
+        jobs = [[make for _, make in self.jobs[i::count]] for i in range(count)]
+        processes = [context.Process(target=_compile_apart, args=(each, target), daemon=True) for each in jobs]
+        with warnings.catch_warnings(), suppress(OSError, AssertionError):  # no memory; no children for a daemon
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the processes have no part of
+            for process in processes:
+                process.start()
+        deadline = time.monotonic() + PATIENCE
+        for process in processes:
+            if process.pid is not None:
+                process.join(max(0.0, deadline - time.monotonic()))
+                process.kill()
+
+
+def _compile_apart(jobs: list[Callable], target) -> None:
+    """In a forked process, where CUDA must not be touched: device code asks for `target` alone."""
+    gc.disable()  # it might free what is CUDA's
+    triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: target))
+    for make in jobs:
+        with suppress(Exception):  # it is raised again where the kernel is made once more
+            make()
+    os._exit(0)  # nothing of the parent's is to be tidied up here
+
+
 @contextmanager
 def only_compiling() -> Iterator[None]:
     """Inside, kernels are not launched but compiled, all side by side; the block ends when they are ready.
 
-    What a function is about to launch takes seconds this way instead of half a minute. What it computes is undefined.
+    What a function is about to launch takes a second this way instead of ten. What it computes is undefined.
     """
-    token = _only_compiles.set(True)
-    try:
-        with ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool):
-            yield
-    finally:
-        _only_compiles.reset(token)
+    compiler = _ByProcesses()
+    with _compiling:
+        token = _only_compiles.set(True)
+        try:
+            with triton.AsyncCompileMode(compiler):
+                yield
+                compiler.finish()
+        finally:
+            _only_compiles.reset(token)
 
 
 def side_by_side(tensor: Tensor | None) -> Tensor | None:
