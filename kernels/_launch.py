@@ -63,7 +63,8 @@ class _ByProcesses(Executor):
 
     def finish(self) -> None:
         if len(self.jobs) > 1:
-            self._fork(min(len(self.jobs), os.cpu_count() or 1))
+            each = -(-len(self.jobs) // (os.cpu_count() or 1))
+            self._fork(-(-len(self.jobs) // each))
         for future, make in self.jobs:
             try:
                 future.set_result(make())
