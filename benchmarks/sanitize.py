@@ -111,7 +111,8 @@ def check(sanitizer: str, tool: str, tests: list[str]) -> Finding:
     command = " ".join(["compute-sanitizer", *options, "--kernel-name ...", "python", *pytest, "TESTS"])
     clean = done.returncode == 0 and "SUMMARY" in done.stdout
     broke_off = "Internal Sanitizer Error" in done.stdout
-    return Finding(tests, command, [*passed, *said], clean, broke_off)
+    lines = [*passed, *said] or done.stdout.splitlines()[-1:]  # why it did not run
+    return Finding(tests, command, lines, clean, broke_off)
 
 
 def summary(findings: list[Finding]) -> str:

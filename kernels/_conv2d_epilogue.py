@@ -19,6 +19,14 @@ def pixels_of(row, column, quarter, columns, MODE: tl.constexpr, BH: tl.constexp
 
 
 @triton.jit
+def _spread(x, GROUPS: tl.constexpr, LENGTH: tl.constexpr, BN: tl.constexpr):
+    """x (GROUPS, LENGTH, BN) -> its means (GROUPS, BN), what it is off them, the sums of the squares of that."""
+    mean = tree_sum(x, GROUPS, LENGTH, BN) / LENGTH
+    off = x - mean[:, None, :]
+    return mean, off, tree_sum(off * off, GROUPS, LENGTH, BN)
+
+
+@triton.jit
 def _store_moments(
     mean_ptr, m2_ptr,
     acc, image, row, column, quarter, n, images, columns, pixels, out_channels, tiles,
@@ -38,10 +46,9 @@ def _store_moments(
         inside = (tl.arange(0, STATISTICS)[None, :] < count)[:, :, None]
         mean = tree_sum(tl.where(inside, groups, 0.0), GROUPS, STATISTICS, BN) / count
         off = tl.where(inside, groups - mean[:, None, :], 0.0)
+        m2 = tree_sum(off * off, GROUPS, STATISTICS, BN)
     else:
-        mean = tree_sum(groups, GROUPS, STATISTICS, BN) / STATISTICS
-        off = groups - mean[:, None, :]
-    m2 = tree_sum(off * off, GROUPS, STATISTICS, BN)
+        mean, _, m2 = _spread(groups, GROUPS, STATISTICS, BN)
     image += group // EACH
     offset = (image.to(tl.int64) * tiles + index)[:, None] * out_channels + n[None, :]
     mask = ((image < images) & (index < tiles))[:, None] & (n < out_channels)[None, :]
@@ -140,13 +147,11 @@ def normalise(
     As in `kernels.group_norm`: a mean and M2 of each channel, merged by Chan's formula.
     """
     GROUPS: tl.constexpr = BI * BN // WIDTH
-    mean = tree_sum(acc.reshape(BI * PIXELS, BN), BI, PIXELS, BN) / PIXELS
-    off = acc - mean[:, None, :]
-    m2 = tree_sum((off * off).reshape(BI * PIXELS, BN), BI, PIXELS, BN)
+    mean, off, m2 = _spread(acc, BI, PIXELS, BN)
     members = mean.reshape(GROUPS, WIDTH)
-    center = tree_sum(mean.reshape(GROUPS * WIDTH, 1), GROUPS, WIDTH, 1) / WIDTH  # (GROUPS, 1)
+    center = tree_sum(mean, GROUPS, WIDTH, 1) / WIDTH  # (GROUPS, 1)
     distance = (members - center).reshape(BI, BN)  # of a channel's mean from its group's
-    total = tree_sum((m2 + PIXELS * distance * distance).reshape(GROUPS * WIDTH, 1), GROUPS, WIDTH, 1)
+    total = tree_sum(m2 + PIXELS * distance * distance, GROUPS, WIDTH, 1)
     a = tl.broadcast_to(tl.rsqrt(total / (PIXELS * WIDTH) + eps), members.shape).reshape(BI, BN)
     b = distance * a
     n, each = n0 + tl.arange(0, BN), tl.arange(0, BI)

@@ -12,10 +12,10 @@ def prefetch(ptr, elements):
 
     Where few programs run they would wait for memory line by line: each asks for its share of the whole.
     """
-    if target_info.cuda_capability_geq(9, 0) and tl.num_programs(0) * tl.num_programs(1) <= FEW_PROGRAMS:
+    programs = tl.num_programs(0) * tl.num_programs(1)
+    if target_info.cuda_capability_geq(9, 0) and programs <= FEW_PROGRAMS:
         program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-        step = 128 * tl.num_programs(0) * tl.num_programs(1)
-        for first in range(program * 128, tl.cdiv(elements, 64), step):
+        for first in range(program * 128, tl.cdiv(elements, 64), programs * 128):
             line = tl.minimum(first + tl.arange(0, 128), (elements - 1) // 64)
             tl.inline_asm_elementwise(
                 "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptr + line * 64], tl.int32, False, 1

@@ -109,8 +109,7 @@ class AdaGroupNorm(nn.Module):
         self.num_groups, self.eps, self.activation = num_groups, options.eps, options.activation
 
     def forward(self, x: Picture, temb: Tensor) -> Feature:
-        norm = self.after(temb)
-        return normalise(x, **norm._asdict())
+        return normalise(x, self.after(temb))
 
     def after(self, temb: Tensor) -> Norm:
         """The same as a part of the convolution before it."""

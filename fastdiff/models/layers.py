@@ -39,10 +39,10 @@ def join(x: Picture) -> Feature:
     return x if isinstance(x, Feature) else Feature(torch.cat(tensors(x), dim=-1))
 
 
-def normalise(x: Picture, num_groups: int, *affine: Tensor | None, **options) -> Feature:
+def normalise(x: Picture, norm: Norm) -> Feature:
     """`kernels.group_norm` with the statistics that x brings along."""
     moments = x.moments if isinstance(x, Feature) else (x[0].moments, x[1].moments)
-    return Feature(group_norm(tensors(x), num_groups, *affine, moments=moments, **options))
+    return Feature(group_norm(tensors(x), moments=moments, **norm._asdict()))
 
 
 class Conv2d(nn.Conv2d):
@@ -80,7 +80,7 @@ class GroupNorm(nn.GroupNorm):
     """torch's GroupNorm over (N, H, W, C), with the scale, shift and activation of `kernels.group_norm`."""
 
     def forward(self, x: Picture, **epilogue) -> Feature:
-        return normalise(x, self.num_groups, self.weight, self.bias, eps=self.eps, **epilogue)
+        return normalise(x, self.after(**epilogue))
 
     def after(self, **epilogue) -> Norm:
         """The same as a part of the convolution before it."""
