@@ -10,6 +10,7 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
+from multiprocessing.process import BaseProcess
 from threading import Lock, RLock
 from types import SimpleNamespace
 
@@ -62,38 +63,48 @@ class _ByProcesses(Executor):
         return self.jobs[-1][0]
 
     def finish(self) -> None:
-        if len(self.jobs) > 1:
-            each = -(-len(self.jobs) // (os.cpu_count() or 1))
-            self._fork(-(-len(self.jobs) // each))
-        for future, make in self.jobs:
-            try:
-                future.set_result(make())
-            except Exception as error:
-                future.set_exception(error)
-
-    def _fork(self, count: int) -> None:
-        target = triton.runtime.driver.active.get_current_target()
-        context = multiprocessing.get_context("fork")
-        jobs = [[make for _, make in self.jobs[i::count]] for i in range(count)]
-        processes = [context.Process(target=_compile_apart, args=(each, target), daemon=True) for each in jobs]
-        with warnings.catch_warnings(), suppress(OSError, AssertionError):  # no memory; no children for a daemon
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the processes have no part of
-            for process in processes:
-                process.start()
+        each = -(-len(self.jobs) // (os.cpu_count() or 1)) or 1
+        count = -(-len(self.jobs) // each) or 1
+        processes = _fork([[make for _, make in self.jobs[i::count]] for i in range(1, count)])
+        self._make(self.jobs[::count])  # a share of its own, which readies the compiler for later forks
         deadline = time.monotonic() + PATIENCE
         for process in processes:
-            if process.pid is not None:
-                process.join(max(0.0, deadline - time.monotonic()))
-                process.kill()
+            process.join(max(0.0, deadline - time.monotonic()))
+            process.kill()
+        self._make(self.jobs)
+
+    @staticmethod
+    def _make(jobs: list[tuple[Future, Callable]]) -> None:
+        for future, make in jobs:
+            if not future.done():
+                try:
+                    future.set_result(make())
+                except Exception as error:
+                    future.set_exception(error)
 
 
-def _compile_apart(jobs: list[Callable], target) -> None:
+def _fork(shares: list[list[Callable]]) -> list[BaseProcess]:
+    """A process for each share of the kernels, as far as processes can be had."""
+    context, started = multiprocessing.get_context("fork"), []
+    with warnings.catch_warnings(), suppress(OSError, AssertionError):  # no memory; no children for a daemon
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the processes have no part of
+        for share in shares:
+            driver = triton.runtime.driver.active
+            arguments = share, driver.get_current_target(), driver.launcher_cls
+            process = context.Process(target=_compile_apart, args=arguments, daemon=True)
+            process.start()
+            started.append(process)
+    return started
+
+
+def _compile_apart(jobs: list[Callable], target, launcher: Callable) -> None:
     """In a forked process, where CUDA must not be touched: device code asks for `target` alone."""
     gc.disable()  # it might free what is CUDA's
     triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: target))
     for make in jobs:
         with suppress(Exception):  # it is raised again where the kernel is made once more
-            make()
+            kernel = make()
+            launcher(kernel.src, kernel.metadata)  # C code, which Triton 3.6 compiles too
     os._exit(0)  # nothing of the parent's is to be tidied up here
 
 
@@ -101,15 +112,18 @@ def _compile_apart(jobs: list[Callable], target) -> None:
 def only_compiling() -> Iterator[None]:
     """Inside, kernels are not launched but compiled, all side by side; the block ends when they are ready.
 
-    What a function is about to launch takes a second this way instead of ten. What it computes is undefined.
+    What a function is about to launch takes a second this way instead of ten. What it computes is undefined. A kernel
+    that does not compile is an error where it is launched.
     """
     compiler = _ByProcesses()
     with _compiling:
         token = _only_compiles.set(True)
         try:
-            with triton.AsyncCompileMode(compiler):
-                yield
-                compiler.finish()
+            with triton.AsyncCompileMode(compiler, ignore_errors=True):
+                try:
+                    yield
+                finally:  # after an error too: Triton waits for what was submitted
+                    compiler.finish()
         finally:
             _only_compiles.reset(token)
 
