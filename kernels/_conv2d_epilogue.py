@@ -3,6 +3,7 @@
 The tiles are those of `_conv2d_kernels`.
 """
 
+from fastdiff.kernels._group_norm_kernels import modulate, whole_groups
 from fastdiff.kernels._math import activate, tree_sum
 from fastdiff.kernels._triton import tl, triton
 
@@ -146,23 +147,12 @@ def normalise(
 
     As in `kernels.group_norm`: a mean and M2 of each channel, merged by Chan's formula.
     """
-    GROUPS: tl.constexpr = BI * BN // WIDTH
     mean, off, m2 = _spread(acc, BI, PIXELS, BN)
-    members = mean.reshape(GROUPS, WIDTH)
-    center = tree_sum(mean, GROUPS, WIDTH, 1) / WIDTH  # (GROUPS, 1)
-    distance = (members - center).reshape(BI, BN)  # of a channel's mean from its group's
-    total = tree_sum(m2 + PIXELS * distance * distance, GROUPS, WIDTH, 1)
-    a = tl.broadcast_to(tl.rsqrt(total / (PIXELS * WIDTH) + eps), members.shape).reshape(BI, BN)
-    b = distance * a
-    n, each = n0 + tl.arange(0, BN), tl.arange(0, BI)
+    a, b = whole_groups(mean, m2, PIXELS, eps, WIDTH)
+    n, row = (n0 + tl.arange(0, BN))[None, :], (image + tl.arange(0, BI)).to(tl.int64)[:, None]
     inside = n < out_channels
-    if weight_ptr is not None:
-        weight = tl.load(weight_ptr + n, mask=inside, other=0.0).to(tl.float32)[None, :]
-        a, b = a * weight, b * weight + tl.load(bias_ptr + n, mask=inside, other=0.0).to(tl.float32)[None, :]
-    if scale_ptr is not None:
-        mask = (image + each < images)[:, None] & inside[None, :]
-        row, columns = (image + each).to(tl.int64)[:, None], n[None, :]
-        scale = 1 + tl.load(scale_ptr + row * scale_stride + columns, mask=mask, other=0.0).to(tl.float32)
-        shift = tl.load(shift_ptr + row * shift_stride + columns, mask=mask, other=0.0).to(tl.float32)
-        a, b = a * scale, b * scale + shift
+    a, b = modulate(
+        a, b, weight_ptr, bias_ptr, scale_ptr, shift_ptr, row, n, inside, (row < images) & inside,
+        scale_stride, shift_stride,
+    )  # fmt: skip
     return activate(off * a[:, None, :] + b[:, None, :], ACTIVATION)

@@ -84,15 +84,18 @@ TILES = (
     Tile(64, 64, 128, warps=4, stages=6, resident=1, alone=(0.075, 3.9), busy=(0.13, 2.5)),
 )
 WIDE_TILE = Tile(256, 64, 64, warps=4, stages=2, resident=2, alone=(0.51, 5.1), busy=(0.47, 3.4))
-# Measured better than the times say, where the tile makes three programs or more for two multiprocessors:
+# Measured better than the times say, where the tile makes so many programs or more:
 # (mode, output pixels, input channels, output channels) of a 3x3 convolution.
+MANY = 200
 TUNED = {
-    ("same", 128 * 128, 320, 320): TILES[1],
-    ("same", 64 * 64, 320, 320): TILES[2],
-    ("same", 64 * 64, 640, 640): TILES[0],
-    ("same", 32 * 32, 64, 64): WIDE_TILE,
-    ("same", 32 * 32, 128, 64): WIDE_TILE,
-    ("same", 32 * 32, 192, 64): WIDE_TILE,
+    ("same", 128 * 128, 320, 320): (TILES[1], MANY),
+    ("same", 64 * 64, 256, 256): (TILES[1], MANY),
+    ("same", 64 * 64, 320, 320): (TILES[2], MANY),
+    ("same", 64 * 64, 640, 640): (Tile(128, 128, 64, warps=8, stages=4), MANY),
+    ("same", 32 * 32, 1280, 1280): (TILES[1], 80),
+    ("same", 32 * 32, 64, 64): (WIDE_TILE, MANY),
+    ("same", 32 * 32, 128, 64): (WIDE_TILE, MANY),
+    ("same", 32 * 32, 192, 64): (WIDE_TILE, MANY),
 }
 SUM_MICROSECONDS = 3.0  # of `sum_chunks`
 CHUNK_MICROSECONDS = 0.7  # of a chunk more in a program: its loads start anew
@@ -108,7 +111,7 @@ FLOAT32_TILES = (
 
 SUM_CHANNELS = 32  # of a program of `sum_chunks`
 SMALL_PICTURE = 256  # pixels, up to which k may be cut into chunks
-CHUNK_STEPS = 36  # of 64 channels each, of a chunk
+CHUNK_STEPS = 30  # of 64 channels each, of a chunk at least
 FLOAT32_CHUNK_STEPS = 4  # of 32 channels each: one long float32 sum would be thrice as far off as cuDNN's
 
 
@@ -214,7 +217,7 @@ def _descriptor_plan(problem: Problem, rows: int, columns: int, tile_width: int,
     chunks = -(-depth // steps)
     if problem.out_channels <= NARROW_TILES[0].channels:
         tiles = [_first_busy(NARROW_TILES, problem, multiprocessors)]
-    elif (tuned := _tuned(problem, multiprocessors)) is not None:
+    elif (tuned := _tuned(problem)) is not None:
         tiles = [tuned]
     else:
         whole = block == 64 and all(channels % 128 == 0 for channels in problem.channels)
@@ -230,11 +233,12 @@ def _descriptor_plan(problem: Problem, rows: int, columns: int, tile_width: int,
     return best._replace(tile=best.tile._replace(block=best.tile.block * block // 64))
 
 
-def _tuned(problem: Problem, multiprocessors: int) -> Tile | None:
-    tile = TUNED.get((problem.mode, problem.pixels, sum(problem.channels), problem.out_channels))
-    if tile is None or problem.kernel != (3, 3) or 2 * _programs(tile, problem) < 3 * multiprocessors:
+def _tuned(problem: Problem) -> Tile | None:
+    key = problem.mode, problem.pixels, sum(problem.channels), problem.out_channels
+    if key not in TUNED or problem.kernel != (3, 3):
         return None
-    return tile
+    tile, fewest = TUNED[key]
+    return tile if _programs(tile, problem) >= fewest else None
 
 
 def _microseconds(plan: Plan, problem: Problem, multiprocessors: int) -> float:

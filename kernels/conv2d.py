@@ -23,8 +23,8 @@ from fastdiff.kernels._launch import (
     side_by_side,
 )
 from fastdiff.kernels._moments import Moments
+from fastdiff.kernels.group_norm import affine_arguments, group_norm
 from fastdiff.kernels.group_norm import check as check_norm
-from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.report import because
 
 # Elements of x up to which torch's own convolution on the CPU leaves oneDNN for a slower one.
@@ -249,11 +249,8 @@ def _shortcut_arguments(plan: Plan, shortcut: Shortcut | None) -> dict[str, Any]
 def _norm_arguments(problem: Problem, norm: Norm | None) -> dict[str, Any]:
     width = 0 if norm is None else problem.out_channels // norm.num_groups
     norm = norm or Norm(1)
-    scale, shift = side_by_side(norm.scale), side_by_side(norm.shift)
-    strides = (0, 0) if scale is None else (scale.stride(0), shift.stride(0))
-    names = ("weight_ptr", "bias_ptr", "scale_ptr", "shift_ptr", "scale_stride", "shift_stride", "eps")
-    values = (norm.weight, norm.bias, scale, shift, *strides, norm.eps)
-    arguments = {f"norm_{name}": value for name, value in zip(names, values, strict=True)}
+    affine = affine_arguments(norm.weight, norm.bias, norm.scale, norm.shift, norm.eps)
+    arguments = {f"norm_{name}": value for name, value in affine.items()}
     return arguments | {"NORM": width, "ACTIVATION": norm.activation}
 
 

@@ -4,20 +4,20 @@ Statistics are float32, per channel a mean and the sum of squared distances from
 formula. Sums of squares would cancel on a large mean: torch's own channels-last GroupNorm on the CPU is off by 3e3 at
 mean 1e3 and deviation 1. Per channel, because a group may straddle the seam of a skip connection.
 
-On the GPU they are `Moments`: a convolution's epilogue leaves them, or `moments_kernel` reads the tensor for them. Many
-tiles become one in `merge_kernel`; the few that are left, and the channels of a group, are merged by every program of
-`normalise_kernel` for itself, so that a small picture takes one launch.
+On the GPU they are `Moments`: a convolution's epilogue leaves them, or `moments_kernel` reads the tensor for them. Few
+tiles are merged by every program of `normalise_kernel` for itself, so that a small picture takes one launch; many, or
+those of many pictures, by `merge_kernel`, and `apply_kernel` does the rest.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels._dispatch import Declined, Operation, parts_of
-from fastdiff.kernels._group_norm_kernels import merge_kernel, moments_kernel, normalise_kernel
-from fastdiff.kernels._launch import DTYPES, launch
+from fastdiff.kernels._group_norm_kernels import apply_kernel, merge_kernel, moments_kernel, normalise_kernel
+from fastdiff.kernels._launch import DTYPES, launch, side_by_side
 from fastdiff.kernels._moments import Moments
 from fastdiff.kernels._triton import triton
 from fastdiff.kernels.report import because
@@ -117,9 +117,9 @@ class Tiling(NamedTuple):
     warps: int
 
 
-def _tiling(hw: int, widths: list[int]) -> Tiling:
+def _tiling(hw: int, widths: list[int], blocks: tuple[int, ...] = (64, 32)) -> Tiling:
     # the widest block that wastes no lanes, for whole lines of memory
-    waste = {block: sum(-width % block for width in widths) for block in (64, 32)}
+    waste = {block: sum(-width % block for width in widths) for block in blocks}
     return Tiling(min(waste, key=waste.get), min(32, triton.next_power_of_2(hw)), 4)
 
 
@@ -137,34 +137,33 @@ def _moments(x: Tensor, tiling: Tiling) -> Moments:
     return Moments(mean, m2, pixels)
 
 
-def _one_tile(known: list[Moments], hw: int) -> list[Moments]:
-    """The moments of a tensor, or of a pair, each merged into those of one tile."""
-    n, tiles = len(known[0].mean), max(m.mean.shape[1] for m in known)
-    widths = [m.mean.shape[2] for m in known]
-    rows, columns = (256, 8) if tiles > 64 else (32, 32)
-    merged = [
-        Moments(m.mean.new_empty(n, 1, width), m.m2.new_empty(n, 1, width), hw)
-        for m, width in zip(known, widths, strict=True)
-    ]
-    launch(
-        merge_kernel, (n * sum(triton.cdiv(width, columns) for width in widths),),
-        *_statistics(merged), *_statistics(known), n, *_pair(widths, 0), *_tiles(known), hw,
-        BT=rows, BC=columns, num_warps=4, fp_fusion=False,
+def _statistics(known: list[Moments]) -> dict[str, Any]:
+    """The moments of a tensor, or of a pair, as the kernels take them."""
+    mean, mean2 = _pair([m.mean for m in known])
+    m2, m2_2 = _pair([m.m2 for m in known])
+    tiles, tiles2 = _pair([m.mean.shape[1] for m in known], 0)
+    pixels, pixels2 = _pair([m.pixels for m in known], 0)
+    return dict(
+        mean_ptr=mean, mean2_ptr=mean2, m2_ptr=m2, m2_2_ptr=m2_2, tiles=tiles, tiles2=tiles2, pixels=pixels,
+        pixels2=pixels2,
     )  # fmt: skip
-    return merged
 
 
-def _statistics(known: list[Moments]) -> tuple:
-    return *_pair([m.mean for m in known]), *_pair([m.m2 for m in known])
+def affine_arguments(
+    weight: Tensor | None, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None, eps: float
+) -> dict[str, Any]:
+    """What a norm does beyond the statistics, as the kernels take it."""
+    scale, shift = side_by_side(scale), side_by_side(shift)
+    strides = (0, 0) if scale is None else (scale.stride(0), shift.stride(0))
+    return dict(
+        weight_ptr=weight, bias_ptr=bias, scale_ptr=scale, shift_ptr=shift, scale_stride=strides[0],
+        shift_stride=strides[1], eps=eps,
+    )  # fmt: skip
 
 
-def _tiles(known: list[Moments]) -> tuple[int, ...]:
-    """How many, and of how many pixels."""
-    return *_pair([m.mean.shape[1] for m in known], 0), *_pair([m.pixels for m in known], 0)
-
-
-FOLDED = 32  # statistics of a channel's group, up to which each program of the normalise pass merges them
-PROGRAMS = 256  # of the normalise pass, at least, where there are blocks of pixels enough
+FOLDED = 32  # tiles of a channel, or of its group, up to which each program of `normalise_kernel` merges them
+LARGE = 2**23  # elements from which they are merged beforehand all the same, where channels make whole groups
+PROGRAMS = 256  # of `normalise_kernel`, at least, where there are blocks of pixels enough
 
 
 @group_norm.kernel
@@ -179,36 +178,89 @@ def _group_norm_triton(
     parts = [_as_rows(part) for part in parts]
     n, height, width, _ = parts[0].shape
     hw, widths = height * width, [part.shape[-1] for part in parts]
-    group_width, tiling = sum(widths) // num_groups, _tiling(hw, widths)
-    known = [m or _moments(part, tiling) for part, m in zip(parts, given, strict=True)]
-    whole = _whole_groups(group_width, widths, tiling)
-    each = 1 if whole else group_width
-    if each * max(m.mean.shape[1] for m in known) > FOLDED:
-        known = _one_tile(known, hw)
-    entries = each * max(m.mean.shape[1] for m in known)
-
+    known = [m or _moments(part, _tiling(hw, widths)) for part, m in zip(parts, given, strict=True)]
     y = parts[0].new_empty(n, height, width, sum(widths))
-    blocks = n * sum(triton.cdiv(width, tiling.channels) for width in widths)
-    # several blocks of pixels share a merge, where that leaves programs enough
-    most = 16 if entries > 4 else 8
-    span = tiling.pixels * min(most, max(1, blocks * triton.cdiv(hw, tiling.pixels) // PROGRAMS))
-    grid = (blocks * triton.cdiv(hw, span),)
-    launch(
-        normalise_kernel, grid,
-        y, *_pair(parts), *_statistics(known), weight, bias, scale, shift, *_pair(widths, 0), *_tiles(known), hw,
-        group_width, eps,
-        *((0, 0) if scale is None else (scale.stride(0), shift.stride(0))), span,
-        *_pair([part.stride(0) for part in parts], 0), *_pair([part.stride(2) for part in parts], 0),
-        ACTIVATION=activation, BP=tiling.pixels, BC=tiling.channels, WHOLE=whole,
-        BJ=4 if entries <= 4 else 8 if each > 1 else 16, num_warps=tiling.warps, fp_fusion=False,
-    )  # fmt: skip
+    group_width = y.shape[-1] // num_groups
+    whole = _whole_groups(group_width, widths)
+    tiles = max(m.mean.shape[1] for m in known)
+    affine = affine_arguments(weight, bias, scale, shift, eps)
+    if tiles * (1 if whole else group_width) > FOLDED:
+        rows, columns = (256, max(8, whole)) if tiles > 64 else (32, 32)
+        merged = _merge_tiles(known, hw, affine, whole, rows=rows, columns=columns, tree=False)
+    elif whole and y.numel() >= LARGE:
+        merged = _merge_tiles(known, hw, affine, whole, rows=_rows(tiles), columns=32, tree=True)
+    else:
+        merged = None
+    if merged is not None and whole:
+        _apply_merged(y, parts, activation, *merged)
+    else:
+        known = known if merged is None else [Moments(*(plane[:, None] for plane in merged), hw)]
+        _normalise(y, parts, activation, known, affine, whole, group_width)
     return y
 
 
-def _whole_groups(group_width: int, widths: list[int], tiling: Tiling) -> int:
+def _rows(entries: int) -> int:
+    """Tiles, or tiles and channels of a group, that `normalise_kernel` merges at a time."""
+    return 4 if entries <= 4 else 16
+
+
+def _merge_tiles(
+    known: list[Moments], hw: int, affine: dict[str, Any], whole: int, *, rows: int, columns: int, tree: bool
+) -> Tensor:
+    """All tiles of a picture as one: (2, N, C) mean and M2; for whole groups (3, N, C), mean, a and b of the norm."""
+    n, widths = len(known[0].mean), [m.mean.shape[2] for m in known]
+    merged = known[0].mean.new_empty(3 if whole else 2, n, sum(widths))
+    mean, m2, b = merged if whole else (*merged, None)
+    launch(
+        merge_kernel, (n * sum(triton.cdiv(width, columns) for width in widths),),
+        mean, m2, b, channels=widths[0], channels2=sum(widths[1:]), hw=hw, **_statistics(known), **affine,
+        WHOLE=whole, TREE=tree, BT=rows, BC=columns, num_warps=4, fp_fusion=False,
+    )  # fmt: skip
+    return merged
+
+
+def _pictures(parts: list[Tensor]) -> dict[str, Any]:
+    """A tensor, or a pair, as the kernels take it."""
+    x, x2 = _pair(parts)
+    (image, image2), (pixel, pixel2) = (_pair([part.stride(i) for part in parts], 0) for i in (0, 2))
+    return dict(
+        x_ptr=x, x2_ptr=x2, channels=x.shape[-1], channels2=0 if x2 is None else x2.shape[-1],
+        hw=x.shape[1] * x.shape[2], image_stride=image, image_stride2=image2, pixel_stride=pixel, pixel_stride2=pixel2,
+    )  # fmt: skip
+
+
+def _apply_merged(y: Tensor, parts: list[Tensor], activation: str, mean: Tensor, a: Tensor, b: Tensor) -> None:
+    widths = [part.shape[-1] for part in parts]
+    tiling = _tiling(y.shape[1] * y.shape[2], widths, (128, 64, 32))
+    blocks = len(y) * sum(triton.cdiv(width, tiling.channels) for width in widths)
+    launch(
+        apply_kernel, (blocks * triton.cdiv(y.shape[1] * y.shape[2], tiling.pixels),),
+        y, mean_ptr=mean, a_ptr=a, b_ptr=b, **_pictures(parts),
+        ACTIVATION=activation, BP=tiling.pixels, BC=tiling.channels, num_warps=tiling.warps, fp_fusion=False,
+    )  # fmt: skip
+
+
+def _normalise(
+    y: Tensor, parts: list[Tensor], activation: str, known: list[Moments], affine: dict[str, Any], whole: int,
+    group_width: int,
+) -> None:  # fmt: skip
+    hw, widths, merged = y.shape[1] * y.shape[2], [p.shape[-1] for p in parts], [m.mean.shape[2] for m in known]
+    tiling, entries = _tiling(hw, widths), max(m.mean.shape[1] for m in known) * (1 if whole else group_width)
+    blocks = len(y) * sum(triton.cdiv(width, tiling.channels) for width in widths)
+    # several blocks of pixels share a merge, where that leaves programs enough
+    most = 16 if entries > 4 else 8
+    span = tiling.pixels * min(most, max(1, blocks * triton.cdiv(hw, tiling.pixels) // PROGRAMS))
+    launch(
+        normalise_kernel, (blocks * triton.cdiv(hw, span),),
+        y, **_pictures(parts), **_statistics(known), **affine, merged=merged[0], merged2=sum(merged[1:]),
+        group_width=group_width, span=span, ACTIVATION=activation, WHOLE=whole, BP=tiling.pixels, BC=tiling.channels,
+        BJ=_rows(entries) if whole or entries <= 4 else 8, num_warps=tiling.warps, fp_fusion=False,
+    )  # fmt: skip
+
+
+def _whole_groups(group_width: int, widths: list[int]) -> int:
     """The width of a group, where groups fill each program's channels; else 0."""
-    fitting = tiling.channels % group_width == 0 and all(width % group_width == 0 for width in widths)
-    return group_width if fitting else 0
+    return group_width if 32 % group_width == 0 and all(width % group_width == 0 for width in widths) else 0
 
 
 def _pair(values: list, absent=None) -> tuple:

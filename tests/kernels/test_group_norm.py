@@ -193,6 +193,22 @@ def test_a_picture_is_normalised_alike_in_any_batch(norm, randn, dtype, runs_tri
     assert torch.equal(norm(x[-1:], groups, eps=EPS, activation="silu"), together[-1:])
 
 
+@pytest.mark.parametrize("widths", [(64,), (32, 96)], ids=["C64", "C32+96-pair"])
+@pytest.mark.parametrize("pixels", [8, 32], ids=["18-tiles", "5-tiles"])
+def test_tiles_merged_beforehand_give_the_same_bits(norm, randn, dtype, runs_triton, monkeypatch, widths, pixels):
+    if not runs_triton:
+        pytest.skip("of the kernels")
+    parts = tuple(randn(2, 12, 12, width, dtype=dtype, mean=i) for i, width in enumerate(widths))
+    channels = sum(widths)
+    weight, bias, scale, shift = randn(channels), randn(channels), randn(2, channels), randn(2, channels)
+    known = tuple(moments_of(part, pixels) for part in parts)
+    x, moments = (parts, known) if len(parts) == 2 else (parts[0], known[0])
+    options = {"eps": EPS, "activation": "silu", "scale": scale, "shift": shift, "moments": moments}
+    small = norm(x, 8, weight, bias, **options)
+    monkeypatch.setattr("fastdiff.kernels.group_norm.LARGE", 0)
+    assert torch.equal(norm(x, 8, weight, bias, **options), small)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("height", "channels"), [(32, 128), (256, 64)], ids=["C128-H32", "C64-H256"])
 def test_a_real_picture_is_normalised_alike_in_any_batch(norm, randn, dtype, height, channels):
