@@ -185,10 +185,10 @@ def _group_norm_triton(
     tiles = max(m.mean.shape[1] for m in known)
     affine = affine_arguments(weight, bias, scale, shift, eps)
     if tiles * (1 if whole else group_width) > FOLDED:
-        rows, columns = (256, max(8, whole)) if tiles > 64 else (32, 32)
-        merged = _merge_tiles(known, hw, affine, whole, rows=rows, columns=columns, tree=False)
+        rows, columns = (256, 8) if tiles > 64 else (64, 16)
+        merged = _merge_tiles(known, hw, affine, whole, rows=rows, columns=max(columns, whole), tree=False)
     elif whole and y.numel() >= LARGE:
-        merged = _merge_tiles(known, hw, affine, whole, rows=_rows(tiles), columns=32, tree=True)
+        merged = _merge_tiles(known, hw, affine, whole, rows=_rows(tiles), columns=128, tree=True)
     else:
         merged = None
     if merged is not None and whole:
@@ -214,7 +214,7 @@ def _merge_tiles(
     launch(
         merge_kernel, (n * sum(triton.cdiv(width, columns) for width in widths),),
         mean, m2, b, channels=widths[0], channels2=sum(widths[1:]), hw=hw, **_statistics(known), **affine,
-        WHOLE=whole, TREE=tree, BT=rows, BC=columns, num_warps=4, fp_fusion=False,
+        WHOLE=whole, TREE=tree, BT=rows, BC=columns, num_warps=1 if tree else 4, fp_fusion=False,
     )  # fmt: skip
     return merged
 
