@@ -109,6 +109,7 @@ FLOAT32_TILES = (
     Tile(32, 32, 32, warps=4, stages=2, swap=False),
 )
 
+MOST_FILLED = 2048  # pixels that the tiles of a picture alone may take, where only more pictures would fill them
 SUM_CHANNELS = 32  # of a program of `sum_chunks`
 SMALL_PICTURE = 256  # pixels, up to which k may be cut into chunks
 CHUNK_STEPS = 30  # of 64 channels each, of a chunk at least
@@ -202,7 +203,8 @@ def _descriptor_grid(problem: Problem) -> tuple[int, int, int] | str:
     if problem.mode == "down" and (problem.height % 2 or problem.width % 2 or problem.channels[0] % 32):
         return "stride 2 of an odd size, or of channels no multiple of 32"
     tile_width = min(32, _power_of_two_in(columns))
-    if tile_width * _power_of_two_in(rows) < min(64, rows * columns):
+    patch = tile_width * _power_of_two_in(rows)  # pixels of a picture in a tile, which other pictures fill up
+    if patch < min(64, rows * columns) and rows * columns * 64 // patch > MOST_FILLED:
         return f"tiles would cross the border of {rows}x{columns} pixels"
     return rows, columns, tile_width
 

@@ -96,6 +96,11 @@ CASES = {
     "N2-H16-C64-residual": Case(2, 16, 16, (64,), 96, residual=True, output_scale=2**0.5),
     "N1-H4-C1024-chunks-over-the-grid": Case(1, 4, 4, (1024,), 32, temb=True),
     "N3-H4-C64-many-pictures-a-tile": Case(3, 4, 4, (64,), 64, temb=True, residual=True),
+    "N3-H6-C64-patches-of-2x2": Case(3, 6, 6, (64,), 64, temb=True, residual=True),
+    "N2-H12-C64-patches-of-2x2-down": Case(2, 12, 12, (64,), 64, stride=2, padding=(0, 1, 0, 1)),
+    "N2-H6-C64-patches-of-2x2-up": Case(2, 6, 6, (64,), 32, upsample=True),
+    "N1-H6-C1024-patches-of-2x2-chunks": Case(1, 6, 6, (1024,), 32, temb=True),
+    "N2-H3-C64-single-pixels-last": Case(2, 3, 3, (64,), 3),
     "N2-H8-C64-shortcut-C32": Case(2, 8, 8, (64,), 64, temb=True, shortcut=(32,), output_scale=2**0.5),
     "N2-H16-C64-shortcut-C96+40": Case(2, 16, 16, (64,), 32, shortcut=(96, 40)),
     "N2-H7-C36-shortcut-C5+3-odd": Case(2, 7, 7, (36,), 20, shortcut=(5, 3)),
@@ -165,6 +170,7 @@ def test_moments(case, dot_dtype, device, runs_triton, loads, exact_matmuls):
 
 
 ALONE = ["N2-H8-C64-temb", "N1-H4-C1024-chunks-over-the-grid", "N3-H4-C64-many-pictures-a-tile", "N2-H8-C64-up",
+         "N3-H6-C64-patches-of-2x2", "N1-H6-C1024-patches-of-2x2-chunks", "N2-H6-C64-patches-of-2x2-up",
          "N2-H16-C64-down-ddpm", "N2-H8-C64+32-shortcut", "N2-H8-C64-shortcut-C32", "N2-H7-W9-C36-odd",
          "N1-H16-C64-last"]  # fmt: skip
 ALONE_ON_GPU = {
@@ -174,6 +180,8 @@ ALONE_ON_GPU = {
     "C1024-H8-up-chunks": Case(1, 8, 8, (1024,), 256, upsample=True),
     "C256-H8": Case(1, 8, 8, (256,), 256, temb=True),
     "C256-H4": Case(1, 4, 4, (256,), 256, residual=True),
+    "C256-H6": Case(1, 6, 6, (256,), 256, residual=True),
+    "C256-H12-down": Case(1, 12, 12, (256,), 256, stride=2, padding=(0, 1, 0, 1)),
     "C256-H16-shortcut-C256+128": Case(1, 16, 16, (256,), 256, shortcut=(256, 128)),
     "C256+128-H16-shortcut": Case(1, 16, 16, (256, 128), 256, kernel=(1, 1), padding=0),
     "C256-H16-down": Case(1, 16, 16, (256,), 256, stride=2, padding=(0, 1, 0, 1)),
@@ -208,6 +216,7 @@ NORMED = {  # fused where whole groups of whole pictures are in a program, else 
     "H8": (Case(2, 8, 8, (32,), 64, temb=True), 16),
     "H4-many-pictures": (Case(5, 4, 4, (32,), 64, residual=True, output_scale=2**0.5), 1),
     "H4-C96-half-a-tile": (Case(2, 4, 4, (32,), 96, shortcut=(32,)), 24),
+    "H6-patches": (Case(3, 6, 6, (32,), 64, temb=True), 16),
     "H8-C36-group-across-tiles": (Case(2, 8, 8, (32,), 72), 6),
     "H16": (Case(2, 16, 16, (32,), 32), 8),
     "H4-C1024-chunks": (Case(1, 4, 4, (1024,), 32), 8),
@@ -215,6 +224,7 @@ NORMED = {  # fused where whole groups of whole pictures are in a program, else 
     "large-mean": (Case(2, 8, 8, (32,), 32, mean=1000.0), 8),
     "N1-C256-H8": pytest.param(Case(1, 8, 8, (256,), 256, temb=True), 32, marks=gpu),
     "N64-C256-H8": pytest.param(Case(64, 8, 8, (256,), 256, temb=True), 32, marks=gpu),
+    "N64-C256-H12": pytest.param(Case(64, 12, 12, (256,), 256, temb=True), 32, marks=gpu),
     "N512-C256-H4": pytest.param(Case(512, 4, 4, (256,), 256, residual=True), 32, marks=gpu),
 }
 
