@@ -47,20 +47,34 @@ def moments_kernel(
 
 
 @triton.jit
+def _block(block, channels, channels2, BC: tl.constexpr):
+    """Of a block of channels: whether it is the second tensor's, its channels there and in the pair, which exist."""
+    blocks1 = tl.cdiv(channels, BC)
+    second = block >= blocks1
+    own = tl.where(second, block - blocks1, block) * BC + tl.arange(0, BC)
+    return second, own, own + tl.where(second, channels, 0), own < tl.where(second, channels2, channels)
+
+
+@triton.jit
 def _merge(
-    mean_ptr, m2_ptr, n, c, channels, tiles, pixels, hw, TREE: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr
+    mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, n, second, own, inside, channels, channels2, tiles, tiles2, pixels, pixels2,
+    hw, TREE: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """(BC,) mean and M2 of the channels c of image n over all tiles; in order, BT at a time.
+    """(BC,) mean and M2 of a `_block` of image n over all tiles; in order, BT at a time.
 
     The sums are about the mean of the first tile. TREE: no layout changes their order, for more kernels than one.
     """
-    first = n * tiles * channels + c
-    shift = tl.load(mean_ptr + first, mask=c < channels, other=0.0)
+    if mean2_ptr is not None:
+        mean_ptr, m2_ptr = tl.where(second, mean2_ptr, mean_ptr), tl.where(second, m2_2_ptr, m2_ptr)
+        tiles, pixels = tl.where(second, tiles2, tiles), tl.where(second, pixels2, pixels)
+        channels = tl.where(second, channels2, channels)
+    first = n * tiles * channels + own
+    shift = tl.load(mean_ptr + first, mask=inside, other=0.0)
     sums = tl.zeros((BC,), tl.float32)
     squares = tl.zeros((BC,), tl.float32)
     for start in range(0, tiles, BT):
         t = start + tl.arange(0, BT)[:, None]
-        mask = (t < tiles) & (c < channels)[None, :]
+        mask = (t < tiles) & inside[None, :]
         weights = tl.where(mask, tl.minimum(pixels, hw - t * pixels), 0).to(tl.float32)
         distance = tl.load(mean_ptr + first[None, :] + t * channels, mask=mask, other=0.0) - shift[None, :]
         m2 = tl.load(m2_ptr + first[None, :] + t * channels, mask=mask, other=0.0)
@@ -99,14 +113,6 @@ def modulate(a, b, weight_ptr, bias_ptr, scale_ptr, shift_ptr, row, c, inside_c,
     return a, b
 
 
-@triton.jit
-def _pick(second, value, value2):
-    """Of a pair, what belongs to a program's tensor; value2 is None where there is no pair."""
-    if value2 is not None:
-        value = tl.where(second, value2, value)
-    return value
-
-
 @triton.jit(do_not_specialize=SIZES)
 def merge_kernel(
     out_mean_ptr, out_m2_ptr, out_b_ptr, mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr,
@@ -118,21 +124,14 @@ def merge_kernel(
     WHOLE: the width of groups that fill each program, or 0. With it a and b take the place of M2.
     """
     await_inputs()
-    blocks1 = tl.cdiv(channels, BC)
-    blocks = blocks1 + tl.cdiv(channels2, BC)
-    n, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
-    second = block >= blocks1
-    own = tl.where(second, block - blocks1, block) * BC + tl.arange(0, BC)  # channel of its tensor
-    c = own + tl.where(second, channels, 0)
-    width = channels + channels2
-    if mean2_ptr is not None:
-        tiles, pixels = tl.where(second, tiles2, tiles), tl.where(second, pixels2, pixels)
-        channels = tl.where(second, channels2, channels)
+    blocks = tl.cdiv(channels, BC) + tl.cdiv(channels2, BC)
+    n = (tl.program_id(0) // blocks).to(tl.int64)
+    second, own, c, inside = _block(tl.program_id(0) % blocks, channels, channels2, BC)
     mean, m2 = _merge(
-        _pick(second, mean_ptr, mean2_ptr), _pick(second, m2_ptr, m2_2_ptr), n, own, channels, tiles, pixels, hw,
-        TREE, BT, BC,
+        mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, n, second, own, inside, channels, channels2, tiles, tiles2, pixels,
+        pixels2, hw, TREE, BT, BC,
     )  # fmt: skip
-    inside, out = own < channels, n * width + c
+    out = n * (channels + channels2) + c
     if WHOLE:
         m2, b = whole_groups(mean, m2, hw, eps, WHOLE)
         m2, b = modulate(
@@ -189,28 +188,22 @@ def _place(
     pid, y_ptr, x_ptr, x2_ptr, channels, channels2, hw, span, image_stride, image_stride2, pixel_stride, pixel_stride2,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Of a program: its image, first pixel, whether its tensor is the second, channels of that tensor, which are there.
+    """Of a program: its image, its first pixel, its `_block` of channels.
 
     And, for its first BP pixels, pointers to y and x, and the stride of x.
     """
-    width = channels + channels2
-    blocks1 = tl.cdiv(channels, BC)
-    blocks = blocks1 + tl.cdiv(channels2, BC)
+    width, blocks = channels + channels2, tl.cdiv(channels, BC) + tl.cdiv(channels2, BC)
     spans = tl.cdiv(hw, span)
-    block, n = pid % blocks, (pid // blocks // spans).to(tl.int64)
-    first = pid // blocks % spans * span
-    second = block >= blocks1
-    own = tl.where(second, block - blocks1, block) * BC + tl.arange(0, BC)
-    inside = own < tl.where(second, channels2, channels)
-    c = own + tl.where(second, channels, 0)
+    n, first = (pid // blocks // spans).to(tl.int64), pid // blocks % spans * span
+    second, own, c, inside = _block(pid % blocks, channels, channels2, BC)
     if x2_ptr is not None:
+        x_ptr = tl.where(second, x2_ptr, x_ptr)
         image_stride = tl.where(second, image_stride2, image_stride)
         pixel_stride = tl.where(second, pixel_stride2, pixel_stride)
     rows = tl.arange(0, BP)[:, None]
     y_ptrs = y_ptr + (n * hw + first) * width + rows * width + c[None, :]
-    x_ptr = _pick(second, x_ptr, x2_ptr)
     x_ptrs = x_ptr + n * image_stride + first.to(tl.int64) * pixel_stride + rows * pixel_stride + own[None, :]
-    return n, first, second, own, inside, y_ptrs, x_ptrs, pixel_stride
+    return n, first, second, own, c, inside, y_ptrs, x_ptrs, pixel_stride
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -225,7 +218,7 @@ def normalise_kernel(
     The statistics are of the tensors' channels, or merged into those of one, (N, 1, C + C2), whose group may be any.
     """
     await_inputs()
-    n, first, second, own, inside, y_ptrs, x_ptrs, pixel_stride = _place(
+    n, first, second, own, c, inside, y_ptrs, x_ptrs, pixel_stride = _place(
         tl.program_id(0), y_ptr, x_ptr, x2_ptr, channels, channels2, hw, span,
         image_stride, image_stride2, pixel_stride, pixel_stride2, BP, BC,
     )  # fmt: skip
@@ -233,14 +226,10 @@ def normalise_kernel(
     rows, there = tl.arange(0, BP)[:, None], inside[None, :]
     x = tl.load(x_ptrs, mask=(first + rows < stop) & there, other=0.0)  # on its way while the tiles are merged
 
-    c, width = own + tl.where(second, channels, 0), channels + channels2
     if WHOLE:
-        if mean2_ptr is not None:
-            tiles, pixels = tl.where(second, tiles2, tiles), tl.where(second, pixels2, pixels)
-            channels = tl.where(second, channels2, channels)
         mean, m2 = _merge(
-            _pick(second, mean_ptr, mean2_ptr), _pick(second, m2_ptr, m2_2_ptr), n, own, channels, tiles, pixels, hw,
-            True, BJ, BC,
+            mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, n, second, own, inside, channels, channels2, tiles, tiles2, pixels,
+            pixels2, hw, True, BJ, BC,
         )  # fmt: skip
         a, b = whole_groups(mean, m2, hw, eps, WHOLE)
     else:
@@ -255,7 +244,7 @@ def normalise_kernel(
         following = tl.load(x_ptrs, mask=(start + BP + rows < stop) & there, other=0.0)
         y = activate(tl.fma(x.to(tl.float32) - mean[None, :], a[None, :], b[None, :]), ACTIVATION)
         tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=(start + rows < stop) & there)
-        y_ptrs += BP * width
+        y_ptrs += BP * (channels + channels2)
         x = following
 
 
@@ -271,13 +260,13 @@ def apply_kernel(
     reads first.
     """
     await_inputs()
-    n, first, second, own, inside, y_ptrs, x_ptrs, _ = _place(
+    n, first, _, _, c, inside, y_ptrs, x_ptrs, _ = _place(
         tl.num_programs(0) - 1 - tl.program_id(0), y_ptr, x_ptr, x2_ptr, channels, channels2, hw, BP,
         image_stride, image_stride2, pixel_stride, pixel_stride2, BP, BC,
     )  # fmt: skip
     there = (first + tl.arange(0, BP) < hw)[:, None] & inside[None, :]
     x = tl.load(x_ptrs, mask=there, other=0.0)
-    offset = n * (channels + channels2) + own + tl.where(second, channels, 0)
+    offset = n * (channels + channels2) + c
     mean = tl.load(mean_ptr + offset, mask=inside, other=0.0)
     a = tl.load(a_ptr + offset, mask=inside, other=0.0)
     b = tl.load(b_ptr + offset, mask=inside, other=0.0)

@@ -141,6 +141,7 @@ CASES = {
     "group_norm-N8-C128-H256-own-moments": norm(8, 256, 128),
     "group_norm-N8-C128-H256-tiles-of-256": norm(8, 256, 128, pixels=256),
     "group_norm-N64-C256-H16-folded": norm(64, 16, 256, pixels=256),
+    "group_norm-N64-C128-H32-many-pictures": norm(64, 32, 128, pixels=64),
     "group_norm-N8-C512+256-H32-conditioned": norm(8, 32, (512, 256), pixels=256, conditioned=True),
     "group_norm-N1-C13+31-H9-odd": norm(1, 9, (13, 31)),
     "group_norm-N1-C36-H7-gelu-fp16": norm(1, 7, 36, dtype=torch.float16, activation="gelu"),
