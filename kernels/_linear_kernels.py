@@ -47,6 +47,9 @@ def _add_products(
     for k in tl.range(start, stop, BK):
         rows = _load(x, picture, row, k, tokens, channels, x_picture, x_row, BM, BK)
         if NORMED:
+            # by way of a step in registers, or Triton (3.6 to 3.9) would count the buffers of x by this use alone, and
+            # fill again what the product still reads in place
+            rows = tl.where((k + tl.arange(0, BK) < channels)[None, :], rows, 0.0)
             squares += rows.to(tl.float32) * rows.to(tl.float32)
         part = out_channels * channels
         columns = _load(weight, 0, column, k, out_channels, channels, part, channels, BN, BK)

@@ -4,6 +4,7 @@ A case is a call of an operation on meta tensors, whose launches are compiled in
 """
 
 import os
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -162,6 +163,7 @@ CASES = {
     "linear-N32-C4608-fc2-fp16": project(32, 256, 4608, 1152, dtype=torch.float16, gated=True),
     "linear-N1-C256-few-tokens": project(1, 64, 256, 768, activation="silu"),
     "linear-N32-C1152-rms-norm": project(32, 256, 1152, 3456, rms_norm=(None, 1e-6)),
+    "linear-N2-C36-rms-norm-odd": project(2, 21, 36, 20, rms_norm=(None, 1e-6)),
     "linear-N2-C1152-rms-norm": project(2, 256, 1152, 3456, rms_norm=(None, 1e-6)),
     "linear-N2-C37-odd": project(2, 77, 37, 41, gated=True, activation="gelu"),
     "linear-N64-C36-odd": project(64, 77, 36, 412),
@@ -244,6 +246,17 @@ def assert_compiles(found, capability):
         compiled = triton.compile(ASTSource(kernel, *code), GPUTarget("cuda", capability, 32), options)
         name, shared = compiled.metadata.name, compiled.metadata.shared
         assert shared <= SHARED_MEMORY[capability], f"{name} takes {shared} bytes"
+        assert_no_buffer_is_filled_too_early(compiled.asm["ttgir"], options["num_stages"])
+
+
+def assert_no_buffer_is_filled_too_early(code: str, num_stages: int) -> None:
+    """A product that runs on while the next loads begin reads its tiles in place: they have a buffer for each stage."""
+    buffers = dict(re.findall(r"(%\w+) = ttg\.memdesc_index .*?: !ttg\.memdesc<(\d+)x", code))
+    turned = dict(re.findall(r"(%\w+) = ttg\.memdesc_trans (%\w+)", code))
+    for operands in re.findall(r"= ttng\.warp_group_dot (%\w+), (%\w+), .*isAsync = true", code):
+        for operand in operands:
+            tile = turned.get(operand, operand)
+            assert int(buffers.get(tile, num_stages)) >= num_stages, f"{tile} of {num_stages} stages"
 
 
 @pytest.mark.parametrize("capability", SHARED_MEMORY, ids=lambda capability: f"sm_{capability}")

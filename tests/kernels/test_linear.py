@@ -93,6 +93,8 @@ CASES = {
     "N512-L256-C256-unet-qkv": pytest.param(Case(512, 256, 256, 768), marks=gpu),
     "N1-L256-C512-unet-qkv": pytest.param(Case(1, 256, 512, 1536), marks=gpu),
     "N32-L256-C1152-rms-norm": pytest.param(Case(32, 256, 1152, 3456, bias=False, rms_norm=1e-6), marks=gpu),
+    "N32-L256-C1152-rms-norm-bias": pytest.param(Case(32, 256, 1152, 3456, rms_norm=1e-6), marks=gpu),
+    "N2-L256-C1152-rms-norm-bias": pytest.param(Case(2, 256, 1152, 3456, rms_norm=1e-6), marks=gpu),
     "N2-L77-C768-odd-tokens": pytest.param(Case(2, 77, 768, 768, gate=True, residual=True), marks=gpu),
     "N50-L1-C1152-modulation": pytest.param(Case(50, 1, 1152, 6912), marks=gpu),
 }
