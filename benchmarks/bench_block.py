@@ -2,8 +2,8 @@
 
     python benchmarks/bench_block.py [--save [DIR]]
 
-`unfused` is our own kernels, with the fused step apart; `eager` and `compile` are torch alone. A block is one of 28 in
-a row, each with weights of its own, more than any cache holds.
+`unfused` is our own kernels, with the fused step apart, `max_abs_diff` how far they are from the fused; `eager` and
+`compile` are torch alone. A block is one of 28 in a row, each with weights of its own, more than any cache holds.
 """
 
 from collections.abc import Callable
@@ -113,8 +113,18 @@ def fusion_rows(n: int) -> list[dict[str, Any]]:
 
 def fusion_row(name: str, fused: Callable, unfused: Callable) -> dict[str, Any]:
     times = measure({"fastdiff": fused, "unfused": unfused})
-    gain = times["unfused"] / times["fastdiff"]
-    return {"workload": name, **{f"{who}_us": 1e3 * time for who, time in times.items()}, "gain": gain}
+    gain, error = times["unfused"] / times["fastdiff"], max_abs_err(joined(fused()), joined(unfused()).float())
+    return {
+        "workload": name,
+        **{f"{who}_us": 1e3 * time for who, time in times.items()},
+        "gain": gain,
+        "max_abs_diff": error,
+    }
+
+
+def joined(output: Tensor | list[Tensor] | tuple[Tensor, Tensor]) -> Tensor:
+    """The output of a fusion or its parts: Q, K and V side by side; of a norm and its sum, the norm."""
+    return torch.cat(output, dim=-1) if isinstance(output, list) else output[0] if isinstance(output, tuple) else output
 
 
 def weights() -> tuple[Tensor, ...]:

@@ -106,8 +106,13 @@ def kernel_row(
         calls: each returns its output, (N, ...), or a tuple that begins with it.
         truth: (n, ...), float32 or wider: the first n pictures.
         ceiling: TFLOP/s where the work is `flop` operations, TB/s where it is `moved` bytes.
+
+    Raises: ArithmeticError where ours is off by more than twice what eager torch is: a wrong result has no time.
     """
     errors = {f"{who}_max_abs_err": max_abs_err(call(), truth) for who, call in calls.items()}
+    ours, torchs = errors.pop("fastdiff_max_abs_err"), errors["eager_max_abs_err"]
+    if not ours <= 2 * torchs + torch.finfo(torch.bfloat16).eps:
+        raise ArithmeticError(f"{workload}: ours is off by {ours:.3g}, eager torch by {torchs:.3g}")
     times = measure(calls, seconds=0.03)
     floor = (flop or moved) / ceiling / 1e9
     return {
@@ -116,7 +121,7 @@ def kernel_row(
         "floor_ms": floor,
         "tflops" if flop else "tbps": (flop or moved) / times["fastdiff"] / 1e9,
         "share": floor / times["fastdiff"],
-        "max_abs_err": errors.pop("fastdiff_max_abs_err"),
+        "max_abs_err": ours,
         **errors,
         "launches": launches(calls["fastdiff"]),
         "peak_bytes": peak_bytes(calls["fastdiff"]),

@@ -47,6 +47,14 @@ def check(row: dict, rate: str, keys: set[str] = KEYS) -> None:
     json.dumps(row)
 
 
+@pytest.mark.parametrize("wrong", [1.0, float("nan")])
+def test_a_wrong_result_has_no_time(harness, wrong):
+    truth = torch.ones(2, 3)
+    calls = {"fastdiff": lambda: truth + wrong, "eager": lambda: truth.bfloat16()}
+    with pytest.raises(ArithmeticError, match="tiny: ours is off by"):
+        harness.kernel_row("tiny", calls, truth, ceiling=1.0, moved=1.0)
+
+
 @pytest.mark.parametrize(
     ("size", "options"),
     [
