@@ -50,7 +50,7 @@ def linear(
         residual: (N, L, C_out), the dtype of x.
         rms_norm: (weight (C_in,) or None, eps): x is RMS-normalised first (Zhang and Sennrich 2019, arXiv 1910.07467).
             Without a weight, which can be folded into the linear's, it is one kernel: the mean square is summed while
-            x streams through, and scales the product at the end.
+            x streams through, and scales the product at the end. On sm_90 in 16 bits two launches are faster.
 
     Returns: (N, L, C_out), contiguous, the dtype of x. Raises ValueError naming the argument that does not fit.
     """
@@ -145,7 +145,7 @@ def by_kernel(
     rms_norm: tuple[Tensor | None, float] | None = None,
     **epilogue,
 ) -> Tensor:
-    """`linear` by kernels alone. A weight of the norm would pass x through registers: it is a launch of its own."""
+    """`linear` by kernels alone. A norm with a weight is a launch of its own."""
     norm_weight, eps = rms_norm or (None, None)
     if norm_weight is not None:
         x, eps = layer_norm(x, norm_weight, eps=eps, rms=True), None
@@ -170,6 +170,9 @@ def _linear_triton(x, weight, bias=None, *, activation=None, gate=None, residual
     check(x, weight, bias, activation, gate, residual, rms_norm)
     if x.dtype not in DTYPES or x.numel() == 0:
         return Declined(f"{tuple(x.shape)} of {x.dtype} has no kernel")
+    if rms_norm is not None and x.is_cuda and capability(x.device) == (9, 0) and x.itemsize == 2:
+        x = layer_norm(x, rms_norm[0], eps=rms_norm[1], rms=True)
+        return linear(x, weight, bias, activation=activation, gate=gate, residual=residual)
     if _library_is_faster(x, weight, activation, gate, residual, rms_norm):
         why = f"{weight.shape[1]} to {weight.shape[0]} channels: torch's library is faster on sm_90"
         if activation is None or bias is None:

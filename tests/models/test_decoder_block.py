@@ -16,7 +16,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def decoder_block(x: Tensor, w: dict[str, Tensor]) -> Tensor:
-    """x (N, L, C) -> (N, L, C), in six launches."""
+    """x (N, L, C) -> (N, L, C), in seven launches."""
     qkv = linear(x, w["qkv"], rms_norm=(w["norm1"], EPS))
     x = linear(attention(*qkv.chunk(3, dim=-1), heads=HEADS, causal=True), w["out"], residual=x)
     return linear(swiglu(layer_norm(x, w["norm2"], eps=EPS, rms=True), w["gate_up"]), w["down"], residual=x)

@@ -82,7 +82,8 @@ def open_page(browser, server) -> Iterator[Callable]:
         page = contexts[-1].new_page()
         page.set_default_timeout(60_000)
         page.on("request", watch)
-        page.goto(f"{server}/?__theme={theme}")
+        with page.expect_response("**/gradio_api/run/predict*"):  # the page's first question; before, it forgets input
+            page.goto(f"{server}/?__theme={theme}")
         page.get_by_role("button", name="Generate").wait_for()
         return page
 
