@@ -90,21 +90,22 @@ def _fork(shares: list[list[Callable]]) -> list[BaseProcess]:
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the processes have no part of
         for share in shares:
             driver = triton.runtime.driver.active
-            arguments = share, driver.get_current_target(), driver.launcher_cls
+            arguments = share, driver.get_current_target(), getattr(driver, "launcher_cls", None)
             process = context.Process(target=_compile_apart, args=arguments, daemon=True)
             process.start()
             started.append(process)
     return started
 
 
-def _compile_apart(jobs: list[Callable], target, launcher: Callable) -> None:
+def _compile_apart(jobs: list[Callable], target, launcher: Callable | None) -> None:
     """In a forked process, where CUDA must not be touched: device code asks for `target` alone."""
     gc.disable()  # it might free what is CUDA's
     triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: target))
     for make in jobs:
         with suppress(Exception):  # it is raised again where the kernel is made once more
             kernel = make()
-            launcher(kernel.src, kernel.metadata)  # C code, which Triton 3.6 compiles too
+            if launcher is not None:
+                launcher(kernel.src, kernel.metadata)  # C code, which Triton 3.6 compiles too
     os._exit(0)  # nothing of the parent's is to be tidied up here
 
 

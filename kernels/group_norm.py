@@ -188,20 +188,18 @@ def _group_norm_triton(
         rows, columns = (256, 8) if tiles > 64 else (64, 16)
         merged = _merge_tiles(known, hw, affine, whole, rows=rows, columns=max(columns, whole), tree=False)
     elif whole and y.numel() >= LARGE:
-        merged = _merge_tiles(known, hw, affine, whole, rows=_rows(tiles), columns=128, tree=True)
+        merged = _merge_tiles(known, hw, affine, whole, rows=_rows(tiles, whole), columns=128, tree=True)
     else:
-        merged = None
-    if merged is not None and whole:
-        _apply_merged(y, parts, activation, *merged)
-    else:
-        known = known if merged is None else [Moments(*(plane[:, None] for plane in merged), hw)]
-        _normalise(y, parts, activation, known, affine, whole, group_width)
-    return y
+        return _normalise(y, parts, activation, known, affine, whole, group_width)
+    if whole:
+        return _apply_merged(y, parts, activation, *merged)
+    known = [Moments(*(plane[:, None] for plane in merged), hw)]
+    return _normalise(y, parts, activation, known, affine, whole, group_width)
 
 
-def _rows(entries: int) -> int:
+def _rows(entries: int, whole: int) -> int:
     """Tiles, or tiles and channels of a group, that `normalise_kernel` merges at a time."""
-    return 4 if entries <= 4 else 16
+    return 4 if entries <= 4 else 16 if whole else 8
 
 
 def _merge_tiles(
@@ -229,7 +227,7 @@ def _pictures(parts: list[Tensor]) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _apply_merged(y: Tensor, parts: list[Tensor], activation: str, mean: Tensor, a: Tensor, b: Tensor) -> None:
+def _apply_merged(y: Tensor, parts: list[Tensor], activation: str, mean: Tensor, a: Tensor, b: Tensor) -> Tensor:
     widths = [part.shape[-1] for part in parts]
     tiling = _tiling(y.shape[1] * y.shape[2], widths, (128, 64, 32))
     blocks = len(y) * sum(triton.cdiv(width, tiling.channels) for width in widths)
@@ -238,12 +236,13 @@ def _apply_merged(y: Tensor, parts: list[Tensor], activation: str, mean: Tensor,
         y, mean_ptr=mean, a_ptr=a, b_ptr=b, **_pictures(parts),
         ACTIVATION=activation, BP=tiling.pixels, BC=tiling.channels, num_warps=tiling.warps, fp_fusion=False,
     )  # fmt: skip
+    return y
 
 
 def _normalise(
     y: Tensor, parts: list[Tensor], activation: str, known: list[Moments], affine: dict[str, Any], whole: int,
     group_width: int,
-) -> None:  # fmt: skip
+) -> Tensor:  # fmt: skip
     hw, widths, merged = y.shape[1] * y.shape[2], [p.shape[-1] for p in parts], [m.mean.shape[2] for m in known]
     tiling, entries = _tiling(hw, widths), max(m.mean.shape[1] for m in known) * (1 if whole else group_width)
     blocks = len(y) * sum(triton.cdiv(width, tiling.channels) for width in widths)
@@ -254,8 +253,9 @@ def _normalise(
         normalise_kernel, (blocks * triton.cdiv(hw, span),),
         y, **_pictures(parts), **_statistics(known), **affine, merged=merged[0], merged2=sum(merged[1:]),
         group_width=group_width, span=span, ACTIVATION=activation, WHOLE=whole, BP=tiling.pixels, BC=tiling.channels,
-        BJ=_rows(entries) if whole or entries <= 4 else 8, num_warps=tiling.warps, fp_fusion=False,
+        BJ=_rows(entries, whole), num_warps=tiling.warps, fp_fusion=False,
     )  # fmt: skip
+    return y
 
 
 def _whole_groups(group_width: int, widths: list[int]) -> int:

@@ -171,13 +171,11 @@ def _linear_triton(x, weight, bias=None, *, activation=None, gate=None, residual
     if x.dtype not in DTYPES or x.numel() == 0:
         return Declined(f"{tuple(x.shape)} of {x.dtype} has no kernel")
     if rms_norm is not None and x.is_cuda and capability(x.device) == (9, 0) and x.itemsize == 2:
-        x = layer_norm(x, rms_norm[0], eps=rms_norm[1], rms=True)
-        return linear(x, weight, bias, activation=activation, gate=gate, residual=residual)
+        x, rms_norm = layer_norm(x, rms_norm[0], eps=rms_norm[1], rms=True), None
     if _library_is_faster(x, weight, activation, gate, residual, rms_norm):
-        why = f"{weight.shape[1]} to {weight.shape[0]} channels: torch's library is faster on sm_90"
+        because(lambda: f"{weight.shape[1]} to {weight.shape[0]} channels: torch's library is faster on sm_90")
         if activation is None or bias is None:
-            return Declined(why)
-        because(lambda: why)
+            return linear.reference(x, weight, bias, activation=activation)
         y = torch._addmm_activation(bias, x.flatten(0, 1), weight.T, use_gelu=True)  # GELU by tanh, in its epilogue
         return y.view(*x.shape[:2], -1)
     return by_kernel(x, weight, bias, activation=activation, gate=gate, residual=residual, rms_norm=rms_norm)

@@ -63,6 +63,8 @@ class Recorder:
     @contextmanager
     def call(self, operation, args: tuple, kwargs: dict) -> Iterator[None]:
         call = Call(operation.__name__, _describe(args, kwargs), _flop(operation.reference, args, kwargs))
+        if self.open:  # the reference of the operation that makes this call did its work too
+            self.open[-1].flop -= call.flop
         self.calls.append(call)
         self.open.append(call)
         try:
