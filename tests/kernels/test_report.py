@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fastdiff
 from fastdiff.kernels._dispatch import references_only
 from fastdiff.kernels.attention import attention
-from fastdiff.kernels.conv2d import conv2d
+from fastdiff.kernels.conv2d import Shortcut, conv2d
 from fastdiff.kernels.denoise import COLUMNS, StepOptions, denoise_step
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.layer_norm import layer_norm
@@ -191,6 +192,20 @@ def test_a_kernel_that_declines_says_why(call, reason, runs_triton, device):
     if not runs_triton or device.type == "cuda":
         pytest.skip("kernels decline in the interpreter, where these tensors are")
     assert why(call) == reason
+
+
+def test_the_work_of_a_call_within_a_call_counts_once(runs_triton, device):
+    if not runs_triton or device.type == "cuda":
+        pytest.skip("the kernel runs in the interpreter, where these tensors are")
+    shortcut = Shortcut(torch.zeros(1, 5, 7, 3), torch.zeros(6, 3, 1, 1), None)  # which no kernel joins to the sum
+    flops = []
+    for _ in range(2):
+        with record(torch.device("cpu")) as recorded, references_only() if flops else nullcontext():
+            conv2d(torch.zeros(1, 5, 7, 4), torch.zeros(6, 4, 3, 3), padding=1, shortcut=shortcut)
+        flops.append([call.flop for call in recorded.calls if call.operation == "conv2d"])
+    apart, together = flops
+    assert len(apart) == 2 and len(together) == 1
+    assert sum(apart) == sum(together) == 2 * 35 * 6 * (36 + 3)
 
 
 def test_references_are_a_reason_too():
