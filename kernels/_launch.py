@@ -86,12 +86,12 @@ class _ByProcesses(Executor):
 def _fork(shares: list[list[Callable]]) -> list[BaseProcess]:
     """A process for each share of the kernels, as far as processes can be had."""
     context, started = multiprocessing.get_context("fork"), []
+    driver = triton.runtime.driver.active
+    target, launcher = driver.get_current_target(), getattr(driver, "launcher_cls", None)
     with warnings.catch_warnings(), suppress(OSError, AssertionError):  # no memory; no children for a daemon
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the processes have no part of
         for share in shares:
-            driver = triton.runtime.driver.active
-            arguments = share, driver.get_current_target(), getattr(driver, "launcher_cls", None)
-            process = context.Process(target=_compile_apart, args=arguments, daemon=True)
+            process = context.Process(target=_compile_apart, args=(share, target, launcher), daemon=True)
             process.start()
             started.append(process)
     return started
@@ -136,6 +136,11 @@ def side_by_side(tensor: Tensor | None) -> Tensor | None:
 
 def capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else INTERPRETER_CAPABILITY
+
+
+def is_sm_90(device: torch.device) -> bool:
+    """Whether it is such a card as our kernels and torch's library were measured on."""
+    return device.type == "cuda" and capability(device) == (9, 0)
 
 
 def has_descriptors(device: torch.device) -> bool:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels._dispatch import Declined, Operation
-from fastdiff.kernels._launch import DTYPES, capability, launch, side_by_side
+from fastdiff.kernels._launch import DTYPES, capability, is_sm_90, launch, side_by_side
 from fastdiff.kernels._math import LOG2_E, await_inputs
 from fastdiff.kernels._triton import tl, triton
 from fastdiff.kernels.report import because
@@ -182,7 +182,7 @@ def _why_the_library(q: Tensor, keys: int, width: int) -> str | None:
         return f"{q.dtype} has no kernel"
     if width > MAX_WIDTH[q.dtype]:
         return f"{q.dtype}: heads are {width} wide, the kernel's up to {MAX_WIDTH[q.dtype]}"
-    if not q.is_cuda or capability(q.device) != (9, 0):
+    if not is_sm_90(q.device):
         return None
     fewest = next(fewest for widest, fewest in LIBRARY if width <= widest)
     if q.dtype == torch.float32:

@@ -13,9 +13,9 @@ from torch import Tensor
 from fastdiff.kernels._dispatch import Declined, Operation
 from fastdiff.kernels._launch import (
     DTYPES,
-    capability,
     descriptor,
     has_descriptors,
+    is_sm_90,
     launch,
     multiprocessors,
     side_by_side,
@@ -159,7 +159,7 @@ LIBRARY_TOKENS = 256  # a picture has a multiple of it
 
 
 def _library_is_faster(x: Tensor, weight: Tensor, activation: str | None, *fused) -> bool:
-    measured = x.is_cuda and capability(x.device) == (9, 0) and x.dtype == torch.bfloat16
+    measured = is_sm_90(x.device) and x.dtype == torch.bfloat16
     with_gelu = activation == "gelu_tanh" and hasattr(torch, "_addmm_activation")  # no public name promises it
     plain = (activation is None or with_gelu) and all(step is None for step in fused)
     return measured and plain and tuple(weight.shape[::-1]) in LIBRARY and x.shape[1] % LIBRARY_TOKENS == 0
@@ -170,7 +170,7 @@ def _linear_triton(x, weight, bias=None, *, activation=None, gate=None, residual
     check(x, weight, bias, activation, gate, residual, rms_norm)
     if x.dtype not in DTYPES or x.numel() == 0:
         return Declined(f"{tuple(x.shape)} of {x.dtype} has no kernel")
-    if rms_norm is not None and x.is_cuda and capability(x.device) == (9, 0) and x.itemsize == 2:
+    if rms_norm is not None and is_sm_90(x.device) and x.itemsize == 2:
         x, rms_norm = layer_norm(x, rms_norm[0], eps=rms_norm[1], rms=True), None
     if _library_is_faster(x, weight, activation, gate, residual, rms_norm):
         because(lambda: f"{weight.shape[1]} to {weight.shape[0]} channels: torch's library is faster on sm_90")

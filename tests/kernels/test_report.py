@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -198,12 +197,15 @@ def test_the_work_of_a_call_within_a_call_counts_once(runs_triton, device):
     if not runs_triton or device.type == "cuda":
         pytest.skip("the kernel runs in the interpreter, where these tensors are")
     shortcut = Shortcut(torch.zeros(1, 5, 7, 3), torch.zeros(6, 3, 1, 1), None)  # which no kernel joins to the sum
-    flops = []
-    for _ in range(2):
-        with record(torch.device("cpu")) as recorded, references_only() if flops else nullcontext():
+
+    def flops() -> list[int]:
+        with record(torch.device("cpu")) as recorded:
             conv2d(torch.zeros(1, 5, 7, 4), torch.zeros(6, 4, 3, 3), padding=1, shortcut=shortcut)
-        flops.append([call.flop for call in recorded.calls if call.operation == "conv2d"])
-    apart, together = flops
+        return [call.flop for call in recorded.calls if call.operation == "conv2d"]
+
+    apart = flops()
+    with references_only():
+        together = flops()
     assert len(apart) == 2 and len(together) == 1
     assert sum(apart) == sum(together) == 2 * 35 * 6 * (36 + 3)
 
