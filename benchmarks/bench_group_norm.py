@@ -15,8 +15,8 @@ from harness import DEVICE, ceilings, compiled, kernel_row, needs_gpu, report
 from shapes import GROUP_NORMS
 from torch import Tensor
 
-from fastdiff.kernels._moments import Moments
 from fastdiff.kernels.group_norm import group_norm
+from fastdiff.kernels.host.moments import Moments
 
 GROUPS, EPS, TILE = 32, 1e-6, 256
 PASSES = {"given": 2, "alone": 3}  # over the tensor: reads and writes

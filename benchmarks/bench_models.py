@@ -25,7 +25,7 @@ from shapes import MODELS_CPU, MODELS_GPU
 from torch import Tensor
 
 import fastdiff
-from fastdiff.weights import load_weights
+from fastdiff.checkpoints.weights import load_weights
 
 GPU = DEVICE.type == "cuda"
 DTYPE = torch.bfloat16 if GPU else torch.float32

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastdiff.kernels._dispatch import Operation
-from fastdiff.kernels.report import record
+from fastdiff.kernels.host.dispatch import Operation
+from fastdiff.kernels.host.recording import record
 
 RESULTS = Path(__file__).parent / "results"
 GROUPS = 5  # a time is the median of so many groups of calls

@@ -8,14 +8,15 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "DDIMScheduler": "fastdiff.schedulers",
-    "DDPMScheduler": "fastdiff.schedulers",
+    "DDIMScheduler": "fastdiff.diffusion.schedulers",
+    "DDPMScheduler": "fastdiff.diffusion.schedulers",
     "DiTTransformer2DModel": "fastdiff.models.dit",
     "InputError": "fastdiff.errors",
     "NonFiniteError": "fastdiff.errors",
     "Pipeline": "fastdiff.pipeline",
-    "UNet2DModel": "fastdiff.models.unet",
+    "UNet2DModel": "fastdiff.models.unet2d",
     "accelerate": "fastdiff.acceleration",
+    "report": "fastdiff.reporting",
     "restore": "fastdiff.acceleration",
 }
 

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from fastdiff.checkpoints.weights import diffusers_keys, split_rows
 from fastdiff.errors import InputError
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.models.dit import DiTTransformer2DModel
-from fastdiff.models.unet import UNet2DModel
-from fastdiff.weights import diffusers_keys, split_rows
+from fastdiff.models.unet2d import UNet2DModel
 
 KINDS: dict[str, type[Denoiser]] = {kind.__name__: kind for kind in (UNet2DModel, DiTTransformer2DModel)}
 

@@ -10,20 +10,21 @@ import torch
 from PIL import Image
 from torch import Generator, Tensor, nn
 
-from fastdiff import hub
-from fastdiff.autoencoder import decode_latents, load_autoencoder
-from fastdiff.config import autoencoder_scale, read_json
-from fastdiff.denoising import Guidance, Table, denoise
+from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.configs import autoencoder_scale, read_json
+from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.diffusion.conditioning import Guidance, Table
+from fastdiff.diffusion.loop import denoise
+from fastdiff.diffusion.pictures import OUTPUT_TYPES, Label, decode, list_pictures
+from fastdiff.diffusion.schedule import Schedule
+from fastdiff.diffusion.schedulers import DDIMScheduler, Scheduler, randn_tensor, scheduler_from_config
 from fastdiff.errors import InputError
-from fastdiff.model_info import ModelInfo
+from fastdiff.execution.devices import resolve_device, resolve_dtype
+from fastdiff.models.autoencoder import decode_latents, load_autoencoder
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.models.dit import DiTTransformer2DModel
-from fastdiff.models.unet import UNet2DModel
-from fastdiff.pictures import OUTPUT_TYPES, Label, decode, list_pictures
-from fastdiff.schedule import Schedule
-from fastdiff.schedulers import DDIMScheduler, Scheduler, randn_tensor, scheduler_from_config
+from fastdiff.models.unet2d import UNet2DModel
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DENOISERS: dict[str, type[Denoiser]] = {kind.component: kind for kind in (UNet2DModel, DiTTransformer2DModel)}
 
 
@@ -314,27 +315,3 @@ class Pipeline:
         if scale != 1 and self.info.null_label is None:
             raise InputError(f"guidance_scale: {scale} needs a null label, and this model's fastdiff.json names none")
         return float(scale)
-
-
-def resolve_device(device: str | torch.device) -> torch.device:
-    """auto is a GPU where there is one, else the CPU. Raises InputError for a device that is not there."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(device)
-    except RuntimeError:
-        raise InputError(f"device: {device!r} is unknown; use auto, cuda, cuda:1 or cpu") from None
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"device: {device} is not supported; use auto, cuda or cpu")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"device: {device} is not there ({torch.cuda.device_count()} GPUs found); use cpu or auto")
-    return device
-
-
-def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """auto is float32 on the CPU and bfloat16 on a GPU. Raises InputError for any other dtype than DTYPES."""
-    if dtype == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if dtype not in DTYPES and dtype not in DTYPES.values():
-        raise InputError(f"dtype: {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")
-    return DTYPES.get(dtype, dtype)

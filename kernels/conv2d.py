@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastdiff.kernels._conv2d_kernels import conv_by_descriptors, conv_by_pointers, sum_chunks
-from fastdiff.kernels._conv2d_plan import SUM_CHANNELS, Plan, Problem, make_plan
-from fastdiff.kernels._dispatch import Declined, Operation, parts_of
-from fastdiff.kernels._launch import (
+from fastdiff.kernels.device.conv2d import conv_by_descriptors, conv_by_pointers, sum_chunks
+from fastdiff.kernels.group_norm import affine_arguments, group_norm
+from fastdiff.kernels.group_norm import check as check_norm
+from fastdiff.kernels.host.conv2d_plan import SUM_CHANNELS, Plan, Problem, make_plan
+from fastdiff.kernels.host.dispatch import Declined, Operation, parts_of
+from fastdiff.kernels.host.launching import (
     DTYPES,
     capability,
     descriptor,
@@ -22,10 +24,8 @@ from fastdiff.kernels._launch import (
     multiprocessors,
     side_by_side,
 )
-from fastdiff.kernels._moments import Moments
-from fastdiff.kernels.group_norm import affine_arguments, group_norm
-from fastdiff.kernels.group_norm import check as check_norm
-from fastdiff.kernels.report import because
+from fastdiff.kernels.host.moments import Moments
+from fastdiff.kernels.host.recording import because
 
 # Elements of x up to which torch's own convolution on the CPU leaves oneDNN for a slower one.
 SMALL_ON_CPU = 20480

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastdiff.kernels._dispatch import Declined, Operation
-from fastdiff.kernels._launch import launch
-from fastdiff.kernels._math import await_inputs
-from fastdiff.kernels._triton import tl, triton
+from fastdiff.kernels.device.denoise import denoise_kernel
+from fastdiff.kernels.device.language import triton
+from fastdiff.kernels.host.dispatch import Declined, Operation
+from fastdiff.kernels.host.launching import launch
 
 # One row of the table, for a model output m, the current picture x_t and unit noise z:
 #   x0      = clip((x0_x * x_t + x0_m * m) / x0_div)
@@ -198,81 +198,6 @@ def _box_muller(words: Tensor) -> Tensor:
     return torch.stack((radius * angle.cos(), radius * angle.sin()), dim=-1).flatten(-2).to(torch.float32)
 
 
-@triton.jit
-def _box_muller_pair(word0, word1):
-    """`_box_muller` of two uint32 words, in float64 like it."""
-    u = (word0.to(tl.float32) * 2.0**-32 + 2.0**-33).to(tl.float64)
-    angle = (word1.to(tl.float32) * 2.0**-32 + 2.0**-33).to(tl.float64) * 6.283185307179586
-    radius = tl.sqrt(-2.0 * tl.log(u))
-    return (radius * tl.cos(angle)).to(tl.float32), (radius * tl.sin(angle)).to(tl.float32)
-
-
-@triton.jit
-def _philox_normal(seed, step, first, BLOCK: tl.constexpr):
-    """Elements `first` to `first + BLOCK` of `philox_normal`; first is a multiple of 4."""
-    counter = (first // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
-    zero = counter * 0
-    w0, w1, w2, w3 = tl.philox(seed, counter, zero + step.to(tl.uint32), zero, zero)
-    z0, z1 = _box_muller_pair(w0, w1)
-    z2, z3 = _box_muller_pair(w2, w3)
-    return tl.interleave(tl.interleave(z0, z2), tl.interleave(z1, z3))
-
-
-@triton.jit
-def _denoise_kernel(
-    x_prev_ptr, x0_ptr, input_ptr, output_ptr, unguided_ptr, x_t_ptr, rows_ptr, step_ptr, noise_ptr,
-    images, elements, channels, copies, guidance_scale, clip_range, COLUMNS: tl.constexpr, VARIANCE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """BLOCK elements of one picture: `_step` in its order of operations, without thresholding."""
-    await_inputs()
-    blocks = tl.cdiv(elements, BLOCK)
-    n, first = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK
-    e = first + tl.arange(0, BLOCK)
-    mask = e < elements
-    step = tl.load(step_ptr) if step_ptr is not None else 0
-    row = rows_ptr + step * COLUMNS
-
-    x_t = tl.load(x_t_ptr + n * elements + e, mask=mask, other=0.0)
-    m = n * elements + e
-    if VARIANCE != "fixed":
-        m += (n * (elements // channels) + e // channels) * channels  # each pixel has its C variances behind its C
-    eps = tl.load(output_ptr + m, mask=mask, other=0.0).to(tl.float32)
-    if unguided_ptr is not None:
-        null = tl.load(unguided_ptr + m, mask=mask, other=0.0).to(tl.float32)
-        eps = null + guidance_scale * (eps - null)
-
-    x0 = tl.div_rn(tl.load(row) * x_t + tl.load(row + 1) * eps, tl.load(row + 2))
-    if clip_range is not None:
-        x0 = tl.clamp(x0, -clip_range, clip_range, propagate_nan=tl.PropagateNan.ALL)
-    x_prev = tl.load(row + 3) * x0 + tl.load(row + 4) * x_t + tl.load(row + 5) * eps
-    if noise_ptr is not None:
-        sigma = tl.load(row + 6)
-        if sigma > 0:
-            if noise_ptr.dtype.element_ty == tl.int64:
-                noise = _philox_normal(tl.load(noise_ptr + n), step, first, BLOCK)
-            else:
-                noise = tl.load(noise_ptr + n * elements + e, mask=mask, other=0.0).to(tl.float32)
-            if VARIANCE == "fixed":
-                x_prev += sigma * noise
-            else:
-                learned = tl.load(output_ptr + m + channels, mask=mask, other=0.0).to(tl.float32)
-                if VARIANCE == "learned":
-                    std = tl.sqrt_rn(learned)
-                else:
-                    low, high = tl.load(row + 7), tl.load(row + 8)
-                    std = tl.exp((low + (learned + 1) / 2 * (high - low)) / 2)
-                x_prev += sigma * std * noise
-
-    tl.store(x_prev_ptr + n * elements + e, x_prev, mask=mask)
-    if x0_ptr is not None:
-        tl.store(x0_ptr + n * elements + e, x0, mask=mask)
-    if input_ptr is not None:
-        for copy in range(copies):
-            out = input_ptr + (copy * images + n) * elements + e
-            tl.store(out, x_prev.to(input_ptr.dtype.element_ty), mask=mask)
-
-
 @denoise_step.kernel
 def _denoise_step_triton(
     model_output,
@@ -301,7 +226,7 @@ def _denoise_step_triton(
     copies = len(out.model_input) // images if out.model_input is not None else 0
     block = 512
     launch(
-        _denoise_kernel, (images * triton.cdiv(elements, block),),
+        denoise_kernel, (images * triton.cdiv(elements, block),),
         *out, *inputs, images, elements, channels, copies, guidance_scale, options.clip_range,
         COLUMNS=len(COLUMNS), VARIANCE=options.variance, BLOCK=block, num_warps=4, fp_fusion=False,
     )  # fmt: skip

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastdiff.kernels._dispatch import Declined, Operation, parts_of
-from fastdiff.kernels._group_norm_kernels import apply_kernel, merge_kernel, moments_kernel, normalise_kernel
-from fastdiff.kernels._launch import DTYPES, launch, side_by_side
-from fastdiff.kernels._moments import Moments
-from fastdiff.kernels._triton import triton
-from fastdiff.kernels.report import because
+from fastdiff.kernels.device.group_norm import apply_kernel, merge_kernel, moments_kernel, normalise_kernel
+from fastdiff.kernels.device.language import triton
+from fastdiff.kernels.host.dispatch import Declined, Operation, parts_of
+from fastdiff.kernels.host.launching import DTYPES, launch, side_by_side
+from fastdiff.kernels.host.moments import Moments
+from fastdiff.kernels.host.recording import because
 
 ACTIVATIONS = {
     "none": lambda x: x,

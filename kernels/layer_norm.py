@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastdiff.kernels._dispatch import Declined, Operation
-from fastdiff.kernels._launch import DTYPES, launch, side_by_side
-from fastdiff.kernels._math import await_inputs
-from fastdiff.kernels._triton import tl, triton
+from fastdiff.kernels.device.language import triton
+from fastdiff.kernels.device.layer_norm import layer_norm_kernel
+from fastdiff.kernels.host.dispatch import Declined, Operation
+from fastdiff.kernels.host.launching import DTYPES, launch, side_by_side
 
 MAX_WIDTH = 16384  # channels that a program holds
 
@@ -61,55 +61,6 @@ def layer_norm(
     return y if residual is None else (y, total)
 
 
-@triton.jit
-def _times_plus(y, factor_ptr, term_ptr, c, inside, PLUS_ONE: tl.constexpr):
-    """y (BC,) times a row, plus one where PLUS_ONE, plus a row; those that have pointers."""
-    if factor_ptr is not None:
-        factor = tl.load(factor_ptr + c, mask=inside, other=0.0).to(tl.float32)
-        y *= 1 + factor if PLUS_ONE else factor
-    if term_ptr is not None:
-        y += tl.load(term_ptr + c, mask=inside, other=0.0).to(tl.float32)
-    return y
-
-
-@triton.jit(do_not_specialize=("tokens",))
-def _layer_norm_kernel(
-    y_ptr, sum_ptr, x_ptr, residual_ptr, gate_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr,
-    tokens, channels, x_picture, x_row, residual_picture, residual_row, gate_stride, scale_stride, shift_stride, eps,
-    RMS: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """One token."""
-    await_inputs()
-    picture = (tl.program_id(0) // tokens).to(tl.int64)
-    row, c = (tl.program_id(0) % tokens).to(tl.int64), tl.arange(0, BC)
-    inside = c < channels
-    out = (picture * tokens + row) * channels + c
-
-    y = tl.load(x_ptr + picture * x_picture + row * x_row + c, mask=inside, other=0.0).to(tl.float32)
-    if gate_ptr is not None:
-        y = _times_plus(y, gate_ptr + picture * gate_stride, None, c, inside, False)
-    if residual_ptr is not None:
-        residual_ptr += picture * residual_picture
-        y += tl.load(residual_ptr + row * residual_row + c, mask=inside, other=0.0).to(tl.float32)
-        total = y.to(sum_ptr.dtype.element_ty)
-        tl.store(sum_ptr + out, total, mask=inside)
-        y = total.to(tl.float32)
-    count = tl.cast(channels, tl.float32)
-    if RMS:
-        variance = tl.div_rn(tl.sum(y * y), count)
-    else:
-        y = tl.where(inside, y - tl.div_rn(tl.sum(y), count), 0.0)
-        left = tl.div_rn(tl.sum(y), count)  # of the mean, which float32 rounds where it is large
-        variance = tl.div_rn(tl.sum(y * y), count) - left * left
-        y -= left
-    y *= tl.div_rn(1.0, tl.sqrt_rn(variance + eps))
-    y = _times_plus(y, weight_ptr, bias_ptr, c, inside, False)
-    if scale_ptr is not None:
-        scale_ptr, shift_ptr = scale_ptr + picture * scale_stride, shift_ptr + picture * shift_stride
-        y = _times_plus(y, scale_ptr, shift_ptr, c, inside, True)
-    tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=inside)
-
-
 @layer_norm.kernel
 def _layer_norm_triton(x, weight=None, bias=None, *, eps, rms=False, residual=None, gate=None, scale=None, shift=None):
     _check(x, weight, bias, rms, residual, gate, scale, shift)
@@ -121,7 +72,7 @@ def _layer_norm_triton(x, weight=None, bias=None, *, eps, rms=False, residual=No
     total = None if residual is None else x.new_empty(n, tokens, channels)
     warps = 1 if channels <= 2048 else 8  # by the width alone: the bits of a sum are those of its lanes
     launch(
-        _layer_norm_kernel, (n * tokens,),
+        layer_norm_kernel, (n * tokens,),
         y, total, x, residual, gate, weight, bias, scale, shift, tokens, channels, *x.stride()[:2],
         *((0, 0) if residual is None else residual.stride()[:2]),
         *(0 if table is None else table.stride(0) for table in (gate, scale, shift)), eps,

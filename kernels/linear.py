@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastdiff.kernels._dispatch import Declined, Operation
-from fastdiff.kernels._launch import (
+from fastdiff.kernels.device.linear import linear_kernel
+from fastdiff.kernels.host.dispatch import Declined, Operation
+from fastdiff.kernels.host.launching import (
     DTYPES,
     descriptor,
     has_descriptors,
@@ -20,9 +21,8 @@ from fastdiff.kernels._launch import (
     multiprocessors,
     side_by_side,
 )
-from fastdiff.kernels._linear_kernels import linear_kernel
+from fastdiff.kernels.host.recording import because
 from fastdiff.kernels.layer_norm import layer_norm
-from fastdiff.kernels.report import because
 
 ACTIVATIONS = {None: lambda x: x, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "silu": F.silu}
 

@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastdiff.kernels._dispatch import Declined, Operation
-from fastdiff.kernels._launch import DTYPES
+from fastdiff.kernels.host.dispatch import Declined, Operation
+from fastdiff.kernels.host.launching import DTYPES
 from fastdiff.kernels.linear import check, product
 
 

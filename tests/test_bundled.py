@@ -2,9 +2,9 @@
 
 import pytest
 
-from fastdiff.hub import bundled_models, read_model_index, resolve
+from fastdiff.checkpoints.hub import bundled_models, read_model_index, resolve
 from fastdiff.models.dit import DiTTransformer2DModel
-from fastdiff.models.unet import UNet2DModel
+from fastdiff.models.unet2d import UNet2DModel
 
 MODELS = {"emoji64": UNet2DModel, "emoji64-dit": DiTTransformer2DModel}
 PARAMETERS = {"emoji64": 7_844_963, "emoji64-dit": 8_380_208}

@@ -7,10 +7,10 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fastdiff import hub, weights
-from fastdiff.config import DenoiserConfig, from_mapping, read_json
+from fastdiff.checkpoints import hub, weights
+from fastdiff.checkpoints.configs import DenoiserConfig, from_mapping, read_json
 from fastdiff.errors import InputError
-from fastdiff.graphs import Graphed, Outputs
+from fastdiff.execution.cuda_graphs import Graphed, Outputs
 
 ROWS = 32  # of timesteps that are embedded together: products of one shape give a row the same bits in any company
 

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastdiff.config import MLP_ACTIVATIONS, DiTTransformer2DConfig
+from fastdiff.checkpoints.configs import MLP_ACTIVATIONS, DiTTransformer2DConfig
 from fastdiff.errors import InputError
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.models.denoiser import Conditioning, Denoiser, in_rows
-from fastdiff.models.layers import Timesteps
+from fastdiff.models.embeddings import Timesteps
 
 EPS = 1e-6  # of the norms that diffusers fixes; the norm before the MLP has the config's
 TIME_WIDTH = 256  # of the sinusoidal embedding

@@ -4,13 +4,13 @@ from typing import Any
 
 import gradio as gr
 
-from fastdiff.settings import DEFAULT_MODEL
+from fastdiff.requests.request import DEFAULT_MODEL
 from fastdiff.ui.jobs import Options, draw, plan
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.messages import PROBLEMS, explain
 from fastdiff.ui.models import Models
-from fastdiff.ui.running import DEVICE
 from fastdiff.ui.session import new_folder
+from fastdiff.ui.tabs.running import DEVICE
 
 
 def add_api(models: Models, limits: Limits) -> None:

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastdiff import output, png
 from fastdiff.errors import InputError
 from fastdiff.pipeline import Step
-from fastdiff.sample import Picture, shared_record, stream_batches
-from fastdiff.settings import DEFAULT_MODEL, MAX_SEED, ModelCard, Request, complete
+from fastdiff.requests import png
+from fastdiff.requests.request import DEFAULT_MODEL, MAX_SEED, ModelCard, Request, complete
+from fastdiff.runs import files
+from fastdiff.runs.drawing import Picture, shared_record, stream_batches
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 
@@ -130,7 +131,7 @@ def _check_limits(options: Options, limits: Limits) -> None:
 
 def _picture(card: ModelCard, label: int | None, seed: int) -> Picture:
     name = card.label_name(label)
-    return Picture(seed, label, name, Path(f"{seed}.png" if name is None else f"{output.slug(name)}-{seed}.png"))
+    return Picture(seed, label, name, Path(f"{seed}.png" if name is None else f"{files.slug(name)}-{seed}.png"))
 
 
 def draw(job: Job, models: Models, folder: Path) -> Iterator[Progress]:
@@ -153,5 +154,5 @@ def draw(job: Job, models: Models, folder: Path) -> Iterator[Progress]:
 def _write(folder: Path, record: dict[str, Any], picture: Picture, image) -> Drawn:
     own = {"seed": picture.seed, "label": picture.label_name, "width": image.width, "height": image.height}
     path = folder / picture.path
-    output.write(path, png.encode(image, record | own), overwrite=False)
+    files.write(path, png.encode(image, record | own), overwrite=False)
     return Drawn(path, record | own)

@@ -5,11 +5,12 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
-from fastdiff import hub
+from fastdiff.checkpoints import hub
+from fastdiff.diffusion.schedulers import scheduler_from_config
 from fastdiff.errors import InputError
-from fastdiff.pipeline import Pipeline, resolve_device
-from fastdiff.schedulers import scheduler_from_config
-from fastdiff.settings import DEFAULT_STEPS, ModelCard
+from fastdiff.execution.devices import resolve_device
+from fastdiff.pipeline import Pipeline
+from fastdiff.requests.request import DEFAULT_STEPS, ModelCard
 
 MAX_DEPTH = 3  # folders below the models folder
 MAX_LOADED = 2  # models that stay in memory: a comparison uses two

@@ -2,15 +2,15 @@
 
 import gradio as gr
 
-from fastdiff.settings import DEFAULT_MODEL
+from fastdiff.requests.request import DEFAULT_MODEL
 from fastdiff.ui.api import add_api
-from fastdiff.ui.compare import CompareTab
-from fastdiff.ui.draw import DrawTab
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
-from fastdiff.ui.pictures import Panel, build_gallery, gallery_value
-from fastdiff.ui.running import QUICK
 from fastdiff.ui.session import MAX_AGE, Session
+from fastdiff.ui.tabs.compare_tab import CompareTab
+from fastdiff.ui.tabs.draw_tab import DrawTab
+from fastdiff.ui.tabs.pictures import Panel, build_gallery, gallery_value
+from fastdiff.ui.tabs.running import QUICK
 
 # stronger contrast than Gradio's own: at least 4.5 to 1
 THEME = gr.themes.Default(primary_hue="indigo").set(

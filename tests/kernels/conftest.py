@@ -9,7 +9,7 @@ import os
 import pytest
 import torch
 
-from fastdiff.kernels import _launch
+from fastdiff.kernels.host import launching
 
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -49,7 +49,7 @@ def loads(request, dot_dtype, monkeypatch, runs_triton):
     if request.param == "pointers":
         if not runs_triton or dot_dtype == torch.float32:
             pytest.skip("there is one way only")
-        monkeypatch.setattr(_launch, "capability", lambda device: (8, 0))
+        monkeypatch.setattr(launching, "capability", lambda device: (8, 0))
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fastdiff.kernels._dispatch import Declined
 from fastdiff.kernels.attention import _check, attention, flash_attention
+from fastdiff.kernels.host.dispatch import Declined
 
 SHAPES = {  # N, queries, keys, heads, width
     "N2-L48-h2-d64": (2, 48, 48, 2, 64),

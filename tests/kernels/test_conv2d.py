@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastdiff.kernels import _launch
-from fastdiff.kernels._conv2d_plan import Problem, make_plan
-from fastdiff.kernels._dispatch import Declined
 from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d
 from fastdiff.kernels.group_norm import group_norm
+from fastdiff.kernels.host import launching
+from fastdiff.kernels.host.conv2d_plan import Problem, make_plan
+from fastdiff.kernels.host.dispatch import Declined
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def test_bits_do_not_depend_on_the_batch(case, batches, dot_dtype, device, runs_
     if not runs_triton:
         pytest.skip("torch's convolutions promise no such thing")
     # The interpreter multiplies by numpy, whose bits depend on the tile: there all batches take the smallest.
-    monkeypatch.setattr(_launch, "INTERPRETER_MULTIPROCESSORS", 10**6)
+    monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 10**6)
 
     def first_picture(n):
         y, moments = run(*replace(case, n=n).inputs(dot_dtype, device), runs_triton)
@@ -254,7 +254,7 @@ def test_norm(case, num_groups, conditioned, dot_dtype, device, runs_triton, loa
 def test_a_normalised_picture_is_the_same_in_any_batch(side, dot_dtype, device, runs_triton, loads, monkeypatch):
     if not runs_triton:
         pytest.skip("torch's convolutions promise no such thing")
-    monkeypatch.setattr(_launch, "INTERPRETER_MULTIPROCESSORS", 10**6)
+    monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 10**6)
 
     def first_picture(n):
         args, options = Case(n, side, side, (128,), 128).inputs(dot_dtype, device)
@@ -266,7 +266,7 @@ def test_a_normalised_picture_is_the_same_in_any_batch(side, dot_dtype, device, 
 
 
 def test_chunks_in_one_program(dot_dtype, device, runs_triton, loads, assert_accurate, monkeypatch):
-    monkeypatch.setattr(_launch, "INTERPRETER_MULTIPROCESSORS", 1)  # a GPU has its own case, with many pictures
+    monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 1)  # a GPU has its own case, with many pictures
     args, options = Case(1, 4, 4, (1024,), 32, temb=True).inputs(dot_dtype, device)
     y, _ = run(args, options, runs_triton)
     assert_accurate(y, conv2d.reference(*args, **options), truth(args, options))

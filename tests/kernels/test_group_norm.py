@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastdiff.kernels._moments import Moments
 from fastdiff.kernels.group_norm import ACTIVATIONS, group_norm
+from fastdiff.kernels.host.moments import Moments
 
 SHAPES = {  # (N, H, W, C), groups
     "N2-C64-H16-unet": ((2, 16, 16, 64), 32),

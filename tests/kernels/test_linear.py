@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastdiff.kernels import _launch
+from fastdiff.kernels.host import launching
 from fastdiff.kernels.linear import ACTIVATIONS, by_kernel, linear
 
 
@@ -155,7 +155,7 @@ def test_bits_do_not_depend_on_the_batch(case, batches, dot_dtype, device, runs_
     if not runs_triton:
         pytest.skip("torch's products promise no such thing")
     # The interpreter multiplies by numpy, whose bits depend on the tile: there all batches take the smallest.
-    monkeypatch.setattr(_launch, "INTERPRETER_MULTIPROCESSORS", 10**6)
+    monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 10**6)
 
     def run(n, pictures=slice(None)):
         (x, weight), options = replace(case, n=n).inputs(dot_dtype, device)

@@ -5,8 +5,9 @@ import threading
 import pytest
 import torch
 
-from fastdiff import DDIMScheduler, DDPMScheduler, DiTTransformer2DModel, Pipeline, UNet2DModel, denoising
-from fastdiff.kernels._dispatch import references_only
+from fastdiff import DDIMScheduler, DDPMScheduler, DiTTransformer2DModel, Pipeline, UNet2DModel
+from fastdiff.diffusion import conditioning
+from fastdiff.kernels.host.dispatch import references_only
 
 pytestmark = [
     pytest.mark.gpu,
@@ -240,5 +241,5 @@ def test_pictures_in_any_company_with_graphs_and_without(draw, scheduler):
 
 def test_a_table_in_chunks_changes_no_bit(draw, monkeypatch):
     expected = draw(class_labels=[7, 3])
-    monkeypatch.setattr(denoising, "TABLE_BYTES", 5 * 3 * 2 * draw.denoiser.conditioning_width)
+    monkeypatch.setattr(conditioning, "TABLE_BYTES", 5 * 3 * 2 * draw.denoiser.conditioning_width)
     assert torch.equal(draw(class_labels=[7, 3]), expected)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastdiff import DDPMScheduler, DiTTransformer2DModel, Pipeline
-from fastdiff.weights import load_weights
+from fastdiff.checkpoints.weights import load_weights
 
 BASE = {
     "sample_size": 8,

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import fastdiff
-from fastdiff import hub
-from fastdiff.weights import load_weights
+from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.weights import load_weights
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from fastdiff import Pipeline, hub
+from fastdiff import Pipeline
+from fastdiff.checkpoints import hub
 
 TOLERANCE = 1e-4
 

@@ -11,9 +11,9 @@ import torch
 from diffusers.schedulers.scheduling_utils import KarrasDiffusionSchedulers
 
 import fastdiff
+from fastdiff.diffusion.schedule import FOREIGN_OPTIONS, ddim_schedule
+from fastdiff.diffusion.schedulers import SCHEDULERS, randn_tensor, scheduler_from_config
 from fastdiff.errors import InputError
-from fastdiff.schedule import FOREIGN_OPTIONS, ddim_schedule
-from fastdiff.schedulers import SCHEDULERS, randn_tensor, scheduler_from_config
 
 BOTH = ("ddpm", "ddim")
 THEIRS = {"ddpm": diffusers.DDPMScheduler, "ddim": diffusers.DDIMScheduler}

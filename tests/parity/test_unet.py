@@ -4,8 +4,9 @@ import diffusers
 import pytest
 import torch
 
-from fastdiff import UNet2DModel, hub
-from fastdiff.weights import load_weights
+from fastdiff import UNet2DModel
+from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.weights import load_weights
 
 BASE = {
     "sample_size": 16,

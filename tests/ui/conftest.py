@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fastdiff import hub
-from fastdiff.sample import stream_batches
+from fastdiff.checkpoints import hub
+from fastdiff.runs.drawing import stream_batches
 from fastdiff.ui import jobs
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models

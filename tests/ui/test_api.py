@@ -9,9 +9,9 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 from PIL import Image
 
-from fastdiff import png
-from fastdiff.models.unet import UNet2DModel
+from fastdiff.models.unet2d import UNet2DModel
 from fastdiff.pipeline import Pipeline
+from fastdiff.requests import png
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdiff import png
+from fastdiff.requests import png
 
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}

@@ -5,11 +5,11 @@ import pytest
 import torch
 from PIL import Image
 
-from fastdiff import png
 from fastdiff.errors import InputError, NonFiniteError
-from fastdiff.models.unet import UNet2DModel
+from fastdiff.models.unet2d import UNet2DModel
 from fastdiff.pipeline import Pipeline
-from fastdiff.settings import MAX_SEED
+from fastdiff.requests import png
+from fastdiff.requests.request import MAX_SEED
 from fastdiff.ui import jobs
 from fastdiff.ui.jobs import Options, draw, plan
 from fastdiff.ui.limits import Limits
@@ -155,7 +155,7 @@ def test_a_full_disk_leaves_no_half_picture(models, monkeypatch, tmp_path):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fastdiff.output.os.fsync", full)
+    monkeypatch.setattr("fastdiff.runs.files.os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         list(draw(plan(Options(steps=1), models, LIMITS), models, tmp_path))
     assert not list(tmp_path.iterdir())

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fastdiff import hub
+from fastdiff.checkpoints import hub
 from fastdiff.errors import InputError
 from fastdiff.pipeline import Pipeline
 from fastdiff.ui.models import MAX_LOADED, Models

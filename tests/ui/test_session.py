@@ -10,8 +10,8 @@ import pytest
 from fastdiff.errors import InputError
 from fastdiff.ui.jobs import Drawn
 from fastdiff.ui.messages import explain, note, problem
-from fastdiff.ui.pictures import gallery_value, settings_table
 from fastdiff.ui.session import MAX_AGE, Session, new_folder
+from fastdiff.ui.tabs.pictures import gallery_value, settings_table
 
 
 def drawn(seed: int, **record) -> Drawn:

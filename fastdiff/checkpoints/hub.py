@@ -1,0 +1,256 @@
+"""From a model's name to its folder: a folder, a bundled model, or a hub id, in diffusers' layout.
+
+Nothing in a model folder is imported or executed: its JSON is read, its weights are tensors.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from fastdiff.checkpoints.configs import read_json
+from fastdiff.errors import InputError
+
+BUNDLED = Path(__file__).parents[1] / "bundled"
+WEIGHTS = "diffusion_pytorch_model"  # the stem of diffusers' weight files
+PIPELINES = {"DDIMPipeline": "unet", "DDPMPipeline": "unet", "DiTPipeline": "transformer"}  # and their denoisers
+# The classes of a denoiser; Transformer2DModel is the older name, under which the first DiTs were saved.
+MODELS = {"unet": ("UNet2DModel",), "transformer": ("DiTTransformer2DModel", "Transformer2DModel")}
+AUTOENCODER = "AutoencoderKL"
+
+_CONFIGS = ("model_index.json", "config.json")  # a pipeline's folder has the first, a plain model's the second
+# By name, not *.json: offline, the client refuses a snapshot that lacks any file asked for.
+_JSON_FILES = [
+    *_CONFIGS,
+    "unet/config.json",
+    "transformer/config.json",
+    "scheduler_config.json",
+    "scheduler/scheduler_config.json",
+    "fastdiff.json",
+]
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+def resolve(
+    name_or_path: str | Path,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    variant: str | None = None,
+    local_files_only: bool = False,
+) -> Path:
+    """The local folder of a model: a folder that holds one, else a bundled name, else a hub id `org/name`.
+
+    A hub model is downloaded into huggingface_hub's cache (which HF_HUB_OFFLINE and `local_files_only` restrict to
+    what is there), its weights in safetensors where it has them. `revision`, `token` and `variant` are diffusers'.
+    Raises InputError for a name that is none of the three and for whatever the hub refuses.
+    """
+    name = str(name_or_path)
+    if is_hub_id(name):
+        return _download(name, revision, token, variant, local_files_only)
+    if revision is not None:
+        raise InputError(f"revision {revision!r} has no meaning for {name}; only a hub id org/name has revisions")
+    bundled = bundled_models()
+    if name in bundled and not _is_model(name):
+        return bundled[name]
+    if _is_model(name):
+        return Path(name)
+    if os.path.isdir(name):
+        raise InputError(f"{name} holds neither {' nor '.join(_CONFIGS)}; give a model folder in diffusers' layout")
+    if os.path.isfile(name):
+        raise InputError(f"{name} is a file; give the model folder in diffusers' layout that it belongs to")
+    close = difflib.get_close_matches(name, bundled, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise InputError(
+        f"no model {name!r}; {hint}bundled: {', '.join(bundled)}; a model folder and a hub id org/name also work"
+    )
+
+
+def bundled_models() -> dict[str, Path]:
+    """The models inside the package, by name."""
+    return {folder.name: folder for folder in sorted(BUNDLED.iterdir()) if _is_model(folder)}
+
+
+def cached_models() -> dict[str, Path]:
+    """The models in huggingface_hub's cache that fastdiff can draw with, by hub id: the folder of their main revision.
+
+    Without a main revision it is the one downloaded last. Empty where there is no cache.
+    """
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repos = scan_cache_dir().repos
+    except (CacheNotFound, ValueError):  # no cache, or a file in its place
+        return {}
+    found = {}
+    for repo in sorted(repos, key=lambda repo: repo.repo_id):
+        newest = max(
+            repo.revisions, key=lambda revision: ("main" in revision.refs, revision.last_modified), default=None
+        )
+        if repo.repo_type == "model" and newest and _is_supported(newest.snapshot_path):
+            found[repo.repo_id] = newest.snapshot_path
+    return found
+
+
+def weights_name(extension: str, variant: str | None = None) -> str:
+    """diffusers' name of a file that holds all weights: `extension` is safetensors or bin."""
+    return ".".join(filter(None, (WEIGHTS, variant, extension)))
+
+
+def index_names(extension: str, variant: str | None = None) -> list[str]:
+    """diffusers' names, the newer first, of the index of weights in shards."""
+    if variant is None:
+        return [f"{WEIGHTS}.{extension}.index.json"]
+    return [f"{WEIGHTS}.{extension}.index.{variant}.json", f"{WEIGHTS}.{extension}.{variant}.index.json"]
+
+
+def _shard_patterns(extension: str, variant: str | None) -> list[str]:
+    shard = "-?????-of-?????"
+    if variant is None:
+        return [f"{WEIGHTS}{shard}.{extension}"]
+    return [f"{WEIGHTS}.{variant}{shard}.{extension}", f"{WEIGHTS}{shard}.{variant}.{extension}"]
+
+
+def component_folder(root: str | Path, name: str) -> Path:
+    """`root`/`name` where it exists, else `root`: old hub repositories keep every component's files at the top."""
+    folder = Path(root) / name
+    return folder if folder.is_dir() else Path(root)
+
+
+def read_model_index(folder: str | Path) -> dict[str, str]:
+    """The classes that model_index.json names: {"pipeline": ..., "scheduler": ..., "unet": ...}.
+
+    A DiTPipeline has a `transformer` instead of the `unet`, and a `vae` unless it draws pixels (null in the file).
+    Raises InputError for a pipeline or model class that fastdiff does not run, and for anything that asks for code
+    from outside diffusers (custom pipelines, classes of other modules).
+    """
+    path = Path(folder) / "model_index.json"
+    index = read_json(path)
+    pipeline = index.get("_class_name")
+    if pipeline not in list(PIPELINES):
+        raise InputError(f"{path}: pipeline class {pipeline!r} is not supported; fastdiff runs {', '.join(PIPELINES)}")
+    denoiser = PIPELINES[pipeline]
+    optional = {"vae", "id2label"} if denoiser == "transformer" else set()
+    extra = sorted(key for key in index.keys() - {"scheduler", denoiser} - optional if not key.startswith("_"))
+    if extra:
+        raise InputError(
+            f"{path}: {', '.join(extra)} is not part of a {pipeline}; remove it or save the pipeline again"
+        )
+    classes = {name: _component_class(path, name, index.get(name)) for name in ("scheduler", denoiser)}
+    if "vae" in optional and index.get("vae") not in (None, [None, None]):
+        classes["vae"] = _component_class(path, "vae", index["vae"])
+    for name, known in ((denoiser, MODELS[denoiser]), ("vae", (AUTOENCODER,))):
+        if name in classes and classes[name] not in known:
+            raise InputError(f"{path}: {name} class {classes[name]} is not supported; fastdiff runs {', '.join(known)}")
+    return {"pipeline": pipeline, **classes}
+
+
+def _component_class(path: Path, name: str, entry: object) -> str:
+    if not (isinstance(entry, list) and len(entry) == 2 and all(isinstance(part, str) for part in entry)):
+        raise InputError(f"{path}: {name} is {entry!r}, not a [library, class] pair of names; save the pipeline again")
+    library, class_name = entry
+    if library != "diffusers":
+        raise InputError(
+            f"{path}: {name} comes from {library!r}; fastdiff runs no code of a model, only diffusers' classes"
+        )
+    return class_name
+
+
+def _is_model(folder: str | Path) -> bool:
+    return os.path.isdir(folder) and any(os.path.isfile(os.path.join(folder, config)) for config in _CONFIGS)
+
+
+def _check_supported(folder: Path) -> list[str]:
+    """The components of the pipeline in `folder` that have weights; none where it holds a plain model."""
+    if (folder / "model_index.json").is_file():
+        return [name for name in read_model_index(folder) if name not in ("pipeline", "scheduler")]
+    path = folder / "config.json"
+    class_name, known = read_json(path).get("_class_name"), [name for names in MODELS.values() for name in names]
+    if class_name not in known:
+        raise InputError(f"{path}: model class {class_name!r} is not supported; fastdiff runs {', '.join(known)}")
+    return []
+
+
+def _is_supported(folder: Path) -> bool:
+    try:
+        _check_supported(folder)
+    except InputError:
+        return False
+    return True
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether `name` has the form org/name and is not also a path that exists."""
+    return bool(_HUB_ID.fullmatch(name)) and not os.path.exists(name)
+
+
+def _download(
+    repo_id: str, revision: str | None, token: str | None, variant: str | None, local_files_only: bool
+) -> Path:
+    """Configs first, so that an unsupported pipeline is refused before its gigabytes come; then the weights.
+
+    The later requests name the commit that the first one found: a push in between cannot mix two versions.
+    """
+
+    def snapshot(patterns: list[str], revision: str | None) -> Path:
+        return _snapshot(repo_id, patterns, revision=revision, token=token, local_files_only=local_files_only)
+
+    root = snapshot(_JSON_FILES, revision)
+    if not _is_model(root):
+        raise InputError(f"hub model {repo_id} holds neither {' nor '.join(_CONFIGS)}; give one in diffusers' layout")
+    components = _check_supported(root)
+    folders = [root / name if name == "vae" else component_folder(root, name) for name in components] or [root]
+    for folder in folders:
+        if not any(_fetch_weights(snapshot, root, folder, kind, variant) for kind in ("safetensors", "bin")):
+            wanted = "weights" if variant is None else f"weights of variant {variant!r}"
+            where = f"https://huggingface.co/{repo_id}/tree/{revision or 'main'}"
+            raise InputError(f"hub model {repo_id} has no {wanted} in diffusers' layout that can be had; see {where}")
+    return root
+
+
+def _fetch_weights(
+    snapshot: Callable[[list[str], str], Path], root: Path, folder: Path, extension: str, variant: str | None
+) -> bool:
+    """Download a component's weights, and the config of one that is no denoiser. Whether there are any weights."""
+    shards = _shard_patterns(extension, variant)
+    names = [weights_name(extension, variant), *index_names(extension, variant), *shards]
+    snapshot([(folder / name).relative_to(root).as_posix() for name in ("config.json", *names)], root.name)
+    return any(any(folder.glob(name)) for name in names)
+
+
+def _snapshot(
+    repo_id: str, patterns: list[str], *, revision: str | None, token: str | None, local_files_only: bool
+) -> Path:
+    import huggingface_hub  # slow to import, and needed for hub ids only
+    from huggingface_hub.errors import HTTPError
+
+    try:
+        folder = huggingface_hub.snapshot_download(
+            repo_id, allow_patterns=patterns, revision=revision, token=token, local_files_only=local_files_only
+        )
+    except (OSError, ValueError, HTTPError) as error:  # the client's own errors, the disk's, its transport's
+        raise InputError(f"hub model {repo_id}: {_refusal(error, repo_id, revision)}") from None
+    return Path(folder)
+
+
+def _refusal(error: Exception, repo_id: str, revision: str | None) -> str:
+    from huggingface_hub import errors
+
+    page = f"https://huggingface.co/{repo_id}"
+    reasons = {  # the first that fits: a gated repository is also one that was not found
+        errors.GatedRepoError: f"it is gated; accept its terms at {page}, then `hf auth login` or give a token",
+        errors.RevisionNotFoundError: f"there is no revision {revision!r}; see {page}/commits",
+        errors.RepositoryNotFoundError: "there is none, or it is private; check the name, or `hf auth login`",
+        errors.DisabledRepoError: "it was disabled by the hub; choose another model",
+        errors.HFValidationError: "this is not a valid hub id; write org/name",
+        errors.LocalTokenNotFoundError: "there is no stored token; run `hf auth login`",
+        errors.LocalEntryNotFoundError: "it is not in the local cache and the hub was not reached; "
+        "go online (and unset HF_HUB_OFFLINE), or give a folder",
+    }
+    for kind, reason in reasons.items():
+        if isinstance(error, kind):
+            return reason
+    first_line = next(iter(str(error).splitlines()), "")
+    return f"the download failed ({type(error).__name__}: {first_line}); try again"

@@ -1,0 +1,167 @@
+"""fastdiff.json: what a model folder says about its labels and how it samples best. Every key is optional."""
+
+import difflib
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastdiff.checkpoints.configs import from_mapping, read_json
+from fastdiff.errors import InputError
+
+FILE_NAME = "fastdiff.json"
+SCHEDULERS = ("ddim", "ddpm")
+SHOWN = 8  # of the names that a label may have meant
+
+_INDEX = re.compile(r"\s*[+-]?[0-9]{1,9}\s*")
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The labels of a class-conditional model and the sampling options that suit it; None leaves an option open."""
+
+    labels: tuple[str, ...] = ()  # the name of label i is labels[i]
+    label_groups: Mapping[str, Sequence[str]] = field(default_factory=dict)  # further names, each for several labels
+    replaced_labels: Mapping[str, str] = field(default_factory=dict)  # names of an earlier model -> what to ask for
+    null_label: int | None = None  # the label that stands for "no label": guidance needs it
+    guidance_scale: float | None = None
+    num_inference_steps: int | None = None
+    scheduler: str | None = None  # ddim, ddpm
+    eta: float | None = None  # of DDIM, 0 to 1
+    use_clipped_model_output: bool | None = None  # of DDIM
+
+    @classmethod
+    def from_folder(
+        cls, folder: str | Path, num_classes: int | None = None, null_label: int | None = None
+    ) -> "ModelInfo":
+        """Read `folder`/fastdiff.json; a key that is not there keeps its default, or diffusers' pipeline's own.
+
+        `num_classes` is the size of the model's label table and `null_label` that of its architecture, where the caller
+        knows them. Raises InputError for an unknown key, a value of the wrong type or out of range, two labels of one
+        name, and labels beyond the table.
+        """
+        path = Path(folder) / FILE_NAME
+        said = _pipeline_defaults(Path(folder) / "model_index.json") | (read_json(path) if path.exists() else {})
+        info = from_mapping(cls, {"null_label": null_label} | said, source=str(path))
+        for problem in (*info._wrong_options(), *info._wrong_labels(num_classes)):
+            raise InputError(f"{path}: {problem}")
+        return info
+
+    def label_index(self, label: int | str, num_classes: int | None = None, seed: int = 0) -> int:
+        """The index of the label that `label` stands for in the picture of `seed`; see `label_choices`."""
+        choices = self.label_choices(label, num_classes)
+        return choices[seed % len(choices)]
+
+    def label_choices(self, label: int | str, num_classes: int | None = None) -> tuple[int, ...]:
+        """The indices that `label` stands for, which is an index, an index in digits, or a name.
+
+        They are one, or those of a group, whose labels take turns from seed to seed. A name is compared as lower-case
+        words, so "noto animals", "Noto/Animals" and "noto_animals" are one name. Of synonyms ("tench, Tinca tinca")
+        each is a name, and a beginning is enough when only one name begins so ("twemoji fl"). A text that is exactly a
+        name is that name even when it is made of digits.
+        `num_classes` bounds the index, where the caller knows it.
+        Raises InputError that lists close names, or the range of the index.
+        """
+        if isinstance(label, str) and (label in self.labels or not _INDEX.fullmatch(label)):
+            name = self._full_name(label)
+            return tuple(self.labels.index(each) for each in self.label_groups.get(name, (name,)))
+        size = self._num_labels() if num_classes is None else num_classes
+        index = int(label)
+        if not 0 <= index < size:
+            raise InputError(f"label {label} is out of range; this model has labels 0 to {size - 1}")
+        return (index,)
+
+    def _full_name(self, label: str) -> str:
+        """The name of the one label or group that `label` means."""
+        if not self.labels:
+            raise InputError(f"label {label!r}: this model does not name its labels; give an index")
+        names = list(dict.fromkeys([*self.labels, *self.label_groups]))
+        asked, words = _words(label), [_words(name) for name in names]
+        matches = (
+            [name for name in names if name == label]
+            or [name for name, known in zip(names, words, strict=True) if known == asked]
+            or [name for name in names if asked and asked in map(_words, name.split(","))]
+            or [name for name, known in zip(names, words, strict=True) if asked and known.startswith(asked)]
+        )
+        if len(matches) == 1:
+            return matches[0]
+        replaced = {_words(old): new for old, new in self.replaced_labels.items()}
+        if asked in replaced:
+            raise InputError(f"label {label!r} is no label of this model any more; use {replaced[asked]}")
+        close = matches or [names[words.index(near)] for near in difflib.get_close_matches(asked, words, 4, 0.5)]
+        problem = "fits several labels" if matches else "is not a label of this model"
+        hint = f"did you mean {', '.join(close[:SHOWN])}? " if close else ""
+        raise InputError(f"label {label!r} {problem}; {hint}`fastdiff models MODEL` lists them all")
+
+    def _num_labels(self) -> int:
+        return max(len(self.labels), 0 if self.null_label is None else self.null_label + 1)
+
+    def _wrong_options(self):
+        if not _is_integer(self.num_inference_steps, least=1):
+            yield f"num_inference_steps is {self.num_inference_steps!r}, not a whole number of at least 1"
+        if not _is_number(self.guidance_scale):
+            yield f"guidance_scale is {self.guidance_scale!r}, not a number of at least 0"
+        if not _is_number(self.eta, most=1.0):
+            yield f"eta is {self.eta!r}, not a number from 0 to 1"
+        if self.scheduler not in (None, *SCHEDULERS):
+            yield f"scheduler is {self.scheduler!r}, not one of {', '.join(SCHEDULERS)}"
+        if not isinstance(self.use_clipped_model_output, bool | None):
+            yield f"use_clipped_model_output is {self.use_clipped_model_output!r}, not true or false"
+
+    def _wrong_labels(self, num_classes: int | None):
+        if not isinstance(self.labels, tuple) or not all(isinstance(name, str) and name for name in self.labels):
+            yield "labels is not a list of names"
+            return
+        twice = [name for name, count in Counter(self.labels).items() if count > 1]
+        if twice:
+            yield f"labels holds {', '.join(twice)} more than once; each label needs a name of its own"
+        yield from self._wrong_groups()
+        if not _is_integer(self.null_label, least=0):
+            yield f"null_label is {self.null_label!r}, not a whole number of at least 0"
+        elif num_classes is not None and self._num_labels() > num_classes:
+            yield f"labels go up to {self._num_labels() - 1}, but the model's label table ends at {num_classes - 1}"
+
+    def _wrong_groups(self):
+        groups, replaced = self.label_groups, self.replaced_labels
+        if not isinstance(replaced, Mapping) or not all(isinstance(new, str) for new in replaced.values()):
+            yield "replaced_labels is not an object of names"
+        if not isinstance(groups, Mapping) or not all(isinstance(names, list) and names for names in groups.values()):
+            yield "label_groups is not an object of lists of labels"
+            return
+        for group, names in groups.items():
+            unknown = [str(name) for name in names if name not in self.labels]
+            if unknown:
+                yield f"label_groups: {group!r} holds {', '.join(unknown)}, which labels does not"
+            if group in self.labels and names != [group]:
+                yield f"label_groups: {group!r} is a label already; give the group another name"
+
+
+def _pipeline_defaults(path: Path) -> dict[str, Any]:
+    """What diffusers' DiTPipeline says of itself: its guidance scale, and the names that its folder gives to labels."""
+    index = read_json(path) if path.exists() else {}
+    if index.get("_class_name") != "DiTPipeline":
+        return {}
+    return {"guidance_scale": 4.0, "labels": _label_names(index.get("id2label") or {}, path)}
+
+
+def _label_names(id2label: Any, path: Path) -> list[str]:
+    """{"0": "tench, Tinca tinca", ...} as a list; ImageNet has two cranes, and the second becomes "crane (517)"."""
+    if not isinstance(id2label, Mapping) or set(id2label) != set(map(str, range(len(id2label)))):
+        raise InputError(f"{path}: id2label is not an object of the names of labels 0 to the last; remove it")
+    names = [id2label[str(index)] for index in range(len(id2label))]
+    return [f"{name} ({index})" if name in names[:index] else name for index, name in enumerate(names)]
+
+
+def _words(name: str) -> str:
+    return " ".join(re.findall(r"[^\W_]+", name.casefold()))
+
+
+def _is_integer(value: object, least: int) -> bool:
+    return value is None or (type(value) is int and value >= least)
+
+
+def _is_number(value: object, most: float = math.inf) -> bool:
+    return value is None or (type(value) in (int, float) and math.isfinite(value) and 0 <= value <= most)

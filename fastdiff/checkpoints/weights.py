@@ -1,0 +1,203 @@
+"""Weights of a diffusers model folder into a model: find the file, check every key, rename, fuse, lay out.
+
+A state dict has diffusers' names until `fuse`. Our models differ from diffusers' where one parameter of ours stacks the
+rows of several: an attention holds one projection `to_qkv` (rows of q, then k, then v) where diffusers holds `to_q`,
+`to_k` and `to_v`, and a model may name in `stacked` layers that diffusers' blocks hold one each: our prefix, and theirs
+with the share of the rows that each has.
+"""
+
+import re
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fastdiff.checkpoints.configs import read_json
+from fastdiff.checkpoints.hub import WEIGHTS, index_names, weights_name
+from fastdiff.errors import InputError, NonFiniteError
+
+QKV = ("to_q", "to_k", "to_v")
+OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+
+
+def load_state_dict(folder: str | Path, variant: str | None = None) -> dict[str, Tensor]:
+    """The tensors of a component folder, on the CPU, by diffusers' names; safetensors win over .bin.
+
+    As in diffusers an index of shards wins over a single file, and a `variant` ("fp16") stands in the file's name.
+    Raises InputError for weights that are missing, damaged, or cannot be read without running code.
+    """
+    folder = Path(folder)
+    for extension in ("safetensors", "bin"):
+        for index in index_names(extension, variant):
+            if (folder / index).is_file():
+                return _read_shards(folder / index)
+        single = folder / weights_name(extension, variant)
+        if single.is_file():
+            return _read_tensors(single)
+    raise InputError(_no_weights(folder, variant))
+
+
+def load_weights(
+    model: nn.Module, state: dict[str, Tensor], *, source: str | Path, dtype: torch.dtype, device: torch.device | str
+) -> None:
+    """Give a model that was built on the meta device its weights, in `dtype` on `device`, frozen.
+
+    `state` has diffusers' names and is used up tensor by tensor, so that two whole copies never stand side by side;
+    `source` names it in errors. Convolution weights become channels-last. Every tensor is copied: the model does not
+    depend on the file. The model must have no buffer outside its state dict, which would stay on the meta device.
+    Raises InputError naming every key that is missing, unexpected, of another shape or not floating point, and for
+    values beyond `dtype`; NonFiniteError for NaN or infinity. The model is changed only when all is well.
+    """
+    shapes = diffusers_shapes(model)
+    rename_old_attention_keys(state, shapes)
+    check_keys(state, shapes, f"{source} does not fit {type(model).__name__}")
+    convert(state, source, dtype, device)
+    fuse(state, model)
+    model.load_state_dict(state, strict=True, assign=True)
+    model.requires_grad_(False)
+    left = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
+    assert not left, f"{type(model).__name__} made {left} on the meta device and keeps it out of its state dict"
+
+
+def diffusers_keys(model: nn.Module, name: str) -> dict[str, int]:
+    """The keys in diffusers' state dict that make up our model's parameter `name`, in order, and their shares of it."""
+    if ".to_qkv." in name:
+        return {name.replace(".to_qkv.", f".{part}."): 1 for part in QKV}
+    for ours, theirs in getattr(model, "stacked", {}).items():
+        if name.startswith(ours):
+            return {prefix + name.removeprefix(ours): share for prefix, share in theirs.items()}
+    return {name: 1}
+
+
+def split_rows(tensor: Tensor, shares: dict[str, int]) -> dict[str, Tensor]:
+    """What of our parameter each of diffusers' keys stands for: views of its rows."""
+    if len(shares) == 1:
+        return dict.fromkeys(shares, tensor)
+    each = len(tensor) // sum(shares.values())
+    return dict(zip(shares, tensor.split([share * each for share in shares.values()]), strict=True))
+
+
+def diffusers_shapes(model: nn.Module) -> dict[str, torch.Size]:
+    """The keys and shapes that diffusers' model of the same configuration saves."""
+    return {
+        key: rows.shape
+        for name, tensor in model.state_dict().items()
+        for key, rows in split_rows(tensor, diffusers_keys(model, name)).items()
+    }
+
+
+def rename_old_attention_keys(state: dict[str, Tensor], shapes: dict[str, torch.Size]) -> None:
+    """Old attention keys become today's where the model wants those (ModelMixin._fix_state_dict_keys_on_load)."""
+    for key in list(state):
+        module, _, kind = key.rpartition(".")
+        path, _, old = module.rpartition(".")
+        new = f"{path}.{OLD_ATTENTION.get(old, old)}.{kind}"
+        if new in shapes and new not in state:
+            state[new] = state.pop(key)
+
+
+def check_keys(state: dict[str, Tensor], shapes: dict[str, torch.Size], problem: str) -> None:
+    """Raise one InputError, opening with `problem`, that lists every key of `state` that `shapes` does not call for."""
+    shared = [key for key in shapes if key in state]
+    complaints = {
+        "missing": [key for key in shapes if key not in state],
+        "unexpected": [key for key in state if key not in shapes],
+        "wrong shape": [
+            f"{key} {tuple(state[key].shape)} for {tuple(shapes[key])}"
+            for key in shared
+            if state[key].shape != shapes[key]
+        ],
+        "not floating point": [f"{key} ({state[key].dtype})" for key in shared if not state[key].is_floating_point()],
+    }
+    listed = "; ".join(f"{what}: {', '.join(keys)}" for what, keys in complaints.items() if keys)
+    if listed:
+        raise InputError(f"{problem}: {listed}; use the weights that were saved with its config.json")
+
+
+def convert(state: dict[str, Tensor], source: str | Path, dtype: torch.dtype, device: torch.device | str) -> None:
+    """Replace each tensor by a copy in `dtype` on `device`, 4-D ones channels-last; refuse what is not finite there."""
+    broken, beyond = [], []
+    for key, tensor in state.items():
+        layout = torch.channels_last if tensor.ndim == 4 else torch.contiguous_format
+        state[key] = tensor.to(device=device, dtype=dtype, memory_format=layout, copy=True)
+        if not _is_finite(state[key]):
+            (beyond if _is_finite(tensor) else broken).append(key)
+    if broken:
+        raise NonFiniteError(f"{source}: NaN or infinity in {_some(broken)}; use weights from before training diverged")
+    if beyond:
+        raise InputError(f"{source}: values beyond the range of {dtype} in {_some(beyond)}; use bfloat16 or float32")
+
+
+def fuse(state: dict[str, Tensor], model: nn.Module) -> None:
+    """Stack the tensors of diffusers' names that make up one parameter of ours."""
+    for name in model.state_dict():
+        keys = diffusers_keys(model, name)
+        if name not in keys:
+            state[name] = torch.cat([state.pop(key) for key in keys])
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # The extremes carry NaN along, and cost a thirtieth of isfinite over every element.
+    return tensor.numel() == 0 or bool(torch.stack(tensor.aminmax()).isfinite().all())
+
+
+def _some(keys: list[str]) -> str:
+    first = ", ".join(keys[:3])
+    return first if len(keys) <= 3 else f"{first} and {len(keys) - 3} more"
+
+
+def _no_weights(folder: Path, variant: str | None) -> str:
+    pattern = re.compile(rf"{WEIGHTS}(?:-\d+-of-\d+)?\.([\w-]+?)(?:-\d+-of-\d+)?\.(?:safetensors|bin)")
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    variants = sorted({match[1] for match in map(pattern.fullmatch, names) if match})
+    wanted = weights_name("safetensors", variant)
+    if variants:
+        return f"{folder} has no {wanted}; ask for one of its variants: {', '.join(variants)}"
+    remedy = (
+        "save the model there with save_pretrained" if variant is None else "it has no variants: leave the variant out"
+    )
+    return f"{folder} has no {wanted}; {remedy}"
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
+        raise InputError(f"{index} has no weight_map from keys to files; save the model again")
+    state: dict[str, Tensor] = {}
+    for shard in sorted(set(places.values())):
+        # A plain name only: an index must not reach outside its folder. Links may: the hub's cache is made of them.
+        if re.search(r"[/\\]", shard) or shard in ("", ".", ".."):
+            raise InputError(f"{index} names the shard {shard!r}; a shard is a plain file name beside its index")
+        if not (index.parent / shard).is_file():
+            raise InputError(f"{index} names {shard}, which is not there; download or save the model again")
+        tensors = _read_tensors(index.parent / shard)
+        if tensors.keys() != {key for key, place in places.items() if place == shard}:
+            raise InputError(
+                f"{index} lists other keys for {shard} than that file holds; download or save the model again"
+            )
+        state |= tensors
+    return state
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    read = load_file if path.suffix == ".safetensors" else _read_pickle
+    try:
+        return read(path)
+    except (SafetensorError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path} is damaged or no safetensors file ({reason}); download or save it again") from None
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle raises almost anything
+        raise InputError(
+            f"{path} cannot be read without running its code, or is damaged ({type(error).__name__}); "
+            "save the model as safetensors"
+        ) from None
+    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise InputError(f"{path} holds no dictionary of tensors; save the model as safetensors")
+    return state

@@ -1,0 +1,44 @@
+"""`fastdiff ui`: serve the page until Ctrl-C."""
+
+import argparse
+import os
+import signal
+import threading
+from pathlib import Path
+
+from fastdiff.errors import InputError
+from fastdiff.requests.request import DEFAULT_MODEL
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve the page until KeyboardInterrupt. InputError for what cannot be served, OSError for a port in use."""
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when gradio is imported
+    try:
+        import gradio  # noqa: F401
+    except ImportError:
+        raise InputError("ui needs gradio, which is not installed; pip install 'fastdiff[ui]'") from None
+    from fastdiff.ui.limits import Limits
+    from fastdiff.ui.models import Models
+    from fastdiff.ui.server import serving
+
+    models = Models(args.models_dir, args.allow_hub, args.device)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server's folder goes with it
+    warm_up = threading.Thread(target=models.warm_up, args=(DEFAULT_MODEL,))  # the first click finds the model loaded
+    warm_up.start()
+    try:
+        with serving(models, Limits(), host=args.host, port=args.port, share=args.share) as address:
+            print(f"fastdiff is at {address} (Ctrl-C ends it)", flush=True)
+            threading.Event().wait()
+    finally:
+        warm_up.join()  # torch's threads do not survive an exit in their midst
+    return 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--models-dir", type=Path, metavar="DIR", help="offer the model folders below this one too")
+    add("--allow-hub", action="store_true", help="offer models of the Hugging Face hub, which are downloaded")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:1 (default: auto)")
+    add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 lets others in (default: 127.0.0.1)")
+    add("--port", type=int, help="(default: the first free one from 7860)")
+    add("--share", action="store_true", help="a public address through Gradio's servers")

@@ -1,0 +1,39 @@
+"""Threads that compute pictures side by side on the CPU, each alone: its bits must not depend on its batch."""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import torch
+from torch import Tensor
+
+from fastdiff.kernels.host.recording import recorder
+
+
+def map_pictures(function: Callable[..., Tensor], *batches: Tensor) -> Iterator[Tensor]:
+    """`function` of each picture of the batches alone; on the CPU they run side by side, from now on."""
+    pictures = [batch.split(1) for batch in batches]
+    side_by_side = batches[0].device.type == "cpu" and recorder() is None  # which listens in this thread alone
+    return (_cpu_workers().map if side_by_side else map)(function, *pictures)
+
+
+@functools.cache
+def _cpu_workers() -> ThreadPoolExecutor:
+    """Python threads that each run torch with the same number of threads, whatever there is to do.
+
+    The number decides how oneDNN splits a sum, so it depends on the machine alone: one thread each up to four cores.
+    """
+    cores = torch.get_num_threads()
+    workers = min(cores, 4)
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="fastdiff")
+    all_started = threading.Barrier(workers)
+
+    def set_up() -> None:
+        all_started.wait()  # every worker takes one of these tasks
+        torch.get_num_threads()  # a thread's first call copies the process's setting over its own
+        torch.set_num_threads(cores // workers)
+
+    wait([pool.submit(set_up) for _ in range(workers)])
+    torch.set_num_threads(cores)  # the setting of this thread, and of threads to come
+    return pool

@@ -1,0 +1,31 @@
+"""Devices and dtypes by their names."""
+
+import torch
+
+from fastdiff.errors import InputError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """auto is a GPU where there is one, else the CPU. Raises InputError for a device that is not there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(device)
+    except RuntimeError:
+        raise InputError(f"device: {device!r} is unknown; use auto, cuda, cuda:1 or cpu") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"device: {device} is not supported; use auto, cuda or cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"device: {device} is not there ({torch.cuda.device_count()} GPUs found); use cpu or auto")
+    return device
+
+
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """auto is float32 on the CPU and bfloat16 on a GPU. Raises InputError for any other dtype than DTYPES."""
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if dtype not in DTYPES and dtype not in DTYPES.values():
+        raise InputError(f"dtype: {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")
+    return DTYPES.get(dtype, dtype)

@@ -1,0 +1,29 @@
+"""Self-attention over the pixels of a U-Net."""
+
+from torch import nn
+
+from fastdiff.kernels.attention import attention
+from fastdiff.kernels.conv2d import conv2d
+from fastdiff.kernels.linear import linear
+from fastdiff.models.layers import Feature, GroupNorm
+
+
+class Attention(nn.Module):
+    """Self-attention over the pixels with a residual; diffusers' Attention as UNet2DModel configures it."""
+
+    def __init__(self, channels: int, head_dim: int, num_groups: int | None, eps: float, output_scale: float):
+        super().__init__()
+        self.heads = channels // head_dim
+        self.output_scale = output_scale
+        width = self.heads * head_dim
+        self.group_norm = GroupNorm(num_groups, channels, eps=eps) if num_groups is not None else None
+        self.to_qkv = nn.Linear(channels, 3 * width)
+        self.to_out = nn.ModuleList([nn.Linear(width, channels)])
+
+    def forward(self, x: Feature) -> Feature:
+        h = self.group_norm(x) if self.group_norm is not None else x
+        qkv = linear(h.x.flatten(1, 2), self.to_qkv.weight, self.to_qkv.bias)  # (N, H * W, 3 * width)
+        h = attention(*qkv.chunk(3, dim=-1), heads=self.heads).unflatten(1, x.x.shape[1:3])
+        out = self.to_out[0]  # a 1x1 convolution, for the moments
+        options = {"residual": x.x, "output_scale": self.output_scale, "moments": True}
+        return Feature(*conv2d(h, out.weight[:, :, None, None], out.bias, **options))

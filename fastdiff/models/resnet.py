@@ -1,0 +1,120 @@
+"""The residual blocks of the U-Net.
+
+Time and class reach a residual block as its own columns of one table `temb` (rows, width): the projections of every
+block side by side, made by the model, before the sampling loop.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from fastdiff.kernels.conv2d import Norm
+from fastdiff.models.layers import Conv2d, Feature, GroupNorm, Picture, join, normalise
+
+Resample = Callable[[Feature], Feature]
+
+
+@dataclass(frozen=True)
+class BlockOptions:
+    """What all blocks of one model share."""
+
+    temb_channels: int
+    eps: float
+    activation: str
+    scale_shift: bool  # the time embedding scales and shifts the second norm; else it is added before it
+    num_groups: int | None  # None where only skip blocks, which choose their own, can do without
+    head_dim: int | None  # None: one head as wide as the block
+    downsample_padding: int
+
+
+class Conditioned(nn.Module):
+    """A block that reads the time embedding, as its own columns of the model's table.
+
+    The model stacks the layers that make the columns: those of all blocks are one product.
+    """
+
+    projections: dict[str, int]  # diffusers' names of this block's layers, and the columns that each makes
+    columns: slice  # the model's to say
+
+
+def _shortcut(x: Picture, layer: Conv2d | None) -> dict[str, Any]:
+    """What the last convolution of a residual block adds: its input x, by way of a 1x1 convolution where it has one."""
+    return {"residual": join(x)} if layer is None else {"shortcut": (x, layer)}
+
+
+class ResnetBlock2D(Conditioned):
+    """norm, act, conv, + time, norm, act, conv, + shortcut; diffusers' ResnetBlock2D."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        options: BlockOptions,
+        *,
+        groups: tuple[int, int] | None = None,  # of the two norms; default: the model's
+        output_scale: float = 1.0,
+        resample: Resample | None = None,
+        shortcut: bool = False,  # a 1x1 convolution even where the widths agree
+    ):
+        super().__init__()
+        groups_in, groups_out = groups or (options.num_groups,) * 2
+        self.activation, self.scale_shift = options.activation, options.scale_shift
+        self.output_scale, self.resample = output_scale, resample
+        self.norm1 = GroupNorm(groups_in, in_channels, eps=options.eps)
+        self.conv1 = Conv2d(in_channels, out_channels, 3)
+        self.projections = {"time_emb_proj": out_channels * (2 if self.scale_shift else 1)}
+        self.norm2 = GroupNorm(groups_out, out_channels, eps=options.eps)
+        self.conv2 = Conv2d(out_channels, out_channels, 3)
+        needs_shortcut = shortcut or in_channels != out_channels
+        self.conv_shortcut = Conv2d(in_channels, out_channels, 1) if needs_shortcut else None
+
+    def forward(self, x: Picture, temb: Tensor) -> Feature:
+        temb = temb[:, self.columns]
+        h = self.norm1(x, activation=self.activation)
+        if self.resample is not None:
+            x, h = self.resample(join(x)), self.resample(h)
+        if self.scale_shift:
+            scale, shift = temb.chunk(2, dim=1)
+            h = self.conv1(h, norm=self.norm2.after(activation=self.activation, scale=scale, shift=shift))
+        else:
+            h = self.conv1(h, temb=temb, norm=self.norm2.after(activation=self.activation))
+        return self.conv2(h, **_shortcut(x, self.conv_shortcut), output_scale=self.output_scale)
+
+
+class AdaGroupNorm(nn.Module):
+    """GroupNorm whose scale and shift are projected from the time embedding; diffusers' AdaGroupNorm."""
+
+    def __init__(self, channels: int, num_groups: int, options: BlockOptions):
+        super().__init__()
+        if num_groups < 1 or channels % num_groups:
+            raise ValueError(f"num_channels ({channels}) must be divisible by num_groups ({num_groups})")
+        self.num_groups, self.eps, self.activation = num_groups, options.eps, options.activation
+
+    def forward(self, x: Picture, temb: Tensor) -> Feature:
+        return normalise(x, self.after(temb))
+
+    def after(self, temb: Tensor) -> Norm:
+        """The same as a part of the convolution before it."""
+        scale, shift = temb.chunk(2, dim=1)
+        return Norm(self.num_groups, eps=self.eps, activation=self.activation, scale=scale, shift=shift)
+
+
+class ResnetBlockCondNorm2D(Conditioned):
+    """A residual block whose norms carry the time; diffusers' ResnetBlockCondNorm2D with ada_group."""
+
+    def __init__(self, in_channels: int, out_channels: int, options: BlockOptions, *, groups: tuple[int, int]):
+        super().__init__()
+        self.projections = {"norm1.linear": 2 * in_channels, "norm2.linear": 2 * out_channels}
+        self.norm1 = AdaGroupNorm(in_channels, groups[0], options)
+        self.conv1 = Conv2d(in_channels, out_channels, 3)
+        self.norm2 = AdaGroupNorm(out_channels, groups[1], options)
+        self.conv2 = Conv2d(out_channels, out_channels, 3)
+        needs_shortcut = in_channels != out_channels
+        self.conv_shortcut = Conv2d(in_channels, out_channels, 1, bias=False) if needs_shortcut else None
+
+    def forward(self, x: Picture, temb: Tensor) -> Feature:
+        temb1, temb2 = temb[:, self.columns].split(list(self.projections.values()), dim=1)
+        h = self.conv1(self.norm1(x, temb1), norm=self.norm2.after(temb2))
+        return self.conv2(h, **_shortcut(x, self.conv_shortcut))

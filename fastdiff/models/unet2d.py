@@ -1,0 +1,225 @@
+"""UNet2DModel: the denoiser of DDPM and of its relatives, built from diffusers' config.json and weights."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fastdiff.checkpoints.configs import UNet2DConfig
+from fastdiff.errors import InputError
+from fastdiff.models.denoiser import Conditioning, Denoiser
+from fastdiff.models.embeddings import GaussianFourierProjection, TimestepEmbedding, Timesteps, rows_through
+from fastdiff.models.layers import ACTIVATIONS, Conv2d, Feature, GroupNorm
+from fastdiff.models.resnet import BlockOptions, Conditioned, ResnetBlock2D, ResnetBlockCondNorm2D
+from fastdiff.models.stages import (
+    DownBlock2D,
+    DownStage,
+    KDownBlock2D,
+    KUpBlock2D,
+    MidBlock2D,
+    SkipDownBlock2D,
+    SkipUpBlock2D,
+    UpBlock2D,
+    UpStage,
+)
+
+
+class UNet2DOutput(NamedTuple):
+    """sample: (N, C_out, H, W), the prediction: noise, picture or velocity, as the scheduler's config says."""
+
+    sample: Tensor
+
+
+class UNet2DModel(Denoiser):
+    """diffusers' UNet2DModel; see Denoiser."""
+
+    config_class = UNet2DConfig
+    component = "unet"
+
+    def __init__(self, config: UNet2DConfig):
+        super().__init__(config)
+        first = config.block_out_channels[0]
+        temb_channels = config.time_embedding_dim or 4 * first
+        options = BlockOptions(
+            temb_channels=temb_channels,
+            eps=config.norm_eps,
+            activation=config.activation,
+            scale_shift=config.resnet_time_scale_shift == "scale_shift",
+            num_groups=config.norm_num_groups,
+            head_dim=config.attention_head_dim,
+            downsample_padding=config.downsample_padding,
+        )
+        self.conv_in = Conv2d(config.in_channels, first, 3)
+        self.time_proj, time_width = _time_projection(config)
+        self.time_embedding = TimestepEmbedding(time_width, temb_channels)
+        self.class_embedding = _class_embedding(config, time_width, temb_channels)
+        self.down_blocks = nn.ModuleList(_down_stages(config, options))
+        self.mid_block = _mid_block(config, options)
+        self.up_blocks = nn.ModuleList(_up_stages(config, options))
+        groups_out = config.norm_num_groups or min(first // 4, 32)
+        self.conv_norm_out = GroupNorm(groups_out, first, eps=config.norm_eps)
+        self.conv_out = Conv2d(first, config.out_channels, 3)
+
+        self.conditioning_width, self.stacked = 0, {}
+        self.time_emb_proj = self._stack_projections("time_emb_proj.", ResnetBlock2D, temb_channels)
+        self.ada_group_norm = self._stack_projections("ada_group_norm.", ResnetBlockCondNorm2D, temb_channels)
+        self.to(memory_format=torch.channels_last).requires_grad_(False)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | UNet2DConfig, source: str = "config") -> "UNet2DModel":
+        """A model with random weights from a mapping with diffusers' keys. InputError names a bad option."""
+        model = super().from_config(config, source)
+        if model.config.has_k_blocks and not _fits_together(model.config):
+            raise InputError(
+                f"{source}: these down_block_types and up_block_types do not fit together; use K blocks only"
+            )
+        return model
+
+    def forward(
+        self, sample: Tensor, timestep: Tensor | float, class_labels: Tensor | None = None, return_dict: bool = True
+    ) -> UNet2DOutput | tuple[Tensor]:
+        """One prediction, called like diffusers' model.
+
+        Args:
+            sample: (N, C_in, H, W), the model's dtype and device; H and W multiples of 2 ** (levels - 1).
+            timestep: a tensor of one or N, or a number, of which the whole part counts (as in diffusers).
+            class_labels: (N,) int64 for a label table, (N,) for `timestep`, (N, time_embedding_dim) for `identity`.
+
+        Returns: UNet2DOutput with `.sample` (N, C_out, H, W); a tuple of it when not `return_dict`.
+        """
+        prediction = self._run(sample, timestep, class_labels)
+        return UNet2DOutput(prediction) if return_dict else (prediction,)
+
+    @torch.no_grad()
+    def conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
+        self._check_labels(timesteps, class_labels)
+        emb = self.time_embedding(self.time_proj(timesteps).to(self.dtype))
+        if class_labels is not None:
+            if self.config.class_embed_type == "timestep":
+                class_labels = self.time_proj(class_labels).to(self.dtype)
+            emb = emb + self.class_embedding(class_labels).to(self.dtype)
+        activated = ACTIVATIONS[self.config.activation](emb)
+        pairs = ((activated, self.time_emb_proj), (emb, self.ada_group_norm))
+        columns = [rows_through(each, layer) for each, layer in pairs if layer is not None]
+        return Conditioning(torch.cat(columns, dim=1) if len(columns) > 1 else columns[0], timesteps)
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, conditioning: Conditioning) -> Tensor:
+        temb = conditioning.temb.expand(len(x), -1)
+        x = 2 * x - 1 if self.config.center_input_sample else x
+        rgb: Feature | None = Feature(x)
+        x = self.conv_in(rgb)
+
+        skips = [x]
+        for block in self.down_blocks:
+            x, stage_skips, rgb = block(x, temb, rgb)
+            skips += stage_skips
+
+        if self.mid_block is not None:
+            x = self.mid_block(x, temb)
+
+        rgb = None
+        for block in self.up_blocks:
+            x, rgb = block(x, skips, temb, rgb)
+
+        x = self.conv_out(self.conv_norm_out(x, activation="silu"), residual=rgb, moments=False).x
+        if self.config.time_embedding_type == "fourier":
+            x = x / conditioning.timesteps.view(-1, 1, 1, 1)
+        return x
+
+    def _stack_projections(self, name: str, kind: type[Conditioned], temb_channels: int) -> nn.Linear | None:
+        """The time projections of all blocks of a `kind` as one layer, whose outputs are the columns that they read."""
+        widths = {}
+        for path, block in self.named_modules():
+            if isinstance(block, kind):
+                start = self.conditioning_width
+                self.conditioning_width += sum(block.projections.values())
+                block.columns = slice(start, self.conditioning_width)
+                widths |= {f"{path}.{layer}.": width for layer, width in block.projections.items()}
+        if not widths:
+            return None
+        self.stacked[name] = widths
+        return nn.Linear(temb_channels, sum(widths.values()))
+
+
+def _fits_together(config: UNet2DConfig) -> bool:
+    """K blocks change widths and take skip connections in ways of their own: try, on tensors without memory."""
+    with torch.device("meta"):
+        model = UNet2DModel(config)
+        x = torch.empty(1, config.min_size, config.min_size, config.in_channels)
+        temb = torch.empty(1, model.conditioning_width)
+        try:
+            model.predict(x, Conditioning(temb, torch.ones(1)))
+        except (ValueError, RuntimeError, IndexError):
+            return False
+        return True
+
+
+def _time_projection(config: UNet2DConfig) -> tuple[nn.Module, int]:
+    """The module that embeds a timestep, and the width of its output."""
+    width = config.block_out_channels[0]
+    if config.time_embedding_type == "fourier":
+        return GaussianFourierProjection(width), 2 * width
+    if config.time_embedding_type == "learned":
+        return nn.Embedding(config.num_train_timesteps, width), width
+    return Timesteps(width, config.flip_sin_to_cos, config.freq_shift), width
+
+
+def _class_embedding(config: UNet2DConfig, time_width: int, temb_channels: int) -> nn.Module | None:
+    if config.class_embed_type == "timestep":
+        return TimestepEmbedding(time_width, temb_channels)
+    if config.class_embed_type == "identity":
+        return nn.Identity()
+    return nn.Embedding(config.num_class_embeds, temb_channels) if config.num_class_embeds is not None else None
+
+
+def _down_stages(config: UNet2DConfig, options: BlockOptions) -> list[DownStage]:
+    stages = []
+    widths = (config.block_out_channels[0], *config.block_out_channels)
+    for i, kind in enumerate(config.down_kinds):
+        layers = [widths[i]] + [widths[i + 1]] * config.layers_per_block
+        resample, attention = i < len(config.down_kinds) - 1, kind.startswith("Attn")
+        if kind == "KDownBlock2D":
+            stage = KDownBlock2D(layers, options, resample=resample)
+        elif kind in ("SkipDownBlock2D", "AttnSkipDownBlock2D"):
+            stage = SkipDownBlock2D(layers, options, attention=attention, resample=resample)
+        else:
+            how = {"AttnDownBlock2D": config.downsample_type or "conv", "ResnetDownsampleBlock2D": "resnet"}.get(
+                kind, "conv"
+            )
+            stage = DownBlock2D(layers, options, attention=attention, resample=how if resample else None)
+        stages.append(stage)
+    return stages
+
+
+def _up_stages(config: UNet2DConfig, options: BlockOptions) -> list[UpStage]:
+    stages = []
+    widths = tuple(reversed(config.block_out_channels))
+    for i, kind in enumerate(config.up_kinds):
+        before, out, above = widths[max(i - 1, 0)], widths[i], widths[min(i + 1, len(widths) - 1)]
+        # What each residual block reads: its input beside a skip connection of the mirrored down stage.
+        layers = config.layers_per_block
+        inputs = list(zip([before] + [out] * layers, [out] * layers + [above], strict=True))
+        resample, attention = i < len(config.up_kinds) - 1, kind.startswith("Attn")
+        if kind == "KUpBlock2D":
+            stage = KUpBlock2D(out, above, layers, options, resample=resample)
+        elif kind in ("SkipUpBlock2D", "AttnSkipUpBlock2D"):
+            stage = SkipUpBlock2D(inputs, out, options, attention=attention, resample=resample)
+        else:
+            how = {"AttnUpBlock2D": config.upsample_type or "conv", "ResnetUpsampleBlock2D": "resnet"}.get(kind, "conv")
+            stage = UpBlock2D(inputs, out, options, attention=attention, resample=how if resample else None)
+        stages.append(stage)
+    return stages
+
+
+def _mid_block(config: UNet2DConfig, options: BlockOptions) -> MidBlock2D | None:
+    if config.mid_block_type is None:
+        return None
+    return MidBlock2D(
+        config.block_out_channels[-1],
+        options,
+        attention_groups=config.attn_norm_num_groups,
+        add_attention=config.add_attention,
+        scale=config.mid_block_scale_factor,
+    )

@@ -1,0 +1,149 @@
+"""`fastdiff.report(model)`: the kernel that each operation of a step runs on and why, launches, our share of the FLOPs.
+
+print(fastdiff.report(pipe, batch_size=8))
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastdiff.kernels.host.recording import TORCH, Recorder, record, shape_text
+
+
+@dataclass(frozen=True)
+class Row:
+    """Calls of an operation that were alike."""
+
+    operation: str
+    shape: str  # of its tensors, and its options
+    count: int
+    flop: int  # of one call's matrix products
+    kernels: tuple[str, ...]  # launched by one call, in order
+    torch: tuple[str, ...]  # operations of torch in one call
+    why: str
+
+    @property
+    def runs_on(self) -> str:
+        names = [*self.kernels, *(["torch"] * len(self.torch))]
+        counts = ((name, names.count(name)) for name in dict.fromkeys(names))
+        return " + ".join(name if count == 1 else f"{count} {name}" for name, count in counts)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one step of a model runs on. An operation of torch counts as one launch."""
+
+    what: str  # the model, its input, dtype and device
+    rows: tuple[Row, ...]
+    variants: int | None  # compiled kernels; None where nothing compiles them
+
+    @property
+    def launches(self) -> int:
+        """Of our kernels and of torch's."""
+        return self.kernel_launches + sum(row.count * len(row.torch) for row in self.rows)
+
+    @property
+    def kernel_launches(self) -> int:
+        """Of our kernels."""
+        return sum(row.count * len(row.kernels) for row in self.rows)
+
+    @property
+    def flop(self) -> int:
+        """Of all convolutions and linear layers: of all matrix products, but those of attention."""
+        return sum(row.count * row.flop for row in self.rows if row.operation != "attention")
+
+    @property
+    def share(self) -> float:
+        """The fraction of `flop` that runs on our kernels."""
+        on_torch = sum(row.count * row.flop for row in self.rows if row.operation != "attention" and not row.kernels)
+        return 1 - on_torch / self.flop if self.flop else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The rows and the totals, for JSON."""
+        totals = ("launches", "kernel_launches", "flop", "share")
+        rows = [vars(row) | {"runs_on": row.runs_on} for row in self.rows]
+        return vars(self) | {"rows": rows} | {name: getattr(self, name) for name in totals}
+
+    def __str__(self) -> str:
+        cells = [("operation", "tensors", "times", "GFLOP", "runs on", "why")]
+        for row in self.rows:
+            gflop = f"{row.count * row.flop / 1e9:.3g}" if row.flop else ""
+            cells.append((row.operation, row.shape, str(row.count), gflop, row.runs_on, row.why))
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        numbers = (2, 3)
+        table = [
+            "  ".join(
+                cell.rjust(width) if i in numbers else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in cells
+        ]
+        compiled = "" if self.variants is None else f" in {self.variants} compiled variants"
+        return "\n".join(
+            [
+                self.what,
+                *table,
+                f"{self.launches} launches: {self.kernel_launches} of our kernels{compiled}, "
+                f"{self.launches - self.kernel_launches} of torch",
+                f"{self.share:.1%} of {self.flop / 1e9:.4g} GFLOP of convolutions and linear layers on our kernels",
+            ]
+        )
+
+
+def report(
+    model: Any, *, batch_size: int = 1, height: int | None = None, width: int | None = None, **options
+) -> Report:
+    """What one step of `model` runs on, seen as it runs: without CUDA graphs, which change no kernel.
+
+    Args:
+        model: a Pipeline, for one denoising step; or a denoiser, for one prediction. What is made once for all steps,
+            before their loop, is left out.
+        height, width: of the pictures or latents; default: the model's sample_size.
+        options: of a pipeline those of its `stream`; of a denoiser `class_labels` as its `conditioning` takes them,
+            by default the first.
+
+    Raises ValueError naming what the model cannot do.
+    """
+    run = _denoising_step if hasattr(model, "stream") else _prediction
+    recorded, x = run(model, batch_size, height, width, **options)
+    rows: dict[tuple, int] = {}
+    for call in recorded.calls:
+        key = call.operation, call.shape, call.flop, tuple(call.kernels), tuple(call.torch), call.why
+        rows[key] = rows.get(key, 0) + 1
+    order = sorted(dict.fromkeys(call.operation for call in recorded.calls), key=lambda name: name.startswith(TORCH))
+    found = [Row(*key[:2], count, *key[2:]) for key, count in rows.items()]
+    dtype = str(model.dtype).removeprefix("torch.")
+    device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else model.device.type
+    return Report(
+        f"{type(model).__name__}, {shape_text(x)}, {dtype}, {device}",
+        tuple(sorted(found, key=lambda row: order.index(row.operation))),
+        len(recorded.variants) or None,
+    )
+
+
+def _denoising_step(pipe, batch_size: int, height: int | None, width: int | None, **options) -> tuple[Recorder, Tensor]:
+    size = {"batch_size": batch_size, "height": height, "width": width}
+    steps = pipe.stream(**{"num_inference_steps": 3} | size | options)
+    next(steps)  # and what comes before the loop
+    with record(pipe.device) as recorded:
+        step = next(steps)
+    return recorded, step.x_t
+
+
+def _prediction(
+    model, batch_size: int, height: int | None, width: int | None, class_labels: Tensor | None = None
+) -> tuple[Recorder, Tensor]:
+    default = model.config.trained_size or (None, None)
+    height, width = height or default[0], width or default[1]
+    if height is None or width is None:
+        raise ValueError("height, width: this model's config has no sample_size; give both")
+    model.config.check_size(height, width)
+    if class_labels is None and model.config.num_class_embeds is not None:
+        class_labels = torch.zeros(batch_size, dtype=torch.int64, device=model.device)
+    x = torch.randn(batch_size, height, width, model.config.in_channels, device=model.device, dtype=model.dtype)
+    conditioning = model.conditioning(torch.ones(batch_size, device=model.device), class_labels)
+    with record(model.device) as recorded:
+        model.predict(x, conditioning)
+    return recorded, x

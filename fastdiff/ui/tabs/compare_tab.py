@@ -1,0 +1,156 @@
+"""The Compare tab: one seed drawn with two settings, with the seconds each took and how far the pictures differ."""
+
+import html
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import numpy as np
+from gradio.components import Component
+from PIL import Image
+
+from fastdiff.requests.request import ModelCard
+from fastdiff.ui.jobs import Job, Options, Progress, draw, plan
+from fastdiff.ui.limits import Limits
+from fastdiff.ui.messages import PROBLEMS, note, problem
+from fastdiff.ui.models import Models
+from fastdiff.ui.session import Session
+from fastdiff.ui.tabs.controls import Sampling, Subject, Updates, model_picker, seed_field
+from fastdiff.ui.tabs.progress import bar
+from fastdiff.ui.tabs.running import QUICK, build_buttons, connect_buttons
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two settings."""
+
+    name: str
+    model: gr.Dropdown
+    sampling: Sampling
+
+    @classmethod
+    def build(cls, name: str, models: Models, card: ModelCard, limits: Limits, steps: int) -> "Side":
+        with gr.Column(min_width=300), gr.Group():
+            gr.Markdown(f"### {name}", padding=True)
+            return cls(
+                name, model_picker(models, card), Sampling.build(models, card, limits, {"num_inference_steps": steps})
+            )
+
+    @property
+    def components(self) -> list[Component]:
+        return [self.model, *self.sampling.components]
+
+
+@dataclass(frozen=True)
+class CompareTab:
+    models: Models
+    limits: Limits
+    session: gr.State
+    subject: Subject
+    seed: gr.Number
+    sides: tuple[Side, Side]
+    status: gr.HTML
+    slider: gr.ImageSlider
+    pictures: tuple[gr.Image, gr.Image]
+
+    @classmethod
+    def build(cls, models: Models, card: ModelCard, limits: Limits, session: gr.State) -> "CompareTab":
+        gr.Markdown("Draw one seed with two settings: what does a step, a scheduler or another model change?")
+        subject = Subject.build(card)
+        seed = seed_field()
+        steps = models.default_steps(card)
+        with gr.Row():
+            sides = (
+                Side.build("A", models, card, limits, steps),
+                Side.build("B", models, card, limits, max(1, steps // 2)),
+            )
+        buttons = build_buttons("Compare")
+        status = gr.HTML(note("Choose two settings and press Compare."), min_height=60, padding=True)
+        with gr.Row():
+            pictures = tuple(
+                gr.Image(
+                    label=name,
+                    format="png",
+                    interactive=False,
+                    height=256,
+                    min_width=140,
+                    buttons=["download", "fullscreen"],
+                    elem_classes="enlarged",
+                )
+                for name in ("A", "B")
+            )
+        slider = gr.ImageSlider(label="A and B: drag the line", format="png", interactive=False, max_height=400)
+        tab = cls(models, limits, session, subject, seed, sides, status, slider, pictures)
+        tab._connect(buttons)
+        return tab
+
+    def _connect(self, buttons: tuple[gr.Button, gr.Button]) -> None:
+        for side in self.sides:
+            followers = [*side.sampling.components, *self.subject.components, self.status]
+            side.model.input(self._follow(side), side.model, followers, **QUICK)
+        self.subject.follow(self.models, self.sides[0].model)
+        controls = [*self.subject.components, *(each for side in self.sides for each in side.components)]
+        outputs = [self.status, self.slider, *self.pictures]
+        connect_buttons(buttons, self.seed, self.run, {*controls, self.seed, self.session}, outputs, live=[])
+
+    def _follow(self, side: Side):
+        def follow(name: str) -> Updates:
+            """What is drawn follows the model of A, how each side draws follows its own."""
+            try:
+                card = self.models.card(name)
+            except PROBLEMS as error:
+                return {self.status: problem(error)}
+            updates = side.sampling.updates(Sampling.properties(self.models, card, self.limits))
+            return updates | (self.subject.updates(Subject.properties(card)) if side is self.sides[0] else {})
+
+        return follow
+
+    def run(self, data: Mapping[Component, Any]) -> Iterator[Updates]:
+        """Draw A, then B. Yields after each step, where Gradio can end the run."""
+        session: Session = data[self.session]
+        try:
+            jobs = [self._plan(side, data) for side in self.sides]
+            yield {self.status: note("Starting"), self.slider: None, **dict.fromkeys(self.pictures)}
+            done: list[Progress] = []
+            for side, job, picture in zip(self.sides, jobs, self.pictures, strict=True):
+                for progress in draw(job, self.models, session.new_folder()):
+                    yield {self.status: bar(progress, side.name)}
+                done.append(progress)
+                session.remember(progress.drawn)
+                yield {picture: str(progress.drawn[0].path)}
+        except PROBLEMS as error:
+            yield {self.status: problem(error)}
+            return
+        paths = [progress.drawn[0].path for progress in done]
+        yield {
+            self.slider: tuple(map(str, paths)),
+            self.status: comparison_table([progress.seconds for progress in done], difference(*paths)),
+        }
+
+    def _plan(self, side: Side, data: Mapping[Component, Any]) -> Job:
+        card = self.models.card(data[side.model])
+        label = self.subject.chosen(data) if card.labels else None
+        sampling = side.sampling.chosen(data, card)
+        return plan(Options(model=card.name, label=label, seed=data[self.seed], **sampling), self.models, self.limits)
+
+
+def difference(a: Path, b: Path) -> str:
+    """How far two pictures differ, in words; levels are 0 to 255."""
+    with Image.open(a) as first, Image.open(b) as second:
+        pixels = [np.asarray(image, dtype=np.float32) for image in (first, second)]
+    if pixels[0].shape != pixels[1].shape:
+        return "the pictures have different sizes"
+    error = np.abs(pixels[0] - pixels[1])
+    if not error.any():
+        return "none: the pictures are identical"
+    psnr = 20 * math.log10(255) - 10 * math.log10(float(np.mean(error**2)))
+    return f"{error.mean():.1f} of 255 on average, {error.max():.0f} at most, PSNR {psnr:.1f} dB"
+
+
+def comparison_table(seconds: list[float], differ: str) -> str:
+    rows = {"A took": f"{seconds[0]:.2f} s", "B took": f"{seconds[1]:.2f} s", "Pixel difference": differ}
+    cells = "".join(f"<dt>{name}</dt><dd>{html.escape(value)}</dd>" for name, value in rows.items())
+    return f'<dl class="settings" role="status">{cells}</dl>'

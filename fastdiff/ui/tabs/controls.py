@@ -1,0 +1,240 @@
+"""The form's controls, in groups that follow the model: what a model cannot use is not shown."""
+
+import secrets
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+
+from fastdiff.requests.request import MAX_SEED, ModelCard
+from fastdiff.ui.limits import Limits
+from fastdiff.ui.models import Models
+from fastdiff.ui.tabs.running import QUICK
+
+MAX_GUIDANCE = 10  # of the slider; larger ones can come from a picture
+Updates = dict[Component, Any]
+Properties = dict[str, dict[str, Any]]  # of the components of a Controls, by name
+
+
+def model_picker(models: Models, card: ModelCard) -> gr.Dropdown:
+    hint = "One of the list, or any hub id org/name" if models.allow_hub else None
+    return gr.Dropdown(models.names(), value=card.name, label="Model", info=hint, allow_custom_value=models.allow_hub)
+
+
+def can_guide(card: ModelCard) -> bool:
+    return bool(card.labels) and card.info.null_label is not None
+
+
+class Controls:
+    """Controls that follow the model together: a dataclass of components."""
+
+    @property
+    def components(self) -> list[Component]:
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def updates(self, properties: Properties) -> Updates:
+        return {getattr(self, name): gr.update(**each) for name, each in properties.items()}
+
+
+@dataclass(frozen=True)
+class Subject(Controls):
+    """What the picture shows: a style and a group where the labels' names begin with styles, else a label."""
+
+    style: gr.Dropdown
+    group: gr.Dropdown
+    label: gr.Dropdown
+
+    @classmethod
+    def build(cls, card: ModelCard) -> "Subject":
+        properties = cls.properties(card)
+        with gr.Row():
+            return cls(
+                style=gr.Dropdown(label="Style", min_width=130, **properties["style"]),
+                group=gr.Dropdown(label="Group", min_width=130, **properties["group"]),
+                label=gr.Dropdown(label="Label", **properties["label"]),
+            )
+
+    @staticmethod
+    def offers(card: ModelCard, label: str | int | None) -> bool:
+        """Whether `label` can be chosen, or none where there are none."""
+        return label in ([name for _, name in _choices(card)] or [None])
+
+    @staticmethod
+    def properties(card: ModelCard, chosen: str | int | None = None) -> Properties:
+        """For `card`, with the label or group `chosen`, which it offers, or the first one."""
+        styles = _styles(card)
+        names = [name for _, name in _choices(card)]
+        chosen = next(iter(names), None) if chosen is None else chosen
+        hidden = {"choices": [], "value": None, "visible": False}
+        if not styles:
+            label = {"choices": _choices(card), "value": chosen, "visible": bool(names)}
+            return {"style": hidden, "group": hidden, "label": label}
+        style, group = chosen.split(" ", 1)
+        return {
+            "style": {"choices": styles, "value": style, "visible": True},
+            "group": {"choices": _choices(card, style), "value": group, "visible": True},
+            "label": hidden,
+        }
+
+    def follow(self, models: Models, model: gr.Dropdown) -> None:
+        """Let the groups follow the style; the same one stays where the style has it."""
+
+        def groups(name: str, style: str, group: str):
+            choices = _choices(models.card(name), style)
+            names = [name for _, name in choices]
+            return gr.update(choices=choices, value=group if group in names else names[0])
+
+        inputs = [model, self.style, self.group]
+        self.style.input(groups, inputs, self.group, **QUICK)
+
+    def chosen(self, data: Mapping[Component, Any]) -> str | int | None:
+        """The label or group that the controls name; None for an unconditional model."""
+        style, group = data[self.style], data[self.group]
+        return data[self.label] if style is None or group is None else f"{style} {group}"
+
+
+def _styles(card: ModelCard) -> list[str]:
+    """The first words of the labels' names, where each begins several of them and no group mixes them."""
+    names = [card.label_name(index) for index in card.labels]
+    if not all(isinstance(name, str) and " " in name for name in names):
+        return []
+    counts = Counter(_style(name) for name in names)
+    groups = card.info.label_groups.items()
+    mixed = any(_style(name) != _style(group) for group, members in groups for name in members)
+    return [] if mixed or len(counts) < 2 or min(counts.values()) < 2 else list(counts)
+
+
+def _style(name: str) -> str:
+    return name.split(" ", 1)[0]
+
+
+def _choices(card: ModelCard, style: str | None = None) -> list[tuple[str, str | int]]:
+    """What is shown for each group and label, and its name, without `style`: each group before the labels in it."""
+    start = f"{style} " if style else ""
+    groups = {group: members for group, members in card.info.label_groups.items() if group.startswith(start)}
+    choices = []
+    for group, members in groups.items():
+        short = group.removeprefix(start)
+        choices.append((f"{short}: any", short))
+        choices += [(f"{short}: {name.removeprefix(start)}", name.removeprefix(start)) for name in members]
+    grouped = {name for members in groups.values() for name in members}
+    names = [name for name in map(card.label_name, card.labels) if name not in grouped]
+    if not style:
+        return choices + [(str(name), name) for name in names]
+    return choices + [(name.removeprefix(start),) * 2 for name in names if name.startswith(start)]
+
+
+@dataclass(frozen=True)
+class Sampling(Controls):
+    """How the picture is drawn."""
+
+    steps: gr.Slider
+    scheduler: gr.Radio
+    eta: gr.Slider
+    guidance_scale: gr.Slider
+
+    @classmethod
+    def build(
+        cls, models: Models, card: ModelCard, limits: Limits, record: Mapping[str, Any] | None = None
+    ) -> "Sampling":
+        properties = cls.properties(models, card, limits, record)
+        sampling = cls(
+            steps=gr.Slider(1, step=1, label="Steps", info="More are slower and finer", **properties["steps"]),
+            scheduler=gr.Radio(
+                [("DDIM", "ddim"), ("DDPM", "ddpm")],
+                label="Scheduler",
+                info="How noise is removed",
+                **properties["scheduler"],
+            ),
+            eta=gr.Slider(0, 1, step=0.05, label="Eta", info="Noise that DDIM adds in each step", **properties["eta"]),
+            guidance_scale=gr.Slider(
+                0,
+                step=0.1,
+                label="Guidance",
+                info="How much the label counts; 1 is plain",
+                **properties["guidance_scale"],
+            ),
+        )
+        sampling.scheduler.change(
+            lambda scheduler: gr.update(visible=scheduler == "ddim"),
+            sampling.scheduler,
+            sampling.eta,
+            **QUICK,
+        )
+        return sampling
+
+    @staticmethod
+    def properties(
+        models: Models, card: ModelCard, limits: Limits, record: Mapping[str, Any] | None = None
+    ) -> Properties:
+        """For `card`, with the values of a picture's `record` or the model's defaults."""
+        chosen = {
+            "num_inference_steps": models.default_steps(card),
+            "scheduler": card.info.scheduler or card.scheduler or "ddim",
+            "eta": card.info.eta or 0.0,
+            "guidance_scale": 1.0 if card.info.guidance_scale is None else card.info.guidance_scale,
+        }
+        chosen |= {key: value for key, value in (record or {}).items() if value is not None}
+        most = min(limits.steps, card.num_train_timesteps)
+        return {
+            "steps": {"maximum": most, "value": chosen["num_inference_steps"]},
+            "scheduler": {"value": chosen["scheduler"]},
+            "eta": {"value": chosen["eta"], "visible": chosen["scheduler"] == "ddim"},
+            "guidance_scale": {
+                "maximum": max(MAX_GUIDANCE, chosen["guidance_scale"]),
+                "value": chosen["guidance_scale"],
+                "visible": can_guide(card),
+            },
+        }
+
+    def chosen(self, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
+        """The fields of jobs.Options that these controls are for; None where the model has no such choice."""
+        return {
+            "steps": data[self.steps],
+            "scheduler": data[self.scheduler],
+            "eta": data[self.eta] if data[self.scheduler] == "ddim" else None,
+            "guidance_scale": data[self.guidance_scale] if can_guide(card) else None,
+        }
+
+
+@dataclass(frozen=True)
+class Size(Controls):
+    """Width and height of the pictures, in steps that the model can draw."""
+
+    width: gr.Slider
+    height: gr.Slider
+
+    @classmethod
+    def build(cls, card: ModelCard, limits: Limits) -> "Size":
+        properties = cls.properties(card, limits)
+        with gr.Row():
+            return cls(
+                width=gr.Slider(label="Width", **properties["width"]),
+                height=gr.Slider(label="Height", **properties["height"]),
+            )
+
+    @staticmethod
+    def properties(card: ModelCard, limits: Limits, record: Mapping[str, Any] | None = None) -> Properties:
+        """For `card`, with the size of a picture's `record` or the one the model was trained at."""
+        multiple = card.size_factor
+        width, height = card.size or (8 * multiple, 8 * multiple)
+        width, height = (record or {}).get("width", width), (record or {}).get("height", height)
+        shared = {
+            "minimum": multiple,
+            "maximum": limits.side // multiple * multiple,
+            "step": multiple,
+            "info": f"Trained at {card.size[0]}x{card.size[1]}; others may fall apart" if card.size else None,
+        }
+        return {"width": {"value": width, **shared}, "height": {"value": height, **shared}}
+
+
+def seed_field() -> gr.Number:
+    """A seed, with a button below it for another."""
+    with gr.Group():
+        seed = gr.Number(0, label="Seed", info=f"0 to {MAX_SEED}")
+        new = gr.Button("New seed", size="sm")
+    new.click(lambda: secrets.randbelow(MAX_SEED + 1), None, seed, **QUICK)
+    return seed

@@ -1,0 +1,160 @@
+"""The Draw tab: the form, progress with a live preview, Cancel, and the pictures of the run."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+
+from fastdiff.errors import InputError
+from fastdiff.requests.request import DEFAULT_MODEL, ModelCard
+from fastdiff.ui.jobs import Drawn, Options, draw, plan
+from fastdiff.ui.limits import Limits
+from fastdiff.ui.messages import PROBLEMS, note, problem
+from fastdiff.ui.models import Models
+from fastdiff.ui.session import Session
+from fastdiff.ui.tabs.controls import Subject, Updates
+from fastdiff.ui.tabs.form import Form
+from fastdiff.ui.tabs.pictures import Panel, build_gallery, gallery_value
+from fastdiff.ui.tabs.progress import PREVIEW_INTERVAL, bar, preview
+from fastdiff.ui.tabs.running import QUICK, build_buttons, connect_buttons
+from fastdiff.ui.tabs.upload import build_upload, read_record, uploaded_path
+
+EXAMPLES = [  # style, group and seed for emoji64
+    ("noto", "birds", 4),
+    ("fluent-3d", "portraits", 5),
+    ("twemoji", "fruit", 4),
+    ("noto", "railways", 3),
+    ("twemoji", "buildings", 1),
+]
+UNSHOWN = ("revision", "variant", "use_clipped_model_output")  # settings of a picture that the form has no field for
+
+
+@dataclass(frozen=True)
+class DrawTab:
+    form: Form
+    examples: gr.Dataset
+    upload: gr.File
+    session: gr.State
+    status: gr.HTML
+    preview: gr.HTML
+    gallery: gr.Gallery
+    panel: Panel
+
+    @classmethod
+    def build(cls, models: Models, card: ModelCard, limits: Limits, session: gr.State) -> "DrawTab":
+        with gr.Row():
+            with gr.Column(scale=2, min_width=300):
+                form = Form.build(models, card, limits)
+                buttons = build_buttons("Generate")
+            with gr.Column(scale=3, min_width=300):
+                status = gr.HTML(note("Choose what to draw and press Generate."), elem_id="status", min_height=48)
+                live = gr.HTML(elem_id="preview")
+                gallery = build_gallery("Pictures", "gallery")
+                panel = Panel.build()
+        with gr.Row():
+            with gr.Column(scale=3, min_width=300):
+                examples = _build_examples(form)
+            with gr.Column(scale=2, min_width=300):
+                upload = build_upload()
+        tab = cls(form, examples, upload, session, status, live, gallery, panel)
+        tab._connect(buttons)
+        return tab
+
+    def _connect(self, buttons: tuple[gr.Button, gr.Button]) -> None:
+        outputs = [self.status, self.preview, self.gallery, *self.panel.components]
+        inputs = {*self.form.components, self.session}
+        connect_buttons(buttons, self.form.seed, self.run, inputs, outputs, live=[self.preview])
+        # a hub model may take a while to come
+        visibly = QUICK | {"show_progress": "full", "show_progress_on": self.status}
+        self.form.model.input(self.follow_model, self.form.model, self.shown, **visibly)
+        self.form.subject.follow(self.form.models, self.form.model)
+        # without Gradio's preprocessing, which leaves an open file behind
+        self.upload.upload(self.restore, self.upload, [*self.shown, self.upload], preprocess=False, **QUICK)
+        self.panel.follow(self.gallery, self.session, lambda session: session.run)
+        self.panel.use.click(self.use, self.panel.chosen, self.shown, **QUICK)
+
+    @property
+    def shown(self) -> list[Component]:
+        """What another model or other settings change."""
+        return [*self.form.components, self.examples, self.status]
+
+    def run(self, data: Mapping[Component, Any]) -> Iterator[Updates]:
+        """Draw what the form asks for. Yields after each step, where Gradio can end the run."""
+        session: Session = data[self.session]
+        try:
+            job = plan(self.form.options(data), self.form.models, self.form.limits)
+            session.run = []
+            yield {self.status: note("Starting"), self.preview: "", self.gallery: [], **self.panel.hide()}
+            previewed = 0.0
+            for progress in draw(job, self.form.models, session.new_folder()):
+                updates = {self.status: bar(progress)}
+                if progress.drawn:
+                    session.run += progress.drawn
+                    session.remember(progress.drawn)
+                    updates[self.gallery] = gallery_value(session.run)
+                if time.monotonic() - previewed > PREVIEW_INTERVAL:
+                    previewed = time.monotonic()
+                    updates[self.preview] = preview(progress)
+                yield updates
+        except PROBLEMS as error:
+            yield {self.status: problem(error), self.preview: ""}
+        else:
+            count = "1 picture" if len(job.pictures) == 1 else f"{len(job.pictures)} pictures"
+            yield {self.status: note(f"Drew {count} in {progress.seconds:.1f} s"), self.preview: ""}
+
+    def follow_model(self, name: str) -> Updates:
+        """The controls and defaults of a model that was chosen."""
+        try:
+            card = self.form.models.card(name)
+        except PROBLEMS as error:
+            return {self.status: problem(error)}
+        return self._show(card, None, f"Ready to draw with {name}")
+
+    def use(self, chosen: Drawn) -> Updates:
+        """The form with the settings of a picture of this visit."""
+        return self._fill(chosen.record, f"seed {chosen.record['seed']}")
+
+    def restore(self, payload: Any) -> Updates:
+        """The form with the settings inside an uploaded PNG, which is not kept."""
+        try:
+            path = uploaded_path(payload)
+            try:
+                record = read_record(path, self.form.limits)
+            finally:
+                path.unlink(missing_ok=True)
+        except PROBLEMS as error:
+            return {self.status: problem(error), self.upload: None}
+        return self._fill(record, path.name) | {self.upload: None}
+
+    def _fill(self, record: Mapping[str, Any], name: str) -> Updates:
+        try:
+            job = plan(Options.from_record(record), self.form.models, self.form.limits)
+            if not Subject.offers(job.card, record["label"]):
+                raise InputError(f"label {record['label']}: the form does not offer it; choose another")
+        except PROBLEMS as error:
+            return {self.status: problem(error)}
+        here = job.request.as_record()
+        others = [key for key in UNSHOWN if record.get(key) not in (None, here[key])]
+        return self._show(
+            job.card,
+            record,
+            f"Settings of {name} are in the form"
+            + (f", but this page draws with another {' and '.join(others)}" if others else ""),
+        )
+
+    def _show(self, card: ModelCard, record: Mapping[str, Any] | None, done: str) -> Updates:
+        examples = gr.update(visible=card.name == DEFAULT_MODEL)
+        return self.form.show(card, record) | {self.examples: examples, self.status: note(done)}
+
+
+def _build_examples(form: Form) -> gr.Dataset:
+    """Settings of the bundled model to start from."""
+    return gr.Examples(
+        [list(example) for example in EXAMPLES],
+        [form.subject.style, form.subject.group, form.seed],
+        label="Examples",
+        api_visibility="private",
+    ).dataset

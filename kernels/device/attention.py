@@ -1,0 +1,106 @@
+"""The Triton kernel of `attention`: FlashAttention (Dao 2023, arXiv 2307.08691), a head width in one part or two."""
+
+from fastdiff.kernels.device.language import tl, triton
+from fastdiff.kernels.device.math import await_inputs
+
+
+@triton.jit
+def _load_rows(ptr, rows, first, D: tl.constexpr, WIDTH: tl.constexpr, limit, MASKED: tl.constexpr):
+    """Columns first to first + WIDTH of some rows; 0 from column D on and, if MASKED, from row `limit` on."""
+    mask = None
+    if MASKED:
+        mask = (rows < limit)[:, None]
+    if first + WIDTH > D:
+        inside = (first + tl.arange(0, WIDTH) < D)[None, :]
+        mask = inside if mask is None else mask & inside
+    return tl.load(ptr + first + tl.arange(0, WIDTH)[None, :], mask=mask, other=None if mask is None else 0.0)
+
+
+@triton.jit
+def _accumulate(acc, a, b):
+    """acc + a b; in float32 the product is summed by itself first, as shorter sums round less."""
+    if a.dtype == tl.float32:
+        # from a zero that the compiler cannot see, or it would go on from acc
+        return acc + tl.dot(a, b, acc - acc, input_precision="ieee")
+    return tl.dot(a, b, acc)
+
+
+@triton.jit
+def _attend(
+    acc, acc2, top, total, q, q2, k_ptrs, v_ptrs, rows, start, stop, keys, k_row, v_row, scale,
+    CAUSAL: tl.constexpr, D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Keys start to stop: the accumulators, the running maximum and the sum of exponentials after them."""
+    for first in range(start, stop, BN):
+        columns = first + tl.arange(0, BN)
+        k = _load_rows(k_ptrs, columns, 0, D, D1, keys, MASKED)
+        scores = tl.dot(q, k.T, input_precision="ieee")
+        if D2 > 0:
+            k2 = _load_rows(k_ptrs, columns, D1, D, D2, keys, MASKED)
+            scores = _accumulate(scores, q2, k2.T)
+        if MASKED:
+            visible = (columns < keys)[None, :]
+            if CAUSAL:
+                visible = visible & (columns[None, :] <= rows[:, None])
+            scores = tl.where(visible, scores, -float("inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1) * scale)
+        p = tl.exp2(scores * scale - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(p, axis=1)
+        top = new_top
+        v = _load_rows(v_ptrs, columns, 0, D, D1, keys, MASKED)
+        p = p.to(v.dtype)
+        acc = _accumulate(acc * shrink[:, None], p, v)
+        if D2 > 0:
+            v2 = _load_rows(v_ptrs, columns, D1, D, D2, keys, MASKED)
+            acc2 = _accumulate(acc2 * shrink[:, None], p, v2)
+        k_ptrs += BN * k_row
+        v_ptrs += BN * v_row
+    return acc, acc2, top, total, k_ptrs, v_ptrs
+
+
+@triton.jit
+def attention_kernel(
+    out_ptr, q_ptr, k_ptr, v_ptr, heads, queries, keys, scale,
+    q_image, q_row, k_image, k_row, v_image, v_row,
+    CAUSAL: tl.constexpr, D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """BM queries of one head. D is the head width, D1 + D2 >= D the two parts that the products are split into."""
+    await_inputs()
+    blocks = tl.cdiv(queries, BM)
+    pid = tl.program_id(0)
+    rows = pid % blocks * BM + tl.arange(0, BM)
+    head, n = pid // blocks % heads, (pid // blocks // heads).to(tl.int64)
+    q_ptrs = q_ptr + n * q_image + head * D + rows.to(tl.int64)[:, None] * q_row
+    k_ptrs = k_ptr + n * k_image + head * D + tl.arange(0, BN)[:, None] * k_row
+    v_ptrs = v_ptr + n * v_image + head * D + tl.arange(0, BN)[:, None] * v_row
+
+    q = _load_rows(q_ptrs, rows, 0, D, D1, queries, True)
+    acc = tl.zeros((BM, D1), tl.float32)
+    top = tl.full((BM,), -float("inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    q2, acc2 = q, total  # unused, where the width is not split
+    if D2 > 0:
+        q2 = _load_rows(q_ptrs, rows, D1, D, D2, queries, True)
+        acc2 = tl.zeros((BM, D2), tl.float32)
+
+    seen, clear = keys, keys // BN * BN  # keys before `clear` are there and visible to all of these queries
+    if CAUSAL:
+        seen = tl.minimum(keys, (pid % blocks + 1) * BM)
+        clear = tl.minimum(clear, pid % blocks * BM // BN * BN)
+    acc, acc2, top, total, k_ptrs, v_ptrs = _attend(
+        acc, acc2, top, total, q, q2, k_ptrs, v_ptrs, rows, 0, clear, keys, k_row, v_row, scale,
+        CAUSAL, D, D1, D2, BN, False,
+    )  # fmt: skip
+    acc, acc2, top, total, k_ptrs, v_ptrs = _attend(
+        acc, acc2, top, total, q, q2, k_ptrs, v_ptrs, rows, clear, seen, keys, k_row, v_row, scale,
+        CAUSAL, D, D1, D2, BN, True,
+    )  # fmt: skip
+
+    out_ptrs = out_ptr + (n * queries + rows)[:, None] * (heads * D) + head * D
+    inside = (rows < queries)[:, None]
+    columns = tl.arange(0, D1)[None, :]
+    tl.store(out_ptrs + columns, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=inside & (columns < D))
+    if D2 > 0:
+        columns = D1 + tl.arange(0, D2)[None, :]
+        tl.store(out_ptrs + columns, (acc2 / total[:, None]).to(out_ptr.dtype.element_ty), mask=inside & (columns < D))

@@ -1,0 +1,171 @@
+"""Recording what a context runs: calls of operations with their kernels, and what torch does outside of them.
+
+Operations, launches and `because` tell the recorder of this context, while one listens; without one they tell nobody.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+TORCH = "torch."  # what the names of its operations begin with
+# What neither computes nor copies, besides views.
+NO_LAUNCH = {"empty", "empty_like", "empty_strided", "new_empty", "set_", "_unsafe_view"}
+
+
+@dataclass
+class Call:
+    """One call of an operation, or one of torch's own outside of any."""
+
+    operation: str
+    shape: str
+    flop: int = 0  # of its matrix products, as its torch reference makes them
+    kernels: list[str] = field(default_factory=list)  # that it launched, in order
+    torch: list[str] = field(default_factory=list)  # operations of torch that it made
+    why: str = ""
+
+
+class Recorder:
+    """The calls of a context, in the order in which they began."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.variants: set[str] = set()  # compiled kernels that were launched
+        self.open: list[Call] = []  # calls that have not ended, the innermost last
+
+    def launch(self, kernel, run: Callable[[], Any]) -> None:
+        """`run` launches `kernel` and returns it compiled, or None in Triton's interpreter, which works by torch."""
+        if not self.open:
+            self.calls.append(Call("kernel", ""))
+        (self.open or self.calls)[-1].kernels.append(kernel.__name__)
+        with _unheard():
+            compiled = run()
+        if compiled is not None:
+            self.variants.add(compiled.hash)
+
+    def torch_operation(self, name: str, shape: str, flop: int) -> None:
+        if recorder() is not self:
+            return
+        if self.open:
+            self.open[-1].torch.append(name)
+        else:
+            self.calls.append(Call(f"{TORCH}{name}", shape, flop, torch=[name], why="not one of our operations"))
+
+    @contextmanager
+    def call(self, operation, args: tuple, kwargs: dict) -> Iterator[None]:
+        call = Call(operation.__name__, _describe(args, kwargs), _flop(operation.reference, args, kwargs))
+        if self.open:  # the reference of the operation that makes this call did its work too
+            self.open[-1].flop -= call.flop
+        self.calls.append(call)
+        self.open.append(call)
+        try:
+            yield
+        finally:
+            self.open.pop()
+
+
+_recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+
+
+def recorder() -> Recorder | None:
+    """The one that listens in this context."""
+    return _recorder.get()
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    token = _recorder.set(None)
+    try:
+        yield
+    finally:
+        _recorder.reset(token)
+
+
+def because(reason: Callable[[], str]) -> None:
+    """Say why the operation that is running runs as it does; `reason` is called where somebody listens."""
+    listener = recorder()
+    if listener is not None and listener.open:
+        listener.open[-1].why = reason()
+
+
+@contextmanager
+def record(device: torch.device) -> Iterator[Recorder]:
+    """Record what this context runs on the device inside the block; no CUDA graph is replayed there."""
+    listener = Recorder()
+    token = _recorder.set(listener)
+    try:
+        with _TorchOperations(device.type, listener.torch_operation):
+            yield listener
+    finally:
+        _recorder.reset(token)
+
+
+class _TorchOperations(TorchDispatchMode):
+    """Calls tell(name, shape, flop) for each operation of torch on a device that computes or copies."""
+
+    def __init__(self, device: str, tell: Callable[[str, str, int], None]):
+        super().__init__()
+        self.device, self.tell = device, tell
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        from torch.utils.flop_counter import flop_registry  # slow to import
+
+        kwargs, packet = kwargs or {}, function._overloadpacket
+        if packet not in flop_registry:
+            with self:  # in inference mode torch does not take an operation apart before it gets here
+                result = function.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = function(*args, **kwargs)
+        if self._runs_here(args, result) and not function.is_view and packet.__name__ not in NO_LAUNCH:
+            flop = flop_registry[packet](*args, **kwargs, out_val=result) if packet in flop_registry else 0
+            self.tell(packet.__name__, _describe(args, {}), flop)
+        return result
+
+    def _runs_here(self, args: tuple, result: Any) -> bool:
+        tensors = (tensor for tensor in (result, *args) if isinstance(tensor, Tensor))
+        return any(tensor.device.type == self.device for tensor in tensors)
+
+
+def _flop(reference: Callable, args: tuple, kwargs: dict) -> int:
+    """Of the matrix products of a call, which is made on tensors without memory."""
+    counts: list[int] = []
+    with _unheard(), _TorchOperations("meta", lambda name, shape, flop: counts.append(flop)):
+        reference(*_without_memory(args), **_without_memory(kwargs))
+    return sum(counts)
+
+
+def _without_memory(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.to("meta")
+    if isinstance(value, dict):
+        return {key: _without_memory(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        items = map(_without_memory, value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
+def _describe(args: tuple, kwargs: dict) -> str:
+    """The shapes of the larger tensors among `args`, the other arguments that are plain, the names of given tensors."""
+    parts = []
+    for value in args:
+        if isinstance(value, tuple) and value and all(isinstance(item, Tensor) for item in value):
+            parts.append(" + ".join(map(shape_text, value)))
+        elif isinstance(value, Tensor) and value.ndim > 1:
+            parts.append(shape_text(value))
+    for name, value in kwargs.items():
+        if value is True or isinstance(value, tuple | Tensor):
+            parts.append(name)
+        elif isinstance(value, int | str) and value:
+            parts.append(f"{name} {value}")
+    return ", ".join(parts)
+
+
+def shape_text(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape))

@@ -1,0 +1,101 @@
+"""model_index.json: the pipelines that are run, and what is refused of the others."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fastdiff.checkpoints import hub
+from fastdiff.errors import InputError
+
+INDEX = {
+    "_class_name": "DDIMPipeline",
+    "_diffusers_version": "0.42.1",
+    "scheduler": ["diffusers", "DDIMScheduler"],
+    "unet": ["diffusers", "UNet2DModel"],
+}
+DIT_INDEX = {
+    "_class_name": "DiTPipeline",
+    "_diffusers_version": "0.42.1",
+    "scheduler": ["diffusers", "DDIMScheduler"],
+    "transformer": ["diffusers", "DiTTransformer2DModel"],
+    "vae": ["diffusers", "AutoencoderKL"],
+}
+
+
+def write(folder: Path, index: dict) -> Path:
+    (folder / "model_index.json").write_text(json.dumps(index))
+    return folder
+
+
+def assert_one_line(error, *named: str) -> None:
+    message = str(error.value)
+    assert all(name in message for name in named), message
+    assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        pytest.param({"_class_name": "LDMPipeline"}, ["'LDMPipeline'", "DDIMPipeline"], id="other-pipeline"),
+        pytest.param({"_class_name": ["pipeline", "Mine"]}, ["pipeline class"], id="class-from-a-file"),
+        pytest.param({"_class_name": None}, ["pipeline class None"], id="no-class"),
+        pytest.param({"custom_pipeline": "mine"}, ["custom_pipeline"], id="custom-pipeline"),
+        pytest.param({"vqvae": ["diffusers", "VQModel"]}, ["vqvae"], id="another-component"),
+        pytest.param({"unet": ["my_module", "UNet2DModel"]}, ["unet", "'my_module'", "no code"], id="foreign-module"),
+        pytest.param({"scheduler": ["os", "system"]}, ["scheduler", "'os'"], id="foreign-scheduler"),
+        pytest.param({"unet": ["diffusers", "UNet1DModel"]}, ["UNet1DModel", "UNet2DModel"], id="other-model"),
+        pytest.param({"unet": [None, None]}, ["unet", "pair"], id="null-component"),
+        pytest.param({"unet": "UNet2DModel"}, ["unet", "pair"], id="no-pair"),
+        pytest.param({"unet": ["diffusers", ["a", "b"]]}, ["unet", "pair"], id="class-is-a-list"),
+        pytest.param({"unet": ["diffusers"]}, ["unet", "pair"], id="half-a-pair"),
+    ],
+)
+def test_pipelines_that_are_refused(tmp_path, change, named):
+    with pytest.raises(InputError) as error:
+        hub.read_model_index(write(tmp_path, INDEX | change))
+    assert_one_line(error, "model_index.json", *named)
+
+
+def test_a_pipeline_without_a_component_is_refused(tmp_path):
+    index = {key: value for key, value in INDEX.items() if key != "unet"}
+    with pytest.raises(InputError) as error:
+        hub.read_model_index(write(tmp_path, index))
+    assert_one_line(error, "unet is None")
+
+
+DIT_CLASSES = {"pipeline": "DiTPipeline", "scheduler": "DDIMScheduler", "transformer": "DiTTransformer2DModel"}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        pytest.param({}, {"vae": "AutoencoderKL"}, id="latents"),
+        pytest.param({"vae": [None, None]}, {}, id="pixels"),
+        pytest.param({"id2label": {"0": "tench, Tinca tinca"}}, {"vae": "AutoencoderKL"}, id="named-labels"),
+        pytest.param(
+            {"transformer": ["diffusers", "Transformer2DModel"]},
+            {"transformer": "Transformer2DModel", "vae": "AutoencoderKL"},
+            id="older-name-of-the-class",
+        ),
+    ],
+)
+def test_pipelines_of_transformers(tmp_path, change, expected):
+    assert hub.read_model_index(write(tmp_path, DIT_INDEX | change)) == DIT_CLASSES | expected
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        pytest.param({"transformer": ["diffusers", "SD3Transformer2DModel"]}, ["SD3Transformer2DModel"], id="model"),
+        pytest.param({"transformer": [None, None]}, ["transformer", "pair"], id="no-transformer"),
+        pytest.param({"unet": ["diffusers", "UNet2DModel"]}, ["unet"], id="unet"),
+        pytest.param({"vae": ["diffusers", "VQModel"]}, ["vae", "VQModel", "AutoencoderKL"], id="vae"),
+        pytest.param({"vae": ["mine", "AutoencoderKL"]}, ["vae", "'mine'", "no code"], id="foreign-vae"),
+        pytest.param({"text_encoder": ["transformers", "T5EncoderModel"]}, ["text_encoder"], id="text-encoder"),
+    ],
+)
+def test_pipelines_of_transformers_that_are_refused(tmp_path, change, named):
+    with pytest.raises(InputError) as error:
+        hub.read_model_index(write(tmp_path, DIT_INDEX | change))
+    assert_one_line(error, "model_index.json", *named)

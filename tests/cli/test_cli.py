@@ -1,0 +1,294 @@
+"""The real command, run as a user runs it: what it writes, what it says, and its exit codes."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from fastdiff import cli
+from fastdiff.checkpoints import hub
+from fastdiff.requests import png
+
+BUNDLED = hub.bundled_models()["emoji64"]
+WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "utf-8"}
+
+
+@pytest.fixture
+def fastdiff(tmp_path):
+    """Runs `fastdiff ARGS` in tmp_path."""
+
+    def run(*args: object) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "fastdiff", *map(str, args)]
+        return subprocess.run(
+            command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    return run
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A copy of the bundled model that a test may damage."""
+    return Path(shutil.copytree(BUNDLED, tmp_path / "model"))
+
+
+def refused(done: subprocess.CompletedProcess, message: str, code: int = 2) -> None:
+    """One line names the input and the remedy; no traceback."""
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    *progress, line = filter(str.strip, done.stderr.splitlines())
+    assert re.match(f"fastdiff: error: .*{message}", line), line
+    assert all("pictures [" in shown for shown in progress), done.stderr
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_sample_draws_the_default_pictures_and_a_grid(fastdiff, tmp_path):
+    done = fastdiff("sample", "--steps", 2, "--grid", "--json")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    labels = ["fluent-3d hearts", "fluent-flat fruit", "noto clothes", "twemoji flags"]
+    assert [(line["label"], line["seed"]) for line in lines] == [(label, 0) for label in labels]
+    assert files(tmp_path) == sorted([*(line["path"] for line in lines), "outputs/grid.png"])
+    for line in lines:
+        settings = png.read_settings(tmp_path / line["path"])
+        assert settings == line["settings"] | {"schema": 1}
+        assert (settings["num_inference_steps"], settings["guidance_scale"], settings["dtype"]) == (2, 4.0, "float32")
+        assert settings["use_clipped_model_output"] is True and settings["versions"]["torch"] == torch.__version__
+        with Image.open(tmp_path / line["path"]) as image:
+            assert image.size == (64, 64) and len(image.getcolors(maxcolors=64 * 64)) > 100, "not a picture"
+    assert "4.0/4 pictures" in done.stderr and "pictures/s" in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert re.fullmatch(r"fastdiff: wrote 4 pictures to outputs and a grid to outputs/grid\.png in \d+\.\d s", last)
+
+
+def test_pictures_are_labels_by_seeds_and_from_draws_one_again(fastdiff, tmp_path):
+    done = fastdiff(
+        "sample", "--label", "noto food", "--label", "1", "--num-images", 2, "-s", 7, "--num-inference-steps", 2,
+        "--guidance-scale", 3, "--eta", 0.5, "-b", 3, "-o", "{label}/{seed:03d}.png", "--grid", "sheet.png",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    pictures = [f"fluent-3d-creatures/{seed}.png" for seed in ("007", "008")]
+    pictures += ["noto-drinks/007.png", "noto-sweets/008.png"]  # a group's labels take turns
+    assert files(tmp_path) == [*pictures, "sheet.png"]
+    sheet = png.read_settings(tmp_path / "sheet.png")
+    assert (sheet["label"], sheet["seed"], sheet["width"]) == (["noto food", "fluent-3d creatures"], [7, 8], 2 * 64 + 6)
+    again = fastdiff("sample", "--from", "noto-sweets/008.png", "-o", "again.png")
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "again.png").read_bytes() == (tmp_path / "noto-sweets/008.png").read_bytes()
+    assert again.stderr.splitlines()[-1].startswith("fastdiff: wrote 1 picture to again.png in ")
+
+    with Image.open(tmp_path / "sheet.png") as image, Image.open(tmp_path / "noto-sweets/008.png") as picture:
+        assert image.crop((68, 2, 132, 66)).tobytes() == picture.tobytes()
+
+
+def test_flags_win_over_from_and_files_are_kept_without_overwrite(fastdiff, tmp_path):
+    assert fastdiff("sample", "--label", 0, "-s", "3,5", "--steps", 1, "-o", "a").returncode == 0
+    source, old = tmp_path / "a/fluent-3d-hearts-5.png", (tmp_path / "a/fluent-3d-hearts-5.png").read_bytes()
+    refused(fastdiff("sample", "--from", source, "-o", "a"), r"a/fluent-3d-hearts-5\.png already exists; --overwrite")
+    assert source.read_bytes() == old
+    done = fastdiff("sample", "--from", source, "-o", "a", "--overwrite", "--scheduler", "ddpm", "--steps", 2)
+    assert done.returncode == 0, done.stderr
+    settings = png.read_settings(source)
+    assert (settings["seed"], settings["scheduler"], settings["num_inference_steps"]) == (5, "ddpm", 2)
+    assert settings["eta"] is None and files(tmp_path / "a") == [f"fluent-3d-hearts-{seed}.png" for seed in (3, 5)]
+
+
+def test_explain_says_what_a_step_runs_on_and_draws_nothing(fastdiff, tmp_path):
+    args = ["sample", "--explain", "--device", "cpu", "--label", 0, "--num-images", 3, "-b", 2]
+    done = fastdiff(*args)
+    assert (done.returncode, files(tmp_path)) == (0, []), done.stderr
+    head, *rows, share = done.stdout.splitlines()
+    assert head == "Pipeline, 2x64x64x3, float32, cpu", "the first batch"
+    assert any(re.fullmatch(r"conv2d +1x64x64x3, .* no CUDA device", row) for row in rows)
+    assert any(re.fullmatch(r"denoise_step +.*, unguided, .* 2 +\d+ torch +no CUDA device", row) for row in rows)
+    assert re.fullmatch(r"0\.0% of [\d.]+ GFLOP of convolutions and linear layers on our kernels", share)
+    found = json.loads(fastdiff(*args, "--json").stdout)
+    assert (found["what"], found["share"], found["kernel_launches"]) == (head, 0, 0)
+    refused(fastdiff("sample", "--explain", "--label", "noto fod"), "label 'noto fod' .* did you mean noto food")
+
+
+def test_info_prints_the_settings(fastdiff, tmp_path):
+    record = {
+        "num_inference_steps": 2, "scheduler": "ddim", "guidance_scale": 2.0, "eta": 0.0, "model": "emoji64",
+        "seed": 7, "label": "a\x1b[31m b", "width": 1, "height": 1, "versions": {"fastdiff": "0.1.0"},
+    }  # fmt: skip
+    (tmp_path / "x.png").write_bytes(png.encode(Image.new("L", (1, 1)), record))
+    done = fastdiff("info", "x.png")
+    assert done.returncode == 0 and "\x1b" not in done.stdout, "a file must not drive the terminal"
+    assert done.stdout.startswith("a\\x1b[31m b\nSteps: 2, Sampler: DDIM, CFG scale: 2.0, Seed: 7,")
+    assert "\nlabel: a\\x1b[31m b\n" in done.stdout and "\nseed: 7\n" in done.stdout
+    texts = json.loads(fastdiff("info", "--json", "x.png").stdout)
+    assert texts["fastdiff"] == record | {"schema": 1} and texts["parameters"].startswith("a\x1b[31m b\nSteps: 2")
+    Image.new("L", (1, 1)).save(tmp_path / "bare.png")
+    refused(fastdiff("info", "bare.png"), r"bare\.png holds no settings; name a PNG")
+
+
+def test_models_lists_what_is_bundled_and_what_a_model_offers(fastdiff, model):
+    listed = fastdiff("models").stdout
+    for name in ("emoji64", "emoji64-dit"):
+        assert re.search(rf"^{name} +bundled +64x64, ddim, 216 labels$", listed, re.MULTILINE)
+    done = fastdiff("models", model)
+    assert "guidance_scale: 4.0\n" in done.stdout and "\n  215  twemoji flags\n" in done.stdout
+    assert "\ngroup  noto food: noto fruit, " in done.stdout
+    assert "\n  216 " not in done.stdout, "the null label is nothing to ask for"
+    refused(fastdiff("models", "emoji65"), "no model 'emoji65'; did you mean emoji64?")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["-m", "emoji65"], "no model 'emoji65'; did you mean emoji64?"),
+        (["-m", "org/name"], "hub model org/name: .* not in the local cache"),
+        (["-m", "empty"], r"empty holds neither model_index\.json"),
+        (["--label", "noto fod"], "label 'noto fod' .* did you mean noto food"),
+        (["--label", "999"], "label 999 is out of range; this model has labels 0 to 216"),
+        (["--scheduler", "euler"], "argument --scheduler: invalid choice: 'euler' .*ddim.*ddpm"),
+        (["--dtype", "int8"], "argument --dtype: invalid choice: 'int8' .*bfloat16"),
+        (["--steps", "0"], "steps 0: give a whole number of at least 1"),
+        (["--steps", "1001"], "steps 1001: emoji64 was trained with 1000 steps; give a number from 1 to 1000"),
+        (["--steps", "2.5"], "argument --steps/--num-inference-steps: invalid int value: '2.5'"),
+        (["--num-images", "0"], "num-images 0: give a whole number from 1"),
+        (["--batch-size", "0"], "argument -b/--batch-size: 0 is not a whole number of at least 1"),
+        (["--seed", "4294967296"], "seed 4294967296: give one from 0 to 4294967295"),
+        (["--seed", "-1"], "seed -1: give one from 0"),
+        (["--seed", "1,2", "--num-images", "3"], "num-images 3: the list has 2 seeds; leave one of the two out"),
+        (["--eta", "2"], "eta 2.0: give a number from 0 to 1"),
+        (["--cfg-scale", "nan"], "cfg-scale nan: give a number of at least 0"),
+        (["--device", "tpu"], "argument --device: tpu is not auto, cpu, cuda or cuda:1"),
+        (["-o", "file/pictures"], "cannot write to file .it is not a folder.; name another place with -o"),
+        (["-o", "one.png"], r"more than one picture would be one\.png; put {seed} and {label} in -o"),
+        (["-o", "{prompt}.png"], "-o {prompt}.png has an unknown field; there are {seed}"),
+        (["-o", "x\ny.jpg"], r"-o x\\ny\.jpg is not the name of a PNG"),
+        (["--grid", "file/grid.png"], "cannot write to file .*; name another place with --grid"),
+        (["--label", "0", "-s", "1,2", "-o", "{seed}.png", "--grid", "./2.PNG"], "the grid and a picture would both"),
+        (["--from", "none.png"], r"none\.png does not exist; name a PNG"),
+        (["--from", "file"], "file cannot be read as a PNG .it has no PNG signature."),
+        (["--stepz", "3"], "unrecognized arguments: --stepz 3; see fastdiff"),
+    ],
+    ids=lambda value: "_".join(value) if isinstance(value, list) else None,
+)
+def test_bad_input_is_one_line_and_exit_code_2(fastdiff, tmp_path, args, message):
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    refused(fastdiff("sample", *args), message)
+    assert files(tmp_path) == ["file"], "nothing half-written"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to ask for")
+def test_cuda_where_there_is_none(fastdiff, tmp_path):
+    refused(fastdiff("sample", "--device", "cuda"), "device: cuda is not there .* use cpu or auto")
+    assert files(tmp_path) == []
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 100_000)
+
+
+def drop_a_key(path: Path) -> None:
+    state = load_file(path)
+    del state["conv_in.bias"]
+    save_file(state, path)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def put_nan(path: Path) -> None:
+    state = load_file(path)
+    state["conv_out.bias"][1] = float("nan")
+    save_file(state, path)
+
+
+def overflow(path: Path) -> None:
+    """Finite weights whose products are not."""
+    state = load_file(path)
+    save_file(state | {"conv_in.weight": torch.full(state["conv_in.weight"].shape, 3e38)}, path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "message"),
+    [
+        (truncate, 2, "safetensors is damaged or no safetensors file"),
+        (drop_a_key, 2, r"missing: conv_in\.bias"),
+        (remove, 2, "has no diffusion_pytorch_model.safetensors"),
+        (put_nan, 1, r"NaN or infinity in conv_out\.bias"),
+        (overflow, 1, "NaN"),
+    ],
+    ids=["truncated", "wrong-keys", "no-weights", "nan-in-weights", "nan-in-output"],
+)
+def test_weights_that_cannot_draw(fastdiff, model, damage, code, message):
+    damage(model / WEIGHTS)
+    refused(fastdiff("sample", "-m", model, "--steps", 1, "--label", 0, "--num-images", 1), message, code)
+    assert not (model.parent / "outputs").exists(), "a black picture, or half of one"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit on file sizes to stand in for a full disk")
+def test_a_full_disk_is_exit_code_1_and_leaves_no_half_picture(tmp_path):
+    args = ["sample", "--steps", "1", "--label", "0", "--num-images", "1"]
+    command = f"ulimit -f 1; exec '{sys.executable}' -m fastdiff {' '.join(args)}"  # 1: at most 1024 bytes a file
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+    )
+    refused(done, r"cannot write outputs/fluent-3d-hearts-0\.png \(File too large\); make room", code=1)
+    assert files(tmp_path) == []
+
+
+def test_out_of_memory_names_the_batch_size(tmp_path, monkeypatch, capsys):
+    def stream(self, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
+        yield
+
+    monkeypatch.setattr("fastdiff.pipeline.Pipeline.stream", stream)
+    assert cli.main(["sample", "--steps", "1", "--device", "cpu", "-o", str(tmp_path / "new")]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == "fastdiff: error: cpu: out of memory; give a smaller --batch-size than 4"
+    assert files(tmp_path) == []
+
+
+def test_ctrl_c_keeps_what_is_finished(tmp_path):
+    args = ["sample", "--steps", "20", "--label", "0", "--num-images", "500", "-b", "1", "--json"]
+    command = [sys.executable, "-m", "fastdiff", *args]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        first = json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    written = [first["path"], *(json.loads(line)["path"] for line in out.splitlines())]
+    assert process.returncode == 130 and "Traceback" not in err
+    last = err.splitlines()[-1]
+    assert re.fullmatch(rf"fastdiff: interrupted; wrote {len(written)} of 500 pictures to outputs\S*", last), last
+    assert files(tmp_path) == sorted(written), "all whole, and no temporary file"
+    for path in written:
+        with Image.open(tmp_path / path) as image:
+            image.load()
+
+
+def test_output_that_nobody_reads_ends_quietly(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-m", "fastdiff", "models", "emoji64"],
+        cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        process.stdout.close()
+        error = process.stderr.read()
+    assert (process.returncode, error) == (141, "")
+
+
+def test_the_console_script_is_the_same_command(tmp_path):
+    script = shutil.which("fastdiff", path=Path(sys.executable).parent)
+    assert script, "the package is installed with its script"
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"fastdiff \d+\.\d+\.\d+\n", done.stdout)

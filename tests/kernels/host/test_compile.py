@@ -1,0 +1,278 @@
+"""Every kernel compiles for every card without one, and fits its shared memory: the tiles that the wrappers choose.
+
+A case is a call of an operation on meta tensors, whose launches are compiled instead of run.
+"""
+
+import os
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import fastdiff
+from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.configs import read_json
+from fastdiff.kernels.attention import attention
+from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d
+from fastdiff.kernels.denoise import COLUMNS, StepBuffers, StepOptions, denoise_step
+from fastdiff.kernels.group_norm import group_norm
+from fastdiff.kernels.host import launching
+from fastdiff.kernels.host.dispatch import Declined, Operation
+from fastdiff.kernels.host.moments import Moments
+from fastdiff.kernels.layer_norm import layer_norm
+from fastdiff.kernels.linear import by_kernel
+from fastdiff.kernels.swiglu import swiglu
+
+pytest.importorskip("triton", reason="no Triton here")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter has no compiler", allow_module_level=True)
+
+SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}  # bytes of a program, by compute capability
+MULTIPROCESSORS = {80: 108, 89: 128, 90: 132}
+TYPES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int64: "i64", torch.int32: "i32",
+}  # fmt: skip
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def convolution(n, height, channels, out_channels, kernel=3, dtype=torch.bfloat16, **options):
+    """A call of conv2d; `channels` is a pair for a skip connection."""
+    channels = channels if isinstance(channels, tuple) else (channels,)
+    parts = tuple(meta(n, height, height, c, dtype=dtype) for c in channels)
+    weight = meta(out_channels, sum(channels), kernel, kernel, dtype=dtype)
+    weight = weight.contiguous(memory_format=torch.channels_last)
+    options = {"padding": kernel // 2, "moments": "norm" not in options, **options}
+    return lambda: conv2d.triton(
+        parts if len(parts) > 1 else parts[0], weight, meta(out_channels, dtype=dtype), **options
+    )
+
+
+def norm(n, height, channels, pixels=None, dtype=torch.bfloat16, activation="silu", conditioned=False):
+    """A call of group_norm; `channels` is a pair for a skip connection, `pixels` the tile of given moments."""
+    channels = channels if isinstance(channels, tuple) else (channels,)
+    parts = tuple(meta(n, height, height, c, dtype=dtype) for c in channels)
+    moments = None
+    if pixels is not None:
+        shapes = [(n, -(-(height**2) // pixels), c) for c in channels]
+        moments = tuple(Moments(*(meta(*s, dtype=torch.float32) for _ in range(2)), pixels) for s in shapes)
+    width = sum(channels)
+    rows = (meta(n, 2 * width, dtype=dtype).chunk(2, dim=1)) if conditioned else (None, None)
+    return lambda: group_norm.triton(
+        parts if len(parts) > 1 else parts[0], 4, meta(width, dtype=dtype), meta(width, dtype=dtype), eps=1e-5,
+        activation=activation, scale=rows[0], shift=rows[1],
+        moments=moments[0] if moments and len(parts) == 1 else moments,
+    )  # fmt: skip
+
+
+def attend(n, tokens, heads, width, keys=None, dtype=torch.bfloat16, causal=False):
+    q, k, v = meta(n, tokens, 3 * heads * width, dtype=dtype).chunk(3, dim=-1)
+    if keys is not None:
+        k, v = meta(n, keys, 2 * heads * width, dtype=dtype).chunk(2, dim=-1)
+    return lambda: attention.triton(q, k, v, heads=heads, causal=causal)
+
+
+def project(n, tokens, channels, out_channels, dtype=torch.bfloat16, gated=False, activation=None, rms_norm=None):
+    """A call of linear's kernel; `gated`: with gate and residual."""
+    x, weight = meta(n, tokens, channels, dtype=dtype), meta(out_channels, channels, dtype=dtype)
+    options = {"bias": meta(out_channels, dtype=dtype), "activation": activation, "rms_norm": rms_norm}
+    if gated:
+        options["gate"] = meta(n, 6 * out_channels, dtype=dtype)[:, :out_channels]
+        options["residual"] = meta(n, tokens, out_channels, dtype=dtype)
+    return lambda: by_kernel(x, weight, **options)
+
+
+def swiglu_of(n, tokens, channels, out_channels, dtype=torch.bfloat16):
+    x, weight = meta(n, tokens, channels, dtype=dtype), meta(2 * out_channels, channels, dtype=dtype)
+    return lambda: swiglu.triton(x, weight)
+
+
+def token_norm(n, tokens, channels, dtype=torch.bfloat16, rms=False, added=False):
+    """A call of layer_norm, modulated; `added`: after a gated residual."""
+    x, table = meta(n, tokens, channels, dtype=dtype), meta(n, 3 * channels, dtype=dtype)
+    gate, scale, shift = table.chunk(3, dim=1)
+    branch = {"residual": x, "gate": gate} if added else {}
+    return lambda: layer_norm.triton(x, eps=1e-6, rms=rms, scale=scale, shift=shift, **branch)
+
+
+def step(n, height, dtype=torch.bfloat16, guided=False, variance="fixed", noise="none"):
+    x_t = meta(n, height, height, 3, dtype=torch.float32)
+    output = meta(n, height, height, 3 if variance == "fixed" else 6, dtype=dtype)
+    noises = {"none": None, "given": x_t, "philox": meta(n, dtype=torch.int64)}
+    out = StepBuffers(x_t, x_t, meta((1 + guided) * n, height, height, 3, dtype=dtype))
+    table, counter = meta(50, len(COLUMNS), dtype=torch.float32), meta(1, dtype=torch.int32)
+    return lambda: denoise_step.triton(
+        output, x_t, table, StepOptions(clip_range=1.0, variance=variance), noise=noises[noise],
+        unguided=output if guided else None, guidance_scale=2.0, step=counter, out=out,
+    )  # fmt: skip
+
+
+CASES = {
+    "conv2d-N8-C128-H256-residual": convolution(8, 256, 128, 128, residual=meta(8, 256, 256, 128)),
+    "conv2d-N8-C256-H64-temb": convolution(8, 64, 256, 256, temb=meta(8, 256)),
+    "conv2d-N8-C128-H256-shortcut": convolution(
+        8, 256, 128, 128, shortcut=Shortcut((meta(8, 256, 256, 128),) * 2, meta(128, 256, 1, 1), meta(128))
+    ),
+    "conv2d-N1-C256-H16-shortcut": convolution(
+        1, 16, 256, 256, shortcut=Shortcut(meta(1, 16, 16, 512), meta(256, 512, 1, 1), meta(256))
+    ),
+    "conv2d-N2-C320-H128-tuned": convolution(2, 128, 320, 320),
+    "conv2d-N64-C64-H32-residual-tuned": convolution(64, 32, 64, 64, residual=meta(64, 32, 32, 64)),
+    "conv2d-N1-C128-H32-small-batch": convolution(1, 32, 128, 128),
+    "conv2d-N1-C64-H32-small-batch": convolution(1, 32, 64, 64),
+    "conv2d-N1-C256-H64-small-batch": convolution(1, 64, 256, 256),
+    "conv2d-N64-C64-H64-residual": convolution(64, 64, 64, 64, residual=meta(64, 64, 64, 64)),
+    "conv2d-N1-C1024-H8-spread-chunks": convolution(1, 8, 1024, 512),
+    "conv2d-N64-C1024-H8-all-chunks": convolution(64, 8, 1024, 512),
+    "conv2d-N64-C256-H4-many-pictures-a-tile": convolution(64, 4, 256, 256),
+    "conv2d-N1-C64-H96-few-programs-of-a-large-picture": convolution(1, 96, 64, 64),
+    "conv2d-N1-C256-H8-norm": convolution(1, 8, 256, 256, norm=Norm(32, meta(256), meta(256), 1e-6, "silu")),
+    "conv2d-N64-C256-H4-norm": convolution(64, 4, 256, 256, norm=Norm(32, meta(256), meta(256), 1e-6, "silu")),
+    "conv2d-N8-C256-H64-down": convolution(8, 64, 256, 256, stride=2, padding=(0, 1, 0, 1)),
+    "conv2d-N8-C256-H32-up": convolution(8, 32, 256, 256, upsample=True),
+    "conv2d-N8-C512+256-H32-shortcut": convolution(8, 32, (512, 256), 256, kernel=1),
+    "conv2d-N8-C3-H256-first": convolution(8, 256, 3, 128),
+    "conv2d-N8-C128-H256-last": convolution(8, 256, 128, 3),
+    "conv2d-N2-C36-H7-odd": convolution(2, 7, 36, 36),
+    "conv2d-N2-C64-H64-fp16": convolution(2, 64, 64, 64, dtype=torch.float16),
+    "conv2d-N2-C64-H64-fp32": convolution(2, 64, 64, 64, dtype=torch.float32),
+    "group_norm-N8-C128-H256-own-moments": norm(8, 256, 128),
+    "group_norm-N8-C128-H256-tiles-of-256": norm(8, 256, 128, pixels=256),
+    "group_norm-N64-C256-H16-folded": norm(64, 16, 256, pixels=256),
+    "group_norm-N64-C128-H32-many-pictures": norm(64, 32, 128, pixels=64),
+    "group_norm-N8-C512+256-H32-conditioned": norm(8, 32, (512, 256), pixels=256, conditioned=True),
+    "group_norm-N1-C13+31-H9-odd": norm(1, 9, (13, 31)),
+    "group_norm-N1-C36-H7-gelu-fp16": norm(1, 7, 36, dtype=torch.float16, activation="gelu"),
+    "group_norm-N2-C224-H64-mish-fp32": norm(2, 64, 224, dtype=torch.float32, activation="mish"),
+    "attention-L256-h1-d512": attend(8, 256, 1, 512),
+    "attention-L256-h1-d256": attend(64, 256, 1, 256),
+    "attention-L256-h4-d32": attend(64, 256, 4, 32),
+    "attention-L4096-keys77-h8-d40": attend(2, 4096, 8, 40, keys=77),
+    "attention-L4096-h8-d40-causal": attend(2, 4096, 8, 40, causal=True),
+    "attention-L1024-h8-d80-fp16": attend(2, 1024, 8, 80, dtype=torch.float16),
+    "attention-L256-h8-d160": attend(2, 256, 8, 160),
+    "attention-L100-h3-d8": attend(1, 100, 3, 8),
+    "attention-L1000-h2-d64-fp32": attend(1, 1000, 2, 64, dtype=torch.float32),
+    "attention-L256-h1-d256-fp32": attend(1, 256, 1, 256, dtype=torch.float32),
+    "linear-N32-C1152-qkv": project(32, 256, 1152, 3456),
+    "linear-N2-C1152-fc1": project(2, 256, 1152, 4608, activation="gelu_tanh"),
+    "linear-N2-C4608-fc2": project(2, 256, 4608, 1152, gated=True),
+    "linear-N32-C4608-fc2-fp16": project(32, 256, 4608, 1152, dtype=torch.float16, gated=True),
+    "linear-N1-C256-few-tokens": project(1, 64, 256, 768, activation="silu"),
+    "linear-N32-C1152-rms-norm": project(32, 256, 1152, 3456, rms_norm=(None, 1e-6)),
+    "linear-N2-C36-rms-norm-odd": project(2, 21, 36, 20, rms_norm=(None, 1e-6)),
+    "linear-N2-C1152-rms-norm": project(2, 256, 1152, 3456, rms_norm=(None, 1e-6)),
+    "linear-N2-C37-odd": project(2, 77, 37, 41, gated=True, activation="gelu"),
+    "linear-N64-C36-odd": project(64, 77, 36, 412),
+    "linear-N1-C1-smallest": project(1, 1, 1, 1, gated=True),
+    "linear-N1-C1-smallest-fp32": project(1, 7, 1, 1, dtype=torch.float32, rms_norm=(None, 1e-6)),
+    "linear-N2-C1152-fp32": project(2, 256, 1152, 3456, dtype=torch.float32, gated=True),
+    "linear-N2-C1152-rms-norm-fp32": project(2, 256, 1152, 3456, dtype=torch.float32, rms_norm=(None, 1e-6)),
+    "swiglu-N32-C1152": swiglu_of(32, 256, 1152, 3072),
+    "swiglu-N2-C37-odd": swiglu_of(2, 77, 37, 41),
+    "swiglu-N1-C1-smallest": swiglu_of(1, 1, 1, 1),
+    "swiglu-N2-C256-fp32": swiglu_of(2, 256, 256, 512, dtype=torch.float32),
+    "layer_norm-N32-C1152-gated-residual": token_norm(32, 256, 1152, added=True),
+    "layer_norm-N2-C36-rms": token_norm(2, 77, 36, rms=True),
+    "layer_norm-N1-C1-smallest": token_norm(1, 1, 1, added=True),
+    "layer_norm-N1-C3000-fp32": token_norm(1, 16, 3000, dtype=torch.float32),
+    "denoise-N8-H256": step(8, 256),
+    "denoise-N64-H32-guided-philox": step(64, 32, guided=True, noise="philox"),
+    "denoise-N2-H7-learned": step(2, 7, variance="learned", noise="given", dtype=torch.float32),
+    "denoise-N8-H64-learned-range-philox": step(8, 64, variance="learned_range", noise="philox"),
+    "conv2d-N1-C512-H16-fp32": convolution(1, 16, 512, 512, dtype=torch.float32),
+}
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """launches(call, capability): the kernels that a call would launch on such a card, each with its arguments."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    def record(call, capability):
+        found = []
+        monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **kwargs: found.append((kernel, args, kwargs)))
+        target = GPUTarget("cuda", capability, 32)  # that device code asks for
+        monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=lambda: target))
+        monkeypatch.setattr(launching, "INTERPRETER_CAPABILITY", divmod(capability, 10))
+        monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", MULTIPROCESSORS[capability])
+        assert not isinstance(call(), Declined)
+        return found
+
+    return record
+
+
+def variant(kernel, args, kwargs) -> tuple[dict, dict, dict, dict]:
+    """What decides the code that Triton makes of `kernel`: types, constants and alignments of these arguments."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+    signature, constants, attributes = {}, {}, {}
+    for parameter in kernel.params:
+        value = values.pop(parameter.name, parameter.default)
+        specialised = not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (specialised and isinstance(value, int) and value == 1):
+            signature[parameter.name], constants[(parameter.num,)] = "constexpr", value
+            continue
+        if isinstance(value, TensorDescriptor):
+            signature[parameter.name] = f"tensordesc<{TYPES[value.base.dtype]}{value.block_shape}>"
+            continue
+        if isinstance(value, torch.Tensor):
+            signature[parameter.name], aligned = f"*{TYPES[value.dtype]}", True
+        elif isinstance(value, int):
+            signature[parameter.name], aligned = "i32" if value < 2**31 else "i64", value % 16 == 0
+        else:
+            signature[parameter.name], aligned = "fp32", False
+        if specialised and aligned:
+            attributes[(parameter.num,)] = [["tt.divisibility", 16]]
+    options = {name: values[name] for name in ("num_warps", "num_stages", "enable_fp_fusion")}
+    return signature, constants, attributes, options
+
+
+def assert_compiles(found, capability):
+    """Every variant among the launches `found`, once."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    assert found
+    variants = [(kernel, variant(kernel, args, kwargs)) for kernel, args, kwargs in found]
+    for kernel, (*code, options) in {repr(each): each for each in variants}.values():
+        compiled = triton.compile(ASTSource(kernel, *code), GPUTarget("cuda", capability, 32), options)
+        name, shared = compiled.metadata.name, compiled.metadata.shared
+        assert shared <= SHARED_MEMORY[capability], f"{name} takes {shared} bytes"
+        assert_no_buffer_is_filled_too_early(compiled.asm["ttgir"], options["num_stages"])
+
+
+def assert_no_buffer_is_filled_too_early(code: str, num_stages: int) -> None:
+    """A product that runs on while the next loads begin reads its tiles in place: they have a buffer for each stage."""
+    buffers = dict(re.findall(r"(%\w+) = ttg\.memdesc_index .*?: !ttg\.memdesc<(\d+)x", code))
+    turned = dict(re.findall(r"(%\w+) = ttg\.memdesc_trans (%\w+)", code))
+    for operands in re.findall(r"= ttng\.warp_group_dot (%\w+), (%\w+), .*isAsync = true", code):
+        for operand in operands:
+            tile = turned.get(operand, operand)
+            assert int(buffers.get(tile, num_stages)) >= num_stages, f"{tile} of {num_stages} stages"
+
+
+@pytest.mark.parametrize("capability", SHARED_MEMORY, ids=lambda capability: f"sm_{capability}")
+@pytest.mark.parametrize("case", CASES)
+def test_compiles_within_shared_memory(case, capability, launches):
+    assert_compiles(launches(CASES[case], capability), capability)
+
+
+@pytest.mark.parametrize("batch_size", [1, 64])
+@pytest.mark.parametrize("name", ["emoji64", "emoji64-dit"])
+def test_bundled_models_compile(name, batch_size, launches, monkeypatch):
+    """All that one prediction launches on an H200."""
+    folder = hub.resolve(name)
+    kind = fastdiff.UNet2DModel if (folder / "unet").is_dir() else fastdiff.DiTTransformer2DModel
+    model = kind.from_config(read_json(folder / kind.component / "config.json")).to("meta", torch.bfloat16)
+    zeros = torch.zeros(batch_size, dtype=torch.int64, device="meta")
+    monkeypatch.setattr(Operation, "_obstacle", lambda *_: None)
+    x = meta(batch_size, model.config.sample_size, model.config.sample_size, 3)
+    assert_compiles(launches(lambda: model.predict(x, model.conditioning(zeros, zeros)), 90), 90)

@@ -1,0 +1,215 @@
+"""File names, the checks before drawing, and writes that leave a whole file or none."""
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from fastdiff.errors import InputError
+from fastdiff.runs import files
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("noto animals", "noto-animals"),
+        ("../../etc/passwd", "etc-passwd"),
+        ("Ärger / Über_maß", "ärger-über-maß"),
+        ("con", "con-"),
+        ("🙂", "label"),
+        ("a" * 300, "a" * 40),
+        (7, "class7"),
+    ],
+    ids=["plain", "path", "letters", "windows-device", "no-letters", "long", "index"],
+)
+def test_slug(label, expected):
+    assert files.slug(label) == expected
+
+
+@given(st.text())
+def test_a_slug_is_always_one_safe_part_of_a_name(label):
+    slug = files.slug(label)
+    assert slug and not set(slug) & set('/\\:*?"<>|. \0\n') and len(slug.encode()) <= 160
+
+
+@pytest.mark.parametrize(
+    ("out", "with_labels", "expected"),
+    [
+        ("pictures", True, "pictures/{label}-{seed}.png"),
+        ("pictures/", False, "pictures/{seed}.png"),
+        ("folder.png/", False, "folder.png/{seed}.png"),
+        ("a/{label}/{seed:06d}.png", True, "a/{label}/{seed:06d}.png"),
+        ("one.PNG", False, "one.PNG"),
+        ("v1.5", False, "v1.5/{seed}.png"),
+        ("{{x}}.png", False, "{{x}}.png"),
+    ],
+    ids=["folder", "slash", "folder-like-a-file", "pattern", "file", "folder-with-a-dot", "meant-braces"],
+)
+def test_out_becomes_a_pattern(out, with_labels, expected):
+    assert files.as_pattern(out, with_labels) == expected
+
+
+def test_an_existing_folder_is_taken_as_it_is_named(tmp_path):
+    folder = tmp_path / "{seed}.png"
+    folder.mkdir()
+    pattern = files.as_pattern(str(folder), with_labels=False)
+    assert files.plan(pattern, [(7, None)], overwrite=False) == [folder / "7.png"]
+
+
+@pytest.mark.parametrize(
+    ("out", "reason"),
+    [
+        ("", "is not a path"),
+        ("a\0b", "is not a path"),
+        ("{prompt}.png", "unknown field"),
+        ("{seed.__class__}.png", "unknown field"),
+        ("{seed!r}.png", "unknown field"),
+        ("{}.png", "unknown field"),
+        ("{seed:1000000000}.png", "unknown field"),
+        ("{label:>9}.png", "unknown field"),
+        ("{seed.png", "is not a pattern"),
+        ("}.png", "is not a pattern"),
+        ("{seed}", "is not the name of a PNG"),
+        ("x.jpg", "is not the name of a PNG"),
+        ("{label}.png", "the model has none"),
+    ],
+)
+def test_what_is_not_a_pattern_is_refused(out, reason):
+    with pytest.raises(InputError, match=reason):
+        files.as_pattern(out, with_labels=False)
+
+
+def test_plan_names_every_picture_in_order(tmp_path):
+    paths = files.plan(f"{tmp_path}/new/{{label}}-{{seed:03d}}.png", [(1, "a b"), (2, "a b"), (1, 4)], False)
+    assert [path.name for path in paths] == ["a-b-001.png", "a-b-002.png", "class4-001.png"]
+    assert not (tmp_path / "new").exists(), "a plan makes nothing"
+
+
+@pytest.mark.parametrize(
+    "labels", [("cat", "dog"), ("A b", "a_B")], ids=["one-name-for-two", "labels-that-differ-in-case-only"]
+)
+def test_plan_refuses_two_pictures_of_one_name(tmp_path, labels):
+    pattern = "{seed}.png" if labels[0] == "cat" else "{label}-{seed}.png"
+    with pytest.raises(InputError, match="more than one picture would be"):
+        files.plan(f"{tmp_path}/{pattern}", [(1, label) for label in labels], overwrite=False)
+
+
+def test_plan_refuses_an_existing_file_unless_told_to_overwrite(tmp_path):
+    path = tmp_path / "1.png"
+    path.write_bytes(b"old")
+    with pytest.raises(InputError, match="already exists; --overwrite"):
+        files.plan(str(path), [(1, None)], overwrite=False)
+    assert files.plan(str(path), [(1, None)], overwrite=True) == [path]
+
+
+def test_plan_refuses_a_dangling_link(tmp_path):
+    (tmp_path / "1.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(InputError, match="already exists"):
+        files.plan(f"{tmp_path}/1.png", [(1, None)], overwrite=False)
+
+
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [
+        ("file/1.png", "file .it is not a folder."),
+        ("file/deeper/1.png", "file .it is not a folder."),
+        ("folder.png", "is a folder"),
+        ("a" * 300 + ".png", "too long"),
+        ("/proc/fastdiff/1.png", "cannot write to /proc"),
+    ],
+    ids=["file-as-folder", "file-above-the-folder", "folder-as-file", "long-name", "no-place-for-files"],
+)
+def test_plan_refuses_what_cannot_be_written(tmp_path, where, reason):
+    if where.startswith("/proc") and sys.platform != "linux":
+        pytest.skip("/proc is Linux")
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(InputError, match=reason):
+        files.plan(str(tmp_path / where), [(1, None)], overwrite=True)
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder.png"]
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="access bits do not bind root")
+def test_plan_refuses_a_read_only_folder(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(InputError, match="Permission denied"):
+        files.plan(f"{tmp_path}/1.png", [(1, None)], overwrite=False)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_write_makes_folders_and_leaves_only_the_file(tmp_path, overwrite):
+    path = tmp_path / "a" / "b" / "1.png"
+    files.write(path, b"data", overwrite)
+    assert path.read_bytes() == b"data"
+    assert os.listdir(path.parent) == ["1.png"]
+    umask = os.umask(0)
+    os.umask(umask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_write_never_replaces_a_file_that_appeared_since_the_plan(tmp_path):
+    path = tmp_path / "1.png"
+    path.write_bytes(b"other")
+    with pytest.raises(OSError, match="appeared while it was being drawn and was kept"):
+        files.write(path, b"mine", overwrite=False)
+    assert path.read_bytes() == b"other" and os.listdir(tmp_path) == ["1.png"]
+    files.write(path, b"mine", overwrite=True)
+    assert path.read_bytes() == b"mine"
+
+
+def test_write_is_exclusive_without_hard_links_too(tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    files.write(tmp_path / "1.png", b"mine", overwrite=False)
+    with pytest.raises(OSError, match="was kept"):
+        files.write(tmp_path / "1.png", b"second", overwrite=False)
+    assert (tmp_path / "1.png").read_bytes() == b"mine" and os.listdir(tmp_path) == ["1.png"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
+    with pytest.raises(OSError, match=r"cannot write .*1\.png \(No space left on device\); make room"):
+        files.write(tmp_path / "1.png", b"data", overwrite=False)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("num_labels", "num_seeds", "columns"),
+    [(3, 5, 5), (1, 4, 2), (4, 1, 2), (0, 4, 2), (1, 5, 3), (1, 1, 1), (36, 1, 6)],
+)
+def test_a_grid_has_a_row_per_label_or_is_near_square(num_labels, num_seeds, columns):
+    assert files.grid_columns(num_labels, num_seeds) == columns
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_each_picture_has_its_place_on_the_sheet(mode):
+    shades = [40, 80, 120, 160, 200]
+    sheet = files.ContactSheet(count=5, columns=3)
+    for index, shade in enumerate(shades):
+        sheet.paste(index, Image.new("L", (8, 4), shade).convert(mode))
+    assert sheet.image.mode == mode
+    assert sheet.image.size == files.sheet_size(5, 3, (8, 4)) == (3 * 8 + 4 * 2, 2 * 4 + 3 * 2)
+    image = sheet.image.convert("L")
+    places = [(2 + 10 * (i % 3), 2 + 6 * (i // 3)) for i in range(5)]
+    assert [image.getpixel(place) for place in places] == shades
+    assert [image.getpixel((x + 7, y + 3)) for x, y in places] == shades
+    assert image.getpixel((2 + 20, 2 + 6)) == image.getpixel((0, 0)) == 255
+
+
+def test_a_sheet_that_nobody_could_open_is_refused():
+    with pytest.raises(InputError, match=r"a grid of 50000 pictures would be .* leave out --grid"):
+        files.sheet_size(50_000, 224, (256, 256))
+
+
+@pytest.mark.parametrize("name", ["sheet", "sheet.jpg", "", "a\0.png"])
+def test_a_grid_is_a_png(name):
+    with pytest.raises(InputError, match="is not the name of a PNG"):
+        files.grid_path(name)
