@@ -1,0 +1,14 @@
+"""The two number checks that flags, JSON files and model options share."""
+
+import math
+from typing import Any
+
+
+def is_int(value: Any, least: float, most: float = math.inf) -> bool:
+    """Whether `value` is a whole number (an int, not a bool) from `least` to `most`."""
+    return type(value) is int and least <= value <= most
+
+
+def is_number(value: Any, least: float, most: float = math.inf) -> bool:
+    """Whether `value` is a finite number (an int or float, not a bool) from `least` to `most`."""
+    return type(value) in (int, float) and math.isfinite(value) and least <= value <= most
