@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastdiff.checkpoints.configs import from_mapping, read_json
+from fastdiff.checkpoints.json_files import from_mapping, read_json
+from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.errors import InputError
 
 FILE_NAME = "fastdiff.json"
-SCHEDULERS = ("ddim", "ddpm")
 SHOWN = 8  # of the names that a label may have meant
 
 _INDEX = re.compile(r"\s*[+-]?[0-9]{1,9}\s*")

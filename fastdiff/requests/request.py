@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.checkpoints.model_info import SCHEDULERS
+from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.errors import InputError
 from fastdiff.requests import png
 
@@ -59,7 +59,7 @@ class Request:
     model: str = _setting("model", _is_text, "give a bundled name, a folder or a hub id", DEFAULT_MODEL)
     revision: str | None = _setting("revision", _is_text, "give a branch, tag or commit of the hub")
     variant: str | None = _setting("variant", _is_text, "give a variant of the weights such as fp16")
-    scheduler: str | None = _setting("scheduler", SCHEDULERS.__contains__, f"give {' or '.join(SCHEDULERS)}")
+    scheduler: str | None = _setting("scheduler", tuple(SCHEDULERS).__contains__, f"give {' or '.join(SCHEDULERS)}")
     num_inference_steps: int | None = _setting("steps", lambda n: _is_int(n, 1), "give a whole number of at least 1")
     eta: float | None = _setting("eta", lambda eta: _is_number(eta, 0, 1), "give a number from 0 to 1")
     use_clipped_model_output: bool | None = _setting(
