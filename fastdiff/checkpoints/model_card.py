@@ -75,7 +75,7 @@ class ModelCard:
 
     def label_name(self, index: int | None) -> str | int | None:
         """The name of label `index`, or the index where it has none."""
-        return self.info.labels[index] if index is not None and index < len(self.info.labels) else index
+        return index if index is None else self.info.label_name(index)
 
     def choices_name(self, choices: tuple[int, ...]) -> str | int | None:
         """The name of the label or group that stands for these indices."""
