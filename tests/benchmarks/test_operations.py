@@ -1,4 +1,4 @@
-"""The benchmarks' host code: the rows they make, on tiny shapes, and what is read out of compute-sanitizer."""
+"""The benchmarks of operations on tiny shapes, their report, and what is read out of compute-sanitizer."""
 
 import importlib
 import json
@@ -11,36 +11,10 @@ import torch
 
 import fastdiff
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 COMPILED = {"compile_ms", "compile_max_abs_err"}
 KEYS = {"workload", "fastdiff_ms", "eager_ms", "floor_ms", "share", "max_abs_err", "eager_max_abs_err"}
 KEYS |= {"launches", "peak_bytes"} | COMPILED
-
-
-@pytest.fixture
-def load(monkeypatch):
-    """load(name): a script of benchmarks/, which import each other by their bare names."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield importlib.import_module
-    for path in BENCHMARKS.glob("*.py"):
-        sys.modules.pop(path.stem, None)
-
-
-@pytest.fixture
-def harness(load, monkeypatch):
-    """Short, on the CPU, which counts no bytes, and with dynamo's tracing but not its compiler."""
-    harness = load("harness")
-
-    def traced(function):
-        torch.compiler.reset()
-        return torch.compile(function, dynamic=False, fullgraph=True, backend="eager")
-
-    measure = harness.measure
-    monkeypatch.setattr(harness, "DEVICE", torch.device("cpu"))
-    monkeypatch.setattr(harness, "compiled", traced)
-    monkeypatch.setattr(harness, "peak_bytes", lambda call: 0)
-    monkeypatch.setattr(harness, "measure", lambda calls, **options: measure(calls, graph=False, seconds=1e-4))
-    return harness
 
 
 def check(row: dict, rate: str, keys: set[str] = KEYS) -> None:
