@@ -123,12 +123,13 @@ def kernel_row(
     if not ours <= 2 * torchs + torch.finfo(torch.bfloat16).eps:
         raise ArithmeticError(f"{workload}: ours is off by {ours:.3g}, eager torch by {torchs:.3g}")
     times = measure(calls, seconds=0.03)
-    floor = (flop or moved) / ceiling / 1e9
+    floor, rate = (flop or moved) / ceiling / 1e9, "tflops" if flop else "tbps"
     return {
         "workload": workload,
         **{f"{who}_ms": milliseconds for who, milliseconds in times.items()},
         "floor_ms": floor,
-        "tflops" if flop else "tbps": (flop or moved) / times["fastdiff"] / 1e9,
+        rate: (flop or moved) / times["fastdiff"] / 1e9,
+        f"ceiling_{rate}": ceiling,
         "share": floor / times["fastdiff"],
         "max_abs_err": ours,
         **errors,

@@ -18,7 +18,8 @@ KEYS |= {"launches", "peak_bytes"} | COMPILED
 
 
 def check(row: dict, rate: str, keys: set[str] = KEYS) -> None:
-    assert keys | {rate} <= row.keys()
+    assert keys | {rate, f"ceiling_{rate}"} <= row.keys()
+    assert row["share"] == pytest.approx(row[rate] / row[f"ceiling_{rate}"])
     assert row["share"] == pytest.approx(row["floor_ms"] / row["fastdiff_ms"])
     assert 0 <= row["max_abs_err"] < 0.1
     json.dumps(row)
