@@ -4,7 +4,7 @@
 
 Prints JSON, of which `bench_models.py` makes a part of its rows:
 
-    first_result_s     from the start of building the model, its weights left as they are in memory, to its first output
+    first_result_s     from the start of building the model, its weights zeros, to its first output
     new_resolution_s   of ours: from there to that of a picture half as wide and high again
     weights_bytes      the parameters
     peak_bytes         the most that torch holds of the GPU's memory in calls after the first ones: weights, the memory
@@ -41,7 +41,7 @@ def measure_alone(who: str, name: str) -> dict[str, float]:
     given = sample.to(DTYPE), *condition
     library = importlib.import_module("fastdiff" if who == "fastdiff" else "diffusers")
     start = time.perf_counter()
-    model = unfilled(getattr(library, class_name(config)), config)
+    model = of_zeros(getattr(library, class_name(config)), config)
     run = compile_diffusers(model) if who == "compile" else model
     first = {"first_result_s": seconds_to(lambda: run(*given), start)}
     memory = {
@@ -55,11 +55,14 @@ def measure_alone(who: str, name: str) -> dict[str, float]:
     return first | memory | {"new_resolution_s": seconds_to(lambda: run(larger, *condition), time.perf_counter())}
 
 
-def unfilled(kind: Any, config: dict) -> nn.Module:
-    """A model on DEVICE in DTYPE, made without a copy in any other; its weights are whatever is in the memory."""
+def of_zeros(kind: Any, config: dict) -> nn.Module:
+    """A model of zeros on DEVICE in DTYPE, which was nowhere else before: no memory is left over from a copy."""
     with torch.device("meta"):
         model = kind.from_config(config)
-    return model.to(DTYPE).to(memory_format=torch.channels_last).to_empty(device=DEVICE).eval()
+    model = model.to(DTYPE).to(memory_format=torch.channels_last).to_empty(device=DEVICE).eval()
+    for parameter in model.parameters():
+        parameter.zero_()
+    return model
 
 
 def compile_diffusers(theirs: Any) -> Any:

@@ -31,7 +31,7 @@ def row(name: str, ceiling: float) -> dict[str, Any]:
     arguments = q.chunk(3, dim=-1)[0], *kv.chunk(3, dim=-1)[1:]
     calls = ways(attention, *arguments, heads=heads) | {"kernel": lambda: flash_attention(*arguments, heads, False)}
     flop = 4 * n * heads * queries * keys * width
-    measured = kernel_row(name, calls, exact(*arguments, heads=heads), flop=flop, ceiling=ceiling)
+    measured = kernel_row(name, calls, exact(arguments, heads), flop=flop, ceiling=ceiling)
     output_bytes = n * queries * heads * width * q.element_size()
     kernel_bytes = peak_bytes(calls["kernel"])
     return measured | {
@@ -40,9 +40,9 @@ def row(name: str, ceiling: float) -> dict[str, Any]:
     }
 
 
-def exact(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
+def exact(qkv: tuple[Tensor, ...], heads: int) -> Tensor:
     """The first picture in float32, 1024 queries at a time."""
-    q, k, v = (tensor[0].float().unflatten(-1, (heads, -1)).transpose(0, 1) for tensor in (q, k, v))
+    q, k, v = (tensor[0].float().unflatten(-1, (heads, -1)).transpose(0, 1) for tensor in qkv)
     parts = [(part @ k.mT / q.shape[-1] ** 0.5).softmax(dim=-1) @ v for part in q.split(1024, dim=1)]
     return torch.cat(parts, dim=1).transpose(0, 1).flatten(1)[None]
 

@@ -4,7 +4,7 @@
 
 On a GPU in bfloat16: diffusers eager, and under torch.compile (reduce-overhead, fused projections), both channels-last
 with cudnn.benchmark on. On a CPU in float32: diffusers eager. Errors are against diffusers in float32, as fractions of
-the largest output. `images_s` counts pictures of 50 DDIM steps. `first_result_s`, `new_resolution_s`, `weights_bytes`
+the largest output. `pictures_s` counts pictures of 50 DDIM steps. `first_result_s`, `new_resolution_s`, `weights_bytes`
 and the `peak_bytes` are each model's alone in a new process with an empty Triton cache; `alone.py` says what they are.
 """
 
@@ -85,7 +85,7 @@ def on_gpu(name: str, ours: Any, theirs: Any, given: tuple) -> dict[str, Any]:
             "compile": lambda: sampling.loop(by_compile, noise, labels, DTYPE),
         }
         for who, call in calls.items():  # the first of two calls may still capture graphs
-            rest[f"{who}_images_s"] = len(noise) / min(seconds_of(call) for _ in range(2))
+            rest[f"{who}_pictures_s"] = len(noise) / min(seconds_of(call) for _ in range(2))
     return rest
 
 

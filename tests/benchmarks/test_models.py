@@ -42,7 +42,7 @@ def test_models(harness, load, monkeypatch):
     assert [row[f"{who}peak_bytes"] for who in ("", "eager_", "compile_")] == [3, 4, 5]
     assert row["weights_bytes"] == 2
     assert {"launches", "compile_ms", "compile_first_s"} <= row.keys()
-    assert all(row[f"{who}_images_s"] > 0 for who in ("fastdiff", "eager", "compile"))
+    assert all(row[f"{who}_pictures_s"] > 0 for who in ("fastdiff", "eager", "compile"))
     json.dumps(row)
 
 
@@ -69,14 +69,14 @@ def test_the_memory_of_a_model_alone(harness, load, monkeypatch, who):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: events.append("peak") or 99)
     monkeypatch.setattr(alone, "compile_diffusers", lambda theirs: theirs)
-    unfilled = alone.unfilled
+    of_zeros = alone.of_zeros
 
     def watched(kind, config):
-        model = unfilled(kind, config)
+        model = of_zeros(kind, config)
         model.register_forward_hook(lambda *_: events.append("call"))
         return model
 
-    monkeypatch.setattr(alone, "unfilled", watched)
+    monkeypatch.setattr(alone, "of_zeros", watched)
     numbers = alone.measure_alone(who, "tiny")
     ours = ["call"] if who == "fastdiff" else []  # at another resolution
     assert events == ["call"] * 4 + ["empty_cache", "reset_peak_memory_stats"] + ["call"] * 3 + ["peak"] + ours
@@ -111,6 +111,26 @@ def test_the_time_of_a_replay_by_class(load):
     }
     assert times["profiled"] == sum(times[kind] for kind in bench.CLASSES) + times["gaps"] - times["overlap"]
     assert [found[f"{kind}_launches"] for kind in bench.CLASSES] == [1, 2, 0, 1, 1]
+
+
+def test_the_profile_of_a_forward(harness, load, monkeypatch):
+    """It is the one of median length, of a graph that holds the forward alone."""
+    pytest.importorskip("triton", reason="no Triton here")
+    bench, graphs, lengths = load("profile_models"), [], iter([3.0, 9.0, 1.0, 5.0, 7.0])
+    bench.MODELS_GPU["tiny"] = (TINY, 2, None)
+
+    def capture(call):
+        with torch.inference_mode():
+            graphs.append(call().sample.shape)
+        return call
+
+    monkeypatch.setattr(bench, "capture", capture)
+    monkeypatch.setattr(bench, "profiled", lambda replay: [bench.Kernel("conv_by_pointers", 0.0, next(lengths))])
+    row = bench.row("tiny")
+    assert graphs == [(2, 3, 8, 8)]
+    assert row["workload"] == "tiny" and row["replay_us"] > 0
+    assert row["profiled_us"] == row["convolutions_us"] == 5.0
+    json.dumps(row)
 
 
 @pytest.mark.parametrize(
