@@ -4,10 +4,11 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.numbers import MAX_SEED
 from fastdiff.requests.defaults import Defaults, ModelFacts, SamplingOptions, complete_sampling
-from fastdiff.requests.request import MAX_PICTURES, ModelCard, Request, shorten
+from fastdiff.requests.request import MAX_PICTURES, Request, shorten
 
 
 @dataclass(frozen=True)
