@@ -1,8 +1,7 @@
-"""Where pictures go: file names from a pattern, all of them checked before the first is drawn, and writes that either
-leave a whole file or none. Also the contact sheet of `--grid`."""
+"""Names and writes of files: names from a pattern, all checked before the first picture is drawn, and writes that
+leave a whole file or none."""
 
 import errno
-import math
 import os
 import re
 import secrets
@@ -13,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fastdiff.errors import InputError
+from fastdiff.requests.completion import Cell
 
-MAX_SHEET_PIXELS = 2**27  # below the size at which Pillow warns of a decompression bomb
-_MARGIN = 2  # pixels between the pictures of a sheet
 _OTHER_FORMATS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 _WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)", re.IGNORECASE)
 
@@ -62,11 +60,12 @@ def _check_fields(pattern: str, with_labels: bool) -> bool:
     return bool(fields)
 
 
-def plan(pattern: str, pictures: Iterable[tuple[int, str | int | None]], overwrite: bool) -> list[Path]:
-    """The path of each (seed, label), in order. InputError where two agree or `check` refuses one."""
+def picture_paths(pattern: str, cells: Iterable[Cell], overwrite: bool) -> list[Path]:
+    """The path of each picture, in order. InputError where two agree or `check` refuses one."""
     paths: dict[str, Path] = {}
-    for seed, label in pictures:
-        path = Path(pattern.format(seed=seed, label=None if label is None else slug(label)))
+    for cell in cells:
+        label = None if cell.label_name is None else slug(cell.label_name)
+        path = Path(pattern.format(seed=cell.seed, label=label))
         key = file_key(path)
         if key in paths:
             raise InputError(
@@ -78,7 +77,7 @@ def plan(pattern: str, pictures: Iterable[tuple[int, str | int | None]], overwri
 
 
 def file_key(path: Path) -> str:
-    """Equal for paths that may be one file: on macOS and Windows those are too that differ in case only."""
+    """A text that is equal for paths that may be one file: on macOS and Windows also for those of another case."""
     return os.path.abspath(path).casefold()
 
 
@@ -149,41 +148,3 @@ def _rename_exclusive(source: Path, target: Path) -> None:
     except OSError:  # a file system without hard links: an empty file claims the name first
         target.touch(exist_ok=False)
         os.replace(source, target)
-
-
-def grid_columns(num_labels: int, num_seeds: int) -> int:
-    """One row per label and one column per seed; near-square where there is only one of either."""
-    if num_labels > 1 and num_seeds > 1:
-        return num_seeds
-    return math.ceil(math.sqrt(max(1, num_labels) * num_seeds))
-
-
-def sheet_size(count: int, columns: int, size: tuple[int, int]) -> tuple[int, int]:
-    """(width, height) in pixels of a sheet of `count` pictures of (width, height) `size`.
-
-    InputError where it would be over MAX_SHEET_PIXELS.
-    """
-    rows = -(-count // columns)
-    width, height = (n * (side + _MARGIN) + _MARGIN for n, side in zip((columns, rows), size, strict=True))
-    if width * height > MAX_SHEET_PIXELS:
-        raise InputError(f"a grid of {count} pictures would be {width}x{height} pixels; leave out --grid")
-    return width, height
-
-
-class ContactSheet:
-    """One picture of all pictures of a run, filled as they come."""
-
-    def __init__(self, count: int, columns: int):
-        self.count, self.columns = count, columns
-        self.image = None  # PIL picture; made at the first paste, which knows size and mode
-
-    def paste(self, index: int, picture) -> None:
-        """Put the PIL `picture` at place `index`, counted row by row."""
-        from PIL import Image
-
-        if self.image is None:
-            size = sheet_size(self.count, self.columns, picture.size)
-            self.image = Image.new(picture.mode, size, "white")
-        row, column = divmod(index, self.columns)
-        width, height = (side + _MARGIN for side in picture.size)
-        self.image.paste(picture, (_MARGIN + column * width, _MARGIN + row * height))
