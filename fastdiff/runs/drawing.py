@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import fastdiff
@@ -151,6 +150,8 @@ def _naming_batch_size(pipe: "Pipeline", batch_size: int) -> Iterator[None]:
 
 def _shared_record(pipe: "Pipeline", request: Request) -> dict[str, Any]:
     """The settings that all pictures of a run share, as JSON values."""
+    from importlib import metadata  # slow to import
+
     import torch
 
     versions = {"fastdiff": fastdiff.__version__, "torch": str(torch.__version__)}
