@@ -12,11 +12,8 @@ from torch import nn
 
 from fastdiff.checkpoints.weights import diffusers_keys, split_rows
 from fastdiff.errors import InputError
+from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
-from fastdiff.models.dit import DiTTransformer2DModel
-from fastdiff.models.unet2d import UNet2DModel
-
-KINDS: dict[str, type[Denoiser]] = {kind.__name__: kind for kind in (UNet2DModel, DiTTransformer2DModel)}
 
 Accelerated = TypeVar("Accelerated")
 
@@ -61,7 +58,7 @@ def share_parameters(model: nn.Module) -> Denoiser:
     if len({(tensor.dtype, tensor.device) for tensor in theirs.values()}) != 1:
         raise InputError("accelerate: the model's parameters have several dtypes or devices; move it with .to() first")
     with torch.device("meta"):
-        ours = KINDS[_class_name(model)].from_config(model.config)
+        ours = DENOISERS[_class_name(model)].from_config(model.config)
     state = {}
     for name in ours.state_dict():
         keys = diffusers_keys(ours, name)
@@ -78,16 +75,16 @@ def share_parameters(model: nn.Module) -> Denoiser:
 
 
 def _denoiser_of(model_or_pipeline: Any) -> nn.Module:
-    parts = (getattr(model_or_pipeline, kind.component, None) for kind in KINDS.values())
+    parts = (getattr(model_or_pipeline, kind.part.name, None) for kind in DENOISERS.values())
     model = next((part for part in parts if part is not None), model_or_pipeline)
     if _class_name(model) is None:
         raise InputError(
-            f"{type(model).__name__} cannot be accelerated; give diffusers' {' or '.join(KINDS)}, or its pipeline"
+            f"{type(model).__name__} cannot be accelerated; give diffusers' {' or '.join(DENOISERS)}, or its pipeline"
         )
     return model
 
 
 def _class_name(model: Any) -> str | None:
-    """Which of KINDS a model of diffusers is, if any."""
+    """The key of DENOISERS that a model of diffusers has, if any."""
     diffusers = sys.modules.get("diffusers")
-    return next((name for name in KINDS if diffusers and isinstance(model, getattr(diffusers, name))), None)
+    return next((name for name in DENOISERS if diffusers and isinstance(model, getattr(diffusers, name))), None)

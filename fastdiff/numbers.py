@@ -1,6 +1,7 @@
 """The two number checks that flags, JSON files and model options share, and the range of seeds."""
 
 import math
+import sys
 from typing import Any
 
 MAX_SEED = 2**32 - 1  # a seed is one 32-bit word of Philox's key
@@ -12,5 +13,5 @@ def is_int(value: Any, least: float, most: float = math.inf) -> bool:
 
 
 def is_number(value: Any, least: float, most: float = math.inf) -> bool:
-    """Whether `value` is a finite number (an int or float, not a bool) from `least` to `most`."""
-    return type(value) in (int, float) and math.isfinite(value) and least <= value <= most
+    """Whether `value` is a number (an int or float, not a bool) from `least` to `most` that is finite as a float."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max and least <= value <= most

@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fastdiff.checkpoints.configs import read_json
 from fastdiff.checkpoints.hub import WEIGHTS, index_names, weights_name
+from fastdiff.checkpoints.json_files import read_json
 from fastdiff.errors import InputError, NonFiniteError
 
 QKV = ("to_q", "to_k", "to_v")

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.cli.arguments import add_model_arguments, count
 from fastdiff.numbers import MAX_SEED
 from fastdiff.requests import defaults
 from fastdiff.requests.defaults import COMMAND
-from fastdiff.requests.request import DTYPES, SCHEDULERS, Request
+from fastdiff.requests.request import DTYPES, Request
 
 if TYPE_CHECKING:
     from fastdiff.runs.drawing import Run

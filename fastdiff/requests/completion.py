@@ -34,7 +34,7 @@ def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Req
         use_clipped_model_output=request.use_clipped_model_output,
         guidance_scale=request.guidance_scale,
     )
-    options = complete_sampling(options, facts(card), defaults, labelled=bool(labels))
+    options = complete_sampling(options, ModelFacts.of(card), defaults, labelled=bool(labels))
     _check_sampling(options, card, labelled=bool(labels))
     completed = replace(
         request,
@@ -51,11 +51,6 @@ def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Req
         for label in (choices[seed % len(choices)],)
     ]
     return completed, cells
-
-
-def facts(card: ModelCard) -> ModelFacts:
-    """What defaults depend on, as the JSON files of a model say it."""
-    return ModelFacts(card.info, card.scheduler, card.num_train_timesteps)
 
 
 def _check_sampling(options: SamplingOptions, card: ModelCard, labelled: bool) -> None:

@@ -7,6 +7,7 @@ A request wins over the model's fastdiff.json, that over the constants here. The
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 
 MODEL = "emoji64"
@@ -60,6 +61,14 @@ class ModelFacts:
     scheduler: str | None  # that the folder names; None where it is none of ours
     num_train_timesteps: int
 
+    @classmethod
+    def of(cls, card: ModelCard) -> "ModelFacts":
+        return cls(card.info, card.scheduler, card.num_train_timesteps)
+
+    @property
+    def default_scheduler(self) -> str | None:
+        return self.info.scheduler or self.scheduler
+
 
 def complete_sampling(
     asked: SamplingOptions, model: ModelFacts, defaults: Defaults, *, labelled: bool
@@ -69,7 +78,7 @@ def complete_sampling(
     labelled: whether the pictures have labels, so that they can be guided.
     """
     info = model.info
-    scheduler = asked.scheduler or info.scheduler or model.scheduler
+    scheduler = asked.scheduler or model.default_scheduler
     is_ddpm = scheduler == "ddpm"
     steps = info.num_inference_steps or (defaults.ddpm_steps if is_ddpm else STEPS) or model.num_train_timesteps
     steps = min(steps, model.num_train_timesteps, defaults.most_steps or steps)

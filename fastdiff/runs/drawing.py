@@ -88,13 +88,12 @@ def find_model(request: Request) -> ModelCard:
 
 
 def load_pipeline(card: ModelCard, request: Request, device: str) -> "Pipeline":
-    """The pipeline of a completed request, with the scheduler it asks for. Raises as Pipeline.from_pretrained."""
-    from fastdiff.diffusion.schedulers import scheduler_from_config
+    """The pipeline of a completed request, with the scheduler it asks for. Raises as Pipeline.from_card."""
     from fastdiff.pipeline import Pipeline
 
-    pipe = Pipeline.from_pretrained(card.folder, device=device, dtype=request.dtype, variant=request.variant)
-    pipe.scheduler = scheduler_from_config(pipe.scheduler.config, request.scheduler)
-    return pipe
+    return Pipeline.from_card(
+        card, device=device, dtype=request.dtype, scheduler=request.scheduler, variant=request.variant
+    )
 
 
 def draw(run: Run, pipe: "Pipeline") -> Iterator[Progress]:

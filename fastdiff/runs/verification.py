@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import fastdiff
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.errors import InputError
 from fastdiff.extras import import_diffusers
 from fastdiff.requests.completion import complete
@@ -105,18 +106,17 @@ class Reference:
         import torch
 
         self.card, self.request = card, request
-        component = hub.PIPELINES[hub.read_model_index(card.folder)["pipeline"]]
         self.denoiser = (
-            getattr(diffusers, hub.MODELS[component][0])
+            getattr(diffusers, card.denoiser.class_name)
             .from_pretrained(
-                hub.component_folder(card.folder, component),
+                hub.component_folder(card.folder, card.denoiser.name),
                 variant=request.variant,
                 torch_dtype=torch.float32,
                 low_cpu_mem_usage=False,
             )
             .eval()
         )
-        kind = {"ddim": diffusers.DDIMScheduler, "ddpm": diffusers.DDPMScheduler}[request.scheduler]
+        kind = getattr(diffusers, SCHEDULERS[request.scheduler])
         self.scheduler = kind.from_pretrained(hub.component_folder(card.folder, "scheduler"))
 
     def sample(self, x_t: "Tensor", labels: Sequence[int], generator: "Generator") -> "Tensor":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.registry import read_model_index
 from fastdiff.errors import InputError
 
 INDEX = {
@@ -53,14 +53,14 @@ def assert_one_line(error, *named: str) -> None:
 )
 def test_pipelines_that_are_refused(tmp_path, change, named):
     with pytest.raises(InputError) as error:
-        hub.read_model_index(write(tmp_path, INDEX | change))
+        read_model_index(write(tmp_path, INDEX | change))
     assert_one_line(error, "model_index.json", *named)
 
 
 def test_a_pipeline_without_a_component_is_refused(tmp_path):
     index = {key: value for key, value in INDEX.items() if key != "unet"}
     with pytest.raises(InputError) as error:
-        hub.read_model_index(write(tmp_path, index))
+        read_model_index(write(tmp_path, index))
     assert_one_line(error, "unet is None")
 
 
@@ -81,7 +81,7 @@ DIT_CLASSES = {"pipeline": "DiTPipeline", "scheduler": "DDIMScheduler", "transfo
     ],
 )
 def test_pipelines_of_transformers(tmp_path, change, expected):
-    assert hub.read_model_index(write(tmp_path, DIT_INDEX | change)) == DIT_CLASSES | expected
+    assert read_model_index(write(tmp_path, DIT_INDEX | change)) == DIT_CLASSES | expected
 
 
 @pytest.mark.parametrize(
@@ -97,5 +97,5 @@ def test_pipelines_of_transformers(tmp_path, change, expected):
 )
 def test_pipelines_of_transformers_that_are_refused(tmp_path, change, named):
     with pytest.raises(InputError) as error:
-        hub.read_model_index(write(tmp_path, DIT_INDEX | change))
+        read_model_index(write(tmp_path, DIT_INDEX | change))
     assert_one_line(error, "model_index.json", *named)
