@@ -26,12 +26,17 @@ def slug(label: str | int) -> str:
     return f"{words}-" if _WINDOWS_DEVICES.fullmatch(words) else words or "label"
 
 
+def default_pattern(with_labels: bool) -> str:
+    """The format string of a picture's name in a folder."""
+    return "{label}-{seed}.png" if with_labels else "{seed}.png"
+
+
 def as_pattern(out: str, with_labels: bool) -> str:
     """A format string of {seed} and {label} for the folder, PNG file or pattern `out`.
 
     InputError for a field we do not have and for a name that is not PNG.
     """
-    name = "{label}-{seed}.png" if with_labels else "{seed}.png"
+    name = default_pattern(with_labels)
     if not out or "\0" in out:
         raise InputError(f"-o {out!r} is not a path; name a folder, a PNG file or a pattern such as out/{name}")
     if Path(out).is_dir():
@@ -64,8 +69,7 @@ def picture_paths(pattern: str, cells: Iterable[Cell], overwrite: bool) -> list[
     """The path of each picture, in order. InputError where two agree or `check` refuses one."""
     paths: dict[str, Path] = {}
     for cell in cells:
-        label = None if cell.label_name is None else slug(cell.label_name)
-        path = Path(pattern.format(seed=cell.seed, label=label))
+        path = picture_path(pattern, cell)
         key = file_key(path)
         if key in paths:
             raise InputError(
@@ -74,6 +78,10 @@ def picture_paths(pattern: str, cells: Iterable[Cell], overwrite: bool) -> list[
         paths[key] = path
     check(list(paths.values()), overwrite)
     return list(paths.values())
+
+
+def picture_path(pattern: str, cell: Cell) -> Path:
+    return Path(pattern.format(seed=cell.seed, label=None if cell.label_name is None else slug(cell.label_name)))
 
 
 def file_key(path: Path) -> str:

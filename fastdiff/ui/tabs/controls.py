@@ -9,7 +9,9 @@ from typing import Any
 import gradio as gr
 from gradio.components import Component
 
-from fastdiff.requests.request import MAX_SEED, ModelCard
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.numbers import MAX_SEED
+from fastdiff.requests.defaults import SCHEDULER, SEED
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.tabs.running import QUICK
@@ -171,11 +173,12 @@ class Sampling(Controls):
         models: Models, card: ModelCard, limits: Limits, record: Mapping[str, Any] | None = None
     ) -> Properties:
         """For `card`, with the values of a picture's `record` or the model's defaults."""
+        own = models.default_sampling(card)
         chosen = {
-            "num_inference_steps": models.default_steps(card),
-            "scheduler": card.info.scheduler or card.scheduler or "ddim",
-            "eta": card.info.eta or 0.0,
-            "guidance_scale": 1.0 if card.info.guidance_scale is None else card.info.guidance_scale,
+            "num_inference_steps": own.num_inference_steps,
+            "scheduler": own.scheduler or SCHEDULER,
+            "eta": models.default_sampling(card, "ddim").eta,
+            "guidance_scale": own.guidance_scale,
         }
         chosen |= {key: value for key, value in (record or {}).items() if value is not None}
         most = min(limits.steps, card.num_train_timesteps)
@@ -191,7 +194,7 @@ class Sampling(Controls):
         }
 
     def chosen(self, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
-        """The fields of jobs.Options that these controls are for; None where the model has no such choice."""
+        """The fields of ui.options.Options that these controls are for; None where the model has no such choice."""
         return {
             "steps": data[self.steps],
             "scheduler": data[self.scheduler],
@@ -234,7 +237,7 @@ class Size(Controls):
 def seed_field() -> gr.Number:
     """A seed, with a button below it for another."""
     with gr.Group():
-        seed = gr.Number(0, label="Seed", info=f"0 to {MAX_SEED}")
+        seed = gr.Number(SEED, label="Seed", info=f"0 to {MAX_SEED}")
         new = gr.Button("New seed", size="sm")
     new.click(lambda: secrets.randbelow(MAX_SEED + 1), None, seed, **QUICK)
     return seed

@@ -3,7 +3,7 @@
 import gradio as gr
 import pytest
 
-from fastdiff.requests.request import ModelCard
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.tabs.controls import Sampling, Size, Subject, _choices, can_guide
 
