@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from fastdiff.errors import InputError
 
-Config = TypeVar("Config")
+Config = TypeVar("Config")  # a dataclass
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def from_mapping(cls: type[Config], mapping: Mapping[str, Any], source: str) -> 
     for key, only in getattr(cls, "SWITCHED_OFF", {}).items():
         if values.pop(key, only) != only:
             raise InputError(f"{source}: {key} {mapping[key]!r} is not supported; fastdiff runs {key} {only!r} only")
-    known = {field.name for field in fields(cls)}
+    known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
     unknown = sorted(values.keys() - known)
     if unknown:
         raise InputError(

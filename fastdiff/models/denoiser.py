@@ -109,7 +109,8 @@ class Denoiser(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.parameters()).dtype
+        """Of the activations: biases and norms are kept in it, whatever the dtype of the weights."""
+        return next(parameter for parameter in self.parameters() if parameter.ndim == 1).dtype
 
     @property
     def device(self) -> torch.device:

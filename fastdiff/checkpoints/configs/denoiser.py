@@ -1,4 +1,4 @@
-"""What the configs of all denoisers have in common."""
+"""DenoiserConfig: the base of the config of each denoiser, and the checks that they share."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -8,17 +8,33 @@ from fastdiff.numbers import is_int
 
 
 class DenoiserConfig:
-    """What is asked of the config of any denoiser. Below are diffusers' options, by their names and defaults."""
+    """The questions that every denoiser's config answers. The options have diffusers' names and defaults."""
 
     SWITCHED_OFF: ClassVar[Mapping[str, Any]] = {}  # options of diffusers' class that we know at one value only
     sample_size: int | tuple[int, int] | None
     in_channels: int
     out_channels: int
-    num_class_embeds: int | None  # labels are indices into a table of this size
     class_embed_type: str | None
-    null_label: int | None = None  # the index that stands for "no label", where the architecture has one
-    size_factor: int  # what height and width must be multiples of
-    min_size: int
+
+    @property
+    def num_class_embeds(self) -> int | None:
+        """The size of the table that labels are indices into, where there is one."""
+        raise NotImplementedError
+
+    @property
+    def null_label(self) -> int | None:
+        """The index that stands for "no label", where the architecture has one."""
+        return None
+
+    @property
+    def size_factor(self) -> int:
+        """The number that height and width must be multiples of."""
+        raise NotImplementedError
+
+    @property
+    def min_size(self) -> int:
+        """The least height and width."""
+        raise NotImplementedError
 
     @property
     def trained_size(self) -> tuple[int, int] | None:

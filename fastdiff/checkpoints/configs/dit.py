@@ -17,7 +17,8 @@ class DiTTransformer2DConfig(DenoiserConfig):
     num_attention_heads: int = 16
     attention_head_dim: int = 72  # the width of a head; tokens are num_attention_heads of them wide
     in_channels: int = 4
-    out_channels: int | None = None  # None: in_channels. Twice as many: the second half is the learned variance
+    # None: in_channels. Twice as many: the second half is the learned variance
+    out_channels: int = None  # type: ignore[assignment]
     num_layers: int = 28
     dropout: float = 0.0  # training only
     norm_num_groups: int = 32  # in diffusers without effect too
@@ -25,7 +26,7 @@ class DiTTransformer2DConfig(DenoiserConfig):
     sample_size: int = 32  # height and width of what it denoises, latents or pixels
     patch_size: int = 2
     activation_fn: str = "gelu-approximate"  # gelu-approximate, gelu, linear-silu
-    num_embeds_ada_norm: int | None = 1000  # labels; the null label is the one after them
+    num_embeds_ada_norm: int = 1000  # labels; the null label is the one after them
     upcast_attention: bool = False
     norm_type: str = "ada_norm_zero"
     norm_elementwise_affine: bool = False  # of the norm before the MLP

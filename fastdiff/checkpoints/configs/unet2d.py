@@ -73,7 +73,7 @@ class UNet2DConfig(DenoiserConfig):
 
     @property
     def size_factor(self) -> int:
-        """What height and width must be multiples of, so that the skip connections can join."""
+        """The number that height and width must be multiples of, so that the skip connections can join."""
         return 2 ** (len(self.block_out_channels) - 1)
 
     @property
