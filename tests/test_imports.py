@@ -1,4 +1,4 @@
-"""What comes at once imports nothing heavy, and the library needs neither triton nor diffusers."""
+"""Commands that come at once import nothing heavy, and the library needs neither triton nor diffusers."""
 
 import ast
 import subprocess
