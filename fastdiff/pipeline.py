@@ -25,7 +25,7 @@ from fastdiff.execution.devices import resolve_device, resolve_dtype
 from fastdiff.models.autoencoder import decode_latents, load_autoencoder
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
-from fastdiff.requests.defaults import LIBRARY, SEED, ModelFacts, SamplingOptions, complete_sampling
+from fastdiff.requests.defaults import LIBRARY, SEED, ModelFacts, Sampling, SamplingOptions, complete_sampling
 
 
 class PipelineOutput(NamedTuple):
@@ -246,7 +246,7 @@ class Pipeline:
 
     def _complete(
         self, steps: int | None, eta: float | None, use_clipped_model_output: bool | None, guidance_scale: float | None
-    ) -> SamplingOptions:
+    ) -> Sampling:
         config = self.denoiser.config
         return complete_sampling(
             SamplingOptions(self.scheduler_name, steps, eta, use_clipped_model_output, guidance_scale),
@@ -255,7 +255,7 @@ class Pipeline:
             labelled=config.num_class_embeds is not None and config.class_embed_type is None,
         )
 
-    def _schedule(self, sampling: SamplingOptions) -> Schedule:
+    def _schedule(self, sampling: Sampling) -> Schedule:
         schedule = self.scheduler.schedule(
             sampling.num_inference_steps,
             eta=sampling.eta,

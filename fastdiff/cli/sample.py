@@ -119,11 +119,9 @@ def _draw(run: "Run", output: "Output", device: str, as_json: bool) -> Iterator[
 
     pipe = load_pipeline(run.card, run.request, device)
     sheet = ContactSheet(len(run.cells), output.columns)
-    steps = run.request.num_inference_steps
-    total = len(run.cells) * steps
-    with tqdm(total=total, unit=" pictures", unit_scale=1 / steps, bar_format=_BAR, file=sys.stderr) as bar:
+    with tqdm(total=len(run.cells), unit=" pictures", bar_format=_BAR, file=sys.stderr) as bar:
         for progress in draw(run, pipe):
-            bar.update(len(progress.places))
+            bar.update(len(progress.places) / progress.step.num_steps)
             for finished in progress.finished:
                 path = output.write(finished)
                 yield path
@@ -133,8 +131,8 @@ def _draw(run: "Run", output: "Output", device: str, as_json: bool) -> Iterator[
                     line = {"path": str(path), "seed": finished.cell.seed, "label": finished.cell.label_name}
                     with bar.external_write_mode():
                         print(json.dumps(line | {"settings": finished.record}), flush=True)
-    if output.grid:
-        yield output.write_grid(sheet, run, finished.record)
+    if output.grid and sheet.image:
+        yield output.write_grid(output.grid, sheet.image, run, finished.record)
 
 
 def _summary(output: "Output", written: Sequence[Path]) -> str:

@@ -1,4 +1,4 @@
-"""From a request to the pictures that it asks for: what it leaves open is chosen for a model, and held to it."""
+"""The pictures that a request asks for: what it leaves open is chosen for a model, and checked against it."""
 
 import secrets
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.numbers import MAX_SEED
-from fastdiff.requests.defaults import Defaults, ModelFacts, SamplingOptions, complete_sampling
+from fastdiff.requests.defaults import Defaults, ModelFacts, Sampling, SamplingOptions, complete_sampling
 from fastdiff.requests.request import MAX_PICTURES, Request, shorten
 
 
@@ -27,43 +27,41 @@ def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Req
     InputError for what the model cannot do.
     """
     labels = _labels(request, card, defaults)
-    options = SamplingOptions(
+    asked = SamplingOptions(
         scheduler=request.scheduler,
         num_inference_steps=request.num_inference_steps,
         eta=request.eta,
         use_clipped_model_output=request.use_clipped_model_output,
         guidance_scale=request.guidance_scale,
     )
-    options = complete_sampling(options, ModelFacts.of(card), defaults, labelled=bool(labels))
-    _check_sampling(options, card, labelled=bool(labels))
+    sampling = complete_sampling(asked, ModelFacts.of(card), defaults, labelled=bool(labels))
+    _check_sampling(sampling, card, labelled=bool(labels))
+    seeds = _seeds(request, max(1, len(labels)), defaults)
     completed = replace(
         request,
-        **vars(options),
+        **vars(sampling),
         revision=card.revision or request.revision,
         label=tuple(card.choices_name(choices) for choices in labels),
-        seed=_seeds(request, max(1, len(labels)), defaults),
+        seed=seeds,
         num_images=None,
     )
-    cells = [
-        Cell(seed, label, card.label_name(label))
-        for choices in labels or ((None,),)
-        for seed in completed.seed
-        for label in (choices[seed % len(choices)],)
-    ]
-    return completed, cells
+    if not labels:
+        return completed, [Cell(seed, None, None) for seed in seeds]
+    turns = [(seed, choices[seed % len(choices)]) for choices in labels for seed in seeds]
+    return completed, [Cell(seed, label, card.label_name(label)) for seed, label in turns]
 
 
-def _check_sampling(options: SamplingOptions, card: ModelCard, labelled: bool) -> None:
+def _check_sampling(sampling: Sampling, card: ModelCard, labelled: bool) -> None:
     for name in ("eta", "use_clipped_model_output"):
-        value = getattr(options, name)
-        if options.scheduler == "ddpm" and value is not None:
+        value = getattr(sampling, name)
+        if sampling.scheduler == "ddpm" and value is not None:
             raise InputError(f"{name} {value} is an option of ddim; leave it out, or give --scheduler ddim")
-    steps, most = options.num_inference_steps, card.num_train_timesteps
+    steps, most = sampling.num_inference_steps, card.num_train_timesteps
     if steps > most:
         raise InputError(f"steps {steps}: {card.name} was trained with {most} steps; give a number from 1 to {most}")
-    if options.guidance_scale != 1 and not (labelled and card.info.null_label is not None):
+    if sampling.guidance_scale != 1 and not (labelled and card.info.null_label is not None):
         raise InputError(
-            f"cfg-scale {options.guidance_scale}: {card.name} has no null label to guide with; leave it out"
+            f"cfg-scale {sampling.guidance_scale}: {card.name} has no null label to guide with; leave it out"
         )
 
 

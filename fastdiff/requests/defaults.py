@@ -44,7 +44,7 @@ LIBRARY = Defaults(labels=0, pictures=1, batch_size=None, ddpm_steps=None)
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How noise becomes a picture; None leaves an option open."""
+    """Options of the way from noise to a picture; None leaves one open."""
 
     scheduler: str | None = None  # ddim, ddpm
     num_inference_steps: int | None = None
@@ -54,8 +54,16 @@ class SamplingOptions:
 
 
 @dataclass(frozen=True)
+class Sampling(SamplingOptions):
+    """Options with every choice made. Those of DDIM stay None for DDPM."""
+
+    num_inference_steps: int = STEPS
+    guidance_scale: float = GUIDANCE_SCALE
+
+
+@dataclass(frozen=True)
 class ModelFacts:
-    """What defaults depend on: a ModelCard has it from JSON files, a Pipeline from its parts."""
+    """The facts that defaults depend on: a ModelCard has them from JSON files, a Pipeline from its parts."""
 
     info: ModelInfo
     scheduler: str | None  # that the folder names; None where it is none of ours
@@ -70,9 +78,7 @@ class ModelFacts:
         return self.info.scheduler or self.scheduler
 
 
-def complete_sampling(
-    asked: SamplingOptions, model: ModelFacts, defaults: Defaults, *, labelled: bool
-) -> SamplingOptions:
+def complete_sampling(asked: SamplingOptions, model: ModelFacts, defaults: Defaults, *, labelled: bool) -> Sampling:
     """`asked` with its open options chosen; what is asked for is not checked.
 
     labelled: whether the pictures have labels, so that they can be guided.
@@ -83,7 +89,7 @@ def complete_sampling(
     steps = info.num_inference_steps or (defaults.ddpm_steps if is_ddpm else STEPS) or model.num_train_timesteps
     steps = min(steps, model.num_train_timesteps, defaults.most_steps or steps)
     guidance_scale = info.guidance_scale if labelled and info.null_label is not None else None
-    return SamplingOptions(
+    return Sampling(
         scheduler=scheduler,
         num_inference_steps=_first(asked.num_inference_steps, steps),
         eta=asked.eta if is_ddpm else _first(asked.eta, info.eta, ETA),

@@ -1,4 +1,4 @@
-"""What is asked for: flags and the settings of a PNG, checked by one set of rules.
+"""A request: flags, or the settings of a PNG, checked by one set of rules.
 
 Imports nothing heavy: all of this happens before torch is imported.
 """

@@ -62,7 +62,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is, after each step."""
+    """The state of a run after each step."""
 
     run: Run
     places: range  # of the cells that are being drawn

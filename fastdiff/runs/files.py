@@ -57,7 +57,7 @@ def _check_fields(pattern: str, with_labels: bool) -> bool:
     except ValueError as error:
         raise InputError(f"-o {pattern} is not a pattern ({error}); write {{{{ for a brace that is meant") from None
     for name, spec, conversion in fields:
-        known = (name == "seed" and re.fullmatch(r"(\d{1,2}d?)?", spec)) or (name == "label" and not spec)
+        known = (name == "seed" and re.fullmatch(r"(\d{1,2}d?)?", spec or "")) or (name == "label" and not spec)
         if not known or conversion:
             raise InputError(f"-o {pattern} has an unknown field; there are {{seed}}, {{seed:06d}} and {{label}}")
         if name == "label" and not with_labels:

@@ -1,20 +1,23 @@
-"""Where the pictures of a run go: every place is checked before the first picture is drawn."""
+"""The files of a run: every place is checked before the first picture is drawn."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.runs import files
 from fastdiff.runs.drawing import Finished, Run
-from fastdiff.runs.sheet import ContactSheet, grid_columns, sheet_size
+from fastdiff.runs.sheet import grid_columns, sheet_size
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 @dataclass(frozen=True)
 class Output:
-    """The files of a run."""
+    """The place of each picture, and of the grid."""
 
     paths: Sequence[Path]  # of the run's cells, in order
     overwrite: bool = False
@@ -39,12 +42,12 @@ class Output:
         files.write(path, png.encode(finished.image, finished.record), self.overwrite)
         return path
 
-    def write_grid(self, sheet: ContactSheet, run: Run, record: Mapping[str, Any]) -> Path:
+    def write_grid(self, path: Path, sheet: "Image", run: Run, record: Mapping[str, Any]) -> Path:
         """Write the `sheet` of all pictures; `record` is one of theirs. OSError as `write`."""
-        own = {"seed": list(run.request.seed), "label": list(run.request.label) or None}
-        size = {"width": sheet.image.width, "height": sheet.image.height}
-        files.write(self.grid, png.encode(sheet.image, {**record, **own, **size}), self.overwrite)
-        return self.grid
+        seeds = list(dict.fromkeys(cell.seed for cell in run.cells))
+        own = {"seed": seeds, "label": list(run.request.label) or None, "width": sheet.width, "height": sheet.height}
+        files.write(path, png.encode(sheet, {**record, **own}), self.overwrite)
+        return path
 
 
 def _grid_path(run: Run, paths: Sequence[Path], columns: int, overwrite: bool, name: str | bool) -> Path:

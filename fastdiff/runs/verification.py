@@ -89,8 +89,8 @@ def compare_with_diffusers(request: Request, device: str) -> Verification:
     labels = [cell.label for cell in cells if cell.label is not None]
     diffusers = import_diffusers("verify")
     diffusers.utils.logging.set_verbosity_error()
-    reference = Reference(diffusers, card, request)
     pipe = load_pipeline(card, request, device)
+    reference = Reference(diffusers, card, request, pipe.scheduler_name)
     return Verification(
         model=card.name,
         device=str(pipe.device),
@@ -102,7 +102,7 @@ def compare_with_diffusers(request: Request, device: str) -> Verification:
 class Reference:
     """The denoiser and scheduler of a folder as diffusers loads them, float32, on the CPU until `to` is called."""
 
-    def __init__(self, diffusers: ModuleType, card: ModelCard, request: Request) -> None:
+    def __init__(self, diffusers: ModuleType, card: ModelCard, request: Request, scheduler: str) -> None:
         import torch
 
         self.card, self.request = card, request
@@ -116,7 +116,7 @@ class Reference:
             )
             .eval()
         )
-        kind = getattr(diffusers, SCHEDULERS[request.scheduler])
+        kind = getattr(diffusers, SCHEDULERS[scheduler])
         self.scheduler = kind.from_pretrained(hub.component_folder(card.folder, "scheduler"))
 
     def sample(self, x_t: "Tensor", labels: Sequence[int], generator: "Generator") -> "Tensor":
@@ -124,17 +124,19 @@ class Reference:
         import torch
 
         request, null_label = self.request, self.card.info.null_label
+        scale = 1.0 if request.guidance_scale is None else request.guidance_scale
         options = {"eta": request.eta, "use_clipped_model_output": request.use_clipped_model_output}
         options = {} if request.scheduler == "ddpm" else options
         classes = torch.tensor(labels, device=x_t.device) if labels else None
+        null_classes = None if classes is None or null_label is None else torch.full_like(classes, null_label)
         self.scheduler.set_timesteps(request.num_inference_steps)
         # DDIM keeps the option in its config, and makes nothing of it
         learned = request.scheduler == "ddpm" and self.scheduler.config.variance_type.startswith("learned")
         for t in self.scheduler.timesteps:
             eps, variance = self.predict(x_t, t, classes)
-            if request.guidance_scale != 1:
-                unguided, _ = self.predict(x_t, t, torch.full_like(classes, null_label))
-                eps = unguided + request.guidance_scale * (eps - unguided)
+            if scale != 1:
+                unguided, _ = self.predict(x_t, t, null_classes)
+                eps = unguided + scale * (eps - unguided)
             output = torch.cat([eps, variance], dim=1) if learned else eps
             x_t = self.scheduler.step(output, t, x_t, generator=generator, **options).prev_sample
         return x_t
@@ -170,7 +172,7 @@ def _loop(pipe: "Pipeline", reference: Reference, labels: Sequence[int]) -> Comp
 
     request = reference.request
     x_T = _noise(reference, max(1, len(labels)))
-    ours = pipe(
+    *_, last = pipe.stream(
         num_inference_steps=request.num_inference_steps,
         class_labels=torch.tensor(labels) if labels else None,
         guidance_scale=request.guidance_scale,
@@ -179,13 +181,14 @@ def _loop(pipe: "Pipeline", reference: Reference, labels: Sequence[int]) -> Comp
         generator=torch.Generator().manual_seed(_SEED),
         latents=x_T.to(pipe.device),
         output_type="pt",
-    ).images
+    )
+    vae: Any = pipe.vae
     with torch.inference_mode():
         theirs = reference.sample(x_T.to(pipe.device), labels, torch.Generator().manual_seed(_SEED))
-        if pipe.vae is not None:
-            theirs = pipe.vae.decode(theirs / pipe.vae.config.scaling_factor).sample
+        if vae is not None:
+            theirs = vae.decode(theirs / vae.config.scaling_factor).sample
     name = f"{request.num_inference_steps} steps of {request.scheduler}, guidance {request.guidance_scale:g}"
-    return _compare(name, 2 * ours - 1, theirs.clamp(-1, 1), FINAL_TOLERANCE)
+    return _compare(name, 2 * last.images - 1, theirs.clamp(-1, 1), FINAL_TOLERANCE)
 
 
 def _noise(reference: Reference, count: int) -> "Tensor":

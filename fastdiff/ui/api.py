@@ -17,7 +17,7 @@ from fastdiff.ui.tabs.running import DEVICE
 def add_api(models: Models, limits: Limits) -> None:
     """Name the two functions in the page that is being built."""
 
-    def generate(
+    def generate(  # type: ignore[misc]  # Gradio reads in the return type what is yielded
         model: str = defaults.MODEL,
         label: str | int | None = None,
         seed: int = defaults.SEED,

@@ -17,6 +17,7 @@ from fastdiff.requests.defaults import (
     PAGE_ON_CPU,
     Defaults,
     ModelFacts,
+    Sampling,
     SamplingOptions,
     complete_sampling,
 )
@@ -73,7 +74,7 @@ class Models:
         """The defaults of runs on this device."""
         return PAGE_ON_CPU if self.device.type == "cpu" else PAGE
 
-    def default_sampling(self, card: ModelCard, scheduler: str | None = None) -> SamplingOptions:
+    def default_sampling(self, card: ModelCard, scheduler: str | None = None) -> Sampling:
         """The options that `card` is drawn with, by `scheduler` or its own one."""
         asked = SamplingOptions(scheduler=scheduler)
         return complete_sampling(asked, ModelFacts.of(card), self.defaults, labelled=bool(card.labels))

@@ -53,11 +53,11 @@ def prepare(options: Options, models: Models, limits: Limits) -> Run:
         guidance_scale=options.guidance_scale,
     )
     width, height = card.size or (None, None)
-    size = {"height": options.height or height, "width": options.width or width}
-    run = Run.prepare(request, card, models.defaults, batch_size=options.batch_size, **size)
-    if None in size.values():
+    height, width = options.height or height, options.width or width
+    run = Run.prepare(request, card, models.defaults, batch_size=options.batch_size, height=height, width=width)
+    if height is None or width is None:
         raise InputError(f"width, height: {card.name} was trained at no size of its own; give both")
-    card.config.check_size(**size, scale=card.scale)
+    card.config.check_size(height, width, scale=card.scale)
     return run
 
 

@@ -78,7 +78,7 @@ def test_pictures_and_grid_hold_their_settings(run, tmp_path):
         finished = Finished(place, cell, image, RECORD | {"seed": cell.seed, "label": cell.label_name})
         assert png.read_settings(output.write(finished)) == finished.record | {"schema": 1}
         sheet.paste(place, image)
-    grid = png.read_settings(output.write_grid(sheet, run, finished.record))
+    grid = png.read_settings(output.write_grid(output.grid, sheet.image, run, finished.record))
     labels = ["fluent-3d hearts", "fluent-3d creatures"]
     assert (grid["seed"], grid["label"], grid["width"], grid["height"]) == ([7, 8], labels, 22, 18)
     with pytest.raises(OSError, match="was kept"):

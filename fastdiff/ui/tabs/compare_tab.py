@@ -72,18 +72,7 @@ class CompareTab:
         buttons = build_buttons("Compare")
         status = gr.HTML(note("Choose two settings and press Compare."), min_height=60, padding=True)
         with gr.Row():
-            pictures = tuple(
-                gr.Image(
-                    label=name,
-                    format="png",
-                    interactive=False,
-                    height=256,
-                    min_width=140,
-                    buttons=["download", "fullscreen"],
-                    elem_classes="enlarged",
-                )
-                for name in ("A", "B")
-            )
+            pictures = _build_picture("A"), _build_picture("B")
         slider = gr.ImageSlider(label="A and B: drag the line", format="png", interactive=False, max_height=400)
         tab = cls(models, limits, session, subject, seed, sides, status, slider, pictures)
         tab._connect(buttons)
@@ -100,7 +89,7 @@ class CompareTab:
 
     def _follow(self, side: Side) -> Callable[[str], Updates]:
         def follow(name: str) -> Updates:
-            """What is drawn follows the model of A, how each side draws follows its own."""
+            """Fit the controls to a model: the label's to that of A, each side's sampling to its own."""
             try:
                 card = self.models.card(name)
             except PROBLEMS as error:
@@ -141,8 +130,20 @@ class CompareTab:
         return prepare(options, self.models, self.limits)
 
 
+def _build_picture(name: str) -> gr.Image:
+    return gr.Image(
+        label=name,
+        format="png",
+        interactive=False,
+        height=256,
+        min_width=140,
+        buttons=["download", "fullscreen"],
+        elem_classes="enlarged",
+    )
+
+
 def difference(a: Path, b: Path) -> str:
-    """How far two pictures differ, in words; levels are 0 to 255."""
+    """The difference of two pictures in words; levels are 0 to 255."""
     with Image.open(a) as first, Image.open(b) as second:
         pixels = [np.asarray(image, dtype=np.float32) for image in (first, second)]
     if pixels[0].shape != pixels[1].shape:

@@ -1,4 +1,4 @@
-"""How a run under way looks: a bar with the step, and the pictures as the model sees them now."""
+"""HTML of a run under way: a bar with the step, and the pictures as the model sees them now."""
 
 import base64
 import io

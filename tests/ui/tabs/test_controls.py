@@ -1,4 +1,4 @@
-"""What the form offers for each kind of model."""
+"""The controls of the form, for each kind of model."""
 
 import gradio as gr
 import pytest
