@@ -1,8 +1,10 @@
-"""The two number checks that flags, JSON files and model options share."""
+"""The two number checks that flags, JSON files and model options share, and the range of seeds."""
 
 import math
 import sys
 from typing import Any
+
+MAX_SEED = 2**32 - 1  # a seed is one 32-bit word of Philox's key
 
 
 def is_int(value: Any, least: float, most: float = math.inf) -> bool:

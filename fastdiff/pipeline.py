@@ -19,12 +19,13 @@ from fastdiff.diffusion.conditioning import Guidance, Table
 from fastdiff.diffusion.loop import denoise
 from fastdiff.diffusion.pictures import OUTPUT_TYPES, Label, decode, list_pictures
 from fastdiff.diffusion.schedule import Schedule
-from fastdiff.diffusion.schedulers import DDIMScheduler, Scheduler, randn_tensor, scheduler_from_config
+from fastdiff.diffusion.schedulers import SCHEDULERS, Scheduler, randn_tensor, scheduler_from_config
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import resolve_device, resolve_dtype
 from fastdiff.models.autoencoder import decode_latents, load_autoencoder
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
+from fastdiff.requests.defaults import LIBRARY, SEED, ModelFacts, Sampling, SamplingOptions, complete_sampling
 
 
 class PipelineOutput(NamedTuple):
@@ -124,7 +125,7 @@ class Pipeline:
         if "vae" in card.classes:
             vae = load_autoencoder(card.folder / "vae", variant=variant, dtype=dtype, device=device)
         config = read_json(hub.component_folder(card.folder, "scheduler") / "scheduler_config.json")
-        scheduler = scheduler or card.info.scheduler or card.scheduler
+        scheduler = scheduler or ModelFacts.of(card).default_scheduler
         return cls(denoiser, scheduler_from_config(config, scheduler), card.info, card.name, vae)
 
     @property
@@ -142,6 +143,11 @@ class Pipeline:
                 )
             scheduler = scheduler_from_config({**config, "_class_name": type(scheduler).__name__})
         self._scheduler = scheduler
+
+    @property
+    def scheduler_name(self) -> str:
+        """The scheduler's name in requests: ddim or ddpm."""
+        return next(name for name, kind in SCHEDULERS.items() if isinstance(self.scheduler, kind))
 
     @property
     def device(self) -> torch.device:
@@ -177,8 +183,8 @@ class Pipeline:
         self,
         *,
         num_inference_steps: int | None = None,
-        num_images: int = 1,
-        seed: int | Sequence[int] = 0,
+        num_images: int = LIBRARY.pictures,
+        seed: int | Sequence[int] = SEED,
         class_labels: Label | Sequence[Label] | Tensor = None,
         guidance_scale: float | None = None,
         eta: float | None = None,
@@ -196,7 +202,8 @@ class Pipeline:
         or latents) they are that many, each with a seed and a label of its own.
 
         Args:
-            num_inference_steps: default: the model's own, else 50 for DDIM and all training steps for DDPM.
+            num_inference_steps: default: the model's own, else 50 for DDIM and all training steps for DDPM; this and
+                all other defaults come from `requests.defaults`.
             num_images: pictures per label; picture i has seed + i.
             seed: 0 to 2^32 - 1, or a list of seeds instead of `num_images`.
             class_labels: names, indices, None for the null label; or a tensor with a row for each picture. The labels
@@ -218,8 +225,9 @@ class Pipeline:
             "latents": len(latents) if latents is not None else None,
         }
         labels, seeds = list_pictures(seed, num_images, class_labels, counts)
-        schedule = self._schedule(num_inference_steps, eta, use_clipped_model_output)
-        distinct, rows, guidance = self._conditions(labels, seeds, guidance_scale)
+        sampling = self._complete(num_inference_steps, eta, use_clipped_model_output, guidance_scale)
+        schedule = self._schedule(sampling)
+        distinct, rows, guidance = self._conditions(labels, seeds, sampling.guidance_scale)
         x_t = self._starting_noise(seeds, height, width, generator, latents)
 
         def draw_noise() -> Tensor:
@@ -236,15 +244,23 @@ class Pipeline:
 
         return run()
 
-    def _schedule(self, steps: int | None, eta: float | None, use_clipped_model_output: bool | None) -> Schedule:
-        ddim = isinstance(self.scheduler, DDIMScheduler)
-        if ddim:
-            eta = self.info.eta if eta is None else eta
-            if use_clipped_model_output is None:
-                use_clipped_model_output = self.info.use_clipped_model_output
-        if steps is None:
-            steps = self.info.num_inference_steps or (50 if ddim else len(self.scheduler))
-        schedule = self.scheduler.schedule(steps, eta=eta, use_clipped_model_output=use_clipped_model_output)
+    def _complete(
+        self, steps: int | None, eta: float | None, use_clipped_model_output: bool | None, guidance_scale: float | None
+    ) -> Sampling:
+        config = self.denoiser.config
+        return complete_sampling(
+            SamplingOptions(self.scheduler_name, steps, eta, use_clipped_model_output, guidance_scale),
+            ModelFacts(self.info, self.scheduler_name, len(self.scheduler)),
+            LIBRARY,
+            labelled=config.num_class_embeds is not None and config.class_embed_type is None,
+        )
+
+    def _schedule(self, sampling: Sampling) -> Schedule:
+        schedule = self.scheduler.schedule(
+            sampling.num_inference_steps,
+            eta=sampling.eta,
+            use_clipped_model_output=sampling.use_clipped_model_output,
+        )
         channels = self.denoiser.config.in_channels, self.denoiser.config.out_channels
         halves = (1, 2) if schedule.options.variance == "fixed" else (2,)
         if channels[1] not in [half * channels[0] for half in halves]:
@@ -290,11 +306,11 @@ class Pipeline:
         return height // self.scale, width // self.scale
 
     def _conditions(
-        self, labels: list[Label], seeds: list[int], scale: float | None
+        self, labels: list[Label], seeds: list[int], scale: float
     ) -> tuple[Tensor | None, Tensor, Guidance | None]:
         """The distinct labels (rows, ...) that the model is asked under, each picture's row, and the guidance."""
         config = self.denoiser.config
-        if scale not in (None, 1) and (config.num_class_embeds is None or config.class_embed_type is not None):
+        if scale != 1 and (config.num_class_embeds is None or config.class_embed_type is not None):
             raise InputError(f"guidance_scale: {scale} needs a model with a null label; this one has none")
         if not config.takes_labels:
             if any(label is not None for label in labels):
@@ -306,7 +322,7 @@ class Pipeline:
             each = torch.stack([torch.as_tensor(label, device=self.device) for label in labels])
             return each, torch.arange(len(labels), device=self.device), None
         indices = [self._label_index(label, seed) for label, seed in zip(labels, seeds, strict=True)]
-        guidance_scale = self._guidance_scale(scale)
+        guidance_scale = self._checked_guidance_scale(scale)
         guided = guidance_scale != 1 and any(index != self.info.null_label for index in indices)
         distinct = sorted({*indices, self.info.null_label} if guided else set(indices))
         rows = torch.tensor([distinct.index(index) for index in indices], device=self.device)
@@ -321,9 +337,7 @@ class Pipeline:
             raise InputError(f"class_labels: this model has no null label; give labels, 0 to {last}")
         return self.info.null_label
 
-    def _guidance_scale(self, scale: float | None) -> float:
-        if scale is None:
-            scale = self.info.guidance_scale if self.info.guidance_scale is not None else 1.0
+    def _checked_guidance_scale(self, scale: float) -> float:
         if not isinstance(scale, int | float) or not math.isfinite(scale):
             raise InputError(f"guidance_scale: {scale!r} is not a number; 1 is unguided, 2 to 8 are usual")
         if scale != 1 and self.info.null_label is None:

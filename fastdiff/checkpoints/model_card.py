@@ -77,10 +77,10 @@ class ModelCard:
         """The name of label `index`, or the index where it has none."""
         return index if index is None else self.info.label_name(index)
 
-    def choices_name(self, choices: tuple[int, ...]) -> str | int | None:
+    def choices_name(self, choices: tuple[int, ...]) -> str | int:
         """The name of the label or group that stands for these indices."""
         groups = (name for name in self.info.label_groups if self.info.label_choices(name) == choices)
-        return self.label_name(choices[0]) if len(choices) == 1 else next(groups)
+        return self.info.label_name(choices[0]) if len(choices) == 1 else next(groups)
 
 
 def _num_train_timesteps(folder: Path) -> int:

@@ -6,8 +6,9 @@ import signal
 import threading
 from pathlib import Path
 
+from fastdiff.cli.arguments import DEVICES
 from fastdiff.errors import InputError
-from fastdiff.requests.request import DEFAULT_MODEL
+from fastdiff.requests import defaults
 
 
 def run(args: argparse.Namespace) -> int:
@@ -23,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
 
     models = Models(args.models_dir, args.allow_hub, args.device)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server's folder goes with it
-    warm_up = threading.Thread(target=models.warm_up, args=(DEFAULT_MODEL,))  # the first click finds the model loaded
+    warm_up = threading.Thread(target=models.warm_up, args=(defaults.MODEL,))  # the first click finds the model loaded
     warm_up.start()
     try:
         with serving(models, Limits(), host=args.host, port=args.port, share=args.share) as address:
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--models-dir", type=Path, metavar="DIR", help="offer the model folders below this one too")
     add("--allow-hub", action="store_true", help="offer models of the Hugging Face hub, which are downloaded")
-    add("--device", default="auto", help="auto, cpu, cuda or cuda:1 (default: auto)")
+    add("--device", default=defaults.DEVICE, help=f"{DEVICES} (default: {defaults.DEVICE})")
     add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 lets others in (default: 127.0.0.1)")
     add("--port", type=int, help="(default: the first free one from 7860)")
     add("--share", action="store_true", help="a public address through Gradio's servers")

@@ -9,9 +9,9 @@ from PIL import Image
 from torch import Tensor
 
 from fastdiff.errors import InputError, NonFiniteError
+from fastdiff.numbers import MAX_SEED
 
 Label = int | str | Tensor | None  # None: the null label; a tensor: a row of a model that embeds labels itself
-MAX_SEED = 2**32 - 1
 OUTPUT_TYPES = ("pil", "np", "pt")
 
 

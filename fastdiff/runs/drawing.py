@@ -1,174 +1,135 @@
-"""`fastdiff sample`: from flags to PNG files. Everything that can be refused is refused before torch is imported."""
+"""The drawing of a request, which the command and the page share: a checked `Run`, then its pictures step by step.
 
-import argparse
+Everything that can be refused without torch is refused before torch is imported.
+"""
+
 import contextlib
-import json
-import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fastdiff
 from fastdiff.checkpoints import hub
-from fastdiff.errors import InputError
-from fastdiff.requests import png
-from fastdiff.requests.request import Cell, ModelCard, Request, complete
-from fastdiff.runs import files
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.requests.completion import Cell, complete
+from fastdiff.requests.defaults import Defaults
+from fastdiff.requests.request import Request
 
-_BAR = "{percentage:3.0f}%|{bar}| {n:.1f}/{total:.0f} pictures [{elapsed}<{remaining}, {rate_noinv_fmt}]"
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
-
-@dataclass(frozen=True)
-class Picture:
-    """One picture that is to be drawn."""
-
-    seed: int
-    label: int | None  # index
-    label_name: str | int | None
-    path: Path
+    from fastdiff.pipeline import Pipeline, Step
+    from fastdiff.reporting import Report
 
 
 @dataclass(frozen=True)
-class Job:
-    """A run that was checked as far as it can be without torch."""
+class Run:
+    """A request that the model can draw, checked as far as it can be without torch."""
 
     card: ModelCard
-    request: Request
-    pictures: Sequence[Picture]  # labels x seeds, in that order
-    grid: Path | None
-    columns: int  # of the grid
+    request: Request  # completed
+    cells: Sequence[Cell]  # labels x seeds, in that order
+    batch_size: int
+    height: int | None = None  # of the pictures, in pixels; None: the model's own
+    width: int | None = None
+
+    @classmethod
+    def prepare(
+        cls,
+        request: Request,
+        card: ModelCard,
+        defaults: Defaults,
+        *,
+        batch_size: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+    ) -> "Run":
+        """InputError for what the model cannot do."""
+        completed, cells = complete(request, card, defaults)
+        return cls(card, completed, cells, batch_size or defaults.batch_size or len(cells), height, width)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Draw what `args` ask for and return the exit code. Raises what cli.main turns into exit codes."""
-    start = time.perf_counter()
-    if args.explain:
-        return _explain(args)
-    job = plan(args)
-    written: list[Path] = []
-    try:
-        for path in _draw(job, args):
-            written.append(path)
-    except KeyboardInterrupt:
-        _say(f"interrupted; wrote {_summary(job, written)}")
-        return 130
-    _say(f"wrote {_summary(job, written)} in {time.perf_counter() - start:.1f} s")
-    return 0
+@dataclass(frozen=True)
+class Finished:
+    """A finished picture and the settings that its PNG keeps."""
+
+    place: int  # of its cell in the run
+    cell: Cell
+    image: "Image"
+    record: dict[str, Any]  # JSON values
 
 
-def plan(args: argparse.Namespace) -> Job:
-    """Settings, model folder and file names of a run. InputError for whatever cannot be drawn or written."""
-    card, request, cells = _read_request(args)
-    pattern = files.as_pattern(args.out, with_labels=bool(request.label))
-    paths = files.plan(pattern, [(seed, card.label_name(label)) for seed, label in cells], args.overwrite)
-    pictures = [
-        Picture(seed, label, card.label_name(label), path) for (seed, label), path in zip(cells, paths, strict=True)
-    ]
-    columns = files.grid_columns(len(request.label), len(request.seed))
-    grid = _plan_grid(args, card, pictures, columns) if args.grid else None
-    return Job(card, request, pictures, grid, columns)
+@dataclass(frozen=True)
+class Progress:
+    """The state of a run after each step."""
+
+    run: Run
+    places: range  # of the cells that are being drawn
+    step: "Step"
+    seconds: float  # since the first step began
+    finished: Sequence[Finished]  # the pictures that this step finished
+
+    @property
+    def fraction(self) -> float:
+        """The share of the run that is done, 0 to 1."""
+        steps = len(self.places) * (self.step.index + 1) / self.step.num_steps
+        return (self.places.start + steps) / len(self.run.cells)
+
+    @property
+    def rate(self) -> float:
+        """Pictures per second."""
+        return self.fraction * len(self.run.cells) / max(self.seconds, 1e-9)
 
 
-def _read_request(args: argparse.Namespace) -> tuple[ModelCard, Request, list[Cell]]:
-    request = Request.from_flags(vars(args), args.source)
-    card = ModelCard.read(request.model, hub.resolve(request.model, revision=request.revision, variant=request.variant))
-    return card, *complete(request, card)
+def find_model(request: Request) -> ModelCard:
+    """The model that `request` names, downloaded where it is one of the hub. InputError where there is none."""
+    return ModelCard.read(request.model, hub.resolve(request.model, revision=request.revision, variant=request.variant))
 
 
-def _explain(args: argparse.Namespace) -> int:
-    """Print what a step of the first batch of pictures runs on."""
-    from fastdiff.reporting import report
-
-    card, request, cells = _read_request(args)
-    pipe = load_pipeline(card, request, args.device)
-    cells = cells[: args.batch_size]
-    with _naming_batch_size(pipe, len(cells)):
-        found = report(pipe, **_stream_options(request, cells))
-    print(json.dumps(found.as_dict()) if args.json else found)
-    return 0
-
-
-def _plan_grid(args: argparse.Namespace, card: ModelCard, pictures: Sequence[Picture], columns: int) -> Path:
-    grid = pictures[0].path.parent / "grid.png" if args.grid is True else files.grid_path(args.grid)
-    if any(files.file_key(picture.path) == files.file_key(grid) for picture in pictures):
-        raise InputError(f"the grid and a picture would both be {grid}; name another file with --grid")
-    files.check([grid], args.overwrite, "--grid")
-    if card.size:
-        files.sheet_size(len(pictures), columns, card.size)
-    return grid
-
-
-def _draw(job: Job, args: argparse.Namespace) -> Iterator[Path]:
-    """Draw and write the pictures batch by batch, then the grid; yields each path once its file is whole."""
-    from tqdm import tqdm
-
-    pipe = load_pipeline(job.card, job.request, args.device)
-    record = shared_record(pipe, job.request)
-    sheet = files.ContactSheet(len(job.pictures), job.columns)
-    steps = job.request.num_inference_steps
-    total = len(job.pictures) * steps
-    with tqdm(total=total, unit=" pictures", unit_scale=1 / steps, bar_format=_BAR, file=sys.stderr) as bar:
-        for index, (picture, image) in enumerate(_finished(pipe, job, args.batch_size, bar)):
-            own = {"seed": picture.seed, "label": picture.label_name, "width": image.width, "height": image.height}
-            files.write(picture.path, png.encode(image, record | own), args.overwrite)
-            yield picture.path
-            if job.grid:
-                sheet.paste(index, image)
-            if args.json:
-                line = {"path": str(picture.path), "seed": picture.seed, "label": picture.label_name}
-                with bar.external_write_mode():
-                    print(json.dumps(line | {"settings": record | own}), flush=True)
-    if job.grid:
-        own = {"seed": list(job.request.seed), "label": list(job.request.label) or None}
-        size = {"width": sheet.image.width, "height": sheet.image.height}
-        files.write(job.grid, png.encode(sheet.image, record | own | size), args.overwrite)
-        yield job.grid
-
-
-def load_pipeline(card: ModelCard, request: Request, device: str):
-    """The pipeline of a completed request, with the scheduler it asks for. Raises as Pipeline.from_pretrained."""
-    from fastdiff.diffusion.schedulers import scheduler_from_config
+def load_pipeline(card: ModelCard, request: Request, device: str) -> "Pipeline":
+    """The pipeline of a completed request, with the scheduler it asks for. Raises as Pipeline.from_card."""
     from fastdiff.pipeline import Pipeline
 
-    pipe = Pipeline.from_pretrained(card.folder, device=device, dtype=request.dtype, variant=request.variant)
-    pipe.scheduler = scheduler_from_config(pipe.scheduler.config, request.scheduler)
-    return pipe
+    return Pipeline.from_card(
+        card, device=device, dtype=request.dtype, scheduler=request.scheduler, variant=request.variant
+    )
 
 
-def _finished(pipe, job: Job, batch_size: int, bar) -> Iterator[tuple[Picture, Any]]:
-    """(picture, PIL image) in order."""
-    for batch, step in stream_batches(pipe, job.request, job.pictures, batch_size):
-        bar.update(len(batch))
-        if step.images:
-            yield from zip(batch, step.images, strict=True)
+def draw(run: Run, pipe: "Pipeline") -> Iterator[Progress]:
+    """Draw the run batch by batch, and yield after each step of each batch; the last one has the batch's pictures.
 
-
-def stream_batches(
-    pipe, request: Request, pictures: Sequence[Picture], batch_size: int, **size: int
-) -> Iterator[tuple[Sequence[Picture], Any]]:
-    """Draw the pictures of a completed request and yield (batch, pipeline.Step) after each step of each batch.
-
-    `size` is the pipeline's `height` and `width`. MemoryError with a one-line message where the device or the host runs
-    out.
+    Raises NonFiniteError, and MemoryError with a one-line message where the device or the host runs out.
     """
-    for start in range(0, len(pictures), batch_size):
-        batch = pictures[start : start + batch_size]
-        options = _stream_options(request, [(picture.seed, picture.label) for picture in batch])
+    shared, start = _shared_record(pipe, run.request), time.perf_counter()
+    for first in range(0, len(run.cells), run.batch_size):
+        batch = run.cells[first : first + run.batch_size]
+        options = _batch_options(run.request, batch) | {"height": run.height, "width": run.width}
         with _naming_batch_size(pipe, len(batch)):
-            for step in pipe.stream(num_inference_steps=request.num_inference_steps, **options, **size):
-                yield batch, step
+            for step in pipe.stream(num_inference_steps=run.request.num_inference_steps, **options):
+                images = zip(batch, step.images, strict=True) if step.images else ()
+                finished = [
+                    Finished(place, cell, image, shared | _own_record(cell, image))
+                    for place, (cell, image) in enumerate(images, first)
+                ]
+                yield Progress(run, range(first, first + len(batch)), step, time.perf_counter() - start, finished)
 
 
-def _stream_options(request: Request, cells: Sequence[Cell]) -> dict[str, Any]:
+def explain(run: Run, pipe: "Pipeline") -> "Report":
+    """Report the kernels that a step of the run's first batch runs on. Nothing is drawn. MemoryError as `draw`."""
+    from fastdiff.reporting import report
+
+    batch = run.cells[: run.batch_size]
+    with _naming_batch_size(pipe, len(batch)):
+        return report(pipe, **_batch_options(run.request, batch))
+
+
+def _batch_options(request: Request, batch: Sequence[Cell]) -> dict[str, Any]:
     """The options of Pipeline.stream for these pictures of a completed request, but the number of steps."""
     return {
-        "batch_size": len(cells),
-        "seed": [seed for seed, _ in cells],
-        "class_labels": [label for _, label in cells] if request.label else None,
+        "batch_size": len(batch),
+        "seed": [cell.seed for cell in batch],
+        "class_labels": [cell.label for cell in batch] if request.label else None,
         "guidance_scale": request.guidance_scale,
         "eta": request.eta,
         "use_clipped_model_output": request.use_clipped_model_output,
@@ -176,8 +137,8 @@ def _stream_options(request: Request, cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _naming_batch_size(pipe, batch_size: int) -> Iterator[None]:
-    """Out of memory is a MemoryError whose one line says what to do."""
+def _naming_batch_size(pipe: "Pipeline", batch_size: int) -> Iterator[None]:
+    """Turn out of memory into a MemoryError whose one line says what to do."""
     try:
         yield
     except RuntimeError as error:
@@ -186,29 +147,22 @@ def _naming_batch_size(pipe, batch_size: int) -> Iterator[None]:
         raise MemoryError(f"{pipe.device}: out of memory; give a smaller --batch-size than {batch_size}") from None
 
 
-def shared_record(pipe, request: Request) -> dict[str, Any]:
-    """What all pictures of a run have in common, as JSON values."""
+def _shared_record(pipe: "Pipeline", request: Request) -> dict[str, Any]:
+    """The settings that all pictures of a run share, as JSON values."""
+    from importlib import metadata  # slow to import
+
     import torch
 
     versions = {"fastdiff": fastdiff.__version__, "torch": str(torch.__version__)}
     with contextlib.suppress(metadata.PackageNotFoundError):
         versions["triton"] = metadata.version("triton")
     return request.as_record() | {
-        "scheduler": type(pipe.scheduler).__name__.removesuffix("Scheduler").lower(),
+        "scheduler": pipe.scheduler_name,
         "dtype": str(pipe.dtype).removeprefix("torch."),
         "device": torch.cuda.get_device_name(pipe.device) if pipe.device.type == "cuda" else pipe.device.type,
         "versions": versions,
     }
 
 
-def _summary(job: Job, written: Sequence[Path]) -> str:
-    pictures = [path for path in written if path != job.grid]
-    count = str(len(pictures)) if len(pictures) == len(job.pictures) else f"{len(pictures)} of {len(job.pictures)}"
-    text = f"{count} picture{'' if len(job.pictures) == 1 else 's'}"
-    if pictures:
-        text += f" to {pictures[0] if len(pictures) == 1 else os.path.commonpath([p.parent for p in pictures]) or '.'}"
-    return text + (f" and a grid to {job.grid}" if job.grid in written else "")
-
-
-def _say(message: str) -> None:
-    print(f"fastdiff: {message}", file=sys.stderr)
+def _own_record(cell: Cell, image: "Image") -> dict[str, Any]:
+    return {"seed": cell.seed, "label": cell.label_name, "width": image.width, "height": image.height}

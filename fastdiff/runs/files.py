@@ -1,8 +1,7 @@
-"""Where pictures go: file names from a pattern, all of them checked before the first is drawn, and writes that either
-leave a whole file or none. Also the contact sheet of `--grid`."""
+"""Names and writes of files: names from a pattern, all checked before the first picture is drawn, and writes that
+leave a whole file or none."""
 
 import errno
-import math
 import os
 import re
 import secrets
@@ -13,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fastdiff.errors import InputError
+from fastdiff.requests.completion import Cell
 
-MAX_SHEET_PIXELS = 2**27  # below the size at which Pillow warns of a decompression bomb
-_MARGIN = 2  # pixels between the pictures of a sheet
 _OTHER_FORMATS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 _WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)", re.IGNORECASE)
 
@@ -28,12 +26,17 @@ def slug(label: str | int) -> str:
     return f"{words}-" if _WINDOWS_DEVICES.fullmatch(words) else words or "label"
 
 
+def default_pattern(with_labels: bool) -> str:
+    """The format string of a picture's name in a folder."""
+    return "{label}-{seed}.png" if with_labels else "{seed}.png"
+
+
 def as_pattern(out: str, with_labels: bool) -> str:
     """A format string of {seed} and {label} for the folder, PNG file or pattern `out`.
 
     InputError for a field we do not have and for a name that is not PNG.
     """
-    name = "{label}-{seed}.png" if with_labels else "{seed}.png"
+    name = default_pattern(with_labels)
     if not out or "\0" in out:
         raise InputError(f"-o {out!r} is not a path; name a folder, a PNG file or a pattern such as out/{name}")
     if Path(out).is_dir():
@@ -54,7 +57,7 @@ def _check_fields(pattern: str, with_labels: bool) -> bool:
     except ValueError as error:
         raise InputError(f"-o {pattern} is not a pattern ({error}); write {{{{ for a brace that is meant") from None
     for name, spec, conversion in fields:
-        known = (name == "seed" and re.fullmatch(r"(\d{1,2}d?)?", spec)) or (name == "label" and not spec)
+        known = (name == "seed" and re.fullmatch(r"(\d{1,2}d?)?", spec or "")) or (name == "label" and not spec)
         if not known or conversion:
             raise InputError(f"-o {pattern} has an unknown field; there are {{seed}}, {{seed:06d}} and {{label}}")
         if name == "label" and not with_labels:
@@ -62,11 +65,11 @@ def _check_fields(pattern: str, with_labels: bool) -> bool:
     return bool(fields)
 
 
-def plan(pattern: str, pictures: Iterable[tuple[int, str | int | None]], overwrite: bool) -> list[Path]:
-    """The path of each (seed, label), in order. InputError where two agree or `check` refuses one."""
+def picture_paths(pattern: str, cells: Iterable[Cell], overwrite: bool) -> list[Path]:
+    """The path of each picture, in order. InputError where two agree or `check` refuses one."""
     paths: dict[str, Path] = {}
-    for seed, label in pictures:
-        path = Path(pattern.format(seed=seed, label=None if label is None else slug(label)))
+    for cell in cells:
+        path = picture_path(pattern, cell)
         key = file_key(path)
         if key in paths:
             raise InputError(
@@ -77,8 +80,12 @@ def plan(pattern: str, pictures: Iterable[tuple[int, str | int | None]], overwri
     return list(paths.values())
 
 
+def picture_path(pattern: str, cell: Cell) -> Path:
+    return Path(pattern.format(seed=cell.seed, label=None if cell.label_name is None else slug(cell.label_name)))
+
+
 def file_key(path: Path) -> str:
-    """Equal for paths that may be one file: on macOS and Windows those are too that differ in case only."""
+    """A text that is equal for paths that may be one file: on macOS and Windows also for those of another case."""
     return os.path.abspath(path).casefold()
 
 
@@ -149,41 +156,3 @@ def _rename_exclusive(source: Path, target: Path) -> None:
     except OSError:  # a file system without hard links: an empty file claims the name first
         target.touch(exist_ok=False)
         os.replace(source, target)
-
-
-def grid_columns(num_labels: int, num_seeds: int) -> int:
-    """One row per label and one column per seed; near-square where there is only one of either."""
-    if num_labels > 1 and num_seeds > 1:
-        return num_seeds
-    return math.ceil(math.sqrt(max(1, num_labels) * num_seeds))
-
-
-def sheet_size(count: int, columns: int, size: tuple[int, int]) -> tuple[int, int]:
-    """(width, height) in pixels of a sheet of `count` pictures of (width, height) `size`.
-
-    InputError where it would be over MAX_SHEET_PIXELS.
-    """
-    rows = -(-count // columns)
-    width, height = (n * (side + _MARGIN) + _MARGIN for n, side in zip((columns, rows), size, strict=True))
-    if width * height > MAX_SHEET_PIXELS:
-        raise InputError(f"a grid of {count} pictures would be {width}x{height} pixels; leave out --grid")
-    return width, height
-
-
-class ContactSheet:
-    """One picture of all pictures of a run, filled as they come."""
-
-    def __init__(self, count: int, columns: int):
-        self.count, self.columns = count, columns
-        self.image = None  # PIL picture; made at the first paste, which knows size and mode
-
-    def paste(self, index: int, picture) -> None:
-        """Put the PIL `picture` at place `index`, counted row by row."""
-        from PIL import Image
-
-        if self.image is None:
-            size = sheet_size(self.count, self.columns, picture.size)
-            self.image = Image.new(picture.mode, size, "white")
-        row, column = divmod(index, self.columns)
-        width, height = (side + _MARGIN for side in picture.size)
-        self.image.paste(picture, (_MARGIN + column * width, _MARGIN + row * height))

@@ -1,23 +1,29 @@
-"""`fastdiff verify`: a model in fastdiff against the same model in diffusers, in float32, number by number.
+"""A model in fastdiff against the same model in diffusers, in float32, number by number.
 
 Two checks on the same inputs: the denoiser alone, at several timesteps and labels, and a few steps of sampling, where
 the reference is a loop written out over diffusers' model and scheduler (its pipelines cannot guide a U-Net by labels).
 """
 
-import argparse
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fastdiff
 from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.errors import InputError
 from fastdiff.extras import import_diffusers
-from fastdiff.requests.request import ModelCard, Request, complete
-from fastdiff.runs.drawing import load_pipeline
+from fastdiff.requests.completion import complete
+from fastdiff.requests.defaults import COMMAND
+from fastdiff.requests.request import Request
+from fastdiff.runs.drawing import find_model, load_pipeline
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+    from fastdiff.pipeline import Pipeline
 
 FORWARD_TOLERANCE = 1e-4  # of one call of the denoiser
 FINAL_TOLERANCE = 1e-3  # of the picture after the steps, in [-1, 1]
@@ -42,41 +48,64 @@ class Comparison:
         return self.error <= self.allowed  # NaN does not pass
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print every comparison; 0 where all are within tolerance, else 1. InputError for what cannot be loaded."""
-    request = Request.from_flags(vars(args) | {"dtype": "float32", "num_images": 1})
-    folder = hub.resolve(request.model, revision=request.revision, variant=request.variant)
-    card = ModelCard.read(request.model, folder)
+@dataclass(frozen=True)
+class Verification:
+    """All comparisons of a model."""
+
+    model: str
+    device: str
+    versions: Mapping[str, str]  # of fastdiff and diffusers
+    comparisons: Sequence[Comparison]
+
+    @property
+    def passed(self) -> bool:
+        return all(comparison.passed for comparison in self.comparisons)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        comparisons = [
+            vars(comparison) | {"allowed": comparison.allowed, "passed": comparison.passed}
+            for comparison in self.comparisons
+        ]
+        return {
+            "model": self.model,
+            "device": self.device,
+            "versions": self.versions,
+            "passed": self.passed,
+            "comparisons": comparisons,
+        }
+
+
+def compare_with_diffusers(request: Request, device: str) -> Verification:
+    """Make every comparison for the model, labels and sampling of `request`, in float32 whatever its dtype.
+
+    InputError for what cannot be loaded, and where diffusers is not installed.
+    """
+    request = replace(request, dtype="float32")
+    card = find_model(request)
     if card.config.class_embed_type is not None:
         raise InputError(f"{card.name}: verify knows no labels for class_embed_type {card.config.class_embed_type}")
-    request, cells = complete(request, card)
-    labels = [label for _, label in cells if label is not None]
+    request, cells = complete(request, card, COMMAND)
+    labels = [cell.label for cell in cells if cell.label is not None]
     diffusers = import_diffusers("verify")
     diffusers.utils.logging.set_verbosity_error()
-    reference = Reference(diffusers, card, request)
-    pipe = load_pipeline(card, request, args.device)
-    comparisons = [*_forwards(pipe, reference, labels), _loop(pipe, reference, labels)]
-    report = {
-        "model": card.name,
-        "device": str(pipe.device),
-        "versions": {"fastdiff": fastdiff.__version__, "diffusers": reference.diffusers.__version__},
-        "passed": all(comparison.passed for comparison in comparisons),
-        "comparisons": [
-            vars(comparison) | {"allowed": comparison.allowed, "passed": comparison.passed}
-            for comparison in comparisons
-        ],
-    }
-    print(json.dumps(report) if args.json else _as_table(report))
-    return 0 if report["passed"] else 1
+    pipe = load_pipeline(card, request, device)
+    reference = Reference(diffusers, card, request, pipe.scheduler_name)
+    return Verification(
+        model=card.name,
+        device=str(pipe.device),
+        versions={"fastdiff": fastdiff.__version__, "diffusers": diffusers.__version__},
+        comparisons=[*_forwards(pipe, reference, labels), _loop(pipe, reference, labels)],
+    )
 
 
 class Reference:
     """The denoiser and scheduler of a folder as diffusers loads them, float32, on the CPU until `to` is called."""
 
-    def __init__(self, diffusers: ModuleType, card: ModelCard, request: Request):
+    def __init__(self, diffusers: ModuleType, card: ModelCard, request: Request, scheduler: str) -> None:
         import torch
 
-        self.diffusers, self.card, self.request = diffusers, card, request
+        self.card, self.request = card, request
         self.denoiser = (
             getattr(diffusers, card.denoiser.class_name)
             .from_pretrained(
@@ -87,36 +116,38 @@ class Reference:
             )
             .eval()
         )
-        kind = getattr(diffusers, SCHEDULERS[request.scheduler])
+        kind = getattr(diffusers, SCHEDULERS[scheduler])
         self.scheduler = kind.from_pretrained(hub.component_folder(card.folder, "scheduler"))
 
-    def sample(self, x_t, labels: Sequence[int], generator):
+    def sample(self, x_t: "Tensor", labels: Sequence[int], generator: "Generator") -> "Tensor":
         """x_0 (N, C, H, W) after all steps from the noise x_t; guided as Ho and Salimans 2022 (arXiv 2207.12598)."""
         import torch
 
         request, null_label = self.request, self.card.info.null_label
+        scale = 1.0 if request.guidance_scale is None else request.guidance_scale
         options = {"eta": request.eta, "use_clipped_model_output": request.use_clipped_model_output}
         options = {} if request.scheduler == "ddpm" else options
         classes = torch.tensor(labels, device=x_t.device) if labels else None
+        null_classes = None if classes is None or null_label is None else torch.full_like(classes, null_label)
         self.scheduler.set_timesteps(request.num_inference_steps)
         # DDIM keeps the option in its config, and makes nothing of it
         learned = request.scheduler == "ddpm" and self.scheduler.config.variance_type.startswith("learned")
         for t in self.scheduler.timesteps:
             eps, variance = self.predict(x_t, t, classes)
-            if request.guidance_scale != 1:
-                unguided, _ = self.predict(x_t, t, torch.full_like(classes, null_label))
-                eps = unguided + request.guidance_scale * (eps - unguided)
+            if scale != 1:
+                unguided, _ = self.predict(x_t, t, null_classes)
+                eps = unguided + scale * (eps - unguided)
             output = torch.cat([eps, variance], dim=1) if learned else eps
             x_t = self.scheduler.step(output, t, x_t, generator=generator, **options).prev_sample
         return x_t
 
-    def predict(self, x_t, t, classes):
+    def predict(self, x_t: "Tensor", t: "Tensor", classes: "Tensor | None") -> tuple["Tensor", "Tensor"]:
         """The output (N, C, H, W), and the learned variance (N, C, H, W), which has no channels where there is none."""
         output = self.denoiser(x_t, t.to(x_t.device).expand(len(x_t)), classes).sample
         return output[:, : x_t.shape[1]], output[:, x_t.shape[1] :]
 
 
-def _forwards(pipe, reference: Reference, labels: Sequence[int]) -> Iterator[Comparison]:
+def _forwards(pipe: "Pipeline", reference: Reference, labels: Sequence[int]) -> Iterator[Comparison]:
     """One call of the denoiser for each of five timesteps and, where there are labels, for one and the null label."""
     import torch
 
@@ -135,13 +166,13 @@ def _forwards(pipe, reference: Reference, labels: Sequence[int]) -> Iterator[Com
             yield _compare(name, ours, theirs, FORWARD_TOLERANCE)
 
 
-def _loop(pipe, reference: Reference, labels: Sequence[int]) -> Comparison:
+def _loop(pipe: "Pipeline", reference: Reference, labels: Sequence[int]) -> Comparison:
     """A few steps from one starting noise; a generator makes fastdiff draw step noise as diffusers does."""
     import torch
 
     request = reference.request
     x_T = _noise(reference, max(1, len(labels)))
-    ours = pipe(
+    *_, last = pipe.stream(
         num_inference_steps=request.num_inference_steps,
         class_labels=torch.tensor(labels) if labels else None,
         guidance_scale=request.guidance_scale,
@@ -150,17 +181,18 @@ def _loop(pipe, reference: Reference, labels: Sequence[int]) -> Comparison:
         generator=torch.Generator().manual_seed(_SEED),
         latents=x_T.to(pipe.device),
         output_type="pt",
-    ).images
+    )
+    vae: Any = pipe.vae
     with torch.inference_mode():
         theirs = reference.sample(x_T.to(pipe.device), labels, torch.Generator().manual_seed(_SEED))
-        if pipe.vae is not None:
-            theirs = pipe.vae.decode(theirs / pipe.vae.config.scaling_factor).sample
+        if vae is not None:
+            theirs = vae.decode(theirs / vae.config.scaling_factor).sample
     name = f"{request.num_inference_steps} steps of {request.scheduler}, guidance {request.guidance_scale:g}"
-    return _compare(name, 2 * ours - 1, theirs.clamp(-1, 1), FINAL_TOLERANCE)
+    return _compare(name, 2 * last.images - 1, theirs.clamp(-1, 1), FINAL_TOLERANCE)
 
 
-def _noise(reference: Reference, count: int):
-    """(N, C, H, W) float32 on the CPU."""
+def _noise(reference: Reference, count: int) -> "Tensor":
+    """Starting noise (N, C, H, W), float32 on the CPU."""
     import torch
 
     config = reference.card.config
@@ -168,20 +200,6 @@ def _noise(reference: Reference, count: int):
     return torch.randn(shape, generator=torch.Generator().manual_seed(_SEED))
 
 
-def _compare(what: str, ours, theirs, tolerance: float) -> Comparison:
+def _compare(what: str, ours: "Tensor", theirs: "Tensor", tolerance: float) -> Comparison:
     error = (ours.double() - theirs.to(ours.device).double()).abs().max().item()
     return Comparison(what, error, theirs.abs().max().item(), tolerance)
-
-
-def _as_table(report: dict[str, Any]) -> str:
-    versions = report["versions"]
-    lines = [
-        f"{report['model']}: fastdiff {versions['fastdiff']} against diffusers {versions['diffusers']}, "
-        f"float32 on {report['device']}",
-        f"{'':<32}{'max |error|':>12}{'largest':>10}{'allowed':>10}",
-    ]
-    for row in report["comparisons"]:
-        verdict = "ok" if row["passed"] else "FAILED"
-        lines.append(f"{row['what']:<32}{row['error']:>12.1e}{row['largest']:>10.2f}{row['allowed']:>10.1e}  {verdict}")
-    lines.append("within tolerance" if report["passed"] else "NOT within tolerance")
-    return "\n".join(lines)

@@ -4,11 +4,12 @@ from typing import Any
 
 import gradio as gr
 
-from fastdiff.requests.request import DEFAULT_MODEL
-from fastdiff.ui.jobs import Options, draw, plan
+from fastdiff.requests import defaults
+from fastdiff.ui.drawn import draw
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.messages import PROBLEMS, explain
 from fastdiff.ui.models import Models
+from fastdiff.ui.options import Options, prepare
 from fastdiff.ui.session import new_folder
 from fastdiff.ui.tabs.running import DEVICE
 
@@ -16,11 +17,11 @@ from fastdiff.ui.tabs.running import DEVICE
 def add_api(models: Models, limits: Limits) -> None:
     """Name the two functions in the page that is being built."""
 
-    def generate(
-        model: str = DEFAULT_MODEL,
+    def generate(  # type: ignore[misc]  # Gradio reads in the return type what is yielded
+        model: str = defaults.MODEL,
         label: str | int | None = None,
-        seed: int = 0,
-        num_images: int = 1,
+        seed: int = defaults.SEED,
+        num_images: int = defaults.PAGE.pictures,
         steps: int | None = None,
         scheduler: str | None = None,
         eta: float | None = None,
@@ -38,9 +39,9 @@ def add_api(models: Models, limits: Limits) -> None:
         )
         files, progress = [], gr.Progress()
         try:
-            for at in draw(plan(options, models, limits), models, new_folder()):
+            for at, drawn in draw(prepare(options, models, limits), models, new_folder()):
                 progress(at.fraction, desc=f"step {at.step.index + 1} of {at.step.num_steps}")
-                files += [gr.FileData(path=str(picture.path)).model_dump() for picture in at.drawn]
+                files += [gr.FileData(path=str(picture.path)).model_dump() for picture in drawn]
                 yield files
         except PROBLEMS as error:
             raise gr.Error(explain(error), print_exception=False) from None
@@ -55,12 +56,13 @@ def add_api(models: Models, limits: Limits) -> None:
 
 def _description(models: Models, name: str) -> dict[str, Any]:
     card = models.card(name)
+    sampling = models.default_sampling(card)
     return {
         "name": name,
         "size": list(card.size) if card.size else None,
         "labels": [card.label_name(label) for label in card.labels],
         "label_groups": {group: list(labels) for group, labels in card.info.label_groups.items()},
-        "steps": models.default_steps(card),
-        "scheduler": card.info.scheduler or card.scheduler,
+        "steps": sampling.num_inference_steps,
+        "scheduler": sampling.scheduler,
         "guidance_scale": card.info.guidance_scale,
     }

@@ -1,4 +1,4 @@
-"""How much one request may ask for."""
+"""The most that one request may ask for."""
 
 from dataclasses import dataclass
 

@@ -6,21 +6,30 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fastdiff.checkpoints import hub, registry
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.diffusion.schedulers import scheduler_from_config
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import resolve_device
 from fastdiff.pipeline import Pipeline
-from fastdiff.requests.request import DEFAULT_STEPS, ModelCard
+from fastdiff.requests.defaults import (
+    DEVICE,
+    PAGE,
+    PAGE_ON_CPU,
+    Defaults,
+    ModelFacts,
+    Sampling,
+    SamplingOptions,
+    complete_sampling,
+)
 
 MAX_DEPTH = 3  # folders below the models folder
 MAX_LOADED = 2  # models that stay in memory: a comparison uses two
-CPU_STEPS = 20  # on a CPU a first picture should come within seconds
 
 
 class Models:
     """The bundled models, those below `folder` (named ./path), and with `allow_hub` those of the Hugging Face hub."""
 
-    def __init__(self, folder: Path | None = None, allow_hub: bool = False, device: str = "auto"):
+    def __init__(self, folder: Path | None = None, allow_hub: bool = False, device: str = DEVICE) -> None:
         """Raises InputError for a folder or a device that is not there."""
         if folder is not None and not folder.is_dir():
             raise InputError(f"--models-dir {folder} is not a folder; name the one that holds your model folders")
@@ -36,7 +45,7 @@ class Models:
         return [name for name, folder in folders.items() if _is_drawable(name, folder)]
 
     def card(self, name: str) -> ModelCard:
-        """What the JSON files of model `name` say. A hub model is downloaded where the hub is allowed.
+        """The card of model `name`. A hub model is downloaded where the hub is allowed.
 
         Raises InputError for a name that is not on offer, and for a model that fastdiff does not draw with.
         """
@@ -50,7 +59,7 @@ class Models:
 
     def pipeline(self, card: ModelCard, scheduler: str | None) -> Pipeline:
         """A pipeline with a `scheduler` of its own around the model that all requests share."""
-        shared = self._load(card.folder)
+        shared = self._load(card)
         own = scheduler_from_config(shared.scheduler.config, scheduler)
         return Pipeline(shared.denoiser, own, shared.info, card.name, shared.vae)
 
@@ -60,22 +69,24 @@ class Models:
         for _ in pipe.stream(num_inference_steps=1, class_labels=0 if pipe.info.labels else None):
             pass
 
-    def default_steps(self, card: ModelCard) -> int:
-        """The model's own number of steps, or fewer on a CPU."""
-        own = min(card.info.num_inference_steps or DEFAULT_STEPS, card.num_train_timesteps)
-        return min(own, CPU_STEPS) if self.device.type == "cpu" else own
+    @property
+    def defaults(self) -> Defaults:
+        """The defaults of runs on this device."""
+        return PAGE_ON_CPU if self.device.type == "cpu" else PAGE
 
-    def default_batch_size(self) -> int:
-        return 2 if self.device.type == "cpu" else 16
+    def default_sampling(self, card: ModelCard, scheduler: str | None = None) -> Sampling:
+        """The options that `card` is drawn with, by `scheduler` or its own one."""
+        asked = SamplingOptions(scheduler=scheduler)
+        return complete_sampling(asked, ModelFacts.of(card), self.defaults, labelled=bool(card.labels))
 
-    def _load(self, folder: Path) -> Pipeline:
+    def _load(self, card: ModelCard) -> Pipeline:
         with self._lock:
-            if folder not in self._loaded:
+            if card.folder not in self._loaded:
                 while len(self._loaded) >= MAX_LOADED:
                     self._loaded.popitem(last=False)
-                self._loaded[folder] = Pipeline.from_pretrained(folder, device=self.device)
-            self._loaded.move_to_end(folder)
-            return self._loaded[folder]
+                self._loaded[card.folder] = Pipeline.from_card(card, device=self.device)
+            self._loaded.move_to_end(card.folder)
+            return self._loaded[card.folder]
 
     def _folders(self) -> dict[str, Path]:
         local = {} if self.folder is None else _model_folders(self.folder)

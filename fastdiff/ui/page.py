@@ -2,14 +2,14 @@
 
 import gradio as gr
 
-from fastdiff.requests.request import DEFAULT_MODEL
+from fastdiff.requests import defaults
 from fastdiff.ui.api import add_api
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.session import MAX_AGE, Session
 from fastdiff.ui.tabs.compare_tab import CompareTab
 from fastdiff.ui.tabs.draw_tab import DrawTab
-from fastdiff.ui.tabs.pictures import Panel, build_gallery, gallery_value
+from fastdiff.ui.tabs.history_tab import build_history
 from fastdiff.ui.tabs.running import QUICK
 
 # stronger contrast than Gradio's own: at least 4.5 to 1
@@ -38,7 +38,7 @@ CSS = """
 
 def build_page(models: Models, limits: Limits) -> gr.Blocks:
     """The page and its API, not yet served. `models` are shared by everybody who opens it."""
-    card = models.card(DEFAULT_MODEL)
+    card = models.card(defaults.MODEL)
     with gr.Blocks(title="fastdiff", analytics_enabled=False, delete_cache=(3600, MAX_AGE)) as page:
         gr.Markdown(
             "# fastdiff\nPictures from diffusion models. The same settings and seed always give the same picture."
@@ -50,7 +50,7 @@ def build_page(models: Models, limits: Limits) -> gr.Blocks:
             with gr.Tab("Compare", id="compare"):
                 compare = CompareTab.build(models, card, limits, session)
             with gr.Tab("History", id="history", elem_id="history-tab") as history_tab:
-                _build_history(history_tab, tabs, draw, session)
+                build_history(history_tab, tabs, draw, session)
         add_api(models, limits)
         pickers = [draw.form.model, *(side.model for side in compare.sides)]
         page.load(
@@ -60,15 +60,3 @@ def build_page(models: Models, limits: Limits) -> gr.Blocks:
             **QUICK,
         )
     return page.queue(max_size=limits.waiting, default_concurrency_limit=1)
-
-
-def _build_history(tab: gr.Tab, tabs: gr.Tabs, draw: DrawTab, session: gr.State) -> None:
-    """All pictures of this visit, the newest first."""
-    gr.Markdown("All pictures of this visit, the newest first. They are gone when you leave: download what you like.")
-    gallery = build_gallery("History", "history")
-    panel = Panel.build()
-    tab.select(lambda session: gallery_value(session.history), session, gallery, **QUICK)
-    panel.follow(gallery, session, lambda session: session.history)
-    panel.use.click(draw.use, panel.chosen, draw.shown, **QUICK).then(
-        lambda: gr.update(selected="draw"), None, tabs, **QUICK
-    )

@@ -1,4 +1,4 @@
-"""What stands before Gradio: requests that another site sends, and bodies that would fill the disk, are refused."""
+"""A guard before Gradio: requests that another site sends, and bodies that would fill the disk, are refused."""
 
 from contextlib import suppress
 from pathlib import Path

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import gradio as gr
 
-from fastdiff.ui.jobs import Drawn
+from fastdiff.ui.drawn import Drawn
 
 MAX_AGE = 86400  # seconds
 
@@ -15,12 +15,12 @@ MAX_AGE = 86400  # seconds
 class Session:
     """The value of a gr.State, which copies it for each visit: a copy is a new and empty session."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.history: list[Drawn] = []  # newest first
         self.run: list[Drawn] = []  # the pictures of the Draw tab, in order
         self._folder: Path | None = None
 
-    def __deepcopy__(self, memo) -> "Session":
+    def __deepcopy__(self, memo: dict) -> "Session":
         return Session()
 
     def new_folder(self) -> Path:

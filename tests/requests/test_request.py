@@ -1,4 +1,4 @@
-"""Flags and PNG settings under one set of rules, and the choices that a model completes."""
+"""Flags and PNG settings under one set of rules."""
 
 from dataclasses import replace
 
@@ -9,17 +9,18 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from fastdiff.checkpoints import hub
-from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.diffusion import schedulers
 from fastdiff.errors import InputError
 from fastdiff.execution import devices
+from fastdiff.numbers import MAX_SEED
 from fastdiff.requests import png
-from fastdiff.requests.request import DTYPES, MAX_PICTURES, MAX_SEED, ModelCard, Request, complete, parse_seed
+from fastdiff.requests.completion import complete
+from fastdiff.requests.defaults import COMMAND
+from fastdiff.requests.request import DTYPES, Request, parse_seed
 
 EMOJI64 = ModelCard.read("emoji64", hub.bundled_models()["emoji64"])
-UNCONDITIONAL = replace(EMOJI64, config=replace(EMOJI64.config, num_class_embeds=None), info=ModelInfo())
-UNNAMED = replace(EMOJI64, info=ModelInfo())  # 217 labels without names, none of them the null label
 
 SEEDS = st.integers(0, MAX_SEED)
 
@@ -108,103 +109,6 @@ def test_a_rule_names_the_value_and_the_remedy(values, message):
         Request(**values)
 
 
-def test_a_model_completes_what_is_left_open():
-    request, cells = complete(Request(), EMOJI64)
-    info = EMOJI64.info
-    assert request.num_inference_steps == info.num_inference_steps and request.scheduler == "ddim"
-    assert request.guidance_scale == info.guidance_scale
-    assert (request.eta, request.use_clipped_model_output) == (0.0, True)
-    groups = list(info.label_groups)
-    assert request.label == (groups[0], groups[11], groups[22], groups[33]) and request.seed == (0,)
-    assert cells == [(0, info.label_index(label)) for label in request.label]
-
-
-def test_the_labels_of_a_group_take_turns_from_seed_to_seed():
-    request, cells = complete(Request(label=("noto animals",), seed=(5, 6, 11)), EMOJI64)
-    choices = EMOJI64.info.label_choices("noto animals")
-    assert request.label == ("noto animals",)
-    assert cells == [(5, choices[5]), (6, choices[0]), (11, choices[5])]
-
-
-def test_a_model_that_says_nothing_has_the_defaults():
-    request, cells = complete(Request(), UNCONDITIONAL)
-    assert (request.num_inference_steps, request.scheduler, request.guidance_scale) == (50, "ddim", 1.0)
-    assert (request.eta, request.use_clipped_model_output) == (0.0, False)
-    assert request.label == () and cells == [(0, None), (1, None), (2, None), (3, None)]
-
-
-def test_labels_without_names_are_spread_and_recorded_by_index():
-    def labels(card):
-        request, cells = complete(Request(), card)
-        assert request.label == tuple(dict.fromkeys(label for _, label in cells))
-        return request.label
-
-    last = UNNAMED.labels[-1]
-    assert labels(UNNAMED) == (0, last // 3, 2 * last // 3, last)
-    assert labels(replace(UNNAMED, config=replace(UNNAMED.config, num_class_embeds=2))) == (0, 1)
-    assert labels(replace(UNNAMED, config=replace(UNNAMED.config, num_class_embeds=1))) == (0,)
-    assert labels(replace(UNNAMED, info=ModelInfo(null_label=0)))[0] == 1
-
-
-@pytest.mark.parametrize(
-    ("asked", "seeds"),
-    [
-        ({"label": ("noto food",)}, (0, 1, 2, 3)),
-        ({"label": (0, 1)}, (0, 1)),
-        ({"label": (0, 1, 2)}, (0,)),
-        ({"num_images": 3}, (0, 1, 2)),
-        ({"seed": 7, "num_images": 2}, (7, 8)),
-        ({"seed": (9, 2)}, (9, 2)),
-        ({"seed": (9, 2), "num_images": 2}, (9, 2)),
-        ({"seed": MAX_SEED, "num_images": 1}, (MAX_SEED,)),
-    ],
-    ids=str,
-)
-def test_the_seeds_of_a_label(asked, seeds):
-    assert complete(Request(**asked), EMOJI64)[0].seed == seeds
-
-
-def test_a_random_seed_leaves_room_for_all_pictures(monkeypatch):
-    monkeypatch.setattr("secrets.randbelow", lambda limit: limit - 1)
-    assert complete(Request(seed="random", num_images=3), EMOJI64)[0].seed == (MAX_SEED - 2, MAX_SEED - 1, MAX_SEED)
-
-
-@pytest.mark.parametrize(
-    ("asked", "card", "message"),
-    [
-        ({"num_inference_steps": 1001}, EMOJI64, "steps 1001: emoji64 was trained with 1000 steps; give .* 1 to 1000"),
-        ({"label": ("notto food",)}, EMOJI64, "did you mean noto food"),
-        ({"label": ("217",)}, EMOJI64, "label 217 is out of range"),
-        ({"label": ("fluent-3d hearts", "0")}, EMOJI64, "a label is given twice"),
-        ({"label": (0,)}, UNCONDITIONAL, "label 0: emoji64 has no labels; leave it out"),
-        ({"guidance_scale": 3.0}, UNCONDITIONAL, r"cfg-scale 3\.0: emoji64 has no null label"),
-        ({"guidance_scale": 3.0}, UNNAMED, "has no null label to guide with"),
-        ({"seed": MAX_SEED, "num_images": 2}, EMOJI64, "seed 4294967295: 2 pictures would pass the last seed"),
-        ({"seed": (1, 2), "num_images": 3}, EMOJI64, "num-images 3: the list has 2 seeds"),
-        ({"scheduler": "ddpm", "eta": 0.0}, EMOJI64, "eta 0.0 is an option of ddim"),
-        ({"num_images": MAX_PICTURES}, EMOJI64, "4 labels x 50000 seeds are too many"),
-    ],
-    ids=lambda value: value.name if isinstance(value, ModelCard) else str(value),
-)
-def test_what_a_model_cannot_do_is_refused(asked, card, message):
-    with pytest.raises(InputError, match=message):
-        complete(Request(**asked), card)
-
-
-def test_ddpm_has_no_options_of_ddim():
-    request, _ = complete(Request(scheduler="ddpm"), EMOJI64)
-    assert (request.eta, request.use_clipped_model_output, request.num_inference_steps) == (None, None, 50)
-
-
-def test_default_steps_fit_a_model_of_fewer_training_steps():
-    assert complete(Request(), replace(UNCONDITIONAL, num_train_timesteps=10))[0].num_inference_steps == 10
-
-
-def test_a_folder_of_the_hub_cache_gives_the_commit(tmp_path):
-    card = replace(EMOJI64, folder=tmp_path / "snapshots" / "0123abc")
-    assert complete(Request(revision="main"), card)[0].revision == "0123abc"
-
-
 def record_of(request: Request, **own) -> dict:
     versions = {"fastdiff": "0.1.0"}
     return request.as_record() | {"width": 1, "height": 1, "versions": versions, "seed": 0, "label": None} | own
@@ -232,17 +136,17 @@ def write_png(folder, record: dict) -> str:
 def test_what_is_recorded_asks_for_the_same_again(tmp_path_factory, request, as_grid):
     assume(request.scheduler != "ddpm" or request.eta is None)
     assume(isinstance(request.seed, tuple) or request.seed < MAX_SEED - 4)
-    done, _ = complete(request, EMOJI64)
+    done, _ = complete(request, EMOJI64, COMMAND)
     if as_grid:
         wanted, own = done, {"seed": list(done.seed), "label": list(done.label)}
     else:
         wanted = replace(done, seed=done.seed[-1:], label=done.label[-1:])
         own = {"seed": done.seed[-1], "label": done.label[-1]}
     source = write_png(tmp_path_factory.getbasetemp(), record_of(done, **own))
-    assert complete(Request.from_flags({}, source), EMOJI64)[0] == wanted
+    assert complete(Request.from_flags({}, source), EMOJI64, COMMAND)[0] == wanted
 
 
-RECORDED = complete(Request(num_inference_steps=7, eta=0.5, guidance_scale=3.0), EMOJI64)[0]
+RECORDED = complete(Request(num_inference_steps=7, eta=0.5, guidance_scale=3.0), EMOJI64, COMMAND)[0]
 
 
 def test_flags_win_over_a_png(tmp_path):
@@ -255,9 +159,9 @@ def test_flags_win_over_a_png(tmp_path):
 
 def test_more_pictures_of_a_png_count_on_from_its_seed(tmp_path):
     source = write_png(tmp_path, record_of(RECORDED, seed=41))
-    assert complete(Request.from_flags({"num_images": 3}, source), EMOJI64)[0].seed == (41, 42, 43)
-    assert complete(Request.from_flags({"num_images": 2, "seed": "5"}, source), EMOJI64)[0].seed == (5, 6)
-    assert complete(Request.from_flags({"seed": "5,9"}, source), EMOJI64)[0].seed == (5, 9)
+    assert complete(Request.from_flags({"num_images": 3}, source), EMOJI64, COMMAND)[0].seed == (41, 42, 43)
+    assert complete(Request.from_flags({"num_images": 2, "seed": "5"}, source), EMOJI64, COMMAND)[0].seed == (5, 6)
+    assert complete(Request.from_flags({"seed": "5,9"}, source), EMOJI64, COMMAND)[0].seed == (5, 9)
 
 
 def test_what_hangs_on_a_replaced_value_is_dropped(tmp_path):

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from fastdiff.errors import InputError
+from fastdiff.requests.completion import Cell
 from fastdiff.runs import files
+
+UNLABELLED = Cell(1, None, None)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ def test_an_existing_folder_is_taken_as_it_is_named(tmp_path):
     folder = tmp_path / "{seed}.png"
     folder.mkdir()
     pattern = files.as_pattern(str(folder), with_labels=False)
-    assert files.plan(pattern, [(7, None)], overwrite=False) == [folder / "7.png"]
+    assert files.picture_paths(pattern, [UNLABELLED], overwrite=False) == [folder / "1.png"]
 
 
 @pytest.mark.parametrize(
@@ -84,33 +86,37 @@ def test_what_is_not_a_pattern_is_refused(out, reason):
         files.as_pattern(out, with_labels=False)
 
 
-def test_plan_names_every_picture_in_order(tmp_path):
-    paths = files.plan(f"{tmp_path}/new/{{label}}-{{seed:03d}}.png", [(1, "a b"), (2, "a b"), (1, 4)], False)
+def test_paths_names_every_picture_in_order(tmp_path):
+    paths = files.picture_paths(
+        f"{tmp_path}/new/{{label}}-{{seed:03d}}.png", [Cell(1, 0, "a b"), Cell(2, 0, "a b"), Cell(1, 4, 4)], False
+    )
     assert [path.name for path in paths] == ["a-b-001.png", "a-b-002.png", "class4-001.png"]
-    assert not (tmp_path / "new").exists(), "a plan makes nothing"
+    assert not (tmp_path / "new").exists(), "a check makes nothing"
 
 
 @pytest.mark.parametrize(
     "labels", [("cat", "dog"), ("A b", "a_B")], ids=["one-name-for-two", "labels-that-differ-in-case-only"]
 )
-def test_plan_refuses_two_pictures_of_one_name(tmp_path, labels):
+def test_paths_refuses_two_pictures_of_one_name(tmp_path, labels):
     pattern = "{seed}.png" if labels[0] == "cat" else "{label}-{seed}.png"
     with pytest.raises(InputError, match="more than one picture would be"):
-        files.plan(f"{tmp_path}/{pattern}", [(1, label) for label in labels], overwrite=False)
+        files.picture_paths(
+            f"{tmp_path}/{pattern}", [Cell(1, index, label) for index, label in enumerate(labels)], overwrite=False
+        )
 
 
-def test_plan_refuses_an_existing_file_unless_told_to_overwrite(tmp_path):
+def test_paths_refuses_an_existing_file_unless_told_to_overwrite(tmp_path):
     path = tmp_path / "1.png"
     path.write_bytes(b"old")
     with pytest.raises(InputError, match="already exists; --overwrite"):
-        files.plan(str(path), [(1, None)], overwrite=False)
-    assert files.plan(str(path), [(1, None)], overwrite=True) == [path]
+        files.picture_paths(str(path), [UNLABELLED], overwrite=False)
+    assert files.picture_paths(str(path), [UNLABELLED], overwrite=True) == [path]
 
 
-def test_plan_refuses_a_dangling_link(tmp_path):
+def test_paths_refuses_a_dangling_link(tmp_path):
     (tmp_path / "1.png").symlink_to(tmp_path / "nowhere.png")
     with pytest.raises(InputError, match="already exists"):
-        files.plan(f"{tmp_path}/1.png", [(1, None)], overwrite=False)
+        files.picture_paths(f"{tmp_path}/1.png", [UNLABELLED], overwrite=False)
 
 
 @pytest.mark.parametrize(
@@ -124,21 +130,21 @@ def test_plan_refuses_a_dangling_link(tmp_path):
     ],
     ids=["file-as-folder", "file-above-the-folder", "folder-as-file", "long-name", "no-place-for-files"],
 )
-def test_plan_refuses_what_cannot_be_written(tmp_path, where, reason):
+def test_paths_refuses_what_cannot_be_written(tmp_path, where, reason):
     if where.startswith("/proc") and sys.platform != "linux":
         pytest.skip("/proc is Linux")
     (tmp_path / "file").touch()
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(InputError, match=reason):
-        files.plan(str(tmp_path / where), [(1, None)], overwrite=True)
+        files.picture_paths(str(tmp_path / where), [UNLABELLED], overwrite=True)
     assert sorted(os.listdir(tmp_path)) == ["file", "folder.png"]
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="access bits do not bind root")
-def test_plan_refuses_a_read_only_folder(tmp_path):
+def test_paths_refuses_a_read_only_folder(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(InputError, match="Permission denied"):
-        files.plan(f"{tmp_path}/1.png", [(1, None)], overwrite=False)
+        files.picture_paths(f"{tmp_path}/1.png", [UNLABELLED], overwrite=False)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -152,7 +158,7 @@ def test_write_makes_folders_and_leaves_only_the_file(tmp_path, overwrite):
     assert path.stat().st_mode & 0o777 == 0o666 & ~umask
 
 
-def test_write_never_replaces_a_file_that_appeared_since_the_plan(tmp_path):
+def test_write_never_replaces_a_file_that_appeared_since_the_check(tmp_path):
     path = tmp_path / "1.png"
     path.write_bytes(b"other")
     with pytest.raises(OSError, match="appeared while it was being drawn and was kept"):
@@ -179,34 +185,6 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"cannot write .*1\.png \(No space left on device\); make room"):
         files.write(tmp_path / "1.png", b"data", overwrite=False)
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("num_labels", "num_seeds", "columns"),
-    [(3, 5, 5), (1, 4, 2), (4, 1, 2), (0, 4, 2), (1, 5, 3), (1, 1, 1), (36, 1, 6)],
-)
-def test_a_grid_has_a_row_per_label_or_is_near_square(num_labels, num_seeds, columns):
-    assert files.grid_columns(num_labels, num_seeds) == columns
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_each_picture_has_its_place_on_the_sheet(mode):
-    shades = [40, 80, 120, 160, 200]
-    sheet = files.ContactSheet(count=5, columns=3)
-    for index, shade in enumerate(shades):
-        sheet.paste(index, Image.new("L", (8, 4), shade).convert(mode))
-    assert sheet.image.mode == mode
-    assert sheet.image.size == files.sheet_size(5, 3, (8, 4)) == (3 * 8 + 4 * 2, 2 * 4 + 3 * 2)
-    image = sheet.image.convert("L")
-    places = [(2 + 10 * (i % 3), 2 + 6 * (i // 3)) for i in range(5)]
-    assert [image.getpixel(place) for place in places] == shades
-    assert [image.getpixel((x + 7, y + 3)) for x, y in places] == shades
-    assert image.getpixel((2 + 20, 2 + 6)) == image.getpixel((0, 0)) == 255
-
-
-def test_a_sheet_that_nobody_could_open_is_refused():
-    with pytest.raises(InputError, match=r"a grid of 50000 pictures would be .* leave out --grid"):
-        files.sheet_size(50_000, 224, (256, 256))
 
 
 @pytest.mark.parametrize("name", ["sheet", "sheet.jpg", "", "a\0.png"])

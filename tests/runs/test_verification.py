@@ -1,106 +1,13 @@
-"""`fastdiff verify`: it agrees with diffusers where fastdiff does, and says so where it does not."""
+"""Comparisons with diffusers: how much error passes, and what they say of a model."""
 
-import json
 import math
-import os
-import shutil
-import subprocess
-import sys
 
-import diffusers
 import pytest
-import torch
 
-from fastdiff import cli
+from fastdiff.errors import InputError
+from fastdiff.requests.request import Request
 from fastdiff.runs import verification
-from fastdiff.runs.drawing import load_pipeline
-
-
-@pytest.fixture(scope="module")
-def ddpm_folder(tmp_path_factory):
-    """A small unconditional DDPM pipeline that diffusers saved, with weights at which no layer is idle."""
-    torch.manual_seed(0)
-    unet = diffusers.UNet2DModel(
-        sample_size=8,
-        block_out_channels=(8, 16),
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-        norm_num_groups=4,
-    )
-    for parameter in unet.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    folder = tmp_path_factory.mktemp("ddpm")
-    diffusers.DDPMPipeline(unet, diffusers.DDPMScheduler(num_train_timesteps=100)).save_pretrained(folder)
-    return str(folder)
-
-
-def test_the_bundled_model_agrees_with_diffusers():
-    command = [sys.executable, "-m", "fastdiff", "verify", "emoji64", "--steps", "2", "--device", "cpu", "--json"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    report = json.loads(done.stdout)
-    assert report["passed"] and report["versions"]["diffusers"] == diffusers.__version__
-    names = [row["what"] for row in report["comparisons"]]
-    forwards = [f"forward t={t} label={label}" for t in (0, 249, 499, 749, 999) for label in (0, 216)]
-    assert names == [*forwards, "2 steps of ddim, guidance 4"]
-    for row in report["comparisons"]:
-        assert 0 < row["error"] <= row["allowed"] == row["tolerance"] * max(1, row["largest"])
-
-
-def test_ddpm_draws_its_step_noise_as_diffusers(ddpm_folder, capsys):
-    assert cli.main(["verify", ddpm_folder, "--device", "cpu"]) == 0
-    table = capsys.readouterr().out
-    assert "4 steps of ddpm, guidance 1 " in table and table.endswith("\nwithin tolerance\n")
-    assert table.count(" ok\n") == 6 and "FAILED" not in table
-
-
-@pytest.fixture(scope="module")
-def dit_folder(tmp_path_factory):
-    """A small DiTPipeline of latents with a learned variance."""
-    torch.manual_seed(0)
-    transformer = diffusers.DiTTransformer2DModel(
-        sample_size=4, num_layers=2, num_attention_heads=2, attention_head_dim=8, num_embeds_ada_norm=9, out_channels=8
-    )
-    vae = diffusers.AutoencoderKL(
-        block_out_channels=(8, 8),
-        norm_num_groups=4,
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-    )
-    for parameter in (*transformer.parameters(), *vae.parameters()):
-        torch.nn.init.normal_(parameter, std=0.1)
-    folder = tmp_path_factory.mktemp("dit")
-    diffusers.DiTPipeline(transformer, vae, diffusers.DDIMScheduler(clip_sample=False)).save_pretrained(folder)
-    return str(folder)
-
-
-def test_a_transformer_of_latents_agrees(dit_folder, capsys):
-    assert cli.main(["verify", dit_folder, "--device", "cpu"]) == 0
-    table = capsys.readouterr().out
-    assert "4 steps of ddim, guidance 4 " in table
-    assert table.count(" ok\n") == 11 and "forward t=999 label=9 " in table
-
-
-@pytest.mark.parametrize("scheduler", ["ddpm", "ddim"])
-def test_a_folder_of_a_learned_variance_agrees(dit_folder, tmp_path, capsys, scheduler):
-    folder = shutil.copytree(dit_folder, tmp_path / "dit")
-    diffusers.DDPMScheduler(variance_type="learned_range").save_pretrained(folder / "scheduler")
-    (folder / "fastdiff.json").write_text(json.dumps({"scheduler": scheduler}))
-    assert cli.main(["verify", str(folder), "--device", "cpu"]) == 0
-    assert f"4 steps of {scheduler}, guidance 4 " in capsys.readouterr().out
-
-
-def test_a_wrong_weight_is_found(ddpm_folder, capsys, monkeypatch):
-    def load_wrong(*args):
-        pipe = load_pipeline(*args)
-        pipe.denoiser.conv_out.bias.data += 2e-3
-        return pipe
-
-    monkeypatch.setattr(verification, "load_pipeline", load_wrong)
-    assert cli.main(["verify", ddpm_folder, "--device", "cpu"]) == 1
-    table = capsys.readouterr().out
-    assert table.count(" FAILED\n") == 6 and table.endswith("\nNOT within tolerance\n")
+from fastdiff.runs.verification import Comparison, Verification
 
 
 @pytest.mark.parametrize(
@@ -112,24 +19,24 @@ def test_tolerance(error, largest, passed):
     assert verification.Comparison("", error, largest, tolerance=1e-4).passed is passed
 
 
-def test_without_diffusers_the_remedy_is_named(ddpm_folder, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "diffusers", None)
-    assert cli.main(["verify", ddpm_folder]) == 2
-    assert capsys.readouterr().err.endswith("which is not installed; pip install 'fastdiff[diffusers]'\n")
+def test_one_comparison_out_of_tolerance_fails_the_model():
+    good, bad = Comparison("a", 0.0, 1.0, 1e-4), Comparison("b", 2e-4, 1.0, 1e-4)
+    assert Verification("m", "cpu", {}, [good, good]).passed
+    failed = Verification("m", "cpu", {"diffusers": "0"}, [good, bad])
+    assert not failed.passed
+    assert failed.as_dict() == {
+        "model": "m",
+        "device": "cpu",
+        "versions": {"diffusers": "0"},
+        "passed": False,
+        "comparisons": [
+            {"what": "a", "error": 0.0, "largest": 1.0, "tolerance": 1e-4, "allowed": 1e-4, "passed": True},
+            {"what": "b", "error": 2e-4, "largest": 1.0, "tolerance": 1e-4, "allowed": 1e-4, "passed": False},
+        ],
+    }
 
 
-def test_a_vae_without_diffusers(dit_folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "diffusers", None)
-    assert cli.main(["sample", "-m", dit_folder, "-o", str(tmp_path)]) == 2
-    message = capsys.readouterr().err
-    assert "the VAE of" in message and message.endswith("not installed; pip install 'fastdiff[diffusers]'\n")
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [(["emoji65"], "no model 'emoji65'"), (["emoji64", "--steps", "0"], "steps 0: give a whole number")],
-    ids=["model", "steps"],
-)
-def test_bad_input(args, message, capsys):
-    assert cli.main(["verify", *args]) == 2
-    assert message in capsys.readouterr().err
+def test_a_model_that_cannot_be_sampled_is_refused_before_diffusers_is_imported(monkeypatch):
+    monkeypatch.setattr(verification, "import_diffusers", lambda purpose: pytest.fail("imported"))
+    with pytest.raises(InputError, match="steps 1001: emoji64 was trained with 1000 steps"):
+        verification.compare_with_diffusers(Request(num_inference_steps=1001), "cpu")

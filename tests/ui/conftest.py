@@ -15,8 +15,7 @@ import httpx
 import pytest
 
 from fastdiff.checkpoints import hub
-from fastdiff.runs.drawing import stream_batches
-from fastdiff.ui import jobs
+from fastdiff.runs import drawing
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.server import serving
@@ -169,14 +168,15 @@ def visit(server) -> Iterator[Callable[[], Visit]]:
 def slow_steps(monkeypatch) -> list[float]:
     """Makes each step last 0.2 s more; the list has the time at which each step ended."""
     ended = []
+    draw = drawing.draw
 
-    def slowly(*args, **options):
-        for each in stream_batches(*args, **options):
+    def slowly(run, pipe):
+        for each in draw(run, pipe):
             time.sleep(0.2)
             ended.append(time.monotonic())
             yield each
 
-    monkeypatch.setattr(jobs, "stream_batches", slowly)
+    monkeypatch.setattr(drawing, "draw", slowly)
     return ended
 
 

@@ -232,12 +232,13 @@ def drop(page, data: bytes, name: str) -> None:
 
 
 def test_a_dropped_png_restores_its_settings(page, server, models, tmp_path):
-    from fastdiff.ui.jobs import Options, draw, plan
+    from fastdiff.ui.drawn import draw
     from fastdiff.ui.limits import Limits
+    from fastdiff.ui.options import Options, prepare
 
     options = Options(label="noto birds", seed=77, steps=3, scheduler="ddpm", guidance_scale=1.5, width=72)
-    *_, last = draw(plan(options, models, Limits()), models, tmp_path)
-    drop(page, last.drawn[0].path.read_bytes(), "mine.png")
+    *_, (_, [drawn]) = draw(prepare(options, models, Limits()), models, tmp_path)
+    drop(page, drawn.path.read_bytes(), "mine.png")
     wait_for_status(page, "Settings of mine.png are in the form")
     more_settings(page)
     assert page.get_by_label("Style").first.input_value() == "noto"

@@ -92,8 +92,8 @@ def test_a_folder_of_the_process_is_no_hub_id(card_folder, tmp_path, monkeypatch
 
 def test_many_requests_load_a_model_once(monkeypatch):
     loads = []
-    load = Pipeline.from_pretrained
-    monkeypatch.setattr(Pipeline, "from_pretrained", lambda *args, **kw: loads.append(args) or load(*args, **kw))
+    load = Pipeline.from_card
+    monkeypatch.setattr(Pipeline, "from_card", lambda *args, **kw: loads.append(args) or load(*args, **kw))
     models = Models(device="cpu")
     card = models.card("emoji64")
     with ThreadPoolExecutor(4) as pool:
@@ -106,7 +106,7 @@ def test_many_requests_load_a_model_once(monkeypatch):
 def test_the_models_used_last_stay_in_memory(models, monkeypatch):
     loads = []
     shared = models.pipeline(models.card("emoji64"), None)
-    monkeypatch.setattr(Pipeline, "from_pretrained", lambda folder, device: loads.append(folder.name) or shared)
+    monkeypatch.setattr(Pipeline, "from_card", lambda card, device: loads.append(card.folder.name) or shared)
     own = Models(models.folder, device="cpu")
     for name in ("emoji64", "./cats", "emoji64", "./plain/tiny", "emoji64", "./cats"):
         own.pipeline(own.card(name), None)
@@ -115,8 +115,8 @@ def test_the_models_used_last_stay_in_memory(models, monkeypatch):
 
 
 def test_a_cpu_takes_fewer_steps(models):
-    assert models.default_steps(models.card("emoji64")) == 20
-    assert models.default_steps(models.card("./plain/tiny")) == 20
+    assert models.default_sampling(models.card("emoji64")).num_inference_steps == 20
+    assert models.default_sampling(models.card("./plain/tiny")).num_inference_steps == 20
 
 
 def test_warm_up_loads_the_model(models):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from fastdiff.errors import InputError
-from fastdiff.ui.jobs import Drawn
+from fastdiff.ui.drawn import Drawn
 from fastdiff.ui.messages import explain, note, problem
 from fastdiff.ui.session import MAX_AGE, Session, new_folder
-from fastdiff.ui.tabs.pictures import gallery_value, settings_table
+from fastdiff.ui.tabs.gallery import gallery_value, settings_table
 
 
 def drawn(seed: int, **record) -> Drawn:

@@ -2,7 +2,7 @@
 
 import html
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,13 @@ import numpy as np
 from gradio.components import Component
 from PIL import Image
 
-from fastdiff.requests.request import ModelCard
-from fastdiff.ui.jobs import Job, Options, Progress, draw, plan
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.runs.drawing import Run
+from fastdiff.ui.drawn import draw
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.messages import PROBLEMS, note, problem
 from fastdiff.ui.models import Models
+from fastdiff.ui.options import Options, prepare
 from fastdiff.ui.session import Session
 from fastdiff.ui.tabs.controls import Sampling, Subject, Updates, model_picker, seed_field
 from fastdiff.ui.tabs.progress import bar
@@ -61,7 +63,7 @@ class CompareTab:
         gr.Markdown("Draw one seed with two settings: what does a step, a scheduler or another model change?")
         subject = Subject.build(card)
         seed = seed_field()
-        steps = models.default_steps(card)
+        steps = models.default_sampling(card).num_inference_steps
         with gr.Row():
             sides = (
                 Side.build("A", models, card, limits, steps),
@@ -70,18 +72,7 @@ class CompareTab:
         buttons = build_buttons("Compare")
         status = gr.HTML(note("Choose two settings and press Compare."), min_height=60, padding=True)
         with gr.Row():
-            pictures = tuple(
-                gr.Image(
-                    label=name,
-                    format="png",
-                    interactive=False,
-                    height=256,
-                    min_width=140,
-                    buttons=["download", "fullscreen"],
-                    elem_classes="enlarged",
-                )
-                for name in ("A", "B")
-            )
+            pictures = _build_picture("A"), _build_picture("B")
         slider = gr.ImageSlider(label="A and B: drag the line", format="png", interactive=False, max_height=400)
         tab = cls(models, limits, session, subject, seed, sides, status, slider, pictures)
         tab._connect(buttons)
@@ -96,9 +87,9 @@ class CompareTab:
         outputs = [self.status, self.slider, *self.pictures]
         connect_buttons(buttons, self.seed, self.run, {*controls, self.seed, self.session}, outputs, live=[])
 
-    def _follow(self, side: Side):
+    def _follow(self, side: Side) -> Callable[[str], Updates]:
         def follow(name: str) -> Updates:
-            """What is drawn follows the model of A, how each side draws follows its own."""
+            """Fit the controls to a model: the label's to that of A, each side's sampling to its own."""
             try:
                 card = self.models.card(name)
             except PROBLEMS as error:
@@ -112,33 +103,47 @@ class CompareTab:
         """Draw A, then B. Yields after each step, where Gradio can end the run."""
         session: Session = data[self.session]
         try:
-            jobs = [self._plan(side, data) for side in self.sides]
+            runs = [self._prepare(side, data) for side in self.sides]
             yield {self.status: note("Starting"), self.slider: None, **dict.fromkeys(self.pictures)}
-            done: list[Progress] = []
-            for side, job, picture in zip(self.sides, jobs, self.pictures, strict=True):
-                for progress in draw(job, self.models, session.new_folder()):
+            paths: list[Path] = []
+            seconds: list[float] = []
+            for side, run, picture in zip(self.sides, runs, self.pictures, strict=True):
+                for progress, drawn in draw(run, self.models, session.new_folder()):
                     yield {self.status: bar(progress, side.name)}
-                done.append(progress)
-                session.remember(progress.drawn)
-                yield {picture: str(progress.drawn[0].path)}
+                    session.remember(drawn)
+                    paths += [each.path for each in drawn]
+                seconds.append(progress.seconds)
+                yield {picture: str(paths[-1])}
         except PROBLEMS as error:
             yield {self.status: problem(error)}
             return
-        paths = [progress.drawn[0].path for progress in done]
         yield {
             self.slider: tuple(map(str, paths)),
-            self.status: comparison_table([progress.seconds for progress in done], difference(*paths)),
+            self.status: comparison_table(seconds, difference(*paths)),
         }
 
-    def _plan(self, side: Side, data: Mapping[Component, Any]) -> Job:
+    def _prepare(self, side: Side, data: Mapping[Component, Any]) -> Run:
         card = self.models.card(data[side.model])
         label = self.subject.chosen(data) if card.labels else None
         sampling = side.sampling.chosen(data, card)
-        return plan(Options(model=card.name, label=label, seed=data[self.seed], **sampling), self.models, self.limits)
+        options = Options(model=card.name, label=label, seed=data[self.seed], **sampling)
+        return prepare(options, self.models, self.limits)
+
+
+def _build_picture(name: str) -> gr.Image:
+    return gr.Image(
+        label=name,
+        format="png",
+        interactive=False,
+        height=256,
+        min_width=140,
+        buttons=["download", "fullscreen"],
+        elem_classes="enlarged",
+    )
 
 
 def difference(a: Path, b: Path) -> str:
-    """How far two pictures differ, in words; levels are 0 to 255."""
+    """The difference of two pictures in words; levels are 0 to 255."""
     with Image.open(a) as first, Image.open(b) as second:
         pixels = [np.asarray(image, dtype=np.float32) for image in (first, second)]
     if pixels[0].shape != pixels[1].shape:
@@ -151,6 +156,6 @@ def difference(a: Path, b: Path) -> str:
 
 
 def comparison_table(seconds: list[float], differ: str) -> str:
-    rows = {"A took": f"{seconds[0]:.2f} s", "B took": f"{seconds[1]:.2f} s", "Pixel difference": differ}
-    cells = "".join(f"<dt>{name}</dt><dd>{html.escape(value)}</dd>" for name, value in rows.items())
+    lines = {"A took": f"{seconds[0]:.2f} s", "B took": f"{seconds[1]:.2f} s", "Pixel difference": differ}
+    cells = "".join(f"<dt>{name}</dt><dd>{html.escape(value)}</dd>" for name, value in lines.items())
     return f'<dl class="settings" role="status">{cells}</dl>'

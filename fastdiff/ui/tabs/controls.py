@@ -3,19 +3,23 @@
 import secrets
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
+from gradio.blocks import Block
 from gradio.components import Component
 
-from fastdiff.requests.request import MAX_SEED, ModelCard
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.numbers import MAX_SEED
+from fastdiff.requests.defaults import SCHEDULER, SEED
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.tabs.running import QUICK
 
 MAX_GUIDANCE = 10  # of the slider; larger ones can come from a picture
-Updates = dict[Component, Any]
+Updates = dict[Block, Any]
+Choices = list[tuple[str, str | int]]  # the text of each, and its label or group
 Properties = dict[str, dict[str, Any]]  # of the components of a Controls, by name
 
 
@@ -33,7 +37,7 @@ class Controls:
 
     @property
     def components(self) -> list[Component]:
-        return [getattr(self, field.name) for field in fields(self)]
+        return list(vars(self).values())
 
     def updates(self, properties: Properties) -> Updates:
         return {getattr(self, name): gr.update(**each) for name, each in properties.items()}
@@ -41,7 +45,7 @@ class Controls:
 
 @dataclass(frozen=True)
 class Subject(Controls):
-    """What the picture shows: a style and a group where the labels' names begin with styles, else a label."""
+    """The subject of the picture: a style and a group where the labels' names begin with styles, else a label."""
 
     style: gr.Dropdown
     group: gr.Dropdown
@@ -60,7 +64,7 @@ class Subject(Controls):
     @staticmethod
     def offers(card: ModelCard, label: str | int | None) -> bool:
         """Whether `label` can be chosen, or none where there are none."""
-        return label in ([name for _, name in _choices(card)] or [None])
+        return label in {name for _, name in _choices(card)} if card.labels else label is None
 
     @staticmethod
     def properties(card: ModelCard, chosen: str | int | None = None) -> Properties:
@@ -68,11 +72,11 @@ class Subject(Controls):
         styles = _styles(card)
         names = [name for _, name in _choices(card)]
         chosen = next(iter(names), None) if chosen is None else chosen
-        hidden = {"choices": [], "value": None, "visible": False}
+        hidden: dict[str, Any] = {"choices": [], "value": None, "visible": False}
         if not styles:
             label = {"choices": _choices(card), "value": chosen, "visible": bool(names)}
             return {"style": hidden, "group": hidden, "label": label}
-        style, group = chosen.split(" ", 1)
+        style, group = str(chosen).split(" ", 1)
         return {
             "style": {"choices": styles, "value": style, "visible": True},
             "group": {"choices": _choices(card, style), "value": group, "visible": True},
@@ -82,7 +86,7 @@ class Subject(Controls):
     def follow(self, models: Models, model: gr.Dropdown) -> None:
         """Let the groups follow the style; the same one stays where the style has it."""
 
-        def groups(name: str, style: str, group: str):
+        def groups(name: str, style: str, group: str) -> dict[str, Any]:
             choices = _choices(models.card(name), style)
             names = [name for _, name in choices]
             return gr.update(choices=choices, value=group if group in names else names[0])
@@ -98,8 +102,8 @@ class Subject(Controls):
 
 def _styles(card: ModelCard) -> list[str]:
     """The first words of the labels' names, where each begins several of them and no group mixes them."""
-    names = [card.label_name(index) for index in card.labels]
-    if not all(isinstance(name, str) and " " in name for name in names):
+    names = [name for name in map(card.label_name, card.labels) if isinstance(name, str) and " " in name]
+    if len(names) < len(card.labels):
         return []
     counts = Counter(_style(name) for name in names)
     groups = card.info.label_groups.items()
@@ -111,25 +115,26 @@ def _style(name: str) -> str:
     return name.split(" ", 1)[0]
 
 
-def _choices(card: ModelCard, style: str | None = None) -> list[tuple[str, str | int]]:
-    """What is shown for each group and label, and its name, without `style`: each group before the labels in it."""
+def _choices(card: ModelCard, style: str | None = None) -> Choices:
+    """(text, name) of each group and label, without `style`: each group before the labels in it."""
     start = f"{style} " if style else ""
     groups = {group: members for group, members in card.info.label_groups.items() if group.startswith(start)}
-    choices = []
+    choices: Choices = []
     for group, members in groups.items():
         short = group.removeprefix(start)
         choices.append((f"{short}: any", short))
         choices += [(f"{short}: {name.removeprefix(start)}", name.removeprefix(start)) for name in members]
     grouped = {name for members in groups.values() for name in members}
-    names = [name for name in map(card.label_name, card.labels) if name not in grouped]
+    names = [name for name in map(card.info.label_name, card.labels) if name not in grouped]
     if not style:
         return choices + [(str(name), name) for name in names]
-    return choices + [(name.removeprefix(start),) * 2 for name in names if name.startswith(start)]
+    short_names = [str(name).removeprefix(start) for name in names if str(name).startswith(start)]
+    return choices + [(short, short) for short in short_names]
 
 
 @dataclass(frozen=True)
 class Sampling(Controls):
-    """How the picture is drawn."""
+    """The options of sampling: steps, scheduler, eta and guidance."""
 
     steps: gr.Slider
     scheduler: gr.Radio
@@ -171,11 +176,12 @@ class Sampling(Controls):
         models: Models, card: ModelCard, limits: Limits, record: Mapping[str, Any] | None = None
     ) -> Properties:
         """For `card`, with the values of a picture's `record` or the model's defaults."""
-        chosen = {
-            "num_inference_steps": models.default_steps(card),
-            "scheduler": card.info.scheduler or card.scheduler or "ddim",
-            "eta": card.info.eta or 0.0,
-            "guidance_scale": 1.0 if card.info.guidance_scale is None else card.info.guidance_scale,
+        own = models.default_sampling(card)
+        chosen: dict[str, Any] = {
+            "num_inference_steps": own.num_inference_steps,
+            "scheduler": own.scheduler or SCHEDULER,
+            "eta": models.default_sampling(card, "ddim").eta,
+            "guidance_scale": own.guidance_scale,
         }
         chosen |= {key: value for key, value in (record or {}).items() if value is not None}
         most = min(limits.steps, card.num_train_timesteps)
@@ -191,7 +197,7 @@ class Sampling(Controls):
         }
 
     def chosen(self, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
-        """The fields of jobs.Options that these controls are for; None where the model has no such choice."""
+        """The fields of ui.options.Options that these controls are for; None where the model has no such choice."""
         return {
             "steps": data[self.steps],
             "scheduler": data[self.scheduler],
@@ -234,7 +240,7 @@ class Size(Controls):
 def seed_field() -> gr.Number:
     """A seed, with a button below it for another."""
     with gr.Group():
-        seed = gr.Number(0, label="Seed", info=f"0 to {MAX_SEED}")
+        seed = gr.Number(SEED, label="Seed", info=f"0 to {MAX_SEED}")
         new = gr.Button("New seed", size="sm")
     new.click(lambda: secrets.randbelow(MAX_SEED + 1), None, seed, **QUICK)
     return seed

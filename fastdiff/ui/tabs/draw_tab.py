@@ -8,16 +8,18 @@ from typing import Any
 import gradio as gr
 from gradio.components import Component
 
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
-from fastdiff.requests.request import DEFAULT_MODEL, ModelCard
-from fastdiff.ui.jobs import Drawn, Options, draw, plan
+from fastdiff.requests import defaults
+from fastdiff.ui.drawn import Drawn, draw
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.messages import PROBLEMS, note, problem
 from fastdiff.ui.models import Models
+from fastdiff.ui.options import Options, prepare
 from fastdiff.ui.session import Session
 from fastdiff.ui.tabs.controls import Subject, Updates
 from fastdiff.ui.tabs.form import Form
-from fastdiff.ui.tabs.pictures import Panel, build_gallery, gallery_value
+from fastdiff.ui.tabs.gallery import Panel, build_gallery, gallery_value
 from fastdiff.ui.tabs.progress import PREVIEW_INTERVAL, bar, preview
 from fastdiff.ui.tabs.running import QUICK, build_buttons, connect_buttons
 from fastdiff.ui.tabs.upload import build_upload, read_record, uploaded_path
@@ -78,22 +80,22 @@ class DrawTab:
 
     @property
     def shown(self) -> list[Component]:
-        """What another model or other settings change."""
+        """The components that another model or other settings change."""
         return [*self.form.components, self.examples, self.status]
 
     def run(self, data: Mapping[Component, Any]) -> Iterator[Updates]:
         """Draw what the form asks for. Yields after each step, where Gradio can end the run."""
         session: Session = data[self.session]
         try:
-            job = plan(self.form.options(data), self.form.models, self.form.limits)
+            run = prepare(self.form.options(data), self.form.models, self.form.limits)
             session.run = []
             yield {self.status: note("Starting"), self.preview: "", self.gallery: [], **self.panel.hide()}
             previewed = 0.0
-            for progress in draw(job, self.form.models, session.new_folder()):
-                updates = {self.status: bar(progress)}
-                if progress.drawn:
-                    session.run += progress.drawn
-                    session.remember(progress.drawn)
+            for progress, drawn in draw(run, self.form.models, session.new_folder()):
+                updates: Updates = {self.status: bar(progress)}
+                if drawn:
+                    session.run += drawn
+                    session.remember(drawn)
                     updates[self.gallery] = gallery_value(session.run)
                 if time.monotonic() - previewed > PREVIEW_INTERVAL:
                     previewed = time.monotonic()
@@ -102,7 +104,7 @@ class DrawTab:
         except PROBLEMS as error:
             yield {self.status: problem(error), self.preview: ""}
         else:
-            count = "1 picture" if len(job.pictures) == 1 else f"{len(job.pictures)} pictures"
+            count = "1 picture" if len(run.cells) == 1 else f"{len(run.cells)} pictures"
             yield {self.status: note(f"Drew {count} in {progress.seconds:.1f} s"), self.preview: ""}
 
     def follow_model(self, name: str) -> Updates:
@@ -131,22 +133,22 @@ class DrawTab:
 
     def _fill(self, record: Mapping[str, Any], name: str) -> Updates:
         try:
-            job = plan(Options.from_record(record), self.form.models, self.form.limits)
-            if not Subject.offers(job.card, record["label"]):
+            run = prepare(Options.from_record(record), self.form.models, self.form.limits)
+            if not Subject.offers(run.card, record["label"]):
                 raise InputError(f"label {record['label']}: the form does not offer it; choose another")
         except PROBLEMS as error:
             return {self.status: problem(error)}
-        here = job.request.as_record()
+        here = run.request.as_record()
         others = [key for key in UNSHOWN if record.get(key) not in (None, here[key])]
         return self._show(
-            job.card,
+            run.card,
             record,
             f"Settings of {name} are in the form"
             + (f", but this page draws with another {' and '.join(others)}" if others else ""),
         )
 
     def _show(self, card: ModelCard, record: Mapping[str, Any] | None, done: str) -> Updates:
-        examples = gr.update(visible=card.name == DEFAULT_MODEL)
+        examples = gr.update(visible=card.name == defaults.MODEL)
         return self.form.show(card, record) | {self.examples: examples, self.status: note(done)}
 
 

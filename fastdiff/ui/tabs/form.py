@@ -7,10 +7,10 @@ from typing import Any
 import gradio as gr
 from gradio.components import Component
 
-from fastdiff.requests.request import ModelCard
-from fastdiff.ui.jobs import Options
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
+from fastdiff.ui.options import Options
 from fastdiff.ui.tabs.controls import Sampling, Size, Subject, Updates, model_picker, seed_field
 
 
@@ -30,7 +30,9 @@ class Form:
     def build(cls, models: Models, card: ModelCard, limits: Limits) -> "Form":
         model = model_picker(models, card)
         subject = Subject.build(card)
-        num_images = gr.Slider(1, limits.pictures, value=1, step=1, label="Pictures", info="Each has the next seed")
+        num_images = gr.Slider(
+            1, limits.pictures, value=models.defaults.pictures, step=1, label="Pictures", info="Each has the next seed"
+        )
         seed = seed_field()
         with gr.Accordion("More settings", open=False):
             sampling = Sampling.build(models, card, limits)
@@ -38,7 +40,7 @@ class Form:
             batch_size = gr.Slider(
                 1,
                 limits.batch_size,
-                value=models.default_batch_size(),
+                value=models.defaults.batch_size,
                 step=1,
                 label="Batch size",
                 info="Pictures drawn side by side; fewer need less memory",
@@ -52,7 +54,7 @@ class Form:
         return single + [component for group in groups for component in group.components]
 
     def options(self, data: Mapping[Component, Any]) -> Options:
-        """What the form asks for. InputError for a model that is not there."""
+        """The options that the form asks for. InputError for a model that is not there."""
         return Options(
             model=data[self.model],
             label=self.subject.chosen(data),

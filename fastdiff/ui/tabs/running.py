@@ -1,14 +1,20 @@
 """The buttons that start and end a run, and the one queue that all runs wait in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import gradio as gr
+from gradio.blocks import Block
 from gradio.components import Component
 
 from fastdiff.ui.messages import note
 
 DEVICE = "device"  # events with this concurrency_id wait for each other
-QUICK = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}  # of events that compute nothing
+QUICK: dict[str, Any] = {
+    "queue": False,
+    "show_progress": "hidden",
+    "api_visibility": "private",
+}  # of events that compute nothing
 
 
 def build_buttons(name: str) -> tuple[gr.Button, gr.Button]:
@@ -25,8 +31,8 @@ def connect_buttons(
     seed: gr.Number,
     run: Callable,
     inputs: set[Component],
-    outputs: list[Component],
-    live: list[Component],
+    outputs: Sequence[Block],
+    live: Sequence[Block],
 ) -> None:
     """Start the generator `run` by the first button or by Enter in the seed; the second ends it at its next yield.
 

@@ -20,12 +20,12 @@ def build_upload() -> gr.File:
     )
     move = upload.async_move_resource_to_block_cache
 
-    async def move_file(path):
+    async def move_file(path: Any) -> str | None:
         if "://" in str(path):  # Gradio would open it
             raise gr.Error("upload: drop a PNG file, not a link", print_exception=False)
         return await move(path)
 
-    upload.async_move_resource_to_block_cache = move_file
+    upload.async_move_resource_to_block_cache = move_file  # type: ignore[method-assign, assignment]
     return upload
 
 

@@ -1,9 +1,9 @@
-"""What the form offers for each kind of model."""
+"""The controls of the form, for each kind of model."""
 
 import gradio as gr
 import pytest
 
-from fastdiff.requests.request import ModelCard
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.tabs.controls import Sampling, Size, Subject, _choices, can_guide
 

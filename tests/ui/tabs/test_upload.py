@@ -10,8 +10,9 @@ from PIL import Image
 
 from fastdiff.errors import InputError
 from fastdiff.requests import png
-from fastdiff.ui.jobs import Options, draw, plan
+from fastdiff.ui.drawn import draw
 from fastdiff.ui.limits import Limits
+from fastdiff.ui.options import Options, prepare
 from fastdiff.ui.tabs.upload import build_upload, read_record, uploaded_path
 
 LIMITS = Limits()
@@ -60,14 +61,13 @@ def upload(tmp_path):
 
 def test_a_picture_of_ours_comes_back(models, tmp_path):
     options = Options(label="noto birds", seed=9, steps=2, guidance_scale=1.5, eta=0.5, width=72)
-    *_, last = draw(plan(options, models, LIMITS), models, tmp_path)
-    drawn = last.drawn[0]
+    *_, (_, [drawn]) = draw(prepare(options, models, LIMITS), models, tmp_path)
     record = read_record(drawn.path, LIMITS)
     assert {key: drawn.record[key] for key in record} == record
     again = {"label": record["label"], "seed": record["seed"], "steps": record["num_inference_steps"]}
     again |= {key: record[key] for key in ("model", "scheduler", "eta", "guidance_scale", "width", "height")}
-    job = plan(Options(**again), models, LIMITS)
-    assert job.request == plan(options, models, LIMITS).request
+    run = prepare(Options(**again), models, LIMITS)
+    assert run.request == prepare(options, models, LIMITS).request
 
 
 def test_a_grid_gives_its_first_picture(upload):

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import gradio as gr
 from gradio.blocks import Block
 
-from fastdiff.ui.jobs import Drawn
+from fastdiff.ui.drawn import Drawn
 from fastdiff.ui.session import Session
 from fastdiff.ui.tabs.controls import Updates
 from fastdiff.ui.tabs.running import QUICK
 
-_ROWS = {
+_SHOWN = {
     "seed": "Seed",
     "label": "Label",
     "model": "Model",
@@ -67,7 +67,7 @@ class Panel:
 
     @property
     def components(self) -> list[Block]:
-        """What `show` and `hide` change."""
+        """The components that `show` and `hide` change."""
         return [self.box, self.settings, self.download, self.chosen]
 
     def follow(self, gallery: gr.Gallery, session: gr.State, pictures: Callable[[Session], list[Drawn]]) -> None:
@@ -93,9 +93,9 @@ class Panel:
 
 def settings_table(drawn: Drawn) -> str:
     """The settings as an HTML list."""
-    rows = (
+    lines = (
         f"<dt>{name}</dt><dd>{html.escape(str(drawn.record[key]))}</dd>"
-        for key, name in _ROWS.items()
+        for key, name in _SHOWN.items()
         if drawn.record.get(key) is not None
     )
-    return f'<dl class="settings" aria-label="Settings of this picture">{"".join(rows)}</dl>'
+    return f'<dl class="settings" aria-label="Settings of this picture">{"".join(lines)}</dl>'

@@ -1,9 +1,8 @@
-"""The real command, run as a user runs it: what it writes, what it says, and its exit codes."""
+"""`fastdiff sample`: what it writes, what it says, and its exit codes."""
 
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,46 +14,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from fastdiff import cli
-from fastdiff.checkpoints import hub
 from fastdiff.requests import png
 
-BUNDLED = hub.bundled_models()["emoji64"]
 WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "utf-8"}
 
 
-@pytest.fixture
-def fastdiff(tmp_path):
-    """Runs `fastdiff ARGS` in tmp_path."""
-
-    def run(*args: object) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "fastdiff", *map(str, args)]
-        return subprocess.run(
-            command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
-        )
-
-    return run
-
-
-@pytest.fixture
-def model(tmp_path):
-    """A copy of the bundled model that a test may damage."""
-    return Path(shutil.copytree(BUNDLED, tmp_path / "model"))
-
-
-def refused(done: subprocess.CompletedProcess, message: str, code: int = 2) -> None:
-    """One line names the input and the remedy; no traceback."""
-    assert (done.returncode, done.stdout) == (code, ""), done.stderr
-    *progress, line = filter(str.strip, done.stderr.splitlines())
-    assert re.match(f"fastdiff: error: .*{message}", line), line
-    assert all("pictures [" in shown for shown in progress), done.stderr
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def test_sample_draws_the_default_pictures_and_a_grid(fastdiff, tmp_path):
+def test_sample_draws_the_default_pictures_and_a_grid(fastdiff, tmp_path, files):
     done = fastdiff("sample", "--steps", 2, "--grid", "--json")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -73,7 +38,7 @@ def test_sample_draws_the_default_pictures_and_a_grid(fastdiff, tmp_path):
     assert re.fullmatch(r"fastdiff: wrote 4 pictures to outputs and a grid to outputs/grid\.png in \d+\.\d s", last)
 
 
-def test_pictures_are_labels_by_seeds_and_from_draws_one_again(fastdiff, tmp_path):
+def test_pictures_are_labels_by_seeds_and_from_draws_one_again(fastdiff, tmp_path, files):
     done = fastdiff(
         "sample", "--label", "noto food", "--label", "1", "--num-images", 2, "-s", 7, "--num-inference-steps", 2,
         "--guidance-scale", 3, "--eta", 0.5, "-b", 3, "-o", "{label}/{seed:03d}.png", "--grid", "sheet.png",
@@ -93,7 +58,7 @@ def test_pictures_are_labels_by_seeds_and_from_draws_one_again(fastdiff, tmp_pat
         assert image.crop((68, 2, 132, 66)).tobytes() == picture.tobytes()
 
 
-def test_flags_win_over_from_and_files_are_kept_without_overwrite(fastdiff, tmp_path):
+def test_flags_win_over_from_and_files_are_kept_without_overwrite(fastdiff, tmp_path, refused, files):
     assert fastdiff("sample", "--label", 0, "-s", "3,5", "--steps", 1, "-o", "a").returncode == 0
     source, old = tmp_path / "a/fluent-3d-hearts-5.png", (tmp_path / "a/fluent-3d-hearts-5.png").read_bytes()
     refused(fastdiff("sample", "--from", source, "-o", "a"), r"a/fluent-3d-hearts-5\.png already exists; --overwrite")
@@ -105,7 +70,7 @@ def test_flags_win_over_from_and_files_are_kept_without_overwrite(fastdiff, tmp_
     assert settings["eta"] is None and files(tmp_path / "a") == [f"fluent-3d-hearts-{seed}.png" for seed in (3, 5)]
 
 
-def test_explain_says_what_a_step_runs_on_and_draws_nothing(fastdiff, tmp_path):
+def test_explain_says_what_a_step_runs_on_and_draws_nothing(fastdiff, tmp_path, refused, files):
     args = ["sample", "--explain", "--device", "cpu", "--label", 0, "--num-images", 3, "-b", 2]
     done = fastdiff(*args)
     assert (done.returncode, files(tmp_path)) == (0, []), done.stderr
@@ -117,33 +82,6 @@ def test_explain_says_what_a_step_runs_on_and_draws_nothing(fastdiff, tmp_path):
     found = json.loads(fastdiff(*args, "--json").stdout)
     assert (found["what"], found["share"], found["kernel_launches"]) == (head, 0, 0)
     refused(fastdiff("sample", "--explain", "--label", "noto fod"), "label 'noto fod' .* did you mean noto food")
-
-
-def test_info_prints_the_settings(fastdiff, tmp_path):
-    record = {
-        "num_inference_steps": 2, "scheduler": "ddim", "guidance_scale": 2.0, "eta": 0.0, "model": "emoji64",
-        "seed": 7, "label": "a\x1b[31m b", "width": 1, "height": 1, "versions": {"fastdiff": "0.1.0"},
-    }  # fmt: skip
-    (tmp_path / "x.png").write_bytes(png.encode(Image.new("L", (1, 1)), record))
-    done = fastdiff("info", "x.png")
-    assert done.returncode == 0 and "\x1b" not in done.stdout, "a file must not drive the terminal"
-    assert done.stdout.startswith("a\\x1b[31m b\nSteps: 2, Sampler: DDIM, CFG scale: 2.0, Seed: 7,")
-    assert "\nlabel: a\\x1b[31m b\n" in done.stdout and "\nseed: 7\n" in done.stdout
-    texts = json.loads(fastdiff("info", "--json", "x.png").stdout)
-    assert texts["fastdiff"] == record | {"schema": 1} and texts["parameters"].startswith("a\x1b[31m b\nSteps: 2")
-    Image.new("L", (1, 1)).save(tmp_path / "bare.png")
-    refused(fastdiff("info", "bare.png"), r"bare\.png holds no settings; name a PNG")
-
-
-def test_models_lists_what_is_bundled_and_what_a_model_offers(fastdiff, model):
-    listed = fastdiff("models").stdout
-    for name in ("emoji64", "emoji64-dit"):
-        assert re.search(rf"^{name} +bundled +64x64, ddim, 216 labels$", listed, re.MULTILINE)
-    done = fastdiff("models", model)
-    assert "guidance_scale: 4.0\n" in done.stdout and "\n  215  twemoji flags\n" in done.stdout
-    assert "\ngroup  noto food: noto fruit, " in done.stdout
-    assert "\n  216 " not in done.stdout, "the null label is nothing to ask for"
-    refused(fastdiff("models", "emoji65"), "no model 'emoji65'; did you mean emoji64?")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +117,7 @@ def test_models_lists_what_is_bundled_and_what_a_model_offers(fastdiff, model):
     ],
     ids=lambda value: "_".join(value) if isinstance(value, list) else None,
 )
-def test_bad_input_is_one_line_and_exit_code_2(fastdiff, tmp_path, args, message):
+def test_bad_input_is_one_line_and_exit_code_2(fastdiff, tmp_path, args, message, refused, files):
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     refused(fastdiff("sample", *args), message)
@@ -187,7 +125,7 @@ def test_bad_input_is_one_line_and_exit_code_2(fastdiff, tmp_path, args, message
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to ask for")
-def test_cuda_where_there_is_none(fastdiff, tmp_path):
+def test_cuda_where_there_is_none(fastdiff, tmp_path, refused, files):
     refused(fastdiff("sample", "--device", "cuda"), "device: cuda is not there .* use cpu or auto")
     assert files(tmp_path) == []
 
@@ -229,24 +167,24 @@ def overflow(path: Path) -> None:
     ],
     ids=["truncated", "wrong-keys", "no-weights", "nan-in-weights", "nan-in-output"],
 )
-def test_weights_that_cannot_draw(fastdiff, model, damage, code, message):
+def test_weights_that_cannot_draw(fastdiff, model, damage, code, message, refused):
     damage(model / WEIGHTS)
     refused(fastdiff("sample", "-m", model, "--steps", 1, "--label", 0, "--num-images", 1), message, code)
     assert not (model.parent / "outputs").exists(), "a black picture, or half of one"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no limit on file sizes to stand in for a full disk")
-def test_a_full_disk_is_exit_code_1_and_leaves_no_half_picture(tmp_path):
+def test_a_full_disk_is_exit_code_1_and_leaves_no_half_picture(tmp_path, refused, files, environment):
     args = ["sample", "--steps", "1", "--label", "0", "--num-images", "1"]
     command = f"ulimit -f 1; exec '{sys.executable}' -m fastdiff {' '.join(args)}"  # 1: at most 1024 bytes a file
     done = subprocess.run(
-        ["bash", "-c", command], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     refused(done, r"cannot write outputs/fluent-3d-hearts-0\.png \(File too large\); make room", code=1)
     assert files(tmp_path) == []
 
 
-def test_out_of_memory_names_the_batch_size(tmp_path, monkeypatch, capsys):
+def test_out_of_memory_names_the_batch_size(tmp_path, monkeypatch, capsys, files):
     def stream(self, **options):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
         yield
@@ -258,11 +196,11 @@ def test_out_of_memory_names_the_batch_size(tmp_path, monkeypatch, capsys):
     assert files(tmp_path) == []
 
 
-def test_ctrl_c_keeps_what_is_finished(tmp_path):
+def test_ctrl_c_keeps_what_is_finished(tmp_path, files, environment):
     args = ["sample", "--steps", "20", "--label", "0", "--num-images", "500", "-b", "1", "--json"]
     command = [sys.executable, "-m", "fastdiff", *args]
     with subprocess.Popen(
-        command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         first = json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)
@@ -275,20 +213,3 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path):
     for path in written:
         with Image.open(tmp_path / path) as image:
             image.load()
-
-
-def test_output_that_nobody_reads_ends_quietly(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-m", "fastdiff", "models", "emoji64"],
-        cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        process.stdout.close()
-        error = process.stderr.read()
-    assert (process.returncode, error) == (141, "")
-
-
-def test_the_console_script_is_the_same_command(tmp_path):
-    script = shutil.which("fastdiff", path=Path(sys.executable).parent)
-    assert script, "the package is installed with its script"
-    done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
-    assert re.fullmatch(r"fastdiff \d+\.\d+\.\d+\n", done.stdout)

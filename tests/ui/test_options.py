@@ -1,25 +1,14 @@
-"""From options to PNG files: what is refused, before anything is drawn, and what is drawn."""
+"""From options to a run: what is refused before anything is drawn, and what is completed."""
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
 
-from fastdiff.errors import InputError, NonFiniteError
-from fastdiff.models.unet2d import UNet2DModel
+from fastdiff.errors import InputError
+from fastdiff.numbers import MAX_SEED
 from fastdiff.pipeline import Pipeline
-from fastdiff.requests import png
-from fastdiff.requests.request import MAX_SEED
-from fastdiff.ui import jobs
-from fastdiff.ui.jobs import Options, draw, plan
 from fastdiff.ui.limits import Limits
+from fastdiff.ui.options import Options, prepare
 
 LIMITS = Limits(pictures=4, steps=50, side=128, batch_size=4)
-
-
-def pixels(path) -> np.ndarray:
-    with Image.open(path) as image:
-        return np.asarray(image)
 
 
 @pytest.mark.parametrize(
@@ -70,97 +59,21 @@ def pixels(path) -> np.ndarray:
     ],
 )
 def test_refusals_name_the_field_and_the_remedy(models, monkeypatch, options, message):
-    monkeypatch.setattr(Pipeline, "from_pretrained", lambda *args, **kwargs: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(Pipeline, "from_card", lambda *args, **kwargs: pytest.fail("a model was loaded"))
     with pytest.raises(InputError, match=message) as refusal:
-        plan(Options(**options), models, LIMITS)
+        prepare(Options(**options), models, LIMITS)
     assert "\n" not in str(refusal.value)
     assert len(str(refusal.value)) < 400
 
 
 def test_what_is_left_out_is_the_models_choice(models):
-    job = plan(Options(), models, LIMITS)
-    request = job.request
+    run = prepare(Options(), models, LIMITS)
+    request = run.request
     assert (request.num_inference_steps, request.scheduler, request.guidance_scale, request.eta) == (20, "ddim", 4.0, 0)
-    assert [(picture.seed, picture.label_name) for picture in job.pictures] == [(0, "fluent-3d hearts")]
-    assert job.size == {"height": 64, "width": 64}
-
-
-def test_the_labels_of_a_group_take_turns(models):
-    job = plan(Options(label="noto smileys", seed=4, num_images=3), models, LIMITS)
-    assert [picture.path.name for picture in job.pictures] == [
-        "noto-other-faces-4.png",
-        "noto-hearts-5.png",
-        "noto-creatures-6.png",
-    ]
-
-
-def test_pictures_are_the_pipelines_and_hold_their_settings(models, tmp_path):
-    options = Options(label="noto birds", seed=5, num_images=3, steps=2, batch_size=2)
-    progress = list(draw(plan(options, models, LIMITS), models, tmp_path))
-    assert [(at.batch, at.step.index, len(at.drawn)) for at in progress] == [
-        (range(2), 0, 0),
-        (range(2), 1, 2),
-        (range(2, 3), 0, 0),
-        (range(2, 3), 1, 1),
-    ]
-    assert [at.fraction for at in progress] == pytest.approx([1 / 3, 2 / 3, 5 / 6, 1])
-    drawn = [picture for at in progress for picture in at.drawn]
-    expected = Pipeline.from_pretrained("emoji64", device="cpu")(
-        num_inference_steps=2, num_images=3, seed=5, class_labels="noto birds"
-    )
-    for seed, picture, image in zip((5, 6, 7), drawn, expected.images, strict=True):
-        record = png.read_settings(picture.path)
-        assert picture.path.name == f"noto-birds-{seed}.png"
-        assert record == {"schema": 1, **picture.record}
-        assert (record["seed"], record["label"], record["num_inference_steps"]) == (seed, "noto birds", 2)
-        assert np.array_equal(pixels(picture.path), np.asarray(image))
-
-
-def test_an_unconditional_model_draws_at_another_size(models, tmp_path):
-    job = plan(Options(model="./plain/tiny", steps=2, width=24, height=32, scheduler="ddim"), models, LIMITS)
-    *_, last = draw(job, models, tmp_path)
-    assert pixels(last.drawn[0].path).shape == (32, 24, 3)
-    assert last.drawn[0].path.name == "0.png"
-    assert last.drawn[0].record["label"] is None
-
-
-def test_stopping_between_steps_keeps_what_is_finished(models, tmp_path):
-    steps = draw(plan(Options(num_images=2, steps=2, batch_size=1), models, LIMITS), models, tmp_path)
-    for _ in range(3):
-        next(steps)
-    steps.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["fluent-3d-hearts-0.png"]
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        pytest.param(torch.OutOfMemoryError("CUDA out of memory"), MemoryError, id="GPU"),
-        pytest.param(RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError, id="CPU"),
-        pytest.param(NonFiniteError("NaN"), NonFiniteError, id="NaN is no black picture"),
-    ],
-)
-def test_failures_while_drawing(models, monkeypatch, tmp_path, error, expected):
-    def fail(*args, **options):
-        raise error
-
-    job = plan(Options(steps=1), models, LIMITS)
-    models.pipeline(job.card, None)
-    monkeypatch.setattr(UNet2DModel, "predict", fail)
-    with pytest.raises(expected):
-        list(draw(job, models, tmp_path))
-
-
-def test_a_full_disk_leaves_no_half_picture(models, monkeypatch, tmp_path):
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("fastdiff.runs.files.os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        list(draw(plan(Options(steps=1), models, LIMITS), models, tmp_path))
-    assert not list(tmp_path.iterdir())
+    assert [(picture.seed, picture.label_name) for picture in run.cells] == [(0, "fluent-3d hearts")]
+    assert (run.height, run.width) == (64, 64)
 
 
 def test_every_limited_field_is_an_option():
     with pytest.raises(InputError, match="height 129"):
-        jobs.plan(Options(height=129), None, LIMITS)
+        prepare(Options(height=129), None, LIMITS)

@@ -1,0 +1,51 @@
+"""`fastdiff models`: list the models that are bundled or cached, or the labels and defaults of one."""
+
+import argparse
+from pathlib import Path
+
+from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.cli.arguments import printable
+from fastdiff.errors import InputError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", metavar="NAME", help="print the labels and defaults of this model")
+
+
+def run(args: argparse.Namespace) -> int:
+    """InputError for a model that is not there."""
+    if args.model is None:
+        _list_models()
+    else:
+        _show_model(ModelCard.read(args.model, hub.resolve(args.model, local_files_only=True)))
+    return 0
+
+
+def _list_models() -> None:
+    for origin, found in (("bundled", hub.bundled_models()), ("cached", hub.cached_models())):
+        for name, folder in found.items():
+            print(printable(f"{name:<40} {origin:<8} {_summary(name, folder)}"))
+
+
+def _show_model(card: ModelCard) -> None:
+    print(printable(f"{card.name}: {_described(card)}"))
+    for name, value in vars(card.info).items():
+        if name not in ("labels", "label_groups", "replaced_labels") and value is not None:
+            print(f"{name}: {value}")
+    for label in card.labels:
+        print(printable(f"{label:>5}  {card.label_name(label)}"))
+    for group, names in card.info.label_groups.items():
+        print(printable(f"group  {group}: {', '.join(names)}"))
+
+
+def _summary(name: str, folder: Path) -> str:
+    try:
+        return _described(ModelCard.read(name, folder))
+    except InputError as error:
+        return f"cannot be drawn with: {error}"
+
+
+def _described(card: ModelCard) -> str:
+    size = "x".join(map(str, card.size)) if card.size else "any size"
+    return f"{size}, {card.scheduler or 'no scheduler'}, {len(card.labels) or 'no'} labels"

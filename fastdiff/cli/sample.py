@@ -1,0 +1,148 @@
+"""`fastdiff sample`: from flags to PNG files, with a progress bar.
+
+What draws is imported by `run`, so that the other commands start without it.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastdiff.checkpoints.registry import SCHEDULERS
+from fastdiff.cli.arguments import add_model_arguments, count
+from fastdiff.numbers import MAX_SEED
+from fastdiff.requests import defaults
+from fastdiff.requests.defaults import COMMAND
+from fastdiff.requests.request import DTYPES, Request
+
+if TYPE_CHECKING:
+    from fastdiff.runs.drawing import Run
+    from fastdiff.runs.output import Output
+
+_BAR = "{percentage:3.0f}%|{bar}| {n:.1f}/{total:.0f} pictures [{elapsed}<{remaining}, {rate_noinv_fmt}]"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = add_model_arguments(parser, "-m", "--model", note=f" (default: {defaults.MODEL})")
+    add("--dtype", choices=DTYPES, help=f"number format of the model (default: {defaults.DTYPE})")
+    add(
+        "-b",
+        "--batch-size",
+        type=count,
+        default=COMMAND.batch_size,
+        metavar="N",
+        help=f"pictures drawn at a time (default: {COMMAND.batch_size})",
+    )
+    _add_picture_arguments(parser)
+    _add_output_arguments(parser)
+    parser.epilog = "Steps, scheduler, eta and cfg-scale default to what the model's fastdiff.json says, if it does."
+
+
+def _add_picture_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("picture").add_argument
+    labels = f"name or index of a label, may be repeated (default: up to {COMMAND.labels}, evenly spread)"
+    add("--label", action="append", help=labels)
+    pictures = f"pictures per label (default: {COMMAND.pictures} pictures in all)"
+    add("--num-images", type=int, metavar="N", help=pictures)
+    seeds = f"7, 1,2,5-10 or random, 0 to {MAX_SEED}; picture i has seed + i (default: {defaults.SEED})"
+    add("-s", "--seed", help=seeds)
+    steps = f"(default: {defaults.STEPS})"
+    add("--steps", "--num-inference-steps", dest="num_inference_steps", type=int, metavar="N", help=steps)
+    add("--scheduler", choices=SCHEDULERS, help="how noise is removed (default: as the model asks)")
+    add("--eta", type=float, help=f"noise added in a DDIM step, from 0 to 1 (default: {defaults.ETA:g})")
+    add(
+        "--cfg-scale", "--guidance-scale", dest="guidance_scale", type=float, help="how much the label counts; 1: plain"
+    )
+    add("--from", dest="source", metavar="FILE.png", help="reuse the settings of this PNG; other flags win")
+
+
+def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("output").add_argument
+    add("-o", "--out", default="outputs", help="folder, PNG file or pattern of {seed} and {label} (default: outputs)")
+    add("--overwrite", action="store_true", help="replace files that exist, which is otherwise refused")
+    add(
+        "--grid",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="FILE.png",
+        help="also a sheet of all pictures (default name: grid.png)",
+    )
+    add("--json", action="store_true", help="print one JSON object per picture on stdout")
+    add(
+        "--explain",
+        action="store_true",
+        help="draw nothing: print which kernel each operation of a step of the first batch runs on, and why",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw what `args` ask for. Raises what `main` turns into exit codes."""
+    from fastdiff.runs.drawing import Run, find_model
+    from fastdiff.runs.output import Output
+
+    start = time.perf_counter()
+    request = Request.from_flags(vars(args), args.source)
+    run = Run.prepare(request, find_model(request), COMMAND, batch_size=args.batch_size)
+    if args.explain:
+        return _explain(run, args.device, args.json)
+    output = Output.check(run, args.out, overwrite=args.overwrite, grid=args.grid)
+    written: list[Path] = []
+    try:
+        for path in _draw(run, output, args.device, args.json):
+            written.append(path)
+    except KeyboardInterrupt:
+        _say(f"interrupted; wrote {_summary(output, written)}")
+        return 130
+    _say(f"wrote {_summary(output, written)} in {time.perf_counter() - start:.1f} s")
+    return 0
+
+
+def _explain(run: "Run", device: str, as_json: bool) -> int:
+    from fastdiff.runs.drawing import explain, load_pipeline
+
+    report = explain(run, load_pipeline(run.card, run.request, device))
+    print(json.dumps(report.as_dict()) if as_json else report)
+    return 0
+
+
+def _draw(run: "Run", output: "Output", device: str, as_json: bool) -> Iterator[Path]:
+    """Draw and write the pictures, then the grid; yields each path once its file is whole."""
+    from tqdm import tqdm
+
+    from fastdiff.runs.drawing import draw, load_pipeline
+    from fastdiff.runs.sheet import ContactSheet
+
+    pipe = load_pipeline(run.card, run.request, device)
+    sheet = ContactSheet(len(run.cells), output.columns)
+    with tqdm(total=len(run.cells), unit=" pictures", bar_format=_BAR, file=sys.stderr) as bar:
+        for progress in draw(run, pipe):
+            bar.update(len(progress.places) / progress.step.num_steps)
+            for finished in progress.finished:
+                path = output.write(finished)
+                yield path
+                if output.grid:
+                    sheet.paste(finished.place, finished.image)
+                if as_json:
+                    line = {"path": str(path), "seed": finished.cell.seed, "label": finished.cell.label_name}
+                    with bar.external_write_mode():
+                        print(json.dumps(line | {"settings": finished.record}), flush=True)
+    if output.grid and sheet.image:
+        yield output.write_grid(output.grid, sheet.image, run, finished.record)
+
+
+def _summary(output: "Output", written: Sequence[Path]) -> str:
+    pictures, count = [path for path in written if path != output.grid], len(output.paths)
+    text = str(count) if len(pictures) == count else f"{len(pictures)} of {count}"
+    text += f" picture{'' if count == 1 else 's'}"
+    if pictures:
+        text += f" to {pictures[0] if len(pictures) == 1 else os.path.commonpath([p.parent for p in pictures]) or '.'}"
+    return text + (f" and a grid to {output.grid}" if output.grid in written else "")
+
+
+def _say(message: str) -> None:
+    print(f"fastdiff: {message}", file=sys.stderr)

@@ -1,0 +1,49 @@
+"""`fastdiff verify`: compare a model with diffusers, number by number."""
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from fastdiff.cli.arguments import add_model_arguments
+from fastdiff.requests.defaults import VERIFICATION_STEPS
+from fastdiff.requests.request import Request
+
+if TYPE_CHECKING:
+    from fastdiff.runs.verification import Verification
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = add_model_arguments(parser, "model", note="")
+    add(
+        "--steps",
+        dest="num_inference_steps",
+        type=int,
+        default=VERIFICATION_STEPS,
+        metavar="N",
+        help=f"of sampling (default: {VERIFICATION_STEPS})",
+    )
+    add("--json", action="store_true", help="print a JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print every comparison; 0 where all are within tolerance, else 1. InputError for what cannot be loaded."""
+    from fastdiff.runs.verification import compare_with_diffusers
+
+    request = Request.from_flags(vars(args) | {"num_images": 1})
+    verification = compare_with_diffusers(request, args.device)
+    print(json.dumps(verification.as_dict()) if args.json else _as_table(verification))
+    return 0 if verification.passed else 1
+
+
+def _as_table(verification: "Verification") -> str:
+    versions = verification.versions
+    lines = [
+        f"{verification.model}: fastdiff {versions['fastdiff']} against diffusers {versions['diffusers']}, "
+        f"float32 on {verification.device}",
+        f"{'':<32}{'max |error|':>12}{'largest':>10}{'allowed':>10}",
+    ]
+    for each in verification.comparisons:
+        verdict = "ok" if each.passed else "FAILED"
+        lines.append(f"{each.what:<32}{each.error:>12.1e}{each.largest:>10.2f}{each.allowed:>10.1e}  {verdict}")
+    lines.append("within tolerance" if verification.passed else "NOT within tolerance")
+    return "\n".join(lines)

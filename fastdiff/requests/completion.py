@@ -1,0 +1,100 @@
+"""The pictures that a request asks for: what it leaves open is chosen for a model, and checked against it."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.errors import InputError
+from fastdiff.numbers import MAX_SEED
+from fastdiff.requests.defaults import Defaults, ModelFacts, Sampling, SamplingOptions, complete_sampling
+from fastdiff.requests.request import MAX_PICTURES, Request, shorten
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A picture that is to be drawn: a cell of the table of labels x seeds."""
+
+    seed: int
+    label: int | None  # index; None for an unconditional model
+    label_name: str | int | None  # the index where the label has no name
+
+
+def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Request, list[Cell]]:
+    """`request` with every choice made that `card` can make and its seeds listed, and the pictures it asks for.
+
+    They are labels x seeds, in that order. The labels of a group take turns from seed to seed.
+    InputError for what the model cannot do.
+    """
+    labels = _labels(request, card, defaults)
+    asked = SamplingOptions(
+        scheduler=request.scheduler,
+        num_inference_steps=request.num_inference_steps,
+        eta=request.eta,
+        use_clipped_model_output=request.use_clipped_model_output,
+        guidance_scale=request.guidance_scale,
+    )
+    sampling = complete_sampling(asked, ModelFacts.of(card), defaults, labelled=bool(labels))
+    _check_sampling(sampling, card, labelled=bool(labels))
+    seeds = _seeds(request, max(1, len(labels)), defaults)
+    completed = replace(
+        request,
+        **vars(sampling),
+        revision=card.revision or request.revision,
+        label=tuple(card.choices_name(choices) for choices in labels),
+        seed=seeds,
+        num_images=None,
+    )
+    if not labels:
+        return completed, [Cell(seed, None, None) for seed in seeds]
+    turns = [(seed, choices[seed % len(choices)]) for choices in labels for seed in seeds]
+    return completed, [Cell(seed, label, card.label_name(label)) for seed, label in turns]
+
+
+def _check_sampling(sampling: Sampling, card: ModelCard, labelled: bool) -> None:
+    for name in ("eta", "use_clipped_model_output"):
+        value = getattr(sampling, name)
+        if sampling.scheduler == "ddpm" and value is not None:
+            raise InputError(f"{name} {value} is an option of ddim; leave it out, or give --scheduler ddim")
+    steps, most = sampling.num_inference_steps, card.num_train_timesteps
+    if steps > most:
+        raise InputError(f"steps {steps}: {card.name} was trained with {most} steps; give a number from 1 to {most}")
+    if sampling.guidance_scale != 1 and not (labelled and card.info.null_label is not None):
+        raise InputError(
+            f"cfg-scale {sampling.guidance_scale}: {card.name} has no null label to guide with; leave it out"
+        )
+
+
+def _labels(request: Request, card: ModelCard, defaults: Defaults) -> tuple[tuple[int, ...], ...]:
+    """The indices of each label asked for, or of the default ones."""
+    if request.label and not card.config.num_class_embeds:
+        raise InputError(f"label {shorten(request.label[0])}: {card.name} has no labels; leave it out")
+    asked = request.label or _spread_labels(card, defaults.labels)
+    labels = tuple(card.info.label_choices(label, card.config.num_class_embeds) for label in asked)
+    if len(set(labels)) < len(labels):
+        raise InputError("a label is given twice; for more pictures of it give --num-images")
+    return labels
+
+
+def _spread_labels(card: ModelCard, most: int) -> Sequence[str | int]:
+    """Up to `most` groups, or labels of a model without groups, from the first to the last."""
+    every: Sequence[str | int] = list(card.info.label_groups) or card.labels
+    count = min(most, len(every))
+    return [every[i * (len(every) - 1) // max(1, count - 1)] for i in range(count)]
+
+
+def _seeds(request: Request, num_labels: int, defaults: Defaults) -> tuple[int, ...]:
+    seed, count = request.seed, request.num_images
+    if isinstance(seed, tuple):
+        if count not in (None, len(seed)):
+            raise InputError(f"num-images {count}: the list has {len(seed)} seeds; leave one of the two out")
+        seeds = seed
+    else:
+        count = count or max(1, defaults.pictures // num_labels)
+        first = secrets.randbelow(MAX_SEED + 2 - count) if isinstance(seed, str) else seed
+        if first + count - 1 > MAX_SEED:
+            raise InputError(f"seed {first}: {count} pictures would pass the last seed {MAX_SEED}; give a smaller seed")
+        seeds = tuple(range(first, first + count))
+    if num_labels * len(seeds) > MAX_PICTURES:
+        raise InputError(f"{num_labels} labels x {len(seeds)} seeds are too many; a run draws up to {MAX_PICTURES}")
+    return seeds

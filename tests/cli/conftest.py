@@ -1,0 +1,63 @@
+"""The real command, run as a user runs it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fastdiff.checkpoints import hub
+
+BUNDLED = hub.bundled_models()["emoji64"]
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """The variables that the command runs with."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "utf-8"}
+
+
+@pytest.fixture
+def fastdiff(tmp_path, environment) -> Callable[..., subprocess.CompletedProcess]:
+    """Runs `fastdiff ARGS` in tmp_path."""
+
+    def run(*args: object) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "fastdiff", *map(str, args)]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    return run
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    """A copy of the bundled model that a test may damage."""
+    return Path(shutil.copytree(BUNDLED, tmp_path / "model"))
+
+
+@pytest.fixture(scope="session")
+def refused() -> Callable[..., None]:
+    """Asserts that one line names the input and the remedy, without a traceback."""
+
+    def check(done: subprocess.CompletedProcess, message: str, code: int = 2) -> None:
+        assert (done.returncode, done.stdout) == (code, ""), done.stderr
+        *progress, line = filter(str.strip, done.stderr.splitlines())
+        assert re.match(f"fastdiff: error: .*{message}", line), line
+        assert all("pictures [" in shown for shown in progress), done.stderr
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def files() -> Callable[[Path], list[str]]:
+    """Lists the files below a folder."""
+
+    def names(folder: Path) -> list[str]:
+        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+    return names

@@ -1,0 +1,126 @@
+"""The choices that a model completes, the pictures that a request asks for, and what a model cannot do."""
+
+from dataclasses import replace
+
+import pytest
+
+from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.errors import InputError
+from fastdiff.numbers import MAX_SEED
+from fastdiff.requests.completion import Cell, complete
+from fastdiff.requests.defaults import COMMAND
+from fastdiff.requests.request import MAX_PICTURES, Request
+
+EMOJI64 = ModelCard.read("emoji64", hub.bundled_models()["emoji64"])
+UNCONDITIONAL = replace(EMOJI64, config=replace(EMOJI64.config, num_class_embeds=None), info=ModelInfo())
+UNNAMED = replace(EMOJI64, info=ModelInfo())  # 217 labels without names, none of them the null label
+
+
+def test_a_model_completes_what_is_left_open():
+    request, cells = complete(Request(), EMOJI64, COMMAND)
+    info = EMOJI64.info
+    assert request.num_inference_steps == info.num_inference_steps and request.scheduler == "ddim"
+    assert request.guidance_scale == info.guidance_scale
+    assert (request.eta, request.use_clipped_model_output) == (0.0, True)
+    groups = list(info.label_groups)
+    assert request.label == (groups[0], groups[11], groups[22], groups[33]) and request.seed == (0,)
+    indices = [info.label_index(label) for label in request.label]
+    assert cells == [Cell(0, index, EMOJI64.label_name(index)) for index in indices]
+
+
+def test_the_labels_of_a_group_take_turns_from_seed_to_seed():
+    request, cells = complete(Request(label=("noto animals",), seed=(5, 6, 11)), EMOJI64, COMMAND)
+    choices = EMOJI64.info.label_choices("noto animals")
+    assert request.label == ("noto animals",)
+    assert [(cell.seed, cell.label) for cell in cells] == [(5, choices[5]), (6, choices[0]), (11, choices[5])]
+    assert cells[1].label_name == EMOJI64.label_name(choices[0])
+
+
+def test_a_model_that_says_nothing_has_the_defaults():
+    request, cells = complete(Request(), UNCONDITIONAL, COMMAND)
+    assert (request.num_inference_steps, request.scheduler, request.guidance_scale) == (50, "ddim", 1.0)
+    assert (request.eta, request.use_clipped_model_output) == (0.0, False)
+    assert request.label == () and cells == [Cell(seed, None, None) for seed in range(4)]
+
+
+def test_labels_without_names_are_spread_and_recorded_by_index():
+    def labels(card):
+        request, cells = complete(Request(), card, COMMAND)
+        assert request.label == tuple(dict.fromkeys(cell.label for cell in cells))
+        return request.label
+
+    last = UNNAMED.labels[-1]
+    assert labels(UNNAMED) == (0, last // 3, 2 * last // 3, last)
+    assert labels(replace(UNNAMED, config=replace(UNNAMED.config, num_class_embeds=2))) == (0, 1)
+    assert labels(replace(UNNAMED, config=replace(UNNAMED.config, num_class_embeds=1))) == (0,)
+    assert labels(replace(UNNAMED, info=ModelInfo(null_label=0)))[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "seeds"),
+    [
+        ({"label": ("noto food",)}, (0, 1, 2, 3)),
+        ({"label": (0, 1)}, (0, 1)),
+        ({"label": (0, 1, 2)}, (0,)),
+        ({"num_images": 3}, (0, 1, 2)),
+        ({"seed": 7, "num_images": 2}, (7, 8)),
+        ({"seed": (9, 2)}, (9, 2)),
+        ({"seed": (9, 2), "num_images": 2}, (9, 2)),
+        ({"seed": MAX_SEED, "num_images": 1}, (MAX_SEED,)),
+    ],
+    ids=str,
+)
+def test_the_seeds_of_a_label(asked, seeds):
+    assert complete(Request(**asked), EMOJI64, COMMAND)[0].seed == seeds
+
+
+def test_a_random_seed_leaves_room_for_all_pictures(monkeypatch):
+    monkeypatch.setattr("secrets.randbelow", lambda limit: limit - 1)
+    assert complete(Request(seed="random", num_images=3), EMOJI64, COMMAND)[0].seed == (
+        MAX_SEED - 2,
+        MAX_SEED - 1,
+        MAX_SEED,
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "card", "message"),
+    [
+        ({"num_inference_steps": 1001}, EMOJI64, "steps 1001: emoji64 was trained with 1000 steps; give .* 1 to 1000"),
+        ({"label": ("notto food",)}, EMOJI64, "did you mean noto food"),
+        ({"label": ("217",)}, EMOJI64, "label 217 is out of range"),
+        ({"label": ("fluent-3d hearts", "0")}, EMOJI64, "a label is given twice"),
+        ({"label": (0,)}, UNCONDITIONAL, "label 0: emoji64 has no labels; leave it out"),
+        ({"guidance_scale": 3.0}, UNCONDITIONAL, r"cfg-scale 3\.0: emoji64 has no null label"),
+        ({"guidance_scale": 3.0}, UNNAMED, "has no null label to guide with"),
+        ({"seed": MAX_SEED, "num_images": 2}, EMOJI64, "seed 4294967295: 2 pictures would pass the last seed"),
+        ({"seed": (1, 2), "num_images": 3}, EMOJI64, "num-images 3: the list has 2 seeds"),
+        ({"scheduler": "ddpm", "eta": 0.0}, EMOJI64, "eta 0.0 is an option of ddim"),
+        (
+            {"scheduler": "ddpm", "use_clipped_model_output": True},
+            EMOJI64,
+            "use_clipped_model_output True is an option of ddim",
+        ),
+        ({"num_images": MAX_PICTURES}, EMOJI64, "4 labels x 50000 seeds are too many"),
+    ],
+    ids=lambda value: value.name if isinstance(value, ModelCard) else str(value),
+)
+def test_what_a_model_cannot_do_is_refused(asked, card, message):
+    with pytest.raises(InputError, match=message):
+        complete(Request(**asked), card, COMMAND)
+
+
+def test_ddpm_has_no_options_of_ddim():
+    request, _ = complete(Request(scheduler="ddpm"), EMOJI64, COMMAND)
+    assert (request.eta, request.use_clipped_model_output, request.num_inference_steps) == (None, None, 50)
+
+
+def test_default_steps_fit_a_model_of_fewer_training_steps():
+    assert complete(Request(), replace(UNCONDITIONAL, num_train_timesteps=10), COMMAND)[0].num_inference_steps == 10
+
+
+def test_a_folder_of_the_hub_cache_gives_the_commit(tmp_path):
+    card = replace(EMOJI64, folder=tmp_path / "snapshots" / "0123abc")
+    assert complete(Request(revision="main"), card, COMMAND)[0].revision == "0123abc"

@@ -1,0 +1,119 @@
+"""The drawing of a request: the cells of a run in batches, steps on the way, pictures with their settings."""
+
+import numpy as np
+import pytest
+import torch
+
+from fastdiff.errors import InputError
+from fastdiff.pipeline import Pipeline
+from fastdiff.requests.completion import Cell
+from fastdiff.requests.defaults import COMMAND, LIBRARY, PAGE
+from fastdiff.requests.request import Request
+from fastdiff.runs.drawing import Run, draw, explain, find_model, load_pipeline
+
+ASKED = Request(label=("noto food", 1), seed=(7, 8), num_inference_steps=2, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def card():
+    return find_model(ASKED)
+
+
+@pytest.fixture(scope="module")
+def pipe(card):
+    return load_pipeline(card, ASKED, "cpu")
+
+
+def test_a_run_is_checked_without_weights(card, monkeypatch):
+    monkeypatch.setattr(Pipeline, "from_card", lambda *args, **options: pytest.fail("weights were loaded"))
+    run = Run.prepare(ASKED, card, COMMAND)
+    assert (run.batch_size, run.height, run.width) == (8, None, None)
+    assert run.cells[0] == Cell(7, card.info.label_choices("noto food")[7 % 5], "noto drinks")
+    assert [(cell.seed, cell.label_name) for cell in run.cells[2:]] == [
+        (7, "fluent-3d creatures"),
+        (8, "fluent-3d creatures"),
+    ]
+    with pytest.raises(InputError, match="label 'x' is not a label"):
+        Run.prepare(Request(label=("x",)), card, COMMAND)
+
+
+@pytest.mark.parametrize(("defaults", "asked", "expected"), [(COMMAND, 3, 3), (PAGE, None, 16), (LIBRARY, None, 4)])
+def test_the_batch_size_is_the_callers_or_all_at_once(card, defaults, asked, expected):
+    assert Run.prepare(ASKED, card, defaults, batch_size=asked).batch_size == expected
+
+
+def test_pictures_are_the_pipelines_whatever_the_batches(card, pipe):
+    run = Run.prepare(ASKED, card, COMMAND, batch_size=3)
+    steps = list(draw(run, pipe))
+    assert [(at.places, at.step.index, len(at.finished)) for at in steps] == [
+        (range(3), 0, 0),
+        (range(3), 1, 3),
+        (range(3, 4), 0, 0),
+        (range(3, 4), 1, 1),
+    ]
+    assert [at.fraction for at in steps] == pytest.approx([3 / 8, 3 / 4, 7 / 8, 1])
+    assert all(at.rate == pytest.approx(4 * at.fraction / at.seconds) for at in steps)
+    finished = [each for at in steps for each in at.finished]
+    assert [each.place for each in finished] == [0, 1, 2, 3]
+    assert [each.cell for each in finished] == list(run.cells)
+    expected = pipe(class_labels=["noto food", 1], seed=[7, 8], num_inference_steps=2).images
+    for each, image in zip(finished, expected, strict=True):
+        assert np.array_equal(np.asarray(each.image), np.asarray(image))
+
+
+def test_each_picture_records_its_settings(card, pipe):
+    run = Run.prepare(Request(label=(1,), seed=7, num_images=1, num_inference_steps=1), card, COMMAND)
+    *_, last = draw(run, pipe)
+    (finished,) = last.finished
+    versions = finished.record.pop("versions")
+    assert versions["torch"] == torch.__version__ and "fastdiff" in versions
+    assert finished.record == {
+        "model": "emoji64",
+        "revision": None,
+        "variant": None,
+        "scheduler": "ddim",
+        "num_inference_steps": 1,
+        "eta": 0.0,
+        "use_clipped_model_output": True,
+        "guidance_scale": 4.0,
+        "dtype": "float32",
+        "device": "cpu",
+        "seed": 7,
+        "label": "fluent-3d creatures",
+        "width": 64,
+        "height": 64,
+    }
+
+
+def test_a_run_has_a_size_of_its_own(card, pipe):
+    run = Run.prepare(Request(label=(1,), num_images=1, num_inference_steps=1), card, COMMAND, height=72, width=80)
+    *_, last = draw(run, pipe)
+    assert last.finished[0].image.size == (80, 72)
+
+
+def test_the_scheduler_is_the_requests(card):
+    assert load_pipeline(card, Request(scheduler="ddpm", dtype="float32"), "cpu").scheduler_name == "ddpm"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "message"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            MemoryError,
+            "cpu: out of memory; give a smaller --batch-size than 3",
+        ),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError, "than 3"),
+        (RuntimeError("another"), RuntimeError, "another"),
+    ],
+    ids=["GPU", "CPU", "no-memory-error"],
+)
+def test_out_of_memory_names_the_batch_size(card, pipe, monkeypatch, error, expected, message):
+    def fail(*args, **options):
+        raise error
+
+    monkeypatch.setattr(type(pipe), "stream", fail)
+    run = Run.prepare(ASKED, card, COMMAND, batch_size=3)
+    for use in (lambda: list(draw(run, pipe)), lambda: explain(run, pipe)):
+        with pytest.raises(expected, match=message):
+            use()

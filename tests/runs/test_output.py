@@ -1,0 +1,85 @@
+"""Where a run's pictures go: every file is named and checked before one is drawn, and written with its settings."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fastdiff.errors import InputError
+from fastdiff.requests import png
+from fastdiff.requests.defaults import COMMAND
+from fastdiff.requests.request import Request
+from fastdiff.runs.drawing import Finished, Run, find_model
+from fastdiff.runs.output import Output
+from fastdiff.runs.sheet import ContactSheet
+
+ASKED = Request(label=(0, 1), seed=(7, 8))
+RECORD = {
+    "num_inference_steps": 2,
+    "scheduler": "ddim",
+    "guidance_scale": 2.0,
+    "eta": 0.0,
+    "model": "emoji64",
+    "width": 8,
+    "height": 6,
+    "versions": {"fastdiff": "0"},
+}
+
+
+@pytest.fixture(scope="module")
+def run():
+    return Run.prepare(ASKED, find_model(ASKED), COMMAND)
+
+
+def check(run, out, grid=False, overwrite=False) -> Output:
+    return Output.check(run, str(out), overwrite=overwrite, grid=grid)
+
+
+def test_a_folder_has_a_file_for_each_cell(run, tmp_path):
+    output = check(run, tmp_path)
+    labels = "fluent-3d-hearts", "fluent-3d-creatures"
+    assert [path.name for path in output.paths] == [f"{label}-{seed}.png" for label in labels for seed in (7, 8)]
+    assert (output.grid, output.columns) == (None, 2)
+
+
+@pytest.mark.parametrize(("grid", "name"), [(True, "grid.png"), ("sheet.PNG", "sheet.PNG")])
+def test_the_grid_lies_beside_the_pictures_or_where_it_is_named(run, tmp_path, monkeypatch, grid, name):
+    monkeypatch.chdir(tmp_path)
+    assert check(run, tmp_path, grid).grid in (tmp_path / name, Path(name))
+
+
+@pytest.mark.parametrize(
+    ("out", "grid", "message"),
+    [
+        ("{label}{seed}.png", "fluent-3d-hearts7.png", "the grid and a picture would both be"),
+        ("pictures", "sheet.jpg", "--grid 'sheet.jpg' is not the name of a PNG"),
+        ("pictures", "old.png", "old.png already exists; --overwrite replaces it, --grid names another place"),
+        ("old.png", False, "more than one picture would be"),
+    ],
+)
+def test_refusals_come_before_a_picture_is_drawn(run, tmp_path, monkeypatch, out, grid, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.png").touch()
+    with pytest.raises(InputError, match=message):
+        check(run, out, grid)
+
+
+def test_a_grid_that_nobody_could_open_is_refused(run, tmp_path):
+    many = Request(label=(0,), seed=tuple(range(40_000)))
+    with pytest.raises(InputError, match=r"a grid of 40000 pictures would be .* leave out --grid"):
+        check(Run.prepare(many, run.card, COMMAND), tmp_path, grid=True)
+
+
+def test_pictures_and_grid_hold_their_settings(run, tmp_path):
+    output = check(run, tmp_path / "new", grid=True)
+    sheet = ContactSheet(len(run.cells), output.columns)
+    for place, cell in enumerate(run.cells):
+        image = Image.new("RGB", (8, 6))
+        finished = Finished(place, cell, image, RECORD | {"seed": cell.seed, "label": cell.label_name})
+        assert png.read_settings(output.write(finished)) == finished.record | {"schema": 1}
+        sheet.paste(place, image)
+    grid = png.read_settings(output.write_grid(output.grid, sheet.image, run, finished.record))
+    labels = ["fluent-3d hearts", "fluent-3d creatures"]
+    assert (grid["seed"], grid["label"], grid["width"], grid["height"]) == ([7, 8], labels, 22, 18)
+    with pytest.raises(OSError, match="was kept"):
+        output.write(finished)

@@ -1,0 +1,97 @@
+"""Pictures that the page draws: whole PNG files that hold their settings, or none."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fastdiff.errors import NonFiniteError
+from fastdiff.models.unet2d import UNet2DModel
+from fastdiff.pipeline import Pipeline
+from fastdiff.requests import png
+from fastdiff.ui.drawn import draw
+from fastdiff.ui.limits import Limits
+from fastdiff.ui.options import Options, prepare
+
+LIMITS = Limits(pictures=4, steps=50, side=128, batch_size=4)
+
+
+def pixels(path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image)
+
+
+def test_the_labels_of_a_group_take_turns(models, tmp_path):
+    run = prepare(Options(label="noto smileys", seed=4, num_images=3, steps=1), models, LIMITS)
+    assert [picture.path.name for _, drawn in draw(run, models, tmp_path) for picture in drawn] == [
+        "noto-other-faces-4.png",
+        "noto-hearts-5.png",
+        "noto-creatures-6.png",
+    ]
+
+
+def test_pictures_are_the_pipelines_and_hold_their_settings(models, tmp_path):
+    options = Options(label="noto birds", seed=5, num_images=3, steps=2, batch_size=2)
+    progress = list(draw(prepare(options, models, LIMITS), models, tmp_path))
+    assert [(at.places, at.step.index, len(drawn)) for at, drawn in progress] == [
+        (range(2), 0, 0),
+        (range(2), 1, 2),
+        (range(2, 3), 0, 0),
+        (range(2, 3), 1, 1),
+    ]
+    assert [at.fraction for at, _ in progress] == pytest.approx([1 / 3, 2 / 3, 5 / 6, 1])
+    pictures = [picture for _, drawn in progress for picture in drawn]
+    expected = Pipeline.from_pretrained("emoji64", device="cpu")(
+        num_inference_steps=2, num_images=3, seed=5, class_labels="noto birds"
+    )
+    for seed, picture, image in zip((5, 6, 7), pictures, expected.images, strict=True):
+        record = png.read_settings(picture.path)
+        assert picture.path.name == f"noto-birds-{seed}.png"
+        assert record == {"schema": 1, **picture.record}
+        assert (record["seed"], record["label"], record["num_inference_steps"]) == (seed, "noto birds", 2)
+        assert np.array_equal(pixels(picture.path), np.asarray(image))
+
+
+def test_an_unconditional_model_draws_at_another_size(models, tmp_path):
+    run = prepare(Options(model="./plain/tiny", steps=2, width=24, height=32, scheduler="ddim"), models, LIMITS)
+    *_, (_, [drawn]) = draw(run, models, tmp_path)
+    assert pixels(drawn.path).shape == (32, 24, 3)
+    assert drawn.path.name == "0.png"
+    assert drawn.record["label"] is None
+
+
+def test_stopping_between_steps_keeps_what_is_finished(models, tmp_path):
+    steps = draw(prepare(Options(num_images=2, steps=2, batch_size=1), models, LIMITS), models, tmp_path)
+    for _ in range(3):
+        next(steps)
+    steps.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["fluent-3d-hearts-0.png"]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        pytest.param(torch.OutOfMemoryError("CUDA out of memory"), MemoryError, id="GPU"),
+        pytest.param(RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError, id="CPU"),
+        pytest.param(NonFiniteError("NaN"), NonFiniteError, id="NaN is no black picture"),
+    ],
+)
+def test_failures_while_drawing(models, monkeypatch, tmp_path, error, expected):
+    def fail(*args, **options):
+        raise error
+
+    run = prepare(Options(steps=1), models, LIMITS)
+    models.pipeline(run.card, None)
+    monkeypatch.setattr(UNet2DModel, "predict", fail)
+    with pytest.raises(expected):
+        list(draw(run, models, tmp_path))
+
+
+def test_a_full_disk_leaves_no_half_picture(models, monkeypatch, tmp_path):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fastdiff.runs.files.os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        list(draw(prepare(Options(steps=1), models, LIMITS), models, tmp_path))
+    assert not list(tmp_path.iterdir())
