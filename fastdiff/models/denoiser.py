@@ -1,4 +1,4 @@
-"""What the denoisers share: how they are built and loaded, what they refuse, and how they run through CUDA graphs."""
+"""Denoiser, the base of all: how they are built and loaded, what they refuse, how they run through CUDA graphs."""
 
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
@@ -10,27 +10,33 @@ from torch import Tensor, nn
 from fastdiff.checkpoints import hub, weights
 from fastdiff.checkpoints.configs import DenoiserConfig, from_mapping, read_json
 from fastdiff.errors import InputError
-from fastdiff.execution.cuda_graphs import Graphed, Outputs
+from fastdiff.execution.cuda_graphs import Function, Graphed
 
-ROWS = 32  # of timesteps that are embedded together: products of one shape give a row the same bits in any company
+# Timesteps that are embedded together, filled up where there are fewer: a product of one shape gives each the same bits
+# in any company. 32 is the largest batch of the benchmarks, so that this costs them nothing (68ecf61).
+GROUP = 32
 
 Model = TypeVar("Model", bound="Denoiser")
 
 
 class Conditioning(NamedTuple):
-    """What a denoiser knows of time and class, a row for each picture or label."""
+    """All that a prediction depends on besides x: an entry of each tensor for each picture, or for each condition.
 
-    temb: Tensor  # (rows, width) what every block reads, side by side
-    timesteps: Tensor  # (rows,)
+    It is made, chosen from and carried as one value, through CUDA graphs too. Whatever else a model is told is a field
+    here.
+    """
 
-    def of(self, rows: Tensor) -> "Conditioning":
-        """The rows with these indices (N,), in this order."""
-        return Conditioning(self.temb[rows], self.timesteps[rows])
+    temb: Tensor  # (M, width): what the blocks read of time and class, side by side
+    timesteps: Tensor  # (M,)
+
+    def of(self, conditions: Tensor) -> "Conditioning":
+        """Return the entries with these indices (N,), in this order."""
+        return Conditioning(*(tensor[conditions] for tensor in self))
 
 
-def in_rows(x: Tensor) -> tuple[Tensor, ...]:
-    """x (rows, ...) in parts of ROWS rows; the last one is filled up with its last row."""
-    return torch.cat([x, x[-1:].expand(-len(x) % ROWS, *x.shape[1:])]).split(ROWS)
+def in_groups(x: Tensor) -> tuple[Tensor, ...]:
+    """Return x (M, ...) in parts of GROUP entries; the last part is filled up with the last entry."""
+    return torch.cat([x, x[-1:].expand(-len(x) % GROUP, *x.shape[1:])]).split(GROUP)
 
 
 class Denoiser(nn.Module):
@@ -41,7 +47,7 @@ class Denoiser(nn.Module):
 
     config_class: ClassVar[type[DenoiserConfig]]
     component: ClassVar[str]  # its name, and its folder's, in a pipeline
-    conditioning_width: int  # of a row of its Conditioning
+    conditioning_width: int  # of its Conditioning's temb
 
     def __init__(self, config: DenoiserConfig):
         super().__init__()
@@ -50,19 +56,20 @@ class Denoiser(nn.Module):
         self._graphs: dict[Hashable, Graphed] = {}
 
     def conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
-        """Everything that depends on time and class alone: made once, before a sampling loop.
+        """Return what depends on time and class alone, which a sampling loop makes before it begins.
 
-        Args: timesteps (rows,); class_labels as in `forward`, for each row.
+        Args: timesteps (M,); class_labels as in `forward`, M of them or one for all. Raises InputError where labels are
+        missing, not taken or of another number.
         """
         raise NotImplementedError
 
     def predict(self, x: Tensor, conditioning: Conditioning) -> Tensor:
-        """x (N, H, W, C_in) contiguous -> (N, H, W, C_out), under the conditioning of N rows, or of one for all."""
+        """Return (N, H, W, C_out) of x (N, H, W, C_in), contiguous; the conditioning has N entries, or one for all."""
         raise NotImplementedError
 
     @classmethod
     def from_config(cls: type[Model], config: Mapping[str, Any] | DenoiserConfig, source: str = "config") -> Model:
-        """A model with random weights from a mapping with diffusers' keys. InputError names a bad option."""
+        """Make a model with random weights of a mapping with diffusers' keys. InputError names a bad option."""
         if not isinstance(config, cls.config_class):
             config = from_mapping(cls.config_class, config, source)
         try:
@@ -120,8 +127,8 @@ class Denoiser(nn.Module):
         """`_run` as a function of tensors, over (N, H, W, C)."""
         return (self.predict(x.contiguous(), self.conditioning(timesteps, class_labels)),)
 
-    def graphed(self, name: Hashable, function: Callable[..., Outputs]) -> Callable[..., Outputs]:
-        """`function` of tensors, which runs this model, through CUDA graphs where there can be any.
+    def graphed(self, name: Hashable, function: Function) -> Callable[..., Any]:
+        """Return `function` of tensors, which runs this model, through CUDA graphs where there can be any.
 
         `name` stands for all that the function depends on besides its arguments and the model.
         """
@@ -129,7 +136,7 @@ class Denoiser(nn.Module):
             return function
         return self._graphs.setdefault(name, Graphed(function))
 
-    def _apply(self, *args, **kwargs):
+    def _apply(self, *args: Any, **kwargs: Any) -> "Denoiser":
         self._graphs.clear()  # they read the parameters where these were
         return super()._apply(*args, **kwargs)
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from fastdiff.models.attention import Attention
-from fastdiff.models.layers import Conv2d, Feature, GroupNorm, Picture
+from fastdiff.models.layers import Conv2d, Feature, FeatureOrPair, GroupNorm
 from fastdiff.models.resampling import Downsample2D, Upsample2D, average_down, fir_down, fir_up, nearest_up
 from fastdiff.models.resnet import BlockOptions, Conditioned, Resample, ResnetBlock2D, ResnetBlockCondNorm2D
 
@@ -24,7 +24,7 @@ class Stage(nn.Module):
         self.attentions = nn.ModuleList(attentions) if attentions else None
         self.resnets = nn.ModuleList(resnets)
 
-    def layer(self, i: int, x: Picture, temb: Tensor) -> Feature:
+    def layer(self, i: int, x: FeatureOrPair, temb: Tensor) -> Feature:
         x = self.resnets[i](x, temb)
         return self.attentions[i](x) if self.attentions is not None else x
 
@@ -159,7 +159,7 @@ class SkipUpBlock2D(UpStage):
         self.skip_conv = Conv2d(out, 3, 3) if resample else None
         self.skip_norm = GroupNorm(_skip_groups(out), out, eps=options.eps) if resample else None
 
-    def layer(self, i: int, x: Picture, temb: Tensor) -> Feature:
+    def layer(self, i: int, x: FeatureOrPair, temb: Tensor) -> Feature:
         return self.resnets[i](x, temb)
 
     def upsample(self, x, temb, rgb):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fastdiff.checkpoints.configs import UNet2DConfig
 from fastdiff.errors import InputError
 from fastdiff.models.denoiser import Conditioning, Denoiser
-from fastdiff.models.embeddings import GaussianFourierProjection, TimestepEmbedding, Timesteps, rows_through
+from fastdiff.models.embeddings import GaussianFourierProjection, TimestepEmbedding, Timesteps, each_through
 from fastdiff.models.layers import ACTIVATIONS, Conv2d, Feature, GroupNorm
 from fastdiff.models.resnet import BlockOptions, Conditioned, ResnetBlock2D, ResnetBlockCondNorm2D
 from fastdiff.models.stages import (
@@ -68,7 +68,7 @@ class UNet2DModel(Denoiser):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | UNet2DConfig, source: str = "config") -> "UNet2DModel":
-        """A model with random weights from a mapping with diffusers' keys. InputError names a bad option."""
+        """Make a model with random weights of a mapping with diffusers' keys. InputError names a bad option."""
         model = super().from_config(config, source)
         if model.config.has_k_blocks and not _fits_together(model.config):
             raise InputError(
@@ -79,7 +79,7 @@ class UNet2DModel(Denoiser):
     def forward(
         self, sample: Tensor, timestep: Tensor | float, class_labels: Tensor | None = None, return_dict: bool = True
     ) -> UNet2DOutput | tuple[Tensor]:
-        """One prediction, called like diffusers' model.
+        """Predict once, called like diffusers' model.
 
         Args:
             sample: (N, C_in, H, W), the model's dtype and device; H and W multiples of 2 ** (levels - 1).
@@ -101,7 +101,7 @@ class UNet2DModel(Denoiser):
             emb = emb + self.class_embedding(class_labels).to(self.dtype)
         activated = ACTIVATIONS[self.config.activation](emb)
         pairs = ((activated, self.time_emb_proj), (emb, self.ada_group_norm))
-        columns = [rows_through(each, layer) for each, layer in pairs if layer is not None]
+        columns = [each_through(each, layer) for each, layer in pairs if layer is not None]
         return Conditioning(torch.cat(columns, dim=1) if len(columns) > 1 else columns[0], timesteps)
 
     @torch.no_grad()
