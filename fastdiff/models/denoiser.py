@@ -48,12 +48,18 @@ class Denoiser(nn.Module):
     config_class: ClassVar[type[DenoiserConfig]]
     component: ClassVar[str]  # its name, and its folder's, in a pipeline
     conditioning_width: int  # of its Conditioning's temb
+    stacked: dict[str, dict[str, int]]  # our prefix -> those of diffusers' layers that it stacks, and outputs of each
 
     def __init__(self, config: DenoiserConfig):
         super().__init__()
         self.config = config
         self.use_graphs = True  # on a GPU
         self._graphs: dict[Hashable, Graphed] = {}
+
+    def _lay_out(self) -> None:
+        """Lay the weights out as kernels read them; they are for inference only."""
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub has only its .to(device)
+        self.requires_grad_(False)
 
     def conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
         """Return what depends on time and class alone, which a sampling loop makes before it begins.
@@ -69,7 +75,7 @@ class Denoiser(nn.Module):
 
     @classmethod
     def from_config(cls: type[Model], config: Mapping[str, Any] | DenoiserConfig, source: str = "config") -> Model:
-        """Make a model with random weights of a mapping with diffusers' keys. InputError names a bad option."""
+        """A model with random weights from a mapping with diffusers' keys. InputError names a bad option."""
         if not isinstance(config, cls.config_class):
             config = from_mapping(cls.config_class, config, source)
         try:
@@ -86,7 +92,7 @@ class Denoiser(nn.Module):
         variant: str | None = None,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
-        **hub_options,
+        **hub_options: Any,
     ) -> Model:
         """Config and weights from a folder that diffusers saved, a bundled name, or a hub id.
 

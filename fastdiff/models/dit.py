@@ -5,7 +5,7 @@ norm, linear with activation, linear. The norm gates and adds the branch before 
 knows of time and class, its shifts, scales and gates, is columns of one table, made before the sampling loop.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -86,7 +86,7 @@ class CombinedTimestepLabelEmbeddings(nn.Module):
 
     def forward(self, timesteps: Tensor, class_labels: Tensor) -> Tensor:
         """(M,), (M,) int64 -> (blocks, M, C)."""
-        linear_1, linear_2 = self.timestep_embedder.values()
+        linear_1, linear_2 = (cast(nn.Linear, layer) for layer in self.timestep_embedder.values())
         h = F.silu(linear_1(self.time_proj(timesteps).to(linear_1.weight.dtype)))
         h = stacked_linear(h.unflatten(1, (self.blocks, -1)).transpose(0, 1), linear_2)
         firsts = self.labels * torch.arange(self.blocks, device=class_labels.device)
@@ -128,7 +128,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         qkv = linear(x, self.to_qkv.weight, self.to_qkv.bias)  # (N, L, 3 C)
         x = attention(*qkv.chunk(3, dim=-1), heads=self.heads)
-        return linear(x, self.to_out[0].weight, self.to_out[0].bias)
+        out = cast(nn.Linear, self.to_out[0])
+        return linear(x, out.weight, out.bias)
 
 
 class FeedForward(nn.Module):
@@ -142,7 +143,8 @@ class FeedForward(nn.Module):
         self.net = nn.ModuleDict({"0": nn.ModuleDict({"proj": inner}), "2": outer})
 
     def forward(self, x: Tensor) -> Tensor:
-        inner, outer = self.net["0"]["proj"], self.net["2"]
+        inner = cast(nn.Linear, cast(nn.ModuleDict, self.net["0"])["proj"])
+        outer = cast(nn.Linear, self.net["2"])
         x = linear(x, inner.weight, inner.bias, activation=self.activation)
         return linear(x, outer.weight, outer.bias)
 
@@ -183,6 +185,8 @@ class BasicTransformerBlock(nn.Module):
 class DiTTransformer2DModel(Denoiser):
     """diffusers' DiTTransformer2DModel; see Denoiser."""
 
+    config: DiTTransformer2DConfig
+
     config_class = DiTTransformer2DConfig
     component = "transformer"
 
@@ -193,12 +197,13 @@ class DiTTransformer2DModel(Denoiser):
         self.norm1 = AdaLayerNormZero(config)
         self.transformer_blocks = nn.ModuleList(BasicTransformerBlock(config) for _ in range(blocks))
         self.proj_out_1 = nn.Linear(channels, 2 * channels)
-        self.proj_out_2 = nn.Linear(channels, config.patch_size**2 * config.out_channels)
+        out_channels = cast(int, config.out_channels)  # which the config fills in
+        self.proj_out_2 = nn.Linear(channels, config.patch_size**2 * out_channels)
 
         self.stacked = {"norm1.": {f"transformer_blocks.{i}.norm1.": 1 for i in range(blocks)}}
         self._columns = [6 * channels] * blocks + [2 * channels]
         self.conditioning_width = sum(self._columns)
-        self.to(memory_format=torch.channels_last).requires_grad_(False)
+        self._lay_out()
 
     def forward(
         self,
@@ -226,6 +231,7 @@ class DiTTransformer2DModel(Denoiser):
     @torch.no_grad()
     def conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
         self._check_labels(timesteps, class_labels)
+        assert class_labels is not None
         groups = zip(in_groups(timesteps), in_groups(class_labels.expand(len(timesteps))), strict=True)
         return Conditioning(torch.cat([self._modulate(*group) for group in groups])[: len(timesteps)], timesteps)
 

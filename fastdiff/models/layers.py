@@ -3,7 +3,9 @@
 Parameters are named as diffusers names them, except that an attention holds one fused projection `to_qkv`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +15,7 @@ from fastdiff.kernels.conv2d import Norm, Padding, Shortcut, conv2d
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host.moments import Moments
 
-ACTIVATIONS = {"silu": F.silu, "mish": F.mish, "gelu": F.gelu, "relu": F.relu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "mish": F.mish, "gelu": F.gelu, "relu": F.relu}
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ def tensors(x: FeatureOrPair) -> Tensor | tuple[Tensor, Tensor]:
 
 def join(x: FeatureOrPair) -> Feature:
     """Return one feature, for the rare operations that cannot read a pair."""
-    return x if isinstance(x, Feature) else Feature(torch.cat(tensors(x), dim=-1))
+    return x if isinstance(x, Feature) else Feature(torch.cat([part.x for part in x], dim=-1))
 
 
 def normalise(x: FeatureOrPair, norm: Norm) -> Feature:
@@ -49,7 +51,7 @@ class Conv2d(nn.Conv2d):
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, *, bias: bool = True):
         super().__init__(in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=bias)
 
-    def forward(
+    def forward(  # type: ignore[override]  # features, not tensors
         self,
         x: FeatureOrPair,
         *,
@@ -58,13 +60,13 @@ class Conv2d(nn.Conv2d):
         shortcut: "tuple[FeatureOrPair, Conv2d] | None" = None,
         norm: Norm | None = None,
         moments: bool = True,
-        **options,
+        **options: Any,
     ) -> Feature:
         """`shortcut`: an input and its 1x1 convolution, to be added; `norm` follows; `moments`: for one later.
 
         The other options are those of `kernels.conv2d`.
         """
-        padding = self.padding[0] if padding is None else padding
+        padding = self.kernel_size[0] // 2 if padding is None else padding
         if shortcut is not None:
             source, layer = shortcut
             options["shortcut"] = Shortcut(tensors(source), layer.weight, layer.bias)
@@ -77,9 +79,9 @@ class Conv2d(nn.Conv2d):
 class GroupNorm(nn.GroupNorm):
     """torch's GroupNorm over (N, H, W, C), with the scale, shift and activation of `kernels.group_norm`."""
 
-    def forward(self, x: FeatureOrPair, **epilogue) -> Feature:
+    def forward(self, x: FeatureOrPair, **epilogue: Any) -> Feature:  # type: ignore[override]  # features, not tensors
         return normalise(x, self.after(**epilogue))
 
-    def after(self, **epilogue) -> Norm:
-        """The same as a part of the convolution before it."""
+    def after(self, **epilogue: Any) -> Norm:
+        """Return the same as a part of the convolution before it."""
         return Norm(self.num_groups, self.weight, self.bias, self.eps, **epilogue)

@@ -24,9 +24,15 @@ class BlockOptions:
     eps: float
     activation: str
     scale_shift: bool  # the time embedding scales and shifts the second norm; else it is added before it
-    num_groups: int | None  # None where only skip blocks, which choose their own, can do without
+    num_groups: int | None  # None where all are skip blocks, which choose their own
     head_dim: int | None  # None: one head as wide as the block
     downsample_padding: int
+
+    @property
+    def groups(self) -> tuple[int, int]:
+        """The groups of a residual block's two norms, where the block does not choose its own."""
+        assert self.num_groups is not None  # the config's check
+        return self.num_groups, self.num_groups
 
 
 class Conditioned(nn.Module):
@@ -59,7 +65,7 @@ class ResnetBlock2D(Conditioned):
         shortcut: bool = False,  # a 1x1 convolution even where the widths agree
     ):
         super().__init__()
-        groups_in, groups_out = groups or (options.num_groups,) * 2
+        groups_in, groups_out = groups or options.groups
         self.activation, self.scale_shift = options.activation, options.scale_shift
         self.output_scale, self.resample = output_scale, resample
         self.norm1 = GroupNorm(groups_in, in_channels, eps=options.eps)
@@ -96,7 +102,7 @@ class AdaGroupNorm(nn.Module):
         return normalise(x, self.after(temb))
 
     def after(self, temb: Tensor) -> Norm:
-        """The same as a part of the convolution before it."""
+        """Return the same as a part of the convolution before it."""
         scale, shift = temb.chunk(2, dim=1)
         return Norm(self.num_groups, eps=self.eps, activation=self.activation, scale=scale, shift=shift)
 
