@@ -41,7 +41,7 @@ class PipelineOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """What `Pipeline.stream` yields after each step."""
+    """The state after a step, as `Pipeline.stream` yields it."""
 
     index: int  # 0 to num_steps - 1
     num_steps: int

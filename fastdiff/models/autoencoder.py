@@ -1,4 +1,4 @@
-"""From latents to pictures: diffusers' AutoencoderKL, of its extra."""
+"""Latents to pictures: diffusers' AutoencoderKL, of its extra."""
 
 from pathlib import Path
 from typing import Any

@@ -6,7 +6,7 @@ import torch
 from fastdiff import UNet2DModel
 from fastdiff.diffusion.conditioning import Conditions, Guidance
 from fastdiff.diffusion.configs import DDIMConfig, DDPMConfig
-from fastdiff.diffusion.loop import denoise
+from fastdiff.diffusion.loop import _Loop, denoise
 from fastdiff.diffusion.samplers.ddim import ddim_schedule
 from fastdiff.diffusion.samplers.ddpm import ddpm_schedule
 from fastdiff.kernels.denoise import denoise_step, philox_normal
@@ -69,3 +69,16 @@ def test_noise_is_asked_for_only_where_a_step_adds_it(denoiser):
     ):
         pass
     assert len(asked) == 2  # not at timestep 0
+
+
+@pytest.mark.parametrize("guidance", [None, Guidance(3.0, null_condition=2)], ids=["plain", "guided"])
+@pytest.mark.parametrize("noise", ["seeds", "given", None], ids=str)
+def test_the_whole_batch_at_once_takes_the_same_step(denoiser, guidance, noise):
+    """The way of a GPU, here without a graph: up to roundings it is that of the CPU, picture by picture."""
+    loop = _Loop(denoiser, SCHEDULES["ddim-eta"](), Conditions(LABELS, PICTURES, guidance))
+    x = torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(0))
+    z = {"seeds": SEEDS, "given": torch.randn(4, 8, 8, 3), None: None}[noise]
+    for i in range(3):
+        expected, found = loop.step_by_picture(x, i, z), loop.step_as_graph(x, i, z)
+        for one, other in zip(expected, found, strict=True):
+            torch.testing.assert_close(other, one, rtol=0, atol=1e-4)

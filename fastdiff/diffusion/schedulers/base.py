@@ -1,4 +1,4 @@
-"""What our schedulers share: diffusers' interface over the rows of a sampler."""
+"""Scheduler, the base of all: diffusers' interface over the rows of a sampler."""
 
 from collections.abc import Mapping
 from dataclasses import fields

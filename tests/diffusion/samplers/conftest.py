@@ -1,4 +1,4 @@
-"""What the tests of all samplers share."""
+"""Fixtures of all samplers' tests: columns by name, and a model that makes no mistake."""
 
 import math
 
