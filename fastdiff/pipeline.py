@@ -1,4 +1,7 @@
-"""Pipeline: seeds and labels in, pictures out. Starting noise, one pass over the schedule's rows, decoding."""
+"""Pipeline: seeds and labels in, pictures out.
+
+Seeds and labels -> noise, schedule and conditions -> the denoising loop -> pictures.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -8,21 +11,23 @@ from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
-from torch import Generator, Tensor, nn
+from torch import Tensor
 
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.configs.autoencoder import autoencoder_scale
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.diffusion.conditioning import Guidance, Table
+from fastdiff.diffusion.conditioning import Conditions, Guidance
+from fastdiff.diffusion.decoding import OUTPUT_TYPES, decode
 from fastdiff.diffusion.loop import denoise
-from fastdiff.diffusion.pictures import OUTPUT_TYPES, Label, decode, list_pictures
+from fastdiff.diffusion.noise import Generators, Noise
+from fastdiff.diffusion.pictures import Label, list_pictures
 from fastdiff.diffusion.schedule import Schedule
-from fastdiff.diffusion.schedulers import SCHEDULERS, Scheduler, randn_tensor, scheduler_from_config
+from fastdiff.diffusion.schedulers import SCHEDULERS, Scheduler, scheduler_from_config
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import resolve_device, resolve_dtype
-from fastdiff.models.autoencoder import decode_latents, load_autoencoder
+from fastdiff.models.autoencoder import Autoencoder, load_autoencoder
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.requests.defaults import LIBRARY, SEED, ModelFacts, Sampling, SamplingOptions, complete_sampling
@@ -36,7 +41,7 @@ class PipelineOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """What `Pipeline.stream` yields after each step."""
+    """The state after a step, as `Pipeline.stream` yields it."""
 
     index: int  # 0 to num_steps - 1
     num_steps: int
@@ -64,7 +69,7 @@ class Pipeline:
         scheduler: Any,
         info: ModelInfo | None = None,
         name: str = "model",
-        vae: nn.Module | None = None,
+        vae: Autoencoder | None = None,
     ):
         """`vae`: diffusers' AutoencoderKL, for a denoiser of latents. InputError where the two do not fit together."""
         if vae is not None and vae.config.latent_channels != denoiser.config.in_channels:
@@ -157,7 +162,7 @@ class Pipeline:
     def dtype(self) -> torch.dtype:
         return self.denoiser.dtype
 
-    def to(self, *args, **kwargs) -> "Pipeline":
+    def to(self, *args: Any, **kwargs: Any) -> "Pipeline":
         """Move the models to a device or dtype, as torch's Module.to does."""
         self.denoiser.to(*args, **kwargs)
         if self.vae is not None:
@@ -170,10 +175,10 @@ class Pipeline:
         return 1 if self.vae is None else autoencoder_scale(self.vae.config)
 
     def decode(self, x: Tensor, output_type: str) -> Any:
-        """What the denoiser ends with, (N, H, W, C) float32, as pictures; see `pictures.decode`."""
-        return decode(x if self.vae is None else decode_latents(self.vae, x), output_type)
+        """Return what the denoiser ends with, (N, H, W, C) float32, as pictures; see `decoding.decode`."""
+        return decode(x, output_type, self.vae)
 
-    def __call__(self, *, return_dict: bool = True, **options) -> PipelineOutput | tuple[Any]:
+    def __call__(self, *, return_dict: bool = True, **options: Any) -> PipelineOutput | tuple[Any]:
         """Draw pictures. Takes the options of `stream`; returns PipelineOutput, or a tuple of its images."""
         for step in self.stream(**options):
             images = step.images
@@ -192,7 +197,7 @@ class Pipeline:
         batch_size: int | None = None,
         height: int | None = None,
         width: int | None = None,
-        generator: Generator | list[Generator] | None = None,
+        generator: Generators | None = None,
         latents: Tensor | None = None,
         output_type: str = "pil",
     ) -> Iterator[Step]:
@@ -227,17 +232,12 @@ class Pipeline:
         labels, seeds = list_pictures(seed, num_images, class_labels, counts)
         sampling = self._complete(num_inference_steps, eta, use_clipped_model_output, guidance_scale)
         schedule = self._schedule(sampling)
-        distinct, rows, guidance = self._conditions(labels, seeds, sampling.guidance_scale)
-        x_t = self._starting_noise(seeds, height, width, generator, latents)
-
-        def draw_noise() -> Tensor:
-            shape = x_t.permute(0, 3, 1, 2).shape
-            return randn_tensor(shape, generator, self.device, self.dtype).permute(0, 2, 3, 1)
+        conditions = self._conditions(labels, seeds, sampling.guidance_scale)
+        noise = Noise(seeds, self._shape(height, width, latents), generator, self.device, self.dtype)
+        x_t = noise.start(latents)
 
         def run() -> Iterator[Step]:
-            table = Table(self.denoiser, schedule.timesteps, distinct)
-            noise = torch.tensor(seeds, device=self.device) if generator is None else draw_noise
-            steps = denoise(self.denoiser, x_t, schedule, table, rows, noise=noise, guidance=guidance)
+            steps = denoise(self.denoiser, x_t, schedule, conditions, noise=noise.of_steps())
             for i, (x, x0) in enumerate(steps):
                 images = self.decode(x, output_type) if i == len(schedule) - 1 else None
                 yield Step(i, len(schedule), int(schedule.timesteps[i]), images, x, x0, self.decode)
@@ -270,33 +270,18 @@ class Pipeline:
             )
         return schedule.to(self.device)
 
-    def _starting_noise(
-        self,
-        seeds: list[int],
-        height: int | None,
-        width: int | None,
-        generator: Generator | list[Generator] | None,
-        latents: Tensor | None,
-    ) -> Tensor:
-        """x_T (N, H, W, C) float32 on the device; height and width are the pictures'."""
-        if latents is not None:
-            if latents.ndim != 4 or latents.shape[1] != self.denoiser.config.in_channels:
-                raise InputError(
-                    f"latents: expected (N, {self.denoiser.config.in_channels}, H, W), got {tuple(latents.shape)}"
-                )
-            self.denoiser.config.check_size(*latents.shape[2:])
-            noise = latents.to(self.device)
-        else:
-            shape = (self.denoiser.config.in_channels, *self._size(height, width))
-            if generator is not None:
-                noise = randn_tensor((len(seeds), *shape), generator, self.device, self.dtype)
-            else:
-                each = [torch.randn(shape, generator=Generator("cpu").manual_seed(seed)) for seed in seeds]
-                noise = torch.stack(each).to(self.device)
-        return noise.float().permute(0, 2, 3, 1).contiguous()
+    def _shape(self, height: int | None, width: int | None, latents: Tensor | None) -> tuple[int, ...]:
+        """Return (C, H, W) of what the denoiser draws: that of `latents`, or for pictures of height x width pixels."""
+        config = self.denoiser.config
+        if latents is None:
+            return config.in_channels, *self._size(height, width)
+        if latents.ndim != 4 or latents.shape[1] != config.in_channels:
+            raise InputError(f"latents: expected (N, {config.in_channels}, H, W), got {tuple(latents.shape)}")
+        config.check_size(*latents.shape[2:])
+        return tuple(latents.shape[1:])
 
     def _size(self, height: int | None, width: int | None) -> tuple[int, int]:
-        """Of what the denoiser draws, for pictures of height x width pixels."""
+        """Return the height and width of what the denoiser draws, for pictures of height x width pixels."""
         default = self.denoiser.config.trained_size
         if default is not None:
             height, width = height or default[0] * self.scale, width or default[1] * self.scale
@@ -305,29 +290,27 @@ class Pipeline:
         self.denoiser.config.check_size(height, width, self.scale)
         return height // self.scale, width // self.scale
 
-    def _conditions(
-        self, labels: list[Label], seeds: list[int], scale: float
-    ) -> tuple[Tensor | None, Tensor, Guidance | None]:
-        """The distinct labels (rows, ...) that the model is asked under, each picture's row, and the guidance."""
+    def _conditions(self, labels: list[Label], seeds: list[int], scale: float) -> Conditions:
+        """Return the distinct labels that the model is asked under, each picture's among them, and the guidance."""
         config = self.denoiser.config
         if scale != 1 and (config.num_class_embeds is None or config.class_embed_type is not None):
             raise InputError(f"guidance_scale: {scale} needs a model with a null label; this one has none")
         if not config.takes_labels:
             if any(label is not None for label in labels):
                 raise InputError("class_labels: this model is unconditional; leave them out")
-            return None, torch.zeros(len(labels), dtype=torch.int64, device=self.device), None
+            return Conditions(None, torch.zeros(len(labels), dtype=torch.int64, device=self.device))
         if config.class_embed_type is not None:
             if any(label is None or isinstance(label, str) for label in labels):
                 raise InputError("class_labels: this model takes numbers, a row for each picture")
             each = torch.stack([torch.as_tensor(label, device=self.device) for label in labels])
-            return each, torch.arange(len(labels), device=self.device), None
+            return Conditions(each, torch.arange(len(labels), device=self.device))
         indices = [self._label_index(label, seed) for label, seed in zip(labels, seeds, strict=True)]
         guidance_scale = self._checked_guidance_scale(scale)
         guided = guidance_scale != 1 and any(index != self.info.null_label for index in indices)
         distinct = sorted({*indices, self.info.null_label} if guided else set(indices))
-        rows = torch.tensor([distinct.index(index) for index in indices], device=self.device)
+        of_pictures = torch.tensor([distinct.index(index) for index in indices], device=self.device)
         guidance = Guidance(guidance_scale, distinct.index(self.info.null_label)) if guided else None
-        return torch.tensor(distinct, device=self.device), rows, guidance
+        return Conditions(torch.tensor(distinct, device=self.device), of_pictures, guidance)
 
     def _label_index(self, label: Label, seed: int) -> int:
         if label is not None:

@@ -1,20 +1,26 @@
 """`fastdiff.report(model)`: the kernel that each operation of a step runs on and why, launches, our share of the FLOPs.
 
 print(fastdiff.report(pipe, batch_size=8))
+
+The step runs once while `kernels.host.recording` listens; here its calls become the lines of a table.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fastdiff.execution.devices import device_name, dtype_name
 from fastdiff.kernels.host.recording import TORCH, Recorder, record, shape_text
+from fastdiff.models.denoiser import Denoiser
+from fastdiff.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
 class Row:
-    """Calls of an operation that were alike."""
+    """A line of a report: the calls of an operation that were alike."""
 
     operation: str
     shape: str  # of its tensors, and its options
@@ -26,6 +32,7 @@ class Row:
 
     @property
     def runs_on(self) -> str:
+        """Our kernels and torch, each with how often a call launches it."""
         names = [*self.kernels, *(["torch"] * len(self.torch))]
         counts = ((name, names.count(name)) for name in dict.fromkeys(names))
         return " + ".join(name if count == 1 else f"{count} {name}" for name, count in counts)
@@ -33,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What one step of a model runs on. An operation of torch counts as one launch."""
+    """The operations of one step of a model, and what they run on. An operation of torch counts as one launch."""
 
     what: str  # the model, its input, dtype and device
     rows: tuple[Row, ...]
@@ -41,17 +48,17 @@ class Report:
 
     @property
     def launches(self) -> int:
-        """Of our kernels and of torch's."""
+        """Launches of our kernels and operations of torch."""
         return self.kernel_launches + sum(row.count * len(row.torch) for row in self.rows)
 
     @property
     def kernel_launches(self) -> int:
-        """Of our kernels."""
+        """Launches of our kernels."""
         return sum(row.count * len(row.kernels) for row in self.rows)
 
     @property
     def flop(self) -> int:
-        """Of all convolutions and linear layers: of all matrix products, but those of attention."""
+        """Floating-point operations of all convolutions and linear layers: all matrix products, but attention's."""
         return sum(row.count * row.flop for row in self.rows if row.operation != "attention")
 
     @property
@@ -67,35 +74,42 @@ class Report:
         return vars(self) | {"rows": rows} | {name: getattr(self, name) for name in totals}
 
     def __str__(self) -> str:
-        cells = [("operation", "tensors", "times", "GFLOP", "runs on", "why")]
-        for row in self.rows:
-            gflop = f"{row.count * row.flop / 1e9:.3g}" if row.flop else ""
-            cells.append((row.operation, row.shape, str(row.count), gflop, row.runs_on, row.why))
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        numbers = (2, 3)
-        table = [
-            "  ".join(
-                cell.rjust(width) if i in numbers else cell.ljust(width)
-                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in cells
-        ]
         compiled = "" if self.variants is None else f" in {self.variants} compiled variants"
         return "\n".join(
             [
                 self.what,
-                *table,
+                *self._table(),
                 f"{self.launches} launches: {self.kernel_launches} of our kernels{compiled}, "
                 f"{self.launches - self.kernel_launches} of torch",
                 f"{self.share:.1%} of {self.flop / 1e9:.4g} GFLOP of convolutions and linear layers on our kernels",
             ]
         )
 
+    def _table(self) -> list[str]:
+        cells = [("operation", "tensors", "times", "GFLOP", "runs on", "why")]
+        for row in self.rows:
+            gflop = f"{row.count * row.flop / 1e9:.3g}" if row.flop else ""
+            cells.append((row.operation, row.shape, str(row.count), gflop, row.runs_on, row.why))
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        numbers = (2, 3)
+        return [
+            "  ".join(
+                cell.rjust(width) if i in numbers else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in cells
+        ]
+
 
 def report(
-    model: Any, *, batch_size: int = 1, height: int | None = None, width: int | None = None, **options
+    model: Pipeline | Denoiser,
+    *,
+    batch_size: int = 1,
+    height: int | None = None,
+    width: int | None = None,
+    **options: Any,
 ) -> Report:
-    """What one step of `model` runs on, seen as it runs: without CUDA graphs, which change no kernel.
+    """Return what one step of `model` runs on, seen as it runs: without CUDA graphs, which change no kernel.
 
     Args:
         model: a Pipeline, for one denoising step; or a denoiser, for one prediction. What is made once for all steps,
@@ -106,25 +120,32 @@ def report(
 
     Raises ValueError naming what the model cannot do.
     """
-    run = _denoising_step if hasattr(model, "stream") else _prediction
-    recorded, x = run(model, batch_size, height, width, **options)
-    rows: dict[tuple, int] = {}
-    for call in recorded.calls:
-        key = call.operation, call.shape, call.flop, tuple(call.kernels), tuple(call.torch), call.why
-        rows[key] = rows.get(key, 0) + 1
-    order = sorted(dict.fromkeys(call.operation for call in recorded.calls), key=lambda name: name.startswith(TORCH))
-    found = [Row(*key[:2], count, *key[2:]) for key, count in rows.items()]
-    dtype = str(model.dtype).removeprefix("torch.")
-    device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else model.device.type
-    return Report(
-        f"{type(model).__name__}, {shape_text(x)}, {dtype}, {device}",
-        tuple(sorted(found, key=lambda row: order.index(row.operation))),
-        len(recorded.variants) or None,
+    if isinstance(model, Denoiser):
+        recorded, x = _prediction(model, batch_size, height, width, **options)
+    else:
+        recorded, x = _denoising_step(model, batch_size, height, width, **options)
+    what = f"{type(model).__name__}, {shape_text(x)}, {dtype_name(model.dtype)}, {device_name(model.device)}"
+    return Report(what, _rows(recorded), len(recorded.variants) or None)
+
+
+def _rows(recorded: Recorder) -> tuple[Row, ...]:
+    """Return a row for calls that were alike, in the order of their operations; torch's own come last."""
+    alike = Counter(
+        (call.operation, call.shape, call.flop, tuple(call.kernels), tuple(call.torch), call.why)
+        for call in recorded.calls
     )
+    order = sorted(dict.fromkeys(call.operation for call in recorded.calls), key=lambda name: name.startswith(TORCH))
+    rows = [
+        Row(operation, shape, count, flop, kernels, torch_operations, why)
+        for (operation, shape, flop, kernels, torch_operations, why), count in alike.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: order.index(row.operation)))
 
 
-def _denoising_step(pipe, batch_size: int, height: int | None, width: int | None, **options) -> tuple[Recorder, Tensor]:
-    size = {"batch_size": batch_size, "height": height, "width": width}
+def _denoising_step(
+    pipe: Pipeline, batch_size: int, height: int | None, width: int | None, **options: Any
+) -> tuple[Recorder, Tensor]:
+    size: dict[str, Any] = {"batch_size": batch_size, "height": height, "width": width}
     steps = pipe.stream(**{"num_inference_steps": 3} | size | options)
     next(steps)  # and what comes before the loop
     with record(pipe.device) as recorded:
@@ -133,7 +154,7 @@ def _denoising_step(pipe, batch_size: int, height: int | None, width: int | None
 
 
 def _prediction(
-    model, batch_size: int, height: int | None, width: int | None, class_labels: Tensor | None = None
+    model: Denoiser, batch_size: int, height: int | None, width: int | None, class_labels: Tensor | None = None
 ) -> tuple[Recorder, Tensor]:
     default = model.config.trained_size or (None, None)
     height, width = height or default[0], width or default[1]

@@ -141,25 +141,13 @@ def test_same_bits_of_a_transformer_in_any_company(make_dit, vae, monkeypatch, c
     options = {"num_inference_steps": 20, "output_type": "pt"} | options
     alone = pipe(seed=11, class_labels=7, **options).images[0]
     assert alone.isfinite().all() and alone.std() > 0
-    row = 4 * pipe.denoiser.conditioning_width
-    monkeypatch.setattr(conditioning, "TABLE_BYTES", chunk * 4 * row)
+    entry = 4 * pipe.denoiser.conditioning_width
+    monkeypatch.setattr(conditioning, "TABLE_BYTES", chunk * 4 * entry)
     for place, labels in enumerate([[7, 3, 4], [2, 7, None], [9, 9, 7]]):
         seeds = [1, 2, 3]
         seeds[place] = 11
         batch = pipe(seed=seeds, class_labels=labels, batch_size=3, **options).images
         assert torch.equal(batch[place], alone)
-
-
-def test_a_chunk_of_the_table_keeps_to_its_bytes(make_dit, monkeypatch):
-    denoiser, made = make_dit().denoiser, []
-    make_table = conditioning.make_table
-    monkeypatch.setattr(conditioning, "make_table", lambda *args: made.append(make_table(*args)) or made[-1])
-    monkeypatch.setattr(conditioning, "TABLE_BYTES", 40 * 3 * 4 * denoiser.conditioning_width)
-    table = conditioning.Table(denoiser, torch.arange(50), torch.tensor([0, 5, 19]))
-    rows = torch.stack([table.at(step).temb for step in range(50)])
-    assert [chunk.shape[1] for chunk in made] == [32, 18]
-    assert max(chunk.nbytes for chunk in made) <= conditioning.TABLE_BYTES
-    assert torch.equal(rows[33, 1], denoiser.conditioning(torch.arange(32, 64), torch.full((32,), 5)).temb[1])
 
 
 def test_pictures_are_labels_times_seeds(labelled):

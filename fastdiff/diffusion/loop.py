@@ -5,40 +5,32 @@ does not keep that promise, so there each picture is computed on its own, by a f
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fastdiff.diffusion.conditioning import Guidance, Table
+from fastdiff.diffusion.conditioning import ConditioningTable, Conditions
+from fastdiff.diffusion.noise import NoiseSource
 from fastdiff.diffusion.schedule import Schedule
 from fastdiff.execution.cpu_workers import map_pictures
 from fastdiff.kernels.denoise import StepOptions, denoise_step
 from fastdiff.models.denoiser import Conditioning, Denoiser
 
-# Of the noise added in a step: each picture's seed (N,) int64 for Philox, or what draws the next (N, H, W, C).
-NoiseSource = Tensor | Callable[[], Tensor]
-
 
 def denoise(
-    denoiser: Denoiser,
-    x_t: Tensor,
-    schedule: Schedule,
-    table: Table,
-    labels: Tensor,
-    *,
-    noise: NoiseSource,
-    guidance: Guidance | None = None,
+    denoiser: Denoiser, x_t: Tensor, schedule: Schedule, conditions: Conditions, *, noise: NoiseSource
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield x_{t-1} and x0, each (N, H, W, C) float32, after every step.
 
     Args:
         x_t: (N, H, W, C) float32 on the model's device, the starting noise.
-        labels: (N,) int64, each picture's row of `table`.
+        schedule: its rows on the model's device.
+        conditions: what the N pictures are drawn under, on the model's device.
         noise: where the noise of a step comes from.
     """
-    loop = _Loop(denoiser, schedule, table, labels, guidance)
+    loop = _Loop(denoiser, schedule, conditions)
     take_step = loop.step_by_picture if denoiser.device.type == "cpu" else loop.step_as_graph
     for i, draws in enumerate(schedule.draws_noise):
         x_t, x0 = take_step(x_t, i, (noise if isinstance(noise, Tensor) else noise()) if draws else None)
@@ -54,13 +46,13 @@ class _Step:
     guidance_scale: float | None  # None: unguided
 
     def __call__(
-        self, x_t: Tensor, temb: Tensor, timesteps: Tensor, rows: Tensor, step: Tensor, noise: Tensor | None = None
+        self, x_t: Tensor, conditioning: Conditioning, rows: Tensor, step: Tensor, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """x_t (N, H, W, C) -> x_{t-1} and x0; a guided batch's two halves, one conditioning each, are one call."""
+        """x_t (N, H, W, C) -> x_{t-1} and x0; a guided batch's two halves, an entry each, are one call."""
         guided = self.guidance_scale is not None
         x = x_t.to(self.denoiser.dtype)
         x = torch.cat([x, x]) if guided else x
-        outputs = self.denoiser.predict(x, Conditioning(temb, timesteps)).split(len(x_t))
+        outputs = self.denoiser.predict(x, conditioning).split(len(x_t))
         output, unguided = outputs if guided else (*outputs, None)
         return self.update(output, unguided, x_t, rows, step, noise)
 
@@ -68,63 +60,72 @@ class _Step:
         self, output: Tensor, unguided: Tensor | None, x_t: Tensor, rows: Tensor, step: Tensor, noise: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         if self.options.variance == "fixed":  # a learned variance goes unused, as in diffusers' DiTPipeline
-            output, unguided = (o if o is None else o[..., : x_t.shape[-1]] for o in (output, unguided))
-        guidance = {"unguided": unguided, "guidance_scale": 1.0 if unguided is None else self.guidance_scale}
-        return denoise_step(output, x_t, rows, self.options, **guidance, noise=noise, step=step)
+            channels = x_t.shape[-1]
+            output, unguided = output[..., :channels], None if unguided is None else unguided[..., :channels]
+        scale = 1.0 if self.guidance_scale is None else self.guidance_scale
+        return denoise_step(
+            output, x_t, rows, self.options, unguided=unguided, guidance_scale=scale, noise=noise, step=step
+        )
 
 
 @dataclass(frozen=True)
 class _Loop:
-    """What is the same in every step, and the two ways to take step i: x_t and its noise -> x_{t-1} and x0.
+    """All that steps have in common, and the two ways to take step i: x_t and its noise -> x_{t-1} and x0.
 
     The noise is (N, H, W, C), or the pictures' seeds (N,), or None.
     """
 
     denoiser: Denoiser
     schedule: Schedule
-    table: Table
-    labels: Tensor
-    guidance: Guidance | None
+    conditions: Conditions
+
+    @functools.cached_property
+    def table(self) -> ConditioningTable:
+        return ConditioningTable(self.denoiser, self.schedule.timesteps, self.conditions.labels)
 
     @functools.cached_property
     def step(self) -> _Step:
-        return _Step(self.denoiser, self.schedule.options, self.guidance.scale if self.guidance else None)
+        guidance = self.conditions.guidance
+        return _Step(self.denoiser, self.schedule.options, None if guidance is None else guidance.scale)
 
     @functools.cached_property
-    def steps(self) -> Tensor:
+    def step_indices(self) -> Tensor:
         return torch.arange(len(self.schedule), dtype=torch.int32, device=self.denoiser.device)
 
     @functools.cached_property
-    def null_labels(self) -> Tensor:
-        return torch.full_like(self.labels, self.guidance.null_row)
+    def null_conditions(self) -> Tensor | None:
+        """The conditions (N,) of a guided batch's unguided half."""
+        pictures, guidance = self.conditions.of_pictures, self.conditions.guidance
+        return None if guidance is None else torch.full_like(pictures, guidance.null_condition)
 
     @functools.cached_property
-    def all_labels(self) -> Tensor:
-        """Of both halves of a guided batch."""
-        return torch.cat([self.labels, self.null_labels]) if self.guidance else self.labels
+    def all_conditions(self) -> Tensor:
+        """The conditions of both halves of a guided batch, (2N,), or (N,) of an unguided one."""
+        pictures, null = self.conditions.of_pictures, self.null_conditions
+        return pictures if null is None else torch.cat([pictures, null])
 
     def step_as_graph(self, x_t: Tensor, i: int, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """The whole batch at once."""
         run = self.denoiser.graphed((self.step.options, self.step.guidance_scale), self.step)
-        given = (x_t, *self.table.at(i).of(self.all_labels), self.schedule.rows, self.steps[i : i + 1])
+        conditioning = self.table.at(i).of(self.all_conditions)
+        given = (x_t, conditioning, self.schedule.rows, self.step_indices[i : i + 1])
         return run(*given) if noise is None else run(*given, noise)
 
     def step_by_picture(self, x_t: Tensor, i: int, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """Each picture, and each half of a guided one, in a model call of its own; the calls run side by side."""
         conditioning = self.table.at(i)
 
-        def predict(x: Tensor, label: Tensor) -> Tensor:
-            return self.denoiser.predict(x.to(self.denoiser.dtype), conditioning.of(label))
+        def predict(x: Tensor, condition: Tensor) -> Tensor:
+            return self.denoiser.predict(x.to(self.denoiser.dtype), conditioning.of(condition))
 
-        pictures = x_t.split(1)
-        nothing = [None] * len(pictures)
-        outputs = map_pictures(predict, x_t, self.labels)
-        unguided = map_pictures(predict, x_t, self.null_labels) if self.guidance else nothing
+        nothing = [None] * len(x_t)
+        outputs = map_pictures(predict, x_t, self.conditions.of_pictures)
+        unguided = nothing if self.null_conditions is None else map_pictures(predict, x_t, self.null_conditions)
         noises = nothing if noise is None else noise.split(1)
-        rows, step = self.schedule.rows, self.steps[i : i + 1]
+        rows, step = self.schedule.rows, self.step_indices[i : i + 1]
         results = [
-            self.step.update(*each, x, rows, step, z)
-            for *each, x, z in zip(outputs, unguided, pictures, noises, strict=True)
+            self.step.update(output, null, x, rows, step, z)
+            for output, null, x, z in zip(outputs, unguided, x_t.split(1), noises, strict=True)
         ]
         x_prev, x0 = zip(*results, strict=True)
         return torch.cat(x_prev), torch.cat(x0)

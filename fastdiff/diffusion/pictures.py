@@ -1,18 +1,15 @@
-"""Which pictures a call asks for, and pictures out of tensors."""
+"""The pictures that a call asks for: a label and a seed of each."""
 
 import operator
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from PIL import Image
 from torch import Tensor
 
-from fastdiff.errors import InputError, NonFiniteError
+from fastdiff.errors import InputError
 from fastdiff.numbers import MAX_SEED
 
-Label = int | str | Tensor | None  # None: the null label; a tensor: a row of a model that embeds labels itself
-OUTPUT_TYPES = ("pil", "np", "pt")
+Label = int | str | Tensor | None  # None: the null label; a tensor: of a model that embeds labels itself
 
 
 def list_pictures(
@@ -21,7 +18,7 @@ def list_pictures(
     class_labels: Label | Sequence[Label],
     counts: dict[str, int | None],
 ) -> tuple[list[Label], list[int]]:
-    """The label and the seed of every picture.
+    """Return the label and the seed of every picture.
 
     They are labels x seeds, in that order. Where one of the named `counts` says how many pictures there are (or
     `class_labels` is a tensor), they are that many, each with a seed and a label of its own.
@@ -40,25 +37,6 @@ def list_pictures(
         return [label for label in labels for _ in seeds], seeds * len(labels)
     count = _count(*next(iter(known.items())))
     return _one_each("class_labels", labels, count), _one_each("seed", _seeds(seed, count), count)
-
-
-def decode(x: Tensor, output_type: str) -> Any:
-    """x_0 (N, H, W, C) in [-1, 1] -> PIL images, numpy (N, H, W, C) or torch (N, C, H, W) float32 in [0, 1].
-
-    diffusers' DDPMPipeline and its numpy_to_pil. Raises NonFiniteError for NaN or infinity.
-    """
-    if not x.isfinite().all():
-        raise NonFiniteError("the model's output is NaN or infinite; try --dtype float32, or check the model's weights")
-    x = (x / 2 + 0.5).clamp(0, 1)
-    if output_type == "pt":
-        return x.permute(0, 3, 1, 2)
-    array = x.cpu().numpy()
-    return array if output_type == "np" else [_to_image(picture) for picture in array]
-
-
-def _to_image(picture: np.ndarray) -> Image.Image:
-    levels = (picture * 255).round().astype(np.uint8)
-    return Image.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels)
 
 
 def _label_list(class_labels: Label | Sequence[Label]) -> list[Label]:
@@ -81,7 +59,7 @@ def _count(name: str, value: Any) -> int:
 
 
 def _seeds(seed: int | Sequence[int], count: int) -> list[int]:
-    """The seeds of a list, or `count` of them from the first on."""
+    """Return the seeds of a list, or `count` of them from the first on."""
     try:
         seeds = (
             [*map(operator.index, seed)]

@@ -12,7 +12,11 @@ from fastdiff.kernels.host.recording import recorder
 
 
 def map_pictures(function: Callable[..., Tensor], *batches: Tensor) -> Iterator[Tensor]:
-    """`function` of each picture of the batches alone; on the CPU they run side by side, from now on."""
+    """Return `function` of each picture of the batches (N, ...) alone; on the CPU they run side by side, from now on.
+
+    function takes a picture (1, ...) of each batch. A batched convolution of torch on the CPU gives a picture other
+    bits in other company, so there it is called alone.
+    """
     pictures = [batch.split(1) for batch in batches]
     side_by_side = batches[0].device.type == "cpu" and recorder() is None  # which listens in this thread alone
     return (_cpu_workers().map if side_by_side else map)(function, *pictures)
@@ -20,7 +24,7 @@ def map_pictures(function: Callable[..., Tensor], *batches: Tensor) -> Iterator[
 
 @functools.cache
 def _cpu_workers() -> ThreadPoolExecutor:
-    """Python threads that each run torch with the same number of threads, whatever there is to do.
+    """Return Python threads that each run torch with the same number of threads, whatever there is to do.
 
     The number decides how oneDNN splits a sum, so it depends on the machine alone: one thread each up to four cores.
     """

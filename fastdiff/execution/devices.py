@@ -1,4 +1,4 @@
-"""Devices and dtypes by their names."""
+"""Devices and dtypes by their names, and their names."""
 
 import torch
 
@@ -8,7 +8,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """auto is a GPU where there is one, else the CPU. Raises InputError for a device that is not there."""
+    """Return the device; auto is a GPU if there is one, else the CPU. Raises InputError for one that is not there."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -23,9 +23,21 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """auto is float32 on the CPU and bfloat16 on a GPU. Raises InputError for any other dtype than DTYPES."""
+    """Return the dtype: auto is float32 on the CPU, bfloat16 on a GPU. Raises InputError for one that DTYPES lacks."""
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if dtype not in DTYPES and dtype not in DTYPES.values():
-        raise InputError(f"dtype: {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")
-    return DTYPES.get(dtype, dtype)
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return DTYPES[dtype]
+    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
+        return dtype
+    raise InputError(f"dtype: {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")
+
+
+def device_name(device: torch.device) -> str:
+    """Return the GPU's own name ("NVIDIA H200"), or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name without torch's: "bfloat16"."""
+    return str(dtype).removeprefix("torch.")

@@ -1,5 +1,7 @@
 """Self-attention over the pixels of a U-Net."""
 
+from typing import cast
+
 from torch import nn
 
 from fastdiff.kernels.attention import attention
@@ -24,6 +26,6 @@ class Attention(nn.Module):
         h = self.group_norm(x) if self.group_norm is not None else x
         qkv = linear(h.x.flatten(1, 2), self.to_qkv.weight, self.to_qkv.bias)  # (N, H * W, 3 * width)
         h = attention(*qkv.chunk(3, dim=-1), heads=self.heads).unflatten(1, x.x.shape[1:3])
-        out = self.to_out[0]  # a 1x1 convolution, for the moments
+        out = cast(nn.Linear, self.to_out[0])  # a 1x1 convolution, for the moments
         options = {"residual": x.x, "output_scale": self.output_scale, "moments": True}
         return Feature(*conv2d(h, out.weight[:, :, None, None], out.bias, **options))

@@ -1,17 +1,20 @@
-"""From latents to pictures: diffusers' AutoencoderKL, of its extra."""
+"""Latents to pictures: diffusers' AutoencoderKL, of its extra."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastdiff.errors import InputError
 from fastdiff.execution.cpu_workers import map_pictures
 from fastdiff.extras import import_diffusers
 
+Autoencoder = Any  # diffusers' AutoencoderKL, of an extra that may not be installed
 
-def load_autoencoder(folder: Path, *, variant: str | None, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """diffusers' AutoencoderKL of a component folder. InputError where diffusers or the weights are missing."""
+
+def load_autoencoder(folder: Path, *, variant: str | None, dtype: torch.dtype, device: torch.device) -> Autoencoder:
+    """Load diffusers' AutoencoderKL of a component folder. InputError where diffusers or the weights are missing."""
     diffusers = import_diffusers(f"the VAE of {folder.parent}")
     try:
         vae = diffusers.AutoencoderKL.from_pretrained(
@@ -23,10 +26,10 @@ def load_autoencoder(folder: Path, *, variant: str | None, dtype: torch.dtype, d
     return vae.to(device).eval().requires_grad_(False)
 
 
-def decode_latents(vae: nn.Module, latents: Tensor) -> Tensor:
-    """Latents (N, h, w, C) float32 -> pictures (N, H, W, 3) float32, about in [-1, 1], as diffusers' DiTPipeline.
+def decode_latents(vae: Autoencoder, latents: Tensor) -> Tensor:
+    """Return pictures (N, H, W, 3) float32, about in [-1, 1], of latents (N, h, w, C) float32.
 
-    Each picture alone: its bits must not depend on its batch.
+    As diffusers' DiTPipeline, but each picture alone: its bits must not depend on its batch.
     """
 
     @torch.no_grad()

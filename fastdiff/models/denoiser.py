@@ -1,4 +1,4 @@
-"""What the denoisers share: how they are built and loaded, what they refuse, and how they run through CUDA graphs."""
+"""Denoiser, the base of all: how they are built and loaded, what they refuse, how they run through CUDA graphs."""
 
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
@@ -12,27 +12,33 @@ from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.json_files import from_mapping, read_json
 from fastdiff.checkpoints.registry import DenoiserPart
 from fastdiff.errors import InputError
-from fastdiff.execution.cuda_graphs import Graphed, Outputs
+from fastdiff.execution.cuda_graphs import Function, Graphed
 
-ROWS = 32  # of timesteps that are embedded together: products of one shape give a row the same bits in any company
+# Timesteps that are embedded together, filled up where there are fewer: a product of one shape gives each the same bits
+# in any company. 32 is the largest batch of the benchmarks, so that this costs them nothing (68ecf61).
+GROUP = 32
 
 Model = TypeVar("Model", bound="Denoiser")
 
 
 class Conditioning(NamedTuple):
-    """What a denoiser knows of time and class, a row for each picture or label."""
+    """All that a prediction depends on besides x: an entry of each tensor for each picture, or for each condition.
 
-    temb: Tensor  # (rows, width) what every block reads, side by side
-    timesteps: Tensor  # (rows,)
+    It is made, chosen from and carried as one value, through CUDA graphs too. Whatever else a model is told is a field
+    here.
+    """
 
-    def of(self, rows: Tensor) -> "Conditioning":
-        """The rows with these indices (N,), in this order."""
-        return Conditioning(self.temb[rows], self.timesteps[rows])
+    temb: Tensor  # (M, width): what the blocks read of time and class, side by side
+    timesteps: Tensor  # (M,)
+
+    def of(self, conditions: Tensor) -> "Conditioning":
+        """Return the entries with these indices (N,), in this order."""
+        return Conditioning(*(tensor[conditions] for tensor in self))
 
 
-def in_rows(x: Tensor) -> tuple[Tensor, ...]:
-    """x (rows, ...) in parts of ROWS rows; the last one is filled up with its last row."""
-    return torch.cat([x, x[-1:].expand(-len(x) % ROWS, *x.shape[1:])]).split(ROWS)
+def in_groups(x: Tensor) -> tuple[Tensor, ...]:
+    """Return x (M, ...) in parts of GROUP entries; the last part is filled up with the last entry."""
+    return torch.cat([x, x[-1:].expand(-len(x) % GROUP, *x.shape[1:])]).split(GROUP)
 
 
 class Denoiser(nn.Module):
@@ -42,7 +48,8 @@ class Denoiser(nn.Module):
     """
 
     part: ClassVar[DenoiserPart]  # its place in a pipeline, its class names and its config
-    conditioning_width: int  # of a row of its Conditioning
+    conditioning_width: int  # of its Conditioning's temb
+    stacked: dict[str, dict[str, int]]  # our prefix -> those of diffusers' layers that it stacks, and outputs of each
 
     def __init__(self, config: DenoiserConfig):
         super().__init__()
@@ -50,15 +57,21 @@ class Denoiser(nn.Module):
         self.use_graphs = True  # on a GPU
         self._graphs: dict[Hashable, Graphed] = {}
 
-    def conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
-        """Everything that depends on time and class alone: made once, before a sampling loop.
+    def _lay_out(self) -> None:
+        """Lay the weights out as kernels read them; they are for inference only."""
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub has only its .to(device)
+        self.requires_grad_(False)
 
-        Args: timesteps (rows,); class_labels as in `forward`, for each row.
+    def conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
+        """Return what depends on time and class alone, which a sampling loop makes before it begins.
+
+        Args: timesteps (M,); class_labels as in `forward`, M of them or one for all. Raises InputError where labels are
+        missing, not taken or of another number.
         """
         raise NotImplementedError
 
     def predict(self, x: Tensor, conditioning: Conditioning) -> Tensor:
-        """x (N, H, W, C_in) contiguous -> (N, H, W, C_out), under the conditioning of N rows, or of one for all."""
+        """Return (N, H, W, C_out) of x (N, H, W, C_in), contiguous; the conditioning has N entries, or one for all."""
         raise NotImplementedError
 
     @classmethod
@@ -80,7 +93,7 @@ class Denoiser(nn.Module):
         variant: str | None = None,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
-        **hub_options,
+        **hub_options: Any,
     ) -> Model:
         """Config and weights from a folder that diffusers saved, a bundled name, or a hub id.
 
@@ -129,8 +142,8 @@ class Denoiser(nn.Module):
         """`_run` as a function of tensors, over (N, H, W, C)."""
         return (self.predict(x.contiguous(), self.conditioning(timesteps, class_labels)),)
 
-    def graphed(self, name: Hashable, function: Callable[..., Outputs]) -> Callable[..., Outputs]:
-        """`function` of tensors, which runs this model, through CUDA graphs where there can be any.
+    def graphed(self, name: Hashable, function: Function) -> Callable[..., Any]:
+        """Return `function` of tensors, which runs this model, through CUDA graphs where there can be any.
 
         `name` stands for all that the function depends on besides its arguments and the model.
         """
@@ -138,7 +151,7 @@ class Denoiser(nn.Module):
             return function
         return self._graphs.setdefault(name, Graphed(function))
 
-    def _apply(self, *args, **kwargs):
+    def _apply(self, *args: Any, **kwargs: Any) -> "Denoiser":
         self._graphs.clear()  # they read the parameters where these were
         return super()._apply(*args, **kwargs)
 

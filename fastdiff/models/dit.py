@@ -5,7 +5,7 @@ norm, linear with activation, linear. The norm gates and adds the branch before 
 knows of time and class, its shifts, scales and gates, is columns of one table, made before the sampling loop.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from fastdiff.errors import InputError
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
-from fastdiff.models.denoiser import Conditioning, Denoiser, in_rows
+from fastdiff.models.denoiser import Conditioning, Denoiser, in_groups
 from fastdiff.models.embeddings import Timesteps
 
 EPS = 1e-6  # of the norms that diffusers fixes; the norm before the MLP has the config's
@@ -70,9 +70,9 @@ def positions(side: int, base_side: int, channels: int) -> Tensor:
 
 
 class CombinedTimestepLabelEmbeddings(nn.Module):
-    """Embeddings of time and class, added; diffusers' class of this name, that of every block at once.
+    """Embeddings of time and class, added, of every block at once; diffusers' class of this name.
 
-    In diffusers each block has its own. Here their parameters are stacked, as the rows of one, and a layer of theirs is
+    In diffusers each block has its own. Here their parameters are stacked along the outputs, and a layer of theirs is
     one product.
     """
 
@@ -86,16 +86,16 @@ class CombinedTimestepLabelEmbeddings(nn.Module):
         self.class_embedder = nn.ModuleDict({"embedding_table": nn.Embedding(blocks * labels, channels)})
 
     def forward(self, timesteps: Tensor, class_labels: Tensor) -> Tensor:
-        """(rows,), (rows,) int64 -> (blocks, rows, C)."""
-        linear_1, linear_2 = self.timestep_embedder.values()
+        """(M,), (M,) int64 -> (blocks, M, C)."""
+        linear_1, linear_2 = (cast(nn.Linear, layer) for layer in self.timestep_embedder.values())
         h = F.silu(linear_1(self.time_proj(timesteps).to(linear_1.weight.dtype)))
         h = stacked_linear(h.unflatten(1, (self.blocks, -1)).transpose(0, 1), linear_2)
-        first_rows = self.labels * torch.arange(self.blocks, device=class_labels.device)
-        return h + self.class_embedder["embedding_table"](class_labels + first_rows[:, None])
+        firsts = self.labels * torch.arange(self.blocks, device=class_labels.device)
+        return h + self.class_embedder["embedding_table"](class_labels + firsts[:, None])
 
 
 class AdaLayerNormZero(nn.Module):
-    """Time and class to shifts, scales and gates, those of every block at once; diffusers' class of this name.
+    """Time and class to the shifts, scales and gates of every block at once; diffusers' class of this name.
 
     The norm itself is part of the block.
     """
@@ -106,13 +106,13 @@ class AdaLayerNormZero(nn.Module):
         self.linear = nn.Linear(config.inner_dim, config.num_layers * 6 * config.inner_dim)
 
     def forward(self, timesteps: Tensor, class_labels: Tensor) -> tuple[Tensor, Tensor]:
-        """-> (blocks, rows, 6 C), and what it is made of: silu of the embeddings, (blocks, rows, C)."""
+        """(M,), (M,) int64 -> (blocks, M, 6 C), and what it is made of: silu of the embeddings, (blocks, M, C)."""
         emb = F.silu(self.emb(timesteps, class_labels))
         return stacked_linear(emb, self.linear), emb
 
 
 def stacked_linear(x: Tensor, layers: nn.Linear) -> Tensor:
-    """x (blocks, rows, C_in), each under its own layer of those that `layers` stacks -> (blocks, rows, C_out)."""
+    """x (blocks, M, C_in), each under its own layer of those that `layers` stacks -> (blocks, M, C_out)."""
     weight, bias = (tensor.unflatten(0, (len(x), -1)) for tensor in (layers.weight, layers.bias))
     return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
 
@@ -129,7 +129,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         qkv = linear(x, self.to_qkv.weight, self.to_qkv.bias)  # (N, L, 3 C)
         x = attention(*qkv.chunk(3, dim=-1), heads=self.heads)
-        return linear(x, self.to_out[0].weight, self.to_out[0].bias)
+        out = cast(nn.Linear, self.to_out[0])
+        return linear(x, out.weight, out.bias)
 
 
 class FeedForward(nn.Module):
@@ -143,7 +144,8 @@ class FeedForward(nn.Module):
         self.net = nn.ModuleDict({"0": nn.ModuleDict({"proj": inner}), "2": outer})
 
     def forward(self, x: Tensor) -> Tensor:
-        inner, outer = self.net["0"]["proj"], self.net["2"]
+        inner = cast(nn.Linear, cast(nn.ModuleDict, self.net["0"])["proj"])
+        outer = cast(nn.Linear, self.net["2"])
         x = linear(x, inner.weight, inner.bias, activation=self.activation)
         return linear(x, outer.weight, outer.bias)
 
@@ -184,6 +186,7 @@ class BasicTransformerBlock(nn.Module):
 class DiTTransformer2DModel(Denoiser):
     """diffusers' DiTTransformer2DModel; see Denoiser."""
 
+    config: DiTTransformer2DConfig
     part = registry.TRANSFORMER
 
     def __init__(self, config: DiTTransformer2DConfig):
@@ -193,12 +196,13 @@ class DiTTransformer2DModel(Denoiser):
         self.norm1 = AdaLayerNormZero(config)
         self.transformer_blocks = nn.ModuleList(BasicTransformerBlock(config) for _ in range(blocks))
         self.proj_out_1 = nn.Linear(channels, 2 * channels)
-        self.proj_out_2 = nn.Linear(channels, config.patch_size**2 * config.out_channels)
+        out_channels = cast(int, config.out_channels)  # which the config fills in
+        self.proj_out_2 = nn.Linear(channels, config.patch_size**2 * out_channels)
 
         self.stacked = {"norm1.": {f"transformer_blocks.{i}.norm1.": 1 for i in range(blocks)}}
         self._columns = [6 * channels] * blocks + [2 * channels]
         self.conditioning_width = sum(self._columns)
-        self.to(memory_format=torch.channels_last).requires_grad_(False)
+        self._lay_out()
 
     def forward(
         self,
@@ -208,7 +212,7 @@ class DiTTransformer2DModel(Denoiser):
         cross_attention_kwargs: None = None,
         return_dict: bool = True,
     ) -> Transformer2DModelOutput | tuple[Tensor]:
-        """One prediction, called like diffusers' model.
+        """Predict once, called like diffusers' model.
 
         Args:
             hidden_states: (N, C_in, H, H), the model's dtype and device; H a multiple of patch_size.
@@ -226,11 +230,12 @@ class DiTTransformer2DModel(Denoiser):
     @torch.no_grad()
     def conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
         self._check_labels(timesteps, class_labels)
-        groups = zip(in_rows(timesteps), in_rows(class_labels.expand(len(timesteps))), strict=True)
+        assert class_labels is not None
+        groups = zip(in_groups(timesteps), in_groups(class_labels.expand(len(timesteps))), strict=True)
         return Conditioning(torch.cat([self._modulate(*group) for group in groups])[: len(timesteps)], timesteps)
 
     def _modulate(self, timesteps: Tensor, class_labels: Tensor) -> Tensor:
-        """(rows,), (rows,) -> (rows, conditioning_width): what each block reads, then what the last norm does."""
+        """(M,), (M,) -> (M, conditioning_width): what each block reads, then what the last norm does."""
         modulations, emb = self.norm1(timesteps, class_labels)
         return torch.cat([*modulations, self.proj_out_1(emb[0])], dim=1)  # block 0 embeds for the last norm too
 

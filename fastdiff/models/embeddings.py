@@ -47,9 +47,9 @@ class TimestepEmbedding(nn.Module):
         self.linear_2 = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return rows_through(F.silu(rows_through(x, self.linear_1)), self.linear_2)
+        return each_through(F.silu(each_through(x, self.linear_1)), self.linear_2)
 
 
-def rows_through(x: Tensor, layer: nn.Linear) -> Tensor:
-    """x (rows, C_in) through a linear layer; the bits of a row depend on no other row."""
+def each_through(x: Tensor, layer: nn.Linear) -> Tensor:
+    """Return x (M, C_in) through a linear layer; the bits of each of the M depend on no other."""
     return linear(x[None], layer.weight, layer.bias)[0]

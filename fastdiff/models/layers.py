@@ -3,7 +3,9 @@
 Parameters are named as diffusers names them, except that an attention holds one fused projection `to_qkv`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,31 +15,32 @@ from fastdiff.kernels.conv2d import Norm, Padding, Shortcut, conv2d
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host.moments import Moments
 
-ACTIVATIONS = {"silu": F.silu, "mish": F.mish, "gelu": F.gelu, "relu": F.relu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "mish": F.mish, "gelu": F.gelu, "relu": F.relu}
 
 
 @dataclass(frozen=True)
 class Feature:
-    """A picture inside the U-Net, with what its convolution knows of it for the norm that follows."""
+    """Pictures inside the U-Net, with the moments that their convolution made for the norm that follows."""
 
     x: Tensor  # (N, H, W, C)
     moments: Moments | None = None
 
 
-Picture = Feature | tuple[Feature, Feature]  # a pair is a skip connection that nobody concatenates
+FeatureOrPair = Feature | tuple[Feature, Feature]  # a pair: an input and its skip connection, never concatenated
 
 
-def tensors(x: Picture) -> Tensor | tuple[Tensor, Tensor]:
+def tensors(x: FeatureOrPair) -> Tensor | tuple[Tensor, Tensor]:
+    """Return the tensor or the two of x, as kernels take them."""
     return x.x if isinstance(x, Feature) else (x[0].x, x[1].x)
 
 
-def join(x: Picture) -> Feature:
-    """One feature, for the rare operations that cannot read a pair."""
-    return x if isinstance(x, Feature) else Feature(torch.cat(tensors(x), dim=-1))
+def join(x: FeatureOrPair) -> Feature:
+    """Return one feature, for the rare operations that cannot read a pair."""
+    return x if isinstance(x, Feature) else Feature(torch.cat([part.x for part in x], dim=-1))
 
 
-def normalise(x: Picture, norm: Norm) -> Feature:
-    """`kernels.group_norm` with the statistics that x brings along."""
+def normalise(x: FeatureOrPair, norm: Norm) -> Feature:
+    """Return x through `kernels.group_norm` with the moments that x brings along."""
     moments = x.moments if isinstance(x, Feature) else (x[0].moments, x[1].moments)
     return Feature(group_norm(tensors(x), moments=moments, **norm._asdict()))
 
@@ -48,25 +51,25 @@ class Conv2d(nn.Conv2d):
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, *, bias: bool = True):
         super().__init__(in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=bias)
 
-    def forward(
+    def forward(  # type: ignore[override]  # features, not tensors
         self,
-        x: Picture,
+        x: FeatureOrPair,
         *,
         padding: Padding | None = None,
         residual: Feature | None = None,
-        shortcut: "tuple[Picture, Conv2d] | None" = None,
+        shortcut: "tuple[FeatureOrPair, Conv2d] | None" = None,
         norm: Norm | None = None,
         moments: bool = True,
-        **options,
+        **options: Any,
     ) -> Feature:
-        """`shortcut`: a picture and its 1x1 convolution, to be added; `norm` follows; `moments`: for one later.
+        """`shortcut`: an input and its 1x1 convolution, to be added; `norm` follows; `moments`: for one later.
 
         The other options are those of `kernels.conv2d`.
         """
-        padding = self.padding[0] if padding is None else padding
+        padding = self.kernel_size[0] // 2 if padding is None else padding
         if shortcut is not None:
-            picture, layer = shortcut
-            options["shortcut"] = Shortcut(tensors(picture), layer.weight, layer.bias)
+            source, layer = shortcut
+            options["shortcut"] = Shortcut(tensors(source), layer.weight, layer.bias)
         moments = moments and norm is None
         options |= {"padding": padding, "residual": residual.x if residual is not None else None, "norm": norm}
         y = conv2d(tensors(x), self.weight, self.bias, moments=moments, **options)
@@ -76,12 +79,9 @@ class Conv2d(nn.Conv2d):
 class GroupNorm(nn.GroupNorm):
     """torch's GroupNorm over (N, H, W, C), with the scale, shift and activation of `kernels.group_norm`."""
 
-    def forward(self, x: Picture, **epilogue) -> Feature:
+    def forward(self, x: FeatureOrPair, **epilogue: Any) -> Feature:  # type: ignore[override]  # features, not tensors
         return normalise(x, self.after(**epilogue))
 
-    def after(self, **epilogue) -> Norm:
-        """The same as a part of the convolution before it."""
+    def after(self, **epilogue: Any) -> Norm:
+        """Return the same as a part of the convolution before it."""
         return Norm(self.num_groups, self.weight, self.bias, self.eps, **epilogue)
-
-
-# Resampling without weights, of the rarer blocks: plain channels-last torch.

@@ -1,6 +1,6 @@
 """The residual blocks of the U-Net.
 
-Time and class reach a residual block as its own columns of one table `temb` (rows, width): the projections of every
+Time and class reach a residual block as its own columns of one tensor `temb` (N, width): the projections of every
 block side by side, made by the model, before the sampling loop.
 """
 
@@ -11,26 +11,32 @@ from typing import Any
 from torch import Tensor, nn
 
 from fastdiff.kernels.conv2d import Norm
-from fastdiff.models.layers import Conv2d, Feature, GroupNorm, Picture, join, normalise
+from fastdiff.models.layers import Conv2d, Feature, FeatureOrPair, GroupNorm, join, normalise
 
 Resample = Callable[[Feature], Feature]
 
 
 @dataclass(frozen=True)
 class BlockOptions:
-    """What all blocks of one model share."""
+    """Options that all blocks of one model share."""
 
     temb_channels: int
     eps: float
     activation: str
     scale_shift: bool  # the time embedding scales and shifts the second norm; else it is added before it
-    num_groups: int | None  # None where only skip blocks, which choose their own, can do without
+    num_groups: int | None  # None where all are skip blocks, which choose their own
     head_dim: int | None  # None: one head as wide as the block
     downsample_padding: int
 
+    @property
+    def groups(self) -> tuple[int, int]:
+        """The groups of a residual block's two norms, where the block does not choose its own."""
+        assert self.num_groups is not None  # the config's check
+        return self.num_groups, self.num_groups
+
 
 class Conditioned(nn.Module):
-    """A block that reads the time embedding, as its own columns of the model's table.
+    """A block that reads the time embedding, as its own columns of the model's `temb`.
 
     The model stacks the layers that make the columns: those of all blocks are one product.
     """
@@ -39,8 +45,8 @@ class Conditioned(nn.Module):
     columns: slice  # the model's to say
 
 
-def _shortcut(x: Picture, layer: Conv2d | None) -> dict[str, Any]:
-    """What the last convolution of a residual block adds: its input x, by way of a 1x1 convolution where it has one."""
+def _shortcut(x: FeatureOrPair, layer: Conv2d | None) -> dict[str, Any]:
+    """Return what a residual block's last convolution adds: its input x, through a 1x1 convolution where it has one."""
     return {"residual": join(x)} if layer is None else {"shortcut": (x, layer)}
 
 
@@ -59,7 +65,7 @@ class ResnetBlock2D(Conditioned):
         shortcut: bool = False,  # a 1x1 convolution even where the widths agree
     ):
         super().__init__()
-        groups_in, groups_out = groups or (options.num_groups,) * 2
+        groups_in, groups_out = groups or options.groups
         self.activation, self.scale_shift = options.activation, options.scale_shift
         self.output_scale, self.resample = output_scale, resample
         self.norm1 = GroupNorm(groups_in, in_channels, eps=options.eps)
@@ -70,7 +76,7 @@ class ResnetBlock2D(Conditioned):
         needs_shortcut = shortcut or in_channels != out_channels
         self.conv_shortcut = Conv2d(in_channels, out_channels, 1) if needs_shortcut else None
 
-    def forward(self, x: Picture, temb: Tensor) -> Feature:
+    def forward(self, x: FeatureOrPair, temb: Tensor) -> Feature:
         temb = temb[:, self.columns]
         h = self.norm1(x, activation=self.activation)
         if self.resample is not None:
@@ -92,11 +98,11 @@ class AdaGroupNorm(nn.Module):
             raise ValueError(f"num_channels ({channels}) must be divisible by num_groups ({num_groups})")
         self.num_groups, self.eps, self.activation = num_groups, options.eps, options.activation
 
-    def forward(self, x: Picture, temb: Tensor) -> Feature:
+    def forward(self, x: FeatureOrPair, temb: Tensor) -> Feature:
         return normalise(x, self.after(temb))
 
     def after(self, temb: Tensor) -> Norm:
-        """The same as a part of the convolution before it."""
+        """Return the same as a part of the convolution before it."""
         scale, shift = temb.chunk(2, dim=1)
         return Norm(self.num_groups, eps=self.eps, activation=self.activation, scale=scale, shift=shift)
 
@@ -114,7 +120,7 @@ class ResnetBlockCondNorm2D(Conditioned):
         needs_shortcut = in_channels != out_channels
         self.conv_shortcut = Conv2d(in_channels, out_channels, 1, bias=False) if needs_shortcut else None
 
-    def forward(self, x: Picture, temb: Tensor) -> Feature:
+    def forward(self, x: FeatureOrPair, temb: Tensor) -> Feature:
         temb1, temb2 = temb[:, self.columns].split(list(self.projections.values()), dim=1)
         h = self.conv1(self.norm1(x, temb1), norm=self.norm2.after(temb2))
         return self.conv2(h, **_shortcut(x, self.conv_shortcut))

@@ -1,15 +1,20 @@
 """The stages of the U-Net: the down, middle and up blocks, by diffusers' names."""
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from torch import Tensor, nn
 
 from fastdiff.models.attention import Attention
-from fastdiff.models.layers import Conv2d, Feature, GroupNorm, Picture
+from fastdiff.models.layers import Conv2d, Feature, FeatureOrPair, GroupNorm
 from fastdiff.models.resampling import Downsample2D, Upsample2D, average_down, fir_down, fir_up, nearest_up
 from fastdiff.models.resnet import BlockOptions, Conditioned, Resample, ResnetBlock2D, ResnetBlockCondNorm2D
 
 Inputs = list[tuple[int, int]]  # of an up stage's residual blocks: the widths of the input and of its skip connection
+Down = tuple[
+    Feature, list[Feature], Feature
+]  # the output, its skip connections, the picture that skip blocks carry down
+Up = tuple[Feature, Feature | None]  # the output, the picture that skip blocks carry up
 
 
 def _attention(channels: int, options: BlockOptions, groups: int | None, output_scale: float = 1.0) -> Attention:
@@ -19,45 +24,40 @@ def _attention(channels: int, options: BlockOptions, groups: int | None, output_
 class Stage(nn.Module):
     """Residual blocks at one resolution, each followed by its attention where the stage has them."""
 
-    def __init__(self, resnets: list[Conditioned], attentions: list[Attention] | None):
+    def __init__(self, resnets: Sequence[Conditioned], attentions: Sequence[Attention] | None):
         super().__init__()
         self.attentions = nn.ModuleList(attentions) if attentions else None
         self.resnets = nn.ModuleList(resnets)
 
-    def layer(self, i: int, x: Picture, temb: Tensor) -> Feature:
-        x = self.resnets[i](x, temb)
-        return self.attentions[i](x) if self.attentions is not None else x
+    def layer(self, i: int, x: FeatureOrPair, temb: Tensor) -> Feature:
+        h: Feature = self.resnets[i](x, temb)
+        return self.attentions[i](h) if self.attentions is not None else h
 
 
 class DownStage(Stage):
     """A stage whose every output is a skip connection."""
 
-    def forward(self, x: Feature, temb: Tensor, rgb: Feature) -> tuple[Feature, list[Feature], Feature]:
-        """-> the output, the skip connections, and the picture (N, H, W, 3) that skip blocks carry down."""
+    def forward(self, x: Feature, temb: Tensor, rgb: Feature) -> Down:
         skips = []
         for i in range(len(self.resnets)):
             x = self.layer(i, x, temb)
             skips.append(x)
         return self.downsample(x, skips, temb, rgb)
 
-    def downsample(
-        self, x: Feature, skips: list[Feature], temb: Tensor, rgb: Feature
-    ) -> tuple[Feature, list[Feature], Feature]:
+    def downsample(self, x: Feature, skips: list[Feature], temb: Tensor, rgb: Feature) -> Down:
         raise NotImplementedError
 
 
 class UpStage(Stage):
     """A stage whose every residual block reads one skip connection beside its input."""
 
-    def forward(
-        self, x: Feature, skips: list[Feature], temb: Tensor, rgb: Feature | None
-    ) -> tuple[Feature, Feature | None]:
-        """-> the output and the picture (N, H, W, 3) that skip blocks carry up. Takes its skips off the end."""
+    def forward(self, x: Feature, skips: list[Feature], temb: Tensor, rgb: Feature | None) -> Up:
+        """Take its skips off the end of the list."""
         for i in range(len(self.resnets)):
             x = self.layer(i, (x, skips.pop()), temb)
         return self.upsample(x, temb, rgb)
 
-    def upsample(self, x: Feature, temb: Tensor, rgb: Feature | None) -> tuple[Feature, Feature | None]:
+    def upsample(self, x: Feature, temb: Tensor, rgb: Feature | None) -> Up:
         raise NotImplementedError
 
 
@@ -76,14 +76,14 @@ class DownBlock2D(DownStage):
         out = widths[-1]
         resnets = [ResnetBlock2D(i, o, options) for i, o in pairwise(widths)]
         super().__init__(resnets, [_attention(out, options, options.num_groups) for _ in resnets if attention])
-        kinds = {
+        kinds: dict[str | None, Callable[[], nn.Module | None]] = {
             None: lambda: None,
             "conv": lambda: Downsample2D(out, options.downsample_padding),
             "resnet": lambda: ResnetBlock2D(out, out, options, resample=average_down),
         }
         self.downsamplers = _resampler(kinds[resample]())
 
-    def downsample(self, x, skips, temb, rgb):
+    def downsample(self, x: Feature, skips: list[Feature], temb: Tensor, rgb: Feature) -> Down:
         if self.downsamplers is not None:
             x = _resample(self.downsamplers, x, temb)
             skips.append(x)
@@ -96,14 +96,14 @@ class UpBlock2D(UpStage):
     def __init__(self, inputs: Inputs, out: int, options: BlockOptions, *, attention: bool, resample: str | None):
         resnets = [ResnetBlock2D(x + skip, out, options) for x, skip in inputs]
         super().__init__(resnets, [_attention(out, options, options.num_groups) for _ in resnets if attention])
-        kinds = {
+        kinds: dict[str | None, Callable[[], nn.Module | None]] = {
             None: lambda: None,
             "conv": lambda: Upsample2D(out),
             "resnet": lambda: ResnetBlock2D(out, out, options, resample=nearest_up),
         }
         self.upsamplers = _resampler(kinds[resample]())
 
-    def upsample(self, x, temb, rgb):
+    def upsample(self, x: Feature, temb: Tensor, rgb: Feature | None) -> Up:
         return (x if self.upsamplers is None else _resample(self.upsamplers, x, temb)), rgb
 
 
@@ -136,8 +136,8 @@ class SkipDownBlock2D(DownStage):
         self.resnet_down = _skip_resampler(out, options, fir_down) if resample else None
         self.skip_conv = Conv2d(3, out, 1) if resample else None
 
-    def downsample(self, x, skips, temb, rgb):
-        if self.resnet_down is not None:
+    def downsample(self, x: Feature, skips: list[Feature], temb: Tensor, rgb: Feature) -> Down:
+        if self.resnet_down is not None and self.skip_conv is not None:
             rgb = fir_down(rgb)
             x = self.skip_conv(rgb, residual=self.resnet_down(x, temb))
             skips.append(x)
@@ -159,13 +159,13 @@ class SkipUpBlock2D(UpStage):
         self.skip_conv = Conv2d(out, 3, 3) if resample else None
         self.skip_norm = GroupNorm(_skip_groups(out), out, eps=options.eps) if resample else None
 
-    def layer(self, i: int, x: Picture, temb: Tensor) -> Feature:
+    def layer(self, i: int, x: FeatureOrPair, temb: Tensor) -> Feature:
         return self.resnets[i](x, temb)
 
-    def upsample(self, x, temb, rgb):
+    def upsample(self, x: Feature, temb: Tensor, rgb: Feature | None) -> Up:
         x = self.attentions[0](x) if self.attentions is not None else x
         rgb = fir_up(rgb) if rgb is not None else None
-        if self.resnet_up is not None:
+        if self.resnet_up is not None and self.skip_conv is not None and self.skip_norm is not None:
             rgb = self.skip_conv(self.skip_norm(x, activation="silu"), residual=rgb, moments=False)
             x = self.resnet_up(x, temb)
         return x, rgb
@@ -189,7 +189,7 @@ class KDownBlock2D(DownStage):
         super().__init__([_k_resnet(i, o, o, options) for i, o in pairwise(widths)], None)
         self.resample = resample
 
-    def downsample(self, x, skips, temb, rgb):
+    def downsample(self, x: Feature, skips: list[Feature], temb: Tensor, rgb: Feature) -> Down:
         return (fir_down(x, "reflect") if self.resample else x), skips, rgb
 
 
@@ -201,11 +201,11 @@ class KUpBlock2D(UpStage):
         super().__init__([_k_resnet(i, o, out, options) for i, o in pairwise(widths)], None)
         self.resample = resample
 
-    def forward(self, x, skips, temb, rgb):
-        x = (x, skips[-1])
+    def forward(self, x: Feature, skips: list[Feature], temb: Tensor, rgb: Feature | None) -> Up:
+        skip = skips[-1]
         del skips[-len(self.resnets) :]
         for i in range(len(self.resnets)):
-            x = self.layer(i, x, temb)
+            x = self.layer(i, x if i else (x, skip), temb)
         return (fir_up(x, "reflect") if self.resample else x), rgb
 
 

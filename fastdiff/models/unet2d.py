@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from fastdiff.checkpoints import registry
+from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.errors import InputError
 from fastdiff.models.denoiser import Conditioning, Denoiser
-from fastdiff.models.embeddings import GaussianFourierProjection, TimestepEmbedding, Timesteps, rows_through
+from fastdiff.models.embeddings import GaussianFourierProjection, TimestepEmbedding, Timesteps, each_through
 from fastdiff.models.layers import ACTIVATIONS, Conv2d, Feature, GroupNorm
 from fastdiff.models.resnet import BlockOptions, Conditioned, ResnetBlock2D, ResnetBlockCondNorm2D
 from fastdiff.models.stages import (
@@ -35,6 +36,7 @@ class UNet2DOutput(NamedTuple):
 class UNet2DModel(Denoiser):
     """diffusers' UNet2DModel; see Denoiser."""
 
+    config: UNet2DConfig
     part = registry.UNET
 
     def __init__(self, config: UNet2DConfig):
@@ -64,11 +66,11 @@ class UNet2DModel(Denoiser):
         self.conditioning_width, self.stacked = 0, {}
         self.time_emb_proj = self._stack_projections("time_emb_proj.", ResnetBlock2D, temb_channels)
         self.ada_group_norm = self._stack_projections("ada_group_norm.", ResnetBlockCondNorm2D, temb_channels)
-        self.to(memory_format=torch.channels_last).requires_grad_(False)
+        self._lay_out()
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any] | UNet2DConfig, source: str = "config") -> "UNet2DModel":
-        """A model with random weights from a mapping with diffusers' keys. InputError names a bad option."""
+    def from_config(cls, config: Mapping[str, Any] | DenoiserConfig, source: str = "config") -> "UNet2DModel":
+        """Make a model with random weights of a mapping with diffusers' keys. InputError names a bad option."""
         model = super().from_config(config, source)
         if model.config.has_k_blocks and not _fits_together(model.config):
             raise InputError(
@@ -79,7 +81,7 @@ class UNet2DModel(Denoiser):
     def forward(
         self, sample: Tensor, timestep: Tensor | float, class_labels: Tensor | None = None, return_dict: bool = True
     ) -> UNet2DOutput | tuple[Tensor]:
-        """One prediction, called like diffusers' model.
+        """Predict once, called like diffusers' model.
 
         Args:
             sample: (N, C_in, H, W), the model's dtype and device; H and W multiples of 2 ** (levels - 1).
@@ -95,13 +97,13 @@ class UNet2DModel(Denoiser):
     def conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
         self._check_labels(timesteps, class_labels)
         emb = self.time_embedding(self.time_proj(timesteps).to(self.dtype))
-        if class_labels is not None:
+        if class_labels is not None and self.class_embedding is not None:
             if self.config.class_embed_type == "timestep":
                 class_labels = self.time_proj(class_labels).to(self.dtype)
             emb = emb + self.class_embedding(class_labels).to(self.dtype)
         activated = ACTIVATIONS[self.config.activation](emb)
         pairs = ((activated, self.time_emb_proj), (emb, self.ada_group_norm))
-        columns = [rows_through(each, layer) for each, layer in pairs if layer is not None]
+        columns = [each_through(each, layer) for each, layer in pairs if layer is not None]
         return Conditioning(torch.cat(columns, dim=1) if len(columns) > 1 else columns[0], timesteps)
 
     @torch.no_grad()
@@ -130,7 +132,7 @@ class UNet2DModel(Denoiser):
 
     def _stack_projections(self, name: str, kind: type[Conditioned], temb_channels: int) -> nn.Linear | None:
         """The time projections of all blocks of a `kind` as one layer, whose outputs are the columns that they read."""
-        widths = {}
+        widths: dict[str, int] = {}
         for path, block in self.named_modules():
             if isinstance(block, kind):
                 start = self.conditioning_width
@@ -161,7 +163,7 @@ def _time_projection(config: UNet2DConfig) -> tuple[nn.Module, int]:
     width = config.block_out_channels[0]
     if config.time_embedding_type == "fourier":
         return GaussianFourierProjection(width), 2 * width
-    if config.time_embedding_type == "learned":
+    if config.time_embedding_type == "learned" and config.num_train_timesteps is not None:
         return nn.Embedding(config.num_train_timesteps, width), width
     return Timesteps(width, config.flip_sin_to_cos, config.freq_shift), width
 
@@ -175,11 +177,12 @@ def _class_embedding(config: UNet2DConfig, time_width: int, temb_channels: int) 
 
 
 def _down_stages(config: UNet2DConfig, options: BlockOptions) -> list[DownStage]:
-    stages = []
+    stages: list[DownStage] = []
     widths = (config.block_out_channels[0], *config.block_out_channels)
     for i, kind in enumerate(config.down_kinds):
         layers = [widths[i]] + [widths[i + 1]] * config.layers_per_block
         resample, attention = i < len(config.down_kinds) - 1, kind.startswith("Attn")
+        stage: DownStage
         if kind == "KDownBlock2D":
             stage = KDownBlock2D(layers, options, resample=resample)
         elif kind in ("SkipDownBlock2D", "AttnSkipDownBlock2D"):
@@ -194,7 +197,7 @@ def _down_stages(config: UNet2DConfig, options: BlockOptions) -> list[DownStage]
 
 
 def _up_stages(config: UNet2DConfig, options: BlockOptions) -> list[UpStage]:
-    stages = []
+    stages: list[UpStage] = []
     widths = tuple(reversed(config.block_out_channels))
     for i, kind in enumerate(config.up_kinds):
         before, out, above = widths[max(i - 1, 0)], widths[i], widths[min(i + 1, len(widths) - 1)]
@@ -202,6 +205,7 @@ def _up_stages(config: UNet2DConfig, options: BlockOptions) -> list[UpStage]:
         layers = config.layers_per_block
         inputs = list(zip([before] + [out] * layers, [out] * layers + [above], strict=True))
         resample, attention = i < len(config.up_kinds) - 1, kind.startswith("Attn")
+        stage: UpStage
         if kind == "KUpBlock2D":
             stage = KUpBlock2D(out, above, layers, options, resample=resample)
         elif kind in ("SkipUpBlock2D", "AttnSkipUpBlock2D"):

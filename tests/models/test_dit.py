@@ -12,7 +12,7 @@ from diffusers.models.embeddings import get_2d_sincos_pos_embed
 from fastdiff import DiTTransformer2DModel, InputError
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.weights import diffusers_shapes
-from fastdiff.models.denoiser import ROWS
+from fastdiff.models.denoiser import GROUP
 from fastdiff.models.dit import positions
 
 TINY = {
@@ -160,13 +160,13 @@ def test_half_precision_stays_near_float32(randomise):
         model.float()
 
 
-def test_the_conditioning_of_a_row_is_its_own(model):
-    """The same bits alone, in any number of rows and at any place among them that ROWS has: what a table relies on."""
+def test_the_conditioning_of_an_entry_is_its_own(model):
+    """The same bits alone, among any number and at any place that GROUP has: what a table relies on."""
     timesteps, labels = torch.arange(0, 1000, 25), torch.arange(40) % 6
     table = model.conditioning(timesteps, labels)
     assert table.temb.shape == (40, model.conditioning_width)
-    for rows in (slice(0, 3), slice(0, ROWS), slice(ROWS, 40)):
-        assert torch.equal(model.conditioning(timesteps[rows], labels[rows]).temb, table.temb[rows])
+    for places in (slice(0, 3), slice(0, GROUP), slice(GROUP, 40)):
+        assert torch.equal(model.conditioning(timesteps[places], labels[places]).temb, table.temb[places])
 
 
 def test_positions_are_computed_once_for_a_size(model):

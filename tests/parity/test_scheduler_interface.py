@@ -11,8 +11,10 @@ import torch
 from diffusers.schedulers.scheduling_utils import KarrasDiffusionSchedulers
 
 import fastdiff
-from fastdiff.diffusion.schedule import FOREIGN_OPTIONS, ddim_schedule
-from fastdiff.diffusion.schedulers import SCHEDULERS, randn_tensor, scheduler_from_config
+from fastdiff.diffusion.configs import FOREIGN_OPTIONS
+from fastdiff.diffusion.noise import randn_tensor
+from fastdiff.diffusion.samplers.ddim import ddim_schedule
+from fastdiff.diffusion.schedulers import SCHEDULERS, scheduler_from_config
 from fastdiff.errors import InputError
 
 BOTH = ("ddpm", "ddim")

@@ -1,0 +1,33 @@
+"""Pictures out of tensors: PIL images, numpy or torch, of latents by way of a VAE."""
+
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from fastdiff.errors import NonFiniteError
+from fastdiff.models.autoencoder import Autoencoder, decode_latents
+
+OUTPUT_TYPES = ("pil", "np", "pt")
+
+
+def decode(x: Tensor, output_type: str, vae: Autoencoder | None = None) -> Any:
+    """Return x_0 (N, H, W, C) in [-1, 1] as PIL images, numpy (N, H, W, C) or torch (N, C, H, W) float32 in [0, 1].
+
+    With `vae`, diffusers' AutoencoderKL, x_0 are latents. As diffusers' DDPMPipeline and its numpy_to_pil.
+    Raises NonFiniteError for NaN or infinity.
+    """
+    x = x if vae is None else decode_latents(vae, x)
+    if not x.isfinite().all():
+        raise NonFiniteError("the model's output is NaN or infinite; try --dtype float32, or check the model's weights")
+    x = (x / 2 + 0.5).clamp(0, 1)
+    if output_type == "pt":
+        return x.permute(0, 3, 1, 2)
+    array = x.cpu().numpy()
+    return array if output_type == "np" else [_to_image(picture) for picture in array]
+
+
+def _to_image(picture: np.ndarray) -> Image.Image:
+    levels = (picture * 255).round().astype(np.uint8)
+    return Image.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels)

@@ -1,0 +1,76 @@
+"""Noise of a run, by the pictures' seeds or by a generator: what it starts from, and what its steps add."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from fastdiff.errors import InputError
+
+Generators = Generator | list[Generator]  # of a whole batch, or of each picture
+
+# Where the noise of the steps comes from: each picture's seed (N,) int64, for the Philox noise of `kernels.denoise`, or
+# a function that draws the next step's, (N, H, W, C).
+NoiseSource = Tensor | Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise of a run's pictures: by their seeds, or by a generator in the order of diffusers' pipelines."""
+
+    seeds: Sequence[int]  # one a picture
+    shape: Sequence[int]  # of one picture, (C, H, W)
+    generator: Generators | None
+    device: torch.device
+    dtype: torch.dtype  # that a generator draws in; seeds are drawn in float32
+
+    def start(self, latents: Tensor | None = None) -> Tensor:
+        """Return x_T (N, H, W, C) float32: `latents` (N, C, H, W) where they are given, else unit normal noise.
+
+        A seed draws its picture by a CPU generator of its own, so that it is the same in any batch and on any device.
+        Raises InputError as `randn_tensor`.
+        """
+        if latents is not None:
+            noise = latents.to(self.device)
+        elif self.generator is not None:
+            noise = self._draw()
+        else:
+            each = [torch.randn(tuple(self.shape), generator=Generator("cpu").manual_seed(seed)) for seed in self.seeds]
+            noise = torch.stack(each).to(self.device)
+        return noise.float().permute(0, 2, 3, 1).contiguous()
+
+    def of_steps(self) -> NoiseSource:
+        """Return where the noise that steps add comes from."""
+        if self.generator is None:
+            return torch.tensor(self.seeds, device=self.device)
+        return lambda: self._draw().permute(0, 2, 3, 1)
+
+    def _draw(self) -> Tensor:
+        return randn_tensor((len(self.seeds), *self.shape), self.generator, self.device, self.dtype)
+
+
+def randn_tensor(
+    shape: Sequence[int],
+    generator: Generators | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return unit normal noise of `shape` (N, ...), drawn in the order of diffusers' function of this name.
+
+    One generator draws the whole batch, a list one picture each; CPU generators draw on the CPU for any device.
+    Raises InputError where a list has not one generator a picture.
+    """
+    generators = generator if isinstance(generator, list) else [generator]
+    if len(generators) == 1:
+        return _randn(shape, generators[0], device, dtype)
+    if len(generators) != shape[0]:
+        raise InputError(f"generator lists {len(generators)} generators for {shape[0]} pictures; give one for each")
+    return torch.cat([_randn((1, *shape[1:]), each, device, dtype) for each in generators])
+
+
+def _randn(shape: Sequence[int], generator: Generator | None, device: torch.device, dtype: torch.dtype) -> Tensor:
+    drawn_on = device if generator is None else generator.device
+    if drawn_on.type not in ("cpu", device.type):
+        raise InputError(f"the generator is on {drawn_on} and the pictures are on {device}; use a CPU generator")
+    return torch.randn(tuple(shape), generator=generator, device=drawn_on, dtype=dtype).to(device)

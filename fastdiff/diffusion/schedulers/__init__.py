@@ -1,0 +1,33 @@
+"""diffusers' schedulers over the rows of our samplers: the loops of diffusers' users run unchanged."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastdiff.checkpoints import registry
+from fastdiff.diffusion.schedulers.base import Scheduler, SchedulerOutput
+from fastdiff.diffusion.schedulers.ddim import DDIMScheduler
+from fastdiff.diffusion.schedulers.ddpm import DDPMScheduler
+from fastdiff.errors import InputError
+
+__all__ = ["SCHEDULERS", "DDIMScheduler", "DDPMScheduler", "Scheduler", "SchedulerOutput", "scheduler_from_config"]
+
+SCHEDULERS: dict[str, type[Scheduler]] = {  # by the name that people give
+    name: {"DDIMScheduler": DDIMScheduler, "DDPMScheduler": DDPMScheduler}[class_name]
+    for name, class_name in registry.SCHEDULERS.items()
+}
+
+
+def scheduler_from_config(config: Mapping[str, Any], name: str | None = None) -> Scheduler:
+    """Return the scheduler that a config's `_class_name` says, or `name` ("ddpm", "ddim") made from that config.
+
+    Raises InputError for a scheduler that we do not have.
+    """
+    if name is not None:
+        if name not in SCHEDULERS:
+            raise InputError(f"scheduler {name!r} is unknown; use {' or '.join(SCHEDULERS)}")
+        return SCHEDULERS[name].from_config(config)
+    by_class = {scheduler.__name__: scheduler for scheduler in SCHEDULERS.values()}
+    if config.get("_class_name") not in by_class:
+        said = config.get("_class_name", "without a _class_name")
+        raise InputError(f"the model's scheduler is {said}; choose the scheduler {' or '.join(SCHEDULERS)} instead")
+    return by_class[config["_class_name"]].from_config(config)

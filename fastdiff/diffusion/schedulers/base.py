@@ -1,0 +1,163 @@
+"""Scheduler, the base of all: diffusers' interface over the rows of a sampler."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
+
+import torch
+from torch import Tensor
+
+from fastdiff.checkpoints.json_files import read_json
+from fastdiff.diffusion.betas import make_alpha_bar, make_betas
+from fastdiff.diffusion.configs import DiffusionConfig
+from fastdiff.diffusion.schedule import Schedule, step_options
+from fastdiff.errors import InputError
+from fastdiff.kernels.denoise import denoise_step
+
+CONFIG_NAME = "scheduler_config.json"
+
+AnyScheduler = TypeVar("AnyScheduler", bound="Scheduler")
+
+
+class SchedulerOutput(NamedTuple):
+    """The result of a step, as diffusers' DDPMSchedulerOutput and DDIMSchedulerOutput; both (N, C, ...)."""
+
+    prev_sample: Tensor  # x_{t-1}
+    pred_original_sample: Tensor  # the x0 that the step saw
+
+
+class FrozenDict(dict):
+    """A scheduler's options, by item and by attribute. It cannot be changed, as diffusers' class of this name."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the scheduler has no option {name!r}") from None
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError("a scheduler's config is frozen; make another with from_config(config, option=value)")
+
+    __setattr__ = __setitem__ = __delitem__ = __ior__ = update = pop = popitem = setdefault = clear = _refuse
+
+    def __reduce__(self) -> tuple[type["FrozenDict"], tuple[dict]]:  # copies and pickles would set the items one by one
+        return FrozenDict, (dict(self),)
+
+
+class Scheduler:
+    """A sampler called as diffusers' schedulers are. Options are diffusers', by keyword; see its `config_class`."""
+
+    order = 1  # model calls a step
+    init_noise_sigma = 1.0
+    config_class: ClassVar[type[DiffusionConfig]]
+
+    _options: DiffusionConfig
+
+    def __init__(self, num_train_timesteps: int = 1000, **options: Any):
+        """Raises InputError naming an unknown option or a wrong value."""
+        self._build({"num_train_timesteps": num_train_timesteps, **options})
+
+    @classmethod
+    def from_config(cls: type[AnyScheduler], config: Mapping[str, Any], **overrides: Any) -> AnyScheduler:
+        """Make one of a scheduler's `.config` (ours or diffusers', of any kind) or a dict; keywords replace options.
+
+        Raises InputError naming an unknown option or a wrong value.
+        """
+        scheduler = cls.__new__(cls)
+        defaults = [name for name in config.get("_use_default_values", ()) if name not in overrides]
+        scheduler._build({**config, **overrides, "_use_default_values": defaults})
+        return scheduler
+
+    @classmethod
+    def from_pretrained(cls: type[AnyScheduler], folder: str | Path, subfolder: str | None = None) -> AnyScheduler:
+        """Make one of the scheduler_config.json in a local folder. Raises InputError where it cannot be used."""
+        return cls.from_config(read_json(Path(folder, subfolder or "", CONFIG_NAME)))
+
+    def _build(self, mapping: Mapping[str, Any]) -> None:
+        self._options = self.config_class.from_mapping(mapping, type(self).__name__)
+        values = {field.name: getattr(self._options, field.name) for field in fields(self._options)}
+        # another scheduler's options stay in the config, so that it can be made from this one
+        kept = {key: value for key, value in mapping.items() if not key.startswith("_") and key not in values}
+        self.config = FrozenDict({**values, **kept, "_class_name": type(self).__name__})
+        self.betas = make_betas(self._options)
+        self.alphas = 1.0 - self.betas
+        self.alphas_cumprod = make_alpha_bar(self.betas)
+        self.num_inference_steps: int | None = None
+        self.timesteps = torch.arange(len(self) - 1, -1, -1)
+        self._step_options = step_options(self._options)
+        self._rows: dict[tuple, Tensor] = {}
+        self._rows_of: Tensor | None = None  # the timesteps that the rows were made for
+        self._alpha_bar: dict[torch.device, Tensor] = {}
+
+    def __len__(self) -> int:
+        return self._options.num_train_timesteps
+
+    def scale_model_input(self, sample: Tensor, timestep: int | Tensor | None = None) -> Tensor:
+        """Return the sample as it is: neither of these samplers scales it."""
+        return sample
+
+    def schedule(
+        self, num_inference_steps: int, *, eta: float | None = None, use_clipped_model_output: bool | None = None
+    ) -> Schedule:
+        """Return the schedule of a whole run; the options are those of DDIM, None leaves them to the sampler.
+
+        Raises InputError naming an option that cannot be used.
+        """
+        raise NotImplementedError
+
+    def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
+        """Return x_t of x0 and noise (Ho et al. 2020, eq. 4). Samples (N, ...), timesteps (N,) or a scalar."""
+        signal_share, noise_share = self._shares(timesteps, original_samples)
+        return signal_share * original_samples + noise_share * noise
+
+    def get_velocity(self, sample: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
+        """Return v of x0 and noise (Salimans and Ho 2022, section 4). Samples (N, ...), timesteps (N,) or a scalar."""
+        signal_share, noise_share = self._shares(timesteps, sample)
+        return signal_share * noise - noise_share * sample
+
+    def _shares(self, timesteps: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        if like.device not in self._alpha_bar:
+            self._alpha_bar[like.device] = self.alphas_cumprod.to(like.device)
+        # the roots are taken in float32 or more: diffusers' half-precision 1 - alpha_bar is 0 at small timesteps
+        alpha_bar = self._alpha_bar[like.device].to(torch.promote_types(like.dtype, torch.float32))
+        alpha_bar = alpha_bar[timesteps.to(like.device)].reshape(-1, *[1] * (like.ndim - 1))
+        return alpha_bar.sqrt().to(like.dtype), (1 - alpha_bar).sqrt().to(like.dtype)
+
+    def _row(self, timestep: int, device: torch.device, *options: float) -> Tensor:
+        """Return a step's row on the device; it is made with those of all `timesteps`, or alone where not of them."""
+        if not 0 <= timestep < len(self):
+            raise InputError(f"timestep is {timestep}; it is from 0 to {len(self) - 1}")
+        if self._rows_of is not self.timesteps:
+            self._rows, self._rows_of = {}, self.timesteps
+        key = (timestep, device, *options)
+        if key not in self._rows:
+            chain, rows = self._make_rows(timestep, *options)
+            self._rows.update(
+                ((t, device, *options), row) for t, row in zip(chain.tolist(), rows.to(device), strict=True)
+            )
+        return self._rows[key]
+
+    def _make_rows(self, timestep: int, *options: float) -> tuple[Tensor, Tensor]:
+        """Return timesteps (steps,), `timestep` among them, and their rows (steps, len(COLUMNS)), on the CPU."""
+        raise NotImplementedError
+
+    def _advance(
+        self, model_output: Tensor, sample: Tensor, row: Tensor, noise: Tensor | None, return_dict: bool
+    ) -> SchedulerOutput | tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(sample.dtype, model_output.dtype)
+        x_t = sample.to(torch.promote_types(sample.dtype, torch.float32))
+        output, x_t = _channels_last(model_output), _channels_last(x_t)
+        noise = None if noise is None else _channels_last(noise)
+        x_prev, x0 = denoise_step(output, x_t, row, self._step_options, noise=noise)
+        result = SchedulerOutput(_channels_first(x_prev).to(dtype), _channels_first(x0).to(dtype))
+        return result if return_dict else (result.prev_sample, result.pred_original_sample)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """Return a view with the channels, dimension 1, at the end, as the step function has them."""
+    return tensor.movedim(1, -1) if tensor.ndim > 1 else tensor
+
+
+def _channels_first(tensor: Tensor) -> Tensor:
+    return tensor.movedim(-1, 1) if tensor.ndim > 1 else tensor

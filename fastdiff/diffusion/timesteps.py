@@ -1,0 +1,80 @@
+"""Timesteps of a run, and the timestep that each step goes to."""
+
+import operator
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastdiff.diffusion.configs import DiffusionConfig
+from fastdiff.errors import InputError
+
+
+def spaced_timesteps(config: DiffusionConfig, num_inference_steps: int) -> Tensor:
+    """Return the timesteps of a run, descending: (num_inference_steps,) int64 (Lin et al. 2024, table 2).
+
+    Raises InputError for a number of steps that the training does not have, and an offset that leaves it.
+    """
+    total = config.num_train_timesteps
+    try:
+        steps = operator.index(num_inference_steps)
+    except TypeError:
+        raise InputError(f"num_inference_steps is {num_inference_steps!r}; it is a whole number") from None
+    if not 1 <= steps <= total:
+        raise InputError(f"num_inference_steps is {steps}; it is from 1 to the {total} steps of the training")
+    timesteps: np.ndarray
+    if config.timestep_spacing == "linspace":
+        timesteps = np.linspace(0, total - 1, steps).round()[::-1]
+    elif config.timestep_spacing == "trailing":
+        # arange may round to one value too many, a timestep of -1
+        timesteps = np.round(np.arange(total, 0, -total / steps))[:steps] - 1
+    else:
+        timesteps = np.arange(steps)[::-1] * (total // steps) + config.steps_offset
+    if not (timesteps[0] < total and timesteps[-1] >= 0):
+        raise InputError(
+            f"steps_offset {config.steps_offset} moves {steps} steps to timesteps {timesteps[-1]} to {timesteps[0]}, "
+            f"outside the training's 0 to {total - 1}; use fewer steps or timestep_spacing trailing"
+        )
+    return torch.from_numpy(timesteps.astype(np.int64))
+
+
+def custom_timesteps(config: DiffusionConfig, timesteps: Sequence[int]) -> Tensor:
+    """Return `timesteps` as a tensor, (steps,) int64.
+
+    Raises InputError where they do not descend within the training's.
+    """
+    chain = torch.as_tensor(timesteps)
+    last = config.num_train_timesteps - 1
+    if chain.ndim != 1 or len(chain) == 0 or chain.is_floating_point():
+        raise InputError("timesteps is not a list of whole numbers; give at least one")
+    chain = chain.to("cpu", torch.int64)
+    if not (chain[1:] < chain[:-1]).all():
+        raise InputError("timesteps do not descend; give each once, from noise to picture")
+    if chain[0] > last or chain[-1] < 0:
+        raise InputError(f"timesteps {int(chain[0])} to {int(chain[-1])} leave the training's {last} to 0")
+    return chain
+
+
+def chosen_timesteps(
+    config: DiffusionConfig, num_inference_steps: int | None, timesteps: Sequence[int] | None
+) -> Tensor:
+    """Return a run's timesteps, spaced or custom, (steps,) int64. Raises InputError unless one of the two is given."""
+    if timesteps is None and num_inference_steps is not None:
+        return spaced_timesteps(config, num_inference_steps)
+    if timesteps is not None and num_inference_steps is None:
+        return custom_timesteps(config, timesteps)
+    raise InputError("give either num_inference_steps or timesteps")
+
+
+def following_in_list(timesteps: Tensor) -> Tensor:
+    """Return where each step goes to, (steps,) int64: the next timestep of the list, -1 after the last. DDPM's way."""
+    return torch.cat([timesteps[1:], timesteps.new_tensor([-1])])
+
+
+def following_by_stride(config: DiffusionConfig, timesteps: Tensor, num_inference_steps: int) -> Tensor:
+    """Return where each step goes to, (steps,) int64: the same way down for all, negative after the last. DDIM's way.
+
+    With timestep_spacing linspace that is not the next timestep of the list.
+    """
+    return timesteps - config.num_train_timesteps // num_inference_steps

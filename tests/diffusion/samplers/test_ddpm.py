@@ -1,0 +1,103 @@
+"""DDPM's rows against its paper's formulas in float64, and its variances."""
+
+import hashlib
+
+import pytest
+import torch
+
+from fastdiff.diffusion.betas import make_alpha_bar, make_betas
+from fastdiff.diffusion.configs import DDPMConfig
+from fastdiff.diffusion.samplers.ddpm import ddpm_schedule
+from fastdiff.errors import InputError
+from fastdiff.kernels.denoise import StepOptions, denoise_step
+
+PREDICTIONS = ("epsilon", "sample", "v_prediction")
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+@pytest.mark.parametrize("variance", ["fixed_small", "fixed_small_log", "fixed_large"])
+def test_ddpm_of_a_perfect_model_is_the_posterior(column, forward_process, prediction, variance):
+    """Ho et al. 2020, eq. 6 and 7, in float64 from the betas."""
+    config = DDPMConfig(prediction_type=prediction, variance_type=variance, timestep_spacing="trailing")
+    alpha_bar = make_alpha_bar(make_betas(config).double())
+    schedule = ddpm_schedule(config, 10)
+    for i, t in enumerate(schedule.timesteps.tolist()):
+        x_0, _, x_t, output = forward_process(prediction, alpha_bar[t].item())
+        after = alpha_bar[t - 100] if t >= 100 else torch.tensor(1.0)
+        beta = 1 - alpha_bar[t] / after
+        posterior = (1 - after) / (1 - alpha_bar[t]) * beta
+        mean = (after.sqrt() * beta * x_0 + (1 - beta).sqrt() * (1 - after) * x_t) / (1 - alpha_bar[t])
+        x_prev, _ = denoise_step(output, x_t, schedule.rows[i], StepOptions(clip_range=1.0))
+        assert (x_prev - mean).abs().max() < 1e-5
+        std = (beta if variance == "fixed_large" else posterior.clamp(min=1e-20)).sqrt()
+        assert column(schedule, "sigma")[i] == pytest.approx(std.item(), rel=1e-5)
+
+
+def test_learned_range_lies_between_the_two_fixed_variances(column):
+    small, large, learned = (
+        ddpm_schedule(DDPMConfig(variance_type=variance), 10)
+        for variance in ("fixed_small", "fixed_large", "learned_range")
+    )
+    noisy = slice(0, -1)  # timestep 0 adds none
+    torch.testing.assert_close(column(learned, "log_variance_min")[noisy], 2 * column(small, "sigma")[noisy].log())
+    torch.testing.assert_close(column(learned, "log_variance_max")[noisy], 2 * column(large, "sigma")[noisy].log())
+    assert column(learned, "sigma").tolist() == [1] * 9 + [0]
+    assert learned.options.variance == "learned_range"
+
+
+def test_fixed_large_log_is_refused():
+    with pytest.raises(InputError, match=r"variance_type fixed_large_log .* use fixed_large"):
+        ddpm_schedule(DDPMConfig(variance_type="fixed_large_log"), 10)
+
+
+# Options, the rows of 3 steps in the order of `golden_columns`, and the hash of those of 50 steps.
+GOLDEN = {
+    "epsilon-fixed-small": (
+        {"beta_schedule": "squaredcos_cap_v2"},
+        [
+            [1.0, -0.86833143, 0.49598444, 0.7636484, 0.19704469, 0.0, 0.4782782, 0.0, 0.0],
+            [1.0, -0.5079619, 0.8613795, 0.9998606, 0.00013789693, 0.0, 0.006426594, 0.0, 0.0],
+            [1.0, -0.006426976, 0.9999794, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+        ],
+        "27b176d8f0406769",
+    ),
+    "v-zero-snr-fixed-large": (
+        {
+            "beta_schedule": "laplace",
+            "rescale_betas_zero_snr": True,
+            "timestep_spacing": "trailing",
+            "prediction_type": "v_prediction",
+            "variance_type": "fixed_large",
+        },
+        [
+            [0.0, -1.0, 1.0, 0.7816105, 0.0, 0.0, 1.0, 0.0, 0.0],
+            [0.7816105, -0.62376684, 1.0, 0.2591391, 0.73503256, 0.0, 0.34777418, 0.0, 0.0],
+            [0.83364815, -0.55229586, 1.0, 1.0, 0.0, 0.0, 0.55229586, 0.0, 0.0],
+        ],
+        "ef3837a3cb3ec4c1",
+    ),
+    "sample-learned-range": (
+        {
+            "beta_schedule": "squaredcos_cap_v2",
+            "prediction_type": "sample",
+            "timestep_spacing": "linspace",
+            "variance_type": "learned_range",
+        },
+        [
+            [0.0, 1.0, 1.0, 0.7016303, 3.5661673e-05, 0.0, 1.0, -0.67783505, 0.0],
+            [0.0, 1.0, 1.0, 0.9999392, 5.7083507e-05, 0.0, 1.0, -10.0945425, -0.67787516],
+            [0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, -46.0517, -10.094502],
+        ],
+        "7817782e5cb8233a",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GOLDEN)
+def test_rows_written_out(golden_columns, case):
+    """The same on every machine: these betas are Python's float64, and all that follows is rounded as IEEE says."""
+    options, rows, digest = GOLDEN[case]
+    config = DDPMConfig(**options)
+    assert torch.equal(golden_columns(ddpm_schedule(config, 3)), torch.tensor(rows))
+    of_50_steps = golden_columns(ddpm_schedule(config, 50))
+    assert hashlib.sha256(of_50_steps.numpy().tobytes()).hexdigest()[:16] == digest

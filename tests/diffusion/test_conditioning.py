@@ -1,0 +1,50 @@
+"""The table of conditioning: its chunks, and the entries in them."""
+
+import pytest
+import torch
+
+from fastdiff import DiTTransformer2DModel
+from fastdiff.diffusion import conditioning
+from fastdiff.models.denoiser import Conditioning
+
+TINY = {
+    "sample_size": 8,
+    "in_channels": 3,
+    "num_layers": 2,
+    "num_attention_heads": 2,
+    "attention_head_dim": 8,
+    "num_embeds_ada_norm": 20,
+}
+
+
+@pytest.fixture
+def denoiser(randomise):
+    return randomise(DiTTransformer2DModel.from_config(TINY))
+
+
+def test_a_chunk_of_the_table_keeps_to_its_bytes(denoiser, monkeypatch):
+    made = []
+    make_table = conditioning.make_table
+    monkeypatch.setattr(conditioning, "make_table", lambda *args: made.append(make_table(*args)) or made[-1])
+    monkeypatch.setattr(conditioning, "TABLE_BYTES", 40 * 3 * 4 * denoiser.conditioning_width)
+    table = conditioning.ConditioningTable(denoiser, torch.arange(50), torch.tensor([0, 5, 19]))
+    temb = torch.stack([table.at(step).temb for step in range(50)])
+    assert [chunk.shape[1] for chunk in made] == [32, 18]
+    assert max(chunk.nbytes for chunk in made) <= conditioning.TABLE_BYTES
+    assert torch.equal(temb[33, 1], denoiser.conditioning(torch.arange(32, 64), torch.full((32,), 5)).temb[1])
+
+
+def test_a_step_has_an_entry_for_each_condition_and_its_own_timestep(denoiser):
+    table = conditioning.ConditioningTable(denoiser, torch.tensor([7, 3]), torch.tensor([0, 5, 19]))
+    for step, timestep in enumerate((7, 3)):
+        found = table.at(step)
+        assert found.temb.shape == (3, denoiser.conditioning_width)
+        assert found.timesteps.tolist() == [timestep] * 3
+
+
+def test_pictures_choose_their_conditions():
+    """Every field of the value at once, whatever it holds."""
+    entries = Conditioning(torch.arange(6.0).reshape(3, 2), torch.tensor([1, 2, 3]))
+    chosen = entries.of(torch.tensor([2, 0, 0, 1]))
+    assert chosen.temb.tolist() == [[4, 5], [0, 1], [0, 1], [2, 3]]
+    assert chosen.timesteps.tolist() == [3, 1, 1, 2]

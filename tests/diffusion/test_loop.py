@@ -1,0 +1,84 @@
+"""The loop against its definition, written out: predict, guide, step."""
+
+import pytest
+import torch
+
+from fastdiff import UNet2DModel
+from fastdiff.diffusion.conditioning import Conditions, Guidance
+from fastdiff.diffusion.configs import DDIMConfig, DDPMConfig
+from fastdiff.diffusion.loop import _Loop, denoise
+from fastdiff.diffusion.samplers.ddim import ddim_schedule
+from fastdiff.diffusion.samplers.ddpm import ddpm_schedule
+from fastdiff.kernels.denoise import denoise_step, philox_normal
+
+TINY = {
+    "sample_size": 8,
+    "block_out_channels": (16,),
+    "layers_per_block": 1,
+    "norm_num_groups": 8,
+    "down_block_types": ("DownBlock2D",),
+    "up_block_types": ("UpBlock2D",),
+    "num_class_embeds": 4,
+}
+LABELS = torch.tensor([0, 2, 3])  # the conditions of the run; 3 is the null label
+PICTURES = torch.tensor([1, 0, 1, 2])  # the condition of each of four pictures
+SEEDS = torch.tensor([5, 6, 7, 2**32 - 1])
+SCHEDULES = {
+    "ddpm": lambda: ddpm_schedule(DDPMConfig(), 3),
+    "ddim": lambda: ddim_schedule(DDIMConfig(), 3),
+    "ddim-eta": lambda: ddim_schedule(DDIMConfig(), 3, eta=0.7),
+}
+
+
+@pytest.fixture
+def denoiser(randomise):
+    return randomise(UNet2DModel.from_config(TINY))
+
+
+def predict(denoiser, x, timestep, labels):
+    return denoiser(x.permute(0, 3, 1, 2), timestep, labels).sample.permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("scale", [None, 3.0], ids=["plain", "guided"])
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_steps_are_prediction_guidance_and_row(denoiser, kind, scale):
+    schedule = SCHEDULES[kind]()
+    x = torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(0))
+    conditions = Conditions(LABELS, PICTURES, None if scale is None else Guidance(scale, null_condition=2))
+    steps = list(denoise(denoiser, x, schedule, conditions, noise=SEEDS))
+    assert len(steps) == 3
+    for i, (x_prev, x0) in enumerate(steps):
+        timestep = schedule.timesteps[i]
+        output = predict(denoiser, x, timestep, LABELS[PICTURES])
+        if scale is not None:
+            null = predict(denoiser, x, timestep, torch.full_like(PICTURES, 3))
+            output = null + scale * (output - null)
+        noise = philox_normal(SEEDS, i, x.shape[1:]) if schedule.draws_noise[i] else None
+        expected = denoise_step(output, x, schedule.rows[i], schedule.options, noise=noise)
+        torch.testing.assert_close(x_prev, expected[0], rtol=0, atol=1e-4)
+        torch.testing.assert_close(x0, expected[1], rtol=0, atol=1e-4)
+        x = x_prev
+
+
+def test_noise_is_asked_for_only_where_a_step_adds_it(denoiser):
+    asked = []
+    conditions = Conditions(LABELS, PICTURES)
+    x = torch.randn(4, 8, 8, 3)
+    for _ in denoise(
+        denoiser, x, SCHEDULES["ddpm"](), conditions, noise=lambda: asked.append(0) or torch.zeros_like(x)
+    ):
+        pass
+    assert len(asked) == 2  # not at timestep 0
+
+
+@pytest.mark.parametrize("guidance", [None, Guidance(3.0, null_condition=2)], ids=["plain", "guided"])
+@pytest.mark.parametrize("noise", ["seeds", "given", None], ids=str)
+def test_the_whole_batch_at_once_takes_the_same_step(denoiser, guidance, noise):
+    """The way of a GPU, here without a graph: up to roundings it is that of the CPU, picture by picture."""
+    loop = _Loop(denoiser, SCHEDULES["ddim-eta"](), Conditions(LABELS, PICTURES, guidance))
+    x = torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(0))
+    z = {"seeds": SEEDS, "given": torch.randn(4, 8, 8, 3), None: None}[noise]
+    for i in range(3):
+        expected, found = loop.step_by_picture(x, i, z), loop.step_as_graph(x, i, z)
+        for one, other in zip(expected, found, strict=True):
+            torch.testing.assert_close(other, one, rtol=0, atol=1e-4)

@@ -1,0 +1,58 @@
+"""Functions of tensors through CUDA graphs: values of several tensors as arguments, and the same bits."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastdiff.execution.cuda_graphs import CAPACITY, Graphed, map_tensors
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+def test_trees_keep_their_shape():
+    tree = (torch.tensor(1), Pair(torch.tensor(2), torch.tensor(3)))
+    doubled = map_tensors(lambda x: 2 * x, tree)
+    assert isinstance(doubled[1], Pair)
+    assert (int(doubled[0]), int(doubled[1].first), int(doubled[1].second)) == (2, 4, 6)
+    added = map_tensors(torch.add, tree, doubled)
+    assert int(added[1].second) == 9
+
+
+def test_trees_of_several_shapes_are_refused():
+    pair = Pair(torch.tensor(1), torch.tensor(2))
+    with pytest.raises(ValueError, match="longer"):
+        map_tensors(torch.add, pair, (*pair, torch.tensor(3)))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestGraphs:
+    @staticmethod
+    def function(x, pair, noise=None):
+        y = x * pair.first + pair.second
+        return y if noise is None else y + noise, Pair(y, x)
+
+    def test_a_value_of_several_tensors_is_one_argument(self):
+        graphed = Graphed(self.function)
+        for seed in range(4):  # eager, captured, replayed twice
+            torch.manual_seed(seed)
+            x, first, second, noise = torch.randn(4, 3, 5, device="cuda")
+            for given in ((x, Pair(first, second)), (x, Pair(first, second), noise)):
+                found, expected = graphed(*given), self.function(*given)
+                assert torch.equal(found[0], expected[0])
+                assert isinstance(found[1], Pair)
+                assert torch.equal(found[1].first, expected[1].first)
+        assert len(graphed._graphs) == 2
+
+    def test_the_least_recently_used_graph_goes_first(self):
+        graphed = Graphed(self.function)
+        for n in [*range(1, CAPACITY + 1), 1, CAPACITY + 1]:
+            x = torch.randn(n, device="cuda")
+            graphed(x, Pair(x, x))
+        assert len(graphed._graphs) == CAPACITY
+        assert sorted(key[0][0][0] for key in graphed._graphs) == [1, *range(3, CAPACITY + 2)]
