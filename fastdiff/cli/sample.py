@@ -121,7 +121,7 @@ def _draw(run: "Run", output: "Output", device: str, as_json: bool) -> Iterator[
     sheet = ContactSheet(len(run.cells), output.columns)
     with tqdm(total=len(run.cells), unit=" pictures", bar_format=_BAR, file=sys.stderr) as bar:
         for progress in draw(run, pipe):
-            bar.update(len(progress.places) / progress.step.num_steps)
+            bar.update(progress.done - bar.n)  # a sum of shares would end beside the total
             for finished in progress.finished:
                 path = output.write(finished)
                 yield path

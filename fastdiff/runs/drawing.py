@@ -71,15 +71,19 @@ class Progress:
     finished: Sequence[Finished]  # the pictures that this step finished
 
     @property
+    def done(self) -> float:
+        """The pictures that are done; of one under way the share of its steps."""
+        return self.places.start + len(self.places) * (self.step.index + 1) / self.step.num_steps
+
+    @property
     def fraction(self) -> float:
         """The share of the run that is done, 0 to 1."""
-        steps = len(self.places) * (self.step.index + 1) / self.step.num_steps
-        return (self.places.start + steps) / len(self.run.cells)
+        return self.done / len(self.run.cells)
 
     @property
     def rate(self) -> float:
         """Pictures per second."""
-        return self.fraction * len(self.run.cells) / max(self.seconds, 1e-9)
+        return self.done / max(self.seconds, 1e-9)
 
 
 def find_model(request: Request) -> ModelCard:

@@ -1,5 +1,7 @@
 """The drawing of a request: the cells of a run in batches, steps on the way, pictures with their settings."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from fastdiff.pipeline import Pipeline
 from fastdiff.requests.completion import Cell
 from fastdiff.requests.defaults import COMMAND, LIBRARY, PAGE
 from fastdiff.requests.request import Request
-from fastdiff.runs.drawing import Run, draw, explain, find_model, load_pipeline
+from fastdiff.runs.drawing import Progress, Run, draw, explain, find_model, load_pipeline
 
 ASKED = Request(label=("noto food", 1), seed=(7, 8), num_inference_steps=2, dtype="float32")
 
@@ -59,6 +61,13 @@ def test_pictures_are_the_pipelines_whatever_the_batches(card, pipe):
     expected = pipe(class_labels=["noto food", 1], seed=[7, 8], num_inference_steps=2).images
     for each, image in zip(finished, expected, strict=True):
         assert np.array_equal(np.asarray(each.image), np.asarray(image))
+
+
+@pytest.mark.parametrize("steps", [3, 7, 49])
+def test_shares_of_pictures_are_whole_at_the_end_of_a_batch(card, steps):
+    run, last = Run.prepare(ASKED, card, COMMAND), SimpleNamespace(index=steps - 1, num_steps=steps)
+    batches = [Progress(run, places, last, 1.0, []) for places in (range(3), range(3, 4))]
+    assert [(at.done, at.fraction) for at in batches] == [(3, 0.75), (4, 1)]
 
 
 def test_each_picture_records_its_settings(card, pipe):
