@@ -3,7 +3,6 @@
 Seeds and labels -> noise, schedule and conditions -> the denoising loop -> pictures.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from fastdiff.checkpoints.configs.autoencoder import autoencoder_scale
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.diffusion.conditioning import Conditions, Guidance
+from fastdiff.diffusion.conditions import choose_conditions
 from fastdiff.diffusion.decoding import OUTPUT_TYPES, decode
 from fastdiff.diffusion.loop import denoise
 from fastdiff.diffusion.noise import Generators, Noise
@@ -90,7 +89,7 @@ class Pipeline:
         dtype: str | torch.dtype = "auto",
         scheduler: str | None = None,
         variant: str | None = None,
-        **hub_options,
+        **hub_options: Any,
     ) -> "Pipeline":
         """A bundled name, a pipeline folder that diffusers saved, or a hub id.
 
@@ -232,7 +231,9 @@ class Pipeline:
         labels, seeds = list_pictures(seed, num_images, class_labels, counts)
         sampling = self._complete(num_inference_steps, eta, use_clipped_model_output, guidance_scale)
         schedule = self._schedule(sampling)
-        conditions = self._conditions(labels, seeds, sampling.guidance_scale)
+        conditions = choose_conditions(
+            labels, seeds, sampling.guidance_scale, self.denoiser.config, self.info, self.device
+        )
         noise = Noise(seeds, self._shape(height, width, latents), generator, self.device, self.dtype)
         x_t = noise.start(latents)
 
@@ -289,40 +290,3 @@ class Pipeline:
             raise InputError("height, width: this model's config has no sample_size; give both")
         self.denoiser.config.check_size(height, width, self.scale)
         return height // self.scale, width // self.scale
-
-    def _conditions(self, labels: list[Label], seeds: list[int], scale: float) -> Conditions:
-        """Return the distinct labels that the model is asked under, each picture's among them, and the guidance."""
-        config = self.denoiser.config
-        if scale != 1 and (config.num_class_embeds is None or config.class_embed_type is not None):
-            raise InputError(f"guidance_scale: {scale} needs a model with a null label; this one has none")
-        if not config.takes_labels:
-            if any(label is not None for label in labels):
-                raise InputError("class_labels: this model is unconditional; leave them out")
-            return Conditions(None, torch.zeros(len(labels), dtype=torch.int64, device=self.device))
-        if config.class_embed_type is not None:
-            if any(label is None or isinstance(label, str) for label in labels):
-                raise InputError("class_labels: this model takes numbers, a row for each picture")
-            each = torch.stack([torch.as_tensor(label, device=self.device) for label in labels])
-            return Conditions(each, torch.arange(len(labels), device=self.device))
-        indices = [self._label_index(label, seed) for label, seed in zip(labels, seeds, strict=True)]
-        guidance_scale = self._checked_guidance_scale(scale)
-        guided = guidance_scale != 1 and any(index != self.info.null_label for index in indices)
-        distinct = sorted({*indices, self.info.null_label} if guided else set(indices))
-        of_pictures = torch.tensor([distinct.index(index) for index in indices], device=self.device)
-        guidance = Guidance(guidance_scale, distinct.index(self.info.null_label)) if guided else None
-        return Conditions(torch.tensor(distinct, device=self.device), of_pictures, guidance)
-
-    def _label_index(self, label: Label, seed: int) -> int:
-        if label is not None:
-            return self.info.label_index(label, self.denoiser.config.num_class_embeds, seed)
-        if self.info.null_label is None:
-            last = self.denoiser.config.num_class_embeds - 1
-            raise InputError(f"class_labels: this model has no null label; give labels, 0 to {last}")
-        return self.info.null_label
-
-    def _checked_guidance_scale(self, scale: float) -> float:
-        if not isinstance(scale, int | float) or not math.isfinite(scale):
-            raise InputError(f"guidance_scale: {scale!r} is not a number; 1 is unguided, 2 to 8 are usual")
-        if scale != 1 and self.info.null_label is None:
-            raise InputError(f"guidance_scale: {scale} needs a null label, and this model's fastdiff.json names none")
-        return float(scale)

@@ -1,9 +1,4 @@
-"""Conditions of a run, guidance, and the model's conditioning under them at every step, made before the steps need it.
-
-A *condition* is what pictures are drawn under: a label, or none. Pictures under one label share its condition.
-"""
-
-from dataclasses import dataclass
+"""The model's conditioning at every step under every condition of a run, made before the steps that need it."""
 
 import torch
 from torch import Tensor
@@ -13,23 +8,6 @@ from fastdiff.models.denoiser import GROUP, Conditioning, Denoiser, in_groups
 # Of a chunk of a table, which holds whole steps. DiT-XL/2 in 16 bits has 0.4 MB for a condition and a step (28 blocks
 # of 6 x 1152 numbers), so a chunk holds 64 steps of 10 conditions. The number is chosen, not measured.
 TABLE_BYTES = 2**28
-
-
-@dataclass(frozen=True)
-class Guidance:
-    """Classifier-free guidance, Ho and Salimans 2022 (arXiv 2207.12598)."""
-
-    scale: float
-    null_condition: int  # the index of the null label's condition
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """The conditions of a run, each of them once, and which of them each picture is drawn under."""
-
-    labels: Tensor | None  # (conditions, ...), different ones; None: the one condition of a model that takes no labels
-    of_pictures: Tensor  # (N,) int64, the index of each picture's condition
-    guidance: Guidance | None = None
 
 
 class ConditioningTable:

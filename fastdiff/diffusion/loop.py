@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastdiff.diffusion.conditioning import ConditioningTable, Conditions
+from fastdiff.diffusion.conditioning import ConditioningTable
+from fastdiff.diffusion.conditions import Conditions
 from fastdiff.diffusion.noise import NoiseSource
 from fastdiff.diffusion.schedule import Schedule
 from fastdiff.execution.cpu_workers import map_pictures

@@ -77,7 +77,7 @@ class Denoiser(nn.Module):
     @classmethod
     def from_config(cls: type[Model], config: Mapping[str, Any] | DenoiserConfig, source: str = "config") -> Model:
         """A model with random weights from a mapping with diffusers' keys. InputError names a bad option."""
-        if not isinstance(config, cls.part.config):
+        if isinstance(config, Mapping):
             config = from_mapping(cls.part.config, config, source)
         try:
             return cls(config).eval()
@@ -122,7 +122,7 @@ class Denoiser(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the activations: biases and norms are kept in it, whatever the dtype of the weights."""
+        """The dtype of activations: biases and norms are kept in it, whatever the dtype of the weights."""
         return next(parameter for parameter in self.parameters() if parameter.ndim == 1).dtype
 
     @property

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastdiff import UNet2DModel
-from fastdiff.diffusion.conditioning import Conditions, Guidance
+from fastdiff.diffusion.conditions import Conditions, Guidance
 from fastdiff.diffusion.configs import DDIMConfig, DDPMConfig
 from fastdiff.diffusion.loop import _Loop, denoise
 from fastdiff.diffusion.samplers.ddim import ddim_schedule

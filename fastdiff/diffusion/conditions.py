@@ -1,0 +1,86 @@
+"""Conditions of a run: the distinct labels that its pictures are drawn under, and guidance.
+
+A *condition* is what pictures are drawn under: a label, or none. Pictures under one label share its condition.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
+from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.diffusion.pictures import Label
+from fastdiff.errors import InputError
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """Classifier-free guidance, Ho and Salimans 2022 (arXiv 2207.12598)."""
+
+    scale: float
+    null_condition: int  # the index of the null label's condition
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The conditions of a run, each of them once, and which of them each picture is drawn under."""
+
+    labels: Tensor | None  # (conditions, ...), different ones; None: the one condition of a model that takes no labels
+    of_pictures: Tensor  # (N,) int64, the index of each picture's condition
+    guidance: Guidance | None = None
+
+
+def choose_conditions(
+    labels: Sequence[Label],
+    seeds: Sequence[int],
+    guidance_scale: float,
+    config: DenoiserConfig,
+    info: ModelInfo,
+    device: torch.device,
+) -> Conditions:
+    """Return the conditions of pictures with these labels and seeds, one of each a picture, for a model.
+
+    Raises InputError naming `class_labels` or `guidance_scale` where the model cannot be asked so.
+    """
+    if guidance_scale != 1 and (config.num_class_embeds is None or config.class_embed_type is not None):
+        raise InputError(f"guidance_scale: {guidance_scale} needs a model with a null label; this one has none")
+    if not config.takes_labels:
+        if any(label is not None for label in labels):
+            raise InputError("class_labels: this model is unconditional; leave them out")
+        return Conditions(None, torch.zeros(len(labels), dtype=torch.int64, device=device))
+    if config.class_embed_type is not None:
+        if any(label is None or isinstance(label, str) for label in labels):
+            raise InputError("class_labels: this model takes numbers, a row for each picture")
+        each = torch.stack([torch.as_tensor(label, device=device) for label in labels])
+        return Conditions(each, torch.arange(len(labels), device=device))
+    indices = [_label_index(label, seed, config, info) for label, seed in zip(labels, seeds, strict=True)]
+    return _of_indices(indices, _checked_scale(guidance_scale, info), info.null_label, device)
+
+
+def _of_indices(indices: Sequence[int], scale: float, null_label: int | None, device: torch.device) -> Conditions:
+    asked, guidance = sorted(set(indices)), None
+    if scale != 1 and null_label is not None and asked != [null_label]:
+        asked = sorted({*asked, null_label})
+        guidance = Guidance(scale, asked.index(null_label))
+    of_pictures = torch.tensor([asked.index(index) for index in indices], device=device)
+    return Conditions(torch.tensor(asked, device=device), of_pictures, guidance)
+
+
+def _label_index(label: Label, seed: int, config: DenoiserConfig, info: ModelInfo) -> int:
+    num_labels = config.num_class_embeds or 0
+    if label is not None:
+        return info.label_index(label if isinstance(label, str) else int(label), num_labels, seed)
+    if info.null_label is None:
+        raise InputError(f"class_labels: this model has no null label; give labels, 0 to {num_labels - 1}")
+    return info.null_label
+
+
+def _checked_scale(scale: float, info: ModelInfo) -> float:
+    if not isinstance(scale, int | float) or not math.isfinite(scale):
+        raise InputError(f"guidance_scale: {scale!r} is not a number; 1 is unguided, 2 to 8 are usual")
+    if scale != 1 and info.null_label is None:
+        raise InputError(f"guidance_scale: {scale} needs a null label, and this model's fastdiff.json names none")
+    return float(scale)
