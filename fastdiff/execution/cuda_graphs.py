@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fastdiff.kernels.host.launching import only_compiling
+from fastdiff.kernels.host.compiling import only_compiling
 from fastdiff.kernels.host.recording import recorder
 
 Outputs = tuple[Tensor, ...]
