@@ -4,6 +4,7 @@
 imports no torch, so it is ready in a tenth of a second.
 """
 
+import dis
 import os
 import pickle
 import sys
@@ -32,6 +33,7 @@ class Description(NamedTuple):
     def source(self):
         """The description as Triton's own, with the kernel of this process."""
         kernel = getattr(import_module(self.module), self.name)
+        settle_key(kernel)
         return triton.compiler.ASTSource(kernel, self.signature, self.constants, self.attributes)
 
     def compile(self) -> None:
@@ -41,6 +43,19 @@ class Description(NamedTuple):
         kernel = triton.compile(self.source(), target=self.target, options=self.options)
         if self.launcher is not None:
             self.launcher(kernel.src, kernel.metadata)
+
+
+def settle_key(kernel) -> None:
+    """Have Triton hash a kernel after all that it calls, whatever was hashed before: a key that all processes share.
+
+    Triton 3.6 leaves out the constants of a function whose own hash is not known yet.
+    """
+    if kernel.hash is None:
+        names = {line.argval for line in dis.get_instructions(kernel.fn) if line.opname == "LOAD_GLOBAL"}
+        for called in (kernel.fn.__globals__.get(name) for name in names - {kernel.__name__}):
+            if isinstance(called, triton.JITFunction):
+                settle_key(called)
+        kernel.cache_key  # noqa: B018  which Triton remembers
 
 
 def main() -> None:

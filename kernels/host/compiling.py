@@ -4,7 +4,6 @@ import hashlib
 import inspect
 import os
 import pickle
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from subprocess import DEVNULL, PIPE, Popen
 from threading import Event, RLock, Thread
 
 from fastdiff.kernels.device.language import triton
@@ -70,7 +70,7 @@ class _Compiler(Executor):
     def __init__(self) -> None:
         self.jobs: list[_Job] = []
         self.queue: SimpleQueue[_Job | None] = SimpleQueue()  # what any worker may take, and this process in the end
-        self.workers: list[tuple[subprocess.Popen, Thread]] = []
+        self.workers: list[tuple[Popen, Thread]] = []
 
     def submit(self, make: Callable) -> Future:
         job = _Job(make, _description(make))
@@ -88,13 +88,12 @@ class _Compiler(Executor):
         if command is None:
             return
         with suppress(OSError, RuntimeError):  # no memory, no process, no thread
-            pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-            worker = subprocess.Popen(command, **pipes)
+            worker = Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
             thread = Thread(target=self._feed, args=(worker,), daemon=True)
             self.workers.append((worker, thread))
             thread.start()
 
-    def _feed(self, worker: subprocess.Popen) -> None:
+    def _feed(self, worker: Popen) -> None:
         """Hand the worker one job after another, from when it is ready until it ends."""
         with suppress(OSError):
             alive = worker.stdout.readline()

@@ -6,6 +6,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
+from fastdiff.kernels.host.compile_worker import settle_key
 from fastdiff.kernels.host.compiling import only_compiles
 from fastdiff.kernels.host.recording import recorder
 
@@ -29,7 +30,10 @@ def launch(
     # fp_fusion always said, because Triton's default changes with version 3.10, and with it the bits
     options = dict(num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=fp_fusion)
     options["launch_pdl"] = capability(device) >= (9, 0)  # see `await_inputs`
-    run = partial(kernel.run, *args, grid=grid, warmup=only_compiles.get(), **options, **constexprs)
+    compiles = only_compiles.get()
+    if compiles:
+        settle_key(kernel)
+    run = partial(kernel.run, *args, grid=grid, warmup=compiles, **options, **constexprs)
     with torch.cuda.device(device) if device.type == "cuda" else _interpreter:
         run() if listener is None else listener.launch(kernel, run)
 
