@@ -19,6 +19,7 @@ ui: .venv/installed-ui
 
 lint: .venv/installed-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 format: .venv/installed-test
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .

@@ -18,7 +18,7 @@ from fastdiff.kernels.attention import attention, flash_attention
 
 
 def main() -> None:
-    needs_gpu("torch's own function")
+    needs_gpu()
     tflops = ceilings()["matmul_bf16_tflops"]
     report("attention", (row(name, tflops) for name in ATTENTIONS))
 
@@ -31,7 +31,7 @@ def row(name: str, ceiling: float) -> dict[str, Any]:
     arguments = q.chunk(3, dim=-1)[0], *kv.chunk(3, dim=-1)[1:]
     calls = ways(attention, *arguments, heads=heads) | {"kernel": lambda: flash_attention(*arguments, heads, False)}
     flop = 4 * n * heads * queries * keys * width
-    measured = kernel_row(name, calls, exact(*arguments, heads), flop=flop, ceiling=ceiling)
+    measured = kernel_row(name, calls, exact(*arguments, heads=heads), flop=flop, ceiling=ceiling)
     output_bytes = n * queries * heads * width * q.element_size()
     kernel_bytes = peak_bytes(calls["kernel"])
     return measured | {

@@ -27,13 +27,13 @@ TORCHS = tuple(operation.reference for operation in OURS)
 
 
 def main() -> None:
-    needs_gpu("torch's own function")
+    needs_gpu()
     report("block", (row for n in (2, 32) for row in (block_row(n), *fusion_rows(n))))
 
 
 @torch.inference_mode()
 def block_row(n: int) -> dict[str, Any]:
-    start = [randn(n, TOKENS, WIDTH) for _ in range(2)]
+    start = randn(n, TOKENS, WIDTH), randn(n, TOKENS, WIDTH)
     table, blocks = randn(n, 6 * WIDTH), [weights() for _ in range(BLOCKS)]
 
     def chain(block: Callable) -> tuple[Tensor, Tensor]:
@@ -43,7 +43,7 @@ def block_row(n: int) -> dict[str, Any]:
         return stream
 
     by_torch = partial(block, TORCHS)
-    makers = {"fastdiff": partial(block, OURS), "eager": by_torch, "compile": compiled(by_torch)}
+    makers: dict[str, Callable] = {"fastdiff": partial(block, OURS), "eager": by_torch, "compile": compiled(by_torch)}
     truth = by_torch(*(tensor.float() for tensor in (*start, table, *blocks[0])))[1]
     times = measure({who: partial(chain, one) for who, one in makers.items()})
     return {

@@ -16,7 +16,7 @@ from fastdiff.kernels.conv2d import conv2d
 
 
 def main() -> None:
-    needs_gpu("torch's own convolution")
+    needs_gpu()
     torch.backends.cudnn.benchmark = True
     peak = ceilings()["matmul_bf16_tflops"]
     report("conv2d", (row(name, peak) for name in CONVOLUTIONS))

@@ -23,7 +23,7 @@ PASSES = {"given": 2, "alone": 3}  # over the tensor: reads and writes
 
 
 def main() -> None:
-    needs_gpu("torch's own functions")
+    needs_gpu()
     copy = ceilings()["copy_tbps"]
     report("group_norm", (row for name in GROUP_NORMS for row in rows(name, copy)))
 

@@ -16,7 +16,7 @@ from fastdiff.kernels.layer_norm import layer_norm
 
 
 def main() -> None:
-    needs_gpu("torch's own function")
+    needs_gpu()
     copy = ceilings()["copy_tbps"]
     report("layer_norm", (row(name, copy) for name in LAYER_NORMS))
 
@@ -25,7 +25,7 @@ def main() -> None:
 def row(name: str, copy_tbps: float) -> dict[str, Any]:
     n, tokens, channels, added, modulated, rms = LAYER_NORMS[name]
     x = randn(n, tokens, channels)
-    options = {"eps": 1e-6, "rms": rms}
+    options: dict[str, Any] = {"eps": 1e-6, "rms": rms}
     if added:
         options["residual"] = randn(n, tokens, channels)
     if modulated:

@@ -17,7 +17,7 @@ from fastdiff.kernels.linear import by_kernel, linear
 
 
 def main() -> None:
-    needs_gpu("torch's own function")
+    needs_gpu()
     torch.backends.cuda.matmul.allow_tf32 = False  # of the truth
     peak = ceilings()["matmul_bf16_tflops"]
     report("linear", (row(name, peak) for name in LINEARS))

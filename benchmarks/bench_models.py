@@ -1,11 +1,11 @@
 """Whole forwards of U-Nets and transformers against diffusers' on the same weights, each time beside its error.
 
-    python benchmarks/bench_models.py [--save [DIR]] [WORKLOAD ...]
+    python benchmarks/bench_models.py [WORKLOAD ...] [--save [DIR]]
 
 On a GPU in bfloat16: diffusers eager, and under torch.compile (reduce-overhead, fused projections), both channels-last
 with cudnn.benchmark on. On a CPU in float32: diffusers eager. Errors are against diffusers in float32, as fractions of
-the largest output; `first_result_s` is ours in a new process with an empty Triton cache, the start of Python left out,
-`new_resolution_s` that of a picture half as wide and high again after it. `images_s` counts pictures of 50 DDIM steps.
+the largest output. `images_s` counts pictures of 50 DDIM steps. `first_result_s`, `new_resolution_s`, `weights_bytes`
+and the `peak_bytes` are each model's alone in a new process with an empty Triton cache; `alone.py` says what they are.
 """
 
 import json
@@ -15,32 +15,30 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import diffusers
 import sampling
 import torch
-from harness import DEVICE, ceilings, launches, measure, peak_bytes, report
-from shapes import MODELS_CPU, MODELS_GPU
-from torch import Tensor
+from alone import compile_diffusers
+from forwards import DTYPE, GPU, WORKLOADS, class_name, inputs
+from harness import DEVICE, ceilings, chosen, launches, measure, report
 
 import fastdiff
 from fastdiff.checkpoints.weights import load_weights
 
-GPU = DEVICE.type == "cuda"
-DTYPE = torch.bfloat16 if GPU else torch.float32
-WORKLOADS = MODELS_GPU if GPU else MODELS_CPU
+PEERS = ("eager", "compile")
 
 
 def main() -> None:
-    if "--first" in sys.argv:
-        print(json.dumps(first_result_seconds(sys.argv[-1])))
-        return
+    names = chosen(WORKLOADS)
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = False  # of the float32 that errors are measured from
     tflops = ceilings()["matmul_bf16_tflops"] if GPU else None
-    names = [name for name in sys.argv[1:] if name in WORKLOADS] or list(WORKLOADS)
-    report("models" if GPU else "models_cpu", (row(name, tflops) for name in names))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # torch.compile too has nothing of an earlier run
+        report("models" if GPU else "models_cpu", (row(name, tflops) for name in names))
 
 
 @torch.inference_mode()
@@ -50,7 +48,7 @@ def row(name: str, tflops: float | None) -> dict[str, Any]:
     theirs, ours = build(config)
     sample, *condition = inputs(config, batch)
     expected = theirs(sample, *condition).sample.float()
-    theirs = theirs.to(DEVICE, DTYPE, memory_format=torch.channels_last if GPU else torch.preserve_format)
+    theirs = theirs.to(DTYPE).to(memory_format=torch.channels_last if GPU else torch.preserve_format)
     given = sample.to(DTYPE), *condition
     errors = {
         f"{who}_err": ((model(*given).sample.float() - expected).abs().max() / expected.abs().max()).item()
@@ -65,32 +63,42 @@ def row(name: str, tflops: float | None) -> dict[str, Any]:
         "floor_ms": gflop / tflops if tflops and gflop else None,
         "max_abs_err": errors["fastdiff_err"],
         "eager_err": errors["eager_err"],
-        "peak_bytes": peak_bytes(lambda: ours(*given)),
         **(on_gpu(name, ours, theirs, given) if GPU else {}),
     }
 
 
-def on_gpu(name: str, ours: torch.nn.Module, theirs: torch.nn.Module, given: tuple) -> dict[str, Any]:
-    """The rest of a row: launches, torch.compile, cold starts, and whole pictures where the model draws pixels."""
-    compiled, seconds = compile_(theirs, given)
+def on_gpu(name: str, ours: Any, theirs: Any, given: tuple) -> dict[str, Any]:
+    """The rest of a row: launches, torch.compile, models alone, and whole pictures where the model draws pixels."""
+    by_compile = compile_diffusers(theirs)
     rest = {
         "launches": launches(lambda: ours(*given)),
-        "compile_ms": measure({"compile": lambda: compiled(*given)}, graph=False)["compile"],
-        "compile_first_s": seconds,
-        **in_new_process(name),
+        "compile_first_s": seconds_of(lambda: by_compile(*given)),
+        "compile_ms": measure({"compile": lambda: by_compile(*given)}, graph=False)["compile"],
+        **in_new_process("fastdiff", name),
+        **{f"{who}_peak_bytes": in_new_process(who, name)["peak_bytes"] for who in PEERS},
     }
     if isinstance(ours, fastdiff.UNet2DModel):
         noise, _, labels = given
         calls = {
             "fastdiff": lambda: sampling.sample(ours, noise, labels),
             "eager": lambda: sampling.loop(theirs, noise, labels, DTYPE),
-            "compile": lambda: sampling.loop(compiled, noise, labels, DTYPE),
+            "compile": lambda: sampling.loop(by_compile, noise, labels, DTYPE),
         }
-        rest |= {f"{who}_images_s": len(noise) / seconds_of(call) for who, call in calls.items()}
+        for who, call in calls.items():  # the first of two calls may still capture graphs
+            rest[f"{who}_images_s"] = len(noise) / min(seconds_of(call) for _ in range(2))
     return rest
 
 
-def build(config: dict) -> tuple[torch.nn.Module, torch.nn.Module]:
+def in_new_process(who: str, name: str) -> dict[str, float]:
+    """Run `alone.py`, with an empty Triton cache."""
+    with tempfile.TemporaryDirectory() as cache:
+        command = [sys.executable, str(Path(__file__).with_name("alone.py")), who, name]
+        environment = os.environ | {"TRITON_CACHE_DIR": cache}
+        said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return json.loads(said.splitlines()[-1])
+
+
+def build(config: dict) -> tuple[Any, Any]:
     """diffusers' model in float32 and ours with its weights in DTYPE."""
     torch.manual_seed(0)
     theirs = getattr(diffusers, class_name(config))(**config).to(DEVICE).eval()
@@ -100,66 +108,11 @@ def build(config: dict) -> tuple[torch.nn.Module, torch.nn.Module]:
     return theirs, ours
 
 
-def class_name(config: dict) -> str:
-    return "DiTTransformer2DModel" if "patch_size" in config else "UNet2DModel"
-
-
-def inputs(config: dict, batch: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What a model of `config` is given: sample, timesteps, labels."""
-    side, labelled = config["sample_size"], config.keys() & {"num_class_embeds", "num_embeds_ada_norm"}
-    sample = torch.randn(batch, config.get("in_channels", 3), side, side, device=DEVICE)
-    labels = torch.zeros(batch, dtype=torch.int64, device=DEVICE) if labelled else None
-    return sample, torch.full((batch,), 500, device=DEVICE), labels
-
-
-def compile_(theirs: torch.nn.Module, given: tuple) -> tuple[torch.nn.Module, float]:
-    """diffusers' model under torch.compile, and the seconds to its first result."""
-    torch._dynamo.reset()
-    if hasattr(theirs, "fuse_qkv_projections"):  # diffusers' DiT has no such method
-        theirs.fuse_qkv_projections()
-    compiled = torch.compile(theirs, mode="reduce-overhead", fullgraph=True)
+def seconds_of(call: Callable[[], object]) -> float:
     start = time.perf_counter()
-    compiled(*given)
+    call()
     torch.cuda.synchronize()
-    return compiled, time.perf_counter() - start
-
-
-def seconds_of(call: Callable) -> float:
-    """Of the faster of two calls: the first may still capture graphs."""
-    seconds = []
-    for _ in range(2):
-        start = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
-
-
-def in_new_process(name: str) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as cache:
-        command = [sys.executable, __file__, "--first", name]
-        environment = os.environ | {"TRITON_CACHE_DIR": cache}
-        return json.loads(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
-
-
-@torch.inference_mode()
-def first_result_seconds(name: str) -> dict[str, float]:
-    """From the start of the process's first model to its first result, and to one at half as many pixels again."""
-    config, batch, _ = WORKLOADS[name]
-    torch.zeros(1, device=DEVICE)
-    start = time.perf_counter()
-    with DEVICE:  # random numbers of a large model take the CPU long
-        model = getattr(fastdiff, class_name(config)).from_config(config).to(DTYPE)
-    sample, *condition = inputs(config, batch)
-    seconds = {}
-    for what, scale in (("first_result_s", 1), ("new_resolution_s", 1.5)):
-        side = int(scale * sample.shape[-1])
-        given = sample.repeat(1, 1, 2, 2)[..., :side, :side].to(DTYPE)
-        model(given, *condition)
-        torch.cuda.synchronize()
-        seconds[what] = time.perf_counter() - start
-        start = time.perf_counter()
-    return seconds
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

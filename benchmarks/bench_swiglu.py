@@ -13,7 +13,7 @@ from fastdiff.kernels.swiglu import swiglu
 
 
 def main() -> None:
-    needs_gpu("torch's own functions")
+    needs_gpu()
     torch.backends.cuda.matmul.allow_tf32 = False  # of the truth
     peak = ceilings()["matmul_bf16_tflops"]
     report("swiglu", (row(name, peak) for name in SWIGLUS))

@@ -1,16 +1,19 @@
 """What the benchmarks share: timing, the ceilings of a GPU, and reports.
 
-`python benchmarks/bench_<x>.py` prints a table for people and, as the last line, one JSON document, which `--save` also
-writes to benchmarks/results/<x>.json (`--save DIR`: there).
+`python benchmarks/bench_<x>.py` prints each row when it has it, for people, and as the last line one JSON document,
+which `--save` also writes to benchmarks/results/<x>.json (`--save DIR`: there).
 """
 
 import argparse
+import functools
+import importlib
 import json
+import pkgutil
 import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -19,17 +22,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import fastdiff.kernels.device
 from fastdiff.kernels.host.dispatch import Operation
 from fastdiff.kernels.host.recording import record
 
 RESULTS = Path(__file__).parent / "results"
 GROUPS = 5  # a time is the median of so many groups of calls
+COLUMN, WORKLOAD = 11, 36  # characters of a printed number, and of a workload's name
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 Call = Callable[[], Any]
 
 
-def measure(calls: dict[str, Call], *, graph: bool = True, seconds: float = 0.1) -> dict[str, float]:
+def measure(calls: Mapping[str, Call], *, graph: bool = True, seconds: float = 0.1) -> dict[str, float]:
     """Milliseconds of each call, warm, in groups of about `seconds` that take turns, so that all meet the same machine.
 
     On a GPU it is the time of a CUDA graph's replay; without `graph`, of calls as they are, launches included.
@@ -54,19 +59,19 @@ def capture(call: Call) -> Call:
 
 
 def _seconds(call: Call, count: int) -> float:
-    """Of one of `count` calls in a row."""
+    """The seconds of one of `count` calls in a row."""
     if DEVICE.type == "cpu":
         start = time.perf_counter()
         for _ in range(count):
             call()
         return (time.perf_counter() - start) / count
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
     for _ in range(count):
         call()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / 1e3 / count
+    return begin.elapsed_time(end) / 1e3 / count
 
 
 def randn(*shape: int) -> Tensor:
@@ -74,14 +79,14 @@ def randn(*shape: int) -> Tensor:
 
 
 def widened(value: Any) -> Any:
-    """In float32, where it is a tensor or a pair of them."""
+    """The value in float32, where it is a tensor or a pair of them."""
     if isinstance(value, tuple) and isinstance(value[0], Tensor):
         return tuple(part.float() for part in value)
     return value.float() if isinstance(value, Tensor) else value
 
 
 def in_float32(function: Callable, args: tuple, options: dict[str, Any]) -> Any:
-    """`function` of the arguments in float32: the truth."""
+    """Return `function` of the arguments in float32: the truth."""
     return function(*map(widened, args), **{key: widened(value) for key, value in options.items()})
 
 
@@ -91,16 +96,20 @@ def compiled(function: Callable) -> Callable:
     return torch.compile(function, dynamic=False, fullgraph=True)
 
 
-def ways(operation: Operation, *args, **options) -> dict[str, Call]:
+def ways(operation: Operation, *args: Any, **options: Any) -> dict[str, Call]:
     """Calls of an operation: ours, and its torch reference eager and compiled."""
-    runs = {"fastdiff": operation, "eager": operation.reference, "compile": compiled(operation.reference)}
+    runs: dict[str, Callable] = {
+        "fastdiff": operation,
+        "eager": operation.reference,
+        "compile": compiled(operation.reference),
+    }
     return {who: partial(run, *args, **options) for who, run in runs.items()}
 
 
 def kernel_row(
-    workload: str, calls: dict[str, Call], truth: Tensor, *, ceiling: float, flop: float = 0, moved: float = 0
+    workload: str, calls: Mapping[str, Call], truth: Tensor, *, ceiling: float, flop: float = 0, moved: float = 0
 ) -> dict[str, Any]:
-    """What is said of an operation: times, errors, launches and memory of `calls`, of which one is "fastdiff".
+    """The row of an operation: times, errors, launches and memory of `calls`, of which one is "fastdiff".
 
     Args:
         calls: each returns its output, (N, ...), or a tuple that begins with it.
@@ -114,12 +123,13 @@ def kernel_row(
     if not ours <= 2 * torchs + torch.finfo(torch.bfloat16).eps:
         raise ArithmeticError(f"{workload}: ours is off by {ours:.3g}, eager torch by {torchs:.3g}")
     times = measure(calls, seconds=0.03)
-    floor = (flop or moved) / ceiling / 1e9
+    floor, rate = (flop or moved) / ceiling / 1e9, "tflops" if flop else "tbps"
     return {
         "workload": workload,
         **{f"{who}_ms": milliseconds for who, milliseconds in times.items()},
         "floor_ms": floor,
-        "tflops" if flop else "tbps": (flop or moved) / times["fastdiff"] / 1e9,
+        rate: (flop or moved) / times["fastdiff"] / 1e9,
+        f"ceiling_{rate}": ceiling,
         "share": floor / times["fastdiff"],
         "max_abs_err": ours,
         **errors,
@@ -134,16 +144,14 @@ def max_abs_err(output: Any, truth: Tensor) -> float:
 
 
 def launches(call: Call) -> int:
-    """Kernels of ours, and operations of torch, in a call."""
+    """The number of our kernels and of torch's operations in a call."""
     with record(DEVICE) as recorded:
         call()
     return sum(len(made.kernels) + len(made.torch) for made in recorded.calls)
 
 
-def peak_bytes(call: Call) -> int | None:
-    """Allocated by a call beyond what was there, its output included."""
-    if DEVICE.type != "cuda":
-        return None
+def peak_bytes(call: Call) -> int:
+    """Bytes that a call, outside of any CUDA graph, allocates beyond what was there, its output included."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -151,8 +159,21 @@ def peak_bytes(call: Call) -> int | None:
     return torch.cuda.max_memory_allocated() - before
 
 
+@functools.cache
+def kernel_modules() -> dict[str, str]:
+    """The name of each function that Triton compiles, which is its kernel's, and the module of device code it is in."""
+    found: dict[str, str] = {}
+    for stem in sorted(module.name for module in pkgutil.iter_modules(fastdiff.kernels.device.__path__)):
+        module = importlib.import_module(f"fastdiff.kernels.device.{stem}")
+        for value in vars(module).values():
+            function: Any = getattr(value, "fn", None)
+            if getattr(function, "__module__", "") == module.__name__:  # not imported from another
+                found[function.__name__] = stem
+    return found
+
+
 def ceilings() -> dict[str, float]:
-    """What this GPU reaches: bf16 matrix products in TFLOP/s, copies in TB/s (read and written)."""
+    """The rates that this GPU reaches: bf16 matrix products in TFLOP/s, copies in TB/s (read and written)."""
     a, b = (torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
     source = torch.ones(2**29, device=DEVICE)
     target = torch.empty_like(source)
@@ -164,33 +185,41 @@ def ceilings() -> dict[str, float]:
     }
 
 
-def needs_gpu(elsewhere: str) -> None:
-    """Ends a benchmark where there is no GPU; `elsewhere` says what its operation is there."""
+def needs_gpu() -> None:
+    """End a benchmark of kernels where there is no GPU."""
     if DEVICE.type != "cuda":
-        print(f"this benchmark needs a GPU: elsewhere the operation is {elsewhere}")
+        print("this benchmark needs a GPU: elsewhere every operation is its torch reference")
         raise SystemExit
 
 
 def report(name: str, rows: Iterable[dict[str, Any]]) -> None:
-    """Print the rows as a table and as JSON, each with the machine; save them where the command line asks for it.
+    """Print each row when it is there, in the end all as JSON with their machine; save where the command line asks.
 
-    They are saved one by one: what was measured is kept, whatever becomes of the rest.
+    Rows are saved one by one: what was measured is kept, whatever becomes of the rest.
     """
-    done, folder = [], save_folder()
+    done: list[dict[str, Any]] = []
+    columns: list[str] = []
+    folder, where = save_folder(), machine()
     for row in rows:
-        done.append(row)
-        document = json.dumps([each | machine() for each in done])
+        new = [key for key in row if key not in columns]
+        if new:
+            columns += new
+            print(_line({key: key for key in columns}, columns), flush=True)
+        print(_line(row, columns), flush=True)
+        done.append(row | where)
         if folder is not None:
-            Path(folder, f"{name}.json").write_text(document + "\n")
-    widths = {key: max(len(key), *(len(_cell(row.get(key))) for row in done)) for row in done for key in row}
-    print("  ".join(key.rjust(width) for key, width in widths.items()))
-    for row in done:
-        print("  ".join(_cell(row.get(key)).rjust(width) for key, width in widths.items()))
-    print(document)
+            Path(folder, f"{name}.json").write_text(json.dumps(done) + "\n")
+    print(json.dumps(done))
+
+
+def _line(row: dict[str, Any], columns: list[str]) -> str:
+    """The row's cells under the columns' names, blank where it has none."""
+    widths = {key: WORKLOAD if key == "workload" else max(COLUMN, len(key)) for key in columns}
+    return "  ".join(_cell(row.get(key)).rjust(width) for key, width in widths.items())
 
 
 def machine() -> dict[str, str]:
-    """What a number depends on besides the code, and the commit of the code."""
+    """Everything that a number depends on: GPU, versions, and the commit of the code."""
     gpu = torch.cuda.get_device_name() if DEVICE.type == "cuda" else f"none ({platform.machine()} CPU)"
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS)
     versions = {name: _version(name) for name in ("torch", "triton", "diffusers")}
@@ -208,8 +237,23 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
+def chosen(workloads: Iterable[str]) -> list[str]:
+    """The workloads that the command line names, or all of them."""
+    known = list(workloads)
+    named = _command_line().workload
+    for name in named:
+        if name not in known:
+            raise SystemExit(f"no workload {name!r}; there are {', '.join(known)}")
+    return named or known
+
+
 def save_folder() -> str | None:
     """Where the command line asks for the results, if it does."""
+    return _command_line().save
+
+
+def _command_line() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
+    parser.add_argument("workload", nargs="*", help="the ones to measure, where a benchmark lets one choose")
     parser.add_argument("--save", nargs="?", const=str(RESULTS), metavar="DIR", help="write the results to a file")
-    return parser.parse_known_args()[0].save
+    return parser.parse_args()

@@ -1,5 +1,7 @@
 """Whole pictures, 50 DDIM steps: our pipeline, and a loop over diffusers' model by diffusers' scheduler."""
 
+from typing import Any
+
 import diffusers
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ def sample(ours: fastdiff.UNet2DModel, noise: Tensor, labels: Tensor | None) -> 
 
 def loop(theirs: torch.nn.Module, noise: Tensor, labels: Tensor | None, dtype: torch.dtype) -> Tensor:
     """`sample` of diffusers, in the dtype of its model, as its pipeline does."""
-    scheduler = diffusers.DDIMScheduler(**SCHEDULER)
+    scheduler: Any = diffusers.DDIMScheduler(**SCHEDULER)
     scheduler.set_timesteps(STEPS, device=noise.device)
     x = noise.to(dtype)
     for t in scheduler.timesteps:

@@ -10,9 +10,7 @@ error of its own, and takes the process along; the log names these tests.
 """
 
 import glob
-import importlib
 import os
-import pkgutil
 import re
 import shutil
 import subprocess
@@ -21,10 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import triton
-from harness import DEVICE, machine, save_folder
-
-import fastdiff.kernels
+from harness import DEVICE, kernel_modules, machine, save_folder
 
 ROOT = Path(__file__).parents[1]
 # Odd shapes by both ways of loading, and the smallest shape of what only even ones reach.
@@ -81,16 +76,8 @@ def selected_tests() -> list[str]:
     return [line for line in listed.splitlines() if "::" in line]
 
 
-def kernel_names() -> list[str]:
-    """Of every function that Triton compiles: a kernel has that of its function."""
-    stems = [module.name for module in pkgutil.iter_modules(fastdiff.kernels.__path__)]
-    modules = [importlib.import_module(f"fastdiff.kernels.{stem}") for stem in stems]
-    values = [value for module in modules for value in vars(module).values()]
-    return sorted({value.__name__ for value in values if isinstance(value, triton.JITFunction)})
-
-
 def check(sanitizer: str, tool: str, tests: list[str]) -> Finding:
-    watched = [argument for name in kernel_names() for argument in ("--kernel-name", f"kne={name}")]
+    watched = [argument for name in kernel_modules() for argument in ("--kernel-name", f"kne={name}")]
     # no limit to the seconds before pytest gets to CUDA; Triton's compiler is a process of its own; torch and Triton
     # ask CUDA questions that it answers by errors, which are none
     waiting = ["--launch-timeout", "0", "--target-processes", "application-only"]

@@ -1,6 +1,8 @@
 """The models and shapes that are measured: real ones, by the names of the results."""
 
-DDPM32 = {  # google/ddpm-cifar10-32
+from typing import Any
+
+DDPM32: dict[str, Any] = {  # google/ddpm-cifar10-32
     "sample_size": 32,
     "block_out_channels": (128, 256, 256, 256),
     "layers_per_block": 2,
@@ -18,7 +20,7 @@ DDPM256 = DDPM32 | {  # google/ddpm-celebahq-256
     "down_block_types": ("DownBlock2D",) * 4 + ("AttnDownBlock2D", "DownBlock2D"),
     "up_block_types": ("UpBlock2D", "AttnUpBlock2D") + ("UpBlock2D",) * 4,
 }
-EMOJI64 = {  # the bundled model
+EMOJI64: dict[str, Any] = {  # the bundled model
     "sample_size": 64,
     "block_out_channels": (48, 96, 128, 128),
     "layers_per_block": 2,
@@ -28,7 +30,7 @@ EMOJI64 = {  # the bundled model
     "down_block_types": ("DownBlock2D", "DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
     "up_block_types": ("AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D", "UpBlock2D"),
 }
-DIT_XL2 = {  # facebook/DiT-XL-2-256
+DIT_XL2: dict[str, Any] = {  # facebook/DiT-XL-2-256
     "sample_size": 32,
     "patch_size": 2,
     "in_channels": 4,
@@ -41,7 +43,7 @@ DIT_XL2 = {  # facebook/DiT-XL-2-256
 }
 
 # workload -> config, batch, GFLOP of one forward (None: not counted)
-MODELS_GPU = {
+MODELS_GPU: dict[str, tuple[dict[str, Any], int, float | None]] = {
     "ddpm32_b1": (DDPM32, 1, 12.4),
     "ddpm32_b64": (DDPM32, 64, 796),
     "ddpm32_b512": (DDPM32, 512, 6371),
@@ -52,7 +54,7 @@ MODELS_GPU = {
     "dit_b2": (DIT_XL2, 2, 475),
     "dit_b32": (DIT_XL2, 32, 7595),
 }
-MODELS_CPU = {
+MODELS_CPU: dict[str, tuple[dict[str, Any], int, float | None]] = {
     "emoji64_b1": (EMOJI64, 1, None),
     "emoji64_b8": (EMOJI64, 8, None),
     "ddpm32_b1": (DDPM32, 1, 12.4),
@@ -93,7 +95,7 @@ ATTENTIONS = {
 DENOISES = {"ddpm32_b1": (1, 32), "ddpm32_b64": (64, 32), "ddpm32_b512": (512, 32), "ddpm256_b8": (8, 256)}
 # workload -> N, H = W, input channels, output channels, kernel, options of conv2d; options "temb" and "residual" are
 # tensors of its size
-CONVOLUTIONS = {
+CONVOLUTIONS: dict[str, tuple[int, int, tuple[int, ...], int, int, dict[str, Any]]] = {
     "sd_b2-C320-H128": (2, 128, (320,), 320, 3, {}),
     "sd_b2-C640-H64": (2, 64, (640,), 640, 3, {}),
     "sd_b2-C1280-H32": (2, 32, (1280,), 1280, 3, {}),
@@ -121,7 +123,7 @@ CONVOLUTIONS = {
 }
 # workload -> N, L, C_in, C_out, options of linear; options "gate" and "residual" are tensors of its size
 GATED = {"gate": True, "residual": True}
-LINEARS = {
+LINEARS: dict[str, tuple[int, int, int, int, dict[str, Any]]] = {
     "dit_b2-qkv": (2, 256, 1152, 3456, {}),
     "dit_b2-out": (2, 256, 1152, 1152, GATED),
     "dit_b2-fc1": (2, 256, 1152, 4608, {"activation": "gelu_tanh"}),

@@ -3,7 +3,10 @@
 Importing the package does no work: each public name is loaded when it is first used.
 """
 
+import os.path
+import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 
 __version__ = "0.1.0"
 
@@ -31,3 +34,22 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _KernelsBesideThePackage:
+    """Finds `fastdiff.kernels` where fastdiff/kernels is no folder: in a checkout whose git makes no symbolic links, as
+    on Windows, and in an unpacked source distribution. There the folder beside the package is the namespace package
+    that the link, or an installed package, gives elsewhere.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path=None, target=None) -> ModuleSpec | None:
+        if name != "fastdiff.kernels":
+            return None
+        spec = ModuleSpec(name, loader=None, is_package=True)
+        spec.submodule_search_locations = [os.path.join(os.path.dirname(__path__[0]), "kernels")]
+        return spec
+
+
+if not os.path.isdir(os.path.join(__path__[0], "kernels")):
+    sys.meta_path.append(_KernelsBesideThePackage())

@@ -10,13 +10,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from fastdiff.checkpoints.weights import diffusers_keys, split_rows
+from fastdiff.checkpoints.weights import diffusers_keys, split_stacked
 from fastdiff.errors import InputError
+from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
-from fastdiff.models.dit import DiTTransformer2DModel
-from fastdiff.models.unet2d import UNet2DModel
-
-KINDS: dict[str, type[Denoiser]] = {kind.__name__: kind for kind in (UNet2DModel, DiTTransformer2DModel)}
 
 Accelerated = TypeVar("Accelerated")
 
@@ -60,8 +57,9 @@ def share_parameters(model: nn.Module) -> Denoiser:
     theirs = dict(model.named_parameters())
     if len({(tensor.dtype, tensor.device) for tensor in theirs.values()}) != 1:
         raise InputError("accelerate: the model's parameters have several dtypes or devices; move it with .to() first")
+    config: Any = model.config
     with torch.device("meta"):
-        ours = KINDS[_class_name(model)].from_config(model.config)
+        ours = _our_class(model).from_config(config)
     state = {}
     for name in ours.state_dict():
         keys = diffusers_keys(ours, name)
@@ -71,23 +69,25 @@ def share_parameters(model: nn.Module) -> Denoiser:
         parts = [theirs[key].data for key in keys]
         layout = torch.channels_last if parts[0].ndim == 4 else torch.contiguous_format
         state[name] = (torch.cat(parts) if len(parts) > 1 else parts[0]).contiguous(memory_format=layout)
-        for key, view in split_rows(state[name], keys).items():
+        for key, view in split_stacked(state[name], keys).items():
             theirs[key].data = view
     ours.load_state_dict(state, assign=True)
     return ours.requires_grad_(False)
 
 
 def _denoiser_of(model_or_pipeline: Any) -> nn.Module:
-    parts = (getattr(model_or_pipeline, kind.component, None) for kind in KINDS.values())
+    parts = (getattr(model_or_pipeline, kind.part.name, None) for kind in DENOISERS.values())
     model = next((part for part in parts if part is not None), model_or_pipeline)
-    if _class_name(model) is None:
-        raise InputError(
-            f"{type(model).__name__} cannot be accelerated; give diffusers' {' or '.join(KINDS)}, or its pipeline"
-        )
+    _our_class(model)
     return model
 
 
-def _class_name(model: Any) -> str | None:
-    """Which of KINDS a model of diffusers is, if any."""
+def _our_class(model: Any) -> type[Denoiser]:
+    """The class that runs a model of diffusers. InputError where there is none."""
     diffusers = sys.modules.get("diffusers")
-    return next((name for name in KINDS if diffusers and isinstance(model, getattr(diffusers, name))), None)
+    for name, kind in DENOISERS.items():
+        if diffusers and isinstance(model, getattr(diffusers, name)):
+            return kind
+    raise InputError(
+        f"{type(model).__name__} cannot be accelerated; give diffusers' {' or '.join(DENOISERS)}, or its pipeline"
+    )

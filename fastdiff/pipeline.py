@@ -11,7 +11,9 @@ from PIL import Image
 from torch import Generator, Tensor, nn
 
 from fastdiff.checkpoints import hub
-from fastdiff.checkpoints.configs import autoencoder_scale, read_json
+from fastdiff.checkpoints.configs.autoencoder import autoencoder_scale
+from fastdiff.checkpoints.json_files import read_json
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion.conditioning import Guidance, Table
 from fastdiff.diffusion.loop import denoise
@@ -21,11 +23,8 @@ from fastdiff.diffusion.schedulers import DDIMScheduler, Scheduler, randn_tensor
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import resolve_device, resolve_dtype
 from fastdiff.models.autoencoder import decode_latents, load_autoencoder
+from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
-from fastdiff.models.dit import DiTTransformer2DModel
-from fastdiff.models.unet2d import UNet2DModel
-
-DENOISERS: dict[str, type[Denoiser]] = {kind.component: kind for kind in (UNet2DModel, DiTTransformer2DModel)}
 
 
 class PipelineOutput(NamedTuple):
@@ -98,20 +97,35 @@ class Pipeline:
 
         Raises InputError for whatever cannot be loaded, NonFiniteError for NaN in the weights.
         """
-        device = resolve_device(device)
+        device = resolve_device(device)  # before anything is downloaded for it
         folder = hub.resolve(name_or_path, variant=variant, **hub_options)
         if not (folder / "model_index.json").is_file():
             raise InputError(f"{folder} has no model_index.json; a pipeline folder also holds the model's scheduler")
-        classes = hub.read_model_index(folder)
-        options = {"variant": variant, "dtype": resolve_dtype(dtype, device), "device": device}
-        denoiser = DENOISERS[hub.PIPELINES[classes["pipeline"]]].from_pretrained(folder, **options)
-        vae = load_autoencoder(folder / "vae", **options) if "vae" in classes else None
-        config = denoiser.config
-        info = ModelInfo.from_folder(folder, config.num_class_embeds, config.null_label)
-        # diffusers' DDIMPipeline makes a DDIMScheduler of whatever scheduler its folder holds.
-        default = info.scheduler or ("ddim" if classes["pipeline"] == "DDIMPipeline" else None)
-        config = read_json(hub.component_folder(folder, "scheduler") / "scheduler_config.json")
-        return cls(denoiser, scheduler_from_config(config, scheduler or default), info, str(name_or_path), vae)
+        card = ModelCard.read(str(name_or_path), folder)
+        return cls.from_card(card, device=device, dtype=dtype, scheduler=scheduler, variant=variant)
+
+    @classmethod
+    def from_card(
+        cls,
+        card: ModelCard,
+        *,
+        device: str | torch.device = "auto",
+        dtype: str | torch.dtype = "auto",
+        scheduler: str | None = None,
+        variant: str | None = None,
+    ) -> "Pipeline":
+        """The pipeline of a model folder that was found and whose configs were read. As `from_pretrained` otherwise."""
+        device = resolve_device(device)
+        dtype = resolve_dtype(dtype, device)
+        folder = hub.component_folder(card.folder, card.denoiser.name)
+        kind = DENOISERS[card.denoiser.class_name]
+        denoiser = kind.from_folder(folder, variant=variant, dtype=dtype, device=device)
+        vae = None
+        if "vae" in card.classes:
+            vae = load_autoencoder(card.folder / "vae", variant=variant, dtype=dtype, device=device)
+        config = read_json(hub.component_folder(card.folder, "scheduler") / "scheduler_config.json")
+        scheduler = scheduler or card.info.scheduler or card.scheduler
+        return cls(denoiser, scheduler_from_config(config, scheduler), card.info, card.name, vae)
 
     @property
     def scheduler(self) -> Scheduler:

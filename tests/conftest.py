@@ -1,4 +1,4 @@
-"""What several test files share."""
+"""Fixtures that several folders of tests share."""
 
 import pytest
 import torch

@@ -2,7 +2,8 @@
 
 import pytest
 
-from fastdiff.checkpoints.hub import bundled_models, read_model_index, resolve
+from fastdiff.checkpoints.hub import bundled_models, resolve
+from fastdiff.checkpoints.registry import read_model_index
 from fastdiff.models.dit import DiTTransformer2DModel
 from fastdiff.models.unet2d import UNet2DModel
 
@@ -30,7 +31,7 @@ def test_weights_load_whole(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_at_most_16_mib(name):
     folder = resolve(name)
-    files = [*(folder / MODELS[name].component).iterdir(), *(folder / "scheduler").iterdir()]
+    files = [*(folder / MODELS[name].part.name).iterdir(), *(folder / "scheduler").iterdir()]
     assert sum(path.stat().st_size for path in files) <= 16 * 2**20
 
 

@@ -14,6 +14,8 @@ from fastdiff import (
     Pipeline,
     UNet2DModel,
 )
+from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion import conditioning, pictures
 from fastdiff.requests import request as settings
@@ -359,3 +361,15 @@ def test_plain_model_folder_has_no_scheduler(tmp_path):
     diffusers.UNet2DModel(**TINY).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="scheduler"):
         Pipeline.from_pretrained(tmp_path)
+
+
+def test_a_name_is_resolved_once_and_a_card_never(monkeypatch):
+    card, resolved = ModelCard.read("emoji64", hub.resolve("emoji64")), []
+    resolve = hub.resolve
+    monkeypatch.setattr(hub, "resolve", lambda name, **options: resolved.append(name) or resolve(name, **options))
+    by_name = Pipeline.from_pretrained("emoji64", device="cpu")
+    assert resolved == ["emoji64"]
+    by_card = Pipeline.from_card(card, device="cpu")
+    assert resolved == ["emoji64"]
+    assert by_card.name == by_name.name == "emoji64" and by_card.info == by_name.info == card.info
+    assert by_card.scheduler.config == by_name.scheduler.config

@@ -150,7 +150,7 @@ def group_medians(distance: Tensor, per_label: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Yardstick:
-    """What every model is measured against: the pictures, the classifier and the distance of held-out pictures."""
+    """The measures of every model: the pictures, the classifier and the distance of held-out pictures."""
 
     train: Pictures
     validation: Pictures

@@ -10,7 +10,7 @@ from training.data import Augmenter
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Of each sample: the distance to its nearest training picture and that picture's index."""
+    """The nearest training picture of each sample, by its index, and the distance to it."""
 
     distance: Tensor  # (N,) float32, root mean square over pixels and channels, in steps of 0 to 255
     index: Tensor  # (N,) int64

@@ -109,7 +109,7 @@ class Trainer:
 
 
 def rate_factor(step: int, steps: int) -> float:
-    """Of the learning rate: warm-up, hold, then a linear fall to 0 over the last quarter."""
+    """The factor of the learning rate: warm-up, hold, then a linear fall to 0 over the last quarter."""
     warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
     fall = min(1.0, (steps - step) / (DECAY_FRACTION * steps))
     return warm_up * fall

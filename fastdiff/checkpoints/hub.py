@@ -9,22 +9,18 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from fastdiff.checkpoints.configs import read_json
+from fastdiff.checkpoints.json_files import read_json
+from fastdiff.checkpoints.registry import DENOISERS, PIPELINES, denoiser_part, read_model_index
 from fastdiff.errors import InputError
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
 WEIGHTS = "diffusion_pytorch_model"  # the stem of diffusers' weight files
-PIPELINES = {"DDIMPipeline": "unet", "DDPMPipeline": "unet", "DiTPipeline": "transformer"}  # and their denoisers
-# The classes of a denoiser; Transformer2DModel is the older name, under which the first DiTs were saved.
-MODELS = {"unet": ("UNet2DModel",), "transformer": ("DiTTransformer2DModel", "Transformer2DModel")}
-AUTOENCODER = "AutoencoderKL"
 
 _CONFIGS = ("model_index.json", "config.json")  # a pipeline's folder has the first, a plain model's the second
 # By name, not *.json: offline, the client refuses a snapshot that lacks any file asked for.
 _JSON_FILES = [
     *_CONFIGS,
-    "unet/config.json",
-    "transformer/config.json",
+    *(f"{part.name}/config.json" for part in DENOISERS),
     "scheduler_config.json",
     "scheduler/scheduler_config.json",
     "fastdiff.json",
@@ -119,63 +115,30 @@ def component_folder(root: str | Path, name: str) -> Path:
     return folder if folder.is_dir() else Path(root)
 
 
-def read_model_index(folder: str | Path) -> dict[str, str]:
-    """The classes that model_index.json names: {"pipeline": ..., "scheduler": ..., "unet": ...}.
-
-    A DiTPipeline has a `transformer` instead of the `unet`, and a `vae` unless it draws pixels (null in the file).
-    Raises InputError for a pipeline or model class that fastdiff does not run, and for anything that asks for code
-    from outside diffusers (custom pipelines, classes of other modules).
-    """
-    path = Path(folder) / "model_index.json"
-    index = read_json(path)
-    pipeline = index.get("_class_name")
-    if pipeline not in list(PIPELINES):
-        raise InputError(f"{path}: pipeline class {pipeline!r} is not supported; fastdiff runs {', '.join(PIPELINES)}")
-    denoiser = PIPELINES[pipeline]
-    optional = {"vae", "id2label"} if denoiser == "transformer" else set()
-    extra = sorted(key for key in index.keys() - {"scheduler", denoiser} - optional if not key.startswith("_"))
-    if extra:
-        raise InputError(
-            f"{path}: {', '.join(extra)} is not part of a {pipeline}; remove it or save the pipeline again"
-        )
-    classes = {name: _component_class(path, name, index.get(name)) for name in ("scheduler", denoiser)}
-    if "vae" in optional and index.get("vae") not in (None, [None, None]):
-        classes["vae"] = _component_class(path, "vae", index["vae"])
-    for name, known in ((denoiser, MODELS[denoiser]), ("vae", (AUTOENCODER,))):
-        if name in classes and classes[name] not in known:
-            raise InputError(f"{path}: {name} class {classes[name]} is not supported; fastdiff runs {', '.join(known)}")
-    return {"pipeline": pipeline, **classes}
-
-
-def _component_class(path: Path, name: str, entry: object) -> str:
-    if not (isinstance(entry, list) and len(entry) == 2 and all(isinstance(part, str) for part in entry)):
-        raise InputError(f"{path}: {name} is {entry!r}, not a [library, class] pair of names; save the pipeline again")
-    library, class_name = entry
-    if library != "diffusers":
-        raise InputError(
-            f"{path}: {name} comes from {library!r}; fastdiff runs no code of a model, only diffusers' classes"
-        )
-    return class_name
-
-
 def _is_model(folder: str | Path) -> bool:
     return os.path.isdir(folder) and any(os.path.isfile(os.path.join(folder, config)) for config in _CONFIGS)
 
 
-def _check_supported(folder: Path) -> list[str]:
-    """The components of the pipeline in `folder` that have weights; none where it holds a plain model."""
-    if (folder / "model_index.json").is_file():
-        return [name for name in read_model_index(folder) if name not in ("pipeline", "scheduler")]
-    path = folder / "config.json"
-    class_name, known = read_json(path).get("_class_name"), [name for names in MODELS.values() for name in names]
-    if class_name not in known:
+def _weight_folders(root: Path) -> list[Path]:
+    """The folders below `root` that hold weights: `root` itself where it is a plain model.
+
+    Raises InputError for a pipeline or model that fastdiff does not run.
+    """
+    if (root / "model_index.json").is_file():
+        classes = read_model_index(root)
+        pipeline = PIPELINES[classes["pipeline"]]
+        companions = [root / part.name for part in pipeline.companions if part.name in classes]
+        return [component_folder(root, pipeline.denoiser.name), *companions]
+    path = root / "config.json"
+    class_name, known = read_json(path).get("_class_name"), [name for part in DENOISERS for name in part.classes]
+    if denoiser_part(class_name) is None:
         raise InputError(f"{path}: model class {class_name!r} is not supported; fastdiff runs {', '.join(known)}")
-    return []
+    return [root]
 
 
 def _is_supported(folder: Path) -> bool:
     try:
-        _check_supported(folder)
+        _weight_folders(folder)
     except InputError:
         return False
     return True
@@ -200,9 +163,7 @@ def _download(
     root = snapshot(_JSON_FILES, revision)
     if not _is_model(root):
         raise InputError(f"hub model {repo_id} holds neither {' nor '.join(_CONFIGS)}; give one in diffusers' layout")
-    components = _check_supported(root)
-    folders = [root / name if name == "vae" else component_folder(root, name) for name in components] or [root]
-    for folder in folders:
+    for folder in _weight_folders(root):
         if not any(_fetch_weights(snapshot, root, folder, kind, variant) for kind in ("safetensors", "bin")):
             wanted = "weights" if variant is None else f"weights of variant {variant!r}"
             where = f"https://huggingface.co/{repo_id}/tree/{revision or 'main'}"

@@ -1,19 +1,19 @@
-"""fastdiff.json: what a model folder says about its labels and how it samples best. Every key is optional."""
+"""ModelInfo: the labels of a model and how it samples best, from fastdiff.json, in which every key is optional."""
 
 import difflib
-import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastdiff.checkpoints.configs import from_mapping, read_json
+from fastdiff.checkpoints.json_files import from_mapping, read_json
+from fastdiff.checkpoints.registry import PIPELINES, SCHEDULERS
 from fastdiff.errors import InputError
+from fastdiff.numbers import is_int, is_number
 
 FILE_NAME = "fastdiff.json"
-SCHEDULERS = ("ddim", "ddpm")
 SHOWN = 8  # of the names that a label may have meant
 
 _INDEX = re.compile(r"\s*[+-]?[0-9]{1,9}\s*")
@@ -23,7 +23,7 @@ _INDEX = re.compile(r"\s*[+-]?[0-9]{1,9}\s*")
 class ModelInfo:
     """The labels of a class-conditional model and the sampling options that suit it; None leaves an option open."""
 
-    labels: tuple[str, ...] = ()  # the name of label i is labels[i]
+    labels: tuple[str | None, ...] = ()  # the name of label i is labels[i]; None: it goes by its number
     label_groups: Mapping[str, Sequence[str]] = field(default_factory=dict)  # further names, each for several labels
     replaced_labels: Mapping[str, str] = field(default_factory=dict)  # names of an earlier model -> what to ask for
     null_label: int | None = None  # the label that stands for "no label": guidance needs it
@@ -41,14 +41,21 @@ class ModelInfo:
 
         `num_classes` is the size of the model's label table and `null_label` that of its architecture, where the caller
         knows them. Raises InputError for an unknown key, a value of the wrong type or out of range, two labels of one
-        name, and labels beyond the table.
+        name, and labels beyond the table. The names in a DiTPipeline's model_index.json are another matter: they never
+        stop a model.
         """
         path = Path(folder) / FILE_NAME
-        said = _pipeline_defaults(Path(folder) / "model_index.json") | (read_json(path) if path.exists() else {})
-        info = from_mapping(cls, {"null_label": null_label} | said, source=str(path))
+        defaults = _pipeline_defaults(Path(folder) / "model_index.json", num_classes)
+        said = read_json(path) if path.exists() else {}
+        info = from_mapping(cls, {"null_label": null_label} | defaults | said, source=str(path))
         for problem in (*info._wrong_options(), *info._wrong_labels(num_classes)):
             raise InputError(f"{path}: {problem}")
         return info
+
+    def label_name(self, index: int) -> str | int:
+        """The name of label `index`, or the index where it has none."""
+        name = self.labels[index] if index < len(self.labels) else None
+        return index if name is None else name
 
     def label_index(self, label: int | str, num_classes: int | None = None, seed: int = 0) -> int:
         """The index of the label that `label` stands for in the picture of `seed`; see `label_choices`."""
@@ -76,9 +83,9 @@ class ModelInfo:
 
     def _full_name(self, label: str) -> str:
         """The name of the one label or group that `label` means."""
-        if not self.labels:
+        names = list(dict.fromkeys([*filter(None, self.labels), *self.label_groups]))
+        if not names:
             raise InputError(f"label {label!r}: this model does not name its labels; give an index")
-        names = list(dict.fromkeys([*self.labels, *self.label_groups]))
         asked, words = _words(label), [_words(name) for name in names]
         matches = (
             [name for name in names if name == label]
@@ -99,32 +106,34 @@ class ModelInfo:
     def _num_labels(self) -> int:
         return max(len(self.labels), 0 if self.null_label is None else self.null_label + 1)
 
-    def _wrong_options(self):
-        if not _is_integer(self.num_inference_steps, least=1):
+    def _wrong_options(self) -> Iterator[str]:
+        if self.num_inference_steps is not None and not is_int(self.num_inference_steps, 1):
             yield f"num_inference_steps is {self.num_inference_steps!r}, not a whole number of at least 1"
-        if not _is_number(self.guidance_scale):
+        if self.guidance_scale is not None and not is_number(self.guidance_scale, 0):
             yield f"guidance_scale is {self.guidance_scale!r}, not a number of at least 0"
-        if not _is_number(self.eta, most=1.0):
+        if self.eta is not None and not is_number(self.eta, 0, 1):
             yield f"eta is {self.eta!r}, not a number from 0 to 1"
         if self.scheduler not in (None, *SCHEDULERS):
             yield f"scheduler is {self.scheduler!r}, not one of {', '.join(SCHEDULERS)}"
         if not isinstance(self.use_clipped_model_output, bool | None):
             yield f"use_clipped_model_output is {self.use_clipped_model_output!r}, not true or false"
 
-    def _wrong_labels(self, num_classes: int | None):
-        if not isinstance(self.labels, tuple) or not all(isinstance(name, str) and name for name in self.labels):
-            yield "labels is not a list of names"
+    def _wrong_labels(self, num_classes: int | None) -> Iterator[str]:
+        if not isinstance(self.labels, tuple) or not all(
+            name is None or (isinstance(name, str) and name) for name in self.labels
+        ):
+            yield "labels is not a list of names, or null where a label has none"
             return
-        twice = [name for name, count in Counter(self.labels).items() if count > 1]
+        twice = [name for name, count in Counter(filter(None, self.labels)).items() if count > 1]
         if twice:
             yield f"labels holds {', '.join(twice)} more than once; each label needs a name of its own"
         yield from self._wrong_groups()
-        if not _is_integer(self.null_label, least=0):
+        if self.null_label is not None and not is_int(self.null_label, 0):
             yield f"null_label is {self.null_label!r}, not a whole number of at least 0"
         elif num_classes is not None and self._num_labels() > num_classes:
             yield f"labels go up to {self._num_labels() - 1}, but the model's label table ends at {num_classes - 1}"
 
-    def _wrong_groups(self):
+    def _wrong_groups(self) -> Iterator[str]:
         groups, replaced = self.label_groups, self.replaced_labels
         if not isinstance(replaced, Mapping) or not all(isinstance(new, str) for new in replaced.values()):
             yield "replaced_labels is not an object of names"
@@ -132,36 +141,49 @@ class ModelInfo:
             yield "label_groups is not an object of lists of labels"
             return
         for group, names in groups.items():
-            unknown = [str(name) for name in names if name not in self.labels]
+            unknown = [str(name) for name in names if name is None or name not in self.labels]
             if unknown:
                 yield f"label_groups: {group!r} holds {', '.join(unknown)}, which labels does not"
             if group in self.labels and names != [group]:
                 yield f"label_groups: {group!r} is a label already; give the group another name"
 
 
-def _pipeline_defaults(path: Path) -> dict[str, Any]:
-    """What diffusers' DiTPipeline says of itself: its guidance scale, and the names that its folder gives to labels."""
+def _pipeline_defaults(path: Path, num_classes: int | None) -> dict[str, Any]:
+    """The choices of the pipeline class itself: its guidance scale, and the names that its folder gives to labels."""
     index = read_json(path) if path.exists() else {}
-    if index.get("_class_name") != "DiTPipeline":
+    name = index.get("_class_name")
+    pipeline = PIPELINES.get(name) if isinstance(name, str) else None
+    if pipeline is None:
         return {}
-    return {"guidance_scale": 4.0, "labels": _label_names(index.get("id2label") or {}, path)}
+    id2label = index.get("id2label") if "id2label" in pipeline.options else None
+    return {"guidance_scale": pipeline.guidance_scale, "labels": _label_names(id2label, num_classes or 0)}
 
 
-def _label_names(id2label: Any, path: Path) -> list[str]:
-    """{"0": "tench, Tinca tinca", ...} as a list; ImageNet has two cranes, and the second becomes "crane (517)"."""
-    if not isinstance(id2label, Mapping) or set(id2label) != set(map(str, range(len(id2label)))):
-        raise InputError(f"{path}: id2label is not an object of the names of labels 0 to the last; remove it")
-    names = [id2label[str(index)] for index in range(len(id2label))]
-    return [f"{name} ({index})" if name in names[:index] else name for index, name in enumerate(names)]
+def _label_names(id2label: Any, num_classes: int) -> tuple[str | None, ...]:
+    """The name of each label of the table, from {"0": "tench, Tinca tinca", ...}; () where none has a name.
+
+    As diffusers' DiTPipeline it needs no name for every label, and takes several keys for one ("7", "07"). What names
+    no label of the table is passed over. ImageNet has two cranes, and the second becomes "crane (517)".
+    """
+    names: dict[int, str] = {}
+    for key, name in id2label.items() if isinstance(id2label, Mapping) else ():
+        index = _as_index(key)
+        if index is not None and 0 <= index < num_classes and isinstance(name, str) and name:
+            names[index] = f"{names[index]}, {name}" if index in names else name
+    taken: set[str] = set()
+    for index in sorted(names):
+        while names[index] in taken:
+            names[index] += f" ({index})"
+        taken.add(names[index])
+    return tuple(names.get(index) for index in range(num_classes)) if names else ()
+
+
+def _as_index(key: str) -> int | None:
+    try:
+        return int(key)
+    except ValueError:
+        return None
 
 
 def _words(name: str) -> str:
     return " ".join(re.findall(r"[^\W_]+", name.casefold()))
-
-
-def _is_integer(value: object, least: int) -> bool:
-    return value is None or (type(value) is int and value >= least)
-
-
-def _is_number(value: object, most: float = math.inf) -> bool:
-    return value is None or (type(value) in (int, float) and math.isfinite(value) and 0 <= value <= most)

@@ -1,9 +1,9 @@
 """Weights of a diffusers model folder into a model: find the file, check every key, rename, fuse, lay out.
 
-A state dict has diffusers' names until `fuse`. Our models differ from diffusers' where one parameter of ours stacks the
-rows of several: an attention holds one projection `to_qkv` (rows of q, then k, then v) where diffusers holds `to_q`,
-`to_k` and `to_v`, and a model may name in `stacked` layers that diffusers' blocks hold one each: our prefix, and theirs
-with the share of the rows that each has.
+A state dict has diffusers' names until `fuse`. Our models differ from diffusers' where one parameter of ours stacks
+several: an attention holds one projection `to_qkv` (that of q, then k, then v) where diffusers holds `to_q`, `to_k` and
+`to_v`, and a model may name in `stacked` layers that diffusers' blocks hold one each: our prefix, and theirs with the
+share of the whole that each has.
 """
 
 import re
@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fastdiff.checkpoints.configs import read_json
 from fastdiff.checkpoints.hub import WEIGHTS, index_names, weights_name
+from fastdiff.checkpoints.json_files import read_json
 from fastdiff.errors import InputError, NonFiniteError
 
 QKV = ("to_q", "to_k", "to_v")
@@ -42,7 +42,7 @@ def load_state_dict(folder: str | Path, variant: str | None = None) -> dict[str,
 def load_weights(
     model: nn.Module, state: dict[str, Tensor], *, source: str | Path, dtype: torch.dtype, device: torch.device | str
 ) -> None:
-    """Give a model that was built on the meta device its weights, in `dtype` on `device`, frozen.
+    """Give a model that was built on the meta device its weights, for activations of `dtype` on `device`, frozen.
 
     `state` has diffusers' names and is used up tensor by tensor, so that two whole copies never stand side by side;
     `source` names it in errors. Convolution weights become channels-last. Every tensor is copied: the model does not
@@ -71,8 +71,8 @@ def diffusers_keys(model: nn.Module, name: str) -> dict[str, int]:
     return {name: 1}
 
 
-def split_rows(tensor: Tensor, shares: dict[str, int]) -> dict[str, Tensor]:
-    """What of our parameter each of diffusers' keys stands for: views of its rows."""
+def split_stacked(tensor: Tensor, shares: dict[str, int]) -> dict[str, Tensor]:
+    """The slice of our parameter, along its first dimension, that each of diffusers' keys stands for: views."""
     if len(shares) == 1:
         return dict.fromkeys(shares, tensor)
     each = len(tensor) // sum(shares.values())
@@ -82,9 +82,9 @@ def split_rows(tensor: Tensor, shares: dict[str, int]) -> dict[str, Tensor]:
 def diffusers_shapes(model: nn.Module) -> dict[str, torch.Size]:
     """The keys and shapes that diffusers' model of the same configuration saves."""
     return {
-        key: rows.shape
+        key: each.shape
         for name, tensor in model.state_dict().items()
-        for key, rows in split_rows(tensor, diffusers_keys(model, name)).items()
+        for key, each in split_stacked(tensor, diffusers_keys(model, name)).items()
     }
 
 
@@ -117,8 +117,12 @@ def check_keys(state: dict[str, Tensor], shapes: dict[str, torch.Size], problem:
 
 
 def convert(state: dict[str, Tensor], source: str | Path, dtype: torch.dtype, device: torch.device | str) -> None:
-    """Replace each tensor by a copy in `dtype` on `device`, 4-D ones channels-last; refuse what is not finite there."""
-    broken, beyond = [], []
+    """Replace each tensor by a copy on `device`, 4-D ones channels-last; refuse what is not finite there.
+
+    `dtype` is that of the activations, and of every weight: this is the one place that says so.
+    """
+    broken: list[str] = []
+    beyond: list[str] = []
     for key, tensor in state.items():
         layout = torch.channels_last if tensor.ndim == 4 else torch.contiguous_format
         state[key] = tensor.to(device=device, dtype=dtype, memory_format=layout, copy=True)

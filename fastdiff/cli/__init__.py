@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from fastdiff import __version__
 from fastdiff.checkpoints import hub
-from fastdiff.checkpoints.model_info import SCHEDULERS
+from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.cli import ui
 from fastdiff.errors import InputError, NonFiniteError
 from fastdiff.requests import png

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastdiff.checkpoints.configs import from_mapping
+from fastdiff.checkpoints.json_files import from_mapping
 from fastdiff.errors import InputError
 from fastdiff.kernels.denoise import COLUMNS, StepOptions
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from fastdiff.checkpoints.configs import read_json
+from fastdiff.checkpoints.json_files import read_json
 from fastdiff.diffusion.schedule import (
     DDIMConfig,
     DDPMConfig,

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fastdiff.checkpoints import hub, weights
-from fastdiff.checkpoints.configs import DenoiserConfig, from_mapping, read_json
+from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
+from fastdiff.checkpoints.json_files import from_mapping, read_json
+from fastdiff.checkpoints.registry import DenoiserPart
 from fastdiff.errors import InputError
 from fastdiff.execution.cuda_graphs import Graphed, Outputs
 
@@ -39,8 +41,7 @@ class Denoiser(nn.Module):
     Build it with `from_config` (random weights) or `from_pretrained`. Its parameters do not require grad.
     """
 
-    config_class: ClassVar[type[DenoiserConfig]]
-    component: ClassVar[str]  # its name, and its folder's, in a pipeline
+    part: ClassVar[DenoiserPart]  # its place in a pipeline, its class names and its config
     conditioning_width: int  # of a row of its Conditioning
 
     def __init__(self, config: DenoiserConfig):
@@ -63,8 +64,8 @@ class Denoiser(nn.Module):
     @classmethod
     def from_config(cls: type[Model], config: Mapping[str, Any] | DenoiserConfig, source: str = "config") -> Model:
         """A model with random weights from a mapping with diffusers' keys. InputError names a bad option."""
-        if not isinstance(config, cls.config_class):
-            config = from_mapping(cls.config_class, config, source)
+        if not isinstance(config, cls.part.config):
+            config = from_mapping(cls.part.config, config, source)
         try:
             return cls(config).eval()
         except (ValueError, ZeroDivisionError) as error:  # torch's own: groups that do not divide a width...
@@ -88,20 +89,28 @@ class Denoiser(nn.Module):
         weights file, NonFiniteError for NaN or infinity in the weights.
         """
         root = hub.resolve(name_or_path, variant=variant, **hub_options)
-        folder = root / subfolder if subfolder else hub.component_folder(root, cls.component)
-        config = read_json(folder / "config.json")
-        names = hub.MODELS[cls.component]
-        if config.get("_class_name", names[0]) not in names:
-            raise InputError(f"{folder / 'config.json'} describes a {config['_class_name']}; {names[0]} is supported")
+        folder = root / subfolder if subfolder else hub.component_folder(root, cls.part.name)
+        return cls.from_folder(folder, variant=variant, dtype=dtype, device=device)
+
+    @classmethod
+    def from_folder(
+        cls: type[Model], folder: Path, *, variant: str | None, dtype: torch.dtype, device: str | torch.device
+    ) -> Model:
+        """Config and weights from the very folder that holds them. Raises as `from_pretrained`."""
+        path = folder / "config.json"
+        config = read_json(path)
+        if config.get("_class_name", cls.part.class_name) not in cls.part.classes:
+            raise InputError(f"{path} describes a {config['_class_name']}; {cls.part.class_name} is supported")
         with torch.device("meta"):
-            model = cls.from_config(config, source=str(folder / "config.json"))
+            model = cls.from_config(config, source=str(path))
         state = weights.load_state_dict(folder, variant=variant)
         weights.load_weights(model, state, source=str(folder), dtype=dtype, device=device)
         return model
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.parameters()).dtype
+        """Of the activations: biases and norms are kept in it, whatever the dtype of the weights."""
+        return next(parameter for parameter in self.parameters() if parameter.ndim == 1).dtype
 
     @property
     def device(self) -> torch.device:

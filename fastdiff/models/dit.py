@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastdiff.checkpoints.configs import MLP_ACTIVATIONS, DiTTransformer2DConfig
+from fastdiff.checkpoints import registry
+from fastdiff.checkpoints.configs.dit import MLP_ACTIVATIONS, DiTTransformer2DConfig
 from fastdiff.errors import InputError
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.layer_norm import layer_norm
@@ -183,8 +184,7 @@ class BasicTransformerBlock(nn.Module):
 class DiTTransformer2DModel(Denoiser):
     """diffusers' DiTTransformer2DModel; see Denoiser."""
 
-    config_class = DiTTransformer2DConfig
-    component = "transformer"
+    part = registry.TRANSFORMER
 
     def __init__(self, config: DiTTransformer2DConfig):
         super().__init__(config)

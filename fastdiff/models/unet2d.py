@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fastdiff.checkpoints.configs import UNet2DConfig
+from fastdiff.checkpoints import registry
+from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.errors import InputError
 from fastdiff.models.denoiser import Conditioning, Denoiser
 from fastdiff.models.embeddings import GaussianFourierProjection, TimestepEmbedding, Timesteps, rows_through
@@ -34,8 +35,7 @@ class UNet2DOutput(NamedTuple):
 class UNet2DModel(Denoiser):
     """diffusers' UNet2DModel; see Denoiser."""
 
-    config_class = UNet2DConfig
-    component = "unet"
+    part = registry.UNET
 
     def __init__(self, config: UNet2DConfig):
         super().__init__(config)

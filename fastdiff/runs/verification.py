@@ -13,6 +13,7 @@ from typing import Any
 
 import fastdiff
 from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.errors import InputError
 from fastdiff.extras import import_diffusers
 from fastdiff.requests.request import ModelCard, Request, complete
@@ -76,18 +77,17 @@ class Reference:
         import torch
 
         self.diffusers, self.card, self.request = diffusers, card, request
-        component = hub.PIPELINES[hub.read_model_index(card.folder)["pipeline"]]
         self.denoiser = (
-            getattr(diffusers, hub.MODELS[component][0])
+            getattr(diffusers, card.denoiser.class_name)
             .from_pretrained(
-                hub.component_folder(card.folder, component),
+                hub.component_folder(card.folder, card.denoiser.name),
                 variant=request.variant,
                 torch_dtype=torch.float32,
                 low_cpu_mem_usage=False,
             )
             .eval()
         )
-        kind = {"ddim": diffusers.DDIMScheduler, "ddpm": diffusers.DDPMScheduler}[request.scheduler]
+        kind = getattr(diffusers, SCHEDULERS[request.scheduler])
         self.scheduler = kind.from_pretrained(hub.component_folder(card.folder, "scheduler"))
 
     def sample(self, x_t, labels: Sequence[int], generator):

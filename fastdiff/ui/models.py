@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
-from fastdiff.checkpoints import hub
+from fastdiff.checkpoints import hub, registry
 from fastdiff.diffusion.schedulers import scheduler_from_config
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import resolve_device
@@ -113,6 +113,6 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
 
 def _stays_inside(folder: Path, root: Path) -> bool:
     """Whether every file that loading `folder` may read lies below `root`, once all links are followed."""
-    parts = [folder, *(hub.component_folder(folder, name) for name in ("unet", "transformer", "vae", "scheduler"))]
+    parts = [folder, *(hub.component_folder(folder, name) for name in registry.PART_NAMES)]
     paths = [path for part in parts for path in (part, *part.iterdir())]
     return all(path.resolve().is_relative_to(root) for path in paths)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import diffusers
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,7 @@ def test_all_keys_are_read(tmp_path):
         pytest.param({"labels": "cat"}, "labels", id="labels-is-text"),
         pytest.param({"labels": ["cat", 1]}, "labels", id="label-is-a-number"),
         pytest.param({"labels": ["cat", ""]}, "labels", id="label-is-empty"),
+        pytest.param({"labels": ["cat", None], "label_groups": {"a": [None]}}, "holds None", id="group-of-no-name"),
         pytest.param({"labels": ["cat", "dog", "cat"]}, "cat more than once", id="two-labels-of-one-name"),
         pytest.param({"null_label": -1}, "null_label", id="null-label-negative"),
         pytest.param({"null_label": True}, "null_label", id="null-label-is-a-bool"),
@@ -78,7 +80,7 @@ def write_index(folder: Path, **index: object) -> Path:
 def test_a_dit_pipeline_guides_and_names_its_labels_as_diffusers(tmp_path):
     info = ModelInfo.from_folder(write_index(tmp_path, id2label=IMAGENET), num_classes=5, null_label=4)
     names = ("tench, Tinca tinca", "crane", "great white shark, white shark, man-eater", "crane (3)")
-    assert info == ModelInfo(labels=names, null_label=4, guidance_scale=4.0)
+    assert info == ModelInfo(labels=(*names, None), null_label=4, guidance_scale=4.0)
     assert [info.label_index(name) for name in ("Tinca tinca", "tench", "white shark", "crane", "crane 3")] == [
         *(0, 0, 2, 1, 3)
     ]
@@ -90,10 +92,67 @@ def test_fastdiff_json_wins_over_the_pipelines_own(tmp_path):
     assert info == ModelInfo(labels=("cat",), guidance_scale=1.5, null_label=2)
 
 
-@pytest.mark.parametrize("names", [["cat"], {"0": "cat", "2": "dog"}, {"cat": "0"}], ids=["list", "gap", "reversed"])
-def test_bad_names_of_a_dit_pipeline(tmp_path, names):
-    with pytest.raises(InputError, match=r"model_index\.json: id2label"):
-        ModelInfo.from_folder(write_index(tmp_path, id2label=names))
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        pytest.param(["cat"], (), id="list"),
+        pytest.param("cat", (), id="text"),
+        pytest.param(None, (), id="null"),
+        pytest.param({}, (), id="empty"),
+        pytest.param({"cat": "0"}, (), id="reversed"),
+        pytest.param({"0": "cat", "2": "dog"}, ("cat", None, "dog", None, None), id="gap"),
+        pytest.param({"3": "cat"}, (None, None, None, "cat", None), id="the-last-alone"),
+        pytest.param({"0": "cat", "1": "cat"}, ("cat", "cat (1)", None, None, None), id="one-name-twice"),
+        pytest.param(
+            {"0": "cat (2)", "1": "cat", "2": "cat"},
+            ("cat (2)", "cat", "cat (2) (2)", None, None),
+            id="one-name-twice-and-its-number-taken",
+        ),
+        pytest.param({"1": "cat", "01": "tabby"}, (None, "cat, tabby", None, None, None), id="two-keys-of-a-label"),
+        pytest.param({" 1 ": "cat", "+2": "dog"}, (None, "cat", "dog", None, None), id="keys-that-int-takes"),
+        pytest.param({"0": "cat", "5": "dog", "-1": "cow", "9" * 5000: "x"}, ("cat", *[None] * 4), id="beyond"),
+        pytest.param({"0": "cat", "1.0": "dog", "": "cow", "x": "y"}, ("cat", *[None] * 4), id="keys-no-numbers"),
+        pytest.param({"0": 7, "1": None, "2": ["a"], "3": "", "4": "cat"}, (*[None] * 4, "cat"), id="no-texts"),
+    ],
+)
+def test_a_name_file_never_stops_a_model(tmp_path, names, labels):
+    info = ModelInfo.from_folder(write_index(tmp_path, id2label=names), num_classes=5, null_label=4)
+    assert info == ModelInfo(labels=labels, null_label=4, guidance_scale=4.0)
+    for index in range(5):
+        named = info.label_name(index)
+        assert info.label_index(named, num_classes=5) == info.label_index(str(index), num_classes=5) == index
+        assert named == index or named == labels[index]
+
+
+def test_without_a_label_table_there_is_nothing_to_name(tmp_path):
+    assert ModelInfo.from_folder(write_index(tmp_path, id2label=IMAGENET)).labels == ()
+
+
+@pytest.mark.parametrize(
+    "id2label",
+    [
+        pytest.param({"0": "tench, Tinca tinca", "7": "cock", "999": "toilet tissue, bathroom tissue"}, id="gaps"),
+        pytest.param({"3": "cat", "03": "tabby cat,moggy", " 4": "dog ,hound"}, id="keys-and-spaces"),
+    ],
+)
+def test_every_name_of_diffusers_pipeline_finds_the_same_label(tmp_path, id2label):
+    info = ModelInfo.from_folder(write_index(tmp_path, id2label=id2label), num_classes=1001, null_label=1000)
+    theirs = diffusers.DiTPipeline(None, None, None, id2label=id2label).labels
+    assert len(theirs) >= 4
+    assert {name: info.label_index(name, num_classes=1001) for name in theirs} == theirs
+
+
+def test_names_of_our_own_file_may_have_holes(tmp_path):
+    info = ModelInfo.from_folder(write(tmp_path, {"labels": ["cat", None, "dog"]}), num_classes=4)
+    assert [info.label_name(index) for index in range(4)] == ["cat", 1, "dog", 3]
+    assert [info.label_index(label) for label in ("cat", "1", 1, "dog")] == [0, 1, 1, 2]
+    with pytest.raises(InputError, match="did you mean cat"):
+        info.label_index("cart")
+
+
+def test_labels_that_all_lack_a_name_are_asked_for_by_number():
+    with pytest.raises(InputError, match="give an index"):
+        ModelInfo(labels=(None, None)).label_index("None")
 
 
 NOTO_BIRDS = EMOJI64.labels.index("noto birds")

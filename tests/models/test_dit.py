@@ -10,7 +10,7 @@ import torch
 from diffusers.models.embeddings import get_2d_sincos_pos_embed
 
 from fastdiff import DiTTransformer2DModel, InputError
-from fastdiff.checkpoints.configs import DiTTransformer2DConfig
+from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.weights import diffusers_shapes
 from fastdiff.models.denoiser import ROWS
 from fastdiff.models.dit import positions

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fastdiff import InputError, UNet2DModel
-from fastdiff.checkpoints.configs import UNet2DConfig
+from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 
 TINY = {
     "sample_size": 8,

@@ -7,7 +7,7 @@ import diffusers
 import pytest
 import torch
 
-from fastdiff import DDPMScheduler, DiTTransformer2DModel, Pipeline
+from fastdiff import DDPMScheduler, DiTTransformer2DModel, Pipeline, cli
 from fastdiff.checkpoints.weights import load_weights
 
 BASE = {
@@ -210,3 +210,26 @@ def test_pixels(save_dit, step_by_step):
     for step, x in zip(steps, expected, strict=True):
         assert (step.x_t.permute(0, 3, 1, 2) - x).abs().max() <= 1e-4 * x.abs().max()
     assert (step.images - (x / 2 + 0.5).clamp(0, 1)).abs().max() <= 1e-4
+
+
+def test_a_folder_that_names_some_labels_only(save_dit, capsys):
+    """diffusers takes any names, so such folders exist; each label can still be drawn and is listed."""
+    theirs, folder = save_dit(diffusers.DDIMScheduler(**DDIM))
+    index = json.loads((folder / "model_index.json").read_text())
+    index["id2label"] = {"0": "tench, Tinca tinca", "7": "cock", "999": "toilet tissue"}
+    (folder / "model_index.json").write_text(json.dumps(index))
+    theirs = diffusers.DiTPipeline.from_pretrained(folder)
+    theirs.set_progress_bar_config(disable=True)
+    ours = Pipeline.from_pretrained(folder, device="cpu")
+    options = {"num_inference_steps": 3, "output_type": "np"}
+    expected = theirs(
+        [*theirs.get_label_ids(["Tinca tinca", "cock"]), 8], generator=torch.Generator().manual_seed(5), **options
+    ).images
+    pictures = ours(
+        class_labels=["Tinca tinca", "cock", 8], generator=torch.Generator().manual_seed(5), **options
+    ).images
+    assert abs(pictures - expected).max() <= 1e-3
+    assert cli.main(["models", str(folder)]) == 0
+    listed = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[-1000:]]
+    names = {"0": "tench, Tinca tinca", "7": "cock", "999": "toilet tissue"}
+    assert listed == [[str(label), names.get(str(label), str(label))] for label in range(1000)]

@@ -60,9 +60,9 @@ def test_half_precision_errs_at_most_twice_as_much_as_diffusers(theirs, dtype):
 
 @pytest.mark.parametrize("name", ["emoji64", "emoji64-dit"])
 def test_fifty_guided_steps_in_float32(name, guided_loop):
-    """Of trained models: one of random weights doubles every rounding error from step to step."""
+    """Trained models, as one of random weights doubles every rounding error from step to step."""
     pipe = fastdiff.Pipeline.from_pretrained(name, device="cuda", dtype="float32")
-    component = pipe.denoiser.component
+    component = pipe.denoiser.part.name
     kind = getattr(diffusers, type(pipe.denoiser).__name__)
     model = kind.from_pretrained(hub.resolve(name) / component, torch_dtype=torch.float32).cuda().eval()
     scheduler = diffusers.DDIMScheduler.from_pretrained(hub.resolve(name) / "scheduler")

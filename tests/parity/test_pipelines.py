@@ -1,5 +1,7 @@
 """Whole pipelines against diffusers' in float32: the same starting noise, every step and the final picture."""
 
+import json
+
 import diffusers
 import numpy as np
 import pytest
@@ -83,6 +85,18 @@ def test_ddim_pipeline_folder_with_another_scheduler(save_pipeline):
     theirs.set_progress_bar_config(disable=True)
     expected = theirs(generator=torch.Generator().manual_seed(0), **options).images
     assert_same_pictures(ours(generator=torch.Generator().manual_seed(0), **options).images, expected)
+
+
+@pytest.mark.parametrize("said", ["DDIMScheduler", None], ids=["of-another-class", "without-a-class"])
+def test_the_pipelines_index_says_which_class_the_scheduler_is(said, save_pipeline):
+    """As in diffusers it wins over the scheduler's own config."""
+    _, folder = save_pipeline("DDPM")
+    path = folder / "scheduler" / "scheduler_config.json"
+    config = json.loads(path.read_text())
+    del config["_class_name"]
+    path.write_text(json.dumps(config | ({"_class_name": said} if said else {})))
+    ours, theirs = Pipeline.from_pretrained(folder, device="cpu"), diffusers.DDPMPipeline.from_pretrained(folder)
+    assert type(ours.scheduler).__name__ == type(theirs.scheduler).__name__ == "DDPMScheduler"
 
 
 def test_pil_output_is_diffusers_rounding(save_pipeline):

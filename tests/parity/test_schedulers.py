@@ -259,7 +259,7 @@ def option_sets(draw):
 @given(option_sets())
 @settings(max_examples=400, deadline=None, derandomize=True)
 def test_any_options_agree_or_are_refused(drawn):
-    """What diffusers steps with finite results we step alike; what it cannot, we refuse or step with finite results."""
+    """We step alike where diffusers' results are finite; elsewhere we refuse, or step with finite results."""
     kind, options, steps, kwargs = drawn
     theirs, ours = pair(kind, **options)
     theirs.set_timesteps(steps)

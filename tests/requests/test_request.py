@@ -9,7 +9,8 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from fastdiff.checkpoints import hub
-from fastdiff.checkpoints.model_info import SCHEDULERS, ModelInfo
+from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.diffusion import schedulers
 from fastdiff.errors import InputError
 from fastdiff.execution import devices

@@ -140,7 +140,7 @@ class Visit:
         return self.http.post("/gradio_api/queue/join", json=body)
 
     def messages(self) -> Iterator[dict]:
-        """What the server says about this visit's events, until all of them have ended."""
+        """The server's messages about this visit's events, until all of them have ended."""
         with self.http.stream("GET", "/gradio_api/queue/data", params={"session_hash": self.session_hash}) as stream:
             for line in stream.iter_lines():
                 if line.startswith("data: "):

@@ -12,7 +12,7 @@ import torch
 
 import fastdiff
 from fastdiff.checkpoints import hub
-from fastdiff.checkpoints.configs import read_json
+from fastdiff.checkpoints.json_files import read_json
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d
 from fastdiff.kernels.denoise import COLUMNS, StepBuffers, StepOptions, denoise_step
@@ -271,7 +271,7 @@ def test_bundled_models_compile(name, batch_size, launches, monkeypatch):
     """All that one prediction launches on an H200."""
     folder = hub.resolve(name)
     kind = fastdiff.UNet2DModel if (folder / "unet").is_dir() else fastdiff.DiTTransformer2DModel
-    model = kind.from_config(read_json(folder / kind.component / "config.json")).to("meta", torch.bfloat16)
+    model = kind.from_config(read_json(folder / kind.part.name / "config.json")).to("meta", torch.bfloat16)
     zeros = torch.zeros(batch_size, dtype=torch.int64, device="meta")
     monkeypatch.setattr(Operation, "_obstacle", lambda *_: None)
     x = meta(batch_size, model.config.sample_size, model.config.sample_size, 3)

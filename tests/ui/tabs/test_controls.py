@@ -85,6 +85,14 @@ def test_labels_without_names_are_their_indices(card):
     assert properties["label"] == {"choices": [("0", 0), ("1", 1), ("2", 2)], "value": 0, "visible": True}
 
 
+def test_a_label_without_a_name_stands_among_the_others_by_its_index(card):
+    gappy = card(info={"labels": ["red cat", None, "blue cat"]})
+    properties = Subject.properties(gappy)
+    choices = [("red cat", "red cat"), ("1", 1), ("blue cat", "blue cat")]
+    assert properties["label"] == {"choices": choices, "value": "red cat", "visible": True}
+    assert Subject.offers(gappy, 1) and not Subject.offers(gappy, 3)
+
+
 def test_labels_on_offer(card, card_folder):
     named = card(info={"labels": ["a", "b"], "label_groups": {"both": ["a", "b"]}})
     assert [Subject.offers(named, label) for label in ("a", "both", "c", 0, None)] == [True, True, False, False, False]

@@ -1,4 +1,4 @@
-"""The benchmarks' host code: the rows they make, on tiny shapes, and what is read out of compute-sanitizer."""
+"""The benchmarks of operations on tiny shapes, their report, and what is read out of compute-sanitizer."""
 
 import importlib
 import json
@@ -9,39 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+import fastdiff
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 COMPILED = {"compile_ms", "compile_max_abs_err"}
 KEYS = {"workload", "fastdiff_ms", "eager_ms", "floor_ms", "share", "max_abs_err", "eager_max_abs_err"}
 KEYS |= {"launches", "peak_bytes"} | COMPILED
 
 
-@pytest.fixture
-def load(monkeypatch):
-    """load(name): a script of benchmarks/, which import each other by their bare names."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield importlib.import_module
-    for path in BENCHMARKS.glob("*.py"):
-        sys.modules.pop(path.stem, None)
-
-
-@pytest.fixture
-def harness(load, monkeypatch):
-    """Short, on the CPU, and with dynamo's tracing but not its compiler."""
-    harness = load("harness")
-
-    def traced(function):
-        torch.compiler.reset()
-        return torch.compile(function, dynamic=False, fullgraph=True, backend="eager")
-
-    measure = harness.measure
-    monkeypatch.setattr(harness, "DEVICE", torch.device("cpu"))
-    monkeypatch.setattr(harness, "compiled", traced)
-    monkeypatch.setattr(harness, "measure", lambda calls, **options: measure(calls, graph=False, seconds=1e-4))
-    return harness
-
-
 def check(row: dict, rate: str, keys: set[str] = KEYS) -> None:
-    assert keys | {rate} <= row.keys()
+    assert keys | {rate, f"ceiling_{rate}"} <= row.keys()
+    assert row["share"] == pytest.approx(row[rate] / row[f"ceiling_{rate}"])
     assert row["share"] == pytest.approx(row["floor_ms"] / row["fastdiff_ms"])
     assert 0 <= row["max_abs_err"] < 0.1
     json.dumps(row)
@@ -88,8 +66,6 @@ def test_group_norm(harness, load, widths):
 def test_attention(harness, load, monkeypatch):
     bench = load("bench_attention")
     monkeypatch.setattr(bench, "flash_attention", lambda q, k, v, heads, causal: bench.attention(q, k, v, heads=heads))
-    monkeypatch.setattr(bench, "peak_bytes", lambda call: 0)
-    monkeypatch.setattr(harness, "peak_bytes", lambda call: 0)
     bench.ATTENTIONS["tiny"] = (2, 4, 6, 2, 8)
     row = bench.row("tiny", 100.0)
     check(row, "tflops")
@@ -97,15 +73,47 @@ def test_attention(harness, load, monkeypatch):
     assert row["extra_bytes"] == row["kernel_extra_bytes"] == -(2 * 4 * 2 * 8) * 2, "the output is taken off"
 
 
-@pytest.mark.parametrize("sampler", ["ddim", "ddim-eta1", "ddpm"])
-def test_denoise(harness, load, sampler):
+@pytest.mark.parametrize(
+    ("sampler", "outputs", "noisy"),
+    [("ddim", 1, False), ("ddim-guided", 2, False), ("ddim-eta1", 1, True), ("ddpm", 1, True)],
+)
+def test_denoise(harness, load, sampler, outputs, noisy):
     bench = load("bench_denoise")
     bench.DENOISES["tiny"] = (2, 4)
     row = bench.row("tiny", sampler, 4.0)
-    check(row, "tbps", KEYS if sampler == "ddim" else KEYS - COMPILED)  # torch.compile takes no Philox
-    assert row["floor_ms"] == pytest.approx(2 * 48 * (4 * 4 + 2) / 4e9)
+    check(row, "tbps", KEYS - COMPILED if noisy else KEYS)  # torch.compile takes no Philox
+    read, written = 4 + 2 * outputs, 4 + 4  # bytes an element: x_t and what the model says; x_{t-1} and x0
+    assert row["floor_ms"] == pytest.approx((2 * 48 * (read + written) + (2 * 8 if noisy else 0)) / 4e9)
     assert row["diffusers_ms"] > 0
     assert row["parity_max_abs_err"] < 1e-5
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_the_denoise_step_is_the_one_of_a_pipeline(harness, load, monkeypatch, scale):
+    """The benchmark and the sampling loop call the step with the same arguments, by dtype and shape."""
+    called = []
+
+    def spy(operation):
+        def step(*args, **options):
+            given = [*args, *(options[name] for name in sorted(options) if options[name] is not None)]
+            called.append([(each.dtype, each.shape) if torch.is_tensor(each) else each for each in given])
+            return operation(*args, **options)
+
+        step.reference = operation.reference
+        return step
+
+    loop, bench = importlib.import_module("fastdiff.diffusion.loop"), load("bench_denoise")
+    monkeypatch.setattr(loop, "denoise_step", spy(loop.denoise_step))
+    monkeypatch.setattr(bench, "denoise_step", spy(bench.denoise_step))
+    pipe = fastdiff.Pipeline.from_pretrained("emoji64", device="cpu", dtype=torch.bfloat16)
+    pipe.scheduler = fastdiff.DDIMScheduler()
+    options = {"num_inference_steps": bench.STEPS, "eta": 1.0, "guidance_scale": scale, "height": 16, "width": 16}
+    next(pipe.stream(class_labels=0, **options))
+    bench.SAMPLERS["tiny"] = bench.SAMPLERS["ddim-eta1"]._replace(guidance_scale=scale)
+    bench.DENOISES["tiny"] = (1, 16)
+    bench.row("tiny", "tiny", 4.0)
+    in_the_pipeline, in_the_benchmark = called[0], called[-1]
+    assert in_the_benchmark == [each for each in in_the_pipeline if scale != 1 or each != 1.0]
 
 
 @pytest.mark.parametrize(
@@ -135,14 +143,50 @@ def test_results_are_saved_with_their_machine(harness, monkeypatch, tmp_path, ca
     assert {"gpu", "torch", "triton", "diffusers", "commit"} <= rows[0].keys()
     *table, document = capsys.readouterr().out.splitlines()
     assert json.loads(document) == rows
-    assert len(table) == 3
+    assert [line.split() for line in table] == [
+        ["workload", "fastdiff_ms"],
+        ["a", "1"],
+        ["workload", "fastdiff_ms", "compile_ms"],
+        ["b"],
+    ]
+
+
+def test_a_row_is_printed_and_saved_before_the_next_is_measured(harness, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench", "--save", str(tmp_path)])
+
+    def rows():
+        yield {"workload": "a", "fastdiff_ms": 1.5}
+        header, line = capsys.readouterr().out.splitlines()
+        assert line.split() == ["a", "1.5"]
+        assert len(header) == len(line), "a cell stands under its column's name"
+        assert [row["workload"] for row in json.loads((tmp_path / "some.json").read_text())] == ["a"]
+        yield {"workload": "b", "fastdiff_ms": 2.0}
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        harness.report("some", rows())
+    assert [row["workload"] for row in json.loads((tmp_path / "some.json").read_text())] == ["a", "b"]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split() == ["b", "2"]
+
+
+@pytest.mark.parametrize(("named", "expected"), [([], ["a", "b"]), (["b"], ["b"]), (["b", "--save", "x"], ["b"])])
+def test_workloads_are_chosen_by_name(harness, monkeypatch, named, expected):
+    monkeypatch.setattr(sys, "argv", ["bench", *named])
+    assert harness.chosen({"a": 1, "b": 2}) == expected
+
+
+def test_a_workload_that_there_is_not_is_named(harness, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["bench", "c"])
+    with pytest.raises(SystemExit, match="no workload 'c'; there are a, b"):
+        harness.chosen({"a": 1, "b": 2})
 
 
 def test_what_needs_a_gpu_says_so_and_succeeds(harness, capsys):
     with pytest.raises(SystemExit) as ended:
-        harness.needs_gpu("torch's own")
+        harness.needs_gpu()
     assert ended.value.code is None
-    assert capsys.readouterr().out == "this benchmark needs a GPU: elsewhere the operation is torch's own\n"
+    assert capsys.readouterr().out == "this benchmark needs a GPU: elsewhere every operation is its torch reference\n"
 
 
 def test_launches_are_counted(harness):

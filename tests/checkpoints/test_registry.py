@@ -1,12 +1,15 @@
-"""model_index.json: the pipelines that are run, and what is refused of the others."""
+"""The registry, and model_index.json: the pipelines that are run, and what is refused of the others."""
 
+import inspect
 import json
 from pathlib import Path
 
+import diffusers
 import pytest
 
-from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.registry import DENOISERS, PIPELINES, SCHEDULERS, denoiser_part, read_model_index
 from fastdiff.errors import InputError
+from fastdiff.models import classes
 
 INDEX = {
     "_class_name": "DDIMPipeline",
@@ -53,14 +56,14 @@ def assert_one_line(error, *named: str) -> None:
 )
 def test_pipelines_that_are_refused(tmp_path, change, named):
     with pytest.raises(InputError) as error:
-        hub.read_model_index(write(tmp_path, INDEX | change))
+        read_model_index(write(tmp_path, INDEX | change))
     assert_one_line(error, "model_index.json", *named)
 
 
 def test_a_pipeline_without_a_component_is_refused(tmp_path):
     index = {key: value for key, value in INDEX.items() if key != "unet"}
     with pytest.raises(InputError) as error:
-        hub.read_model_index(write(tmp_path, index))
+        read_model_index(write(tmp_path, index))
     assert_one_line(error, "unet is None")
 
 
@@ -81,7 +84,7 @@ DIT_CLASSES = {"pipeline": "DiTPipeline", "scheduler": "DDIMScheduler", "transfo
     ],
 )
 def test_pipelines_of_transformers(tmp_path, change, expected):
-    assert hub.read_model_index(write(tmp_path, DIT_INDEX | change)) == DIT_CLASSES | expected
+    assert read_model_index(write(tmp_path, DIT_INDEX | change)) == DIT_CLASSES | expected
 
 
 @pytest.mark.parametrize(
@@ -97,5 +100,28 @@ def test_pipelines_of_transformers(tmp_path, change, expected):
 )
 def test_pipelines_of_transformers_that_are_refused(tmp_path, change, named):
     with pytest.raises(InputError) as error:
-        hub.read_model_index(write(tmp_path, DIT_INDEX | change))
+        read_model_index(write(tmp_path, DIT_INDEX | change))
     assert_one_line(error, "model_index.json", *named)
+
+
+def test_every_name_is_one_of_diffusers():
+    parts = {part.name: part for pipeline in PIPELINES.values() for part in pipeline.parts}
+    names = [*PIPELINES, *SCHEDULERS.values(), *(name for part in parts.values() for name in part.classes)]
+    assert [name for name in names if not hasattr(diffusers, name)] == []
+
+
+def test_a_pipeline_has_the_parts_and_options_of_diffusers():
+    for name, pipeline in PIPELINES.items():
+        components = set(inspect.signature(getattr(diffusers, name).__init__).parameters) - {"self"}
+        assert components == {*(part.name for part in pipeline.parts), *pipeline.options}, name
+
+
+def test_our_models_are_those_of_the_registry():
+    assert {name: kind.part for name, kind in classes.DENOISERS.items()} == {
+        part.class_name: part for part in DENOISERS
+    }
+
+
+def test_every_denoiser_is_found_by_each_of_its_names():
+    assert all(denoiser_part(name) is part for part in DENOISERS for name in part.classes)
+    assert denoiser_part("AutoencoderKL") is denoiser_part(None) is denoiser_part(["UNet2DModel"]) is None

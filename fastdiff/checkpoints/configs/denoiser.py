@@ -1,0 +1,66 @@
+"""DenoiserConfig: the base of the config of each denoiser, and the checks that they share."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from fastdiff.errors import InputError
+from fastdiff.numbers import is_int
+
+
+class DenoiserConfig:
+    """The questions that every denoiser's config answers. The options have diffusers' names and defaults."""
+
+    SWITCHED_OFF: ClassVar[Mapping[str, Any]] = {}  # options of diffusers' class that we know at one value only
+    sample_size: int | tuple[int, int] | None
+    in_channels: int
+    out_channels: int
+    class_embed_type: str | None
+
+    @property
+    def num_class_embeds(self) -> int | None:
+        """The size of the table that labels are indices into, where there is one."""
+        raise NotImplementedError
+
+    @property
+    def null_label(self) -> int | None:
+        """The index that stands for "no label", where the architecture has one."""
+        return None
+
+    @property
+    def size_factor(self) -> int:
+        """The number that height and width must be multiples of."""
+        raise NotImplementedError
+
+    @property
+    def min_size(self) -> int:
+        """The least height and width."""
+        raise NotImplementedError
+
+    @property
+    def trained_size(self) -> tuple[int, int] | None:
+        """Height and width of what it was trained to denoise, where the config says."""
+        size = self.sample_size
+        return size if isinstance(size, tuple) or size is None else (size, size)
+
+    @property
+    def takes_labels(self) -> bool:
+        return self.num_class_embeds is not None or self.class_embed_type is not None
+
+    def check_size(self, height: int, width: int, scale: int = 1) -> None:
+        """InputError unless the model can draw height x width pixels; a VAE makes `scale` x `scale` of them of one."""
+        factor, least = scale * self.size_factor, scale * self.min_size
+        if height < least or width < least or height % factor or width % factor:
+            raise InputError(f"height {height}, width {width}: this model draws multiples of {factor}, from {least} on")
+
+    def _check_choices(self, choices: Mapping[str, tuple]) -> None:
+        for name, known in choices.items():
+            value = getattr(self, name)
+            if value not in known:
+                raise InputError(f"{name}: {value!r} is not supported; choose from {', '.join(map(str, known))}")
+
+
+def check_counts(counts: Mapping[str, Any]) -> None:
+    """InputError unless every value is a whole number of at least 1."""
+    for name, value in counts.items():
+        if not is_int(value, 1):
+            raise InputError(f"{name}: {value!r} is not a whole number of at least 1")

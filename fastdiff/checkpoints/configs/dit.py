@@ -1,0 +1,87 @@
+"""The options of a DiTTransformer2DModel. An unknown one is an error, never ignored."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fastdiff.checkpoints.configs.denoiser import DenoiserConfig, check_counts
+from fastdiff.errors import InputError
+
+MLP_ACTIVATIONS = {"gelu-approximate": "gelu_tanh", "gelu": "gelu", "linear-silu": "silu"}  # diffusers' name -> ours
+
+
+@dataclass(frozen=True)
+class DiTTransformer2DConfig(DenoiserConfig):
+    """The options of diffusers' DiTTransformer2DModel, by the same names and with the same defaults."""
+
+    num_attention_heads: int = 16
+    attention_head_dim: int = 72  # the width of a head; tokens are num_attention_heads of them wide
+    in_channels: int = 4
+    # None: in_channels. Twice as many: the second half is the learned variance
+    out_channels: int = None  # type: ignore[assignment]
+    num_layers: int = 28
+    dropout: float = 0.0  # training only
+    norm_num_groups: int = 32  # in diffusers without effect too
+    attention_bias: bool = True  # of Q, K and V
+    sample_size: int = 32  # height and width of what it denoises, latents or pixels
+    patch_size: int = 2
+    activation_fn: str = "gelu-approximate"  # gelu-approximate, gelu, linear-silu
+    num_embeds_ada_norm: int = 1000  # labels; the null label is the one after them
+    upcast_attention: bool = False
+    norm_type: str = "ada_norm_zero"
+    norm_elementwise_affine: bool = False  # of the norm before the MLP
+    norm_eps: float = 1e-5  # of the norm before the MLP; the others have 1e-6
+
+    # Transformer2DModel, diffusers' older name of the class, has these beside them.
+    SWITCHED_OFF: ClassVar[Mapping[str, Any]] = {
+        "attention_type": "default",
+        "caption_channels": None,
+        "cross_attention_dim": None,
+        "double_self_attention": False,
+        "interpolation_scale": None,
+        "num_vector_embeds": None,
+        "only_cross_attention": False,
+        "upcast_attention": False,
+        "use_additional_conditions": None,
+        "use_linear_projection": False,
+    }
+    class_embed_type = None
+
+    def __post_init__(self):
+        if self.out_channels is None:
+            object.__setattr__(self, "out_channels", self.in_channels)
+        self._check_choices({"norm_type": ("ada_norm_zero",), "activation_fn": tuple(MLP_ACTIVATIONS)})
+        names = "num_attention_heads attention_head_dim in_channels out_channels num_layers sample_size patch_size"
+        check_counts({name: getattr(self, name) for name in (*names.split(), "num_embeds_ada_norm")})
+        if self.sample_size % self.patch_size:
+            raise InputError(f"sample_size: {self.sample_size} is not a multiple of patch_size {self.patch_size}")
+        if self.inner_dim % 4:
+            raise InputError(
+                f"attention_head_dim: {self.num_attention_heads} heads of it are {self.inner_dim} channels; "
+                "the positions need a multiple of 4"
+            )
+
+    @property
+    def inner_dim(self) -> int:
+        return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def num_class_embeds(self) -> int:
+        return self.num_embeds_ada_norm + 1
+
+    @property
+    def null_label(self) -> int:
+        return self.num_embeds_ada_norm
+
+    @property
+    def size_factor(self) -> int:
+        return self.patch_size
+
+    @property
+    def min_size(self) -> int:
+        return self.patch_size
+
+    def check_size(self, height: int, width: int, scale: int = 1) -> None:
+        super().check_size(height, width, scale)
+        if height != width:
+            raise InputError(f"height {height}, width {width}: this model draws squares; give the same for both")

@@ -1,0 +1,91 @@
+"""ModelCard: all that the JSON files of a model folder say, in one value. Imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastdiff.checkpoints import hub, registry
+from fastdiff.checkpoints.configs.autoencoder import autoencoder_scale
+from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
+from fastdiff.checkpoints.json_files import from_mapping, read_json
+from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.errors import InputError
+from fastdiff.numbers import is_int
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """The JSON files of a model folder, read and checked. Its parts' weights are still where they were."""
+
+    name: str
+    folder: Path
+    classes: Mapping[str, str]  # of the parts there are, and of the `pipeline`: see read_model_index
+    config: DenoiserConfig
+    scheduler: str | None  # ddim, ddpm; None where the folder's is another
+    num_train_timesteps: int
+    info: ModelInfo
+    scale: int = 1  # pixels of a picture for one of the denoiser's, in height and in width
+
+    @classmethod
+    def read(cls, name: str, folder: Path) -> "ModelCard":
+        """Raises InputError for a folder without configs, or of a pipeline that fastdiff does not run."""
+        classes = registry.read_model_index(folder)
+        pipeline = registry.PIPELINES[classes["pipeline"]]
+        config_path = hub.component_folder(folder, pipeline.denoiser.name) / "config.json"
+        config = from_mapping(pipeline.denoiser.config, read_json(config_path), source=str(config_path))
+        vae_path = folder / "vae" / "config.json"
+        names = {class_name: name for name, class_name in registry.SCHEDULERS.items()}
+        return cls(
+            name=name,
+            folder=folder,
+            classes=classes,
+            config=config,
+            scheduler=pipeline.scheduler or names.get(classes["scheduler"]),
+            num_train_timesteps=_num_train_timesteps(folder),
+            info=ModelInfo.from_folder(folder, config.num_class_embeds, config.null_label),
+            scale=autoencoder_scale(read_json(vae_path), vae_path) if "vae" in classes else 1,
+        )
+
+    @property
+    def denoiser(self) -> registry.DenoiserPart:
+        """The part that its pipeline calls at each step."""
+        return registry.PIPELINES[self.classes["pipeline"]].denoiser
+
+    @property
+    def revision(self) -> str | None:
+        """The commit that a folder of the hub's cache stands for."""
+        return self.folder.name if self.folder.parent.name == "snapshots" else None
+
+    @property
+    def labels(self) -> list[int]:
+        """The indices of the labels, without the null label: as many as the model lists, else all of its table."""
+        count = len(self.info.labels) or self.config.num_class_embeds or 0
+        return [label for label in range(count) if label != self.info.null_label]
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(width, height) of its pictures in pixels, where the config says."""
+        size = self.config.trained_size
+        return size and (size[1] * self.scale, size[0] * self.scale)
+
+    @property
+    def size_factor(self) -> int:
+        """The number that width and height must be multiples of."""
+        return self.config.size_factor * self.scale
+
+    def label_name(self, index: int | None) -> str | int | None:
+        """The name of label `index`, or the index where it has none."""
+        return index if index is None else self.info.label_name(index)
+
+    def choices_name(self, choices: tuple[int, ...]) -> str | int | None:
+        """The name of the label or group that stands for these indices."""
+        groups = (name for name in self.info.label_groups if self.info.label_choices(name) == choices)
+        return self.label_name(choices[0]) if len(choices) == 1 else next(groups)
+
+
+def _num_train_timesteps(folder: Path) -> int:
+    path = hub.component_folder(folder, registry.SCHEDULER.name) / "scheduler_config.json"
+    count = read_json(path).get("num_train_timesteps", 1000)
+    if not is_int(count, 1):
+        raise InputError(f"{path}: num_train_timesteps {count!r} is not a number of steps")
+    return count

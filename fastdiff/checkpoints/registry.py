@@ -1,0 +1,124 @@
+"""The classes that fastdiff runs, by diffusers' names: pipelines, the parts in a pipeline's folder, schedulers.
+
+Whoever wants to know which class may stand where asks here. Imports no torch: which of our classes runs a model is
+said in fastdiff.models.classes.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
+from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
+from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
+from fastdiff.checkpoints.json_files import read_json
+from fastdiff.errors import InputError
+
+SCHEDULERS = {"ddim": "DDIMScheduler", "ddpm": "DDPMScheduler"}  # the name that people give -> diffusers' class
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a pipeline: its name in model_index.json, which is that of its folder, and the classes it may be of.
+
+    Of the classes the first is today's name, the others are older names of it. Where there are none, any class of
+    diffusers will do.
+    """
+
+    name: str
+    classes: tuple[str, ...] = ()
+    is_optional: bool = False  # null in model_index.json where the pipeline does without
+
+    @property
+    def class_name(self) -> str:
+        """Today's name of the class that stands here."""
+        return self.classes[0]
+
+
+@dataclass(frozen=True)
+class DenoiserPart(Part):
+    """The part that is called at each step."""
+
+    config: type[DenoiserConfig] = DenoiserConfig
+
+
+UNET = DenoiserPart("unet", ("UNet2DModel",), config=UNet2DConfig)
+TRANSFORMER = DenoiserPart(
+    "transformer", ("DiTTransformer2DModel", "Transformer2DModel"), config=DiTTransformer2DConfig
+)
+VAE = Part("vae", ("AutoencoderKL",), is_optional=True)
+SCHEDULER = Part("scheduler")
+
+DENOISERS = (UNET, TRANSFORMER)
+
+
+@dataclass(frozen=True)
+class PipelineClass:
+    """A pipeline class of diffusers: the parts that it has, and what it decides itself."""
+
+    name: str
+    denoiser: DenoiserPart
+    companions: tuple[Part, ...] = ()  # parts with weights beside the denoiser
+    options: tuple[str, ...] = ()  # keys of model_index.json that are no parts
+    scheduler: str | None = None  # the one that it makes of whatever scheduler its folder holds
+    guidance_scale: float | None = None  # its default, where it guides
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (self.denoiser, *self.companions, SCHEDULER)
+
+
+PIPELINES = {
+    pipeline.name: pipeline
+    for pipeline in (
+        PipelineClass("DDIMPipeline", UNET, scheduler="ddim"),
+        PipelineClass("DDPMPipeline", UNET),
+        PipelineClass("DiTPipeline", TRANSFORMER, (VAE,), options=("id2label",), guidance_scale=4.0),
+    )
+}
+
+PART_NAMES = tuple(dict.fromkeys(part.name for pipeline in PIPELINES.values() for part in pipeline.parts))
+
+
+def denoiser_part(class_name: object) -> DenoiserPart | None:
+    """The part that a model class of diffusers is, by today's name or an older one; None where it is no denoiser."""
+    return next((part for part in DENOISERS if class_name in part.classes), None)
+
+
+def read_model_index(folder: str | Path) -> dict[str, str]:
+    """The classes that model_index.json names: {"pipeline": ..., "scheduler": ..., "unet": ...}.
+
+    A DiTPipeline has a `transformer` instead of the `unet`, and a `vae` unless it draws pixels (null in the file).
+    Raises InputError for a pipeline or model class that fastdiff does not run, and for anything that asks for code
+    from outside diffusers (custom pipelines, classes of other modules).
+    """
+    path = Path(folder) / "model_index.json"
+    index = read_json(path)
+    name = index.get("_class_name")
+    pipeline = PIPELINES.get(name) if isinstance(name, str) else None
+    if pipeline is None:
+        raise InputError(f"{path}: pipeline class {name!r} is not supported; fastdiff runs {', '.join(PIPELINES)}")
+    known = {*(part.name for part in pipeline.parts), *pipeline.options}
+    extra = sorted(key for key in index.keys() - known if not key.startswith("_"))
+    if extra:
+        raise InputError(
+            f"{path}: {', '.join(extra)} is not part of a {pipeline.name}; remove it or save the pipeline again"
+        )
+    there = [part for part in pipeline.parts if not (part.is_optional and index.get(part.name) in (None, [None, None]))]
+    return {"pipeline": pipeline.name} | {part.name: _part_class(path, part, index.get(part.name)) for part in there}
+
+
+def _part_class(path: Path, part: Part, entry: object) -> str:
+    """The class that a [library, class] pair names."""
+    if not (isinstance(entry, list) and len(entry) == 2 and all(isinstance(name, str) for name in entry)):
+        raise InputError(
+            f"{path}: {part.name} is {entry!r}, not a [library, class] pair of names; save the pipeline again"
+        )
+    library, class_name = entry
+    if library != "diffusers":
+        raise InputError(
+            f"{path}: {part.name} comes from {library!r}; fastdiff runs no code of a model, only diffusers' classes"
+        )
+    if part.classes and class_name not in part.classes:
+        known = ", ".join(part.classes)
+        raise InputError(f"{path}: {part.name} class {class_name} is not supported; fastdiff runs {known}")
+    return class_name

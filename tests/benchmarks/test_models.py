@@ -1,0 +1,137 @@
+"""The benchmarks of whole models, on a tiny one: their rows, a model alone in its process, and profiles by class."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fastdiff
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+TINY = {
+    "sample_size": 8,
+    "block_out_channels": (8, 16),
+    "layers_per_block": 1,
+    "norm_num_groups": 4,
+    "num_class_embeds": 3,
+    "down_block_types": ("DownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "UpBlock2D"),
+}
+
+
+def test_models(harness, load, monkeypatch):
+    bench = load("bench_models")
+    bench.WORKLOADS["tiny"] = (TINY, 2, 1e-3)
+    row = bench.row("tiny", 1.0)
+    assert row.keys() >= {"workload", "fastdiff_ms", "eager_ms", "speedup", "floor_ms", "max_abs_err", "eager_err"}
+    assert row["max_abs_err"] < 2e-5
+    assert row["floor_ms"] == pytest.approx(1e-3)
+    assert row["speedup"] == pytest.approx(row["eager_ms"] / row["fastdiff_ms"])
+
+    numbers = {"fastdiff": {"first_result_s": 1.0, "weights_bytes": 2, "peak_bytes": 3}}
+    numbers |= {"eager": {"peak_bytes": 4}, "compile": {"peak_bytes": 5}}
+    monkeypatch.setattr(bench, "GPU", True)
+    monkeypatch.setattr(bench, "in_new_process", lambda who, name: numbers[who])
+    monkeypatch.setattr(bench, "compile_diffusers", lambda theirs: theirs)
+    monkeypatch.setattr(bench.sampling, "STEPS", 2)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    row = bench.row("tiny", 1.0)
+    assert [row[f"{who}peak_bytes"] for who in ("", "eager_", "compile_")] == [3, 4, 5]
+    assert row["weights_bytes"] == 2
+    assert {"launches", "compile_ms", "compile_first_s"} <= row.keys()
+    assert all(row[f"{who}_images_s"] > 0 for who in ("fastdiff", "eager", "compile"))
+    json.dumps(row)
+
+
+def test_a_model_alone_in_a_new_process(harness, load, monkeypatch):
+    bench, run = load("bench_models"), []
+
+    def new_process(command, env, **options):
+        assert Path(env["TRITON_CACHE_DIR"]).is_dir() and not list(Path(env["TRITON_CACHE_DIR"]).iterdir())
+        run.append(command)
+        return subprocess.CompletedProcess(command, 0, stdout='a library says hello\n{"peak_bytes": 7}\n')
+
+    monkeypatch.setattr(bench.subprocess, "run", new_process)
+    assert bench.in_new_process("eager", "ddpm32_b1") == {"peak_bytes": 7}
+    assert run == [[sys.executable, str(BENCHMARKS / "alone.py"), "eager", "ddpm32_b1"]]
+
+
+@pytest.mark.parametrize("who", ["fastdiff", "eager", "compile"])
+def test_the_memory_of_a_model_alone(harness, load, monkeypatch, who):
+    """Its peak is that of calls after the first ones, whose memory is given back; its weights are its parameters."""
+    alone, events = load("alone"), []
+    alone.WORKLOADS["tiny"] = (TINY, 2, None)
+    for name in ("empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda name=name: events.append(name))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: events.append("peak") or 99)
+    monkeypatch.setattr(alone, "compile_diffusers", lambda theirs: theirs)
+    unfilled = alone.unfilled
+
+    def watched(kind, config):
+        model = unfilled(kind, config)
+        model.register_forward_hook(lambda *_: events.append("call"))
+        return model
+
+    monkeypatch.setattr(alone, "unfilled", watched)
+    numbers = alone.measure_alone(who, "tiny")
+    ours = ["call"] if who == "fastdiff" else []  # at another resolution
+    assert events == ["call"] * 4 + ["empty_cache", "reset_peak_memory_stats"] + ["call"] * 3 + ["peak"] + ours
+    assert numbers["peak_bytes"] == 99
+    model = fastdiff.UNet2DModel.from_config(TINY)
+    assert numbers["weights_bytes"] == sum(parameter.nbytes for parameter in model.parameters())
+    assert ("new_resolution_s" in numbers) == (who == "fastdiff")
+    assert numbers["first_result_s"] > 0
+
+
+def test_the_time_of_a_replay_by_class(load):
+    pytest.importorskip("triton", reason="no Triton here")
+    bench = load("profile_models")
+    kernels = [
+        bench.Kernel("conv_by_descriptors", 10.0, 20.0),
+        bench.Kernel("normalise_kernel", 18.0, 25.0),  # begins before its inputs are there
+        bench.Kernel("merge_kernel", 19.0, 20.0),  # within another
+        bench.Kernel("Memcpy DtoD (Device -> Device)", 30.0, 31.0),
+        bench.Kernel("linear_kernel", 31.0, 35.0),
+    ]
+    found = bench.breakdown(kernels[::-1])
+    times = {name.removesuffix("_us"): value for name, value in found.items() if name.endswith("_us")}
+    assert times == {
+        "profiled": 25,
+        "convolutions": 10,
+        "norms": 8,
+        "attention": 0,
+        "products": 4,
+        "others": 1,
+        "gaps": 5,
+        "overlap": 3,
+    }
+    assert times["profiled"] == sum(times[kind] for kind in bench.CLASSES) + times["gaps"] - times["overlap"]
+    assert [found[f"{kind}_launches"] for kind in bench.CLASSES] == [1, 2, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        ("conv_by_pointers", "convolutions"),
+        ("sum_chunks", "convolutions"),
+        ("layer_norm_kernel", "norms"),
+        ("attention_kernel", "attention"),
+        ("denoise_kernel", "others"),
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTN", "products"),
+        ("void gemv2T_kernel_val<int, int, __nv_bfloat16, __nv_bfloat16, float, 128, 16>", "products"),
+        ("void cublasLt::splitKreduce_kernel<32, 16, int, __nv_bfloat16>", "products"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3_64x64x64_cga1x1x1", "attention"),
+        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<96, 128, 64, 4>>", "attention"),
+        ("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64", "convolutions"),
+        ("void at::native::(anonymous namespace)::RowwiseMomentsCUDAKernel<float>", "norms"),
+        ("void at::native::elementwise_kernel<128, 4, at::native::silu_kernel>", "others"),
+        ("Memset (Device)", "others"),
+    ],
+)
+def test_the_class_of_a_kernel(load, kernel, expected):
+    pytest.importorskip("triton", reason="no Triton here")
+    assert load("profile_models").class_of(kernel) == expected

@@ -1,0 +1,106 @@
+"""The card of a model folder: what its JSON files say together."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
+from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.errors import InputError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The JSON files of a bundled model, to be changed: `edit(file, key=value)`; None removes a key."""
+
+    def copy(name: str = "emoji64-dit") -> Path:
+        shutil.copytree(
+            hub.bundled_models()[name], tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors", "fastdiff.json")
+        )
+        return tmp_path / "m"
+
+    return copy
+
+
+def edit(path: Path, **changes: object) -> None:
+    content = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "config"),
+    [("emoji64", "unet", UNet2DConfig), ("emoji64-dit", "transformer", DiTTransformer2DConfig)],
+)
+def test_bundled_models(name, part, config):
+    card = ModelCard.read(name, hub.bundled_models()[name])
+    assert (card.name, card.denoiser.name, type(card.config)) == (name, part, config)
+    assert (card.scheduler, card.num_train_timesteps, card.scale, card.size) == ("ddim", 1000, 1, (64, 64))
+    assert card.revision is None
+    assert card.labels == list(range(card.info.null_label))
+    assert [card.label_name(label) for label in card.labels] == list(card.info.labels)
+    for group in card.info.label_groups:
+        assert card.choices_name(card.info.label_choices(group)) == group
+
+
+def test_a_folder_without_configs_has_no_card(tmp_path):
+    with pytest.raises(InputError, match=r"model_index\.json does not exist"):
+        ModelCard.read("x", tmp_path)
+
+
+def test_labels_without_names_are_listed_by_number(folder):
+    root = folder()
+    edit(root / "model_index.json", id2label={"0": "cat", "7": "dog", "99999": "beyond"})
+    card = ModelCard.read("x", root)
+    assert card.labels == list(range(card.config.null_label))
+    assert [card.label_name(label) for label in card.labels[:9]] == ["cat", 1, 2, 3, 4, 5, 6, "dog", 8]
+    assert card.choices_name((7,)) == "dog" and card.choices_name((8,)) == 8
+    assert card.label_name(None) is None
+
+
+def test_labels_of_a_list_in_fastdiff_json_are_those_it_holds(folder):
+    root = folder()
+    (root / "fastdiff.json").write_text(json.dumps({"labels": ["cat", None, "dog"]}))
+    assert ModelCard.read("x", root).labels == [0, 1, 2]
+
+
+def test_a_vae_multiplies_the_size(folder):
+    root = folder()
+    edit(root / "model_index.json", vae=["diffusers", "AutoencoderKL"])
+    (root / "vae").mkdir()
+    (root / "vae" / "config.json").write_text(json.dumps({"block_out_channels": [8, 8, 8, 8]}))
+    card = ModelCard.read("x", root)
+    assert (card.scale, card.size, card.size_factor) == (8, (512, 512), 8 * card.config.patch_size)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "scheduler", "expected"),
+    [
+        pytest.param("DDPMPipeline", "DDPMScheduler", "ddpm", id="ddpm"),
+        pytest.param("DDPMPipeline", "DDIMScheduler", "ddim", id="ddpm-pipeline-of-ddim"),
+        pytest.param("DDPMPipeline", "PNDMScheduler", None, id="unknown"),
+        pytest.param("DDIMPipeline", "PNDMScheduler", "ddim", id="ddim-whatever-the-folder-holds"),
+    ],
+)
+def test_scheduler(folder, pipeline, scheduler, expected):
+    root = folder("emoji64")
+    edit(root / "model_index.json", _class_name=pipeline, scheduler=["diffusers", scheduler])
+    assert ModelCard.read("x", root).scheduler == expected
+
+
+@pytest.mark.parametrize("count", [0, 10.0, "1000", True, [1000]], ids=repr)
+def test_a_wrong_number_of_training_steps_is_one_line(folder, count):
+    root = folder()
+    edit(root / "scheduler" / "scheduler_config.json", num_train_timesteps=count)
+    with pytest.raises(InputError, match=r"scheduler_config\.json: num_train_timesteps .* is not a number of steps"):
+        ModelCard.read("x", root)
+
+
+def test_the_revision_is_the_commit_of_a_snapshot(folder, tmp_path):
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "0123abcd"
+    snapshot.parent.mkdir(parents=True)
+    folder().rename(snapshot)
+    assert ModelCard.read("a/b", snapshot).revision == "0123abcd"

@@ -1,0 +1,298 @@
+"""Draw the same pictures with the working tree's code and with another commit's, and compare them bit for bit.
+
+    python -m tests.same_bits --base REV
+
+REV is a commit, or a folder that holds another checkout. Each side draws in an interpreter of its own, which runs this
+very file over that side's fastdiff (`--draw`), so the runs keep to the public names that both sides have. On a GPU
+every run is drawn in every dtype and through CUDA graphs. Equal bits are promised on one machine only: kinds of CPU and
+of GPU differ.
+
+Exit codes: 0 all runs are equal; 1 some differ or fail; 2 there is no such REV.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import fastdiff
+
+ROOT = Path(__file__).resolve().parents[1]
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+STEPS = 4  # more than the first, which a GPU runs as it is, and the second, which it captures
+PICTURES = 8 if ON_GPU else 2  # per label, where a run does not say
+
+
+def unet(down: str = "DownBlock2D AttnDownBlock2D", up: str = "AttnUpBlock2D UpBlock2D", **options) -> dict[str, Any]:
+    kinds = {"down_block_types": tuple(down.split()), "up_block_types": tuple(up.split())}
+    return {"sample_size": 16, "block_out_channels": (32, 64)} | kinds | options
+
+
+def dit(heads: int, head_width: int, **options) -> dict[str, Any]:
+    sizes = {"num_attention_heads": heads, "attention_head_dim": head_width, "num_layers": 2, "num_embeds_ada_norm": 20}
+    return {"sample_size": 16} | sizes | options
+
+
+DDPM = {"attention_head_dim": None, "downsample_padding": 0, "flip_sin_to_cos": False, "freq_shift": 1}
+UNETS = {
+    "ddpm": unet(
+        "DownBlock2D AttnDownBlock2D DownBlock2D",
+        "UpBlock2D AttnUpBlock2D UpBlock2D",
+        **DDPM | {"sample_size": 32, "block_out_channels": (64, 128, 128), "norm_eps": 1e-6},
+    ),
+    "latents": unet(block_out_channels=(224, 448), in_channels=4, out_channels=4),  # groups of 7 and 14 channels
+    "skip": unet("AttnSkipDownBlock2D SkipDownBlock2D", "SkipUpBlock2D AttnSkipUpBlock2D"),
+    "k": unet("KDownBlock2D KDownBlock2D", "KUpBlock2D KUpBlock2D", act_fn="gelu"),
+    "resnet": unet("ResnetDownsampleBlock2D AttnDownBlock2D", "AttnUpBlock2D ResnetUpsampleBlock2D"),
+    "scale-shift": unet(resnet_time_scale_shift="scale_shift", attn_norm_num_groups=4),
+    "mish-classes": unet(act_fn="mish", num_class_embeds=4),
+    "class-numbers": unet(class_embed_type="timestep", center_input_sample=True),
+    "fourier": unet(time_embedding_type="fourier", add_attention=False),
+}
+DITS = {
+    "dit-pixels": dit(6, 64, in_channels=3, out_channels=6, patch_size=4),
+    "dit-latents": dit(2, 72, out_channels=8),
+    "dit-odd": dit(3, 12, sample_size=14, norm_elementwise_affine=True, activation_fn="gelu"),
+}
+VELOCITY = {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+THRESHOLDING = {"thresholding": True, "dynamic_thresholding_ratio": 0.8, "sample_max_value": 3.0}
+UNCLIPPED = {"clip_sample": False}
+LEARNED = {"variance_type": "learned_range"}
+EACH_ITS_OWN = {"class_labels": [7, 3, None], "seed": [1, 1, 2], "batch_size": 3}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model, its scheduler, and the options that it draws with."""
+
+    model: str  # of UNETS, of DITS, or bundled
+    scheduler: str | None = None  # ddim or ddpm; None: the bundled model's own
+    config: dict[str, Any] = field(default_factory=dict)  # of the scheduler
+    options: dict[str, Any] = field(default_factory=dict)  # of the call, of each step, or the command's flags
+    way: str = "pipeline"  # how it is drawn; see WAYS
+    half: bool = False  # small enough to be drawn in 16 bits on a CPU too
+
+
+RUNS = {
+    "emoji64": Run("emoji64", options={"class_labels": ["twemoji fruit", 3], "num_inference_steps": 3}),
+    "emoji64-ddpm-group": Run("emoji64", "ddpm", options={"class_labels": "noto food", "seed": [5, 6, 2**32 - 1]}),
+    "emoji64-command": Run("emoji64", options={"label": "noto fruit", "seed": "3,9", "steps": 3}, way="command"),
+    "emoji64-dit": Run("emoji64-dit", options={"class_labels": [3, None], "guidance_scale": 2.5}),
+    "emoji64-dit-eta": Run("emoji64-dit", options={"class_labels": 7, "guidance_scale": 1.0, "eta": 1.0}),
+    "ddpm": Run("ddpm", "ddpm"),
+    "ddpm-generator": Run("ddpm", "ddpm", UNCLIPPED, {"generator": 7}),
+    "ddpm-thresholding": Run("ddpm", "ddim", THRESHOLDING, {"num_images": 1}),
+    "ddpm-loop": Run("ddpm", "ddim", UNCLIPPED, {"eta": 0.5}, way="loop"),
+    "latents": Run("latents", "ddim", UNCLIPPED, {"num_inference_steps": 2}),
+    "skip-eta": Run("skip", "ddim", UNCLIPPED, {"eta": 1.0, "seed": 11}, half=True),
+    "k-velocity": Run("k", "ddpm", VELOCITY, half=True),
+    "resnet-velocity": Run("resnet", "ddim", VELOCITY, {"height": 24, "width": 16}),
+    "scale-shift-clipped": Run("scale-shift", "ddim", options={"use_clipped_model_output": True, "eta": 0.3}),
+    "mish-classes": Run("mish-classes", "ddpm", {"variance_type": "fixed_large"}, {"class_labels": [0, 3]}),
+    "class-numbers": Run("class-numbers", "ddim", options={"class_labels": torch.tensor([10.0, 400.0])}),
+    "fourier": Run("fourier", "ddim", UNCLIPPED | {"timestep_spacing": "trailing"}),  # which divides by the timestep
+    "dit-learned": Run("dit-pixels", "ddpm", UNCLIPPED | LEARNED, EACH_ITS_OWN | {"guidance_scale": 2.0}),
+    "dit-learned-loop": Run("dit-pixels", "ddpm", LEARNED, way="loop", half=True),
+    "dit-latents": Run("dit-latents", "ddim", UNCLIPPED, {"class_labels": 5, "guidance_scale": 4.0}),
+    "dit-odd": Run("dit-odd", "ddim", options={"class_labels": [0, 19], "eta": 0.5}, half=True),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.same_bits", description=__doc__.partition("\n")[0])
+    chosen = parser.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--base", metavar="REV", help="commit, or folder of a checkout, to compare with")
+    chosen.add_argument("--draw", type=Path, metavar="OUT.json", help="draw with one side's code; --base calls this")
+    args = parser.parse_args()
+    if args.draw:
+        draw(args.draw)
+        return 0
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        try:
+            base = stack.enter_context(checkout(args.base, Path(folder, "checkout")))
+        except (LookupError, OSError) as error:
+            parser.error(f"--base {args.base} is neither a folder of a checkout nor a commit; git says: {error}")
+        device = torch.cuda.get_device_name() if ON_GPU else f"CPU, {torch.get_num_threads()} threads"
+        print(f"{device}; torch {torch.__version__}; base {commit(base)}, working tree {commit(ROOT)}", flush=True)
+        return compare(*(drawn_by(side, Path(folder, name)) for name, side in (("base", base), ("tree", ROOT))))
+
+
+@contextlib.contextmanager
+def checkout(rev: str, folder: Path) -> Iterator[Path]:
+    """The folder `rev`, or a worktree of the commit `rev` at `folder`, which goes afterwards. Raises as `git`."""
+    if Path(rev, "fastdiff", "__init__.py").is_file():
+        yield Path(rev).resolve()
+        return
+    git(ROOT, "worktree", "add", "--detach", str(folder), rev)
+    try:
+        yield folder
+    finally:
+        git(ROOT, "worktree", "remove", "--force", str(folder))
+
+
+def git(folder: Path, *args: str) -> str:
+    """Its output without the line's end. LookupError with its complaint, OSError where there is no git."""
+    done = subprocess.run(["git", "-C", folder, *args], capture_output=True, text=True)
+    if done.returncode:
+        raise LookupError(done.stderr.strip())
+    return done.stdout.strip()
+
+
+def commit(folder: Path) -> str:
+    """The commit that `folder` is a checkout of; its path where that has no history."""
+    with contextlib.suppress(LookupError, OSError):
+        if (folder / ".git").exists():
+            return git(folder, "describe", "--always", "--dirty", "--abbrev=10")
+    return str(folder)
+
+
+def drawn_by(side: Path, folder: Path) -> dict[str, dict[str, str]]:
+    """Draw every run with the code below `side`: what `draw` writes into `folder`, by run."""
+    folder.mkdir()
+    path = os.pathsep.join(filter(None, [str(side), os.environ.get("PYTHONPATH")]))
+    # a safe path leaves out this file's folder, whose kernels/ would pass for Hugging Face's package
+    environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    command = [sys.executable, str(Path(__file__).resolve()), "--draw", str(folder / "runs.json")]
+    print(f"drawing with {side}", file=sys.stderr)
+    code = subprocess.run(command, cwd=side, env=environment).returncode
+    if code:
+        raise SystemExit(f"drawing with {side} ended with code {code}")  # itself 1
+    return json.loads((folder / "runs.json").read_text())
+
+
+def compare(base: dict[str, dict[str, str]], tree: dict[str, dict[str, str]]) -> int:
+    """Print a row for each run, and return the exit code."""
+    width, different = max(map(len, tree)), 0
+    for name, ours in tree.items():
+        theirs = base[name]
+        equal = "sha256" in ours and ours["sha256"] == theirs.get("sha256")
+        different += not equal
+        verdict = "equal" if equal else f"DIFFERENT  {difference(theirs, ours)}"
+        print(f"{name:<{width}}  {ours.get('sha256', '-')[:12]:<12}  {verdict}")
+    print(f"{different} of {len(tree)} runs differ" if different else f"all {len(tree)} runs are equal")
+    return int(different > 0)
+
+
+def difference(theirs: dict[str, str], ours: dict[str, str]) -> str:
+    """By how much two runs differ, in words."""
+    failed = [f"{side} failed: {run['error']}" for side, run in (("base", theirs), ("tree", ours)) if "error" in run]
+    if failed:
+        return "; ".join(failed)
+    before, after = torch.load(theirs["file"]), torch.load(ours["file"])
+    if [(each.shape, each.dtype) for each in before] != [(each.shape, each.dtype) for each in after]:
+        return "in number, shape or dtype"
+    largest = max((a.double() - b.double()).abs().max().item() for a, b in zip(before, after, strict=True))
+    return f"max |difference| {largest:.1e}"
+
+
+def draw(out: Path) -> None:
+    """Draw every run with the fastdiff of the folder that we are in: tensors beside `out`, their hashes in it."""
+    package = Path(fastdiff.__file__).parent
+    assert package.parent.samefile(Path.cwd()), f"{package} is not the fastdiff of {Path.cwd()}"
+    runs: dict[str, dict[str, str]] = {}
+    for name, run in RUNS.items():
+        for dtype in ("float32", "bfloat16", "float16") if ON_GPU or run.half else ("float32",):
+            start = time.perf_counter()
+            runs[f"{name} {dtype}"] = draw_run(run, dtype, out.with_name(f"{name}-{dtype}.pt"))
+            print(f"{name} {dtype}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
+    out.write_text(json.dumps(runs))
+
+
+def draw_run(run: Run, dtype: str, file: Path) -> dict[str, str]:
+    """The hash of all bits of a run and the `file` that has them, or the error: one run's must not hide the others."""
+    try:
+        tensors = [tensor.cpu().contiguous() for tensor in WAYS[run.way](run, dtype)]
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    torch.save(tensors, file)
+    bits = hashlib.sha256()
+    for tensor in tensors:
+        bits.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        bits.update(tensor.view(torch.uint8).numpy().tobytes())
+    return {"sha256": bits.hexdigest(), "file": str(file)}
+
+
+def pipeline(run: Run, dtype: str) -> Iterator[Tensor]:
+    """The states of every step and the pictures; on a GPU the pictures again, all through CUDA graphs."""
+    if run.model in UNETS or run.model in DITS:
+        pipe = fastdiff.Pipeline(random_model(run.model, dtype), scheduler(run))
+    else:
+        pipe = fastdiff.Pipeline.from_pretrained(run.model, device=DEVICE, dtype=dtype, scheduler=run.scheduler)
+    options = {"num_inference_steps": STEPS, "num_images": PICTURES, "output_type": "pt"} | run.options
+    for step in pipe.stream(**options | noise_source(run)):
+        yield from (step.x_t, step.x0)
+    yield step.images
+    if ON_GPU:
+        yield pipe(**options | noise_source(run)).images
+
+
+def loop(run: Run, dtype: str) -> Iterator[Tensor]:
+    """Predictions and states of the loop that diffusers' users write, over tensors of the model's dtype."""
+    model, steps = random_model(run.model, dtype), scheduler(run)
+    generator = torch.Generator().manual_seed(0)
+    shape = PICTURES, model.config.in_channels, model.config.sample_size, model.config.sample_size
+    x_t = torch.randn(shape, generator=generator).to(DEVICE, model.dtype)
+    labels = (torch.arange(PICTURES, device=DEVICE),) if run.model in DITS else ()
+    steps.set_timesteps(STEPS)
+    for t in steps.timesteps:
+        output = model(x_t, t, *labels).sample
+        x_t, x0 = steps.step(output, t, x_t, generator=generator, return_dict=False, **run.options)
+        yield from (output, x_t, x0)
+
+
+def command(run: Run, dtype: str) -> Iterator[Tensor]:
+    """The pixels of the PNG files that `fastdiff sample` writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = run.options | {"model": run.model, "dtype": dtype, "device": DEVICE, "out": folder}
+        arguments = [f"--{name}={value}" for name, value in flags.items()]
+        done = subprocess.run([sys.executable, "-m", "fastdiff", "sample", *arguments], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip())
+        for path in sorted(Path(folder).glob("*.png")):
+            yield torch.from_numpy(np.array(Image.open(path)))
+
+
+WAYS = {"pipeline": pipeline, "loop": loop, "command": command}
+
+
+def scheduler(run: Run):
+    return getattr(fastdiff, {"ddim": "DDIMScheduler", "ddpm": "DDPMScheduler"}[run.scheduler])(**run.config)
+
+
+def noise_source(run: Run) -> dict[str, torch.Generator]:
+    """A new generator, where the run has the seed of one."""
+    return {"generator": torch.Generator().manual_seed(run.options["generator"])} if "generator" in run.options else {}
+
+
+def random_model(name: str, dtype: str) -> nn.Module:
+    """A model in which no parameter is zero and no norm's weight is 1. A parameter's name alone decides its values."""
+    kind, configs = (fastdiff.UNet2DModel, UNETS) if name in UNETS else (fastdiff.DiTTransformer2DModel, DITS)
+    model = kind.from_config(configs[name])
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            values = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(zlib.crc32(path.encode())))
+            if parameter.ndim > 1:  # outputs as large as inputs: the scheduler clips few of them, and 16 bits hold them
+                parameter.copy_(values * (parameter.shape[0] / parameter.numel()) ** 0.5)
+            else:
+                parameter.copy_(0.1 * values + path.endswith("weight"))
+    return model.to(DEVICE, getattr(torch, dtype))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
