@@ -50,11 +50,10 @@ def settle_key(kernel) -> None:
 
     Triton 3.6 leaves out the constants of a function whose own hash is not known yet.
     """
-    if kernel.hash is None:
+    if isinstance(kernel, triton.JITFunction) and kernel.hash is None:
         names = {line.argval for line in dis.get_instructions(kernel.fn) if line.opname == "LOAD_GLOBAL"}
-        for called in (kernel.fn.__globals__.get(name) for name in names - {kernel.__name__}):
-            if isinstance(called, triton.JITFunction):
-                settle_key(called)
+        for name in names - {kernel.__name__}:
+            settle_key(kernel.fn.__globals__.get(name))
         kernel.cache_key  # noqa: B018  which Triton remembers
 
 

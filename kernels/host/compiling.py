@@ -7,8 +7,8 @@ import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -35,7 +35,7 @@ def only_compiling() -> Iterator[None]:
     once.
     """
     compiler = _Compiler()
-    with _compiling, triton.AsyncCompileMode(compiler, ignore_errors=True), compiler:
+    with _compiling, triton.AsyncCompileMode(compiler, ignore_errors=True), closing(compiler):
         token = only_compiles.set(True)
         try:
             yield
@@ -47,8 +47,9 @@ def only_compiling() -> Iterator[None]:
 class _Job:
     """A kernel that Triton submits: `make` compiles it, or reads it where its files are there."""
 
-    def __init__(self, make: Callable, description: bytes | None):
-        self.future, self.make, self.description = Future(), make, description
+    def __init__(self, make: Callable, description: bytes):
+        self.future: Future = Future()
+        self.make, self.description = make, description
         self.answered = Event()  # by a worker, or because none will be
 
     def run(self) -> None:
@@ -60,8 +61,8 @@ class _Job:
         self.answered.set()
 
 
-class _Compiler(Executor):
-    """Has what Triton submits compiled by workers, for the files that Triton keeps of it; then reads these.
+class _Compiler:
+    """An executor for Triton: has kernels compiled by workers, for the files that Triton keeps; then reads these.
 
     By threads it would take seconds: Python's part of a compilation, and more of it, holds the interpreter's lock. A
     worker that is late, fails or hangs costs time alone, as its kernels are then compiled here.
@@ -75,12 +76,12 @@ class _Compiler(Executor):
     def submit(self, make: Callable) -> Future:
         job = _Job(make, _description(make))
         self.jobs.append(job)
-        if job.description is None:
-            job.answered.set()
-        else:
+        if job.description:
             self.queue.put(job)
             if len(self.workers) < (os.cpu_count() or 1) - 1:  # one core is this process's own
                 self._start_worker()
+        else:
+            job.answered.set()
         return job.future
 
     def _start_worker(self) -> None:
@@ -95,6 +96,7 @@ class _Compiler(Executor):
 
     def _feed(self, worker: Popen) -> None:
         """Hand the worker one job after another, from when it is ready until it ends."""
+        assert worker.stdin and worker.stdout  # pipes
         with suppress(OSError):
             alive = worker.stdout.readline()
             while alive and (job := self.queue.get()) is not None:
@@ -108,34 +110,38 @@ class _Compiler(Executor):
     def finish(self) -> None:
         """Compile here what no worker has taken yet, wait for the rest, and read all that they made."""
         with suppress(Empty):
-            while True:
-                self.queue.get_nowait().run()
+            while (job := self.queue.get_nowait()) is not None:
+                job.run()
         deadline = time.monotonic() + PATIENCE
         for job in self.jobs:
             job.answered.wait(max(0.0, deadline - time.monotonic()))
             job.run()
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
+    def close(self) -> None:
         """End the workers, and tell Triton that what is not made yet never will be."""
         for worker, _ in self.workers:
             worker.kill()
             self.queue.put(None)
         for worker, thread in self.workers:
-            thread.join()
+            if thread.is_alive():
+                thread.join()
             worker.communicate()  # which closes its pipes
         for job in self.jobs:
             if job.future.cancel():
                 job.future.set_running_or_notify_cancel()
 
 
-def _description(make: Callable) -> bytes | None:
-    """The kernel that `make` is to compile, as a worker reads it; None where its files are there, or it is not ours."""
+def _description(make: Callable) -> bytes:
+    """The kernel that `make` is to compile, as a worker reads it; nothing where its files are there or it is not ours.
+
+    `make` is a closure of Triton's, in which are the kernel and all that decides its code.
+    """
     try:
         known = inspect.getclosurevars(make).nonlocals
         source, target, options, environment = (known[name] for name in ("src", "target", "options", "env_vars"))
         kernel = source.fn
         if not kernel.__module__.startswith(DEVICE_CODE) or _is_cached(source, target, options, environment):
-            return None
+            return b""
         launcher = getattr(triton.runtime.driver.active, "launcher_cls", None)
         return pickle.dumps(
             Description(
@@ -144,7 +150,7 @@ def _description(make: Callable) -> bytes | None:
             )
         )  # fmt: skip
     except (AttributeError, KeyError, TypeError, pickle.PicklingError):  # another Triton, another kind of argument
-        return None
+        return b""
 
 
 def _is_cached(source, target, options, environment: dict[str, str]) -> bool:
@@ -158,6 +164,6 @@ def _worker_command() -> list[str] | None:
     """The program of a worker, which imports from where this process does; None where this program is not Python."""
     if not Path(sys.executable or "").name.lower().startswith("python"):
         return None  # Python is part of another program, which must not be started again
-    package = str(Path(sys.modules["fastdiff"].__file__).parents[1])
+    package = str(Path(sys.modules["fastdiff"].__path__[0]).parent)
     paths = [path for path in sys.path if isinstance(path, str)]
     return [sys.executable, "-S", "-c", WORKER, *([] if package in paths else [package]), *paths]

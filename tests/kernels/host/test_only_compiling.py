@@ -1,4 +1,4 @@
-"""What `only_compiling` compiles, in interpreters of their own: without a GPU, whose driver is a stand-in."""
+"""Kernels compiled by `only_compiling`, in interpreters of their own: without a GPU, whose driver is a stand-in."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ import torch
 
 import fastdiff
 from fastdiff.checkpoints import hub
-from fastdiff.checkpoints.configs import read_json
+from fastdiff.checkpoints.json_files import read_json
 from fastdiff.kernels.device.layer_norm import layer_norm_kernel
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host import compiling, launching
@@ -81,7 +81,7 @@ def made(monkeypatch, tmp_path) -> Counter:
 
 
 def forget_kernels(monkeypatch) -> None:
-    """What this process holds of them, not their files."""
+    """Drop what this process holds of them, not their files."""
     modules = [module for name, module in sys.modules.items() if name.startswith("fastdiff.kernels.device.")]
     for kernel in [broken, *(value for module in modules for value in vars(module).values())]:
         if isinstance(kernel, triton.JITFunction):
@@ -173,7 +173,7 @@ def test_a_worker_finds_the_same_key_for_every_kernel(made, monkeypatch, name):
     """A worker is another process, and hears of the kernels in another order."""
     folder = hub.resolve(name)
     kind = fastdiff.UNet2DModel if (folder / "unet").is_dir() else fastdiff.DiTTransformer2DModel
-    model = kind.from_config(read_json(folder / kind.component / "config.json")).to("meta", torch.bfloat16)
+    model = kind.from_config(read_json(folder / kind.part.name / "config.json")).to("meta", torch.bfloat16)
     zeros = torch.zeros(2, dtype=torch.int64, device="meta")
     x = torch.empty(2, model.config.sample_size, model.config.sample_size, 3, dtype=torch.bfloat16, device="meta")
     monkeypatch.setattr(Operation, "_obstacle", lambda *_: None)
