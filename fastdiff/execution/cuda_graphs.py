@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastdiff.kernels.host.launching import only_compiling
+from fastdiff.kernels.host.compiling import only_compiling
 from fastdiff.kernels.host.recording import recorder
 
 # Tensors, or tuples and named tuples of such: a value of several tensors is one argument.
