@@ -2,11 +2,11 @@
 
     python benchmarks/bench_denoise.py [--save [DIR]]
 
-`fastdiff` is the step as the sampling loop takes it: row and noise by a counter on the device, into given buffers, with
-the input of the next step; on a GPU in a graph replay, as the reference is. diffusers' step reads numbers back from the
-device and cannot be replayed: it is timed as it runs, with the noise that it draws itself. `max_abs_err` is against the
-reference in float64, `parity_max_abs_err` that of our scheduler's step against diffusers', with the same noise. `share`
-is the fraction of the copy rate on a tensor of 2 GB.
+`fastdiff` is the step as the sampling loop takes it: row and noise by a counter on the device; on a GPU in a graph
+replay, as the reference is. diffusers' step reads numbers back from the device and cannot be replayed: it is timed as
+it runs, with the noise that it draws itself. `max_abs_err` is against the reference in float64, `parity_max_abs_err`
+that of our scheduler's step against diffusers', with the same noise. `share` is the fraction of the copy rate on a
+tensor of 2 GB.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ from harness import DEVICE, ceilings, compiled, kernel_row, measure, needs_gpu, 
 from shapes import DENOISES
 
 import fastdiff
-from fastdiff.kernels.denoise import StepBuffers, denoise_step
+from fastdiff.kernels.denoise import denoise_step
 
 SAMPLERS = {
     "ddim": (diffusers.DDIMScheduler, fastdiff.DDIMScheduler, {}),
@@ -44,18 +44,17 @@ def row(workload: str, sampler: str, copy_tbps: float) -> dict[str, Any]:
     x_t, output = torch.randn(2, n, height, height, 3, device=DEVICE)
     step = torch.full((1,), STEPS // 2, dtype=torch.int32, device=DEVICE)
     seeds = torch.arange(n, device=DEVICE) if any(schedule.draws_noise) else None
-    out = StepBuffers(torch.empty_like(x_t), torch.empty_like(x_t), torch.empty_like(x_t, dtype=torch.bfloat16))
 
-    def step_by(run, x_t=x_t, out=out):
-        return run(output, x_t, schedule.rows, schedule.options, noise=seeds, step=step, out=out)
+    def step_by(run, x_t=x_t):
+        return run(output, x_t, schedule.rows, schedule.options, noise=seeds, step=step)
 
     plain = denoise_step.reference
     runs = {"fastdiff": denoise_step, "eager": plain}
     if seeds is None:  # torch.compile takes no Philox: its constants pass the range of int32
         runs["compile"] = compiled(plain)
     calls = {who: partial(step_by, run) for who, run in runs.items()}
-    truth, _ = step_by(plain, x_t.double(), None)
-    moved = sum(tensor.nbytes for tensor in (output, x_t, *out))
+    truth, _ = step_by(plain, x_t.double())
+    moved = output.nbytes + 3 * x_t.nbytes  # x_t is read, x_{t-1} and x0 are written
     measured = kernel_row(f"{workload}-{sampler}", calls, truth, moved=moved, ceiling=copy_tbps)
 
     timestep = int(theirs.timesteps[STEPS // 2])

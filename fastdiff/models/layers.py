@@ -37,7 +37,7 @@ def join(x: Picture) -> Feature:
 
 
 def normalise(x: Picture, norm: Norm) -> Feature:
-    """`kernels.group_norm` with the statistics that x brings along."""
+    """`kernels.group_norm` with the moments that x brings along."""
     moments = x.moments if isinstance(x, Feature) else (x[0].moments, x[1].moments)
     return Feature(group_norm(tensors(x), moments=moments, **norm._asdict()))
 
