@@ -138,9 +138,8 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         problem, first = self.problem, self.parts[0]
         row = (problem.out_channels,)
         shapes = {"bias": row, "temb": (problem.pictures, *row), "residual": problem.out_shape}
-        tensors = {"x": self.parts[-1], "weight": self.weight}
-        tensors |= {"bias": self.bias, "temb": self.temb, "residual": self.residual}
-        for name, tensor in tensors.items():
+        optional = {"bias": self.bias, "temb": self.temb, "residual": self.residual}
+        for name, tensor in {"x": self.parts[-1], "weight": self.weight, **optional}.items():
             if tensor is None:
                 continue
             if tensor.shape != shapes.get(name, tensor.shape):
@@ -279,7 +278,7 @@ def _launch_products(
     pictures, tile_height, tile_width = plan.tile_shape
     left, _, top, _ = problem.padding
     grid = (plan.programs(problem), plan.chunks if plan.spread else 1)
-    arguments = dict(
+    arguments: dict[str, Any] = dict(
         epilogue=epilogue, pictures=problem.pictures, rows=plan.rows, pixels=problem.pixels, pad_top=top, pad_left=left,
         steps=plan.steps, channels=problem.channels[0], channels2=sum(problem.channels[1:]),
         out_channels=problem.out_channels,
@@ -291,12 +290,13 @@ def _launch_products(
         outputs = _output_descriptor(problem, plan, outputs[0]), outputs[1]
     if not plan.descriptors:
         x, x2 = (*parts, None)[:2]
-        sizes = dict(height=problem.height, width=problem.width, out_width=problem.out_width)
-        flags = dict(FLAT=plan.flat, RAGGED=plan.ragged(problem))
+        sizes: dict[str, Any] = dict(height=problem.height, width=problem.width, out_width=problem.out_width)
+        flags: dict[str, Any] = dict(FLAT=plan.flat, RAGGED=plan.ragged(problem))
         launch(conv_by_pointers, grid, *outputs, x, x2, weight, residual, **arguments, **sizes, **flags)
         return
-    by_descriptor = residual is not None and plan.residual_by_descriptor(problem)
-    addend = _output_descriptor(problem, plan, residual) if by_descriptor else residual
+    addend: Any = residual
+    if residual is not None and plan.residual_by_descriptor(problem):
+        addend = _output_descriptor(problem, plan, residual)
     x, x2 = (*_input_descriptors(problem, plan, parts), None)[:2]
     w_desc = descriptor(weight.flatten(1), [plan.tile.channels, plan.tile.block])
     launch(

@@ -222,7 +222,7 @@ class Tiling(NamedTuple):
 def _tiling(hw: int, widths: list[int], blocks: tuple[int, ...] = (64, 32)) -> Tiling:
     # the widest block that wastes no lanes, for whole lines of memory
     waste = {block: sum(-width % block for width in widths) for block in blocks}
-    return Tiling(min(waste, key=waste.get), min(32, triton.next_power_of_2(hw)), 4)
+    return Tiling(min(waste, key=waste.__getitem__), min(32, triton.next_power_of_2(hw)), 4)
 
 
 def _make_moments(x: Tensor, tiling: Tiling) -> Moments:

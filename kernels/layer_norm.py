@@ -103,7 +103,8 @@ class LayerNormCall(Call[Tensor | tuple[Tensor, Tensor]]):
 
     def kernel(self) -> Tensor | tuple[Tensor, Tensor]:
         n, tokens, channels = self.x.shape
-        x, residual, weight, bias = map(side_by_side, (self.x, self.residual, self.weight, self.bias))
+        x = side_by_side(self.x)
+        residual, weight, bias = map(side_by_side, (self.residual, self.weight, self.bias))
         gate, scale, shift = map(side_by_side, (self.gate, self.scale, self.shift))
         y = x.new_empty(n, tokens, channels)
         total = None if residual is None else x.new_empty(n, tokens, channels)

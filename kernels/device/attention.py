@@ -7,7 +7,7 @@ from fastdiff.kernels.device.math import await_inputs
 
 
 class Walk(NamedTuple):
-    """What a block of queries carries over the keys: all that it has summed, and where it is."""
+    """The state of a block of queries on its way over the keys: its sums, and where it is."""
 
     acc: Any  # (BM, D1) the output so far, of the first part of the head width
     acc2: Any  # (BM, D2) of the second

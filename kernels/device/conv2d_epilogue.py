@@ -1,4 +1,4 @@
-"""The epilogue of a convolution: what is added to the sum over k, the norm, the output and its moments.
+"""The epilogue of a convolution: bias, temb and residual, the norm, the output and its moments.
 
 The tiles are those of `device.conv2d`.
 """
@@ -104,7 +104,7 @@ def load_addend(bias_ptr, temb_ptr, temb_stride, place, sizes, tile: tl.constexp
 
 @triton.jit
 def _places(place, sizes, tile: tl.constexpr):
-    """Of a tile (BI, BH * BW, BN) of the output: its first picture's offset, those from there, which are inside."""
+    """The offset of a tile's first picture in the output; those from there (BI, BH * BW, BN), and which are inside."""
     n, each = place.n + tl.arange(0, tile.BN), tl.arange(0, tile.BI)
     pixel = pixels_of(place, sizes.columns, tile)
     offset = ((each * sizes.pixels)[:, None] + pixel[None, :])[:, :, None] * sizes.out_channels + n[None, None, :]

@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What a tile sums over the input channels."""
+    """The sums of a tile over the input channels."""
 
     acc: Any  # (BM, BN) products
     acc2: Any  # (BM, BN) those of the second weight, where there is one
@@ -60,7 +60,7 @@ def _place(tile, row_tiles, column_tiles, GROUP: tl.constexpr):
 
 @triton.jit
 def _offsets(matrix, part, row, column, BR: tl.constexpr, BC: tl.constexpr):
-    """Of a (BR, BC) tile of a matrix, and which of it are inside."""
+    """The offsets of a (BR, BC) tile of a matrix, and which of them are inside."""
     r, c = row + tl.arange(0, BR)[:, None], column + tl.arange(0, BC)[None, :]
     offsets = tl.cast(part, tl.int64) * matrix.part_stride + r.to(tl.int64) * matrix.row_stride + c
     return offsets, (r < matrix.rows) & (c < matrix.columns)

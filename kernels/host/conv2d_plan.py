@@ -1,7 +1,7 @@
 """How a convolution is cut into programs: which main loop, which tile, how many chunks of k.
 
-What decides bits, the tiles of moments and the chunks of k, depends on the picture's shape alone. The tile, and whether
-chunks are spread over programs, depend on the batch too, and change none: the tests compare.
+The tiles of moments and the chunks of k decide bits, and depend on the picture's shape alone. The tile, and whether
+chunks are spread over programs, depend on the batch too, and change no bit: the tests compare.
 """
 
 import math

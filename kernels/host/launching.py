@@ -13,6 +13,7 @@ from functools import partial
 from multiprocessing.process import BaseProcess
 from threading import Lock, RLock
 from types import SimpleNamespace
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -129,6 +130,12 @@ def only_compiling() -> Iterator[None]:
             _only_compiles.reset(token)
 
 
+@overload
+def side_by_side(tensor: Tensor) -> Tensor: ...
+@overload
+def side_by_side(tensor: None) -> None: ...
+@overload
+def side_by_side(tensor: Tensor | None) -> Tensor | None: ...
 def side_by_side(tensor: Tensor | None) -> Tensor | None:
     """The tensor with its channels side by side, as kernels read them: itself, or a copy."""
     return tensor if tensor is None or tensor.stride(-1) == 1 else tensor.contiguous()
