@@ -14,7 +14,7 @@ from harness import ceilings, kernel_row, needs_gpu, peak_bytes, randn, report, 
 from shapes import ATTENTIONS
 from torch import Tensor
 
-from fastdiff.kernels.attention import attention, flash_attention
+from fastdiff.kernels.attention import attention
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def row(name: str, ceiling: float) -> dict[str, Any]:
     q = randn(n, queries, 3 * heads * width)
     kv = q if keys == queries else randn(n, keys, 3 * heads * width)
     arguments = q.chunk(3, dim=-1)[0], *kv.chunk(3, dim=-1)[1:]
-    calls = ways(attention, *arguments, heads=heads) | {"kernel": lambda: flash_attention(*arguments, heads, False)}
+    calls = ways(attention, *arguments, heads=heads) | {"kernel": lambda: attention.kernel(*arguments, heads=heads)}
     flop = 4 * n * heads * queries * keys * width
     measured = kernel_row(name, calls, exact(arguments, heads), flop=flop, ceiling=ceiling)
     output_bytes = n * queries * heads * width * q.element_size()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from harness import ceilings, in_float32, kernel_row, measure, needs_gpu, randn, report, ways
 from shapes import LINEARS
 
-from fastdiff.kernels.linear import by_kernel, linear
+from fastdiff.kernels.linear import linear
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
 @torch.inference_mode()
 def row(name: str, peak_tflops: float) -> dict[str, Any]:
     args, options = arguments(name)
-    calls = ways(linear, *args, **options) | {"kernel": lambda: by_kernel(*args, **options)}
+    calls = ways(linear, *args, **options) | {"kernel": lambda: linear.kernel(*args, **options)}
     truth = in_float32(linear.reference, args, options)
     flop = 2 * truth.numel() * args[0].shape[-1]
     plain_ms = measure({"plain": lambda: F.linear(*args)}, seconds=0.03)["plain"]

@@ -4,6 +4,8 @@ A channels-last implicit GEMM. The nearest 2x upsample before it and a skip conn
 arithmetic, so that neither is ever materialised.
 """
 
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels.device.conv2d import conv_by_descriptors, conv_by_pointers, sum_chunks
-from fastdiff.kernels.group_norm import affine_arguments, group_norm
-from fastdiff.kernels.group_norm import check as check_norm
-from fastdiff.kernels.host.conv2d_plan import SUM_CHANNELS, Plan, Problem, make_plan
-from fastdiff.kernels.host.dispatch import Declined, Operation, parts_of
+from fastdiff.kernels.group_norm import GroupNormCall, affine_arguments, group_norm
+from fastdiff.kernels.host.conv2d_plan import Plan, Problem, make_plan
+from fastdiff.kernels.host.conv2d_tiles import SUM_CHANNELS
+from fastdiff.kernels.host.dispatch import Call, Operation, parts_of
 from fastdiff.kernels.host.launching import (
     DTYPES,
     capability,
@@ -27,7 +29,7 @@ from fastdiff.kernels.host.launching import (
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.recording import because
 
-# Elements of x up to which torch's own convolution on the CPU leaves oneDNN for a slower one.
+# Elements of x up to which torch's own convolution on the CPU leaves oneDNN for a slower one: torch's own limit.
 SMALL_ON_CPU = 20480
 
 Padding = int | tuple[int, int, int, int]  # one width for all sides, or (left, right, top, bottom)
@@ -53,22 +55,8 @@ class Norm(NamedTuple):
     shift: Tensor | None = None
 
 
-@Operation
-def conv2d(
-    x: Tensor | tuple[Tensor, Tensor],
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    stride: int = 1,
-    padding: Padding = 0,
-    upsample: bool = False,
-    temb: Tensor | None = None,
-    residual: Tensor | None = None,
-    shortcut: Shortcut | None = None,
-    output_scale: float = 1.0,
-    norm: Norm | None = None,
-    moments: bool = False,
-) -> Tensor | tuple[Tensor, Moments | None]:
+@dataclass(frozen=True, eq=False)
+class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
     """(conv(x) + bias + temb + residual or shortcut) / output_scale, as diffusers' ResnetBlock2D and resamplers.
 
     Args:
@@ -90,23 +78,146 @@ def conv2d(
 
     Raises: ValueError naming the argument that does not fit.
     """
-    _check(x, weight, bias, stride, padding, upsample, temb, residual, shortcut, norm, moments)
-    if isinstance(x, tuple):
-        first = x[0].shape[-1]
-        partial = _convolve(x[0], weight[:, :first], bias, stride, padding, upsample)
-        y = partial.add_(_convolve(x[1], weight[:, first:], None, stride, padding, upsample))
-    else:
-        y = _convolve(x, weight, bias, stride, padding, upsample)
-    if temb is not None:
-        y += temb[:, None, None, :]
-    if shortcut is not None:
-        residual = conv2d.reference(*shortcut)
-    if residual is not None:
-        y += residual
-    y = y if output_scale == 1.0 else y.div_(output_scale)
-    if norm is not None:
-        y = group_norm.reference(y, **norm._asdict())
-    return (y, None) if moments else y
+
+    x: Tensor | tuple[Tensor, Tensor]
+    weight: Tensor
+    bias: Tensor | None = None
+    _: KW_ONLY
+    stride: int = 1
+    padding: Padding = 0
+    upsample: bool = False
+    temb: Tensor | None = None
+    residual: Tensor | None = None
+    shortcut: Shortcut | None = None
+    output_scale: float = 1.0
+    norm: Norm | None = None
+    moments: bool = False
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        return parts_of(self.x)
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The sizes of the convolution."""
+        pictures, height, width, _ = self.parts[0].shape
+        out_channels, _, *kernel = self.weight.shape
+        sides = self.padding if isinstance(self.padding, tuple) else (self.padding,) * 4
+        return Problem(
+            pictures, height, width, tuple(part.shape[3] for part in self.parts), out_channels, (kernel[0], kernel[1]),
+            self.stride, sides, self.upsample, self.weight.dtype.itemsize,
+        )  # fmt: skip
+
+    def check(self) -> None:
+        parts, weight = self.parts, self.weight
+        if any(part.ndim != 4 or part.shape[:3] != parts[0].shape[:3] for part in parts):
+            shapes = [tuple(part.shape) for part in parts]
+            raise ValueError(f"x: expected (N, H, W, C), the same N, H and W, got {shapes}")
+        if not parts[0].is_floating_point():
+            raise ValueError(f"x: {parts[0].dtype} is no float dtype")
+        channels = sum(part.shape[3] for part in parts)
+        if weight.ndim != 4 or weight.shape[1] != channels:
+            raise ValueError(f"weight: expected (C_out, {channels}, kH, kW), got {tuple(weight.shape)}")
+        if self.stride not in (1, 2):
+            raise ValueError(f"stride: {self.stride} is neither 1 nor 2")
+        problem = self.problem
+        if min(problem.out_height, problem.out_width) < 1:
+            size, kernel = f"{problem.height} x {problem.width}", list(problem.kernel)
+            raise ValueError(f"padding: {self.padding} leaves nothing of {size} pixels for a {kernel} filter")
+        self._check_tensors()
+        if self.shortcut is not None:
+            self._check_shortcut(self.shortcut)
+        if self.norm is not None and self.moments:
+            raise ValueError("moments: they are for a norm that follows; leave them out, or norm")
+
+    def _check_tensors(self) -> None:
+        problem, first = self.problem, self.parts[0]
+        row = (problem.out_channels,)
+        shapes = {"bias": row, "temb": (problem.pictures, *row), "residual": problem.out_shape}
+        optional = {"bias": self.bias, "temb": self.temb, "residual": self.residual}
+        for name, tensor in {"x": self.parts[-1], "weight": self.weight, **optional}.items():
+            if tensor is None:
+                continue
+            if tensor.shape != shapes.get(name, tensor.shape):
+                raise ValueError(f"{name}: expected {shapes[name]}, got {tuple(tensor.shape)}")
+            if (tensor.dtype, tensor.device) != (first.dtype, first.device):
+                raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, but x is {first.dtype} on {first.device}")
+
+    def _check_shortcut(self, shortcut: Shortcut) -> None:
+        if self.residual is not None:
+            raise ValueError("shortcut: it stands in the place of a residual; give one of them")
+        try:
+            shape = Conv2dCall(*shortcut).problem.out_shape
+        except ValueError as error:
+            raise ValueError(f"shortcut: {error}") from None
+        if shape != self.problem.out_shape or shortcut.weight.shape[2:] != (1, 1):
+            raise ValueError(f"shortcut: expected a 1x1 convolution to {self.problem.out_shape}, got one to {shape}")
+        weight, x = shortcut.weight, self.parts[0]
+        if (weight.dtype, weight.device) != (x.dtype, x.device):
+            raise ValueError(f"shortcut: {weight.dtype} on {weight.device}, but x is {x.dtype} on {x.device}")
+
+    def reference(self) -> Tensor | tuple[Tensor, Moments | None]:
+        weight, options = self.weight, (self.stride, self.padding, self.upsample)
+        if isinstance(self.x, tuple):
+            first = self.x[0].shape[-1]
+            y = _convolve(self.x[0], weight[:, :first], self.bias, *options)
+            y = y.add_(_convolve(self.x[1], weight[:, first:], None, *options))
+        else:
+            y = _convolve(self.x, weight, self.bias, *options)
+        if self.temb is not None:
+            y += self.temb[:, None, None, :]
+        residual = self.residual if self.shortcut is None else _only(conv2d.reference(*self.shortcut))
+        if residual is not None:
+            y += residual
+        y = y if self.output_scale == 1.0 else y.div_(self.output_scale)
+        if self.norm is not None:
+            y = group_norm.reference(y, **self.norm._asdict())
+        return (y, None) if self.moments else y
+
+    def obstacle(self) -> str | None:
+        dtype = self.parts[0].dtype
+        if dtype not in DTYPES:
+            return f"{dtype} has no kernel"
+        return None if self.problem.fits_int32 else "no pictures, or one of 2^31 elements or more"
+
+    def kernel(self) -> Tensor | tuple[Tensor, Moments | None]:
+        problem, device, shortcut = self.problem, self.device, self.shortcut
+        parts = tuple(part.contiguous() for part in self.parts)
+        weight = self.weight.permute(0, 2, 3, 1).contiguous()  # (C_out, kH, kW, C_in), a view of channels-last memory
+        bias, residual = (None if tensor is None else tensor.contiguous() for tensor in (self.bias, self.residual))
+        loaded = (*parts, weight) if residual is None else (*parts, weight, residual)
+        plan = make_plan(problem, obstacle=_descriptor_obstacle(loaded), multiprocessors=multiprocessors(device))
+        if shortcut is not None and not _fuses(problem, plan, shortcut):
+            residual, shortcut = _only(conv2d(*shortcut)), None
+        y = torch.empty(problem.out_shape, dtype=parts[0].dtype, device=device)
+        after = None if self.norm is None else GroupNormCall(y, **self.norm._asdict())
+        normed = after is not None and plan.normalises(problem, after.num_groups)
+        because(lambda: plan.describe() + normed * ", normalised there")
+        moments = _empty_moments(problem, plan, device) if self.moments or (after and not normed) else None
+        outputs = (y, None if moments is None else (moments.mean, moments.m2))
+        epilogue = _epilogue(bias, self.temb, self.output_scale)
+        if plan.spread:
+            partial = torch.empty(plan.chunks, *problem.out_shape, dtype=torch.float32, device=device)
+            _launch_products(problem, plan, (partial, None), parts, weight, _epilogue(), None)
+            _launch_sum(problem, plan, outputs, partial, epilogue, residual)
+        else:
+            fused = (shortcut, after if normed else None)
+            _launch_products(problem, plan, outputs, parts, weight, epilogue, residual, *fused)
+        if self.norm is not None and not normed:
+            return group_norm(y, moments=moments, **self.norm._asdict())
+        return (y, moments) if self.moments else y
+
+
+conv2d = Operation("conv2d", Conv2dCall)
+
+
+def _only(y: Tensor | tuple[Tensor, Moments | None]) -> Tensor:
+    """The output of a convolution that makes no moments."""
+    return y if isinstance(y, Tensor) else y[0]
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: Padding, upsample: bool) -> Tensor:
@@ -130,45 +241,6 @@ def _convolve_patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: in
     return F.linear(patches.permute(0, 1, 2, 4, 5, 3).flatten(3), weight.permute(0, 2, 3, 1).flatten(1), bias)
 
 
-@conv2d.kernel
-def _conv2d_triton(
-    x, weight, bias=None, *, stride=1, padding=0, upsample=False, temb=None, residual=None, shortcut=None,
-    output_scale=1.0, norm=None, moments=False,
-):  # fmt: skip
-    problem = _check(x, weight, bias, stride, padding, upsample, temb, residual, shortcut, norm, moments)
-    parts = tuple(part.contiguous() for part in parts_of(x))
-    dtype, device = parts[0].dtype, parts[0].device
-    if dtype not in DTYPES:
-        return Declined(f"{dtype} has no kernel")
-    if not problem.fits_int32:
-        return Declined("no pictures, or one of 2^31 elements or more")
-    weight = weight.permute(0, 2, 3, 1).contiguous()  # (C_out, kH, kW, C_in), a view of channels-last memory
-    bias, residual = (tensor.contiguous() if tensor is not None else None for tensor in (bias, residual))
-    temb = side_by_side(temb)
-    obstacle = _descriptor_obstacle((*parts, weight) if residual is None else (*parts, weight, residual))
-    plan = make_plan(problem, obstacle=obstacle, multiprocessors=multiprocessors(device))
-    if shortcut is not None and not _fuses(problem, plan, shortcut):
-        residual, shortcut = conv2d(*shortcut), None
-    y = torch.empty(problem.out_shape, dtype=dtype, device=device)
-    if norm is not None:
-        check_norm((y,), norm.num_groups, norm.weight, norm.bias, norm.activation, norm.scale, norm.shift)
-    normed = norm is not None and plan.normalises(problem, norm.num_groups)
-    because(lambda: plan.describe() + normed * ", normalised there")
-    statistics = _empty_moments(problem, plan, device) if moments or (norm and not normed) else None
-    outputs = (y, *statistics[:2]) if statistics else (y, None, None)
-    temb_stride = temb.stride(0) if temb is not None else 0
-    epilogue = Epilogue(bias, temb, residual, temb_stride, None if output_scale == 1.0 else 1 / output_scale)
-    if plan.spread:
-        partial = torch.empty(plan.chunks, *problem.out_shape, dtype=torch.float32, device=device)
-        _launch_products(problem, plan, (partial, None, None), parts, weight, Epilogue())
-        _launch_sum(problem, plan, outputs, partial, epilogue)
-    else:
-        _launch_products(problem, plan, outputs, parts, weight, epilogue, shortcut, norm if normed else None)
-    if norm is not None and not normed:
-        return group_norm(y, moments=statistics, **norm._asdict())
-    return (y, statistics) if moments else y
-
-
 def _descriptor_obstacle(loaded: tuple[Tensor, ...]) -> str | None:
     """Why tensor descriptors cannot load these, whatever their sizes."""
     if not has_descriptors(loaded[0].device):
@@ -185,76 +257,77 @@ def _fuses(problem: Problem, plan: Plan, shortcut: Shortcut) -> bool:
     return fits and aligned and all(part.shape[3] % 8 == 0 and part.is_contiguous() for part in parts)
 
 
-class Epilogue(NamedTuple):
-    """What is done to the sum over k, as the kernels call it."""
-
-    bias_ptr: Tensor | None = None
-    temb_ptr: Tensor | None = None
-    residual: Any = None  # (N, H_out, W_out, C_out), or its descriptor
-    temb_stride: int = 0
-    scale: float | None = None
+def _epilogue(bias: Tensor | None = None, temb: Tensor | None = None, output_scale: float = 1.0) -> tuple[Any, ...]:
+    """Bias, temb and its stride, and the factor after them, as the kernels take them."""
+    temb = side_by_side(temb)
+    return bias, temb, 0 if temb is None else temb.stride(0), None if output_scale == 1.0 else 1 / output_scale
 
 
 def _empty_moments(problem: Problem, plan: Plan, device: torch.device) -> Moments:
-    shape = (problem.images, plan.statistics_tiles(problem), problem.out_channels)
+    shape = (problem.pictures, plan.moments_tiles(problem), problem.out_channels)
     mean, m2 = (torch.empty(shape, dtype=torch.float32, device=device) for _ in range(2))
-    return Moments(mean, m2, plan.statistics)
+    return Moments(mean, m2, plan.moments)
 
 
 def _launch_products(
-    problem: Problem, plan: Plan, outputs: tuple, parts: tuple[Tensor, ...], weight: Tensor, epilogue: Epilogue,
-    shortcut: Shortcut | None = None, norm: Norm | None = None,
+    problem: Problem, plan: Plan, outputs: tuple[Any, ...], parts: tuple[Tensor, ...], weight: Tensor,
+    epilogue: tuple[Any, ...], residual: Tensor | None, shortcut: Shortcut | None = None,
+    norm: GroupNormCall | None = None,
 ) -> None:  # fmt: skip
     """One chunk a program, or all of them with the shortcut and the epilogue."""
     pictures, tile_height, tile_width = plan.tile_shape
     left, _, top, _ = problem.padding
     grid = (plan.programs(problem), plan.chunks if plan.spread else 1)
-    arguments = dict(
-        images=problem.images, rows=plan.rows, pixels=problem.pixels, pad_top=top, pad_left=left, steps=plan.steps,
-        channels=problem.channels[0], channels2=sum(problem.channels[1:]), out_channels=problem.out_channels,
+    arguments: dict[str, Any] = dict(
+        epilogue=epilogue, pictures=problem.pictures, rows=plan.rows, pixels=problem.pixels, pad_top=top, pad_left=left,
+        steps=plan.steps, channels=problem.channels[0], channels2=sum(problem.channels[1:]),
+        out_channels=problem.out_channels,
         KH=problem.kernel[0], KW=problem.kernel[1], MODE=problem.mode, CHUNKS=1 if plan.spread else plan.chunks,
         SWAP=plan.tile.swap, BH=tile_height, BW=tile_width, BN=plan.tile.channels, BK=plan.tile.block,
         num_warps=plan.tile.warps, num_stages=plan.tile.stages, fp_fusion=False,
     )  # fmt: skip
     if plan.stores_by_descriptor(problem):
-        outputs = _output_descriptor(problem, plan, outputs[0]), *outputs[1:]
+        outputs = _output_descriptor(problem, plan, outputs[0]), outputs[1]
     if not plan.descriptors:
         x, x2 = (*parts, None)[:2]
-        sizes = dict(height=problem.height, width=problem.width, out_width=problem.out_width)
-        flags = dict(FLAT=plan.flat, RAGGED=plan.ragged(problem))
-        launch(conv_by_pointers, grid, *outputs, x, x2, weight, **epilogue._asdict(), **arguments, **sizes, **flags)
+        sizes: dict[str, Any] = dict(height=problem.height, width=problem.width, out_width=problem.out_width)
+        flags: dict[str, Any] = dict(FLAT=plan.flat, RAGGED=plan.ragged(problem))
+        launch(conv_by_pointers, grid, *outputs, x, x2, weight, residual, **arguments, **sizes, **flags)
         return
-    if epilogue.residual is not None and plan.residual_by_descriptor(problem):
-        epilogue = epilogue._replace(residual=_output_descriptor(problem, plan, epilogue.residual))
+    addend: Any = residual
+    if residual is not None and plan.residual_by_descriptor(problem):
+        addend = _output_descriptor(problem, plan, residual)
     x, x2 = (*_input_descriptors(problem, plan, parts), None)[:2]
     w_desc = descriptor(weight.flatten(1), [plan.tile.channels, plan.tile.block])
     launch(
-        conv_by_descriptors, grid, *outputs, x, x2, w_desc, weight, **epilogue._asdict(), **arguments,
+        conv_by_descriptors, grid, *outputs, x, x2, w_desc, weight, addend, **arguments,
         **_shortcut_arguments(plan, shortcut), **_norm_arguments(problem, norm),
-        columns=plan.columns, BI=pictures, STATISTICS=plan.statistics,
+        columns=plan.columns, BI=pictures, MOMENTS=plan.moments,
     )  # fmt: skip
 
 
 def _shortcut_arguments(plan: Plan, shortcut: Shortcut | None) -> dict[str, Any]:
-    names = ("shortcut_desc", "shortcut2_desc", "shortcut_w_desc", "shortcut_bias_ptr")
+    names = ("shortcut_desc", "shortcut2_desc", "shortcut_w_desc", "shortcut")
     if shortcut is None:
-        return dict.fromkeys(names) | {"shortcut_channels": 0, "shortcut_channels2": 0}
+        return dict.fromkeys(names[:3]) | {"shortcut": (None, None, None)}
     parts = parts_of(shortcut.x)
     x, x2 = (*(descriptor(part, [*plan.tile_shape, plan.tile.block]) for part in parts), None)[:2]
     weight = descriptor(shortcut.weight.flatten(1), [plan.tile.channels, plan.tile.block])
-    widths = {"shortcut_channels": parts[0].shape[3], "shortcut_channels2": sum(part.shape[3] for part in parts[1:])}
-    return dict(zip(names, (x, x2, weight, shortcut.bias), strict=True)) | widths
+    rest = shortcut.bias, parts[0].shape[3], sum(part.shape[3] for part in parts[1:])
+    return dict(zip(names, (x, x2, weight, rest), strict=True))
 
 
-def _norm_arguments(problem: Problem, norm: Norm | None) -> dict[str, Any]:
-    width = 0 if norm is None else problem.out_channels // norm.num_groups
-    norm = norm or Norm(1)
-    affine = affine_arguments(norm.weight, norm.bias, norm.scale, norm.shift, norm.eps)
-    arguments = {f"norm_{name}": value for name, value in affine.items()}
-    return arguments | {"NORM": width, "ACTIVATION": norm.activation}
+def _norm_arguments(problem: Problem, norm: GroupNormCall | None) -> dict[str, Any]:
+    if norm is None:
+        nothing = dict(norm=(None,) * 5, norm_scale_stride=0, norm_shift_stride=0)
+        return nothing | {"NORM": 0, "ACTIVATION": "none"}
+    affine = affine_arguments(norm)
+    strides = dict(norm_scale_stride=affine["scale_stride"], norm_shift_stride=affine["shift_stride"])
+    width = problem.out_channels // norm.num_groups
+    return {"norm": affine["norm"], **strides, "NORM": width, "ACTIVATION": norm.activation}
 
 
-def _input_descriptors(problem: Problem, plan: Plan, parts: tuple[Tensor, ...]) -> list:
+def _input_descriptors(problem: Problem, plan: Plan, parts: tuple[Tensor, ...]) -> list[Any]:
     pictures, height, width = plan.tile_shape
     if problem.mode == "down":  # the pixels of one parity are a block of (N, H / 2, 2, W / 2, 2 C)
         parts = tuple(part.view(part.shape[0], part.shape[1] // 2, 2, part.shape[2] // 2, -1) for part in parts)
@@ -262,86 +335,24 @@ def _input_descriptors(problem: Problem, plan: Plan, parts: tuple[Tensor, ...]) 
     return [descriptor(part, [pictures, height, width, plan.tile.block]) for part in parts]
 
 
-def _output_descriptor(problem: Problem, plan: Plan, y: Tensor):
+def _output_descriptor(problem: Problem, plan: Plan, y: Tensor) -> Any:
     pictures, height, width = plan.tile_shape
     if problem.mode == "up" and plan.descriptors:  # the pixels of a quarter are a block of (N, H / 2, 2, W / 2, 2 C)
-        y = y.view(problem.images, plan.rows, 2, plan.columns, -1)
+        y = y.view(problem.pictures, plan.rows, 2, plan.columns, -1)
         return descriptor(y, [pictures, height, 1, width, plan.tile.channels])
-    y = y.view(problem.images, plan.rows, plan.columns, problem.out_channels)
+    y = y.view(problem.pictures, plan.rows, plan.columns, problem.out_channels)
     return descriptor(y, [pictures, height, width, plan.tile.channels])
 
 
-def _launch_sum(problem: Problem, plan: Plan, outputs: tuple, partial: Tensor, epilogue: Epilogue) -> None:
-    tile = plan.statistics_tile
-    grid = (problem.images * plan.statistics_tiles(problem) * -(-problem.out_channels // SUM_CHANNELS),)
-    launch(
-        sum_chunks, grid, *outputs, partial, images=problem.images, rows=plan.rows, columns=plan.columns,
-        pixels=problem.pixels, out_channels=problem.out_channels, **epilogue._asdict(),
-        CHUNKS=plan.chunks, MODE=problem.mode if plan.descriptors else "same", BH=tile[0], BW=tile[1],
-        BN=SUM_CHANNELS, STATISTICS=plan.statistics, RAGGED=plan.ragged(problem), num_warps=4, fp_fusion=False,
-    )  # fmt: skip
-
-
-def _check(
-    x: Tensor | tuple[Tensor, Tensor],
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: int,
-    padding: Padding,
-    upsample: bool,
-    temb: Tensor | None,
+def _launch_sum(
+    problem: Problem, plan: Plan, outputs: tuple[Any, ...], partial: Tensor, epilogue: tuple[Any, ...],
     residual: Tensor | None,
-    shortcut: Shortcut | None = None,
-    norm: Norm | None = None,
-    moments: bool = False,
-) -> Problem:
-    """The sizes of the convolution. Raises ValueError naming the argument that does not fit."""
-    parts = parts_of(x)
-    if any(part.ndim != 4 or part.shape[:3] != parts[0].shape[:3] for part in parts):
-        raise ValueError(f"x: expected (N, H, W, C), the same N, H and W, got {[tuple(part.shape) for part in parts]}")
-    if not parts[0].is_floating_point():
-        raise ValueError(f"x: {parts[0].dtype} is no float dtype")
-    channels = tuple(part.shape[3] for part in parts)
-    if weight.ndim != 4 or weight.shape[1] != sum(channels):
-        raise ValueError(f"weight: expected (C_out, {sum(channels)}, kH, kW), got {tuple(weight.shape)}")
-    if stride not in (1, 2):
-        raise ValueError(f"stride: {stride} is neither 1 nor 2")
-    images, height, width, _ = parts[0].shape
-    out_channels, _, *kernel = weight.shape
-    sides = padding if isinstance(padding, tuple) else (padding,) * 4
-    problem = Problem(
-        images, height, width, channels, out_channels, tuple(kernel), stride, sides, upsample, weight.dtype.itemsize
-    )
-    if min(problem.out_height, problem.out_width) < 1:
-        raise ValueError(f"padding: {padding} leaves nothing of {height} x {width} pixels for a {kernel} filter")
-    shapes = {"bias": (out_channels,), "temb": (images, out_channels), "residual": problem.out_shape}
-    tensors = {"x": parts[-1], "weight": weight, "bias": bias, "temb": temb, "residual": residual}
-    for name, tensor in tensors.items():
-        if tensor is None:
-            continue
-        if tensor.shape != shapes.get(name, tensor.shape):
-            raise ValueError(f"{name}: expected {shapes[name]}, got {tuple(tensor.shape)}")
-        if (tensor.dtype, tensor.device) != (parts[0].dtype, parts[0].device):
-            raise ValueError(
-                f"{name}: {tensor.dtype} on {tensor.device}, but x is {parts[0].dtype} on {parts[0].device}"
-            )
-    if shortcut is not None:
-        _check_shortcut(problem, parts[0], residual, shortcut)
-    if norm is not None and moments:
-        raise ValueError("moments: they are for a norm that follows; leave them out, or norm")
-    return problem
-
-
-def _check_shortcut(problem: Problem, x: Tensor, residual: Tensor | None, shortcut: Shortcut) -> None:
-    if residual is not None:
-        raise ValueError("shortcut: it stands in the place of a residual; give one of them")
-    try:
-        shape = _check(*shortcut, 1, 0, False, None, None).out_shape
-    except ValueError as error:
-        raise ValueError(f"shortcut: {error}") from None
-    if shape != problem.out_shape or shortcut.weight.shape[2:] != (1, 1):
-        raise ValueError(f"shortcut: expected a 1x1 convolution to {problem.out_shape}, got one to {shape}")
-    if (shortcut.weight.dtype, shortcut.weight.device) != (x.dtype, x.device):
-        raise ValueError(
-            f"shortcut: {shortcut.weight.dtype} on {shortcut.weight.device}, but x is {x.dtype} on {x.device}"
-        )
+) -> None:  # fmt: skip
+    tile = plan.moments_tile
+    grid = (problem.pictures * plan.moments_tiles(problem) * -(-problem.out_channels // SUM_CHANNELS),)
+    launch(
+        sum_chunks, grid, *outputs, partial, residual, epilogue=epilogue, pictures=problem.pictures, rows=plan.rows,
+        columns=plan.columns, pixels=problem.pixels, out_channels=problem.out_channels,
+        CHUNKS=plan.chunks, MODE=problem.mode if plan.descriptors else "same", BH=tile[0], BW=tile[1],
+        BN=SUM_CHANNELS, MOMENTS=plan.moments, RAGGED=plan.ragged(problem), num_warps=4, fp_fusion=False,
+    )  # fmt: skip

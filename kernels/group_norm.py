@@ -1,15 +1,25 @@
 """GroupNorm with the scale and shift of a time embedding and the activation that follow it, in one read and one write.
 
-Statistics are float32, per channel a mean and the sum of squared distances from it (M2), merged over a group by Chan's
+Moments are float32, per channel a mean and the sum of squared distances from it (M2), merged over a group by Chan's
 formula. Sums of squares would cancel on a large mean: torch's own channels-last GroupNorm on the CPU is off by 3e3 at
 mean 1e3 and deviation 1. Per channel, because a group may straddle the seam of a skip connection.
 
-On the GPU they are `Moments`: a convolution's epilogue leaves them, or `moments_kernel` reads the tensor for them. Few
-tiles are merged by every program of `normalise_kernel` for itself, so that a small picture takes one launch; many, or
-those of many pictures, by `merge_kernel`, and `apply_kernel` does the rest.
+How a norm on the GPU gets them:
+
+    conv2d's epilogue makes a mean and M2           +- many tiles: merge_kernel -+-> mean, a, b -> apply_kernel -> y
+    of each channel and tile of pixels -+           |  makes them one tile       |
+    (device.conv2d_epilogue)            +- Moments -+                            +-> mean, M2 -+
+    moments_kernel, where nobody did, --+  in the   |                                          |
+    reads x for them                       Feature  +- few: as they are -----------------------+-> normalise_kernel -> y
+                                           of x     (host.moments, fastdiff/models/layers.py)      merges them, a, b
+    A small picture, all of whose groups are in one program, conv2d's epilogue normalises itself: y, and no Moments.
+
+y is activation(a * (x - mean) + b), with a and b of each channel.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,33 +27,28 @@ from torch import Tensor
 
 from fastdiff.kernels.device.group_norm import apply_kernel, merge_kernel, moments_kernel, normalise_kernel
 from fastdiff.kernels.device.language import triton
-from fastdiff.kernels.host.dispatch import Declined, Operation, parts_of
+from fastdiff.kernels.host.dispatch import Call, Operation, parts_of
 from fastdiff.kernels.host.launching import DTYPES, launch, side_by_side
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.recording import because
 
-ACTIVATIONS = {
+T = TypeVar("T")
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
     "silu": lambda x: F.silu(x, inplace=True),
     "mish": lambda x: F.mish(x, inplace=True),
     "gelu": F.gelu,
     "relu": lambda x: F.relu(x, inplace=True),
 }
+# Chosen by times of whole norms on one H200 (README, "GroupNorm + SiLU"); those of other values were not kept.
+FOLDED = 32  # tiles of a channel, or of its group, up to which each program of `normalise_kernel` merges them
+LARGE = 2**23  # elements from which they are merged beforehand all the same, where channels make whole groups
+PROGRAMS = 256  # of `normalise_kernel`, at least, where there are blocks of pixels enough
 
 
-@Operation
-def group_norm(
-    x: Tensor | tuple[Tensor, Tensor],
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    eps: float,
-    activation: str = "none",
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    moments: Moments | tuple[Moments | None, Moments | None] | None = None,
-) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class GroupNormCall(Call[Tensor]):
     """activation(GroupNorm(x) * (1 + scale) + shift), Wu and He 2018 (arXiv 1803.08494), as diffusers' ResnetBlock2D.
 
     Args:
@@ -53,21 +58,118 @@ def group_norm(
         eps: added to the variance.
         activation: none, silu, mish, gelu or relu.
         scale, shift: (N, C) of any float dtype, both or neither; rows may be strided.
-        moments: the statistics of x, for a pair a pair; those that are None are computed.
+        moments: the mean and M2 of x, for a pair a pair; those that are None are computed.
 
     Returns: (N, H, W, C), contiguous, the dtype of x. Raises ValueError naming the argument that does not fit.
     """
-    parts = parts_of(x)
-    given = check(parts, num_groups, weight, bias, activation, scale, shift, moments)
-    merged = [
-        _channel_moments(part.float()) if known is None else _merge(known, part.shape[1] * part.shape[2])
-        for part, known in zip(parts, given, strict=True)
-    ]
-    mean, m2 = (torch.cat(both, dim=-1) for both in zip(*merged, strict=True))  # (N, C)
-    a, b = _affine(mean, m2, parts[0].shape[1] * parts[0].shape[2], num_groups, weight, bias, eps)
-    if scale is not None and shift is not None:
-        a, b = a * (1 + scale.float()), torch.addcmul(shift.float(), b, 1 + scale.float())
-    return _apply(parts, mean, a, b, activation)
+
+    x: Tensor | tuple[Tensor, Tensor]
+    num_groups: int
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    _: KW_ONLY
+    eps: float
+    activation: str = "none"
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    moments: Moments | tuple[Moments | None, Moments | None] | None = None
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        return parts_of(self.x)
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
+
+    @property
+    def given(self) -> tuple[Moments | None, ...]:
+        """The moments of each part."""
+        if self.moments is None:
+            return (None,) * len(self.parts)
+        return (self.moments,) if isinstance(self.moments, Moments) else self.moments
+
+    def check(self) -> None:
+        parts, first = self.parts, self.parts[0]
+        if any(part.ndim != 4 or part.shape[:3] != first.shape[:3] for part in parts):
+            shapes = [tuple(part.shape) for part in parts]
+            raise ValueError(f"x: expected (N, H, W, C), the same N, H and W, got {shapes}")
+        kinds = [(part.dtype, str(part.device)) for part in parts]
+        if any(kind != kinds[0] for kind in kinds) or not first.is_floating_point():
+            raise ValueError(f"x: expected one float dtype on one device, got {kinds}")
+        channels = sum(part.shape[-1] for part in parts)
+        if self.num_groups < 1 or channels % self.num_groups:
+            raise ValueError(f"num_groups: {self.num_groups} does not divide the {channels} channels of x")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation: {self.activation!r} is none of {', '.join(ACTIVATIONS)}")
+        self._check_pair(("weight", "bias"), (self.weight, self.bias), (channels,))
+        self._check_pair(("scale", "shift"), (self.scale, self.shift), (first.shape[0], channels))
+        self._check_moments()
+
+    def _check_pair(
+        self, names: tuple[str, str], pair: tuple[Tensor | None, Tensor | None], shape: tuple[int, ...]
+    ) -> None:
+        for name, tensor, other in zip(names, pair, reversed(pair), strict=True):
+            if (tensor is None) != (other is None):
+                raise ValueError(f"{', '.join(names)}: give both or neither")
+            if tensor is not None and tuple(tensor.shape) != shape:
+                raise ValueError(f"{name}: expected {shape}, got {tuple(tensor.shape)}")
+            if tensor is not None and tensor.device != self.device:
+                raise ValueError(f"{name}: on {tensor.device}, but x is on {self.device}")
+
+    def _check_moments(self) -> None:
+        parts, given = self.parts, self.given
+        if len(given) != len(parts):
+            raise ValueError(f"moments: {len(given)} for {len(parts)} tensors; give a pair for a pair")
+        for part, known in zip(parts, given, strict=True):
+            if known is not None:
+                shape = (part.shape[0], -(-part.shape[1] * part.shape[2] // known.pixels), part.shape[3])
+                if any(tuple(half.shape) != shape or half.dtype != torch.float32 for half in (known.mean, known.m2)):
+                    got = f"{known.mean.dtype} {tuple(known.mean.shape)}"
+                    raise ValueError(f"moments: expected float32 {shape}, got {got}")
+
+    def reference(self) -> Tensor:
+        parts, hw = self.parts, self.parts[0].shape[1] * self.parts[0].shape[2]
+        merged = [
+            _channel_moments(part.float()) if known is None else _merge(known, hw)
+            for part, known in zip(parts, self.given, strict=True)
+        ]
+        mean, m2 = (torch.cat(both, dim=-1) for both in zip(*merged, strict=True))  # (N, C)
+        a, b = _affine(mean, m2, hw, self.num_groups, self.weight, self.bias, self.eps)
+        if self.scale is not None and self.shift is not None:
+            a, b = a * (1 + self.scale.float()), torch.addcmul(self.shift.float(), b, 1 + self.scale.float())
+        return _apply(parts, mean, a, b, self.activation)
+
+    def obstacle(self) -> str | None:
+        dtype = self.parts[0].dtype
+        return None if dtype in DTYPES else f"{dtype} has no kernel"
+
+    def kernel(self) -> Tensor:
+        given = self.given
+        because("reads the tensor for its moments" if None in given else "moments by its convolution")
+        parts = [_as_rows(part) for part in self.parts]
+        n, height, width, _ = parts[0].shape
+        hw, widths = height * width, [part.shape[-1] for part in parts]
+        known = [m or _make_moments(part, _tiling(hw, widths)) for part, m in zip(parts, given, strict=True)]
+        y = parts[0].new_empty(n, height, width, sum(widths))
+        group_width = y.shape[-1] // self.num_groups
+        whole = _whole_groups(group_width, widths)
+        tiles = max(m.mean.shape[1] for m in known)
+        affine = affine_arguments(self)
+        if tiles * (1 if whole else group_width) > FOLDED:
+            rows, columns = (256, 8) if tiles > 64 else (64, 16)
+            merged = _merge_tiles(known, hw, affine, whole, rows=rows, columns=max(columns, whole), tree=False)
+        elif whole and y.numel() >= LARGE:
+            merged = _merge_tiles(known, hw, affine, whole, rows=_rows(tiles, whole), columns=128, tree=True)
+        else:
+            return _normalise(y, parts, self.activation, known, affine, whole, group_width)
+        if whole:
+            return _apply_merged(y, parts, self.activation, merged)
+        known = [Moments(merged[0][:, None], merged[1][:, None], hw)]
+        return _normalise(y, parts, self.activation, known, affine, whole, group_width)
+
+
+group_norm = Operation("group_norm", GroupNormCall)
 
 
 def _channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,10 +222,10 @@ class Tiling(NamedTuple):
 def _tiling(hw: int, widths: list[int], blocks: tuple[int, ...] = (64, 32)) -> Tiling:
     # the widest block that wastes no lanes, for whole lines of memory
     waste = {block: sum(-width % block for width in widths) for block in blocks}
-    return Tiling(min(waste, key=waste.get), min(32, triton.next_power_of_2(hw)), 4)
+    return Tiling(min(waste, key=waste.__getitem__), min(32, triton.next_power_of_2(hw)), 4)
 
 
-def _moments(x: Tensor, tiling: Tiling) -> Moments:
+def _make_moments(x: Tensor, tiling: Tiling) -> Moments:
     n, height, width, channels = x.shape
     hw = height * width
     pixels = min(512, max(32, triton.next_power_of_2(hw) // 8))
@@ -137,64 +239,22 @@ def _moments(x: Tensor, tiling: Tiling) -> Moments:
     return Moments(mean, m2, pixels)
 
 
-def _statistics(known: list[Moments]) -> dict[str, Any]:
+def _moments_arguments(known: list[Moments]) -> dict[str, Any]:
     """The moments of a tensor, or of a pair, as the kernels take them."""
-    mean, mean2 = _pair([m.mean for m in known])
-    m2, m2_2 = _pair([m.m2 for m in known])
+    moments, moments2 = _pair([(m.mean, m.m2) for m in known], (None, None))
     tiles, tiles2 = _pair([m.mean.shape[1] for m in known], 0)
     pixels, pixels2 = _pair([m.pixels for m in known], 0)
+    return dict(moments=moments, moments2=moments2, tiles=tiles, tiles2=tiles2, pixels=pixels, pixels2=pixels2)
+
+
+def affine_arguments(call: GroupNormCall) -> dict[str, Any]:
+    """The weight, bias, scale, shift and eps of a norm, as the kernels take them."""
+    scale, shift = side_by_side(call.scale), side_by_side(call.shift)
     return dict(
-        mean_ptr=mean, mean2_ptr=mean2, m2_ptr=m2, m2_2_ptr=m2_2, tiles=tiles, tiles2=tiles2, pixels=pixels,
-        pixels2=pixels2,
-    )  # fmt: skip
-
-
-def affine_arguments(
-    weight: Tensor | None, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None, eps: float
-) -> dict[str, Any]:
-    """What a norm does beyond the statistics, as the kernels take it."""
-    scale, shift = side_by_side(scale), side_by_side(shift)
-    strides = (0, 0) if scale is None else (scale.stride(0), shift.stride(0))
-    return dict(
-        weight_ptr=weight, bias_ptr=bias, scale_ptr=scale, shift_ptr=shift, scale_stride=strides[0],
-        shift_stride=strides[1], eps=eps,
-    )  # fmt: skip
-
-
-FOLDED = 32  # tiles of a channel, or of its group, up to which each program of `normalise_kernel` merges them
-LARGE = 2**23  # elements from which they are merged beforehand all the same, where channels make whole groups
-PROGRAMS = 256  # of `normalise_kernel`, at least, where there are blocks of pixels enough
-
-
-@group_norm.kernel
-def _group_norm_triton(
-    x, num_groups, weight=None, bias=None, *, eps, activation="none", scale=None, shift=None, moments=None
-):
-    parts = parts_of(x)
-    given = check(parts, num_groups, weight, bias, activation, scale, shift, moments)
-    if parts[0].dtype not in DTYPES:
-        return Declined(f"{parts[0].dtype} has no kernel")
-    because(lambda: "moments by its convolution" if None not in given else "reads the tensor for its moments")
-    parts = [_as_rows(part) for part in parts]
-    n, height, width, _ = parts[0].shape
-    hw, widths = height * width, [part.shape[-1] for part in parts]
-    known = [m or _moments(part, _tiling(hw, widths)) for part, m in zip(parts, given, strict=True)]
-    y = parts[0].new_empty(n, height, width, sum(widths))
-    group_width = y.shape[-1] // num_groups
-    whole = _whole_groups(group_width, widths)
-    tiles = max(m.mean.shape[1] for m in known)
-    affine = affine_arguments(weight, bias, scale, shift, eps)
-    if tiles * (1 if whole else group_width) > FOLDED:
-        rows, columns = (256, 8) if tiles > 64 else (64, 16)
-        merged = _merge_tiles(known, hw, affine, whole, rows=rows, columns=max(columns, whole), tree=False)
-    elif whole and y.numel() >= LARGE:
-        merged = _merge_tiles(known, hw, affine, whole, rows=_rows(tiles, whole), columns=128, tree=True)
-    else:
-        return _normalise(y, parts, activation, known, affine, whole, group_width)
-    if whole:
-        return _apply_merged(y, parts, activation, *merged)
-    known = [Moments(*(plane[:, None] for plane in merged), hw)]
-    return _normalise(y, parts, activation, known, affine, whole, group_width)
+        norm=(call.weight, call.bias, scale, shift, call.eps),
+        scale_stride=0 if scale is None else scale.stride(0),
+        shift_stride=0 if shift is None else shift.stride(0),
+    )
 
 
 def _rows(entries: int, whole: int) -> int:
@@ -211,29 +271,27 @@ def _merge_tiles(
     mean, m2, b = merged if whole else (*merged, None)
     launch(
         merge_kernel, (n * sum(triton.cdiv(width, columns) for width in widths),),
-        mean, m2, b, channels=widths[0], channels2=sum(widths[1:]), hw=hw, **_statistics(known), **affine,
+        mean, m2, b, channels=widths[0], channels2=sum(widths[1:]), hw=hw, **_moments_arguments(known), **affine,
         WHOLE=whole, TREE=tree, BT=rows, BC=columns, num_warps=1 if tree else 4, fp_fusion=False,
     )  # fmt: skip
     return merged
 
 
-def _pictures(parts: list[Tensor]) -> dict[str, Any]:
+def _tensor_arguments(parts: list[Tensor]) -> dict[str, Any]:
     """A tensor, or a pair, as the kernels take it."""
-    x, x2 = _pair(parts)
-    (image, image2), (pixel, pixel2) = (_pair([part.stride(i) for part in parts], 0) for i in (0, 2))
-    return dict(
-        x_ptr=x, x2_ptr=x2, channels=x.shape[-1], channels2=0 if x2 is None else x2.shape[-1],
-        hw=x.shape[1] * x.shape[2], image_stride=image, image_stride2=image2, pixel_stride=pixel, pixel_stride2=pixel2,
-    )  # fmt: skip
+    x, x2 = _pair([(part, part.stride(0), part.stride(2)) for part in parts], (None, None, None))
+    channels, channels2 = _pair([part.shape[-1] for part in parts], 0)
+    return dict(x=x, x2=x2, channels=channels, channels2=channels2, hw=parts[0].shape[1] * parts[0].shape[2])
 
 
-def _apply_merged(y: Tensor, parts: list[Tensor], activation: str, mean: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _apply_merged(y: Tensor, parts: list[Tensor], activation: str, merged: Tensor) -> Tensor:
+    mean, a, b = merged  # each (N, C)
     widths = [part.shape[-1] for part in parts]
     tiling = _tiling(y.shape[1] * y.shape[2], widths, (128, 64, 32))
     blocks = len(y) * sum(triton.cdiv(width, tiling.channels) for width in widths)
     launch(
         apply_kernel, (blocks * triton.cdiv(y.shape[1] * y.shape[2], tiling.pixels),),
-        y, mean_ptr=mean, a_ptr=a, b_ptr=b, **_pictures(parts),
+        y, mean_ptr=mean, a_ptr=a, b_ptr=b, **_tensor_arguments(parts),
         ACTIVATION=activation, BP=tiling.pixels, BC=tiling.channels, num_warps=tiling.warps, fp_fusion=False,
     )  # fmt: skip
     return y
@@ -251,7 +309,7 @@ def _normalise(
     span = tiling.pixels * min(most, max(1, blocks * triton.cdiv(hw, tiling.pixels) // PROGRAMS))
     launch(
         normalise_kernel, (blocks * triton.cdiv(hw, span),),
-        y, **_pictures(parts), **_statistics(known), **affine, merged=merged[0], merged2=sum(merged[1:]),
+        y, **_tensor_arguments(parts), **_moments_arguments(known), **affine, merged=merged[0], merged2=sum(merged[1:]),
         group_width=group_width, span=span, ACTIVATION=activation, WHOLE=whole, BP=tiling.pixels, BC=tiling.channels,
         BJ=_rows(entries, whole), num_warps=tiling.warps, fp_fusion=False,
     )  # fmt: skip
@@ -263,52 +321,12 @@ def _whole_groups(group_width: int, widths: list[int]) -> int:
     return group_width if 32 % group_width == 0 and all(width % group_width == 0 for width in widths) else 0
 
 
-def _pair(values: list, absent=None) -> tuple:
-    """What there is of one tensor or of two, as the kernels take it: the second absent, where there is one."""
-    return tuple(values) if len(values) == 2 else (values[0], absent)
+def _pair(values: list[T], absent: Any) -> tuple[T, Any]:
+    """The value of each of two tensors, as the kernels take it; `absent` for the second, where there is one."""
+    return values[0], values[1] if len(values) == 2 else absent
 
 
 def _as_rows(x: Tensor) -> Tensor:
     """x (N, H, W, C) with its pixels one stride apart and its channels side by side: itself, or a copy."""
     rows = x.stride(3) == 1 and (x.stride(1) == x.shape[2] * x.stride(2) or x.shape[1] == 1)
     return x if rows else x.contiguous()
-
-
-def check(parts, num_groups, weight, bias, activation, scale, shift, moments=None) -> tuple[Moments | None, ...]:
-    """Raises ValueError naming the argument that does not fit; returns the moments of each part."""
-    first = parts[0]
-    if any(part.ndim != 4 or part.shape[:3] != first.shape[:3] for part in parts):
-        raise ValueError(f"x: expected (N, H, W, C), the same N, H and W, got {[tuple(part.shape) for part in parts]}")
-    if any((part.dtype, part.device) != (first.dtype, first.device) for part in parts) or not first.is_floating_point():
-        raise ValueError(f"x: expected one float dtype on one device, got {[(p.dtype, str(p.device)) for p in parts]}")
-    channels = sum(part.shape[-1] for part in parts)
-    if num_groups < 1 or channels % num_groups:
-        raise ValueError(f"num_groups: {num_groups} does not divide the {channels} channels of x")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation: {activation!r} is none of {', '.join(ACTIVATIONS)}")
-    for names, pair, shape in (
-        (("weight", "bias"), (weight, bias), (channels,)),
-        (("scale", "shift"), (scale, shift), (first.shape[0], channels)),
-    ):
-        for name, tensor, other in zip(names, pair, reversed(pair), strict=True):
-            if (tensor is None) != (other is None):
-                raise ValueError(f"{', '.join(names)}: give both or neither")
-            if tensor is not None and tuple(tensor.shape) != shape:
-                raise ValueError(f"{name}: expected {shape}, got {tuple(tensor.shape)}")
-            if tensor is not None and tensor.device != first.device:
-                raise ValueError(f"{name}: on {tensor.device}, but x is on {first.device}")
-    return _check_moments(parts, moments)
-
-
-def _check_moments(parts, moments) -> tuple[Moments | None, ...]:
-    if moments is None:
-        return (None,) * len(parts)
-    given = (moments,) if isinstance(moments, Moments) else moments
-    if len(given) != len(parts):
-        raise ValueError(f"moments: {len(given)} for {len(parts)} tensors; give a pair for a pair")
-    for part, known in zip(parts, given, strict=True):
-        if known is not None:
-            shape = (part.shape[0], -(-part.shape[1] * part.shape[2] // known.pixels), part.shape[3])
-            if any(tuple(half.shape) != shape or half.dtype != torch.float32 for half in (known.mean, known.m2)):
-                raise ValueError(f"moments: expected float32 {shape}, got {known.mean.dtype} {tuple(known.mean.shape)}")
-    return given

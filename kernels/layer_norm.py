@@ -4,31 +4,22 @@ A program holds its token in registers and reads it once: the mean, then the squ
 Sums of squares would cancel on a large mean.
 """
 
+from dataclasses import KW_ONLY, dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.device.layer_norm import layer_norm_kernel
-from fastdiff.kernels.host.dispatch import Declined, Operation
+from fastdiff.kernels.host.dispatch import Call, Operation
 from fastdiff.kernels.host.launching import DTYPES, launch, side_by_side
 
-MAX_WIDTH = 16384  # channels that a program holds
+MAX_WIDTH = 16384  # channels that a program holds; chosen, not measured
 
 
-@Operation
-def layer_norm(
-    x: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    eps: float,
-    rms: bool = False,
-    residual: Tensor | None = None,
-    gate: Tensor | None = None,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+@dataclass(frozen=True, eq=False)
+class LayerNormCall(Call[Tensor | tuple[Tensor, Tensor]]):
     """norm(x * gate + residual) * (1 + scale) + shift, the norms of transformers; diffusers' AdaLayerNormZero.
 
     LayerNorm is Ba et al. 2016 (arXiv 1607.06450), RMSNorm Zhang and Sennrich 2019 (arXiv 1910.07467), the gate of a
@@ -46,74 +37,86 @@ def layer_norm(
     Returns: y (N, L, C), contiguous, the dtype of x; with `residual`, (y, the sum). Raises ValueError naming the
         argument that does not fit.
     """
-    _check(x, weight, bias, rms, residual, gate, scale, shift)
-    x = x if gate is None else x * gate[:, None].to(x.dtype)
-    total = x if residual is None else x + residual
-    rows = total.float()
-    parameters = [None if tensor is None else tensor.float() for tensor in (weight, bias)]
-    if rms:
-        y = F.rms_norm(rows, rows.shape[-1:], parameters[0], eps)
-    else:
-        y = F.layer_norm(rows, rows.shape[-1:], *parameters, eps)
-    if scale is not None and shift is not None:
-        y = torch.addcmul(shift.float()[:, None], y, 1 + scale.float()[:, None])
-    y = y.to(x.dtype)
-    return y if residual is None else (y, total)
+
+    x: Tensor
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    _: KW_ONLY
+    eps: float
+    rms: bool = False
+    residual: Tensor | None = None
+    gate: Tensor | None = None
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+    def check(self) -> None:
+        x = self.x
+        if x.ndim != 3 or not x.is_floating_point() or x.shape[-1] < 1:
+            raise ValueError(f"x: expected floats (N, L, C), got {x.dtype} {tuple(x.shape)}")
+        if self.rms and self.bias is not None:
+            raise ValueError("bias: RMSNorm has none")
+        if (self.scale is None) != (self.shift is None):
+            raise ValueError("scale, shift: give both or neither")
+        if self.gate is not None and self.residual is None:
+            raise ValueError("gate: give residual too; x is gated before it is added")
+        row, table = (x.shape[2],), (x.shape[0], x.shape[2])
+        given = {
+            "weight": (self.weight, row),
+            "bias": (self.bias, row),
+            "residual": (self.residual, tuple(x.shape)),
+            "gate": (self.gate, table),
+            "scale": (self.scale, table),
+            "shift": (self.shift, table),
+        }
+        for name, (tensor, shape) in given.items():
+            if tensor is None:
+                continue
+            if tuple(tensor.shape) != shape:
+                raise ValueError(f"{name}: expected {shape}, got {tuple(tensor.shape)}")
+            if tensor.device != x.device or not tensor.is_floating_point():
+                raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, but x is {x.dtype} on {x.device}")
+        if self.residual is not None and self.residual.dtype != x.dtype:
+            raise ValueError(f"residual: {self.residual.dtype}, but x is {x.dtype}")
+
+    def reference(self) -> Tensor | tuple[Tensor, Tensor]:
+        x = self.x if self.gate is None else self.x * self.gate[:, None].to(self.x.dtype)
+        total = x if self.residual is None else x + self.residual
+        rows = total.float()
+        weight, bias = (None if tensor is None else tensor.float() for tensor in (self.weight, self.bias))
+        if self.rms:
+            y = F.rms_norm(rows, rows.shape[-1:], weight, self.eps)
+        else:
+            y = F.layer_norm(rows, rows.shape[-1:], weight, bias, self.eps)
+        if self.scale is not None and self.shift is not None:
+            y = torch.addcmul(self.shift.float()[:, None], y, 1 + self.scale.float()[:, None])
+        y = y.to(x.dtype)
+        return y if self.residual is None else (y, total)
+
+    def obstacle(self) -> str | None:
+        if self.x.dtype not in DTYPES or self.x.numel() == 0 or self.x.shape[2] > MAX_WIDTH:
+            return f"{tuple(self.x.shape)} of {self.x.dtype} has no kernel"
+        return None
+
+    def kernel(self) -> Tensor | tuple[Tensor, Tensor]:
+        n, tokens, channels = self.x.shape
+        x = side_by_side(self.x)
+        residual, weight, bias = map(side_by_side, (self.residual, self.weight, self.bias))
+        gate, scale, shift = map(side_by_side, (self.gate, self.scale, self.shift))
+        y = x.new_empty(n, tokens, channels)
+        total = None if residual is None else x.new_empty(n, tokens, channels)
+        warps = 1 if channels <= 2048 else 8  # by the width alone: the bits of a sum are those of its lanes
+        launch(
+            layer_norm_kernel, (n * tokens,),
+            y, total, x, residual, gate, weight, bias, scale, shift, tokens, channels, *x.stride()[:2],
+            *((0, 0) if residual is None else residual.stride()[:2]),
+            *(0 if table is None else table.stride(0) for table in (gate, scale, shift)), self.eps,
+            RMS=self.rms, BC=max(16, triton.next_power_of_2(channels)), num_warps=warps,
+        )  # fmt: skip
+        return y if total is None else (y, total)
 
 
-@layer_norm.kernel
-def _layer_norm_triton(x, weight=None, bias=None, *, eps, rms=False, residual=None, gate=None, scale=None, shift=None):
-    _check(x, weight, bias, rms, residual, gate, scale, shift)
-    n, tokens, channels = x.shape
-    if x.dtype not in DTYPES or x.numel() == 0 or channels > MAX_WIDTH:
-        return Declined(f"{tuple(x.shape)} of {x.dtype} has no kernel")
-    x, residual, weight, bias, gate, scale, shift = map(side_by_side, (x, residual, weight, bias, gate, scale, shift))
-    y = x.new_empty(n, tokens, channels)
-    total = None if residual is None else x.new_empty(n, tokens, channels)
-    warps = 1 if channels <= 2048 else 8  # by the width alone: the bits of a sum are those of its lanes
-    launch(
-        layer_norm_kernel, (n * tokens,),
-        y, total, x, residual, gate, weight, bias, scale, shift, tokens, channels, *x.stride()[:2],
-        *((0, 0) if residual is None else residual.stride()[:2]),
-        *(0 if table is None else table.stride(0) for table in (gate, scale, shift)), eps,
-        RMS=rms, BC=max(16, triton.next_power_of_2(channels)), num_warps=warps,
-    )  # fmt: skip
-    return y if residual is None else (y, total)
-
-
-def _check(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    rms: bool,
-    residual: Tensor | None,
-    gate: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-) -> None:
-    if x.ndim != 3 or not x.is_floating_point() or x.shape[-1] < 1:
-        raise ValueError(f"x: expected floats (N, L, C), got {x.dtype} {tuple(x.shape)}")
-    if rms and bias is not None:
-        raise ValueError("bias: RMSNorm has none")
-    if (scale is None) != (shift is None):
-        raise ValueError("scale, shift: give both or neither")
-    if gate is not None and residual is None:
-        raise ValueError("gate: give residual too; x is gated before it is added")
-    row, table = (x.shape[2],), (x.shape[0], x.shape[2])
-    given = {
-        "weight": (weight, row),
-        "bias": (bias, row),
-        "residual": (residual, tuple(x.shape)),
-        "gate": (gate, table),
-        "scale": (scale, table),
-        "shift": (shift, table),
-    }
-    for name, (tensor, shape) in given.items():
-        if tensor is None:
-            continue
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name}: expected {shape}, got {tuple(tensor.shape)}")
-        if tensor.device != x.device or not tensor.is_floating_point():
-            raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, but x is {x.dtype} on {x.device}")
-    if residual is not None and residual.dtype != x.dtype:
-        raise ValueError(f"residual: {residual.dtype}, but x is {x.dtype}")
+layer_norm = Operation("layer_norm", LayerNormCall)

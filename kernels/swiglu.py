@@ -1,15 +1,17 @@
 """SwiGLU: two linear layers of the same tokens as one matrix product, multiplied in its epilogue."""
 
+from dataclasses import dataclass
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastdiff.kernels.host.dispatch import Declined, Operation
-from fastdiff.kernels.host.launching import DTYPES
-from fastdiff.kernels.linear import check, product
+from fastdiff.kernels.host.dispatch import Call, Operation
+from fastdiff.kernels.linear import LinearCall, launch_products, products_obstacle
 
 
-@Operation
-def swiglu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class SwigluCall(Call[Tensor]):
     """silu(x W1^T + b1) * (x W2^T + b2), Shazeer 2020 (arXiv 2002.05202).
 
     Args:
@@ -19,20 +21,29 @@ def swiglu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Returns: (N, L, C_out), contiguous, the dtype of x. Raises ValueError naming the argument that does not fit.
     """
-    _check(x, weight, bias)
-    first, second = F.linear(x, weight, bias).chunk(2, dim=-1)
-    return F.silu(first) * second
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+    def check(self) -> None:
+        LinearCall(self.x, self.weight, self.bias)  # both layers as one
+        if self.weight.shape[0] % 2:
+            raise ValueError(f"weight: expected (2 C_out, C_in), got {tuple(self.weight.shape)}")
+
+    def reference(self) -> Tensor:
+        first, second = F.linear(self.x, self.weight, self.bias).chunk(2, dim=-1)
+        return F.silu(first) * second
+
+    def obstacle(self) -> str | None:
+        return products_obstacle(self.x)
+
+    def kernel(self) -> Tensor:
+        return launch_products(self.x, self.weight.unflatten(0, (2, -1)), self.bias, activation="silu")
 
 
-@swiglu.kernel
-def _swiglu_triton(x, weight, bias=None):
-    _check(x, weight, bias)
-    if x.dtype not in DTYPES or x.numel() == 0:
-        return Declined(f"{tuple(x.shape)} of {x.dtype} has no kernel")
-    return product(x, weight.unflatten(0, (2, -1)), bias, activation="silu")
-
-
-def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    check(x, weight, bias)
-    if weight.shape[0] % 2:
-        raise ValueError(f"weight: expected (2 C_out, C_in), got {tuple(weight.shape)}")
+swiglu = Operation("swiglu", SwigluCall)

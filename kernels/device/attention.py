@@ -1,7 +1,28 @@
 """The Triton kernel of `attention`: FlashAttention (Dao 2023, arXiv 2307.08691), a head width in one part or two."""
 
+from typing import Any, NamedTuple
+
 from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.device.math import await_inputs
+
+
+class Walk(NamedTuple):
+    """The state of a block of queries on its way over the keys: its sums, and where it is."""
+
+    acc: Any  # (BM, D1) the output so far, of the first part of the head width
+    acc2: Any  # (BM, D2) of the second
+    top: Any  # (BM,) the largest score
+    total: Any  # (BM,) the sum of exponentials
+    k_ptrs: Any
+    v_ptrs: Any
+
+
+class Width(NamedTuple):
+    """The constants of a head: its width, and the two parts that the products are split into."""
+
+    D: Any
+    D1: Any
+    D2: Any
 
 
 @triton.jit
@@ -27,16 +48,17 @@ def _accumulate(acc, a, b):
 
 @triton.jit
 def _attend(
-    acc, acc2, top, total, q, q2, k_ptrs, v_ptrs, rows, start, stop, keys, k_row, v_row, scale,
-    CAUSAL: tl.constexpr, D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr,
+    walk, q, q2, rows, start, stop, keys, k_row, v_row, scale,
+    CAUSAL: tl.constexpr, width: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Keys start to stop: the accumulators, the running maximum and the sum of exponentials after them."""
+    """The walk after keys start to stop."""
+    acc, acc2, top, total, k_ptrs, v_ptrs = walk.acc, walk.acc2, walk.top, walk.total, walk.k_ptrs, walk.v_ptrs
     for first in range(start, stop, BN):
         columns = first + tl.arange(0, BN)
-        k = _load_rows(k_ptrs, columns, 0, D, D1, keys, MASKED)
+        k = _load_rows(k_ptrs, columns, 0, width.D, width.D1, keys, MASKED)
         scores = tl.dot(q, k.T, input_precision="ieee")
-        if D2 > 0:
-            k2 = _load_rows(k_ptrs, columns, D1, D, D2, keys, MASKED)
+        if width.D2 > 0:
+            k2 = _load_rows(k_ptrs, columns, width.D1, width.D, width.D2, keys, MASKED)
             scores = _accumulate(scores, q2, k2.T)
         if MASKED:
             visible = (columns < keys)[None, :]
@@ -48,21 +70,21 @@ def _attend(
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(p, axis=1)
         top = new_top
-        v = _load_rows(v_ptrs, columns, 0, D, D1, keys, MASKED)
+        v = _load_rows(v_ptrs, columns, 0, width.D, width.D1, keys, MASKED)
         p = p.to(v.dtype)
         acc = _accumulate(acc * shrink[:, None], p, v)
-        if D2 > 0:
-            v2 = _load_rows(v_ptrs, columns, D1, D, D2, keys, MASKED)
+        if width.D2 > 0:
+            v2 = _load_rows(v_ptrs, columns, width.D1, width.D, width.D2, keys, MASKED)
             acc2 = _accumulate(acc2 * shrink[:, None], p, v2)
         k_ptrs += BN * k_row
         v_ptrs += BN * v_row
-    return acc, acc2, top, total, k_ptrs, v_ptrs
+    return Walk(acc, acc2, top, total, k_ptrs, v_ptrs)
 
 
 @triton.jit
 def attention_kernel(
     out_ptr, q_ptr, k_ptr, v_ptr, heads, queries, keys, scale,
-    q_image, q_row, k_image, k_row, v_image, v_row,
+    q_picture, q_row, k_picture, k_row, v_picture, v_row,
     CAUSAL: tl.constexpr, D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """BM queries of one head. D is the head width, D1 + D2 >= D the two parts that the products are split into."""
@@ -71,9 +93,9 @@ def attention_kernel(
     pid = tl.program_id(0)
     rows = pid % blocks * BM + tl.arange(0, BM)
     head, n = pid // blocks % heads, (pid // blocks // heads).to(tl.int64)
-    q_ptrs = q_ptr + n * q_image + head * D + rows.to(tl.int64)[:, None] * q_row
-    k_ptrs = k_ptr + n * k_image + head * D + tl.arange(0, BN)[:, None] * k_row
-    v_ptrs = v_ptr + n * v_image + head * D + tl.arange(0, BN)[:, None] * v_row
+    q_ptrs = q_ptr + n * q_picture + head * D + rows.to(tl.int64)[:, None] * q_row
+    k_ptrs = k_ptr + n * k_picture + head * D + tl.arange(0, BN)[:, None] * k_row
+    v_ptrs = v_ptr + n * v_picture + head * D + tl.arange(0, BN)[:, None] * v_row
 
     q = _load_rows(q_ptrs, rows, 0, D, D1, queries, True)
     acc = tl.zeros((BM, D1), tl.float32)
@@ -88,19 +110,21 @@ def attention_kernel(
     if CAUSAL:
         seen = tl.minimum(keys, (pid % blocks + 1) * BM)
         clear = tl.minimum(clear, pid % blocks * BM // BN * BN)
-    acc, acc2, top, total, k_ptrs, v_ptrs = _attend(
-        acc, acc2, top, total, q, q2, k_ptrs, v_ptrs, rows, 0, clear, keys, k_row, v_row, scale,
-        CAUSAL, D, D1, D2, BN, False,
-    )  # fmt: skip
-    acc, acc2, top, total, k_ptrs, v_ptrs = _attend(
-        acc, acc2, top, total, q, q2, k_ptrs, v_ptrs, rows, clear, seen, keys, k_row, v_row, scale,
-        CAUSAL, D, D1, D2, BN, True,
-    )  # fmt: skip
+    width: tl.constexpr = Width(D, D1, D2)
+    walk = Walk(acc, acc2, top, total, k_ptrs, v_ptrs)
+    walk = _attend(walk, q, q2, rows, 0, clear, keys, k_row, v_row, scale, CAUSAL, width, BN, False)
+    walk = _attend(walk, q, q2, rows, clear, seen, keys, k_row, v_row, scale, CAUSAL, width, BN, True)
 
     out_ptrs = out_ptr + (n * queries + rows)[:, None] * (heads * D) + head * D
     inside = (rows < queries)[:, None]
     columns = tl.arange(0, D1)[None, :]
-    tl.store(out_ptrs + columns, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=inside & (columns < D))
+    tl.store(
+        out_ptrs + columns, (walk.acc / walk.total[:, None]).to(out_ptr.dtype.element_ty), mask=inside & (columns < D)
+    )
     if D2 > 0:
         columns = D1 + tl.arange(0, D2)[None, :]
-        tl.store(out_ptrs + columns, (acc2 / total[:, None]).to(out_ptr.dtype.element_ty), mask=inside & (columns < D))
+        tl.store(
+            out_ptrs + columns,
+            (walk.acc2 / walk.total[:, None]).to(out_ptr.dtype.element_ty),
+            mask=inside & (columns < D),
+        )

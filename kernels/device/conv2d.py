@@ -6,31 +6,71 @@ are BI pictures x BH rows x BW columns of a grid, rows x columns: the output's p
 output, each of which is a plain convolution of the smaller input. By pointers the grid's rows are BW consecutive
 pixels, whatever row of the picture they lie in.
 
-Bits: k is cut into chunks of `steps` steps, each summed on its own and added to the others in order. Chunks and
-statistics tiles depend on the picture's shape alone; the tile, and whether one program makes all chunks or each its
+Bits: k is cut into chunks of `steps` steps, each summed on its own and added to the others in order. Chunks and the
+tiles of moments depend on the picture's shape alone; the tile, and whether one program makes all chunks or each its
 own for `sum_chunks` to add up, do not change a bit.
 """
 
-from fastdiff.kernels.device.conv2d_epilogue import add, load_addend, normalise, pixels_of, store
+from typing import Any, NamedTuple
+
+from fastdiff.kernels.device.conv2d_epilogue import (
+    Place,
+    Sizes,
+    TileShape,
+    add,
+    load_addend,
+    normalise,
+    pixels_of,
+    store,
+)
+from fastdiff.kernels.device.group_norm import Affine
 from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.device.math import await_inputs, prefetch
 
-# Run-time numbers whose divisibility is not worth a kernel variant.
+# Run-time numbers whose divisibility is not worth a kernel variant. In a tuple they would make variants.
 SIZES = [
-    "images", "rows", "columns", "pixels", "height", "width", "out_width", "pad_top", "pad_left", "steps",
+    "pictures", "rows", "columns", "pixels", "height", "width", "out_width", "pad_top", "pad_left", "steps",
     "norm_scale_stride", "norm_shift_stride",
 ]  # fmt: skip
 
 
+class Source(NamedTuple):
+    """An input of the sum over k: a picture by descriptor or pointer, and its channels' place in the weight."""
+
+    x: Any
+    channels: Any
+    offset: Any  # of its first channel in the weight
+
+
+class Weight(NamedTuple):
+    """The weight, (out_channels, KH, KW, channels) by descriptor or pointer."""
+
+    w: Any
+    channels: Any  # of all inputs
+
+
+class Loop(NamedTuple):
+    """The constants of a main loop."""
+
+    KH: Any
+    KW: Any
+    MODE: Any
+    SWAP: Any  # channels on the matrix unit's M side
+    BM: Any
+    BK: Any
+    FLAT: Any  # by pointers: a step is of any (tap, channel) pairs, not of one tap's channels
+
+
 @triton.jit
-def _locate(tile, rows, columns, MODE: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr):
-    """Tile index -> its first picture, row and column, and for "up" which quarter of the output it belongs to."""
+def _locate(tile, rows, columns, n, shape: tl.constexpr):
+    """The `Place` of a tile by its index."""
     quarter = 0
-    if MODE == "up":
+    if shape.MODE == "up":
         quarter = tile % 4
         tile = tile // 4
-    across, down = columns // BW, tl.cdiv(rows, BH)
-    return tile // (across * down) * BI, tile // across % down * BH, tile % across * BW, quarter
+    across, down = columns // shape.BW, tl.cdiv(rows, shape.BH)
+    picture, row = tile // (across * down) * shape.BI, tile // across % down * shape.BH
+    return Place(picture, row, tile % across * shape.BW, quarter, n)
 
 
 @triton.jit
@@ -43,232 +83,202 @@ def _dot(x, w, acc, SWAP: tl.constexpr):
 
 
 @triton.jit
-def _sum_by_descriptors(
-    acc, x_desc, w_desc, image, row, column, top, left, n, first, steps, channels, all_channels, offset,
-    KH: tl.constexpr, KW: tl.constexpr, MODE: tl.constexpr, SWAP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """acc plus `steps` steps of the sum over k: of x's `channels`, which in the weight begin at `offset`.
+def _sum_by_descriptors(acc, source, weight, place, top, left, first, steps, loop: tl.constexpr):
+    """acc plus `steps` steps of the sum over k from the `first` on.
 
-    What of a tile lies outside the picture is read as zeros by the copy engine.
+    Where a tile lies outside the picture the copy engine reads zeros.
     """
-    blocks = tl.cdiv(channels, BK)
+    channels = source.channels
+    blocks = tl.cdiv(channels, loop.BK)
     tap = first // blocks
-    c = (first - tap * blocks) * BK
-    for _ in tl.range(first, tl.minimum(first + steps, KH * KW * blocks)):
-        h, w = top + tap // KW, left + tap % KW
-        if MODE == "down":  # x as (N, H / 2, 2, W / 2, 2 C)
-            x = x_desc.load([image, row + (h >> 1), h & 1, column + (w >> 1), (w & 1) * channels + c])
-        elif MODE == "up":
-            x = x_desc.load([image, row + (h >> 1), column + (w >> 1), c])
+    c = (first - tap * blocks) * loop.BK
+    for _ in tl.range(first, tl.minimum(first + steps, loop.KH * loop.KW * blocks)):
+        h, w = top + tap // loop.KW, left + tap % loop.KW
+        row, column = place.row, place.column
+        if loop.MODE == "down":  # x as (N, H / 2, 2, W / 2, 2 C)
+            x = source.x.load([place.picture, row + (h >> 1), h & 1, column + (w >> 1), (w & 1) * channels + c])
+        elif loop.MODE == "up":
+            x = source.x.load([place.picture, row + (h >> 1), column + (w >> 1), c])
         else:
-            x = x_desc.load([image, row + h, column + w, c])
-        acc = _dot(x.reshape(BM, BK), w_desc.load([n, tap * all_channels + offset + c]), acc, SWAP)
-        c += BK
+            x = source.x.load([place.picture, row + h, column + w, c])
+        x = x.reshape(loop.BM, loop.BK)
+        acc = _dot(x, weight.w.load([place.n, tap * weight.channels + source.offset + c]), acc, loop.SWAP)
+        c += loop.BK
         tap = tl.where(c < channels, tap, tap + 1)
         c = tl.where(c < channels, c, 0)
     return acc
 
 
 @triton.jit
-def _add_shortcut(
-    acc, x_desc, x2_desc, w_desc, image, row, column, n, channels, channels2,
-    SWAP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
+def _add_shortcut(acc, x_desc, x2_desc, w_desc, place, channels, channels2, loop: tl.constexpr):
     """acc plus a 1x1 convolution of a picture, or of a pair of them."""
-    width = channels + channels2
-    acc = _sum_by_descriptors(
-        acc, x_desc, w_desc, image, row, column, 0, 0, n, 0, channels, channels, width, 0,
-        1, 1, "same", SWAP, BM, BK,
-    )  # fmt: skip
+    plain: tl.constexpr = Loop(1, 1, "same", loop.SWAP, loop.BM, loop.BK, False)
+    weight = Weight(w_desc, channels + channels2)
+    acc = _sum_by_descriptors(acc, Source(x_desc, channels, 0), weight, place, 0, 0, 0, channels, plain)
     if x2_desc is not None:
-        acc = _sum_by_descriptors(
-            acc, x2_desc, w_desc, image, row, column, 0, 0, n, 0, channels2, channels2, width, channels,
-            1, 1, "same", SWAP, BM, BK,
-        )  # fmt: skip
+        source = Source(x2_desc, channels2, channels)
+        acc = _sum_by_descriptors(acc, source, weight, place, 0, 0, 0, channels2, plain)
     return acc
 
 
 @triton.jit(do_not_specialize=SIZES)
 def conv_by_descriptors(
-    y, mean_ptr, m2_ptr,
-    x_desc, x2_desc, w_desc, w_ptr, bias_ptr, temb_ptr, residual,
-    shortcut_desc, shortcut2_desc, shortcut_w_desc, shortcut_bias_ptr,
-    norm_weight_ptr, norm_bias_ptr, norm_scale_ptr, norm_shift_ptr, norm_scale_stride, norm_shift_stride, norm_eps,
-    images, rows, columns, pixels, pad_top, pad_left, steps, channels, channels2, shortcut_channels, shortcut_channels2,
-    out_channels, temb_stride, scale,
+    y, moments, x_desc, x2_desc, w_desc, w_ptr, residual, shortcut_desc, shortcut2_desc, shortcut_w_desc,
+    shortcut, epilogue, norm, norm_scale_stride, norm_shift_stride,
+    pictures, rows, columns, pixels, pad_top, pad_left, steps, channels, channels2, out_channels,
     KH: tl.constexpr, KW: tl.constexpr, MODE: tl.constexpr, CHUNKS: tl.constexpr, SWAP: tl.constexpr,
-    BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STATISTICS: tl.constexpr,
+    BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MOMENTS: tl.constexpr,
     NORM: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """NORM: the width of the groups in which the output is normalised, all pixels of a picture in a program; or 0."""
+    """NORM: the width of the groups in which the output is normalised, all pixels of a picture in a program; or 0.
+
+    moments: pointers to mean and M2. epilogue: pointers to bias and temb, the stride of temb, the scale.
+    shortcut: pointer to its bias, the channels of its one picture or two. norm: the first five of `Affine`.
+    """
     prefetch(w_ptr, out_channels * KH * KW * (channels + channels2))
     await_inputs()
     BM: tl.constexpr = BI * BH * BW
+    tile: tl.constexpr = TileShape(MODE, BI, BH, BW, BN, False)
+    loop: tl.constexpr = Loop(KH, KW, MODE, SWAP, BM, BK, False)
+    sizes = Sizes(pictures, columns, pixels, out_channels)
     across = tl.cdiv(out_channels, BN)
     n = tl.program_id(0) % across * BN
-    image, row, column, quarter = _locate(tl.program_id(0) // across, rows, columns, MODE, BI, BH, BW)
-    top, left = quarter // 2 - pad_top, quarter % 2 - pad_left
+    place = _locate(tl.program_id(0) // across, rows, columns, n, tile)
+    top, left = place.quarter // 2 - pad_top, place.quarter % 2 - pad_left
     first = tl.program_id(1) * CHUNKS * steps
-    addend = load_addend(bias_ptr, temb_ptr, image, n, images, out_channels, temb_stride, BI, BN)
-    if shortcut_bias_ptr is not None:
-        addend += load_addend(shortcut_bias_ptr, None, image, n, images, out_channels, 0, BI, BN)
+    addend = load_addend(epilogue[0], epilogue[1], epilogue[2], place, sizes, tile)
+    if shortcut[0] is not None:
+        addend += load_addend(shortcut[0], None, 0, place, sizes, tile)
     zeros = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
-    acc = _sum_by_descriptors(
-        zeros, x_desc, w_desc, image, row, column, top, left, n, first, steps, channels, channels + channels2, 0,
-        KH, KW, MODE, SWAP, BM, BK,
-    )  # fmt: skip
+    source, weight = Source(x_desc, channels, 0), Weight(w_desc, channels + channels2)
+    acc = _sum_by_descriptors(zeros, source, weight, place, top, left, first, steps, loop)
     for chunk in range(1, CHUNKS):
-        acc += _sum_by_descriptors(
-            zeros, x_desc, w_desc, image, row, column, top, left, n, first + chunk * steps, steps, channels,
-            channels + channels2, 0, KH, KW, MODE, SWAP, BM, BK,
-        )  # fmt: skip
+        acc += _sum_by_descriptors(zeros, source, weight, place, top, left, first + chunk * steps, steps, loop)
     if x2_desc is not None:
-        acc = _sum_by_descriptors(
-            acc, x2_desc, w_desc, image, row, column, top, left, n, 0, steps, channels2,
-            channels + channels2, channels, KH, KW, MODE, SWAP, BM, BK,
-        )  # fmt: skip
+        source2 = Source(x2_desc, channels2, channels)
+        acc = _sum_by_descriptors(acc, source2, weight, place, top, left, 0, steps, loop)
     if shortcut_desc is not None:
         acc = _add_shortcut(
-            acc, shortcut_desc, shortcut2_desc, shortcut_w_desc, image, row, column, n, shortcut_channels,
-            shortcut_channels2, SWAP, BM, BK,
+            acc, shortcut_desc, shortcut2_desc, shortcut_w_desc, place, shortcut[1], shortcut[2], loop
         )  # fmt: skip
     if SWAP:
         acc = acc.T
-    acc = add(
-        acc, addend, residual, scale, image, row, column, quarter, n, images, columns, pixels, out_channels,
-        MODE, BI, BH, BW, BN, False,
-    )  # fmt: skip
+    acc = add(acc, addend, residual, epilogue[3], place, sizes, tile)
     if NORM > 0:
-        acc = normalise(
-            acc, norm_weight_ptr, norm_bias_ptr, norm_scale_ptr, norm_shift_ptr, image, n, images, out_channels,
-            norm_scale_stride, norm_shift_stride, norm_eps, NORM, ACTIVATION, BI, BH * BW, BN,
-        )  # fmt: skip
+        affine = Affine(norm[0], norm[1], norm[2], norm[3], norm[4], norm_scale_stride, norm_shift_stride)
+        acc = normalise(acc, affine, place, sizes, tile, NORM, ACTIVATION)
     if not isinstance(y, tl.tensor_descriptor):
-        y += tl.program_id(1).to(tl.int64) * images * pixels * out_channels
-    store(
-        y, mean_ptr, m2_ptr, acc, image, row, column, quarter, n, images, columns, pixels, out_channels,
-        MODE, BI, BH, BW, BN, STATISTICS, False,
-    )  # fmt: skip
+        y += tl.program_id(1).to(tl.int64) * pictures * pixels * out_channels
+    store(y, moments, acc, place, sizes, tile, MOMENTS)
 
 
 @triton.jit
-def _sum_by_pointers(
-    acc, x_ptr, w_ptr, h, w, n, first, steps, height, width, channels, out_channels, all_channels, offset,
-    KH: tl.constexpr, KW: tl.constexpr, MODE: tl.constexpr, FLAT: tl.constexpr, SWAP: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
+def _sum_by_pointers(acc, source, weight, h, w, n, first, steps, height, width, out_channels, loop: tl.constexpr):
     """`_sum_by_descriptors` for any sizes; h, w (BM,) are each pixel's place in the (upsampled) picture, at tap 0."""
-    blocks = tl.cdiv(channels, BK)
-    total = tl.cdiv(KH * KW * channels, BK) if FLAT else KH * KW * blocks
-    if MODE == "up":
+    channels = source.channels
+    KH: tl.constexpr = loop.KH
+    KW: tl.constexpr = loop.KW
+    blocks = tl.cdiv(channels, loop.BK)
+    total = tl.cdiv(KH * KW * channels, loop.BK) if loop.FLAT else KH * KW * blocks
+    if loop.MODE == "up":
         tall, wide = 2 * height, 2 * width
     else:
         tall, wide = height, width
     for step in tl.range(first, tl.minimum(first + steps, total)):
-        if FLAT:
-            c = step * BK + tl.arange(0, BK)
+        if loop.FLAT:
+            c = step * loop.BK + tl.arange(0, loop.BK)
             tap = c // channels
             c -= tap * channels
             inside = tap < KH * KW
             dh, dw = (tap // KW)[None, :], (tap % KW)[None, :]
         else:
             tap = step // blocks
-            c = (step - tap * blocks) * BK + tl.arange(0, BK)
+            c = (step - tap * blocks) * loop.BK + tl.arange(0, loop.BK)
             inside = c < channels
             dh, dw = tap // KW, tap % KW
         row, column = h[:, None] + dh, w[:, None] + dw
         mask = (row >= 0) & (row < tall) & (column >= 0) & (column < wide) & inside[None, :]
-        if MODE == "up":
+        if loop.MODE == "up":
             row, column = row >> 1, column >> 1
-        x = tl.load(x_ptr + (row * width + column) * channels + c[None, :], mask=mask, other=0.0)
-        k = tap * all_channels + offset + c
+        x = tl.load(source.x + (row * width + column) * channels + c[None, :], mask=mask, other=0.0)
+        k = tap * weight.channels + source.offset + c
         mask = (n < out_channels)[:, None] & inside[None, :]
-        weight = tl.load(w_ptr + n[:, None] * (KH * KW * all_channels) + k[None, :], mask=mask, other=0.0)
-        acc = _dot(x, weight, acc, SWAP)
+        w_ptrs = weight.w + n[:, None] * (KH * KW * weight.channels) + k[None, :]
+        acc = _dot(x, tl.load(w_ptrs, mask=mask, other=0.0), acc, loop.SWAP)
     return acc
 
 
 @triton.jit(do_not_specialize=SIZES)
 def conv_by_pointers(
-    y, mean_ptr, m2_ptr,
-    x_ptr, x2_ptr, w_ptr, bias_ptr, temb_ptr, residual,
-    images, rows, pixels, height, width, out_width, pad_top, pad_left, steps,
-    channels, channels2, out_channels, temb_stride, scale,
+    y, moments, x_ptr, x2_ptr, w_ptr, residual, epilogue,
+    pictures, rows, pixels, height, width, out_width, pad_top, pad_left, steps, channels, channels2, out_channels,
     KH: tl.constexpr, KW: tl.constexpr, MODE: tl.constexpr, FLAT: tl.constexpr, CHUNKS: tl.constexpr,
     SWAP: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """A tile is BH statistics tiles of BW consecutive pixels, whatever rows of the picture they lie in."""
+    """A tile is BH tiles of moments, of BW consecutive pixels each, whatever rows of the picture they lie in.
+
+    moments, epilogue: as in `conv_by_descriptors`.
+    """
     await_inputs()
     BM: tl.constexpr = BH * BW
+    tile: tl.constexpr = TileShape("same", 1, BH, BW, BN, RAGGED)
+    loop: tl.constexpr = Loop(KH, KW, MODE, SWAP, BM, BK, FLAT)
+    sizes = Sizes(pictures, BW, pixels, out_channels)
     across = tl.cdiv(out_channels, BN)
     n0 = tl.program_id(0) % across * BN
     n = n0 + tl.arange(0, BN)
-    image, row, column, quarter = _locate(tl.program_id(0) // across, rows, BW, "same", 1, BH, BW)
-    pixel = row * BW + tl.arange(0, BM)
+    place = _locate(tl.program_id(0) // across, rows, BW, n0, tile)
+    pixel = place.row * BW + tl.arange(0, BM)
     h, w = pixel // out_width, pixel % out_width
     if MODE == "down":
         h, w = 2 * h, 2 * w
     h, w = h - pad_top, w - pad_left
-    x_ptr += image.to(tl.int64) * height * width * channels
+    x_ptr += place.picture.to(tl.int64) * height * width * channels
     first = tl.program_id(1) * CHUNKS * steps
-    addend = load_addend(bias_ptr, temb_ptr, image, n0, images, out_channels, temb_stride, 1, BN)
+    addend = load_addend(epilogue[0], epilogue[1], epilogue[2], place, sizes, tile)
     zeros = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
-    acc = _sum_by_pointers(
-        zeros, x_ptr, w_ptr, h, w, n, first, steps, height, width, channels, out_channels,
-        channels + channels2, 0, KH, KW, MODE, FLAT, SWAP, BK,
-    )  # fmt: skip
+    source, weight = Source(x_ptr, channels, 0), Weight(w_ptr, channels + channels2)
+    acc = _sum_by_pointers(zeros, source, weight, h, w, n, first, steps, height, width, out_channels, loop)
     for chunk in range(1, CHUNKS):
-        acc += _sum_by_pointers(
-            zeros, x_ptr, w_ptr, h, w, n, first + chunk * steps, steps, height, width, channels, out_channels,
-            channels + channels2, 0, KH, KW, MODE, FLAT, SWAP, BK,
-        )  # fmt: skip
+        start = first + chunk * steps
+        acc += _sum_by_pointers(zeros, source, weight, h, w, n, start, steps, height, width, out_channels, loop)
     if x2_ptr is not None:
-        x2_ptr += image.to(tl.int64) * height * width * channels2
-        acc = _sum_by_pointers(
-            acc, x2_ptr, w_ptr, h, w, n, 0, steps, height, width, channels2, out_channels,
-            channels + channels2, channels, KH, KW, MODE, FLAT, SWAP, BK,
-        )  # fmt: skip
+        x2_ptr += place.picture.to(tl.int64) * height * width * channels2
+        source2 = Source(x2_ptr, channels2, channels)
+        acc = _sum_by_pointers(acc, source2, weight, h, w, n, 0, steps, height, width, out_channels, loop)
     if SWAP:
         acc = acc.T
-    acc = add(
-        acc, addend, residual, scale, image, row, column, quarter, n0, images, BW, pixels, out_channels,
-        "same", 1, BH, BW, BN, RAGGED,
-    )  # fmt: skip
+    acc = add(acc, addend, residual, epilogue[3], place, sizes, tile)
     if not isinstance(y, tl.tensor_descriptor):
-        y += tl.program_id(1).to(tl.int64) * images * pixels * out_channels
-    store(
-        y, mean_ptr, m2_ptr, acc, image, row, column, quarter, n0, images, BW, pixels, out_channels,
-        "same", 1, BH, BW, BN, BW, RAGGED,
-    )  # fmt: skip
+        y += tl.program_id(1).to(tl.int64) * pictures * pixels * out_channels
+    store(y, moments, acc, place, sizes, tile, BW)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def sum_chunks(
-    y, mean_ptr, m2_ptr,
-    partial_ptr, bias_ptr, temb_ptr, residual,
-    images, rows, columns, pixels, out_channels, temb_stride, scale,
+    y, moments, partial_ptr, residual, epilogue, pictures, rows, columns, pixels, out_channels,
     CHUNKS: tl.constexpr, MODE: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr,
-    STATISTICS: tl.constexpr, RAGGED: tl.constexpr,
+    MOMENTS: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """The ordered sum of a spread convolution's chunks, partial (CHUNKS, N, H_out, W_out, C_out), and its epilogue."""
+    """The ordered sum of a spread convolution's chunks, partial (CHUNKS, N, H_out, W_out, C_out), and its epilogue.
+
+    moments, epilogue: as in `conv_by_descriptors`.
+    """
     await_inputs()
+    tile: tl.constexpr = TileShape(MODE, 1, BH, BW, BN, RAGGED)
+    sizes = Sizes(pictures, columns, pixels, out_channels)
     across = tl.cdiv(out_channels, BN)
     n0 = tl.program_id(0) % across * BN
     n = n0 + tl.arange(0, BN)
-    image, row, column, quarter = _locate(tl.program_id(0) // across, rows, columns, MODE, 1, BH, BW)
-    addend = load_addend(bias_ptr, temb_ptr, image, n0, images, out_channels, temb_stride, 1, BN)
-    pixel = pixels_of(row, column, quarter, columns, MODE, BH, BW)
+    place = _locate(tl.program_id(0) // across, rows, columns, n0, tile)
+    addend = load_addend(epilogue[0], epilogue[1], epilogue[2], place, sizes, tile)
+    pixel = pixels_of(place, columns, tile)
     mask = (pixel < pixels)[:, None] & (n < out_channels)[None, :]
     offset = pixel[:, None] * out_channels + n[None, :]
-    partial_ptr += image.to(tl.int64) * pixels * out_channels
+    partial_ptr += place.picture.to(tl.int64) * pixels * out_channels
     acc = tl.load(partial_ptr + offset, mask=mask, other=0.0)
     for _chunk in tl.static_range(1, CHUNKS):
-        partial_ptr += images.to(tl.int64) * pixels * out_channels
+        partial_ptr += pictures.to(tl.int64) * pixels * out_channels
         acc += tl.load(partial_ptr + offset, mask=mask, other=0.0)
-    acc = add(
-        acc, addend, residual, scale, image, row, column, quarter, n0, images, columns, pixels, out_channels,
-        MODE, 1, BH, BW, BN, RAGGED,
-    )  # fmt: skip
-    store(
-        y, mean_ptr, m2_ptr, acc, image, row, column, quarter, n0, images, columns, pixels, out_channels,
-        MODE, 1, BH, BW, BN, STATISTICS, RAGGED,
-    )  # fmt: skip
+    acc = add(acc, addend, residual, epilogue[3], place, sizes, tile)
+    store(y, moments, acc, place, sizes, tile, MOMENTS)

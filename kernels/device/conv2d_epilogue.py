@@ -1,20 +1,52 @@
-"""The epilogue of a convolution: what is added to the sum over k, the norm, the output and its moments.
+"""The epilogue of a convolution: bias, temb and residual, the norm, the output and its moments.
 
-The tiles are those of `_conv2d_kernels`.
+The tiles are those of `device.conv2d`.
 """
+
+from typing import Any, NamedTuple
 
 from fastdiff.kernels.device.group_norm import modulate, whole_groups
 from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.device.math import activate, tree_sum
 
 
+class Place(NamedTuple):
+    """The first element of a tile."""
+
+    picture: Any
+    row: Any
+    column: Any
+    quarter: Any  # of the output of an upsampling convolution, to which the tile belongs
+    n: Any  # channel
+
+
+class Sizes(NamedTuple):
+    """The sizes of the output that the tiles are cut from."""
+
+    pictures: Any
+    columns: Any  # of the grid of pixels
+    pixels: Any  # of a picture
+    out_channels: Any
+
+
+class TileShape(NamedTuple):
+    """The shape of a tile, in constants."""
+
+    MODE: Any  # of the convolution: same, down or up
+    BI: Any  # pictures
+    BH: Any  # rows
+    BW: Any  # columns
+    BN: Any  # channels
+    RAGGED: Any  # whether tiles reach past a picture's last pixel
+
+
 @triton.jit
-def pixels_of(row, column, quarter, columns, MODE: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr):
+def pixels_of(place, columns, tile: tl.constexpr):
     """(BH * BW,) index in the output picture of each pixel of a tile."""
-    inner = tl.arange(0, BH * BW)
-    row, column = row + inner // BW, column + inner % BW
-    if MODE == "up":
-        return (2 * row + quarter // 2) * (2 * columns) + 2 * column + quarter % 2
+    inner = tl.arange(0, tile.BH * tile.BW)
+    row, column = place.row + inner // tile.BW, place.column + inner % tile.BW
+    if tile.MODE == "up":
+        return (2 * row + place.quarter // 2) * (2 * columns) + 2 * column + place.quarter % 2
     else:
         return row * columns + column
 
@@ -28,85 +60,73 @@ def _spread(x, GROUPS: tl.constexpr, LENGTH: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def _store_moments(
-    mean_ptr, m2_ptr,
-    acc, image, row, column, quarter, n, images, columns, pixels, out_channels, tiles,
-    MODE: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr,
-    STATISTICS: tl.constexpr, RAGGED: tl.constexpr,
-):  # fmt: skip
-    """Mean and M2 of each channel over each STATISTICS pixels of acc (BI, BH * BW, BN): whole rows of the tile."""
-    EACH: tl.constexpr = BH * BW // STATISTICS
-    GROUPS: tl.constexpr = BI * EACH
+def _store_moments(moments, acc, place, sizes, tile: tl.constexpr, MOMENTS: tl.constexpr):
+    """Mean and M2 of each channel over each MOMENTS pixels of acc (BI, BH * BW, BN): whole rows of the tile."""
+    tiles = tl.cdiv(sizes.pixels, MOMENTS)
+    n = place.n + tl.arange(0, tile.BN)
+    EACH: tl.constexpr = tile.BH * tile.BW // MOMENTS
+    GROUPS: tl.constexpr = tile.BI * EACH
     group = tl.arange(0, GROUPS)
-    index = (row * BW // STATISTICS + group % EACH) * (columns // BW) + column // BW
-    if MODE == "up":
-        index += quarter * (tiles // 4)
-    groups = acc.reshape(GROUPS, STATISTICS, BN)
-    if RAGGED:
-        count = tl.minimum(pixels - index * STATISTICS, STATISTICS)[:, None]
-        inside = (tl.arange(0, STATISTICS)[None, :] < count)[:, :, None]
-        mean = tree_sum(tl.where(inside, groups, 0.0), GROUPS, STATISTICS, BN) / count
+    index = (place.row * tile.BW // MOMENTS + group % EACH) * (sizes.columns // tile.BW) + place.column // tile.BW
+    if tile.MODE == "up":
+        index += place.quarter * (tiles // 4)
+    groups = acc.reshape(GROUPS, MOMENTS, tile.BN)
+    if tile.RAGGED:
+        count = tl.minimum(sizes.pixels - index * MOMENTS, MOMENTS)[:, None]
+        inside = (tl.arange(0, MOMENTS)[None, :] < count)[:, :, None]
+        mean = tree_sum(tl.where(inside, groups, 0.0), GROUPS, MOMENTS, tile.BN) / count
         off = tl.where(inside, groups - mean[:, None, :], 0.0)
-        m2 = tree_sum(off * off, GROUPS, STATISTICS, BN)
+        m2 = tree_sum(off * off, GROUPS, MOMENTS, tile.BN)
     else:
-        mean, _, m2 = _spread(groups, GROUPS, STATISTICS, BN)
-    image += group // EACH
-    offset = (image.to(tl.int64) * tiles + index)[:, None] * out_channels + n[None, :]
-    mask = ((image < images) & (index < tiles))[:, None] & (n < out_channels)[None, :]
-    tl.store(mean_ptr + offset, mean, mask=mask)
-    tl.store(m2_ptr + offset, m2, mask=mask)
+        mean, _, m2 = _spread(groups, GROUPS, MOMENTS, tile.BN)
+    picture = place.picture + group // EACH
+    offset = (picture.to(tl.int64) * tiles + index)[:, None] * sizes.out_channels + n[None, :]
+    mask = ((picture < sizes.pictures) & (index < tiles))[:, None] & (n < sizes.out_channels)[None, :]
+    tl.store(moments[0] + offset, mean, mask=mask)
+    tl.store(moments[1] + offset, m2, mask=mask)
 
 
 @triton.jit
-def load_addend(
-    bias_ptr, temb_ptr, image, n0, images, out_channels, temb_stride, BI: tl.constexpr, BN: tl.constexpr
-):  # fmt: skip
+def load_addend(bias_ptr, temb_ptr, temb_stride, place, sizes, tile: tl.constexpr):
     """(BI, BN) float32, bias + temb, where there are any: asked for before the main loop, it is there after it."""
-    n = n0 + tl.arange(0, BN)
-    inside_n = n < out_channels
-    addend = tl.zeros((BI, BN), tl.float32)
+    n = place.n + tl.arange(0, tile.BN)
+    inside_n = n < sizes.out_channels
+    addend = tl.zeros((tile.BI, tile.BN), tl.float32)
     if bias_ptr is not None:
         addend += tl.load(bias_ptr + n, mask=inside_n, other=0.0).to(tl.float32)[None, :]
     if temb_ptr is not None:
-        each = tl.arange(0, BI)
-        temb_ptr += image.to(tl.int64) * temb_stride
-        mask = (image + each < images)[:, None] & inside_n[None, :]
+        each = tl.arange(0, tile.BI)
+        temb_ptr += place.picture.to(tl.int64) * temb_stride
+        mask = (place.picture + each < sizes.pictures)[:, None] & inside_n[None, :]
         addend += tl.load(temb_ptr + (each * temb_stride)[:, None] + n[None, :], mask=mask, other=0.0).to(tl.float32)
     return addend
 
 
 @triton.jit
-def _places(
-    image, row, column, quarter, n0, images, columns, pixels, out_channels,
-    MODE: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, RAGGED: tl.constexpr,
-):  # fmt: skip
-    """Of a tile (BI, BH * BW, BN) of the output: its first picture's offset, those from there, which are inside."""
-    n, each = n0 + tl.arange(0, BN), tl.arange(0, BI)
-    pixel = pixels_of(row, column, quarter, columns, MODE, BH, BW)
-    offset = ((each * pixels)[:, None] + pixel[None, :])[:, :, None] * out_channels + n[None, None, :]
-    inside = (image + each < images)[:, None, None] & (n < out_channels)[None, None, :]
-    if RAGGED:
-        inside &= (pixel < pixels)[None, :, None]
-    return image.to(tl.int64) * pixels * out_channels, offset, inside
+def _places(place, sizes, tile: tl.constexpr):
+    """The offset of a tile's first picture in the output; those from there (BI, BH * BW, BN), and which are inside."""
+    n, each = place.n + tl.arange(0, tile.BN), tl.arange(0, tile.BI)
+    pixel = pixels_of(place, sizes.columns, tile)
+    offset = ((each * sizes.pixels)[:, None] + pixel[None, :])[:, :, None] * sizes.out_channels + n[None, None, :]
+    inside = (place.picture + each < sizes.pictures)[:, None, None] & (n < sizes.out_channels)[None, None, :]
+    if tile.RAGGED:
+        inside &= (pixel < sizes.pixels)[None, :, None]
+    return place.picture.to(tl.int64) * sizes.pixels * sizes.out_channels, offset, inside
 
 
 @triton.jit
-def add(
-    acc, addend, residual, scale, image, row, column, quarter, n0, images, columns, pixels, out_channels,
-    MODE: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, RAGGED: tl.constexpr,
-):  # fmt: skip
+def add(acc, addend, residual, scale, place, sizes, tile: tl.constexpr):
     """(acc + addend + residual) * scale, (BI, BH * BW, BN), of what is there.
 
     The residual, like the output, is a descriptor where it can be: by pointers, the accumulator changes its layout.
     """
-    PIXELS: tl.constexpr = BH * BW
-    acc = acc.reshape(BI, PIXELS, BN) + addend[:, None, :]
+    PIXELS: tl.constexpr = tile.BH * tile.BW
+    acc = acc.reshape(tile.BI, PIXELS, tile.BN) + addend[:, None, :]
     if isinstance(residual, tl.tensor_descriptor):
-        acc += residual.load([image, row, column, n0]).reshape(BI, PIXELS, BN).to(tl.float32)
+        loaded = residual.load([place.picture, place.row, place.column, place.n])
+        acc += loaded.reshape(tile.BI, PIXELS, tile.BN).to(tl.float32)
     elif residual is not None:
-        base, offset, inside = _places(
-            image, row, column, quarter, n0, images, columns, pixels, out_channels, MODE, BI, BH, BW, BN, RAGGED
-        )
+        base, offset, inside = _places(place, sizes, tile)
         acc += tl.load(residual + base + offset, mask=inside, other=0.0).to(tl.float32)
     if scale is not None:
         acc *= scale
@@ -114,45 +134,33 @@ def add(
 
 
 @triton.jit
-def store(
-    y, mean_ptr, m2_ptr, acc, image, row, column, quarter, n0, images, columns, pixels, out_channels,
-    MODE: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr,
-    STATISTICS: tl.constexpr, RAGGED: tl.constexpr,
-):  # fmt: skip
-    """acc (BI, BH * BW, BN) as the output, and its moments, where these have pointers."""
+def store(y, moments, acc, place, sizes, tile: tl.constexpr, MOMENTS: tl.constexpr):
+    """acc (BI, BH * BW, BN) as the output, and its moments per MOMENTS pixels, where there are pointers for them."""
     if not isinstance(y, tl.tensor_descriptor):
-        base, offset, inside = _places(
-            image, row, column, quarter, n0, images, columns, pixels, out_channels, MODE, BI, BH, BW, BN, RAGGED
-        )
+        base, offset, inside = _places(place, sizes, tile)
         tl.store(y + base + offset, acc.to(y.dtype.element_ty), mask=inside)
-    elif MODE == "up":  # y as (N, H / 2, 2, W / 2, 2 C)
-        tile = acc.to(y.dtype).reshape(BI, BH, 1, BW, BN)
-        y.store([image, row, quarter // 2, column, quarter % 2 * out_channels + n0], tile)
+    elif tile.MODE == "up":  # y as (N, H / 2, 2, W / 2, 2 C)
+        block = acc.to(y.dtype).reshape(tile.BI, tile.BH, 1, tile.BW, tile.BN)
+        down, across = place.quarter // 2, place.quarter % 2
+        y.store([place.picture, place.row, down, place.column, across * sizes.out_channels + place.n], block)
     else:
-        y.store([image, row, column, n0], acc.to(y.dtype).reshape(BI, BH, BW, BN))
-    if mean_ptr is not None:
-        tiles = tl.cdiv(pixels, STATISTICS)
-        _store_moments(
-            mean_ptr, m2_ptr, acc, image, row, column, quarter, n0 + tl.arange(0, BN), images, columns, pixels,
-            out_channels, tiles, MODE, BI, BH, BW, BN, STATISTICS, RAGGED,
-        )  # fmt: skip
+        block = acc.to(y.dtype).reshape(tile.BI, tile.BH, tile.BW, tile.BN)
+        y.store([place.picture, place.row, place.column, place.n], block)
+    if moments is not None:
+        _store_moments(moments, acc, place, sizes, tile, MOMENTS)
 
 
 @triton.jit
-def normalise(
-    acc, weight_ptr, bias_ptr, scale_ptr, shift_ptr, image, n0, images, out_channels, scale_stride, shift_stride, eps,
-    WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, BI: tl.constexpr, PIXELS: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """GroupNorm and activation of whole pictures, acc (BI, PIXELS, BN), in groups of WIDTH channels, all of each here.
+def normalise(acc, affine, place, sizes, tile: tl.constexpr, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr):
+    """GroupNorm and activation of whole pictures, acc (BI, BH * BW, BN), in groups of WIDTH channels, all of each here.
 
     As in `kernels.group_norm`: a mean and M2 of each channel, merged by Chan's formula.
     """
-    mean, off, m2 = _spread(acc, BI, PIXELS, BN)
-    a, b = whole_groups(mean, m2, PIXELS, eps, WIDTH)
-    n, row = (n0 + tl.arange(0, BN))[None, :], (image + tl.arange(0, BI)).to(tl.int64)[:, None]
-    inside = n < out_channels
-    a, b = modulate(
-        a, b, weight_ptr, bias_ptr, scale_ptr, shift_ptr, row, n, inside, (row < images) & inside,
-        scale_stride, shift_stride,
-    )  # fmt: skip
+    PIXELS: tl.constexpr = tile.BH * tile.BW
+    mean, off, m2 = _spread(acc, tile.BI, PIXELS, tile.BN)
+    a, b = whole_groups(mean, m2, PIXELS, affine.eps, WIDTH)
+    n = (place.n + tl.arange(0, tile.BN))[None, :]
+    row = (place.picture + tl.arange(0, tile.BI)).to(tl.int64)[:, None]
+    inside = n < sizes.out_channels
+    a, b = modulate(a, b, affine, row, n, inside, (row < sizes.pictures) & inside)
     return activate(off * a[:, None, :] + b[:, None, :], ACTIVATION)

@@ -6,7 +6,7 @@ from fastdiff.kernels.device.math import await_inputs
 
 @triton.jit
 def _box_muller_pair(word0, word1):
-    """`_box_muller` of two uint32 words, in float64 like it."""
+    """`host.philox._box_muller` of two uint32 words, in float64 like it."""
     u = (word0.to(tl.float32) * 2.0**-32 + 2.0**-33).to(tl.float64)
     angle = (word1.to(tl.float32) * 2.0**-32 + 2.0**-33).to(tl.float64) * 6.283185307179586
     radius = tl.sqrt(-2.0 * tl.log(u))
@@ -26,11 +26,11 @@ def _philox_normal(seed, step, first, BLOCK: tl.constexpr):
 
 @triton.jit
 def denoise_kernel(
-    x_prev_ptr, x0_ptr, input_ptr, output_ptr, unguided_ptr, x_t_ptr, rows_ptr, step_ptr, noise_ptr,
-    images, elements, channels, copies, guidance_scale, clip_range, COLUMNS: tl.constexpr, VARIANCE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x_prev_ptr, x0_ptr, output_ptr, unguided_ptr, x_t_ptr, rows_ptr, step_ptr, noise_ptr,
+    elements, channels, guidance_scale, clip_range,
+    COLUMNS: tl.constexpr, VARIANCE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK elements of one picture: `_step` in its order of operations, without thresholding."""
+    """BLOCK elements of one picture: `DenoiseStepCall._by_row` in its order of operations, without thresholding."""
     await_inputs()
     blocks = tl.cdiv(elements, BLOCK)
     n, first = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK
@@ -71,9 +71,4 @@ def denoise_kernel(
                 x_prev += sigma * std * noise
 
     tl.store(x_prev_ptr + n * elements + e, x_prev, mask=mask)
-    if x0_ptr is not None:
-        tl.store(x0_ptr + n * elements + e, x0, mask=mask)
-    if input_ptr is not None:
-        for copy in range(copies):
-            out = input_ptr + (copy * images + n) * elements + e
-            tl.store(out, x_prev.to(input_ptr.dtype.element_ty), mask=mask)
+    tl.store(x0_ptr + n * elements + e, x0, mask=mask)

@@ -1,32 +1,64 @@
-"""The device code of GroupNorm: statistics of a tensor, many tiles made one, normalising.
+"""The device code of GroupNorm: moments of a tensor, many tiles made one, normalising.
 
 A norm is a * (x - mean) + b before its activation. Where channels make whole groups in a program, mean is that of the
 channel, else that of the group. Launched without the compiler's own fused multiply-adds: it would fuse a lane's product
 into the first sum across lanes, and these, which end up with copies of one sum, would not agree on its last bit.
 """
 
+from typing import Any, NamedTuple
+
 from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.device.math import activate, await_inputs, tree_sum
 
-# One compiled variant for all their values: a new resolution compiles nothing.
-SIZES = (
-    "images", "tiles", "tiles2", "pixels", "pixels2", "hw", "group_width", "span", "scale_stride", "shift_stride",
-)  # fmt: skip
+# One compiled variant for all their values: a new resolution compiles nothing. In a tuple they would not be so.
+SIZES = ("tiles", "tiles2", "pixels", "pixels2", "hw", "group_width", "span", "scale_stride", "shift_stride")
+
+
+class Tiles(NamedTuple):
+    """Moments as kernels read them: pointers to (N, tiles, channels), None where there is no second tensor."""
+
+    mean: Any
+    m2: Any
+    channels: Any
+    tiles: Any
+    pixels: Any  # of a whole tile
+
+
+class Affine(NamedTuple):
+    """The weight and bias of a norm, the scale and shift after it, as pointers or None, and the eps in it."""
+
+    weight: Any  # (C,)
+    bias: Any
+    scale: Any  # (N, C)
+    shift: Any
+    eps: Any
+    scale_stride: Any
+    shift_stride: Any
+
+
+class Block(NamedTuple):
+    """A block of channels of a tensor, or of one of a pair."""
+
+    second: Any  # whether it is the second tensor's
+    own: Any  # (BC,) channels there
+    c: Any  # (BC,) channels in the pair
+    inside: Any  # (BC,) which of them exist
 
 
 @triton.jit(do_not_specialize=SIZES)
 def moments_kernel(
-    mean_ptr, m2_ptr, x_ptr, hw, channels, tiles, pixels, image_stride, pixel_stride, BP: tl.constexpr, BC: tl.constexpr
+    mean_ptr, m2_ptr, x_ptr, hw, channels, tiles, pixels, picture_stride, pixel_stride,
+    BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Moments of one tile and BC channels: Welford's recurrence down BP rows side by side, then Chan's across them."""
     await_inputs()
     blocks = tl.cdiv(channels, BC)
     pid = tl.program_id(0)
-    image_tile, c = pid // blocks, pid % blocks * BC + tl.arange(0, BC)
-    n, first = (image_tile // tiles).to(tl.int64), image_tile % tiles * pixels
+    picture_tile, c = pid // blocks, pid % blocks * BC + tl.arange(0, BC)
+    n, first = (picture_tile // tiles).to(tl.int64), picture_tile % tiles * pixels
     count = tl.minimum(pixels, hw - first)
     rows = tl.arange(0, BP)
-    x_ptrs = x_ptr + n * image_stride + first.to(tl.int64) * pixel_stride + rows[:, None] * pixel_stride + c[None, :]
+    x_ptrs = x_ptr + n * picture_stride + first.to(tl.int64) * pixel_stride + rows[:, None] * pixel_stride + c[None, :]
 
     mean = tl.zeros((BP, BC), tl.float32)
     m2 = tl.zeros((BP, BC), tl.float32)
@@ -41,33 +73,31 @@ def moments_kernel(
     weights = ((count - rows + BP - 1) // BP).to(tl.float32)[:, None]  # pixels that each row has seen
     total = tl.sum(mean * weights, axis=0) / count
     distance = mean - total[None, :]
-    out = image_tile.to(tl.int64) * channels + c
+    out = picture_tile.to(tl.int64) * channels + c
     tl.store(mean_ptr + out, total, mask=c < channels)
     tl.store(m2_ptr + out, tl.sum(m2 + weights * distance * distance, axis=0), mask=c < channels)
 
 
 @triton.jit
 def _block(block, channels, channels2, BC: tl.constexpr):
-    """Of a block of channels: whether it is the second tensor's, its channels there and in the pair, which exist."""
     blocks1 = tl.cdiv(channels, BC)
     second = block >= blocks1
     own = tl.where(second, block - blocks1, block) * BC + tl.arange(0, BC)
-    return second, own, own + tl.where(second, channels, 0), own < tl.where(second, channels2, channels)
+    return Block(second, own, own + tl.where(second, channels, 0), own < tl.where(second, channels2, channels))
 
 
 @triton.jit
-def _merge(
-    mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, n, second, own, inside, channels, channels2, tiles, tiles2, pixels, pixels2,
-    hw, TREE: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """(BC,) mean and M2 of a `_block` of image n over all tiles; in order, BT at a time.
+def _merge(known, known2, n, block, hw, TREE: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr):
+    """(BC,) mean and M2 of a `Block` of picture n over all tiles; in order, BT at a time.
 
     The sums are about the mean of the first tile. TREE: no layout changes their order, for more kernels than one.
     """
-    if mean2_ptr is not None:
-        mean_ptr, m2_ptr = tl.where(second, mean2_ptr, mean_ptr), tl.where(second, m2_2_ptr, m2_ptr)
-        tiles, pixels = tl.where(second, tiles2, tiles), tl.where(second, pixels2, pixels)
-        channels = tl.where(second, channels2, channels)
+    mean_ptr, m2_ptr, channels, tiles, pixels = known.mean, known.m2, known.channels, known.tiles, known.pixels
+    second, own, inside = block.second, block.own, block.inside
+    if known2.mean is not None:
+        mean_ptr, m2_ptr = tl.where(second, known2.mean, mean_ptr), tl.where(second, known2.m2, m2_ptr)
+        tiles, pixels = tl.where(second, known2.tiles, tiles), tl.where(second, known2.pixels, pixels)
+        channels = tl.where(second, known2.channels, channels)
     first = n * tiles * channels + own
     shift = tl.load(mean_ptr + first, mask=inside, other=0.0)
     sums = tl.zeros((BC,), tl.float32)
@@ -101,80 +131,75 @@ def whole_groups(mean, m2, pixels, eps, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def modulate(a, b, weight_ptr, bias_ptr, scale_ptr, shift_ptr, row, c, inside_c, inside, scale_stride, shift_stride):
-    """a and b with the norm's weight and bias of channels c, and the scale and shift of images `row`, if any."""
-    if weight_ptr is not None:
-        weight = tl.load(weight_ptr + c, mask=inside_c, other=0.0).to(tl.float32)
-        a, b = a * weight, b * weight + tl.load(bias_ptr + c, mask=inside_c, other=0.0).to(tl.float32)
-    if scale_ptr is not None:
-        scale = 1 + tl.load(scale_ptr + row * scale_stride + c, mask=inside, other=0.0).to(tl.float32)
-        shift = tl.load(shift_ptr + row * shift_stride + c, mask=inside, other=0.0).to(tl.float32)
+def modulate(a, b, affine, row, c, inside_c, inside):
+    """a and b with the norm's weight and bias of channels c, and the scale and shift of pictures `row`, if any."""
+    if affine.weight is not None:
+        weight = tl.load(affine.weight + c, mask=inside_c, other=0.0).to(tl.float32)
+        a, b = a * weight, b * weight + tl.load(affine.bias + c, mask=inside_c, other=0.0).to(tl.float32)
+    if affine.scale is not None:
+        scale = 1 + tl.load(affine.scale + row * affine.scale_stride + c, mask=inside, other=0.0).to(tl.float32)
+        shift = tl.load(affine.shift + row * affine.shift_stride + c, mask=inside, other=0.0).to(tl.float32)
         a, b = a * scale, b * scale + shift
     return a, b
 
 
 @triton.jit(do_not_specialize=SIZES)
 def merge_kernel(
-    out_mean_ptr, out_m2_ptr, out_b_ptr, mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr,
-    weight_ptr, bias_ptr, scale_ptr, shift_ptr, channels, channels2, tiles, tiles2, pixels, pixels2, hw, eps,
-    scale_stride, shift_stride, WHOLE: tl.constexpr, TREE: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
+    out_mean_ptr, out_m2_ptr, out_b_ptr, moments, moments2, norm, channels, channels2, tiles, tiles2, pixels, pixels2,
+    hw, scale_stride, shift_stride, WHOLE: tl.constexpr, TREE: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """All tiles of an image as one, for BC channels of a tensor, or of one of a pair: (N, C + C2) mean and M2.
+    """All tiles of a picture as one, for BC channels of a tensor, or of one of a pair: (N, C + C2) mean and M2.
 
     WHOLE: the width of groups that fill each program, or 0. With it a and b take the place of M2.
     """
     await_inputs()
+    known = Tiles(moments[0], moments[1], channels, tiles, pixels)
+    known2 = Tiles(moments2[0], moments2[1], channels2, tiles2, pixels2)
+    affine = Affine(norm[0], norm[1], norm[2], norm[3], norm[4], scale_stride, shift_stride)
     blocks = tl.cdiv(channels, BC) + tl.cdiv(channels2, BC)
     n = (tl.program_id(0) // blocks).to(tl.int64)
-    second, own, c, inside = _block(tl.program_id(0) % blocks, channels, channels2, BC)
-    mean, m2 = _merge(
-        mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, n, second, own, inside, channels, channels2, tiles, tiles2, pixels,
-        pixels2, hw, TREE, BT, BC,
-    )  # fmt: skip
-    out = n * (channels + channels2) + c
+    block = _block(tl.program_id(0) % blocks, channels, channels2, BC)
+    mean, m2 = _merge(known, known2, n, block, hw, TREE, BT, BC)
+    out = n * (channels + channels2) + block.c
     if WHOLE:
-        m2, b = whole_groups(mean, m2, hw, eps, WHOLE)
-        m2, b = modulate(
-            m2, b, weight_ptr, bias_ptr, scale_ptr, shift_ptr, n, c, inside, inside, scale_stride, shift_stride
-        )
-        tl.store(out_b_ptr + out, b, mask=inside)
-    tl.store(out_mean_ptr + out, mean, mask=inside)
-    tl.store(out_m2_ptr + out, m2, mask=inside)
+        m2, b = whole_groups(mean, m2, hw, affine.eps, WHOLE)
+        m2, b = modulate(m2, b, affine, n, block.c, block.inside, block.inside)
+        tl.store(out_b_ptr + out, b, mask=block.inside)
+    tl.store(out_mean_ptr + out, mean, mask=block.inside)
+    tl.store(out_m2_ptr + out, m2, mask=block.inside)
 
 
 @triton.jit
-def _load_pair(ptr, ptr2, n, t, c, mask, channels, channels2, tiles, tiles2):
-    """Rows t and columns c of statistics (N, tiles, C), or of those of a pair side by side; 0 where masked."""
-    values = tl.load(ptr + (n * tiles + t) * channels + c, mask=mask & (c < channels), other=0.0)
+def _load_pair(ptr, ptr2, known, known2, n, t, c, mask):
+    """Rows t and columns c of moments (N, tiles, C), or of those of a pair side by side; 0 where masked."""
+    channels = known.channels
+    values = tl.load(ptr + (n * known.tiles + t) * channels + c, mask=mask & (c < channels), other=0.0)
     if ptr2 is not None:
         c2 = c - channels
-        values += tl.load(ptr2 + (n * tiles2 + t) * channels2 + c2, mask=mask & (c2 >= 0), other=0.0)
+        values += tl.load(ptr2 + (n * known2.tiles + t) * known2.channels + c2, mask=mask & (c2 >= 0), other=0.0)
     return values
 
 
 @triton.jit
-def _any_groups(
-    mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, n, c, inside, channels, channels2, tiles, tiles2, pixels, pixels2, hw,
-    group_width, eps, BJ: tl.constexpr,
-):  # fmt: skip
-    """mean and a of the group of each channel c of image n: groups may lie across programs and the seam of a pair.
+def _any_groups(known, known2, n, block, hw, group_width, eps, BJ: tl.constexpr):
+    """mean and a of the group of each channel of picture n: groups may lie across programs and the seam of a pair.
 
     Chan's formula over the tiles and channels of a group, BJ at a time in order, as sums about the mean of the first:
     it is one of the entries merged, so no more digits can cancel than there are in their number.
     """
-    group = c // group_width * group_width
-    base = _load_pair(mean_ptr, mean2_ptr, n, 0, group, inside, channels, channels2, tiles, tiles2)
+    group = block.c // group_width * group_width
+    base = _load_pair(known.mean, known2.mean, known, known2, n, 0, group, block.inside)
     sums = tl.zeros_like(base)
     squares = tl.zeros_like(base)
-    for start in range(0, tl.maximum(tiles, tiles2) * group_width, BJ):
+    for start in range(0, tl.maximum(known.tiles, known2.tiles) * group_width, BJ):
         entry = start + tl.arange(0, BJ)[:, None]
         t, member = entry // group_width, group[None, :] + entry % group_width
-        second = member >= channels
-        mask = inside[None, :] & (t < tl.where(second, tiles2, tiles))
-        covered = tl.where(second, pixels2, pixels)
+        second = member >= known.channels
+        mask = block.inside[None, :] & (t < tl.where(second, known2.tiles, known.tiles))
+        covered = tl.where(second, known2.pixels, known.pixels)
         weights = tl.where(mask, tl.minimum(covered, hw - t * covered), 0).to(tl.float32)
-        mean = _load_pair(mean_ptr, mean2_ptr, n, t, member, mask, channels, channels2, tiles, tiles2)
-        m2 = _load_pair(m2_ptr, m2_2_ptr, n, t, member, mask, channels, channels2, tiles, tiles2)
+        mean = _load_pair(known.mean, known2.mean, known, known2, n, t, member, mask)
+        m2 = _load_pair(known.m2, known2.m2, known, known2, n, t, member, mask)
         distance = mean - base[None, :]
         sums += tl.sum(weights * distance, axis=0)
         squares += tl.sum(m2 + weights * distance * distance, axis=0)
@@ -184,74 +209,69 @@ def _any_groups(
 
 
 @triton.jit
-def _place(
-    pid, y_ptr, x_ptr, x2_ptr, channels, channels2, hw, span, image_stride, image_stride2, pixel_stride, pixel_stride2,
-    BP: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """Of a program: its image, its first pixel, its `_block` of channels.
+def _place(pid, y_ptr, x, x2, channels, channels2, hw, span, BP: tl.constexpr, BC: tl.constexpr):
+    """The picture, first pixel and `Block` of channels of a program.
 
-    And, for its first BP pixels, pointers to y and x, and the stride of x.
+    And, for its first BP pixels, pointers to y and x, and the stride of x. x, x2: a pointer, the strides of pictures
+    and of pixels.
     """
     width, blocks = channels + channels2, tl.cdiv(channels, BC) + tl.cdiv(channels2, BC)
     spans = tl.cdiv(hw, span)
     n, first = (pid // blocks // spans).to(tl.int64), pid // blocks % spans * span
-    second, own, c, inside = _block(pid % blocks, channels, channels2, BC)
-    if x2_ptr is not None:
-        x_ptr = tl.where(second, x2_ptr, x_ptr)
-        image_stride = tl.where(second, image_stride2, image_stride)
-        pixel_stride = tl.where(second, pixel_stride2, pixel_stride)
+    block = _block(pid % blocks, channels, channels2, BC)
+    x_ptr, picture_stride, pixel_stride = x[0], x[1], x[2]
+    if x2[0] is not None:
+        x_ptr = tl.where(block.second, x2[0], x_ptr)
+        picture_stride = tl.where(block.second, x2[1], picture_stride)
+        pixel_stride = tl.where(block.second, x2[2], pixel_stride)
     rows = tl.arange(0, BP)[:, None]
-    y_ptrs = y_ptr + (n * hw + first) * width + rows * width + c[None, :]
-    x_ptrs = x_ptr + n * image_stride + first.to(tl.int64) * pixel_stride + rows * pixel_stride + own[None, :]
-    return n, first, second, own, c, inside, y_ptrs, x_ptrs, pixel_stride
+    y_ptrs = y_ptr + (n * hw + first) * width + rows * width + block.c[None, :]
+    x_ptrs = x_ptr + n * picture_stride + first.to(tl.int64) * pixel_stride + rows * pixel_stride + block.own[None, :]
+    return n, first, block, y_ptrs, x_ptrs, pixel_stride
 
 
 @triton.jit(do_not_specialize=SIZES)
 def normalise_kernel(
-    y_ptr, x_ptr, x2_ptr, mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr,
-    channels, channels2, merged, merged2, tiles, tiles2, pixels, pixels2, hw, group_width, eps,
-    scale_stride, shift_stride, span, image_stride, image_stride2, pixel_stride, pixel_stride2,
+    y_ptr, x, x2, moments, moments2, norm, channels, channels2, merged, merged2, tiles, tiles2, pixels, pixels2,
+    hw, group_width, scale_stride, shift_stride, span,
     ACTIVATION: tl.constexpr, WHOLE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
-    """`span` pixels of one image and BC channels, all of the first tensor or all of the second.
+    """`span` pixels of one picture and BC channels, all of the first tensor or all of the second.
 
-    The statistics are of the tensors' channels, or merged into those of one, (N, 1, C + C2), whose group may be any.
+    The moments are of the tensors' channels, or merged into those of one, (N, 1, C + C2), whose group may be any.
     """
     await_inputs()
-    n, first, second, own, c, inside, y_ptrs, x_ptrs, pixel_stride = _place(
-        tl.program_id(0), y_ptr, x_ptr, x2_ptr, channels, channels2, hw, span,
-        image_stride, image_stride2, pixel_stride, pixel_stride2, BP, BC,
-    )  # fmt: skip
+    affine = Affine(norm[0], norm[1], norm[2], norm[3], norm[4], scale_stride, shift_stride)
+    n, first, block, y_ptrs, x_ptrs, pixel_stride = _place(
+        tl.program_id(0), y_ptr, x, x2, channels, channels2, hw, span, BP, BC
+    )
     stop = tl.minimum(first + span, hw)
-    rows, there = tl.arange(0, BP)[:, None], inside[None, :]
-    x = tl.load(x_ptrs, mask=(first + rows < stop) & there, other=0.0)  # on its way while the tiles are merged
+    rows, there = tl.arange(0, BP)[:, None], block.inside[None, :]
+    values = tl.load(x_ptrs, mask=(first + rows < stop) & there, other=0.0)  # on its way while the tiles are merged
 
     if WHOLE:
-        mean, m2 = _merge(
-            mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, n, second, own, inside, channels, channels2, tiles, tiles2, pixels,
-            pixels2, hw, True, BJ, BC,
-        )  # fmt: skip
-        a, b = whole_groups(mean, m2, hw, eps, WHOLE)
+        known = Tiles(moments[0], moments[1], channels, tiles, pixels)
+        known2 = Tiles(moments2[0], moments2[1], channels2, tiles2, pixels2)
+        mean, m2 = _merge(known, known2, n, block, hw, True, BJ, BC)
+        a, b = whole_groups(mean, m2, hw, affine.eps, WHOLE)
     else:
-        mean, a = _any_groups(
-            mean_ptr, mean2_ptr, m2_ptr, m2_2_ptr, n, c, inside, merged, merged2, tiles, tiles2, pixels, pixels2, hw,
-            group_width, eps, BJ,
-        )  # fmt: skip
+        known = Tiles(moments[0], moments[1], merged, tiles, pixels)
+        known2 = Tiles(moments2[0], moments2[1], merged2, tiles2, pixels2)
+        mean, a = _any_groups(known, known2, n, block, hw, group_width, affine.eps, BJ)
         b = tl.zeros_like(a)
-    a, b = modulate(a, b, weight_ptr, bias_ptr, scale_ptr, shift_ptr, n, c, inside, inside, scale_stride, shift_stride)
+    a, b = modulate(a, b, affine, n, block.c, block.inside, block.inside)
     for start in range(first, stop, BP):
         x_ptrs += BP * pixel_stride
         following = tl.load(x_ptrs, mask=(start + BP + rows < stop) & there, other=0.0)
-        y = activate(tl.fma(x.to(tl.float32) - mean[None, :], a[None, :], b[None, :]), ACTIVATION)
+        y = activate(tl.fma(values.to(tl.float32) - mean[None, :], a[None, :], b[None, :]), ACTIVATION)
         tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=(start + rows < stop) & there)
         y_ptrs += BP * (channels + channels2)
-        x = following
+        values = following
 
 
 @triton.jit(do_not_specialize=SIZES)
 def apply_kernel(
-    y_ptr, x_ptr, x2_ptr, mean_ptr, a_ptr, b_ptr, channels, channels2, hw,
-    image_stride, image_stride2, pixel_stride, pixel_stride2,
+    y_ptr, x, x2, mean_ptr, a_ptr, b_ptr, channels, channels2, hw,
     ACTIVATION: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """`normalise_kernel` of BP pixels by mean, a and b, each (N, C + C2).
@@ -260,15 +280,14 @@ def apply_kernel(
     reads first.
     """
     await_inputs()
-    n, first, _, _, c, inside, y_ptrs, x_ptrs, _ = _place(
-        tl.num_programs(0) - 1 - tl.program_id(0), y_ptr, x_ptr, x2_ptr, channels, channels2, hw, BP,
-        image_stride, image_stride2, pixel_stride, pixel_stride2, BP, BC,
-    )  # fmt: skip
-    there = (first + tl.arange(0, BP) < hw)[:, None] & inside[None, :]
-    x = tl.load(x_ptrs, mask=there, other=0.0)
-    offset = n * (channels + channels2) + c
-    mean = tl.load(mean_ptr + offset, mask=inside, other=0.0)
-    a = tl.load(a_ptr + offset, mask=inside, other=0.0)
-    b = tl.load(b_ptr + offset, mask=inside, other=0.0)
-    y = activate(tl.fma(x.to(tl.float32) - mean[None, :], a[None, :], b[None, :]), ACTIVATION)
+    n, first, block, y_ptrs, x_ptrs, _ = _place(
+        tl.num_programs(0) - 1 - tl.program_id(0), y_ptr, x, x2, channels, channels2, hw, BP, BP, BC
+    )
+    there = (first + tl.arange(0, BP) < hw)[:, None] & block.inside[None, :]
+    values = tl.load(x_ptrs, mask=there, other=0.0)
+    offset = n * (channels + channels2) + block.c
+    mean = tl.load(mean_ptr + offset, mask=block.inside, other=0.0)
+    a = tl.load(a_ptr + offset, mask=block.inside, other=0.0)
+    b = tl.load(b_ptr + offset, mask=block.inside, other=0.0)
+    y = activate(tl.fma(values.to(tl.float32) - mean[None, :], a[None, :], b[None, :]), ACTIVATION)
     tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=there)

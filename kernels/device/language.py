@@ -1,6 +1,7 @@
 """Triton where it is installed (Linux); elsewhere a stand-in with which kernels can be defined, but not launched.
 
-Kernels import from here: `from fastdiff.kernels.device.language import tl, triton`. Whether they run is for `_dispatch`.
+Kernels import from here: `from fastdiff.kernels.device.language import tl, triton`. `host.dispatch` knows whether they
+can run.
 """
 
 import importlib.util

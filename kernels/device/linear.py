@@ -4,11 +4,49 @@ A program makes tiles of BM tokens of one picture x BN output channels, one afte
 while the last is finished. Every sum over the input channels has one order, whatever the tile: the tile changes no bit.
 """
 
+from typing import Any, NamedTuple
+
 from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.device.math import activate, await_inputs, tree_sum
 
 # Run-time numbers whose divisibility is not worth a kernel variant.
 SIZES = ("pictures", "tokens", "gate_stride")
+
+
+class Matrix(NamedTuple):
+    """A tensor (parts, rows, columns), given as a descriptor or as a pointer; columns are side by side."""
+
+    source: Any
+    rows: Any
+    columns: Any
+    part_stride: Any
+    row_stride: Any
+
+
+class Place(NamedTuple):
+    """The first element of a tile of the output."""
+
+    picture: Any
+    row: Any
+    column: Any
+
+
+class Sums(NamedTuple):
+    """The sums of a tile over the input channels."""
+
+    acc: Any  # (BM, BN) products
+    acc2: Any  # (BM, BN) those of the second weight, where there is one
+    squares: Any  # (BM, BK) of the inputs, where they are to be normalised
+
+
+class TileShape(NamedTuple):
+    """The constants of a tile."""
+
+    DUAL: Any
+    NORMED: Any
+    BM: Any  # tokens
+    BN: Any  # output channels
+    BK: Any  # input channels of a step
 
 
 @triton.jit
@@ -21,43 +59,42 @@ def _place(tile, row_tiles, column_tiles, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _offsets(part, row, column, rows, columns, part_stride, row_stride, BR: tl.constexpr, BC: tl.constexpr):
-    """Of a (BR, BC) tile of a tensor (parts, rows, columns), and which of it are inside."""
+def _offsets(matrix, part, row, column, BR: tl.constexpr, BC: tl.constexpr):
+    """The offsets of a (BR, BC) tile of a matrix, and which of them are inside."""
     r, c = row + tl.arange(0, BR)[:, None], column + tl.arange(0, BC)[None, :]
-    return tl.cast(part, tl.int64) * part_stride + r.to(tl.int64) * row_stride + c, (r < rows) & (c < columns)
+    offsets = tl.cast(part, tl.int64) * matrix.part_stride + r.to(tl.int64) * matrix.row_stride + c
+    return offsets, (r < matrix.rows) & (c < matrix.columns)
 
 
 @triton.jit
-def _load(source, part, row, column, rows, columns, part_stride, row_stride, BR: tl.constexpr, BC: tl.constexpr):
-    """A (BR, BC) tile of a tensor (parts, rows, columns), given as a descriptor or as a pointer; 0 outside."""
-    if isinstance(source, tl.tensor_descriptor):
-        tile = source.load([part, row, column]).reshape(BR, BC)
+def _load(matrix, part, row, column, BR: tl.constexpr, BC: tl.constexpr):
+    """A (BR, BC) tile of a matrix; 0 outside."""
+    if isinstance(matrix.source, tl.tensor_descriptor):
+        tile = matrix.source.load([part, row, column]).reshape(BR, BC)
     else:
-        offsets, inside = _offsets(part, row, column, rows, columns, part_stride, row_stride, BR, BC)
-        tile = tl.load(source + offsets, mask=inside, other=0.0)
+        offsets, inside = _offsets(matrix, part, row, column, BR, BC)
+        tile = tl.load(matrix.source + offsets, mask=inside, other=0.0)
     return tile
 
 
 @triton.jit
-def _add_products(
-    acc, acc2, squares, x, weight, picture, row, column, start, stop, tokens, channels, out_channels, x_picture, x_row,
-    DUAL: tl.constexpr, NORMED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """The accumulators after the input channels start to stop."""
-    for k in tl.range(start, stop, BK):
-        rows = _load(x, picture, row, k, tokens, channels, x_picture, x_row, BM, BK)
-        if NORMED:
+def _add_products(sums, x, weight, out_channels, place, start, stop, shape: tl.constexpr):
+    """The sums after the input channels start to stop."""
+    acc, acc2, squares = sums.acc, sums.acc2, sums.squares
+    for k in tl.range(start, stop, shape.BK):
+        rows = _load(x, place.picture, place.row, k, shape.BM, shape.BK)
+        if shape.NORMED:
             # by way of a step in registers, or Triton (3.6 to 3.9) would count the buffers of x by this use alone, and
             # fill again what the product still reads in place
-            rows = tl.where((k + tl.arange(0, BK) < channels)[None, :], rows, 0.0)
+            rows = tl.where((k + tl.arange(0, shape.BK) < x.columns)[None, :], rows, 0.0)
             squares += rows.to(tl.float32) * rows.to(tl.float32)
-        part = out_channels * channels
-        columns = _load(weight, 0, column, k, out_channels, channels, part, channels, BN, BK)
+        weights = Matrix(weight, out_channels, x.columns, out_channels * x.columns, x.columns)
+        columns = _load(weights, 0, place.column, k, shape.BN, shape.BK)
         acc = tl.dot(rows, columns.T, acc, input_precision="ieee")
-        if DUAL:
-            columns = _load(weight, 1, column, k, out_channels, channels, part, channels, BN, BK)
+        if shape.DUAL:
+            columns = _load(weights, 1, place.column, k, shape.BN, shape.BK)
             acc2 = tl.dot(rows, columns.T, acc2, input_precision="ieee")
-    return acc, acc2, squares
+    return Sums(acc, acc2, squares)
 
 
 @triton.jit
@@ -69,37 +106,33 @@ def _add_bias(acc, bias_ptr, n, out_channels):
 
 @triton.jit
 def _finish(
-    y, acc, acc2, bias_ptr, gate_ptr, residual, picture, row, column, tokens, out_channels, y_picture,
+    y, acc, acc2, bias_ptr, gate_ptr, residual, place,
     ACTIVATION: tl.constexpr, DUAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BY: tl.constexpr,
 ):  # fmt: skip
     """The epilogue, BY columns at a time: what it loads and stores takes less shared memory then."""
     if BN > BY:
         tl.static_assert(not DUAL, "the second product is not cut")
-        halves = acc.reshape(BM, 2, BN // 2).permute(0, 2, 1).split()
-        _finish(
-            y, halves[0], acc2, bias_ptr, gate_ptr, residual, picture, row, column, tokens, out_channels, y_picture,
-            ACTIVATION, DUAL, BM, BN // 2, BY,
-        )  # fmt: skip
-        _finish(
-            y, halves[1], acc2, bias_ptr, gate_ptr, residual, picture, row, column + BN // 2, tokens, out_channels,
-            y_picture, ACTIVATION, DUAL, BM, BN // 2, BY,
-        )  # fmt: skip
+        half: tl.constexpr = BN // 2
+        halves = acc.reshape(BM, 2, half).permute(0, 2, 1).split()
+        _finish(y, halves[0], acc2, bias_ptr, gate_ptr, residual, place, ACTIVATION, DUAL, BM, half, BY)
+        right = Place(place.picture, place.row, place.column + half)
+        _finish(y, halves[1], acc2, bias_ptr, gate_ptr, residual, right, ACTIVATION, DUAL, BM, half, BY)
     else:
+        out_channels, picture, row, column = y.columns, place.picture, place.row, place.column
         n = column + tl.arange(0, BN)
-        EXACT: tl.constexpr = not isinstance(y, tl.tensor_descriptor) and y.dtype.element_ty == tl.float32
+        EXACT: tl.constexpr = not isinstance(y.source, tl.tensor_descriptor) and y.source.dtype.element_ty == tl.float32
         acc = activate(_add_bias(acc, bias_ptr, n, out_channels), ACTIVATION, EXACT)
         if DUAL:
             acc *= _add_bias(acc2, bias_ptr if bias_ptr is None else bias_ptr + out_channels, n, out_channels)
         if gate_ptr is not None:
             acc *= tl.load(gate_ptr + n, mask=n < out_channels, other=0.0).to(tl.float32)[None, :]
-        if residual is not None:
-            tile = _load(residual, picture, row, column, tokens, out_channels, y_picture, out_channels, BM, BN)
-            acc += tile.to(tl.float32)
-        if isinstance(y, tl.tensor_descriptor):
-            y.store([picture, row, column], acc.to(y.dtype).reshape(1, BM, BN))
+        if residual.source is not None:
+            acc += _load(residual, picture, row, column, BM, BN).to(tl.float32)
+        if isinstance(y.source, tl.tensor_descriptor):
+            y.source.store([picture, row, column], acc.to(y.source.dtype).reshape(1, BM, BN))
         else:
-            offsets, inside = _offsets(picture, row, column, tokens, out_channels, y_picture, out_channels, BM, BN)
-            tl.store(y + offsets, acc.to(y.dtype.element_ty), mask=inside)
+            offsets, inside = _offsets(y, picture, row, column, BM, BN)
+            tl.store(y.source + offsets, acc.to(y.source.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -117,36 +150,33 @@ def linear_kernel(
     CHUNK: so many channels are summed on their own, then added to the sum of those before; 0 for all in one.
     """
     await_inputs()
+    shape: tl.constexpr = TileShape(DUAL, NORMED, BM, BN, BK)
     down, across = tl.cdiv(tokens, BM), tl.cdiv(out_channels, BN)
     y_picture = tl.cast(tokens, tl.int64) * out_channels
+    inputs = Matrix(x, tokens, channels, x_picture, x_row)
+    output = Matrix(y, tokens, out_channels, y_picture, out_channels)
+    added = Matrix(residual, tokens, out_channels, y_picture, out_channels)
     for tile in tl.range(tl.program_id(0), pictures * down * across, tl.num_programs(0), flatten=True):
         row_tile, column_tile = _place(tile, pictures * down, across, GROUP)
-        picture, row, column = row_tile // down, row_tile % down * BM, column_tile * BN
+        place = Place(row_tile // down, row_tile % down * BM, column_tile * BN)
 
         zeros = tl.zeros((BM, BN), tl.float32)
-        acc, acc2 = zeros, zeros if DUAL else 0.0
         squares = tl.zeros((BM, BK), tl.float32) if NORMED else 0.0
+        sums = Sums(zeros, zeros if DUAL else 0.0, squares)
         if CHUNK > 0:
             for start in range(0, channels, CHUNK):
-                sums, sums2, squares = _add_products(
-                    zeros, zeros if DUAL else 0.0, squares, x, weight, picture, row, column, start,
-                    tl.minimum(start + CHUNK, channels), tokens, channels, out_channels, x_picture, x_row,
-                    DUAL, NORMED, BM, BN, BK,
-                )  # fmt: skip
-                acc += sums
-                acc2 += sums2
+                fresh = Sums(zeros, zeros if DUAL else 0.0, sums.squares)
+                chunk = _add_products(
+                    fresh, inputs, weight, out_channels, place, start, tl.minimum(start + CHUNK, channels), shape
+                )
+                sums = Sums(sums.acc + chunk.acc, sums.acc2 + chunk.acc2, chunk.squares)
         else:
-            acc, acc2, squares = _add_products(
-                acc, acc2, squares, x, weight, picture, row, column, 0, channels, tokens, channels, out_channels,
-                x_picture, x_row, DUAL, NORMED, BM, BN, BK,
-            )  # fmt: skip
+            sums = _add_products(sums, inputs, weight, out_channels, place, 0, channels, shape)
 
+        acc, acc2 = sums.acc, sums.acc2
         if NORMED:
-            scale = tl.rsqrt(tree_sum(squares, BM, BK, 1) / channels + eps)
+            scale = tl.rsqrt(tree_sum(sums.squares, BM, BK, 1) / channels + eps)
             acc *= scale
             acc2 *= scale
-        gates = gate_ptr if gate_ptr is None else gate_ptr + picture.to(tl.int64) * gate_stride
-        _finish(
-            y, acc, acc2, bias_ptr, gates, residual, picture, row, column, tokens, out_channels, y_picture,
-            ACTIVATION, DUAL, BM, BN, BY,
-        )  # fmt: skip
+        gates = gate_ptr if gate_ptr is None else gate_ptr + place.picture.to(tl.int64) * gate_stride
+        _finish(output, acc, acc2, bias_ptr, gates, added, place, ACTIVATION, DUAL, BM, BN, BY)

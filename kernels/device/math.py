@@ -3,7 +3,7 @@
 from fastdiff.kernels.device.language import cuda, target_info, tl, triton
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-FEW_PROGRAMS = tl.constexpr(132)  # one for each multiprocessor of an H100
+FEW_PROGRAMS = tl.constexpr(132)  # one for each multiprocessor of an H100 or H200; chosen, not measured
 
 
 @triton.jit

@@ -1,15 +1,21 @@
-"""Triton kernel or torch reference: chosen here and nowhere else."""
+"""Triton kernel, torch's library or torch reference: chosen here and nowhere else."""
 
 import functools
 import importlib.util
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Generic, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor
 
 from fastdiff.kernels.host.recording import because, recorder
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _references_only: ContextVar[bool] = ContextVar("references_only", default=False)
 
@@ -34,49 +40,88 @@ def parts_of(x: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return x if isinstance(x, tuple) else (x,)
 
 
-class Declined(str):
-    """What a kernel returns where it does not cover its arguments, or torch's library is faster: why, in one line."""
+class Call(ABC, Generic[R]):
+    """One call of an operation: a frozen dataclass of its arguments, checked when it is made, and the ways to run it.
 
-
-class Operation:
-    """An operation called like its torch `reference`, which is the CPU path and the ground truth of its kernel.
-
-    `kernel` takes the same arguments and returns Declined where the reference is to run instead.
+    R is what it returns, whichever way.
     """
 
-    def __init__(self, reference: Callable):
-        self.reference = reference
-        self.triton: Callable | None = None
-        functools.update_wrapper(self, reference)
+    def __post_init__(self) -> None:
+        self.check()
 
-    def kernel(self, function: Callable) -> Callable:
-        """Decorator: `function` is this operation's Triton kernel."""
-        self.triton = function
-        return function
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the tensors are."""
 
-    def __call__(self, x, *args, **kwargs):
+    @abstractmethod
+    def check(self) -> None:
+        """Raise ValueError naming the argument that does not fit."""
+
+    @abstractmethod
+    def reference(self) -> R:
+        """Run by torch's own functions: the CPU path, and the ground truth of the kernel."""
+
+    def obstacle(self) -> str | None:
+        """Say why the kernel does not cover these arguments, if it does not."""
+        return None
+
+    def library_reason(self) -> str | None:
+        """Say why `library` is the better way, where that was measured."""
+        return None
+
+    def library(self) -> R:
+        """Run where `library_reason` says so: by torch's library."""
+        return self.reference()
+
+    @abstractmethod
+    def kernel(self) -> R:
+        """Run by the Triton kernel."""
+
+
+class Operation(Generic[P, R]):
+    """An operation, called with the fields of its `Call`; each way to run it is there by its name, for tests."""
+
+    def __init__(self, name: str, parse: Callable[P, Call[R]]):
+        self.__name__, self.__doc__ = name, parse.__doc__
+        self.parse = self.__wrapped__ = parse
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         listener = recorder()
         if listener is None:
-            return self._run(x, *args, **kwargs)
-        with listener.call(self, (x, *args), kwargs):
-            return self._run(x, *args, **kwargs)
+            return run(self.parse(*args, **kwargs))
+        with listener.call(self, args, kwargs):
+            return run(self.parse(*args, **kwargs))
 
-    def _run(self, x, *args, **kwargs):
-        result = self._obstacle(x) or self.triton(x, *args, **kwargs)
-        if not isinstance(result, Declined):
-            return result
-        because(lambda: str(result))
-        return self.reference(x, *args, **kwargs)
+    def reference(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.parse(*args, **kwargs).reference()
 
-    def _obstacle(self, x) -> Declined | None:
-        """Why no kernel can run on the tensor (or the pair of tensors) x: Triton needs a GPU, or its interpreter."""
-        tensor = parts_of(x)[0]
-        if self.triton is None:
-            return Declined("it has no kernel")
-        if _references_only.get():
-            return Declined("references_only")
-        if not _has_triton():
-            return Declined("Triton is not installed")
-        if not tensor.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
-            return Declined("no CUDA device")
-        return None
+    def library(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.parse(*args, **kwargs).library()
+
+    def kernel(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.parse(*args, **kwargs).kernel()
+
+
+def run(call: Call[R]) -> R:
+    """Choose the way, and tell a recorder why."""
+    reason = _unavailable(call.device) or call.obstacle()
+    if reason is not None:
+        because(reason)
+        return call.reference()
+    reason = call.library_reason()
+    if reason is not None:
+        because(reason)
+        return call.library()
+    return call.kernel()
+
+
+def _unavailable(device: torch.device) -> str | None:
+    """Say why no kernel can run there, if none can: Triton needs a GPU, or its interpreter."""
+    if _references_only.get():
+        return "references_only"
+    if not _has_triton():
+        return "Triton is not installed"
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "no CUDA device"
+    return None

@@ -2,6 +2,7 @@
 
 from functools import partial
 from threading import Lock
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -38,6 +39,12 @@ def launch(
         run() if listener is None else listener.launch(kernel, run)
 
 
+@overload
+def side_by_side(tensor: Tensor) -> Tensor: ...
+@overload
+def side_by_side(tensor: None) -> None: ...
+@overload
+def side_by_side(tensor: Tensor | None) -> Tensor | None: ...
 def side_by_side(tensor: Tensor | None) -> Tensor | None:
     """The tensor with its channels side by side, as kernels read them: itself, or a copy."""
     return tensor if tensor is None or tensor.stride(-1) == 1 else tensor.contiguous()

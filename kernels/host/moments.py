@@ -1,4 +1,7 @@
-"""Moments: what a convolution tells the GroupNorm that follows, so that nobody reads the tensor for its statistics."""
+"""Moments: mean and M2, which a convolution tells the GroupNorm that follows, so that nobody reads the tensor for them.
+
+kernels/group_norm.py draws their way.
+"""
 
 from typing import NamedTuple
 
@@ -6,7 +9,7 @@ from torch import Tensor
 
 
 class Moments(NamedTuple):
-    """Statistics of a tensor (N, H, W, C), per channel and per tile of pixels.
+    """Mean and M2 of a tensor (N, H, W, C), per channel and per tile of pixels.
 
     The tiles share out a picture's pixels, `pixels` each; the last may be short. Which pixels a tile has is for the
     convolution to say, and the same in any batch.

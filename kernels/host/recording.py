@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-TORCH = "torch."  # what the names of its operations begin with
-# What neither computes nor copies, besides views.
+TORCH = "torch."  # the names of its operations begin with it
+# Operations that neither compute nor copy, besides views.
 NO_LAUNCH = {"empty", "empty_like", "empty_strided", "new_empty", "set_", "_unsafe_view"}
 
 
 @dataclass
-class Call:
+class Recorded:
     """One call of an operation, or one of torch's own outside of any."""
 
     operation: str
@@ -34,14 +34,14 @@ class Recorder:
     """The calls of a context, in the order in which they began."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[Recorded] = []
         self.variants: set[str] = set()  # compiled kernels that were launched
-        self.open: list[Call] = []  # calls that have not ended, the innermost last
+        self.open: list[Recorded] = []  # calls that have not ended, the innermost last
 
-    def launch(self, kernel, run: Callable[[], Any]) -> None:
+    def launch(self, kernel: Any, run: Callable[[], Any]) -> None:
         """`run` launches `kernel` and returns it compiled, or None in Triton's interpreter, which works by torch."""
         if not self.open:
-            self.calls.append(Call("kernel", ""))
+            self.calls.append(Recorded("kernel", ""))
         (self.open or self.calls)[-1].kernels.append(kernel.__name__)
         with _unheard():
             compiled = run()
@@ -54,11 +54,11 @@ class Recorder:
         if self.open:
             self.open[-1].torch.append(name)
         else:
-            self.calls.append(Call(f"{TORCH}{name}", shape, flop, torch=[name], why="not one of our operations"))
+            self.calls.append(Recorded(f"{TORCH}{name}", shape, flop, torch=[name], why="not one of our operations"))
 
     @contextmanager
-    def call(self, operation, args: tuple, kwargs: dict) -> Iterator[None]:
-        call = Call(operation.__name__, _describe(args, kwargs), _flop(operation.reference, args, kwargs))
+    def call(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        call = Recorded(operation.__name__, _describe(args, kwargs), _flop(operation.reference, args, kwargs))
         if self.open:  # the reference of the operation that makes this call did its work too
             self.open[-1].flop -= call.flop
         self.calls.append(call)
@@ -86,11 +86,11 @@ def _unheard() -> Iterator[None]:
         _recorder.reset(token)
 
 
-def because(reason: Callable[[], str]) -> None:
-    """Say why the operation that is running runs as it does; `reason` is called where somebody listens."""
+def because(reason: str | Callable[[], str]) -> None:
+    """Say why the operation that is running runs as it does; a function is called where somebody listens."""
     listener = recorder()
     if listener is not None and listener.open:
-        listener.open[-1].why = reason()
+        listener.open[-1].why = reason if isinstance(reason, str) else reason()
 
 
 @contextmanager
@@ -112,7 +112,9 @@ class _TorchOperations(TorchDispatchMode):
         super().__init__()
         self.device, self.tell = device, tell
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         from torch.utils.flop_counter import flop_registry  # slow to import
 
         kwargs, packet = kwargs or {}, function._overloadpacket
@@ -127,13 +129,13 @@ class _TorchOperations(TorchDispatchMode):
             self.tell(packet.__name__, _describe(args, {}), flop)
         return result
 
-    def _runs_here(self, args: tuple, result: Any) -> bool:
+    def _runs_here(self, args: tuple[Any, ...], result: Any) -> bool:
         tensors = (tensor for tensor in (result, *args) if isinstance(tensor, Tensor))
         return any(tensor.device.type == self.device for tensor in tensors)
 
 
-def _flop(reference: Callable, args: tuple, kwargs: dict) -> int:
-    """Of the matrix products of a call, which is made on tensors without memory."""
+def _flop(reference: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The floating-point operations of a call's matrix products; it is made on tensors without memory."""
     counts: list[int] = []
     with _unheard(), _TorchOperations("meta", lambda name, shape, flop: counts.append(flop)):
         reference(*_without_memory(args), **_without_memory(kwargs))
@@ -151,7 +153,7 @@ def _without_memory(value: Any) -> Any:
     return value
 
 
-def _describe(args: tuple, kwargs: dict) -> str:
+def _describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """The shapes of the larger tensors among `args`, the other arguments that are plain, the names of given tensors."""
     parts = []
     for value in args:

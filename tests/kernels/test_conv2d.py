@@ -11,7 +11,6 @@ from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host import launching
 from fastdiff.kernels.host.conv2d_plan import Problem, make_plan
-from fastdiff.kernels.host.dispatch import Declined
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,7 @@ def truth(args, options) -> torch.Tensor:
 
 def run(args, options, runs_triton: bool):
     """conv2d with moments, on its kernel wherever Triton runs."""
-    result = (conv2d.triton if runs_triton else conv2d.reference)(*args, moments=True, **options)
-    assert not isinstance(result, Declined)
+    result = (conv2d.kernel if runs_triton else conv2d.reference)(*args, moments=True, **options)
     return result
 
 
@@ -246,7 +244,7 @@ def test_norm(case, num_groups, conditioned, dot_dtype, device, runs_triton, loa
     wide = Norm(*(value.to(expected) if isinstance(value, torch.Tensor) else value for value in options["norm"]))
     expected = group_norm.reference(expected, **wide._asdict())
     for _ in range(REPEATS if device.type == "cuda" else 1):
-        y = (conv2d.triton if runs_triton else conv2d.reference)(*args, **options)
+        y = (conv2d.kernel if runs_triton else conv2d.reference)(*args, **options)
         assert_accurate(y, conv2d.reference(*args, **options), expected)
 
 
@@ -258,7 +256,7 @@ def test_a_normalised_picture_is_the_same_in_any_batch(side, dot_dtype, device, 
 
     def first_picture(n):
         args, options = Case(n, side, side, (128,), 128).inputs(dot_dtype, device)
-        return conv2d.triton(*args, **normed(args, options, 32))[0]
+        return conv2d.kernel(*args, **normed(args, options, 32))[0]
 
     alone = first_picture(1)
     for n in (3, 64) if device.type == "cuda" else (3,):
@@ -291,12 +289,12 @@ def test_without_bias(dot_dtype, device, runs_triton, loads, assert_accurate):
 
 @pytest.mark.parametrize("mode", [(1, False), (2, False), (1, True)], ids=["same", "down", "up"])
 @pytest.mark.parametrize("height", [2, 4, 6, 8, 12, 24, 48, 96, 100, 128, 256])
-def test_a_tile_is_whole_statistics_tiles_in_any_batch(mode, height):
-    for images, channels, out_channels, itemsize in product((1, 8, 64), (3, 64, 256), (3, 16, 64, 96, 256), (2, 4)):
+def test_a_tile_is_whole_tiles_of_moments_in_any_batch(mode, height):
+    for pictures, channels, out_channels, itemsize in product((1, 8, 64), (3, 64, 256), (3, 16, 64, 96, 256), (2, 4)):
         stride, upsample = mode
         sizes = ((channels,), out_channels, (3, 3), stride, (1, 1, 1, 1), upsample, itemsize)
-        plan = make_plan(Problem(images, height, height, *sizes), obstacle=None, multiprocessors=132)
-        assert plan.tile.pixels % plan.statistics == 0, (images, channels, out_channels, plan)
+        plan = make_plan(Problem(pictures, height, height, *sizes), obstacle=None, multiprocessors=132)
+        assert plan.tile.pixels % plan.moments == 0, (pictures, channels, out_channels, plan)
 
 
 X, WEIGHT = torch.zeros(2, 4, 4, 8), torch.zeros(6, 8, 3, 3)

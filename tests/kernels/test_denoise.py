@@ -6,14 +6,8 @@ import os
 import pytest
 import torch
 
-from fastdiff.kernels.denoise import (
-    COLUMNS,
-    StepBuffers,
-    StepOptions,
-    denoise_step,
-    dynamic_threshold,
-    philox_normal,
-)
+from fastdiff.kernels.denoise import COLUMNS, StepOptions, denoise_step, dynamic_threshold
+from fastdiff.kernels.host.philox import philox_normal
 
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETER else "cpu")
@@ -164,7 +158,7 @@ def step_kernel(runs_triton):
     """The kernel and nothing else."""
     if not runs_triton:
         pytest.skip("the kernel runs on a GPU or in Triton's interpreter")
-    return denoise_step.triton
+    return denoise_step.kernel
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -200,29 +194,6 @@ def test_the_step_picks_its_row_and_its_noise(name):
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("copies", [1, 2], ids=["unguided", "both-halves"])
-@pytest.mark.parametrize("name", ["clip", "threshold"])
-def test_buffers_are_written_in_place(name, copies, dtype):
-    output, _, x_t, noise = inputs((3, 5, 7, 3), OPTIONS[name])
-    expected = denoise_step(output, x_t, ROW, OPTIONS[name], noise=noise)
-    nan = torch.full_like(x_t, math.nan)
-    buffers = StepBuffers(x_t, nan, nan.repeat(copies, 1, 1, 1).to(dtype))
-    actual = denoise_step(output, x_t, ROW, OPTIONS[name], noise=noise, out=buffers)
-    assert actual[0] is buffers.x_prev and actual[1] is buffers.x0
-    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
-    halves = buffers.model_input.chunk(copies)
-    # Triton's interpreter truncates bfloat16
-    assert all(torch.allclose(h.float(), expected[0], rtol=torch.finfo(dtype).eps, atol=0) for h in halves)
-
-
-def test_x0_need_not_be_written():
-    output, _, x_t, _ = inputs((1, 4, 4, 3), OPTIONS["clip"])
-    expected = denoise_step(output, x_t, ROW)[0]
-    x_prev, x0 = denoise_step(output, x_t, ROW, out=StepBuffers(torch.full_like(x_t, math.nan)))
-    assert x0 is None
-    assert torch.equal(x_prev, expected)
-
-
 @pytest.mark.parametrize("name", ["learned", "learned_range"])
 def test_without_sigma_a_learned_variance_may_be_anything(name):
     output, _, x_t, noise = inputs((1, 4, 4, 3), OPTIONS[name])
@@ -253,10 +224,10 @@ def test_a_graph_replays_the_steps_of_a_chain():
         expected, _ = denoise_step(output, expected, table[i], OPTIONS["clip"], noise=noise, **guided)
 
     step, x = torch.zeros_like(STEP), x_t.clone()
-    buffers = StepBuffers(x, torch.empty_like(x), torch.empty(16, 32, 32, 3, device=DEVICE, dtype=torch.bfloat16))
 
     def run():
-        denoise_step(output, x, table, OPTIONS["clip"], noise=seeds, step=step, out=buffers, **guided)
+        x_prev, _ = denoise_step(output, x, table, OPTIONS["clip"], noise=seeds, step=step, **guided)
+        x.copy_(x_prev)
         step.add_(1)
 
     run()  # compiles
@@ -268,7 +239,6 @@ def test_a_graph_replays_the_steps_of_a_chain():
     for _ in range(4):
         graph.replay()
     torch.testing.assert_close(x, expected, rtol=1e-6, atol=1e-5)
-    assert torch.equal(buffers.model_input, x.bfloat16().repeat(2, 1, 1, 1))
 
 
 X = torch.zeros(2, 4, 4, 3, device=DEVICE)
@@ -290,10 +260,6 @@ REFUSED = {
     "row-for-a-step": ((X, X, ROW), {"step": STEP}, r"row has shape \(9,\)"),
     "seeds-without-a-step": ((X, X, ROW), {"noise": SEEDS}, "noise is torch.int64"),
     "seeds-of-another-batch": ((X, X, ROW[None]), {"step": STEP, "noise": SEEDS[:1]}, "noise has shape"),
-    "buffer-of-another-shape": ((X, X, ROW), {"out": StepBuffers(X[:1])}, "out.x_prev has shape"),
-    "half-precision-buffer": ((X, X, ROW), {"out": StepBuffers(X, X.half())}, "out.x0 is torch.float16"),
-    "input-for-three": ((X, X, ROW), {"out": StepBuffers(X, X, X.repeat(3, 1, 1, 1))}, "out.model_input has shape"),
-    "strided-buffer": ((X, X, ROW), {"out": StepBuffers(X.mT.contiguous().mT)}, "not contiguous"),
     "output-on-another-device": ((X.to("meta"), X, ROW), {}, "model_output is on meta"),
     "scalar-picture": ((X, X.sum(), ROW), {}, "x_t is a scalar"),
 }

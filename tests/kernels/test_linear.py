@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fastdiff.kernels.host import launching
-from fastdiff.kernels.linear import ACTIVATIONS, by_kernel, linear
+from fastdiff.kernels.linear import ACTIVATIONS, linear
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def truth(args, options) -> torch.Tensor:
 @pytest.fixture
 def run(runs_triton):
     """The operation; where Triton runs, its kernel and nothing else, also where the library is faster."""
-    return by_kernel if runs_triton else linear
+    return linear.kernel if runs_triton else linear
 
 
 gpu = pytest.mark.gpu

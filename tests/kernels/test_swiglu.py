@@ -17,7 +17,7 @@ SHAPES = {  # N, L, C_in, C_out
 @pytest.fixture
 def run(runs_triton):
     """The operation; where Triton runs, its kernel and nothing else."""
-    return swiglu.triton if runs_triton else swiglu
+    return swiglu.kernel if runs_triton else swiglu
 
 
 def inputs(randn, n, tokens, channels, out_channels, dtype):

@@ -19,11 +19,11 @@ import torch
 import fastdiff
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.json_files import read_json
+from fastdiff.kernels.device import group_norm as device_group_norm
 from fastdiff.kernels.device.layer_norm import layer_norm_kernel
 from fastdiff.kernels.group_norm import group_norm
-from fastdiff.kernels.host import compiling, launching
+from fastdiff.kernels.host import compiling, dispatch, launching
 from fastdiff.kernels.host.compiling import only_compiling
-from fastdiff.kernels.host.dispatch import Operation
 from fastdiff.kernels.host.launching import launch
 
 triton = pytest.importorskip("triton", reason="no Triton here")
@@ -108,7 +108,7 @@ def workers(monkeypatch) -> list[Popen]:
 
 
 def normalise() -> None:
-    group_norm.triton(torch.empty(2, 64, 64, 64, device="meta"), 32, eps=1e-5, activation="silu")
+    group_norm.kernel(torch.empty(2, 64, 64, 64, device="meta"), 32, eps=1e-5, activation="silu")
 
 
 def wait_for(*paths: Path) -> None:
@@ -138,7 +138,7 @@ def test_workers_compile_while_the_block_runs_and_this_process_reads(made, worke
 
 def cached(name: str) -> list:
     """The compiled kernels of this name that this process holds."""
-    caches = group_norm.triton.__globals__[name].device_caches.values()
+    caches = vars(device_group_norm)[name].device_caches.values()
     return [kernel for each in caches for kernel in each[0].values()]
 
 
@@ -176,7 +176,7 @@ def test_a_worker_finds_the_same_key_for_every_kernel(made, monkeypatch, name):
     model = kind.from_config(read_json(folder / kind.part.name / "config.json")).to("meta", torch.bfloat16)
     zeros = torch.zeros(2, dtype=torch.int64, device="meta")
     x = torch.empty(2, model.config.sample_size, model.config.sample_size, 3, dtype=torch.bfloat16, device="meta")
-    monkeypatch.setattr(Operation, "_obstacle", lambda *_: None)
+    monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
     monkeypatch.setattr(launching, "only_compiles", ContextVar("only_compiles", default=True))
     with Keeping() as kept:
         model.predict(x, model.conditioning(zeros, zeros))

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from fastdiff.kernels.denoise import _box_muller, philox4x32, philox_normal
+from fastdiff.kernels.host.philox import _box_muller, philox4x32, philox_normal
 
 # Random123's kat_vectors, philox4x32 with 10 rounds
 KNOWN_ANSWERS = {

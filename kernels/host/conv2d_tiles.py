@@ -1,0 +1,69 @@
+"""The tiles that convolutions are cut into, and the numbers that choose among them.
+
+Times are of one NVIDIA H200 with torch 2.11 and triton 3.6; kernels/README.md has those of whole convolutions.
+"""
+
+from typing import NamedTuple
+
+
+class ConvTile(NamedTuple):
+    """The piece of the output that one program makes, and how; the time that it takes, in microseconds.
+
+    A program alone on its multiprocessor waits for its loads; several at once are held up by each other's products.
+    """
+
+    pixels: int
+    channels: int
+    block: int  # input channels of a step
+    warps: int
+    stages: int
+    swap: bool = True  # channels on the matrix unit's M side
+    resident: int = 1  # programs that a multiprocessor holds at once
+    alone: tuple[float, float] = (0.0, 0.0)  # 64 channels of a step, and all else, of a program that runs alone
+    busy: tuple[float, float] = (0.0, 0.0)  # the same of each program on a full multiprocessor
+
+
+# Descriptors, 16-bit. The times are fitted to 700 measured convolutions of three U-Nets, batches 1 to 512.
+TILES = (
+    ConvTile(128, 128, 64, warps=4, stages=3, resident=2, alone=(0.32, 4.8), busy=(0.34, 2.7)),
+    ConvTile(256, 128, 64, warps=8, stages=3, resident=1, alone=(0.72, 6.0), busy=(0.72, 6.0)),
+    ConvTile(128, 64, 64, warps=4, stages=3, resident=3, alone=(0.21, 4.0), busy=(0.27, 1.2)),
+    ConvTile(128, 64, 128, warps=4, stages=4, resident=1, alone=(0.17, 3.8), busy=(0.19, 0.7)),
+    ConvTile(64, 64, 64, warps=4, stages=5, resident=2, alone=(0.17, 3.2), busy=(0.14, 1.6)),
+    ConvTile(64, 64, 128, warps=4, stages=6, resident=1, alone=(0.075, 3.9), busy=(0.13, 2.5)),
+)
+WIDE_TILE = ConvTile(256, 64, 64, warps=4, stages=2, resident=2, alone=(0.51, 5.1), busy=(0.47, 3.4))
+# Measured better than the times say, where the tile makes so many programs or more:
+# (mode, output pixels, input channels, output channels) of a 3x3 convolution.
+MANY = 200
+TUNED = {
+    ("same", 128 * 128, 320, 320): (TILES[1], MANY),
+    ("same", 64 * 64, 256, 256): (TILES[1], MANY),
+    ("same", 64 * 64, 320, 320): (TILES[2], MANY),
+    ("same", 64 * 64, 640, 640): (ConvTile(128, 128, 64, warps=8, stages=4), MANY),
+    ("same", 32 * 32, 1280, 1280): (TILES[1], 80),
+    ("same", 32 * 32, 64, 64): (WIDE_TILE, MANY),
+    ("same", 32 * 32, 128, 64): (WIDE_TILE, MANY),
+    ("same", 32 * 32, 192, 64): (WIDE_TILE, MANY),
+}
+SUM_MICROSECONDS = 3.0  # of `sum_chunks`
+CHUNK_MICROSECONDS = 0.7  # of a chunk more in a program: its loads start anew
+# Up to 16 output channels, the last convolution of a U-Net: the first that fills the card, else the last. These and
+# all below were chosen; no measurement of the choices is kept, but for the chunks of float32.
+NARROW_TILES = (
+    ConvTile(256, 16, 64, warps=4, stages=3, swap=False),
+    ConvTile(64, 16, 64, warps=4, stages=4, swap=False),
+)
+# By pointers, likewise: any channels; less than a block of them, the first convolution of a U-Net; float32.
+POINTER_TILES = (ConvTile(128, 64, 32, warps=4, stages=3), ConvTile(64, 64, 32, warps=4, stages=3))
+FLAT_TILES = (ConvTile(128, 128, 32, warps=4, stages=2), ConvTile(64, 64, 32, warps=4, stages=2))
+FLOAT32_TILES = (
+    ConvTile(64, 64, 32, warps=4, stages=2, swap=False),
+    ConvTile(32, 32, 32, warps=4, stages=2, swap=False),
+)
+
+MOST_FILLED = 2048  # pixels that the tiles of a picture alone may take, where only more pictures would fill them
+SUM_CHANNELS = 32  # of a program of `sum_chunks`
+SMALL_PICTURE = 256  # pixels, up to which k may be cut into chunks
+CHUNK_STEPS = 30  # of 64 channels each, of a chunk at least
+FLOAT32_CHUNK_STEPS = 4  # of 32 channels each: one long float32 sum would be thrice as far off as cuDNN's
