@@ -201,10 +201,10 @@ REFUSED = {
     "unknown-option": (lambda: fastdiff.DDPMScheduler(beta_edn=0.1), "DDPMScheduler: unknown option beta_edn"),
     "another-scheduler": (
         lambda: scheduler_from_config({"_class_name": "PNDMScheduler"}),
-        "the model's scheduler is PNDMScheduler; choose the scheduler ddpm or ddim",
+        "the model's scheduler is PNDMScheduler; choose the scheduler ddim or ddpm",
     ),
     "no-scheduler": (lambda: scheduler_from_config({}), "the model's scheduler is without a _class_name"),
-    "unknown-name": (lambda: scheduler_from_config({}, "euler"), "scheduler 'euler' is unknown; use ddpm or ddim"),
+    "unknown-name": (lambda: scheduler_from_config({}, "euler"), "scheduler 'euler' is unknown; use ddim or ddpm"),
     "eta-for-ddpm": (lambda: fastdiff.DDPMScheduler().schedule(5, eta=0.5), "eta is an option of ddim"),
     "clipped-for-ddpm": (
         lambda: fastdiff.DDPMScheduler().schedule(5, use_clipped_model_output=True),

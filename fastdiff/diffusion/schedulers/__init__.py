@@ -11,10 +11,8 @@ from fastdiff.errors import InputError
 
 __all__ = ["SCHEDULERS", "DDIMScheduler", "DDPMScheduler", "Scheduler", "SchedulerOutput", "scheduler_from_config"]
 
-SCHEDULERS: dict[str, type[Scheduler]] = {  # by the name that people give
-    name: {"DDIMScheduler": DDIMScheduler, "DDPMScheduler": DDPMScheduler}[class_name]
-    for name, class_name in registry.SCHEDULERS.items()
-}
+_CLASSES: dict[str, type[Scheduler]] = {kind.__name__: kind for kind in (DDIMScheduler, DDPMScheduler)}
+SCHEDULERS = {name: _CLASSES[class_name] for name, class_name in registry.SCHEDULERS.items()}  # by people's names
 
 
 def scheduler_from_config(config: Mapping[str, Any], name: str | None = None) -> Scheduler:
@@ -26,8 +24,7 @@ def scheduler_from_config(config: Mapping[str, Any], name: str | None = None) ->
         if name not in SCHEDULERS:
             raise InputError(f"scheduler {name!r} is unknown; use {' or '.join(SCHEDULERS)}")
         return SCHEDULERS[name].from_config(config)
-    by_class = {scheduler.__name__: scheduler for scheduler in SCHEDULERS.values()}
-    if config.get("_class_name") not in by_class:
+    if config.get("_class_name") not in _CLASSES:
         said = config.get("_class_name", "without a _class_name")
         raise InputError(f"the model's scheduler is {said}; choose the scheduler {' or '.join(SCHEDULERS)} instead")
-    return by_class[config["_class_name"]].from_config(config)
+    return _CLASSES[config["_class_name"]].from_config(config)
