@@ -5,7 +5,6 @@ arithmetic, so that neither is ever materialised.
 """
 
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -101,7 +100,7 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
     def device(self) -> torch.device:
         return self.parts[0].device
 
-    @cached_property
+    @property
     def problem(self) -> Problem:
         """The sizes of the convolution."""
         pictures, height, width, _ = self.parts[0].shape
@@ -128,14 +127,14 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         if min(problem.out_height, problem.out_width) < 1:
             size, kernel = f"{problem.height} x {problem.width}", list(problem.kernel)
             raise ValueError(f"padding: {self.padding} leaves nothing of {size} pixels for a {kernel} filter")
-        self._check_tensors()
+        self._check_tensors(problem)
         if self.shortcut is not None:
-            self._check_shortcut(self.shortcut)
+            self._check_shortcut(self.shortcut, problem.out_shape)
         if self.norm is not None and self.moments:
             raise ValueError("moments: they are for a norm that follows; leave them out, or norm")
 
-    def _check_tensors(self) -> None:
-        problem, first = self.problem, self.parts[0]
+    def _check_tensors(self, problem: Problem) -> None:
+        first = self.parts[0]
         row = (problem.out_channels,)
         shapes = {"bias": row, "temb": (problem.pictures, *row), "residual": problem.out_shape}
         optional = {"bias": self.bias, "temb": self.temb, "residual": self.residual}
@@ -147,15 +146,15 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
             if (tensor.dtype, tensor.device) != (first.dtype, first.device):
                 raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, but x is {first.dtype} on {first.device}")
 
-    def _check_shortcut(self, shortcut: Shortcut) -> None:
+    def _check_shortcut(self, shortcut: Shortcut, out_shape: tuple[int, ...]) -> None:
         if self.residual is not None:
             raise ValueError("shortcut: it stands in the place of a residual; give one of them")
         try:
             shape = Conv2dCall(*shortcut).problem.out_shape
         except ValueError as error:
             raise ValueError(f"shortcut: {error}") from None
-        if shape != self.problem.out_shape or shortcut.weight.shape[2:] != (1, 1):
-            raise ValueError(f"shortcut: expected a 1x1 convolution to {self.problem.out_shape}, got one to {shape}")
+        if shape != out_shape or shortcut.weight.shape[2:] != (1, 1):
+            raise ValueError(f"shortcut: expected a 1x1 convolution to {out_shape}, got one to {shape}")
         weight, x = shortcut.weight, self.parts[0]
         if (weight.dtype, weight.device) != (x.dtype, x.device):
             raise ValueError(f"shortcut: {weight.dtype} on {weight.device}, but x is {x.dtype} on {x.device}")
