@@ -57,7 +57,7 @@ def plain(parts: tuple[Tensor, ...], weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def moments(x: Tensor) -> Moments:
-    """What a convolution with tiles of TILE pixels says of x (whose size they divide, or exceed)."""
+    """The moments that a convolution with tiles of TILE pixels (which divide x's size, or exceed it) gives x."""
     tiles = x.float().flatten(1, 2).unflatten(1, (-1, min(TILE, x.shape[1] * x.shape[2])))  # (N, tiles, pixels, C)
     mean = tiles.mean(dim=2)
     return Moments(mean, (tiles - mean[:, :, None]).square().sum(dim=2), TILE)

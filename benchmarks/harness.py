@@ -1,4 +1,4 @@
-"""What the benchmarks share: timing, the ceilings of a GPU, and reports.
+"""Timing, the ceilings of a GPU, and reports, for all benchmarks.
 
 `python benchmarks/bench_<x>.py` prints each row when it has it, for people, and as the last line one JSON document,
 which `--save` also writes to benchmarks/results/<x>.json (`--save DIR`: there).

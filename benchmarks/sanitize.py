@@ -35,7 +35,7 @@ WORKERS = 8  # processes at a time
 
 
 class Finding(NamedTuple):
-    """What a tool said in a process, and of which tests."""
+    """A tool's words in a process, and the tests that it watched."""
 
     tests: list[str]
     command: str

@@ -60,8 +60,8 @@ class _Graph:
 class Graphed:
     """`function` of tensors, a pure launch of kernels, called through a CUDA graph once its shapes came twice.
 
-    Its arguments and its result are Tensors. Calls from several threads and streams take
-    turns. It must be thrown away when the memory behind the function moves.
+    Its arguments and its result are Tensors. Calls from several threads and streams take turns. It must be thrown away
+    when the memory behind the function moves.
     """
 
     def __init__(self, function: Function):
@@ -76,10 +76,11 @@ class Graphed:
         key = map_tensors(_describe, inputs)
         with self._lock, torch.cuda.device(x.device):
             if key not in self._graphs:  # the first call compiles the kernels, which no capture may do
-                self._remember(key, None)
                 with only_compiling():
                     self._function(*inputs)
-                return self._function(*inputs)
+                outputs = self._function(*inputs)
+                self._remember(key, None)
+                return outputs
             graph = self._graphs[key]
             if graph is None:
                 graph = _Graph(self._function, inputs)

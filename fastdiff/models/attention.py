@@ -7,7 +7,7 @@ from torch import nn
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import conv2d
 from fastdiff.kernels.linear import linear
-from fastdiff.models.layers import Feature, GroupNorm
+from fastdiff.models.layers import Feature, GroupNorm, as_feature
 
 
 class Attention(nn.Module):
@@ -27,5 +27,5 @@ class Attention(nn.Module):
         qkv = linear(h.x.flatten(1, 2), self.to_qkv.weight, self.to_qkv.bias)  # (N, H * W, 3 * width)
         h = attention(*qkv.chunk(3, dim=-1), heads=self.heads).unflatten(1, x.x.shape[1:3])
         out = cast(nn.Linear, self.to_out[0])  # a 1x1 convolution, for the moments
-        options = {"residual": x.x, "output_scale": self.output_scale, "moments": True}
-        return Feature(*conv2d(h, out.weight[:, :, None, None], out.bias, **options))
+        weight = out.weight[:, :, None, None]
+        return as_feature(conv2d(h, weight, out.bias, residual=x.x, output_scale=self.output_scale, moments=True))

@@ -160,10 +160,9 @@ class Stream(NamedTuple):
     def normed(self, scale: Tensor, shift: Tensor, norm: nn.LayerNorm | None = None) -> tuple[Tensor, Tensor]:
         """-> the sum, normalised and modulated; and the sum."""
         weight, bias, eps = (None, None, EPS) if norm is None else (norm.weight, norm.bias, norm.eps)
-        modulation = {"eps": eps, "scale": scale, "shift": shift}
-        if self.branch is None:
-            return layer_norm(self.x, weight, bias, **modulation), self.x
-        return layer_norm(self.branch, weight, bias, residual=self.x, gate=self.gate, **modulation)
+        x, residual = (self.x, None) if self.branch is None else (self.branch, self.x)
+        normed = layer_norm(x, weight, bias, residual=residual, gate=self.gate, eps=eps, scale=scale, shift=shift)
+        return normed if isinstance(normed, tuple) else (normed, self.x)
 
 
 class BasicTransformerBlock(nn.Module):

@@ -45,6 +45,11 @@ def normalise(x: FeatureOrPair, norm: Norm) -> Feature:
     return Feature(group_norm(tensors(x), moments=moments, **norm._asdict()))
 
 
+def as_feature(y: Tensor | tuple[Tensor, Moments | None]) -> Feature:
+    """Return what `kernels.conv2d` returns, with moments or without, as a feature."""
+    return Feature(*y) if isinstance(y, tuple) else Feature(y)
+
+
 class Conv2d(nn.Conv2d):
     """torch's Conv2d over (N, H, W, C), with the epilogue of `kernels.conv2d`."""
 
@@ -72,8 +77,7 @@ class Conv2d(nn.Conv2d):
             options["shortcut"] = Shortcut(tensors(source), layer.weight, layer.bias)
         moments = moments and norm is None
         options |= {"padding": padding, "residual": residual.x if residual is not None else None, "norm": norm}
-        y = conv2d(tensors(x), self.weight, self.bias, moments=moments, **options)
-        return Feature(*y) if moments else Feature(y)
+        return as_feature(conv2d(tensors(x), self.weight, self.bias, moments=moments, **options))
 
 
 class GroupNorm(nn.GroupNorm):

@@ -1,4 +1,4 @@
-"""What configs say beyond their options: sizes, labels, counts. tests/models holds each option against diffusers."""
+"""Answers of configs beyond their options: sizes, labels, counts. tests/models holds each option against diffusers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What kernel tests share: where they run, poisoned outputs, and how far from the truth an output may be.
+"""Fixtures of kernel tests: where they run, poisoned outputs, and how far from the truth an output may be.
 
 The same tests run three times: here on the torch references; with TRITON_INTERPRET=1 on the kernels in Triton's
 interpreter (a process of its own, as Triton reads that variable once); and with `-m gpu` on a GPU.

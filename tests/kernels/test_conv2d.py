@@ -66,7 +66,7 @@ class Case:
 
 
 def truth(args, options) -> torch.Tensor:
-    """What conv2d says it computes, in torch's plainest form, in the next wider dtype."""
+    """The formula of conv2d's docstring, in torch's plainest form, in the next wider dtype."""
     x, weight, bias = args
     wide = torch.float64 if weight.dtype == torch.float32 else torch.float32
     x = torch.cat(x, dim=-1) if isinstance(x, tuple) else x

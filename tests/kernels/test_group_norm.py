@@ -51,7 +51,7 @@ def in_double(x):
 
 
 def moments_of(x, pixels):
-    """What a convolution with tiles of `pixels` would say of x, from float64."""
+    """The moments that a convolution with tiles of `pixels` would give x, from float64."""
     tiles = x.double().flatten(1, 2).split(pixels, dim=1)
     mean = torch.stack([tile.mean(dim=1) for tile in tiles], dim=1)
     m2 = torch.stack([(tile - tile.mean(dim=1, keepdim=True)).square().sum(dim=1) for tile in tiles], dim=1)

@@ -47,7 +47,7 @@ class Case:
 
 
 def truth(args, options) -> torch.Tensor:
-    """What linear says it computes, in torch's plainest form, in the next wider dtype."""
+    """The formula of linear's docstring, in torch's plainest form, in the next wider dtype."""
     wide = torch.float64 if args[0].dtype == torch.float32 else torch.float32
     x, weight = (tensor.to(wide) for tensor in args)
     if options.get("rms_norm") is not None:
@@ -151,7 +151,7 @@ ALONE_ON_GPU = {
     + [pytest.param(case, (1, 3, 8, 64), id=name, marks=gpu) for name, case in ALONE_ON_GPU.items()],
 )
 def test_bits_do_not_depend_on_the_batch(case, batches, dot_dtype, device, runs_triton, loads, monkeypatch):
-    """Of the operation, which may leave a shape to torch's library."""
+    """The operation itself, which may leave a shape to torch's library."""
     if not runs_triton:
         pytest.skip("torch's products promise no such thing")
     # The interpreter multiplies by numpy, whose bits depend on the tile: there all batches take the smallest.

@@ -206,7 +206,7 @@ def launches(monkeypatch):
 
 
 def variant(kernel, args, kwargs) -> tuple[dict, dict, dict, dict]:
-    """What decides the code that Triton makes of `kernel`: types, constants and alignments of these arguments."""
+    """Types, constants and alignments of these arguments, which decide the code that Triton makes of `kernel`."""
     values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
     signature, constants, attributes = {}, {}, {}
 

@@ -1,4 +1,4 @@
-"""What a report says of a model, held against the model itself, torch's own count of FLOPs and a profile."""
+"""A report of a model, held against the model itself, torch's own count of FLOPs and a profile."""
 
 import json
 from collections import Counter
@@ -59,7 +59,7 @@ def count(found, operation: str) -> int:
 
 
 def why(call) -> str:
-    """What the one operation in `call` says of itself."""
+    """The words of the one operation in `call` about itself."""
     with record(torch.device("cpu")) as recorded:
         call()
     (only,) = [call for call in recorded.calls if not call.operation.startswith("torch.")]
