@@ -217,7 +217,8 @@ def test_the_launches_of_a_block(randomise):
             model.conditioning(*on_gpu(inputs(model, 2))[1:]),
         )
         model.predict(x, conditioning)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities, acc_events=True) as profile:
             model.predict(x, conditioning)
             torch.cuda.synchronize()
         on_device = [each for each in profile.events() if each.device_type == torch.autograd.DeviceType.CUDA]
