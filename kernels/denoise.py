@@ -62,7 +62,7 @@ class DenoiseStepCall(Call[tuple[Tensor, Tensor]]):
     model_output: Tensor
     x_t: Tensor
     row: Tensor
-    options: StepOptions = StepOptions()
+    options: StepOptions
     _: KW_ONLY
     noise: Tensor | None = None
     unguided: Tensor | None = None

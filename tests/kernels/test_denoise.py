@@ -120,8 +120,8 @@ def test_inputs_are_left_as_they_are():
 
 def test_guidance_scale_one_is_the_guided_output():
     output, unguided, x_t, _ = inputs((1, 4, 4, 3), OPTIONS["free"])
-    guided = denoise_step(output, x_t, ROW, unguided=unguided, guidance_scale=1.0)
-    torch.testing.assert_close(guided, denoise_step(output, x_t, ROW))
+    guided = denoise_step(output, x_t, ROW, OPTIONS["free"], unguided=unguided, guidance_scale=1.0)
+    torch.testing.assert_close(guided, denoise_step(output, x_t, ROW, OPTIONS["free"]))
 
 
 def test_float64_picture_is_stepped_in_float64():
@@ -268,7 +268,7 @@ REFUSED = {
 @pytest.mark.parametrize(("args", "kwargs", "message"), REFUSED.values(), ids=REFUSED)
 def test_a_wrong_argument_is_named(args, kwargs, message):
     with pytest.raises(ValueError, match=message):
-        denoise_step(*args, **kwargs)
+        denoise_step(*args[:3], *(args[3:] or [OPTIONS["free"]]), **kwargs)
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ DECLINED = {
         lambda: attention(*[torch.zeros(1, 2, 320)] * 3, heads=1),
         "torch.float32: heads are 320 wide, the kernel's up to 256",
     ),
-    "denoise-float64": (lambda: denoise_step(X, X.double(), ROW), "torch.float64 has no kernel"),
+    "denoise-float64": (lambda: denoise_step(X, X.double(), ROW, StepOptions()), "torch.float64 has no kernel"),
     "linear-float64": (lambda: linear(Q.double(), Q[0].double()), "(1, 4, 8) of torch.float64 has no kernel"),
     "layer_norm-float64": (lambda: layer_norm(Q.double(), eps=1e-5), "(1, 4, 8) of torch.float64 has no kernel"),
     "swiglu-float64": (lambda: swiglu(Q.double(), Q[0].double()), "(1, 4, 8) of torch.float64 has no kernel"),
