@@ -40,8 +40,9 @@ def measure_alone(who: str, name: str) -> dict[str, float]:
     sample, *condition = inputs(config, batch)
     given = sample.to(DTYPE), *condition
     library = importlib.import_module("fastdiff" if who == "fastdiff" else "diffusers")
+    kind = getattr(library, class_name(config))
     start = time.perf_counter()
-    model = of_zeros(getattr(library, class_name(config)), config)
+    model = of_zeros(kind, config)
     run = compile_diffusers(model) if who == "compile" else model
     first = {"first_result_s": seconds_to(lambda: run(*given), start)}
     memory = {

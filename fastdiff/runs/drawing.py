@@ -157,13 +157,15 @@ def _shared_record(pipe: "Pipeline", request: Request) -> dict[str, Any]:
 
     import torch
 
+    from fastdiff.execution.devices import device_name, dtype_name
+
     versions = {"fastdiff": fastdiff.__version__, "torch": str(torch.__version__)}
     with contextlib.suppress(metadata.PackageNotFoundError):
         versions["triton"] = metadata.version("triton")
     return request.as_record() | {
         "scheduler": pipe.scheduler_name,
-        "dtype": str(pipe.dtype).removeprefix("torch."),
-        "device": torch.cuda.get_device_name(pipe.device) if pipe.device.type == "cuda" else pipe.device.type,
+        "dtype": dtype_name(pipe.dtype),
+        "device": device_name(pipe.device),
         "versions": versions,
     }
 
