@@ -83,7 +83,7 @@ class Operation(Generic[P, R]):
     """An operation, called with the fields of its `Call`; each way to run it is there by its name, for tests."""
 
     def __init__(self, name: str, parse: Callable[P, Call[R]]):
-        self.__name__, self.__doc__ = name, parse.__doc__
+        self.__name__, self.__doc__, self.__module__ = name, parse.__doc__, parse.__module__
         self.parse = self.__wrapped__ = parse
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
