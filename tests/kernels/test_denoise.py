@@ -175,7 +175,7 @@ def test_kernel_draws_the_references_noise(step_kernel):
     row = torch.tensor([[0.0, 0, 1, 0, 0, 0, 1, 0, 0]], device=DEVICE).expand(10, -1)  # x_{t-1} is the noise
     seeds = torch.tensor([0, 7, 2**32 - 1, 2**62 + 12345, -1], device=DEVICE)
     x = torch.zeros(5, 31, 3, device=DEVICE)
-    noise, _ = step_kernel(x, x, row, noise=seeds, step=STEP + 9)
+    noise, _ = step_kernel(x, x, row, OPTIONS["free"], noise=seeds, step=STEP + 9)
     torch.testing.assert_close(noise, philox_normal(seeds, 9, (31, 3)), rtol=1e-6, atol=1e-7)
 
 
