@@ -15,6 +15,7 @@ from fastdiff.errors import InputError
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
 WEIGHTS = "diffusion_pytorch_model"  # the stem of diffusers' weight files
+WANTED_VARIANT = "give a variant of the weights such as fp16, in letters, digits, _, - and dots"
 
 _CONFIGS = ("model_index.json", "config.json")  # a pipeline's folder has the first, a plain model's the second
 # By name, not *.json: offline, the client refuses a snapshot that lacks any file asked for.
@@ -26,6 +27,8 @@ _JSON_FILES = [
     "fastdiff.json",
 ]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+# It stands in the names of files and in patterns of them: no separator, which would lead out of the folder, no *.
+_VARIANT = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
 
 
 def resolve(
@@ -40,8 +43,10 @@ def resolve(
 
     A hub model is downloaded into huggingface_hub's cache (which HF_HUB_OFFLINE and `local_files_only` restrict to
     what is there), its weights in safetensors where it has them. `revision`, `token` and `variant` are diffusers'.
-    Raises InputError for a name that is none of the three and for whatever the hub refuses.
+    Raises InputError for a name that is none of the three, for a variant that is no plain name, and for whatever the
+    hub refuses.
     """
+    check_variant(variant)
     name = str(name_or_path)
     if is_hub_id(name):
         return _download(name, revision, token, variant, local_files_only)
@@ -88,6 +93,17 @@ def cached_models() -> dict[str, Path]:
         if repo.repo_type == "model" and newest and _is_supported(newest.snapshot_path):
             found[repo.repo_id] = newest.snapshot_path
     return found
+
+
+def is_variant(variant: object) -> bool:
+    """Whether it can be the variant of a file's name: letters, digits, _, - and dots."""
+    return isinstance(variant, str) and bool(_VARIANT.fullmatch(variant))
+
+
+def check_variant(variant: object) -> None:
+    """InputError for a variant that could name a file outside of its folder, or several."""
+    if variant is not None and not is_variant(variant):
+        raise InputError(f"variant {variant!r:.80}: {WANTED_VARIANT}")
 
 
 def weights_name(extension: str, variant: str | None = None) -> str:
