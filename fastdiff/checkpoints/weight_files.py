@@ -4,6 +4,7 @@ Imports no torch. The header of a safetensors file has the names and shapes of i
 something, without running it.
 """
 
+import math
 import os
 import re
 import stat
@@ -18,6 +19,8 @@ from fastdiff.checkpoints.json_files import MAX_BYTES, parse_json, read_json
 from fastdiff.errors import InputError
 
 Shapes = dict[str, tuple[int, ...]]  # by diffusers' keys
+
+_REMEDY = "use the weights that were saved with this config, or download them again"
 
 
 class WeightFile(NamedTuple):
@@ -53,16 +56,17 @@ def check_fit(config: DenoiserConfig, folder: str | Path, variant: str | None, s
     It costs a look at the files, so that nothing is built that they could not fill. `source` names the config.
     """
     files = find(folder, variant)
-    remedy = "use the weights that were saved with this config"
-    shapes = read_shapes(files) if all(file.path.suffix == ".safetensors" for file in files) else {}
+    is_pickled = any(file.path.suffix != ".safetensors" for file in files)
+    shapes = {} if is_pickled else read_shapes(files)
     for option, place in config.places.items():
         there = size_at(place, shapes)
         if there is not None and there != place.size:
-            raise InputError(f"{source}: {option} is {place.size}, but {there} in the weights ({place.key}); {remedy}")
-    held = sum(os.path.getsize(file.path) for file in files)  # a parameter is a byte at least
+            raise InputError(f"{source}: {option} is {place.size}, but {there} in the weights ({place.key}); {_REMEDY}")
+    # Of a .bin only the size is known, and a parameter is a byte at least.
+    most = sum(os.path.getsize(file.path) for file in files) if is_pickled else sum(map(math.prod, shapes.values()))
     for option, count in config.least_parameters.items():
-        if count > held:
-            raise InputError(f"{source}: {option} makes {count} parameters, but the weights are {held} bytes; {remedy}")
+        if count > most:
+            raise InputError(f"{source}: {option} makes {count} parameters, but the weights hold {most}; {_REMEDY}")
 
 
 def read_shapes(files: list[WeightFile]) -> Shapes:
