@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import struct
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,8 +36,8 @@ def find(folder: str | Path, variant: str | None = None) -> list[WeightFile]:
     """The files with a component's weights, one or the shards of one index.
 
     safetensors win over .bin. As in diffusers an index of shards wins over a single file, and a `variant` ("fp16")
-    stands in the file's name. Raises InputError for weights that are missing, for an index that cannot be used, and for
-    what is no file.
+    stands in the file's name. Raises InputError for weights that are missing, for an index that cannot be used, for
+    what is no file, and for a .bin that is compressed.
     """
     check_variant(variant)
     folder = Path(folder)
@@ -46,6 +47,7 @@ def find(folder: str | Path, variant: str | None = None) -> list[WeightFile]:
                 return _shards(folder / index)
         single = folder / weights_name(extension, variant)
         if _is_there(single):
+            _check_archive(single)
             return [WeightFile(single)]
     raise InputError(_no_weights(folder, variant))
 
@@ -122,6 +124,19 @@ def _is_there(path: Path) -> bool:
     return True
 
 
+def _check_archive(path: Path) -> None:
+    """InputError for a .bin that unpacks to more than it is. torch.save's are zip archives that nothing compresses."""
+    if path.suffix == ".safetensors" or not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, OSError):
+        return  # torch has to say what is wrong with it
+    if unpacked > os.path.getsize(path):
+        raise InputError(f"{path} unpacks to {unpacked} bytes, more than it is; save the model as safetensors")
+
+
 def _shards(index: Path) -> list[WeightFile]:
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
@@ -135,6 +150,7 @@ def _shards(index: Path) -> list[WeightFile]:
             raise InputError(f"{index} names the shard {shard!r}; a shard is a plain file name beside its index")
         if not _is_there(index.parent / shard):
             raise InputError(f"{index} names {shard}, which is not there; download or save the model again")
+        _check_archive(index.parent / shard)
     return [WeightFile(index.parent / shard, index, frozenset(shards[shard])) for shard in sorted(shards)]
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+import zipfile
 
 import pytest
 import torch
@@ -143,6 +144,19 @@ def test_shards_that_are_no_files_or_have_no_possible_name_are_refused(tmp_path)
         (tmp_path / f"{NAME}.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
         with pytest.raises(InputError, match=named):
             load_state_dict(tmp_path)
+
+
+def test_a_bin_that_unpacks_to_more_than_it_is_is_refused_before_it_does(tmp_path):
+    name = NAME.replace("safetensors", "bin")
+    torch.save({"a": torch.zeros(10**6)}, tmp_path / "plain")
+    with (
+        zipfile.ZipFile(tmp_path / "plain") as plain,
+        zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for entry in plain.infolist():
+            packed.writestr(entry.filename, plain.read(entry))
+    with pytest.raises(InputError, match=rf"{name} unpacks to 400\d{{4}} bytes, more than it is"):
+        load_state_dict(tmp_path)
 
 
 @pytest.mark.parametrize("variant", ["x/../../../w", "**"])
