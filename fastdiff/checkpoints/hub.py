@@ -15,6 +15,7 @@ from fastdiff.errors import InputError
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
 WEIGHTS = "diffusion_pytorch_model"  # the stem of diffusers' weight files
+WANTED_REVISION = "give a branch, tag or commit of the hub"
 WANTED_VARIANT = "give a variant of the weights such as fp16, in letters, digits, _, - and dots"
 
 _CONFIGS = ("model_index.json", "config.json")  # a pipeline's folder has the first, a plain model's the second
@@ -29,6 +30,8 @@ _JSON_FILES = [
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 # It stands in the names of files and in patterns of them: no separator, which would lead out of the folder, no *.
 _VARIANT = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
+# The client's cache has a file of its name. git allows no others: see `git check-ref-format`.
+_REVISION = re.compile(r"(?!.*(\.\.|//))[^\s/~^:?*\[\\\0][^\s~^:?*\[\\\0]{0,254}")
 
 
 def resolve(
@@ -43,10 +46,12 @@ def resolve(
 
     A hub model is downloaded into huggingface_hub's cache (which HF_HUB_OFFLINE and `local_files_only` restrict to
     what is there), its weights in safetensors where it has them. `revision`, `token` and `variant` are diffusers'.
-    Raises InputError for a name that is none of the three, for a variant that is no plain name, and for whatever the
-    hub refuses.
+    Raises InputError for a name that is none of the three, for a variant or revision that none can have, and
+    for whatever the hub refuses.
     """
     check_variant(variant)
+    if revision is not None and not is_revision(revision):
+        raise InputError(f"revision {revision!r:.80}: {WANTED_REVISION}")
     name = str(name_or_path)
     if is_hub_id(name):
         return _download(name, revision, token, variant, local_files_only)
@@ -93,6 +98,11 @@ def cached_models() -> dict[str, Path]:
         if repo.repo_type == "model" and newest and _is_supported(newest.snapshot_path):
             found[repo.repo_id] = newest.snapshot_path
     return found
+
+
+def is_revision(revision: object) -> bool:
+    """Whether it can be the name of a branch or tag, or a commit."""
+    return isinstance(revision, str) and bool(_REVISION.fullmatch(revision))
 
 
 def is_variant(variant: object) -> bool:

@@ -44,7 +44,7 @@ class Request:
     """
 
     model: str = _setting("model", _is_text, "give a bundled name, a folder or a hub id", defaults.MODEL)
-    revision: str | None = _setting("revision", _is_text, "give a branch, tag or commit of the hub")
+    revision: str | None = _setting("revision", hub.is_revision, hub.WANTED_REVISION)
     variant: str | None = _setting("variant", hub.is_variant, hub.WANTED_VARIANT)
     scheduler: str | None = _setting("scheduler", tuple(SCHEDULERS).__contains__, f"give {' or '.join(SCHEDULERS)}")
     num_inference_steps: int | None = _setting("steps", lambda n: is_int(n, 1), "give a whole number of at least 1")
