@@ -75,7 +75,8 @@ class ModelInfo:
         """
         if isinstance(label, str) and (label in self.labels or not _INDEX.fullmatch(label)):
             name = self._full_name(label)
-            return tuple(self.labels.index(each) for each in self.label_groups.get(name, (name,)))
+            indices = {each: index for index, each in enumerate(self.labels)}
+            return tuple(indices[each] for each in self.label_groups.get(name, (name,)))
         size = self._num_labels() if num_classes is None else num_classes
         index = int(label)
         if not 0 <= index < size:
