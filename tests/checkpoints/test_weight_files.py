@@ -129,6 +129,7 @@ def test_a_model_has_at_least_as_many_parameters_as_counted(kind, options):
         assert weight_files.size_at(place, shapes) == place.size, option
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes and devices among the files")
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
 @pytest.mark.parametrize("name", [NAME, f"{NAME}.index.json", NAME.replace("safetensors", "bin")])
 def test_what_is_no_file_is_refused_without_opening_it(tmp_path, name, kind):
@@ -138,6 +139,7 @@ def test_what_is_no_file_is_refused_without_opening_it(tmp_path, name, kind):
         load_state_dict(tmp_path)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes and devices among the files")
 def test_shards_that_are_no_files_or_have_no_possible_name_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for shard, named in (("pipe", "pipe is not a regular file"), ("x" * 300, "which is not there"), ("C:w", "plain")):
