@@ -100,22 +100,6 @@ def cached_models() -> dict[str, Path]:
     return found
 
 
-def is_revision(revision: object) -> bool:
-    """Whether it can be the name of a branch or tag, or a commit."""
-    return isinstance(revision, str) and bool(_REVISION.fullmatch(revision))
-
-
-def is_variant(variant: object) -> bool:
-    """Whether it can be the variant of a file's name: letters, digits, _, - and dots."""
-    return isinstance(variant, str) and bool(_VARIANT.fullmatch(variant))
-
-
-def check_variant(variant: object) -> None:
-    """InputError for a variant that could name a file outside of its folder, or several."""
-    if variant is not None and not is_variant(variant):
-        raise InputError(f"variant {variant!r:.80}: {WANTED_VARIANT}")
-
-
 def weights_name(extension: str, variant: str | None = None) -> str:
     """diffusers' name of a file that holds all weights: `extension` is safetensors or bin."""
     return ".".join(filter(None, (WEIGHTS, variant, extension)))
@@ -173,6 +157,22 @@ def _is_supported(folder: Path) -> bool:
 def is_hub_id(name: str) -> bool:
     """Whether `name` has the form org/name and is not also a path that exists."""
     return bool(_HUB_ID.fullmatch(name)) and not os.path.exists(name)
+
+
+def is_revision(revision: object) -> bool:
+    """Whether it can be the name of a branch or tag, or a commit."""
+    return isinstance(revision, str) and bool(_REVISION.fullmatch(revision))
+
+
+def is_variant(variant: object) -> bool:
+    """Whether it can be the variant of a file's name: letters, digits, _, - and dots."""
+    return isinstance(variant, str) and bool(_VARIANT.fullmatch(variant))
+
+
+def check_variant(variant: object) -> None:
+    """InputError for a variant that could name a file outside of its folder, or several."""
+    if variant is not None and not is_variant(variant):
+        raise InputError(f"variant {variant!r:.80}: {WANTED_VARIANT}")
 
 
 def _download(
