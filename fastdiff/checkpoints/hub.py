@@ -10,13 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fastdiff.checkpoints.json_files import read_json
+from fastdiff.checkpoints.names import check_revision, check_variant
 from fastdiff.checkpoints.registry import DENOISERS, PIPELINES, denoiser_part, read_model_index
 from fastdiff.errors import InputError
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
 WEIGHTS = "diffusion_pytorch_model"  # the stem of diffusers' weight files
-WANTED_REVISION = "give a branch, tag or commit of the hub"
-WANTED_VARIANT = "give a variant of the weights such as fp16, in letters, digits, _, - and dots"
 
 _CONFIGS = ("model_index.json", "config.json")  # a pipeline's folder has the first, a plain model's the second
 # By name, not *.json: offline, the client refuses a snapshot that lacks any file asked for.
@@ -28,10 +27,6 @@ _JSON_FILES = [
     "fastdiff.json",
 ]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-# It stands in the names of files and in patterns of them: no separator, which would lead out of the folder, no *.
-_VARIANT = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
-# The client's cache has a file of its name. git allows no others: see `git check-ref-format`.
-_REVISION = re.compile(r"(?!.*(\.\.|//))[^\s/~^:?*\[\\\0][^\s~^:?*\[\\\0]{0,254}")
 
 
 def resolve(
@@ -50,8 +45,7 @@ def resolve(
     for whatever the hub refuses.
     """
     check_variant(variant)
-    if revision is not None and not is_revision(revision):
-        raise InputError(f"revision {revision!r:.80}: {WANTED_REVISION}")
+    check_revision(revision)
     name = str(name_or_path)
     if is_hub_id(name):
         return _download(name, revision, token, variant, local_files_only)
@@ -157,22 +151,6 @@ def _is_supported(folder: Path) -> bool:
 def is_hub_id(name: str) -> bool:
     """Whether `name` has the form org/name and is not also a path that exists."""
     return bool(_HUB_ID.fullmatch(name)) and not os.path.exists(name)
-
-
-def is_revision(revision: object) -> bool:
-    """Whether it can be the name of a branch or tag, or a commit."""
-    return isinstance(revision, str) and bool(_REVISION.fullmatch(revision))
-
-
-def is_variant(variant: object) -> bool:
-    """Whether it can be the variant of a file's name: letters, digits, _, - and dots."""
-    return isinstance(variant, str) and bool(_VARIANT.fullmatch(variant))
-
-
-def check_variant(variant: object) -> None:
-    """InputError for a variant that could name a file outside of its folder, or several."""
-    if variant is not None and not is_variant(variant):
-        raise InputError(f"variant {variant!r:.80}: {WANTED_VARIANT}")
 
 
 def _download(

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.places import Place
-from fastdiff.checkpoints.hub import WEIGHTS, check_variant, index_names, weights_name
+from fastdiff.checkpoints.hub import WEIGHTS, index_names, weights_name
 from fastdiff.checkpoints.json_files import MAX_BYTES, parse_json, read_json
+from fastdiff.checkpoints.names import check_variant, is_file_name
 from fastdiff.errors import InputError
 
 Shapes = dict[str, tuple[int, ...]]  # by diffusers' keys
@@ -145,8 +146,7 @@ def _shards(index: Path) -> list[WeightFile]:
     for key, shard in places.items():
         shards.setdefault(shard, set()).add(key)
     for shard in sorted(shards):
-        # A plain name only: an index must not reach outside its folder. Links may: the hub's cache is made of them.
-        if re.search(r"[/\\:]", shard) or shard in ("", ".", ".."):
+        if not is_file_name(shard):
             raise InputError(f"{index} names the shard {shard!r}; a shard is a plain file name beside its index")
         if not _is_there(index.parent / shard):
             raise InputError(f"{index} names {shard}, which is not there; download or save the model again")

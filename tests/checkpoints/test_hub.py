@@ -151,31 +151,6 @@ def test_no_model_of_that_name(name, named, tmp_path, monkeypatch):
     assert_one_line(error, *named)
 
 
-@pytest.mark.parametrize("variant", ["x/../../../w", "..\\w", "**", "fp?", "[a]", "", ".", "..", "a\nb", "x" * 65, 7])
-@pytest.mark.parametrize("name", ["emoji64", "org/name"])
-def test_a_variant_is_part_of_a_file_name(name, variant):
-    with pytest.raises(InputError) as error:
-        hub.resolve(name, variant=variant)
-    assert_one_line(error, "variant", "such as fp16")
-
-
-@pytest.mark.parametrize("revision", ["../w", "/w", "a/../b", "a\\b", "C:w", "", "a\nb", "a\0b", "x" * 300, 7])
-def test_a_revision_leads_to_no_file_outside_of_the_cache(revision):
-    with pytest.raises(InputError) as error:
-        hub.resolve("org/name", revision=revision)
-    assert_one_line(error, "revision", "branch, tag or commit")
-
-
-@pytest.mark.parametrize("revision", ["main", "v1.0", "refs/pr/1", "0123abcd" * 5, "feature/größe-2", "a.b+c@d"])
-def test_revisions_that_models_have(revision):
-    assert hub.is_revision(revision)
-
-
-@pytest.mark.parametrize("variant", ["fp16", "non_ema", "fp8_e4m3fn", "v1.5", "a-b"])
-def test_variants_that_models_have(variant):
-    assert hub.resolve("emoji64", variant=variant) == hub.bundled_models()["emoji64"]
-
-
 def test_a_revision_of_a_folder_is_refused():
     with pytest.raises(InputError) as error:
         hub.resolve("emoji64", revision="v2")
