@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fastdiff.checkpoints.json_files import read_json
+from fastdiff.checkpoints.names import check_revision, check_variant
 from fastdiff.checkpoints.registry import DENOISERS, PIPELINES, denoiser_part, read_model_index
 from fastdiff.errors import InputError
 
@@ -40,8 +41,11 @@ def resolve(
 
     A hub model is downloaded into huggingface_hub's cache (which HF_HUB_OFFLINE and `local_files_only` restrict to
     what is there), its weights in safetensors where it has them. `revision`, `token` and `variant` are diffusers'.
-    Raises InputError for a name that is none of the three and for whatever the hub refuses.
+    Raises InputError for a name that is none of the three, for a variant or revision that none can have, and
+    for whatever the hub refuses.
     """
+    check_variant(variant)
+    check_revision(revision)
     name = str(name_or_path)
     if is_hub_id(name):
         return _download(name, revision, token, variant, local_files_only)

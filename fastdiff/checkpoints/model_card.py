@@ -8,6 +8,7 @@ from fastdiff.checkpoints import hub, registry
 from fastdiff.checkpoints.configs.autoencoder import autoencoder_scale
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.json_files import from_mapping, read_json
+from fastdiff.checkpoints.limits import MAX_TRAIN_STEPS
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.errors import InputError
 from fastdiff.numbers import is_int
@@ -79,8 +80,10 @@ class ModelCard:
 
     def choices_name(self, choices: tuple[int, ...]) -> str | int:
         """The name of the label or group that stands for these indices."""
-        groups = (name for name in self.info.label_groups if self.info.label_choices(name) == choices)
-        return self.info.label_name(choices[0]) if len(choices) == 1 else next(groups)
+        if len(choices) == 1:
+            return self.info.label_name(choices[0])
+        names = [self.info.labels[index] for index in choices]
+        return next(group for group, members in self.info.label_groups.items() if list(members) == names)
 
 
 def _num_train_timesteps(folder: Path) -> int:
@@ -88,4 +91,6 @@ def _num_train_timesteps(folder: Path) -> int:
     count = read_json(path).get("num_train_timesteps", 1000)
     if not is_int(count, 1):
         raise InputError(f"{path}: num_train_timesteps {count!r} is not a number of steps")
+    if count > MAX_TRAIN_STEPS:
+        raise InputError(f"{path}: num_train_timesteps {count} is over {MAX_TRAIN_STEPS}, the most that fastdiff takes")
     return count

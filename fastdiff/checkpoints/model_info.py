@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdiff.checkpoints.json_files import from_mapping, read_json
+from fastdiff.checkpoints.limits import MAX_LABELS
 from fastdiff.checkpoints.registry import PIPELINES, SCHEDULERS
 from fastdiff.errors import InputError
 from fastdiff.numbers import is_int, is_number
@@ -74,7 +75,8 @@ class ModelInfo:
         """
         if isinstance(label, str) and (label in self.labels or not _INDEX.fullmatch(label)):
             name = self._full_name(label)
-            return tuple(self.labels.index(each) for each in self.label_groups.get(name, (name,)))
+            indices = {each: index for index, each in enumerate(self.labels)}
+            return tuple(indices[each] for each in self.label_groups.get(name, (name,)))
         size = self._num_labels() if num_classes is None else num_classes
         index = int(label)
         if not 0 <= index < size:
@@ -124,6 +126,8 @@ class ModelInfo:
         ):
             yield "labels is not a list of names, or null where a label has none"
             return
+        if len(self.labels) > MAX_LABELS:
+            yield f"labels are {len(self.labels)} names; fastdiff takes up to {MAX_LABELS}"
         twice = [name for name, count in Counter(filter(None, self.labels)).items() if count > 1]
         if twice:
             yield f"labels holds {', '.join(twice)} more than once; each label needs a name of its own"
@@ -140,11 +144,12 @@ class ModelInfo:
         if not isinstance(groups, Mapping) or not all(isinstance(names, list) and names for names in groups.values()):
             yield "label_groups is not an object of lists of labels"
             return
+        labels = {name for name in self.labels if name is not None}
         for group, names in groups.items():
-            unknown = [str(name) for name in names if name is None or name not in self.labels]
+            unknown = [str(name) for name in names if not isinstance(name, str) or name not in labels]
             if unknown:
                 yield f"label_groups: {group!r} holds {', '.join(unknown)}, which labels does not"
-            if group in self.labels and names != [group]:
+            if group in labels and names != [group]:
                 yield f"label_groups: {group!r} is a label already; give the group another name"
 
 

@@ -6,7 +6,6 @@ several: an attention holds one projection `to_qkv` (that of q, then k, then v) 
 share of the whole that each has.
 """
 
-import re
 from pathlib import Path
 
 import torch
@@ -14,8 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fastdiff.checkpoints.hub import WEIGHTS, index_names, weights_name
-from fastdiff.checkpoints.json_files import read_json
+from fastdiff.checkpoints import weight_files
 from fastdiff.errors import InputError, NonFiniteError
 
 QKV = ("to_q", "to_k", "to_v")
@@ -28,15 +26,15 @@ def load_state_dict(folder: str | Path, variant: str | None = None) -> dict[str,
     As in diffusers an index of shards wins over a single file, and a `variant` ("fp16") stands in the file's name.
     Raises InputError for weights that are missing, damaged, or cannot be read without running code.
     """
-    folder = Path(folder)
-    for extension in ("safetensors", "bin"):
-        for index in index_names(extension, variant):
-            if (folder / index).is_file():
-                return _read_shards(folder / index)
-        single = folder / weights_name(extension, variant)
-        if single.is_file():
-            return _read_tensors(single)
-    raise InputError(_no_weights(folder, variant))
+    state: dict[str, Tensor] = {}
+    for path, index, keys in weight_files.find(folder, variant):
+        tensors = _read_tensors(path)
+        if keys is not None and tensors.keys() != keys:
+            raise InputError(
+                f"{index} lists other keys for {path.name} than that file holds; download or save the model again"
+            )
+        state |= tensors
+    return state
 
 
 def load_weights(
@@ -150,39 +148,6 @@ def _is_finite(tensor: Tensor) -> bool:
 def _some(keys: list[str]) -> str:
     first = ", ".join(keys[:3])
     return first if len(keys) <= 3 else f"{first} and {len(keys) - 3} more"
-
-
-def _no_weights(folder: Path, variant: str | None) -> str:
-    pattern = re.compile(rf"{WEIGHTS}(?:-\d+-of-\d+)?\.([\w-]+?)(?:-\d+-of-\d+)?\.(?:safetensors|bin)")
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    variants = sorted({match[1] for match in map(pattern.fullmatch, names) if match})
-    wanted = weights_name("safetensors", variant)
-    if variants:
-        return f"{folder} has no {wanted}; ask for one of its variants: {', '.join(variants)}"
-    remedy = (
-        "save the model there with save_pretrained" if variant is None else "it has no variants: leave the variant out"
-    )
-    return f"{folder} has no {wanted}; {remedy}"
-
-
-def _read_shards(index: Path) -> dict[str, Tensor]:
-    places = read_json(index).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
-        raise InputError(f"{index} has no weight_map from keys to files; save the model again")
-    state: dict[str, Tensor] = {}
-    for shard in sorted(set(places.values())):
-        # A plain name only: an index must not reach outside its folder. Links may: the hub's cache is made of them.
-        if re.search(r"[/\\]", shard) or shard in ("", ".", ".."):
-            raise InputError(f"{index} names the shard {shard!r}; a shard is a plain file name beside its index")
-        if not (index.parent / shard).is_file():
-            raise InputError(f"{index} names {shard}, which is not there; download or save the model again")
-        tensors = _read_tensors(index.parent / shard)
-        if tensors.keys() != {key for key, place in places.items() if place == shard}:
-            raise InputError(
-                f"{index} lists other keys for {shard} than that file holds; download or save the model again"
-            )
-        state |= tensors
-    return state
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ from numbers import Integral, Real
 from typing import Any, ClassVar, TypeVar
 
 from fastdiff.checkpoints.json_files import from_mapping
+from fastdiff.checkpoints.limits import MAX_TRAIN_STEPS
 from fastdiff.errors import InputError
 
 Config = TypeVar("Config", bound="DiffusionConfig")
@@ -55,6 +56,8 @@ class DiffusionConfig:
             _check_option(field.name, getattr(self, field.name), field.default)
         if self.num_train_timesteps < 1:
             raise InputError(f"num_train_timesteps is {self.num_train_timesteps}; it is 1 or more")
+        if self.num_train_timesteps > MAX_TRAIN_STEPS:
+            raise InputError(f"num_train_timesteps is over {MAX_TRAIN_STEPS}, the most that fastdiff takes")
         if self.trained_betas is not None:
             object.__setattr__(self, "trained_betas", _numbers("trained_betas", self.trained_betas))
             if len(self.trained_betas) < self.num_train_timesteps:

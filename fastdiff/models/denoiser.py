@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fastdiff.checkpoints import hub, weights
+from fastdiff.checkpoints import hub, weight_files, weights
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.json_files import from_mapping, read_json
 from fastdiff.checkpoints.registry import DenoiserPart
@@ -114,8 +114,10 @@ class Denoiser(nn.Module):
         config = read_json(path)
         if config.get("_class_name", cls.part.class_name) not in cls.part.classes:
             raise InputError(f"{path} describes a {config['_class_name']}; {cls.part.class_name} is supported")
+        options = from_mapping(cls.part.config, config, str(path))
+        weight_files.check_fit(options, folder, variant, path)
         with torch.device("meta"):
-            model = cls.from_config(config, source=str(path))
+            model = cls.from_config(options, source=str(path))
         state = weights.load_state_dict(folder, variant=variant)
         weights.load_weights(model, state, source=str(folder), dtype=dtype, device=device)
         return model

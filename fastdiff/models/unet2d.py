@@ -42,7 +42,7 @@ class UNet2DModel(Denoiser):
     def __init__(self, config: UNet2DConfig):
         super().__init__(config)
         first = config.block_out_channels[0]
-        temb_channels = config.time_embedding_dim or 4 * first
+        temb_channels = config.temb_channels
         options = BlockOptions(
             temb_channels=temb_channels,
             eps=config.norm_eps,

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fastdiff.checkpoints.json_files import parse_json
 from fastdiff.errors import InputError
 
 SCHEMA = 1
@@ -79,19 +80,13 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 def parse_record(text: str, path: str | Path) -> dict[str, Any]:
     """The JSON object of a `fastdiff` chunk, of the schema that we know. `path` is what an InputError names."""
     try:
-        record = json.loads(text, parse_int=_bounded_int, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
+        record = parse_json(text, _no_constant)
+    except ValueError:
         raise InputError(f"{path} holds damaged fastdiff settings; name a PNG that fastdiff wrote") from None
     schema = record.get("schema") if isinstance(record, dict) else None
     if type(schema) is not int or schema != SCHEMA:
         raise InputError(f"{path} holds fastdiff settings of an unknown schema; a newer fastdiff may read them")
     return record
-
-
-def _bounded_int(digits: str) -> int:
-    if len(digits) > 20:
-        raise ValueError("a number of more than 20 digits")
-    return int(digits)
 
 
 def _no_constant(name: str):

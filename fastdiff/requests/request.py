@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from fastdiff.checkpoints.names import WANTED_REVISION, WANTED_VARIANT, is_revision, is_variant
 from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.errors import InputError
 from fastdiff.numbers import MAX_SEED, is_int, is_number
@@ -43,8 +44,8 @@ class Request:
     """
 
     model: str = _setting("model", _is_text, "give a bundled name, a folder or a hub id", defaults.MODEL)
-    revision: str | None = _setting("revision", _is_text, "give a branch, tag or commit of the hub")
-    variant: str | None = _setting("variant", _is_text, "give a variant of the weights such as fp16")
+    revision: str | None = _setting("revision", is_revision, WANTED_REVISION)
+    variant: str | None = _setting("variant", is_variant, WANTED_VARIANT)
     scheduler: str | None = _setting("scheduler", tuple(SCHEDULERS).__contains__, f"give {' or '.join(SCHEDULERS)}")
     num_inference_steps: int | None = _setting("steps", lambda n: is_int(n, 1), "give a whole number of at least 1")
     eta: float | None = _setting("eta", lambda eta: is_number(eta, 0, 1), "give a number from 0 to 1")

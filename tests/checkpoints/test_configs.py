@@ -1,10 +1,13 @@
 """Answers of configs beyond their options: sizes, labels, counts. tests/models holds each option against diffusers."""
 
+import time
+
 import pytest
 
 from fastdiff.checkpoints.configs.autoencoder import autoencoder_scale
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
+from fastdiff.diffusion.configs import DDPMConfig
 from fastdiff.errors import InputError
 
 
@@ -53,3 +56,63 @@ def test_label_tables():
 def test_counts_are_whole_numbers_from_1_on(value):
     with pytest.raises(InputError, match=r"in_channels: .* is not a whole number of at least 1"):
         UNet2DConfig(in_channels=value)
+
+
+BILLION = 10**9
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "named"),
+    [
+        (UNet2DConfig, {"num_class_embeds": BILLION}, "num_class_embeds is over 100000"),
+        (UNet2DConfig, {"num_train_timesteps": BILLION}, "num_train_timesteps is over 100000"),
+        (UNet2DConfig, {"sample_size": BILLION}, "sample_size is over 16384"),
+        (UNet2DConfig, {"sample_size": (8, BILLION)}, "sample_size is over 16384"),
+        (UNet2DConfig, {"layers_per_block": BILLION}, "layers_per_block is over 64"),
+        (UNet2DConfig, {"block_out_channels": (8, 8, BILLION, 8)}, r"block_out_channels\[2\] is over 65536"),
+        (UNet2DConfig, {"time_embedding_dim": BILLION}, "time_embedding_dim is over 65536"),
+        (UNet2DConfig, {"in_channels": 10**400}, "in_channels is over 65536"),
+        (
+            UNet2DConfig,
+            {
+                "block_out_channels": (8,) * 10_000,
+                "down_block_types": ("DownBlock2D",) * 10_000,
+                "up_block_types": ("UpBlock2D",) * 10_000,
+            },
+            "block_out_channels: its length is over 12",
+        ),
+        (DiTTransformer2DConfig, {"num_layers": BILLION}, "num_layers is over 1024"),
+        (DiTTransformer2DConfig, {"num_embeds_ada_norm": BILLION}, "num_embeds_ada_norm is over 99999"),
+        (DiTTransformer2DConfig, {"sample_size": BILLION}, "sample_size is over 16384"),
+        (DiTTransformer2DConfig, {"patch_size": BILLION, "sample_size": BILLION}, "sample_size is over 16384"),
+        (DiTTransformer2DConfig, {"num_attention_heads": BILLION}, "num_attention_heads is over 65536"),
+        (DiTTransformer2DConfig, {"attention_head_dim": 50_000}, "attention_head_dim is over 65536"),
+        (DDPMConfig, {"num_train_timesteps": BILLION}, "num_train_timesteps is over 100000"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_what_costs_without_end_is_refused_at_once(config, options, named):
+    start = time.perf_counter()
+    with pytest.raises(InputError, match=named):
+        config(**options)
+    assert time.perf_counter() - start < 0.1
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ({"block_out_channels": [8] * 100_000}, "block_out_channels: its length is over 12"),
+        ({"block_out_channels": [8, BILLION]}, r"block_out_channels\[1\] is over 65536"),
+        ({"layers_per_block": BILLION}, "layers_per_block is over 64"),
+        ({"latent_channels": BILLION}, "latent_channels is over 65536"),
+    ],
+)
+def test_an_autoencoder_without_end_is_refused(option, named):
+    with pytest.raises(InputError, match=f"^here: {named}"):
+        autoencoder_scale({"block_out_channels": [8, 16]} | option, "here")
+
+
+def test_the_largest_of_real_models_pass():
+    UNet2DConfig(num_class_embeds=21_842, sample_size=(4320, 7680), num_train_timesteps=10_000, layers_per_block=6)
+    DiTTransformer2DConfig(num_layers=80, num_attention_heads=64, attention_head_dim=128, num_embeds_ada_norm=21_841)
+    DDPMConfig(num_train_timesteps=10_000)

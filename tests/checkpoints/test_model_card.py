@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,43 @@ def test_a_wrong_number_of_training_steps_is_one_line(folder, count):
     edit(root / "scheduler" / "scheduler_config.json", num_train_timesteps=count)
     with pytest.raises(InputError, match=r"scheduler_config\.json: num_train_timesteps .* is not a number of steps"):
         ModelCard.read("x", root)
+
+
+def test_more_training_steps_than_any_model_has_are_refused(folder):
+    root = folder()
+    edit(root / "scheduler" / "scheduler_config.json", num_train_timesteps=10**9)
+    with pytest.raises(InputError, match=r"scheduler_config\.json: num_train_timesteps 1000000000 is over 100000"):
+        ModelCard.read("x", root)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "options"),
+    [
+        ("emoji64", "unet", {"num_class_embeds": 10**9}),
+        ("emoji64-dit", "transformer", {"num_embeds_ada_norm": 10**9}),
+        ("emoji64-dit", "transformer", {"num_layers": 10**9}),
+        ("emoji64", "unet", {"sample_size": 10**9}),
+    ],
+)
+def test_a_config_without_end_is_refused_at_once(folder, name, part, options):
+    root = folder(name)
+    edit(root / part / "config.json", **options)
+    start = time.perf_counter()
+    with pytest.raises(InputError, match=rf"config\.json: {next(iter(options))} is over"):
+        ModelCard.read("x", root)
+    assert time.perf_counter() - start < 0.5
+
+
+def test_labels_and_groups_by_the_thousand_are_checked_in_no_time(folder):
+    root = folder()
+    edit(root / "transformer" / "config.json", num_embeds_ada_norm=50_000)
+    names = [f"label {i}" for i in range(50_000)]
+    groups = {f"group {i}": names[i : i + 10] for i in range(5_000)} | {"all": names}
+    (root / "fastdiff.json").write_text(json.dumps({"labels": names, "label_groups": groups}))
+    start = time.perf_counter()
+    card = ModelCard.read("x", root)
+    assert card.choices_name(tuple(range(4_999, 5_009))) == "group 4999"
+    assert time.perf_counter() - start < 5
 
 
 def test_the_revision_is_the_commit_of_a_snapshot(folder, tmp_path):

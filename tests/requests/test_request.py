@@ -100,6 +100,15 @@ def test_a_bad_seed_is_refused(text):
         ({"num_images": 10**9}, "num-images 1000000000"),
         ({"revision": 7}, "revision 7"),
         ({"variant": ""}, "variant ''"),
+        ({"revision": "../../../w"}, r"revision \.\./\.\./\.\./w: give a branch, tag or commit of the hub"),
+        ({"revision": "/etc/passwd"}, "revision"),
+        ({"revision": "a/../b"}, "revision"),
+        ({"variant": "x/../../../w"}, r"variant x/\.\./\.\./\.\./w: give a variant of the weights such as fp16"),
+        ({"variant": "x\\w"}, "variant"),
+        ({"variant": "**"}, r"variant \*\*"),
+        ({"variant": "fp1?"}, "variant"),
+        ({"variant": "fp1[6]"}, "variant"),
+        ({"variant": ".."}, "variant"),
         ({"model": ["x" * 500]}, r"model .{0,90}\.\.\.: give"),
     ],
     ids=lambda value: None if isinstance(value, str) else "-".join(f"{k}-{v!r:.20}" for k, v in value.items()),
@@ -209,3 +218,10 @@ def test_the_pipeline_has_the_same_choices():
     """They are written twice: this module must not import torch."""
     assert ("auto", *devices.DTYPES) == DTYPES
     assert tuple(sorted(schedulers.SCHEDULERS)) == tuple(sorted(SCHEDULERS))
+
+
+@pytest.mark.parametrize("variant", ["x/../../../w", "**", "fp*"])
+def test_a_png_names_no_files_outside_of_the_model(tmp_path, variant):
+    source = write_png(tmp_path, record_of(RECORDED, variant=variant))
+    with pytest.raises(InputError, match="holds settings that cannot be used: variant"):
+        Request.from_flags({}, source)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from fastdiff.checkpoints.configs.places import Place
 from fastdiff.errors import InputError
 from fastdiff.numbers import is_int
 
@@ -25,6 +26,16 @@ class DenoiserConfig:
     def null_label(self) -> int | None:
         """The index that stands for "no label", where the architecture has one."""
         return None
+
+    @property
+    def places(self) -> dict[str, Place]:
+        """Where each option shows in the weights that decides how much there is to build."""
+        raise NotImplementedError
+
+    @property
+    def least_parameters(self) -> dict[str, int]:
+        """The parameters that there are at least, by the option that asks for them."""
+        raise NotImplementedError
 
     @property
     def size_factor(self) -> int:
@@ -59,8 +70,16 @@ class DenoiserConfig:
                 raise InputError(f"{name}: {value!r} is not supported; choose from {', '.join(map(str, known))}")
 
 
-def check_counts(counts: Mapping[str, Any]) -> None:
-    """InputError unless every value is a whole number of at least 1."""
+def check_counts(counts: Mapping[str, Any], most: int) -> None:
+    """InputError unless every value is a whole number from 1 to `most`."""
     for name, value in counts.items():
         if not is_int(value, 1):
             raise InputError(f"{name}: {value!r} is not a whole number of at least 1")
+    check_most(counts, most)
+
+
+def check_most(counts: Mapping[str, Any], most: int) -> None:
+    """InputError for a whole number over `most`, which is one of `limits`."""
+    for name, value in counts.items():
+        if is_int(value, most + 1):
+            raise InputError(f"{name} is over {most}, the most that fastdiff builds; correct this option")

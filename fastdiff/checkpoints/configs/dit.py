@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fastdiff.checkpoints.configs.denoiser import DenoiserConfig, check_counts
+from fastdiff.checkpoints.configs.denoiser import DenoiserConfig, check_counts, check_most
+from fastdiff.checkpoints.configs.places import Place
+from fastdiff.checkpoints.limits import MAX_CHANNELS, MAX_LABELS, MAX_LAYERS, MAX_SIDE
 from fastdiff.errors import InputError
 
 MLP_ACTIVATIONS = {"gelu-approximate": "gelu_tanh", "gelu": "gelu", "linear-silu": "silu"}  # diffusers' name -> ours
@@ -51,8 +53,7 @@ class DiTTransformer2DConfig(DenoiserConfig):
         if self.out_channels is None:
             object.__setattr__(self, "out_channels", self.in_channels)
         self._check_choices({"norm_type": ("ada_norm_zero",), "activation_fn": tuple(MLP_ACTIVATIONS)})
-        names = "num_attention_heads attention_head_dim in_channels out_channels num_layers sample_size patch_size"
-        check_counts({name: getattr(self, name) for name in (*names.split(), "num_embeds_ada_norm")})
+        self._check_numbers()
         if self.sample_size % self.patch_size:
             raise InputError(f"sample_size: {self.sample_size} is not a multiple of patch_size {self.patch_size}")
         if self.inner_dim % 4:
@@ -60,6 +61,21 @@ class DiTTransformer2DConfig(DenoiserConfig):
                 f"attention_head_dim: {self.num_attention_heads} heads of it are {self.inner_dim} channels; "
                 "the positions need a multiple of 4"
             )
+
+    def _check_numbers(self) -> None:
+        mosts = {
+            "num_attention_heads": MAX_CHANNELS,
+            "attention_head_dim": MAX_CHANNELS,
+            "in_channels": MAX_CHANNELS,
+            "out_channels": MAX_CHANNELS,
+            "num_layers": MAX_LAYERS,
+            "sample_size": MAX_SIDE,
+            "patch_size": MAX_SIDE,
+            "num_embeds_ada_norm": MAX_LABELS - 1,  # and the null label
+        }
+        for name, most in mosts.items():
+            check_counts({name: getattr(self, name)}, most)
+        check_most({"num_attention_heads x attention_head_dim": self.inner_dim}, MAX_CHANNELS)
 
     @property
     def inner_dim(self) -> int:
@@ -72,6 +88,29 @@ class DiTTransformer2DConfig(DenoiserConfig):
     @property
     def null_label(self) -> int:
         return self.num_embeds_ada_norm
+
+    @property
+    def places(self) -> dict[str, Place]:
+        patches, labels = "pos_embed.proj.weight", "norm1.emb.class_embedder.embedding_table.weight"
+        return {
+            "num_layers": Place("transformer_blocks.", None, self.num_layers),
+            "num_attention_heads x attention_head_dim": Place(patches, 0, self.inner_dim),
+            "in_channels": Place(patches, 1, self.in_channels),
+            "patch_size": Place(patches, 2, self.patch_size),
+            "num_embeds_ada_norm (and the null label)": Place(
+                f"transformer_blocks.0.{labels}", 0, self.num_class_embeds
+            ),
+        }
+
+    @property
+    def least_parameters(self) -> dict[str, int]:
+        block = 18 * self.inner_dim**2  # attention 4, modulation 6, MLP 8
+        return {
+            "num_layers": self.num_layers * block,
+            "num_embeds_ada_norm": self.num_layers * self.num_class_embeds * self.inner_dim,
+            "in_channels": self.patch_size**2 * self.in_channels * self.inner_dim,
+            "out_channels": self.patch_size**2 * self.out_channels * self.inner_dim,
+        }
 
     @property
     def size_factor(self) -> int:

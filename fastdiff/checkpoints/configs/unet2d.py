@@ -2,7 +2,16 @@
 
 from dataclasses import dataclass
 
-from fastdiff.checkpoints.configs.denoiser import DenoiserConfig, check_counts
+from fastdiff.checkpoints.configs.denoiser import DenoiserConfig, check_counts, check_most
+from fastdiff.checkpoints.configs.places import Place
+from fastdiff.checkpoints.limits import (
+    MAX_CHANNELS,
+    MAX_LABELS,
+    MAX_LEVELS,
+    MAX_SIDE,
+    MAX_STAGE_LAYERS,
+    MAX_TRAIN_STEPS,
+)
 from fastdiff.errors import InputError
 from fastdiff.numbers import is_int
 
@@ -50,6 +59,7 @@ class UNet2DConfig(DenoiserConfig):
             raise InputError(
                 "block_out_channels, down_block_types and up_block_types must be of one length, at least 1"
             )
+        check_most({"block_out_channels: its length": len(self.block_out_channels)}, MAX_LEVELS)
         self._check_numbers()
         self._check_skip_blocks()
 
@@ -72,6 +82,46 @@ class UNet2DConfig(DenoiserConfig):
         return any(kind.startswith("K") for kind in self.down_kinds + self.up_kinds)
 
     @property
+    def temb_channels(self) -> int:
+        """The width of the embedding of time and class."""
+        return self.time_embedding_dim or 4 * self.block_out_channels[0]
+
+    @property
+    def places(self) -> dict[str, Place]:
+        stages = enumerate(self.block_out_channels)
+        found = {f"block_out_channels[{i}]": Place(f"down_blocks.{i}.resnets.0.conv2.weight", 0, w) for i, w in stages}
+        found |= {
+            "block_out_channels: its length": Place("down_blocks.", None, len(self.block_out_channels)),
+            "layers_per_block": Place("down_blocks.0.resnets.", None, self.layers_per_block),
+            "time_embedding_dim": Place("time_embedding.linear_1.weight", 0, self.temb_channels),
+            "in_channels": Place("conv_in.weight", 1, self.in_channels),
+            "out_channels": Place("conv_out.weight", 0, self.out_channels),
+        }
+        return found | {option: Place(f"{key}.weight", 0, size) for option, (key, size, _) in self._tables.items()}
+
+    @property
+    def least_parameters(self) -> dict[str, int]:
+        first = self.block_out_channels[0]
+        convolutions = 9 * sum(width**2 for width in self.block_out_channels)  # of 3x3, one in each down stage's layer
+        return {
+            "block_out_channels": convolutions,
+            "layers_per_block": self.layers_per_block * convolutions,
+            "time_embedding_dim": self.temb_channels**2,
+            "in_channels": 9 * self.in_channels * first,
+            "out_channels": 9 * self.out_channels * first,
+        } | {option: size * width for option, (_, size, width) in self._tables.items()}
+
+    @property
+    def _tables(self) -> dict[str, tuple[str, int, int]]:
+        """The key, rows and columns of each table of embeddings, by the option that asks for the rows."""
+        tables = {}
+        if self.class_embed_type is None and self.num_class_embeds is not None:
+            tables["num_class_embeds"] = ("class_embedding", self.num_class_embeds, self.temb_channels)
+        if self.time_embedding_type == "learned" and self.num_train_timesteps is not None:
+            tables["num_train_timesteps"] = ("time_proj", self.num_train_timesteps, self.block_out_channels[0])
+        return tables
+
+    @property
     def size_factor(self) -> int:
         """The number that height and width must be multiples of, so that the skip connections can join."""
         return 2 ** (len(self.block_out_channels) - 1)
@@ -82,16 +132,16 @@ class UNet2DConfig(DenoiserConfig):
         return self.size_factor * (2 if self.has_k_blocks else 1)
 
     def _check_numbers(self) -> None:
-        counts = {
-            "in_channels": self.in_channels,
-            "out_channels": self.out_channels,
-            "layers_per_block": self.layers_per_block,
-            **{f"block_out_channels[{i}]": width for i, width in enumerate(self.block_out_channels)},
-        }
-        check_counts(counts)
+        widths = {f"block_out_channels[{i}]": width for i, width in enumerate(self.block_out_channels)}
+        check_counts({"in_channels": self.in_channels, "out_channels": self.out_channels} | widths, MAX_CHANNELS)
+        check_counts({"layers_per_block": self.layers_per_block}, MAX_STAGE_LAYERS)
+        check_most({"time_embedding_dim": self.time_embedding_dim}, MAX_CHANNELS)
+        check_most({"num_class_embeds": self.num_class_embeds}, MAX_LABELS)
+        check_most({"num_train_timesteps": self.num_train_timesteps}, MAX_TRAIN_STEPS)
         size = self.sample_size if isinstance(self.sample_size, tuple) else (self.sample_size or 1,) * 2
         if len(size) != 2 or not all(is_int(side, 1) for side in size):
             raise InputError(f"sample_size: {self.sample_size!r} is neither a number nor a height and a width")
+        check_most({"sample_size": max(size)}, MAX_SIDE)
         if self.time_embedding_type == "learned" and self.num_train_timesteps is None:
             raise InputError("num_train_timesteps: time_embedding_type 'learned' needs it")
         skip_only = all("Skip" in kind for kind in self.down_kinds + self.up_kinds)

@@ -1,0 +1,13 @@
+"""The most that the files of a model may ask for: more than any model needs, and little enough to be had in no time.
+
+They bound what a config costs by itself. What it costs together with its weights is bounded by these: see
+`weight_files.check_fit`.
+"""
+
+MAX_LABELS = 100_000  # each is listed by name: ImageNet-21k has 21,841
+MAX_TRAIN_STEPS = 100_000  # a schedule has a row for each: models have 1,000, a few 4,000 or 10,000
+MAX_SIDE = 2**14  # pixels of a sample_size: pictures of 8k are 7,680 wide
+MAX_CHANNELS = 2**16  # of a layer: the widest of SD3's transformer has 9,728
+MAX_LAYERS = 1024  # of a transformer: DiT-XL has 28
+MAX_STAGE_LAYERS = 64  # of a stage of a U-Net or a VAE: models have 1 to 4
+MAX_LEVELS = 12  # of a U-Net or a VAE, each of half the size of the one before: 256 pixels have 6 or 7

@@ -1,0 +1,167 @@
+"""The weight files of a component folder: which they are, and whether a config fits them, before either is loaded.
+
+Imports no torch. The header of a safetensors file has the names and shapes of its tensors; of a .bin only its size says
+something, without running it.
+"""
+
+import math
+import os
+import re
+import stat
+import struct
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
+from fastdiff.checkpoints.configs.places import Place
+from fastdiff.checkpoints.hub import WEIGHTS, index_names, weights_name
+from fastdiff.checkpoints.json_files import MAX_BYTES, parse_json, read_json
+from fastdiff.checkpoints.names import check_variant, is_file_name
+from fastdiff.errors import InputError
+
+Shapes = dict[str, tuple[int, ...]]  # by diffusers' keys
+
+_REMEDY = "use the weights that were saved with this config, or download them again"
+
+
+class WeightFile(NamedTuple):
+    """A file with tensors, and the index that names it as a shard, with the keys that it says are in it."""
+
+    path: Path
+    index_path: Path | None = None
+    keys: frozenset[str] | None = None
+
+
+def find(folder: str | Path, variant: str | None = None) -> list[WeightFile]:
+    """The files with a component's weights, one or the shards of one index.
+
+    safetensors win over .bin. As in diffusers an index of shards wins over a single file, and a `variant` ("fp16")
+    stands in the file's name. Raises InputError for weights that are missing, for an index that cannot be used, for
+    what is no file, and for a .bin that is compressed.
+    """
+    check_variant(variant)
+    folder = Path(folder)
+    for extension in ("safetensors", "bin"):
+        for index in index_names(extension, variant):
+            if _is_there(folder / index):
+                return _shards(folder / index)
+        single = folder / weights_name(extension, variant)
+        if _is_there(single):
+            _check_archive(single)
+            return [WeightFile(single)]
+    raise InputError(_no_weights(folder, variant))
+
+
+def check_fit(config: DenoiserConfig, folder: str | Path, variant: str | None, source: str | Path) -> None:
+    """InputError that names an option of `config` that the weights in `folder` were not saved with.
+
+    It costs a look at the files, so that nothing is built that they could not fill. `source` names the config.
+    """
+    files = find(folder, variant)
+    is_pickled = any(file.path.suffix != ".safetensors" for file in files)
+    shapes = {} if is_pickled else read_shapes(files)
+    for option, place in config.places.items():
+        there = size_at(place, shapes)
+        if there is not None and there != place.size:
+            raise InputError(f"{source}: {option} is {place.size}, but {there} in the weights ({place.key}); {_REMEDY}")
+    # Of a .bin only the size is known, and a parameter is a byte at least.
+    most = sum(os.path.getsize(file.path) for file in files) if is_pickled else sum(map(math.prod, shapes.values()))
+    for option, count in config.least_parameters.items():
+        if count > most:
+            raise InputError(f"{source}: {option} makes {count} parameters, but the weights hold {most}; {_REMEDY}")
+
+
+def read_shapes(files: list[WeightFile]) -> Shapes:
+    """The shapes of the tensors in safetensors files, from their headers alone. InputError for a damaged one."""
+    shapes: Shapes = {}
+    for path, _, _ in files:
+        try:
+            shapes |= _header(path)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} is damaged or no safetensors file ({error}); download or save it again") from None
+    return shapes
+
+
+def _header(path: Path) -> Shapes:
+    """Its length (8 bytes, little endian), then JSON: {key: {"shape": ...}}, beside one key of free text."""
+    with open(path, "rb") as file:
+        start = file.read(8)
+        if len(start) < 8:
+            raise ValueError("it is truncated")
+        (length,) = struct.unpack("<Q", start)
+        if length > MAX_BYTES:
+            raise ValueError(f"a header of {length} bytes")
+        entries = parse_json(file.read(length).decode("utf-8"))
+    if not isinstance(entries, dict):
+        raise ValueError("its header is no object")
+    return {key: _shape(entry) for key, entry in entries.items() if key != "__metadata__"}
+
+
+def _shape(entry: object) -> tuple[int, ...]:
+    shape = entry.get("shape") if isinstance(entry, dict) else None
+    if not isinstance(shape, list) or not all(type(size) is int for size in shape):
+        raise ValueError("its header holds a tensor without a shape")
+    return tuple(shape)
+
+
+def size_at(place: Place, shapes: Shapes) -> int | None:
+    """The size that the weights have there; None where they do not have the tensor: its key is checked later."""
+    if place.dimension is None:
+        inside = {key.removeprefix(place.key).split(".")[0] for key in shapes if key.startswith(place.key)}
+        return len(inside) or None
+    shape = shapes.get(place.key, ())
+    return shape[place.dimension] if place.dimension < len(shape) else None
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file, or a link to one; InputError where it is none, such as a pipe or a folder."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path} is not a regular file; download or save the model again")
+    return True
+
+
+def _check_archive(path: Path) -> None:
+    """InputError for a .bin that unpacks to more than it is. torch.save's are zip archives that nothing compresses."""
+    if path.suffix == ".safetensors" or not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, OSError):
+        return  # torch has to say what is wrong with it
+    if unpacked > os.path.getsize(path):
+        raise InputError(f"{path} unpacks to {unpacked} bytes, more than it is; save the model as safetensors")
+
+
+def _shards(index: Path) -> list[WeightFile]:
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
+        raise InputError(f"{index} has no weight_map from keys to files; save the model again")
+    shards: dict[str, set[str]] = {}
+    for key, shard in places.items():
+        shards.setdefault(shard, set()).add(key)
+    for shard in sorted(shards):
+        if not is_file_name(shard):
+            raise InputError(f"{index} names the shard {shard!r}; a shard is a plain file name beside its index")
+        if not _is_there(index.parent / shard):
+            raise InputError(f"{index} names {shard}, which is not there; download or save the model again")
+        _check_archive(index.parent / shard)
+    return [WeightFile(index.parent / shard, index, frozenset(shards[shard])) for shard in sorted(shards)]
+
+
+def _no_weights(folder: Path, variant: str | None) -> str:
+    pattern = re.compile(rf"{WEIGHTS}(?:-\d+-of-\d+)?\.([\w-]+?)(?:-\d+-of-\d+)?\.(?:safetensors|bin)")
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    variants = sorted({match[1] for match in map(pattern.fullmatch, names) if match})
+    wanted = weights_name("safetensors", variant)
+    if variants:
+        return f"{folder} has no {wanted}; ask for one of its variants: {', '.join(variants)}"
+    remedy = (
+        "save the model there with save_pretrained" if variant is None else "it has no variants: leave the variant out"
+    )
+    return f"{folder} has no {wanted}; {remedy}"

@@ -1,0 +1,170 @@
+"""Weight files: which are taken, what their headers tell, and the configs that they do not fit."""
+
+import json
+import os
+import time
+import zipfile
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fastdiff.checkpoints import weight_files
+from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
+from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
+from fastdiff.checkpoints.hub import bundled_models
+from fastdiff.checkpoints.weights import diffusers_shapes, load_state_dict
+from fastdiff.errors import InputError
+from fastdiff.models.dit import DiTTransformer2DModel
+from fastdiff.models.unet2d import UNet2DModel
+
+NAME = "diffusion_pytorch_model.safetensors"
+UNET = {
+    "block_out_channels": (8, 16),
+    "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+    "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+    "norm_num_groups": 4,
+    "num_class_embeds": 5,
+    "time_embedding_type": "learned",
+    "num_train_timesteps": 10,
+}
+DIT = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 2, "sample_size": 8, "num_embeds_ada_norm": 5}
+MODELS = {
+    "unet": (UNet2DModel, UNet2DConfig, UNET),
+    "dit": (DiTTransformer2DModel, DiTTransformer2DConfig, DIT),
+}
+
+
+def save(folder, kind: str, extension: str) -> None:
+    """Config and weights of a tiny model in `folder`."""
+    model, config, options = MODELS[kind]
+    with torch.device("meta"):
+        shapes = diffusers_shapes(model.from_config(config(**options)))
+    state = {key: torch.full(shape, 0.1) for key, shape in shapes.items()}
+    (folder / "config.json").write_text(json.dumps(options))
+    if extension == "bin":
+        torch.save(state, folder / NAME.replace("safetensors", "bin"))
+    else:
+        save_file(state, folder / NAME)
+
+
+def load(folder, kind: str, **changes: object):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return MODELS[kind][0].from_folder(folder, variant=None, dtype=torch.float32, device="cpu")
+
+
+@pytest.mark.parametrize("extension", ["safetensors", "bin"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_fits_is_loaded(tmp_path, kind, extension):
+    save(tmp_path, kind, extension)
+    assert load(tmp_path, kind).config == MODELS[kind][1](**MODELS[kind][2])
+
+
+@pytest.mark.parametrize("name", ["emoji64", "emoji64-dit"])
+def test_a_header_tells_the_shapes_of_the_tensors(name):
+    folder = next(path.parent for path in bundled_models()[name].glob(f"*/{NAME}"))
+    shapes = weight_files.read_shapes(weight_files.find(folder))
+    assert shapes == {key: tuple(tensor.shape) for key, tensor in load_state_dict(folder).items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "value", "named"),
+    [
+        ("unet", "num_class_embeds", 90_000, "num_class_embeds"),
+        ("unet", "num_train_timesteps", 90_000, "num_train_timesteps"),
+        ("unet", "layers_per_block", 60, "layers_per_block"),
+        ("unet", "block_out_channels", [8, 60_000], r"block_out_channels\[1\]"),
+        ("unet", "time_embedding_dim", 60_000, "time_embedding_dim"),
+        ("unet", "in_channels", 60_000, "in_channels"),
+        ("unet", "out_channels", 60_000, "out_channels"),
+        ("dit", "num_layers", 1000, "num_layers"),
+        ("dit", "num_embeds_ada_norm", 90_000, "num_embeds_ada_norm"),
+        ("dit", "attention_head_dim", 32_000, "num_attention_heads x attention_head_dim"),
+        ("dit", "patch_size", 4, "patch_size"),
+    ],
+)
+def test_an_option_that_the_weights_were_not_saved_with_is_named(tmp_path, monkeypatch, kind, option, value, named):
+    save(tmp_path, kind, "safetensors")
+    monkeypatch.setattr(MODELS[kind][0], "from_config", None)  # nothing is built
+    start = time.perf_counter()
+    with pytest.raises(InputError, match=rf"config\.json: {named}.* in the weights") as error:
+        load(tmp_path, kind, **{option: value})
+    assert time.perf_counter() - start < 0.2
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "value"),
+    [
+        ("unet", "num_class_embeds", 90_000),
+        ("unet", "num_train_timesteps", 90_000),
+        ("unet", "block_out_channels", [8, 60_000]),
+        ("unet", "time_embedding_dim", 60_000),
+        ("unet", "in_channels", 60_000),
+        ("unet", "out_channels", 60_000),
+        ("dit", "num_layers", 1000),
+        ("dit", "num_embeds_ada_norm", 90_000),
+        ("dit", "in_channels", 60_000),
+        ("dit", "out_channels", 60_000),
+    ],
+)
+def test_a_bin_must_be_as_large_as_its_config_asks(tmp_path, monkeypatch, kind, option, value):
+    save(tmp_path, kind, "bin")
+    monkeypatch.setattr(MODELS[kind][0], "from_config", None)
+    with pytest.raises(InputError, match=rf"config\.json: {option} makes \d+ parameters, but the weights hold \d+"):
+        load(tmp_path, kind, **{option: value})
+
+
+@pytest.mark.parametrize("options", [{}, {"class_embed_type": "timestep"}, {"time_embedding_type": "fourier"}], ids=str)
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_has_at_least_as_many_parameters_as_counted(kind, options):
+    model, config, own = MODELS[kind]
+    with torch.device("meta"):
+        built = model.from_config(config(**(own | (options if kind == "unet" else {}))))
+    total = sum(parameter.numel() for parameter in built.parameters())
+    assert 0 < max(built.config.least_parameters.values()) < total
+    shapes = diffusers_shapes(built)
+    for option, place in built.config.places.items():
+        assert weight_files.size_at(place, shapes) == place.size, option
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes and devices among the files")
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+@pytest.mark.parametrize("name", [NAME, f"{NAME}.index.json", NAME.replace("safetensors", "bin")])
+def test_what_is_no_file_is_refused_without_opening_it(tmp_path, name, kind):
+    make = {"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero"), "folder": os.mkdir}
+    make[kind](tmp_path / name)
+    with pytest.raises(InputError, match=f"{name} is not a regular file"):
+        load_state_dict(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes and devices among the files")
+def test_shards_that_are_no_files_or_have_no_possible_name_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for shard, named in (("pipe", "pipe is not a regular file"), ("x" * 300, "which is not there"), ("C:w", "plain")):
+        (tmp_path / f"{NAME}.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+        with pytest.raises(InputError, match=named):
+            load_state_dict(tmp_path)
+
+
+def test_a_bin_that_unpacks_to_more_than_it_is_is_refused_before_it_does(tmp_path):
+    name = NAME.replace("safetensors", "bin")
+    torch.save({"a": torch.zeros(10**6)}, tmp_path / "plain")
+    with (
+        zipfile.ZipFile(tmp_path / "plain") as plain,
+        zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for entry in plain.infolist():
+            packed.writestr(entry.filename, plain.read(entry))
+    with pytest.raises(InputError, match=rf"{name} unpacks to 400\d{{4}} bytes, more than it is"):
+        load_state_dict(tmp_path)
+
+
+@pytest.mark.parametrize("variant", ["x/../../../w", "**"])
+def test_a_variant_leads_to_no_other_folder(tmp_path, variant):
+    inside = tmp_path / "model" / "diffusion_pytorch_model.x"
+    inside.mkdir(parents=True)
+    save_file({"a": torch.zeros(1)}, tmp_path / "w.safetensors")
+    with pytest.raises(InputError, match="variant"):
+        load_state_dict(tmp_path / "model", variant)
