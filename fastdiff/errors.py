@@ -1,4 +1,6 @@
-"""The two errors that a user of fastdiff meets."""
+"""The two errors that a user of fastdiff meets, and the errors of others in one line."""
+
+LONGEST = 300  # characters of another's message
 
 
 class InputError(ValueError):
@@ -10,3 +12,8 @@ class InputError(ValueError):
 
 class NonFiniteError(ArithmeticError):
     """NaN or infinity in weights or output, never drawn as a black picture. The command line exits with 1."""
+
+
+def in_one_line(error: Exception) -> str:
+    """The kind of an error that is not ours, and its message without line breaks."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST]

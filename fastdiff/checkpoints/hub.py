@@ -17,6 +17,7 @@ from fastdiff.errors import InputError
 BUNDLED = Path(__file__).parents[1] / "bundled"
 WEIGHTS = "diffusion_pytorch_model"  # the stem of diffusers' weight files
 
+_CACHED = "models--"  # the beginning of the name of a model's folder in huggingface_hub's cache
 _CONFIGS = ("model_index.json", "config.json")  # a pipeline's folder has the first, a plain model's the second
 # By name, not *.json: offline, the client refuses a snapshot that lacks any file asked for.
 _JSON_FILES = [
@@ -75,23 +76,43 @@ def bundled_models() -> dict[str, Path]:
 def cached_models() -> dict[str, Path]:
     """The models in huggingface_hub's cache that fastdiff can draw with, by hub id: the folder of their main revision.
 
-    Without a main revision it is the one downloaded last. Empty where there is no cache.
+    Without a main revision it is the one downloaded last. A model whose files cannot be read is among them, so that a
+    list can say why it cannot be drawn with. Empty where there is no cache.
     """
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
+    from huggingface_hub import constants
 
-    try:
-        repos = scan_cache_dir().repos
-    except (CacheNotFound, ValueError):  # no cache, or a file in its place
-        return {}
     found = {}
-    for repo in sorted(repos, key=lambda repo: repo.repo_id):
-        newest = max(
-            repo.revisions, key=lambda revision: ("main" in revision.refs, revision.last_modified), default=None
-        )
-        if repo.repo_type == "model" and newest and _is_supported(newest.snapshot_path):
-            found[repo.repo_id] = newest.snapshot_path
+    for repo in sorted(Path(constants.HF_HUB_CACHE).glob(f"{_CACHED}*")):  # its own scan ends at what it may not read
+        try:
+            folder = _newest_snapshot(repo)
+            is_listed = folder is not None and (_is_supported(folder) or _is_broken(folder))
+        except OSError:
+            folder, is_listed = repo, True
+        if folder is not None and is_listed:
+            found[repo.name.removeprefix(_CACHED).replace("--", "/")] = folder
     return found
+
+
+def _newest_snapshot(repo: Path) -> Path | None:
+    """The folder of a cached repository's main revision, else of its last one. OSError where that cannot be told."""
+    main = repo / "refs" / "main"
+    commit = main.read_text(errors="replace").strip() if main.is_file() else None
+    try:
+        snapshots = [folder for folder in (repo / "snapshots").iterdir() if folder.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):  # nothing of it was downloaded
+        return None
+    return max(snapshots, key=lambda folder: (folder.name == commit, folder.stat().st_mtime), default=None)
+
+
+def _is_broken(folder: Path) -> bool:
+    """Whether `folder` has a config that cannot be read."""
+    for path in (folder / name for name in _CONFIGS):
+        try:
+            if os.path.lexists(path):
+                read_json(path)
+        except InputError:
+            return True
+    return False
 
 
 def weights_name(extension: str, variant: str | None = None) -> str:

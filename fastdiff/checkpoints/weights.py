@@ -6,6 +6,7 @@ several: an attention holds one projection `to_qkv` (that of q, then k, then v) 
 share of the whole that each has.
 """
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from fastdiff.errors import InputError, NonFiniteError
 
 QKV = ("to_q", "to_k", "to_v")
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+IGNORED = "position_ids"  # a buffer of old checkpoints, which transformers passes over too
 
 
 def load_state_dict(folder: str | Path, variant: str | None = None) -> dict[str, Tensor]:
@@ -38,20 +40,27 @@ def load_state_dict(folder: str | Path, variant: str | None = None) -> dict[str,
 
 
 def load_weights(
-    model: nn.Module, state: dict[str, Tensor], *, source: str | Path, dtype: torch.dtype, device: torch.device | str
+    model: nn.Module,
+    state: dict[str, Tensor],
+    *,
+    source: str | Path,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    layout: torch.memory_format = torch.channels_last,
 ) -> None:
     """Give a model that was built on the meta device its weights, for activations of `dtype` on `device`, frozen.
 
     `state` has diffusers' names and is used up tensor by tensor, so that two whole copies never stand side by side;
-    `source` names it in errors. Convolution weights become channels-last. Every tensor is copied: the model does not
+    `source` names it in errors; `layout` is that of convolution weights. Every tensor is copied: the model does not
     depend on the file. The model must have no buffer outside its state dict, which would stay on the meta device.
     Raises InputError naming every key that is missing, unexpected, of another shape or not floating point, and for
     values beyond `dtype`; NonFiniteError for NaN or infinity. The model is changed only when all is well.
     """
     shapes = diffusers_shapes(model)
+    drop_ignored_keys(state, shapes)
     rename_old_attention_keys(state, shapes)
     check_keys(state, shapes, f"{source} does not fit {type(model).__name__}")
-    convert(state, source, dtype, device)
+    convert(state, source, dtype, device, layout)
     fuse(state, model)
     model.load_state_dict(state, strict=True, assign=True)
     model.requires_grad_(False)
@@ -86,6 +95,13 @@ def diffusers_shapes(model: nn.Module) -> dict[str, torch.Size]:
     }
 
 
+def drop_ignored_keys(state: dict[str, Tensor], shapes: dict[str, torch.Size]) -> None:
+    """Drop what no model calls for and what says nothing about the picture."""
+    for key in list(state):
+        if key.rpartition(".")[2] == IGNORED and key not in shapes:
+            del state[key]
+
+
 def rename_old_attention_keys(state: dict[str, Tensor], shapes: dict[str, torch.Size]) -> None:
     """Old attention keys become today's where the model wants those (ModelMixin._fix_state_dict_keys_on_load)."""
     for key in list(state):
@@ -107,23 +123,29 @@ def check_keys(state: dict[str, Tensor], shapes: dict[str, torch.Size], problem:
             for key in shared
             if state[key].shape != shapes[key]
         ],
-        "not floating point": [f"{key} ({state[key].dtype})" for key in shared if not state[key].is_floating_point()],
+        "not floating point": [f"{key} ({state[key].dtype})" for key in shared if not _is_real(state[key].dtype)],
     }
     listed = "; ".join(f"{what}: {', '.join(keys)}" for what, keys in complaints.items() if keys)
     if listed:
         raise InputError(f"{problem}: {listed}; use the weights that were saved with its config.json")
 
 
-def convert(state: dict[str, Tensor], source: str | Path, dtype: torch.dtype, device: torch.device | str) -> None:
-    """Replace each tensor by a copy on `device`, 4-D ones channels-last; refuse what is not finite there.
+def convert(
+    state: dict[str, Tensor],
+    source: str | Path,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    layout: torch.memory_format,
+) -> None:
+    """Replace each tensor by a copy on `device`, 4-D ones in `layout`; refuse what is not finite there.
 
     `dtype` is that of the activations, and of every weight: this is the one place that says so.
     """
     broken: list[str] = []
     beyond: list[str] = []
     for key, tensor in state.items():
-        layout = torch.channels_last if tensor.ndim == 4 else torch.contiguous_format
-        state[key] = tensor.to(device=device, dtype=dtype, memory_format=layout, copy=True)
+        memory_format = layout if tensor.ndim == 4 else torch.contiguous_format
+        state[key] = tensor.to(device=device, dtype=dtype, memory_format=memory_format, copy=True)
         if not _is_finite(state[key]):
             (beyond if _is_finite(tensor) else broken).append(key)
     if broken:
@@ -140,7 +162,14 @@ def fuse(state: dict[str, Tensor], model: nn.Module) -> None:
             state[name] = torch.cat([state.pop(key) for key in keys])
 
 
+def _is_real(dtype: torch.dtype) -> bool:
+    """Whether tensors of `dtype` hold a real number in each element, which torch can convert."""
+    return dtype.is_floating_point and not str(dtype).startswith("torch.float4")  # which holds two in each
+
+
 def _is_finite(tensor: Tensor) -> bool:
+    if tensor.element_size() == 1:
+        tensor = tensor.float()  # torch finds no extremes among float8
     # The extremes carry NaN along, and cost a thirtieth of isfinite over every element.
     return tensor.numel() == 0 or bool(torch.stack(tensor.aminmax()).isfinite().all())
 
@@ -161,7 +190,9 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # torch's, about what is refused below
+            warnings.simplefilter("ignore")
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle raises almost anything
         raise InputError(
             f"{path} cannot be read without running its code, or is damaged ({type(error).__name__}); "
@@ -169,4 +200,15 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         ) from None
     if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
         raise InputError(f"{path} holds no dictionary of tensors; save the model as safetensors")
+    odd = [str(key) for key, tensor in state.items() if not isinstance(key, str) or not _is_plain(tensor)]
+    if odd:
+        raise InputError(
+            f"{path} holds what is no plain tensor with a name: {_some(odd)}; save the model as safetensors"
+        )
     return state
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether `tensor` has a value for every element: it is not sparse, nested, quantised or on the meta device."""
+    is_dense = tensor.layout == torch.strided and not tensor.is_nested
+    return is_dense and not (tensor.is_quantized or tensor.is_meta)

@@ -6,7 +6,7 @@ from pathlib import Path
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.cli.arguments import printable
-from fastdiff.errors import InputError
+from fastdiff.errors import InputError, in_one_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +44,8 @@ def _summary(name: str, folder: Path) -> str:
         return _described(ModelCard.read(name, folder))
     except InputError as error:
         return f"cannot be drawn with: {error}"
+    except Exception as error:  # whatever is wrong with one model, the others are listed
+        return f"cannot be drawn with: {in_one_line(error)}"
 
 
 def _described(card: ModelCard) -> str:

@@ -3,10 +3,11 @@
 import argparse
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
-from fastdiff.cli.arguments import DEVICES
+from fastdiff.cli.arguments import DEVICES, printable
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
 
@@ -23,6 +24,8 @@ def run(args: argparse.Namespace) -> int:
     from fastdiff.ui.server import serving
 
     models = Models(args.models_dir, args.allow_hub, args.device)
+    for name, problem in models.left_out().items():
+        print(printable(f"fastdiff: model {name} is left out: {problem}"), file=sys.stderr)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server's folder goes with it
     warm_up = threading.Thread(target=models.warm_up, args=(defaults.MODEL,))  # the first click finds the model loaded
     warm_up.start()

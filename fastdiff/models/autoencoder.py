@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastdiff.errors import InputError
+from fastdiff.checkpoints import weights
+from fastdiff.checkpoints.json_files import read_json
+from fastdiff.errors import InputError, in_one_line
 from fastdiff.execution.cpu_workers import map_pictures
 from fastdiff.extras import import_diffusers
 
@@ -14,16 +16,26 @@ Autoencoder = Any  # diffusers' AutoencoderKL, of an extra that may not be insta
 
 
 def load_autoencoder(folder: Path, *, variant: str | None, dtype: torch.dtype, device: torch.device) -> Autoencoder:
-    """Load diffusers' AutoencoderKL of a component folder. InputError where diffusers or the weights are missing."""
+    """Build diffusers' AutoencoderKL of a component folder's config, and give it the folder's weights strictly.
+
+    diffusers' own loader would draw what is missing at random and drop what is left over. Raises as `load_weights`, and
+    InputError where diffusers is missing or can make nothing of the config.
+    """
     diffusers = import_diffusers(f"the VAE of {folder.parent}")
+    path = folder / "config.json"
+    config = read_json(path)
     try:
-        vae = diffusers.AutoencoderKL.from_pretrained(
-            folder, variant=variant, torch_dtype=dtype, low_cpu_mem_usage=False, local_files_only=True
-        )
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{folder} cannot be loaded by diffusers ({reason}); download or save it again") from None
-    return vae.to(device).eval().requires_grad_(False)
+        with torch.device("meta"):
+            vae = diffusers.AutoencoderKL.from_config(config)
+    except Exception as error:  # diffusers checks no option: a wrong one fails wherever it is used
+        raise InputError(
+            f"{path}: diffusers builds no AutoencoderKL from it ({in_one_line(error)}); save the VAE again"
+        ) from None
+    state = weights.load_state_dict(folder, variant)
+    # diffusers' layout: another one would change the bits
+    layout = torch.contiguous_format
+    weights.load_weights(vae, state, source=folder, dtype=dtype, device=device, layout=layout)
+    return vae.eval()
 
 
 def decode_latents(vae: Autoencoder, latents: Tensor) -> Tensor:

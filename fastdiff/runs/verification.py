@@ -4,8 +4,11 @@ Two checks on the same inputs: the denoiser alone, at several timesteps and labe
 the reference is a loop written out over diffusers' model and scheduler (its pipelines cannot guide a U-Net by labels).
 """
 
+import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +16,7 @@ import fastdiff
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import SCHEDULERS
-from fastdiff.errors import InputError
+from fastdiff.errors import InputError, in_one_line
 from fastdiff.extras import import_diffusers
 from fastdiff.requests.completion import complete
 from fastdiff.requests.defaults import COMMAND
@@ -22,6 +25,7 @@ from fastdiff.runs.drawing import find_model, load_pipeline
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
+    from torch import device as Device
 
     from fastdiff.pipeline import Pipeline
 
@@ -79,7 +83,8 @@ class Verification:
 def compare_with_diffusers(request: Request, device: str) -> Verification:
     """Make every comparison for the model, labels and sampling of `request`, in float32 whatever its dtype.
 
-    InputError for what cannot be loaded, and where diffusers is not installed.
+    What fastdiff cannot load it refuses first, as it does when it samples. InputError also for what diffusers cannot
+    load or run, and where diffusers is not installed.
     """
     request = replace(request, dtype="float32")
     card = find_model(request)
@@ -88,7 +93,7 @@ def compare_with_diffusers(request: Request, device: str) -> Verification:
     request, cells = complete(request, card, COMMAND)
     labels = [cell.label for cell in cells if cell.label is not None]
     diffusers = import_diffusers("verify")
-    diffusers.utils.logging.set_verbosity_error()
+    diffusers.utils.logging.set_verbosity(logging.CRITICAL)  # what it logs of an error, the error says too
     pipe = load_pipeline(card, request, device)
     reference = Reference(diffusers, card, request, pipe.scheduler_name)
     return Verification(
@@ -100,24 +105,29 @@ def compare_with_diffusers(request: Request, device: str) -> Verification:
 
 
 class Reference:
-    """The denoiser and scheduler of a folder as diffusers loads them, float32, on the CPU until `to` is called."""
+    """The parts of a folder as diffusers' own loaders make them, float32, on the CPU until `to` is called."""
 
     def __init__(self, diffusers: ModuleType, card: ModelCard, request: Request, scheduler: str) -> None:
+        """InputError for what diffusers refuses."""
+        self.card, self.request = card, request
+        denoiser = hub.component_folder(card.folder, card.denoiser.name)
+        self.denoiser = self._load(getattr(diffusers, card.denoiser.class_name), denoiser)
+        self.vae = self._load(diffusers.AutoencoderKL, card.folder / "vae") if "vae" in card.classes else None
+        folder = hub.component_folder(card.folder, "scheduler")
+        with _refusals(f"diffusers cannot load {folder}"):
+            self.scheduler = getattr(diffusers, SCHEDULERS[scheduler]).from_pretrained(folder)
+
+    def _load(self, kind: Any, folder: Path) -> Any:
+        """A model of diffusers' class `kind`."""
         import torch
 
-        self.card, self.request = card, request
-        self.denoiser = (
-            getattr(diffusers, card.denoiser.class_name)
-            .from_pretrained(
-                hub.component_folder(card.folder, card.denoiser.name),
-                variant=request.variant,
-                torch_dtype=torch.float32,
-                low_cpu_mem_usage=False,
-            )
-            .eval()
-        )
-        kind = getattr(diffusers, SCHEDULERS[scheduler])
-        self.scheduler = kind.from_pretrained(hub.component_folder(card.folder, "scheduler"))
+        options = {"variant": self.request.variant, "torch_dtype": torch.float32}
+        with _refusals(f"diffusers cannot load {folder}"):
+            return kind.from_pretrained(folder, low_cpu_mem_usage=False, local_files_only=True, **options).eval()
+
+    def to(self, device: "Device") -> None:
+        for model in filter(None, (self.denoiser, self.vae)):
+            model.to(device)
 
     def sample(self, x_t: "Tensor", labels: Sequence[int], generator: "Generator") -> "Tensor":
         """x_0 (N, C, H, W) after all steps from the noise x_t; guided as Ho and Salimans 2022 (arXiv 2207.12598)."""
@@ -155,13 +165,15 @@ def _forwards(pipe: "Pipeline", reference: Reference, labels: Sequence[int]) -> 
     last = reference.card.num_train_timesteps - 1
     null = reference.card.info.null_label
     choices = [None] if not labels else [labels[0]] if null is None else [labels[0], null]
-    reference.denoiser.to(pipe.device)
+    reference.to(pipe.device)
     for t in sorted({last * quarter // 4 for quarter in range(5)}):
         for label in choices:
             classes = None if label is None else torch.full((2,), label, device=pipe.device)
             given = x_t, torch.full((2,), t, device=pipe.device), classes
             with torch.inference_mode():
-                ours, theirs = (model(*given).sample for model in (pipe.denoiser, reference.denoiser))
+                ours = pipe.denoiser(*given).sample
+                with _refusals(f"diffusers cannot run {reference.card.name}"):
+                    theirs = reference.denoiser(*given).sample
             name = f"forward t={t}" + ("" if label is None else f" label={label}")
             yield _compare(name, ours, theirs, FORWARD_TOLERANCE)
 
@@ -182,13 +194,23 @@ def _loop(pipe: "Pipeline", reference: Reference, labels: Sequence[int]) -> Comp
         latents=x_T.to(pipe.device),
         output_type="pt",
     )
-    vae: Any = pipe.vae
-    with torch.inference_mode():
+    with torch.inference_mode(), _refusals(f"diffusers cannot run {reference.card.name}"):
         theirs = reference.sample(x_T.to(pipe.device), labels, torch.Generator().manual_seed(_SEED))
-        if vae is not None:
-            theirs = vae.decode(theirs / vae.config.scaling_factor).sample
+        if reference.vae is not None:
+            theirs = reference.vae.decode(theirs / reference.vae.config.scaling_factor).sample
     name = f"{request.num_inference_steps} steps of {request.scheduler}, guidance {request.guidance_scale:g}"
     return _compare(name, 2 * last.images - 1, theirs.clamp(-1, 1), FINAL_TOLERANCE)
+
+
+@contextlib.contextmanager
+def _refusals(problem: str) -> Iterator[None]:
+    """Turn whatever diffusers raises, which is of any kind, into an InputError of one line, opening with `problem`."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise InputError(f"{problem} ({in_one_line(error)}); save the model again with diffusers") from None
 
 
 def _noise(reference: Reference, count: int) -> "Tensor":

@@ -4,6 +4,7 @@ from typing import Any
 
 import gradio as gr
 
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.requests import defaults
 from fastdiff.ui.drawn import draw
 from fastdiff.ui.limits import Limits
@@ -48,17 +49,16 @@ def add_api(models: Models, limits: Limits) -> None:
 
     def list_models() -> list[dict[str, Any]]:
         """The models that can be drawn with: name, size in pixels, labels and default settings."""
-        return [_description(models, name) for name in models.names()]
+        return [_description(models, card) for card in models.cards()]
 
     gr.api(generate, api_name="generate", concurrency_id=DEVICE)
     gr.api(list_models, api_name="models", queue=False)
 
 
-def _description(models: Models, name: str) -> dict[str, Any]:
-    card = models.card(name)
+def _description(models: Models, card: ModelCard) -> dict[str, Any]:
     sampling = models.default_sampling(card)
     return {
-        "name": name,
+        "name": card.name,
         "size": list(card.size) if card.size else None,
         "labels": [card.label_name(label) for label in card.labels],
         "label_groups": {group: list(labels) for group, labels in card.info.label_groups.items()},

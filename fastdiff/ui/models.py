@@ -1,5 +1,6 @@
 """The models that the page offers: where they come from, and each loaded once for everybody."""
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from pathlib import Path
 from fastdiff.checkpoints import hub, registry
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.diffusion.schedulers import scheduler_from_config
-from fastdiff.errors import InputError
+from fastdiff.errors import InputError, in_one_line
 from fastdiff.execution.devices import resolve_device
 from fastdiff.pipeline import Pipeline
 from fastdiff.requests.defaults import (
@@ -41,8 +42,17 @@ class Models:
 
     def names(self) -> list[str]:
         """The models that can be drawn with and need no download."""
-        folders = self._folders()
-        return [name for name, folder in folders.items() if _is_drawable(name, folder)]
+        return [card.name for card in self.cards()]
+
+    def cards(self) -> list[ModelCard]:
+        """The cards of those models."""
+        cards, _ = self._read_all()
+        return cards
+
+    def left_out(self) -> dict[str, str]:
+        """The models that are there and cannot be drawn with, by name, and why."""
+        _, left_out = self._read_all()
+        return left_out
 
     def card(self, name: str) -> ModelCard:
         """The card of model `name`. A hub model is downloaded where the hub is allowed.
@@ -89,41 +99,88 @@ class Models:
             return self._loaded[card.folder]
 
     def _folders(self) -> dict[str, Path]:
-        local = {} if self.folder is None else _model_folders(self.folder)
-        return hub.bundled_models() | local | (hub.cached_models() if self.allow_hub else {})
+        folders, _ = self._search()
+        return folders
+
+    def _search(self) -> tuple[dict[str, Path], dict[str, str]]:
+        """The folders of the models on offer, by name, and why others must not be read."""
+        local, refused = ({}, {}) if self.folder is None else _model_folders(self.folder)
+        return hub.bundled_models() | local | (hub.cached_models() if self.allow_hub else {}), refused
+
+    def _read_all(self) -> tuple[list[ModelCard], dict[str, str]]:
+        """The cards of the models, and why others have none. What is wrong with one stops no other."""
+        folders, left_out = self._search()
+        cards = []
+        for name, folder in folders.items():
+            try:
+                cards.append(_read_card(name, folder))
+            except InputError as error:
+                left_out[name] = str(error)
+        return cards, left_out
 
 
 def _read_card(name: str, folder: Path) -> ModelCard:
-    card = ModelCard.read(name, folder)
+    try:
+        card = ModelCard.read(name, folder)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"model {name} cannot be read ({in_one_line(error)}); save it again") from None
     if card.config.class_embed_type is not None:
         raise InputError(f"model {name}: the page has no control for class_embed_type {card.config.class_embed_type}")
     return card
 
 
-def _is_drawable(name: str, folder: Path) -> bool:
-    try:
-        _read_card(name, folder)
-    except InputError:
-        return False
-    return True
-
-
-def _model_folders(root: Path) -> dict[str, Path]:
-    folders = (folder for folder in _walk(root, MAX_DEPTH) if _stays_inside(folder, root))
-    return {f"./{folder.relative_to(root).as_posix()}": folder for folder in folders}
+def _model_folders(root: Path) -> tuple[dict[str, Path], dict[str, str]]:
+    """The model folders below `root`, by name, and those that must not be read, with the reason."""
+    folders: dict[str, Path] = {}
+    refused: dict[str, str] = {}
+    for folder in _walk(root, MAX_DEPTH):
+        name, reason = f"./{folder.relative_to(root).as_posix()}", _refusal(folder, root)
+        if reason is None:
+            folders[name] = folder
+        else:
+            refused[name] = reason
+    return folders, refused
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Path]:
-    """The pipeline folders at most `depth` levels below `folder`; what a model folder holds is not searched."""
-    for child in sorted(folder.iterdir()) if depth else ():
-        if (child / "model_index.json").is_file():
+    """The pipeline folders at most `depth` levels below `folder`; what a model folder holds is not searched.
+
+    Folders and links that cannot be followed are among them: `_refusal` has the reason.
+    """
+    try:
+        children = sorted(folder.iterdir())
+        os.stat(os.path.join(folder, "."))  # it may be listed, and yet not searched
+    except OSError:
+        yield folder
+        return
+    for child in children:
+        is_dangling = os.path.islink(child) and not os.path.exists(child)
+        if is_dangling or os.path.lexists(child / "model_index.json"):
             yield child
-        elif child.is_dir():
+        elif os.path.isdir(child) and depth > 1:
             yield from _walk(child, depth - 1)
 
 
-def _stays_inside(folder: Path, root: Path) -> bool:
-    """Whether every file that loading `folder` may read lies below `root`, once all links are followed."""
-    parts = [folder, *(hub.component_folder(folder, name) for name in registry.PART_NAMES)]
-    paths = [path for part in parts for path in (part, *part.iterdir())]
-    return all(path.resolve().is_relative_to(root) for path in paths)
+def _refusal(folder: Path, root: Path) -> str | None:
+    """Why `folder` must not be read; None where it may be.
+
+    Every file that loading it may read lies below `root`, once all links are followed, and is a plain file: another
+    kind may never end.
+    """
+    try:
+        str(folder).encode()
+        parts = [folder, *(hub.component_folder(folder, name) for name in registry.PART_NAMES)]
+        paths = [path for part in parts for path in (part, *part.iterdir())]
+        outside = [path for path in paths if not path.resolve().is_relative_to(root)]
+        strange = [path for path in paths if path.exists() and not (path.is_file() or path.is_dir())]
+    except UnicodeEncodeError:
+        return "its name is not UTF-8; rename it"
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}; correct or remove it"
+    except RuntimeError as error:  # links in a circle
+        return in_one_line(error)
+    if outside:
+        return f"the link {outside[0].relative_to(root)} leads out of {root}; put a copy in its place"
+    return f"{strange[0].relative_to(root)} is no plain file; remove it" if strange else None

@@ -320,7 +320,7 @@ def test_the_clients_own_check_of_an_id_is_one_line(offline):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -338,6 +338,31 @@ def test_cached_models_take_the_main_revision(cache):
     main = write_cache(cache, "org/name")
     write(main.parent / ("f" * 40))
     assert hub.cached_models() == {"org/name": main}
+
+
+def test_cached_models_that_cannot_be_read_are_listed_and_stop_no_other(cache):
+    good = write_cache(cache, "org/good")
+    dangling, half = (write_cache(cache, f"org/{name}", index=None) for name in ("dangling", "half"))
+    (dangling / "model_index.json").symlink_to("../../blobs/gone")
+    (half / "model_index.json").write_text("{")
+    damaged = cache / "models--org--damaged"
+    (damaged / "snapshots").mkdir(parents=True)
+    (damaged / "refs" / "main").mkdir(parents=True)
+    (cache / "models--org--file").touch()
+    assert hub.cached_models() == {"org/dangling": dangling, "org/good": good, "org/half": half}
+
+
+def test_a_cached_model_without_permission_is_listed(cache, monkeypatch):
+    good, locked = write_cache(cache, "org/good"), write_cache(cache, "org/locked").parent
+    listing = Path.iterdir
+
+    def iterdir(folder):
+        if folder == locked:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return listing(folder)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert hub.cached_models() == {"org/good": good, "org/locked": locked.parent}
 
 
 def test_no_cache_means_no_cached_models(cache):

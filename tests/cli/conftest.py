@@ -23,12 +23,12 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture
 def fastdiff(tmp_path, environment) -> Callable[..., subprocess.CompletedProcess]:
-    """Runs `fastdiff ARGS` in tmp_path."""
+    """Runs `fastdiff ARGS` in tmp_path, with further variables of its environment by name."""
 
-    def run(*args: object) -> subprocess.CompletedProcess:
+    def run(*args: object, **variables: str) -> subprocess.CompletedProcess:
         command = [sys.executable, "-m", "fastdiff", *map(str, args)]
         return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+            command, cwd=tmp_path, env=environment | variables, capture_output=True, text=True, timeout=120, check=False
         )
 
     return run

@@ -1,6 +1,10 @@
 """`fastdiff models`: what is bundled, and what a model offers."""
 
 import re
+import shutil
+
+from fastdiff import cli
+from fastdiff.checkpoints.model_card import ModelCard
 
 
 def test_models_lists_what_is_bundled_and_what_a_model_offers(fastdiff, model, refused):
@@ -12,3 +16,27 @@ def test_models_lists_what_is_bundled_and_what_a_model_offers(fastdiff, model, r
     assert "\ngroup  noto food: noto fruit, " in done.stdout
     assert "\n  216 " not in done.stdout, "the null label is nothing to ask for"
     refused(fastdiff("models", "emoji65"), "no model 'emoji65'; did you mean emoji64?")
+
+
+def test_cached_models_that_cannot_be_read_are_listed_with_the_reason(fastdiff, model, environment, tmp_path):
+    for name in ("broken", "good"):
+        shutil.copytree(model, tmp_path / "cache" / f"models--org--{name}" / "snapshots" / "0")
+    (tmp_path / "cache/models--org--broken/snapshots/0/model_index.json").write_text("{")
+    listed = fastdiff("models", HF_HUB_CACHE=str(tmp_path / "cache"))
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert re.search(r"^org/broken +cached +cannot be drawn with: .* is not readable JSON", listed.stdout, re.MULTILINE)
+    assert re.search(r"^org/good +cached +64x64, ddim, 216 labels$", listed.stdout, re.MULTILINE)
+
+
+def test_an_error_that_nobody_thought_of_stops_no_list(monkeypatch, capsys):
+    read = ModelCard.read
+
+    def failing(name, folder):
+        if name == "emoji64":
+            raise KeyError("surprise")
+        return read(name, folder)
+
+    monkeypatch.setattr(ModelCard, "read", failing)
+    assert cli.main(["models"]) == 0
+    listed = capsys.readouterr().out
+    assert "cannot be drawn with: KeyError: 'surprise'\n" in listed and "\nemoji64-dit " in listed

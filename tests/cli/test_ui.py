@@ -47,6 +47,19 @@ def test_a_port_in_use():
     assert (done.returncode, done.stdout, done.stderr) == (1, "", error)
 
 
+def test_models_that_are_left_out_are_named(tmp_path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "model_index.json").write_text("{")
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        flags = ("--port", str(taken.getsockname()[1]), "--models-dir", tmp_path)
+        done = subprocess.run(app(*flags), capture_output=True, text=True, timeout=120)
+    lines = done.stderr.splitlines()
+    assert re.match(r"fastdiff: model \./gone is left out: .*No such file", lines[0])
+    assert re.match(r"fastdiff: model \./broken is left out: .*model_index.json is not readable JSON", lines[1])
+    assert len(lines) == 3
+
+
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "kill"])
 def test_app_serves_on_loopback_until_it_is_ended(sign, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))

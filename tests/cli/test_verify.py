@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import diffusers
 import pytest
+import safetensors.torch
 import torch
 
 from fastdiff import cli
@@ -100,6 +103,79 @@ def test_a_wrong_weight_is_found(ddpm_folder, capsys, monkeypatch):
     assert cli.main(["verify", ddpm_folder, "--device", "cpu"]) == 1
     table = capsys.readouterr().out
     assert table.count(" FAILED\n") == 6 and table.endswith("\nNOT within tolerance\n")
+
+
+def refusal(command: str, folder, capfd) -> str:
+    """The one line that `fastdiff COMMAND` ends with."""
+    where = ["-m", str(folder), "-o", str(folder / "pictures")] if command == "sample" else [str(folder)]
+    assert cli.main([command, *where, "--device", "cpu"]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith("fastdiff: error: ") and len(err.splitlines()) == 1, err
+    return err
+
+
+@pytest.fixture
+def index_of_shards():
+    """Write an index that lists all keys of a folder's single file as its only shard."""
+
+    def write(folder) -> None:
+        single = folder / "diffusion_pytorch_model.safetensors"
+        places = dict.fromkeys(safetensors.torch.load_file(single), single.name)
+        (folder / f"{single.name}.index.json").write_text(json.dumps({"weight_map": places}))
+
+    return write
+
+
+def name_pndm(folder) -> None:
+    diffusers.PNDMScheduler().save_pretrained(folder / "scheduler")
+    index = json.loads((folder / "model_index.json").read_text()) | {"scheduler": ["diffusers", "PNDMScheduler"]}
+    (folder / "model_index.json").write_text(json.dumps(index))
+
+
+def edit_vae(folder) -> None:
+    path = folder / "vae" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"use_post_quant_conv": False}))
+
+
+SPOILT = {
+    "pndm": name_pndm,
+    "damaged": lambda folder: (folder / "transformer" / "diffusion_pytorch_model.safetensors").write_bytes(b"x" * 99),
+    "damaged-vae": lambda folder: (folder / "vae" / "diffusion_pytorch_model.safetensors").write_bytes(b"x" * 99),
+    "no-weights": lambda folder: (folder / "vae" / "diffusion_pytorch_model.safetensors").unlink(),
+    "turned-vae": edit_vae,
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_what_sample_refuses_verify_refuses_in_the_same_words(dit_folder, tmp_path, capfd, how):
+    folder = shutil.copytree(dit_folder, tmp_path / "dit")
+    SPOILT[how](folder)
+    assert refusal("verify", folder, capfd) == refusal("sample", folder, capfd)
+
+
+def test_what_diffusers_alone_refuses_is_one_line(dit_folder, tmp_path, capfd, index_of_shards):
+    """An index needs no metadata here, and does in diffusers."""
+    folder = shutil.copytree(dit_folder, tmp_path / "dit")
+    index_of_shards(folder / "transformer")
+    assert re.search(
+        "diffusers cannot load .*transformer .KeyError: 'metadata'.; save", refusal("verify", folder, capfd)
+    )
+
+
+def test_an_error_of_diffusers_while_it_runs_is_one_line(ddpm_folder, capfd, monkeypatch):
+    monkeypatch.setattr(diffusers.DDPMScheduler, "set_timesteps", lambda *_: [][0])
+    assert "diffusers cannot run" in refusal("verify", Path(ddpm_folder), capfd)
+
+
+def test_a_vae_that_fastdiff_loads_wrong_is_found(dit_folder, capsys, monkeypatch):
+    def load_wrong(*args):
+        pipe = load_pipeline(*args)
+        pipe.vae.decoder.conv_out.bias.data += 0.01
+        return pipe
+
+    monkeypatch.setattr(verification, "load_pipeline", load_wrong)
+    assert cli.main(["verify", dit_folder, "--device", "cpu"]) == 1
+    assert capsys.readouterr().out.count(" FAILED\n") == 1
 
 
 def test_without_diffusers_the_remedy_is_named(ddpm_folder, capsys, monkeypatch):

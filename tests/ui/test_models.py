@@ -3,15 +3,18 @@
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.pipeline import Pipeline
 from fastdiff.ui.models import MAX_LOADED, Models
 
 BUNDLED = list(hub.bundled_models())
+POSIX = pytest.mark.skipif(os.name != "posix", reason="named pipes, and names of bytes")
 
 
 def names(folder, **options) -> list[str]:
@@ -64,6 +67,112 @@ def test_models_that_cannot_be_drawn_with_are_not_offered(card_folder, tmp_path)
     assert offered.names() == BUNDLED
     with pytest.raises(InputError, match="no control for class_embed_type timestep"):
         offered.card("./embeds")
+
+
+@pytest.fixture
+def spoil(tmp_path):
+    """Spoil a model folder below tmp_path in the way of that name, or put something else in its place."""
+
+    def spoil(folder: Path, how: str) -> None:
+        index = folder / "model_index.json"
+        if how == "no-json":
+            index.write_text("{")
+        elif how == "binary":
+            index.write_bytes(b"\xff\xfe")
+        elif how == "deep":
+            index.write_text("[" * 100_000)
+        elif how == "a-folder-for-a-file":
+            index.unlink()
+            index.mkdir()
+        elif how == "dangling-file":
+            index.unlink()
+            index.symlink_to(folder / "gone")
+        elif how == "pipe":
+            index.unlink()
+            os.mkfifo(index)
+        elif how == "pipe-inside":
+            (folder / "unet" / "config.json").unlink()
+            os.mkfifo(folder / "unet" / "config.json")
+        elif how == "circle-inside":
+            (folder / "circle").symlink_to(folder / "circle")
+        else:
+            shutil.rmtree(folder)
+            folder.symlink_to({"dangling": tmp_path / "gone", "circle": folder}[how])
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("no-json", "binary", "deep", "a-folder-for-a-file", "dangling-file", "dangling", "circle"),
+        *(pytest.param(pipe, marks=POSIX) for pipe in ("pipe", "pipe-inside")),
+    ],
+)
+def test_a_bad_folder_leaves_the_others_in_the_list_and_is_named(card_folder, tmp_path, spoil, how):
+    card_folder("a")
+    spoil(card_folder("bad"), how)
+    card_folder("c")
+    offered = Models(tmp_path, device="cpu")
+    assert offered.names() == [*BUNDLED, "./a", "./c"]
+    (name, problem), *more = offered.left_out().items()
+    assert name == "./bad" and problem and len(problem.splitlines()) == 1 and not more
+
+
+def test_a_circle_of_links_in_a_model_stops_no_list(card_folder, tmp_path, spoil):
+    card_folder("a")
+    spoil(card_folder("bad"), "circle-inside")
+    assert "./a" in names(tmp_path)
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), FileNotFoundError(2, "No such file")])
+@pytest.mark.parametrize("place", ["bad", "bad/unet", "store"])
+def test_a_folder_that_cannot_be_searched(card_folder, tmp_path, monkeypatch, place, error):
+    """Without the permission to, or since it was removed meanwhile; a test may run as root, who may all."""
+    for name in ("a", "bad", "store/model"):
+        card_folder(name)
+    listing = Path.iterdir
+
+    def iterdir(folder):
+        if folder == tmp_path / place:
+            raise type(error)(*error.args, str(folder))
+        return listing(folder)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    offered = Models(tmp_path, device="cpu")
+    left = [f"./{name}" for name in ("bad", "store/model") if not name.startswith(place.partition("/")[0])]
+    assert offered.names() == [*BUNDLED, "./a", *left]
+    assert error.strerror in offered.left_out()[f"./{place.partition('/')[0]}"]
+
+
+@POSIX
+def test_a_name_that_no_page_can_show(card_folder, tmp_path):
+    shutil.copytree(card_folder("a"), tmp_path / os.fsdecode(b"caf\xe9"))
+    offered = Models(tmp_path, device="cpu")
+    assert offered.names() == [*BUNDLED, "./a"]
+    assert list(offered.left_out().values()) == ["its name is not UTF-8; rename it"]
+
+
+def test_an_error_that_nobody_thought_of_stops_no_list(card_folder, tmp_path, monkeypatch):
+    card_folder("a"), card_folder("bad")
+    read = ModelCard.read
+
+    def failing(name, folder):
+        if name == "./bad":
+            raise KeyError("surprise")
+        return read(name, folder)
+
+    monkeypatch.setattr(ModelCard, "read", failing)
+    offered = Models(tmp_path, device="cpu")
+    assert offered.names() == [*BUNDLED, "./a"]
+    assert "KeyError: 'surprise'" in offered.left_out()["./bad"]
+
+
+def test_a_link_out_of_the_folder_is_named(card_folder, tmp_path):
+    outside = card_folder("outside/model")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "linked").symlink_to(outside)
+    assert "leads out of" in Models(tmp_path / "models", device="cpu").left_out()["./linked"]
 
 
 def test_the_hub_is_asked_only_where_it_is_allowed(card_folder, tmp_path, monkeypatch):
