@@ -39,10 +39,11 @@ class CtrlC:
 
     def end(self) -> NoReturn:
         """End the process as it is; what Python's own end would wait for is left to the system."""
-        with contextlib.suppress(OSError):
+        try:
             # Not print: the signal may have come in the middle of one.
             os.write(2, f"{self.describe()}\n".encode(errors="backslashreplace"))
-        os._exit(EXIT_CODE)
+        finally:
+            os._exit(EXIT_CODE)
 
     def wait(self) -> None:
         """Wait for Ctrl-C within a block of `deferred`."""

@@ -162,12 +162,13 @@ def _draw_missing(run: "Run", output: "Output", device: str) -> Iterator["Finish
     from fastdiff.runs.drawing import draw, load_pipeline
 
     pipe = load_pipeline(run.card, run.request, device)
-    rest = replace(run, cells=[run.cells[place] for place in output.missing])
+    missing = output.missing
+    rest = replace(run, cells=[run.cells[place] for place in missing])
     with tqdm(total=len(rest.cells), unit=" pictures", bar_format=_BAR, file=sys.stderr) as bar:
         for progress in draw(rest, pipe):
             bar.update(progress.done - bar.n)  # a sum of shares would end beside the total
             for finished in progress.finished:
-                yield replace(finished, place=output.missing[finished.place])
+                yield replace(finished, place=missing[finished.place])
 
 
 def _json_line(path: Path, record: Mapping[str, Any]) -> str:
