@@ -9,7 +9,7 @@ import pytest
 
 from fastdiff.requests import png
 
-ASKED = ["--label", 0, "--label", 1, "-s", "3,5,9", "--steps", 2, "-b", 1, "--grid", "--json"]
+ASKED = ["--label", 0, "--label", 1, "-s", "3,5,9", "--steps", 5, "-b", 1, "--grid", "--json"]
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_a_killed_run_goes_on_and_draws_each_picture_once(fastdiff, tmp_path, en
     assert process.returncode == -signal.SIGKILL
     before = contents()
     kept = {name for name in before if name.endswith(".png")}
-    assert 2 <= len(kept) <= 6 and "a/grid.png" not in kept
+    assert 2 <= len(kept) < 6 and "a/grid.png" not in kept
 
     done = fastdiff("sample", *ASKED, "-o", "a", "--resume")
     assert done.returncode == 0, done.stderr
