@@ -5,4 +5,5 @@ import sys
 from fastdiff.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(["ui", *sys.argv[1:]]))
+    sys.argv.insert(1, "ui")
+    sys.exit(main())

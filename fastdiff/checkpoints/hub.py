@@ -48,6 +48,7 @@ def resolve(
     check_variant(variant)
     check_revision(revision)
     name = str(name_or_path)
+    _check_permission(name)
     if is_hub_id(name):
         return _download(name, revision, token, variant, local_files_only)
     if revision is not None:
@@ -66,6 +67,16 @@ def resolve(
     raise InputError(
         f"no model {name!r}; {hint}bundled: {', '.join(bundled)}; a model folder and a hub id org/name also work"
     )
+
+
+def _check_permission(name: str) -> None:
+    """InputError for a folder that may be there, but that nobody shows us."""
+    try:
+        os.stat(os.path.join(name, _CONFIGS[0]))
+    except PermissionError:
+        raise InputError(f"{name} may not be read (Permission denied); ask its owner, or give another model") from None
+    except (OSError, ValueError):  # for `resolve` to tell
+        pass
 
 
 def bundled_models() -> dict[str, Path]:

@@ -4,14 +4,15 @@ Whatever does not need torch happens without it, so that help and errors come at
 Exit codes: 0 done; 1 the run failed; 2 the input cannot be used; 130 interrupted; 141 nobody reads the output any more.
 """
 
-import io
+import errno
 import os
 import sys
 from collections.abc import Sequence
 
 from fastdiff import __version__
-from fastdiff.cli import info, models, sample, ui, verify
-from fastdiff.cli.arguments import Parser, printable
+from fastdiff.cli import info, models, sample, streams, ui, verify
+from fastdiff.cli.arguments import Parser
+from fastdiff.cli.interruption import CTRL_C, EXIT_CODE
 from fastdiff.errors import InputError, NonFiniteError
 
 _COMMANDS = {
@@ -24,30 +25,46 @@ _COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command `argv` (default: the process's arguments) and return its exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # in a notebook it is something else
-            stream.reconfigure(errors="backslashreplace")  # a label need not fit the terminal's encoding
+    """Run the command `argv` and return its exit code. Without `argv` it is the process's own, and so is Ctrl-C."""
+    streams.prepare()
+    if argv is None:
+        CTRL_C.install()
     try:
-        args = _parser().parse_args(argv)
-        code = args.run(args)
+        code = _run(argv)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Python flushes stdout once more at its end, which must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        code = 141
     except InputError as error:
-        return _fail(error, 2)
+        code = _fail(error, 2)
     except (NonFiniteError, OSError, MemoryError) as error:
-        return _fail(error, 1)
+        code = _fail(error, 1)
     except KeyboardInterrupt:
-        print("fastdiff: interrupted", file=sys.stderr)
-        return 130
+        streams.say("interrupted")
+        code = EXIT_CODE
+    streams.drop_unwritten()
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
+        args = _parser().parse_args(argv)
+    except SystemExit:  # --help and --version have printed
+        return 0
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise InputError(f"the current folder cannot be used ({error.strerror}); change to another one") from None
+    try:
+        return args.run(args)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise InputError(f"{error.filename}: {error.strerror}; give a shorter one") from None
+        raise
 
 
 def _fail(error: Exception, code: int) -> int:
-    print(f"fastdiff: error: {printable(str(error) or type(error).__name__)}", file=sys.stderr)
+    streams.say(f"error: {streams.error_line(str(error) or type(error).__name__)}")
     return code
 
 

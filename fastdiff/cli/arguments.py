@@ -1,4 +1,4 @@
-"""Arguments that several commands share, their types, and text that is safe to print."""
+"""Arguments that several commands share, and their types."""
 
 import argparse
 from collections.abc import Callable
@@ -39,8 +39,3 @@ def device(text: str) -> str:
     if text not in ("auto", "cpu", "cuda") and not text.removeprefix("cuda:").isdecimal():
         raise argparse.ArgumentTypeError(f"{text} is not {DEVICES}")
     return text
-
-
-def printable(text: str) -> str:
-    """`text` as one line without control characters: a file's name or contents must not drive the terminal."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from fastdiff.cli.arguments import printable
+from fastdiff.cli.streams import printable, require_stdout
 from fastdiff.errors import InputError
 from fastdiff.requests import png
 
@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """InputError where the file holds no settings."""
+    require_stdout()
     texts = png.read_text(args.file)
     if not texts:
         raise InputError(f"{args.file} holds no settings; name a PNG that fastdiff or a kindred tool wrote")

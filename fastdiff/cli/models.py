@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.cli.arguments import printable
+from fastdiff.cli.streams import printable, require_stdout
 from fastdiff.errors import InputError, in_one_line
 
 
@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """InputError for a model that is not there."""
+    require_stdout()
     if args.model is None:
         _list_models()
     else:

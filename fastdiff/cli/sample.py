@@ -8,19 +8,23 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.cli.arguments import add_model_arguments, count
+from fastdiff.cli.interruption import CTRL_C
+from fastdiff.cli.streams import require_stdout, say
+from fastdiff.errors import InputError
 from fastdiff.numbers import MAX_SEED
 from fastdiff.requests import defaults
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import DTYPES, Request
 
 if TYPE_CHECKING:
-    from fastdiff.runs.drawing import Run
+    from fastdiff.runs.drawing import Finished, Run
     from fastdiff.runs.output import Output
 
 _BAR = "{percentage:3.0f}%|{bar}| {n:.1f}/{total:.0f} pictures [{elapsed}<{remaining}, {rate_noinv_fmt}]"
@@ -61,9 +65,17 @@ def _add_picture_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("output").add_argument
+    group = parser.add_argument_group("output")
+    add = group.add_argument
     add("-o", "--out", default="outputs", help="folder, PNG file or pattern of {seed} and {label} (default: outputs)")
-    add("--overwrite", action="store_true", help="replace files that exist, which is otherwise refused")
+    either = group.add_mutually_exclusive_group().add_argument
+    either("--overwrite", action="store_true", help="replace files that exist, which is otherwise refused")
+    either(
+        "--resume",
+        action="store_true",
+        help="go on with a run that was ended: keep its files, refuse those of other settings (a kept picture may come "
+        "from another device or version)",
+    )
     add(
         "--grid",
         nargs="?",
@@ -84,21 +96,25 @@ def run(args: argparse.Namespace) -> int:
     """Draw what `args` ask for. Raises what `main` turns into exit codes."""
     from fastdiff.runs.drawing import Run, find_model
     from fastdiff.runs.output import Output
+    from fastdiff.runs.resuming import with_number_format
 
     start = time.perf_counter()
+    if args.json or args.explain:
+        require_stdout()
     request = Request.from_flags(vars(args), args.source)
+    if args.resume and request.seed == "random":
+        raise InputError("--resume draws the seeds that the run began with; name them with --seed")
     run = Run.prepare(request, find_model(request), COMMAND, batch_size=args.batch_size)
     if args.explain:
         return _explain(run, args.device, args.json)
-    output = Output.check(run, args.out, overwrite=args.overwrite, grid=args.grid)
+    if args.resume:
+        run = with_number_format(run, args.device)
+    output = Output.check(run, args.out, overwrite=args.overwrite, resume=args.resume, grid=args.grid)
+    output.remove_abandoned()
     written: list[Path] = []
-    try:
-        for path in _draw(run, output, args.device, args.json):
-            written.append(path)
-    except KeyboardInterrupt:
-        _say(f"interrupted; wrote {_summary(output, written)}")
-        return 130
-    _say(f"wrote {_summary(output, written)} in {time.perf_counter() - start:.1f} s")
+    CTRL_C.describe = lambda: f"\nfastdiff: interrupted; {_summary(output, written)}"  # below the bar
+    _draw(run, output, args.device, args.json, written)
+    say(f"{_summary(output, written)} in {time.perf_counter() - start:.1f} s")
     return 0
 
 
@@ -110,39 +126,60 @@ def _explain(run: "Run", device: str, as_json: bool) -> int:
     return 0
 
 
-def _draw(run: "Run", output: "Output", device: str, as_json: bool) -> Iterator[Path]:
-    """Draw and write the pictures, then the grid; yields each path once its file is whole."""
+def _draw(run: "Run", output: "Output", device: str, as_json: bool, written: list[Path]) -> None:
+    """Draw and write the pictures that are not kept, then the grid; `written` has each path whose file is whole."""
+    from tqdm import tqdm
+
+    from fastdiff.runs.resuming import load_picture
+    from fastdiff.runs.sheet import ContactSheet
+
+    sheet = ContactSheet(len(run.cells), output.columns)
+    record: dict[str, Any] = {}
+    for place, record in output.kept.items():
+        if output.grid:
+            sheet.paste(place, load_picture(output.paths[place], record))
+        if as_json:
+            print(_json_line(output.paths[place], record), flush=True)
+    for finished in _draw_missing(run, output, device) if output.missing else ():
+        record = finished.record
+        with CTRL_C.deferred():  # a file, its line and its place among the written ones belong together
+            path = output.write(finished)
+            written.append(path)
+            if as_json:
+                with tqdm.external_write_mode():
+                    print(_json_line(path, record), flush=True)
+        if output.grid:
+            sheet.paste(finished.place, finished.image)
+    if output.grid and sheet.image:
+        with CTRL_C.deferred():
+            written.append(output.write_grid(output.grid, sheet.image, run, record))
+
+
+def _draw_missing(run: "Run", output: "Output", device: str) -> Iterator["Finished"]:
+    """Draw the pictures that are not kept, below a progress bar."""
     from tqdm import tqdm
 
     from fastdiff.runs.drawing import draw, load_pipeline
-    from fastdiff.runs.sheet import ContactSheet
 
     pipe = load_pipeline(run.card, run.request, device)
-    sheet = ContactSheet(len(run.cells), output.columns)
-    with tqdm(total=len(run.cells), unit=" pictures", bar_format=_BAR, file=sys.stderr) as bar:
-        for progress in draw(run, pipe):
+    missing = output.missing
+    rest = replace(run, cells=[run.cells[place] for place in missing])
+    with tqdm(total=len(rest.cells), unit=" pictures", bar_format=_BAR, file=sys.stderr) as bar:
+        for progress in draw(rest, pipe):
             bar.update(progress.done - bar.n)  # a sum of shares would end beside the total
             for finished in progress.finished:
-                path = output.write(finished)
-                yield path
-                if output.grid:
-                    sheet.paste(finished.place, finished.image)
-                if as_json:
-                    line = {"path": str(path), "seed": finished.cell.seed, "label": finished.cell.label_name}
-                    with bar.external_write_mode():
-                        print(json.dumps(line | {"settings": finished.record}), flush=True)
-    if output.grid and sheet.image:
-        yield output.write_grid(output.grid, sheet.image, run, finished.record)
+                yield replace(finished, place=missing[finished.place])
+
+
+def _json_line(path: Path, record: Mapping[str, Any]) -> str:
+    return json.dumps({"path": str(path), "seed": record["seed"], "label": record["label"], "settings": record})
 
 
 def _summary(output: "Output", written: Sequence[Path]) -> str:
-    pictures, count = [path for path in written if path != output.grid], len(output.paths)
-    text = str(count) if len(pictures) == count else f"{len(pictures)} of {count}"
+    pictures, count = [path for path in written if path != output.grid], len(output.missing)
+    text = f"kept {len(output.kept)}, " if output.kept else ""
+    text += f"wrote {count if len(pictures) == count else f'{len(pictures)} of {count}'}"
     text += f" picture{'' if count == 1 else 's'}"
     if pictures:
         text += f" to {pictures[0] if len(pictures) == 1 else os.path.commonpath([p.parent for p in pictures]) or '.'}"
     return text + (f" and a grid to {output.grid}" if output.grid in written else "")
-
-
-def _say(message: str) -> None:
-    print(f"fastdiff: {message}", file=sys.stderr)

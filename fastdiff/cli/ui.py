@@ -7,7 +7,9 @@ import sys
 import threading
 from pathlib import Path
 
-from fastdiff.cli.arguments import DEVICES, printable
+from fastdiff.cli.arguments import DEVICES
+from fastdiff.cli.interruption import CTRL_C
+from fastdiff.cli.streams import printable
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
 
@@ -26,13 +28,14 @@ def run(args: argparse.Namespace) -> int:
     models = Models(args.models_dir, args.allow_hub, args.device)
     for name, problem in models.left_out().items():
         print(printable(f"fastdiff: model {name} is left out: {problem}"), file=sys.stderr)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server's folder goes with it
+    signal.signal(signal.SIGTERM, CTRL_C.answer)  # so that the server's folder goes with it
     warm_up = threading.Thread(target=models.warm_up, args=(defaults.MODEL,))  # the first click finds the model loaded
     warm_up.start()
     try:
-        with serving(models, Limits(), host=args.host, port=args.port, share=args.share) as address:
+        server = serving(models, Limits(), host=args.host, port=args.port, share=args.share)
+        with CTRL_C.deferred(), server as address:
             print(f"fastdiff is at {address} (Ctrl-C ends it)", flush=True)
-            threading.Event().wait()
+            CTRL_C.wait()
     finally:
         warm_up.join()  # torch's threads do not survive an exit in their midst
     return 0

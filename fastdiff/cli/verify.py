@@ -5,6 +5,7 @@ import json
 from typing import TYPE_CHECKING
 
 from fastdiff.cli.arguments import add_model_arguments
+from fastdiff.cli.streams import require_stdout
 from fastdiff.requests.defaults import VERIFICATION_STEPS
 from fastdiff.requests.request import Request
 
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print every comparison; 0 where all are within tolerance, else 1. InputError for what cannot be loaded."""
+    require_stdout()
     from fastdiff.runs.verification import compare_with_diffusers
 
     request = Request.from_flags(vars(args) | {"num_images": 1})

@@ -4,26 +4,17 @@ leave a whole file or none."""
 import errno
 import os
 import re
-import secrets
+import stat
 import string
 import tempfile
-import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fastdiff.errors import InputError
 from fastdiff.requests.completion import Cell
+from fastdiff.runs import temporaries
 
 _OTHER_FORMATS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
-_WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)", re.IGNORECASE)
-
-
-def slug(label: str | int) -> str:
-    """A label as part of a file name: lower-case word characters and dashes, at most 40, on every system."""
-    if isinstance(label, int):
-        return f"class{label}"
-    words = re.sub(r"[\W_]+", "-", unicodedata.normalize("NFKC", label).lower()).strip("-")[:40].strip("-")
-    return f"{words}-" if _WINDOWS_DEVICES.fullmatch(words) else words or "label"
 
 
 def default_pattern(with_labels: bool) -> str:
@@ -39,7 +30,7 @@ def as_pattern(out: str, with_labels: bool) -> str:
     name = default_pattern(with_labels)
     if not out or "\0" in out:
         raise InputError(f"-o {out!r} is not a path; name a folder, a PNG file or a pattern such as out/{name}")
-    if Path(out).is_dir():
+    if os.path.isdir(out):
         return str(Path(out.replace("{", "{{").replace("}", "}}")) / name)
     has_fields = _check_fields(out, with_labels)
     suffix = "" if out.endswith(("/", os.sep)) else Path(out).suffix.lower()
@@ -65,23 +56,18 @@ def _check_fields(pattern: str, with_labels: bool) -> bool:
     return bool(fields)
 
 
-def picture_paths(pattern: str, cells: Iterable[Cell], overwrite: bool) -> list[Path]:
-    """The path of each picture, in order. InputError where two agree or `check` refuses one."""
+def picture_paths(pattern: str, cells: Iterable[Cell], names: Iterable[str | None]) -> list[Path]:
+    """The path of each picture, in order; `names`: of their labels. InputError where two agree."""
     paths: dict[str, Path] = {}
-    for cell in cells:
-        path = picture_path(pattern, cell)
+    for cell, name in zip(cells, names, strict=True):
+        path = Path(pattern.format(seed=cell.seed, label=name))
         key = file_key(path)
         if key in paths:
             raise InputError(
                 f"more than one picture would be {path}; put {{seed}} and {{label}} in -o, or give a folder"
             )
         paths[key] = path
-    check(list(paths.values()), overwrite)
     return list(paths.values())
-
-
-def picture_path(pattern: str, cell: Cell) -> Path:
-    return Path(pattern.format(seed=cell.seed, label=None if cell.label_name is None else slug(cell.label_name)))
 
 
 def file_key(path: Path) -> str:
@@ -96,24 +82,35 @@ def grid_path(name: str) -> Path:
     return Path(name)
 
 
-def check(paths: Sequence[Path], overwrite: bool, flag: str = "-o") -> None:
-    """InputError unless every path can be written: no such file yet (or `overwrite`), and a folder that takes files.
+def check(paths: Sequence[Path], may_exist: bool, flag: str = "-o") -> None:
+    """InputError unless every path can be written: no such file yet (or `may_exist`), and a folder that takes files.
 
     `flag` is the one that the message says names another place.
     """
     for path in paths:
-        try:
-            exists, is_folder = os.path.lexists(path), path.is_dir()
-        except OSError as error:
-            raise InputError(f"{path} cannot be written ({error.strerror}); name another file with {flag}") from None
-        if is_folder:
+        mode = _mode(path, flag)
+        if mode is not None and stat.S_ISDIR(mode):
             raise InputError(f"{path} is a folder; name another file with {flag}")
-        if exists and not overwrite:
-            raise InputError(f"{path} already exists; --overwrite replaces it, {flag} names another place")
-        if len(os.fsencode(path.name)) > 255:
-            raise InputError(f"{path} cannot be written (the file name is too long); name another file with {flag}")
+        if not may_exist and (mode is not None or os.path.lexists(path)):
+            raise InputError(
+                f"{path} already exists; --overwrite replaces it, --resume keeps it if this run would draw the same, "
+                f"{flag} names another place"
+            )
+        if any(len(os.fsencode(part)) > 255 for part in path.parts):
+            raise InputError(f"{path} cannot be written (a name in it is too long); name another file with {flag}")
     for folder in {path.parent for path in paths}:
         _check_folder(folder, flag)
+
+
+def _mode(path: Path, flag: str) -> int | None:
+    """The mode of what is at `path`, None where nothing is. InputError where the system does not tell."""
+    try:
+        return os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        reason = f"{path} cannot be written ({error.strerror})"
+        raise InputError(f"{reason}; name another place with {flag}") from None
 
 
 def _check_folder(folder: Path, flag: str) -> None:
@@ -131,20 +128,14 @@ def _check_folder(folder: Path, flag: str) -> None:
 
 def write(path: Path, data: bytes, overwrite: bool) -> None:
     """Write a file whole or not at all, and replace none without `overwrite`. OSError with a one-line message."""
-    temporary = path.parent / f".fastdiff-{secrets.token_hex(8)}.tmp"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        (os.replace if overwrite else _rename_exclusive)(temporary, path)
+        with temporaries.holding(path.parent, data) as temporary:
+            (os.replace if overwrite else _rename_exclusive)(temporary, path)
     except FileExistsError:
         raise OSError(f"{path} appeared while it was being drawn and was kept; draw again with another -o") from None
     except OSError as error:
         raise OSError(f"cannot write {path} ({error.strerror}); make room or name another place with -o") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _rename_exclusive(source: Path, target: Path) -> None:

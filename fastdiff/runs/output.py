@@ -1,14 +1,15 @@
 """The files of a run: every place is checked before the first picture is drawn."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastdiff.errors import InputError
 from fastdiff.requests import png
-from fastdiff.runs import files
+from fastdiff.runs import files, resuming, temporaries
 from fastdiff.runs.drawing import Finished, Run
+from fastdiff.runs.names import cell_names
 from fastdiff.runs.sheet import grid_columns, sheet_size
 
 if TYPE_CHECKING:
@@ -21,20 +22,39 @@ class Output:
 
     paths: Sequence[Path]  # of the run's cells, in order
     overwrite: bool = False
-    grid: Path | None = None
+    grid: Path | None = None  # None: none is asked for, or it is there already
     columns: int = 1  # of the grid
+    kept: Mapping[int, dict[str, Any]] = field(default_factory=dict)  # settings of the cells that are drawn already
 
     @classmethod
-    def check(cls, run: Run, out: str, *, overwrite: bool, grid: str | bool) -> "Output":
+    def check(
+        cls, run: Run, out: str, *, overwrite: bool = False, resume: bool = False, grid: str | bool = False
+    ) -> "Output":
         """`out` is a folder, a PNG file or a pattern; `grid` a file, or True for grid.png beside the first picture.
 
-        InputError for what cannot be written.
+        resume: keep the files that hold the settings that this run would write; see `runs.resuming`.
+        InputError for what cannot be written, and for other files than that in its place.
         """
         pattern = files.as_pattern(out, with_labels=bool(run.request.label))
-        paths = files.picture_paths(pattern, run.cells, overwrite)
+        paths = files.picture_paths(pattern, run.cells, cell_names(run.cells, run.card.info))
+        files.check(paths, may_exist=overwrite or resume)
         num_labels = len(run.request.label)
         columns = grid_columns(num_labels, len(run.cells) // max(1, num_labels))
-        return cls(paths, overwrite, _grid_path(run, paths, columns, overwrite, grid) if grid else None, columns)
+        sheet = _grid_path(run, paths, columns, overwrite or resume, grid) if grid else None
+        if not resume:
+            return cls(paths, overwrite, sheet, columns)
+        kept = resuming.find_pictures(run, paths)
+        return cls(paths, overwrite, None if sheet and resuming.has_grid(run, sheet) else sheet, columns, kept)
+
+    @property
+    def missing(self) -> list[int]:
+        """The places of the cells that are not drawn yet."""
+        return [place for place in range(len(self.paths)) if place not in self.kept]
+
+    def remove_abandoned(self) -> None:
+        """Remove the temporary files that killed processes left in the folders of this run."""
+        for folder in {path.parent for path in (*self.paths, *filter(None, [self.grid]))}:
+            temporaries.remove_abandoned(folder)
 
     def write(self, finished: Finished) -> Path:
         """Write a PNG that holds its settings. OSError with a one-line message."""
@@ -44,17 +64,16 @@ class Output:
 
     def write_grid(self, path: Path, sheet: "Image", run: Run, record: Mapping[str, Any]) -> Path:
         """Write the `sheet` of all pictures; `record` is one of theirs. OSError as `write`."""
-        seeds = list(dict.fromkeys(cell.seed for cell in run.cells))
-        own = {"seed": seeds, "label": list(run.request.label) or None, "width": sheet.width, "height": sheet.height}
+        own = {**resuming.grid_settings(run), "width": sheet.width, "height": sheet.height}
         files.write(path, png.encode(sheet, {**record, **own}), self.overwrite)
         return path
 
 
-def _grid_path(run: Run, paths: Sequence[Path], columns: int, overwrite: bool, name: str | bool) -> Path:
+def _grid_path(run: Run, paths: Sequence[Path], columns: int, may_exist: bool, name: str | bool) -> Path:
     grid = paths[0].parent / "grid.png" if isinstance(name, bool) else files.grid_path(name)
     if any(files.file_key(path) == files.file_key(grid) for path in paths):
         raise InputError(f"the grid and a picture would both be {grid}; name another file with --grid")
-    files.check([grid], overwrite, "--grid")
+    files.check([grid], may_exist, "--grid")
     if run.card.size:
         sheet_size(len(paths), columns, run.card.size)
     return grid

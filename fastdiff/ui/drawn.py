@@ -7,6 +7,7 @@ from typing import Any
 
 from fastdiff.runs import drawing, files
 from fastdiff.runs.drawing import Progress, Run
+from fastdiff.runs.names import cell_names
 from fastdiff.runs.output import Output
 from fastdiff.ui.models import Models
 
@@ -26,6 +27,7 @@ def draw(run: Run, models: Models, folder: Path) -> Iterator[tuple[Progress, lis
     """
     pipe = models.pipeline(run.card, run.request.scheduler)
     pattern = files.default_pattern(with_labels=bool(run.request.label))
-    output = Output([folder / files.picture_path(pattern, cell) for cell in run.cells])
+    names = cell_names(run.cells, run.card.info)
+    output = Output([folder / path for path in files.picture_paths(pattern, run.cells, names)])
     for progress in drawing.draw(run, pipe):
         yield progress, [Drawn(output.write(finished), finished.record) for finished in progress.finished]

@@ -1,0 +1,100 @@
+"""Files of an earlier run that a resumed one keeps: those whose settings are the ones that it would write itself.
+
+The device and the versions of what drew a picture are not compared: a run may go on on another machine or after an
+update, where the last bits may differ, and each PNG says what drew it. The number format is compared.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastdiff.errors import InputError
+from fastdiff.requests import png
+from fastdiff.requests.completion import Cell
+from fastdiff.requests.request import shorten
+from fastdiff.runs.drawing import Run
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_SHOWN = 3  # of the settings that differ
+
+
+def with_number_format(run: Run, device: str) -> Run:
+    """`run` with its dtype chosen for `device`, so that it can be compared. InputError for a device that is not there.
+
+    Imports torch where the run leaves the dtype open.
+    """
+    if run.request.dtype != "auto":
+        return run
+    from fastdiff.execution.devices import dtype_name, resolve_device, resolve_dtype
+
+    dtype = dtype_name(resolve_dtype("auto", resolve_device(device)))
+    return replace(run, request=replace(run.request, dtype=dtype))
+
+
+def find_pictures(run: Run, paths: Sequence[Path]) -> dict[int, dict[str, Any]]:
+    """The settings of the run's pictures that are in their `paths` already, by place.
+
+    InputError for a file that is not the picture of its cell.
+    """
+    found = {}
+    for place, (path, cell) in enumerate(zip(paths, run.cells, strict=True)):
+        if os.path.lexists(path):
+            found[place] = _read(path, _cell_settings(run, cell))
+    return found
+
+
+def has_grid(run: Run, path: Path) -> bool:
+    """Whether the grid of `run` is there; InputError for another file in its place."""
+    if not os.path.lexists(path):
+        return False
+    _read(path, run.request.as_record() | grid_settings(run))
+    return True
+
+
+def grid_settings(run: Run) -> dict[str, Any]:
+    """The settings of a grid that are not its pictures' own, but for its size."""
+    return {"seed": list(dict.fromkeys(cell.seed for cell in run.cells)), "label": list(run.request.label) or None}
+
+
+def load_picture(path: Path, record: Mapping[str, Any]) -> "Image":
+    """The pixels of a picture of such settings. InputError where they are damaged."""
+    from PIL import Image
+
+    try:
+        with Image.open(path, formats=["PNG"]) as image:
+            if image.size != (record["width"], record["height"]):
+                raise ValueError("it is of another size than its settings say")
+            image.load()
+            return image
+    except (OSError, SyntaxError, ValueError, KeyError, Image.DecompressionBombError) as error:
+        raise InputError(f"{path} is damaged ({error}); remove it, or give --overwrite instead of --resume") from None
+
+
+def _cell_settings(run: Run, cell: Cell) -> dict[str, Any]:
+    size = dict(zip(("width", "height"), run.card.size or (), strict=False))
+    return run.request.as_record() | size | {"seed": cell.seed, "label": cell.label_name}
+
+
+def _read(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in the PNG `path`, which are the `expected` ones as far as those go; else InputError."""
+    remedy = "name another place with -o, or give --overwrite instead of --resume"
+    try:
+        record = png.read_settings(path)
+    except InputError as error:
+        raise InputError(f"--resume: {error}; {remedy}") from None
+    wrong = [name for name, value in expected.items() if name not in record or record[name] != value]
+    if wrong:
+        differences = ", ".join(
+            f"{name} {_shown(record.get(name))}, not {_shown(expected[name])}" for name in wrong[:_SHOWN]
+        )
+        raise InputError(f"{path} was drawn with {differences}; {remedy}")
+    return {name: value for name, value in record.items() if name != "schema"}
+
+
+def _shown(value: Any) -> str:
+    return shorten(json.dumps(value, ensure_ascii=False))

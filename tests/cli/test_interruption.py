@@ -1,0 +1,83 @@
+"""Ctrl-C at any moment: one line and exit code 130 at once, also twice, and nothing half-written."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
+
+DRAW = ["sample", "--steps", "50", "--label", "0", "--num-images", "500", "-b", "1"]
+# The command, which says on stdout when its `main` begins.
+PROGRAM = "import sys; from fastdiff import cli; print(flush=True); sys.argv[0] = 'fastdiff'; sys.exit(cli.main())"
+
+
+def interrupted(tmp_path, environment, args, waits) -> tuple[int, str, float]:
+    """Exit code, stderr, and the seconds that it took to end after the last of the signals, sent after `waits`."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *args],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        process.stdout.readline()
+        for seconds in waits:
+            time.sleep(seconds)
+            process.send_signal(signal.SIGINT)
+        start = time.perf_counter()
+        _, error = process.communicate(timeout=60)
+    return process.returncode, error, time.perf_counter() - start
+
+
+@pytest.mark.parametrize("waits", [[0.02], [0.1], [0.25], [0.5], [1.0], [0.1, 0.01], [0.4, 0], [3, 0.005]], ids=str)
+def test_it_ends_at_once(tmp_path, environment, files, waits):
+    code, error, seconds = interrupted(tmp_path, environment, DRAW, waits)
+    assert code == 130, error
+    assert "Traceback" not in error and error.count("fastdiff: interrupted") <= 1 and "Exception" not in error
+    assert seconds < 5, "a step that is under way, on a busy machine"
+    assert all(name.endswith(".png") for name in files(tmp_path))
+
+
+def test_where_it_is_ignored_it_stays_ignored(tmp_path, environment):
+    """As a shell starts what runs in its background."""
+    command = [sys.executable, "-c", PROGRAM, "sample", "--steps", "1", "--label", "0", "--num-images", "1"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    ) as process:  # fmt: skip
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 0, error
+
+
+def test_a_file_that_is_being_written_ends_first(tmp_path, environment, files):
+    """The signal comes while the picture is being flushed to the disk; a second one does not wait."""
+    for signals, expected in ((1, ["a.png"]), (2, [])):
+        code = f"""if True:
+            import os, signal, sys
+            from fastdiff import cli
+            flush = os.fsync
+            def fsync(descriptor):
+                for _ in range({signals}):
+                    os.kill(os.getpid(), signal.SIGINT)
+                flush(descriptor)
+            os.fsync = fsync
+            sys.argv = "fastdiff sample --steps 1 --label 0 --num-images 1 --device cpu -o a.png".split()
+            sys.exit(cli.main())
+        """
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 130, done.stderr
+        assert done.stderr.endswith(
+            f"fastdiff: interrupted; wrote {'1 picture to a.png' if expected else '0 of 1 picture'}\n"
+        )
+        assert [name for name in files(tmp_path) if name.endswith(".png")] == expected
+        (tmp_path / "a.png").unlink(missing_ok=True)
+    (leftover,) = os.listdir(tmp_path)
+    assert leftover.startswith(".fastdiff-"), "which the next run removes"
+    draw = [sys.executable, "-m", "fastdiff", "sample", "--steps", "1", "--num-images", "1", "-o", "."]
+    subprocess.run(draw, cwd=tmp_path, env=environment, capture_output=True, check=True)
+    assert not list(tmp_path.glob(".fastdiff-*"))

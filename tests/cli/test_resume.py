@@ -1,0 +1,118 @@
+"""`fastdiff sample --resume`: a run that was killed goes on, and ends as if nothing had been."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fastdiff.requests import png
+
+ASKED = ["--label", 0, "--label", 1, "-s", "3,5,9", "--steps", 5, "-b", 1, "--grid", "--json"]
+
+
+@pytest.fixture
+def contents(tmp_path, files):
+    """The bytes and the time of each file below tmp_path."""
+
+    def read() -> dict:
+        return {
+            name: ((tmp_path / name).read_bytes(), (tmp_path / name).stat().st_mtime_ns) for name in files(tmp_path)
+        }
+
+    return read
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills")
+def test_a_killed_run_goes_on_and_draws_each_picture_once(fastdiff, tmp_path, environment, contents):
+    command = [sys.executable, "-m", "fastdiff", "sample", *map(str, ASKED), "-o", "a"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        for _ in range(2):
+            process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    before = contents()
+    kept = {name for name in before if name.endswith(".png")}
+    assert 2 <= len(kept) < 6 and "a/grid.png" not in kept
+
+    done = fastdiff("sample", *ASKED, "-o", "a", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert f"fastdiff: kept {len(kept)}, wrote {6 - len(kept)} picture" in done.stderr.splitlines()[-1]
+    after = contents()
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}, "drawn or written again"
+    paths = [json.loads(line)["path"] for line in done.stdout.splitlines()]
+    assert sorted([*paths, "a/grid.png"]) == sorted(after), "each picture once, and no temporary file"
+
+    whole = fastdiff("sample", *ASKED, "-o", "b")
+    assert whole.returncode == 0, whole.stderr
+    every = contents()
+    assert all(every[name][0] == every[name.replace("a/", "b/")][0] for name in after), "pixels and settings"
+    lines = {line["path"]: line for line in map(json.loads, whole.stdout.splitlines())}
+    resumed = {line["path"].replace("a/", "b/"): line["settings"] for line in map(json.loads, done.stdout.splitlines())}
+    assert resumed == {path: line["settings"] for path, line in lines.items()}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills")
+def test_a_write_that_was_killed_leaves_what_the_next_run_removes(fastdiff, tmp_path, environment, files):
+    code = """if True:
+        import os, signal, sys
+        from fastdiff import cli
+        os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
+        sys.exit(cli.main())
+    """
+    args = ["sample", "--label", "0", "--num-images", "1", "--steps", "1"]
+    subprocess.run([sys.executable, "-c", code, *args], cwd=tmp_path, env=environment, capture_output=True)
+    (leftover,) = files(tmp_path)
+    assert leftover.startswith("outputs/.fastdiff-") and leftover.endswith(".tmp")
+    assert fastdiff(*args, "--resume").returncode == 0
+    assert files(tmp_path) == ["outputs/fluent-3d-hearts-0.png"]
+
+
+def test_a_finished_run_is_left_as_it_is_and_another_one_refused(fastdiff, tmp_path, contents, refused):
+    args = ["sample", "--label", 0, "-s", "3,5", "--steps", 1, "--grid"]
+    assert fastdiff(*args).returncode == 0
+    before = contents()
+    done = fastdiff(*args, "--resume")
+    assert done.returncode == 0 and "fastdiff: kept 2, wrote 0 pictures in " in done.stderr
+    assert "pictures [" not in done.stderr, "no bar of nothing"
+    for flags, message in [
+        (["--steps", 2], r"outputs/fluent-3d-hearts-3\.png was drawn with num_inference_steps 1, not 2; .*--overwrite"),
+        (["--cfg-scale", 2, "--eta", 1], r".*-3\.png was drawn with eta 0\.0, not 1\.0, guidance_scale 4\.0, not 2\.0"),
+        (["--dtype", "bfloat16"], r'.*-3\.png was drawn with dtype "float32", not "bfloat16"'),
+        (["-s", "3,5,6"], r"outputs/grid\.png was drawn with seed \[3, 5\], not \[3, 5, 6\]"),
+        (["--seed", "random"], "--resume draws the seeds that the run began with; name them with --seed"),
+        (["--overwrite"], "argument --(overwrite|resume): not allowed with argument --(overwrite|resume)"),
+    ]:
+        refused(fastdiff(*args, "--resume", *flags), message)
+    assert contents() == before
+
+
+def test_what_is_no_picture_of_ours_is_refused(fastdiff, tmp_path, refused):
+    args = ["sample", "--label", 0, "--num-images", 1, "--steps", 1, "--device", "cpu", "-o", "a.png", "--resume"]
+    (tmp_path / "a.png").touch()
+    refused(fastdiff(*args), r"--resume: a\.png cannot be read as a PNG .*; name another place with -o")
+    (tmp_path / "a.png").unlink()
+    assert fastdiff(*args).returncode == 0
+    whole = (tmp_path / "a.png").read_bytes()
+    (tmp_path / "a.png").write_bytes(whole[:-20])
+    refused(fastdiff(*args), r"--resume: a\.png cannot be read as a PNG \(it is truncated\)")
+    pixels = whole.index(b"IDAT") + 40
+    (tmp_path / "a.png").write_bytes(whole[:pixels] + bytes(40) + whole[pixels + 40 :])
+    refused(fastdiff(*args, "--grid"), r"a\.png is damaged .*; remove it, or give --overwrite")
+
+
+def test_another_device_and_other_versions_are_kept(fastdiff, tmp_path):
+    from PIL import Image
+
+    args = ["sample", "--label", 0, "--num-images", 1, "--steps", 1, "--device", "cpu", "-o", "a.png"]
+    assert fastdiff(*args).returncode == 0
+    record = png.read_settings(tmp_path / "a.png")
+    other = {name: value for name, value in record.items() if name != "schema"}
+    other |= {"device": "NVIDIA H200", "versions": {"fastdiff": "0.1", "torch": "2.9"}}
+    with Image.open(tmp_path / "a.png") as image:
+        (tmp_path / "a.png").write_bytes(png.encode(image, other))
+    done = fastdiff(*args, "--resume")
+    assert done.returncode == 0 and "kept 1, wrote 0 pictures" in done.stderr, done.stderr
