@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from fastdiff.arguments import flag, optional, path, text
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.registry import DENOISERS, PIPELINES, denoiser_part, read_model_index
 from fastdiff.errors import InputError
@@ -42,7 +43,12 @@ def resolve(
     what is there), its weights in safetensors where it has them. `revision`, `token` and `variant` are diffusers'.
     Raises InputError for a name that is none of the three and for whatever the hub refuses.
     """
-    name = str(name_or_path)
+    name = str(path("name_or_path", name_or_path))
+    for option, value in (("revision", revision), ("variant", variant)):
+        optional(text, option, value)
+    if not isinstance(token, str | bool | None):
+        raise InputError("token: it is neither a text nor True; give the token, or leave it out")
+    flag("local_files_only", local_files_only)
     if is_hub_id(name):
         return _download(name, revision, token, variant, local_files_only)
     if revision is not None:
