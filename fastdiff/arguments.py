@@ -7,7 +7,8 @@ the checks of tensors are in `execution/tensors.py`.
 import math
 import operator
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -74,15 +75,15 @@ def flag(name: str, value: Any) -> bool:
 
 
 def text(name: str, value: Any) -> str:
-    """Return a text."""
-    if not isinstance(value, str):
-        raise InputError(f"{name}: {shown(value)} is not a text")
+    """Return a text of one line."""
+    if not isinstance(value, str) or not _is_one_line(value):
+        raise InputError(f"{name}: {shown(value)} is not a text of one line")
     return value
 
 
 def path(name: str, value: Any) -> str | os.PathLike:
     """Return a text or a path."""
-    if not isinstance(value, str | os.PathLike):
+    if not isinstance(value, str | os.PathLike) or not _is_one_line(os.fspath(value)):
         raise InputError(f"{name}: {shown(value)} is neither a text nor a path")
     return value
 
@@ -113,8 +114,25 @@ def optional(check: Callable[..., Value], name: str, value: Any, *limits: Any) -
     return None if value is None else check(name, value, *limits)
 
 
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Put the argument's name before an InputError of the block."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+
+
 def _is_bool(value: Any) -> bool:
     return isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
+
+
+def _is_one_line(value: str | bytes) -> bool:
+    """Whether a name has neither control characters nor letters that no file name can have."""
+    try:
+        return min(os.fsencode(value), default=32) >= 32
+    except UnicodeEncodeError:
+        return False
 
 
 def _range(least: float, most: float | None) -> str:

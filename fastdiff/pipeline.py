@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fastdiff.arguments import choice, flag, instance, optional, text
+from fastdiff.arguments import choice, flag, instance, naming, optional, text
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.configs.autoencoder import autoencoder_scale
 from fastdiff.checkpoints.json_files import read_json
@@ -292,10 +292,8 @@ class Pipeline:
         if latents is None:
             return config.in_channels, *self._size(height, width)
         sides = latents.shape[2:]
-        try:
+        with naming("latents"):
             config.check_size(*sides)
-        except InputError as error:
-            raise InputError(f"latents: {error}") from None
         for name, asked, side in zip(("height", "width"), (height, width), sides, strict=True):
             if asked not in (None, side * self.scale):
                 raise InputError(

@@ -59,7 +59,8 @@ TENSOR = MORE | {
     "empty": X[:0],
 }
 FLAG = MORE | {"number": 1, "list": []}
-TEXT = {"number": 1.9, "true": True, "object": object(), "list": [], "dict": {}}
+TEXT = {"number": 1.9, "true": True, "object": object(), "list": [], "dict": {}, "nul": "a\0", "lines": "a\nb"}
+TEXT |= {"surrogate": "\ud800"}
 DEVICE = MORE | {"negative": -1, "list": [], "true": True, "meta": "meta", "fraction": 1.9, "huge": HUGE}
 DTYPE = MORE | {"int8": torch.int8, "complex64": torch.complex64, "float8": torch.float8_e4m3fn, "numpy": np.float32}
 LABELS = {
@@ -128,7 +129,7 @@ def noisy(method, first, **options):
 
 
 CALL = {
-    "sample": TENSOR | {"channels": X[:, :2], "half": X.half()},
+    "sample": TENSOR | {"channels": X[:, :2], "half": X.half(), "odd": X[..., :7]},
     "timestep": {key: value for key, value in NUMBER.items() if key != "list"}
     | {"none": None, "list": [1], "three": torch.tensor([1, 2, 3]), "bools": torch.tensor(True)}
     | {"meta": torch.tensor(1, device="meta")},
@@ -201,7 +202,7 @@ ENTRIES = {
     "DiTTransformer2DModel": (
         call_dit,
         {"timestep": CALL["timestep"], "class_labels": {**CALL["class_labels"], "tensor-above": torch.tensor([0, 4])},
-         "return_dict": FLAG, "cross_attention_kwargs": FLAG},
+         "return_dict": FLAG, "cross_attention_kwargs": FLAG | {"array": np.zeros(2)}},
     ),
     "DDIMScheduler.step": (
         lambda **options: step(DDIMScheduler, **options),

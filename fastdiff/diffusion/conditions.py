@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastdiff.arguments import as_int, number, shown
+from fastdiff.arguments import as_int, naming, number, shown
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion.pictures import Label
@@ -74,10 +74,8 @@ def _of_indices(indices: Sequence[int], scale: float, null_label: int | None, de
 def _label_index(label: Label, seed: int, config: DenoiserConfig, info: ModelInfo) -> int:
     num_labels = config.num_class_embeds or 0
     if isinstance(label, str):
-        try:
+        with naming("class_labels"):
             return info.label_index(label, num_labels, seed)
-        except InputError as error:
-            raise InputError(f"class_labels: {error}") from None
     if label is not None:
         index = as_int(label)
         if index is None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fastdiff.arguments import as_float, mapping, optional, shown, text
+from fastdiff.arguments import as_float, mapping, naming, optional, shown, text
 from fastdiff.checkpoints import hub, weights
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.json_files import from_mapping, read_json
@@ -197,7 +197,8 @@ class Denoiser(nn.Module):
             raise InputError(
                 "sample: it requires grad, and this model is for inference only; call it on sample.detach()"
             )
-        self.config.check_size(*sample.shape[2:])
+        with naming("sample"):
+            self.config.check_size(*sample.shape[2:])
 
     def _check_labels(self, timesteps: Tensor, class_labels: Tensor | None) -> None:
         if (class_labels is None) == self.config.takes_labels:
