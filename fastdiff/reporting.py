@@ -122,7 +122,7 @@ def report(
         options: of a pipeline those of its `stream`; of a denoiser `class_labels` as its `conditioning` takes them,
             by default the first.
 
-    Raises ValueError naming what the model cannot do.
+    Raises InputError naming what the model cannot do.
     """
     batch_size = whole_number("batch_size", batch_size, 1, MAX_PICTURES)
     height, width = checked_side("height", height), checked_side("width", width)

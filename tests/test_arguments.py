@@ -66,6 +66,7 @@ DTYPE = MORE | {"int8": torch.int8, "complex64": torch.complex64, "float8": torc
 LABELS = {
     "text": "x",
     "empty": [],
+    "endless": range(2**60),
     "fraction": 1.9,
     "fractions": torch.tensor([1.9]),
     "negative": -1,
@@ -81,7 +82,15 @@ LABELS = {
     "0-d": torch.tensor(1.9),
     "meta": torch.zeros(1, dtype=torch.int64, device="meta"),
 }
-SEEDS = NUMBER | {"negative": -1, "fraction": 1.9, "list": [1.9], "empty": [], "bytes": b"ab", "above": 2**32}
+SEEDS = NUMBER | {
+    "negative": -1,
+    "fraction": 1.9,
+    "list": [1.9],
+    "empty": [],
+    "bytes": b"ab",
+    "above": 2**32,
+    "endless": range(2**60),
+}
 GENERATORS = MORE | {"number": 1, "empty": [], "list": [None], "tuple": (torch.Generator(),)}
 STREAM = {
     "num_inference_steps": COUNT,

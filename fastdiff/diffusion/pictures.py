@@ -1,6 +1,7 @@
 """The pictures that a call asks for: a label and a seed of each."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -57,9 +58,15 @@ def _label_list(class_labels: Any) -> list[Any]:
         return class_labels.reshape(-1).tolist() if indices else list(torch.atleast_1d(class_labels))
     if isinstance(class_labels, str | bytes) or not isinstance(class_labels, Sequence):
         return [class_labels]
-    if not class_labels:
-        raise InputError(f"class_labels: {class_labels} is empty; give a label, or None for the null label")
-    return list(class_labels)
+    return _items("class_labels", class_labels)
+
+
+def _items(name: str, values: Sequence[Any]) -> list[Any]:
+    """Return the values of a list; a range of any length is no more work than a list that is too long."""
+    items = list(islice(values, MAX_PICTURES + 1))
+    if not 0 < len(items) <= MAX_PICTURES:
+        raise InputError(f"{name}: {shown(values)} is not a list of 1 to {MAX_PICTURES}")
+    return items
 
 
 def _count(name: str, value: Any) -> int:
@@ -69,7 +76,7 @@ def _count(name: str, value: Any) -> int:
 def _seeds(seed: int | Sequence[int], count: int) -> list[int]:
     """Return the seeds of a list, or `count` of them from the first on."""
     if isinstance(seed, Sequence) and not isinstance(seed, bytes):
-        seeds = [as_int(each) for each in seed]
+        seeds = [as_int(each) for each in _items("seed", seed)]
     else:
         first = as_int(seed)
         seeds = [None if first is None else first + i for i in range(count)]
@@ -77,8 +84,8 @@ def _seeds(seed: int | Sequence[int], count: int) -> list[int]:
     if len(known) < len(seeds):
         raise InputError(f"seed: {shown(seed)} is neither a whole number nor a list of them")
     wrong = [each for each in known if not 0 <= each <= MAX_SEED]
-    if wrong or not known:
-        raise InputError(f"seed: {shown(wrong[0] if wrong else seed)} is out of range; seeds are 0 to {MAX_SEED}")
+    if wrong:
+        raise InputError(f"seed: {shown(wrong[0])} is out of range; seeds are 0 to {MAX_SEED}")
     return known
 
 

@@ -221,10 +221,7 @@ class DiTTransformer2DModel(Denoiser):
 
         Returns: Transformer2DModelOutput with `.sample` (N, C_out, H, H); a tuple of it when not `return_dict`.
         """
-        unused = cross_attention_kwargs is None or (
-            isinstance(cross_attention_kwargs, dict) and not cross_attention_kwargs
-        )
-        if not unused:
+        if not isinstance(cross_attention_kwargs, dict | None) or cross_attention_kwargs:
             raise InputError("cross_attention_kwargs: there is no attention processor to take them; leave them out")
         flag("return_dict", return_dict)
         prediction = self._run(hidden_states, timestep, class_labels)

@@ -162,9 +162,9 @@ class Scheduler:
         **others: Tensor,
     ) -> int:
         """Return the timestep of a step as an int, where the arguments that all samplers' steps share can be used."""
-        shape = tensor("sample", sample, FLOATS).shape
+        tensor("sample", sample, FLOATS)
         if not sample.ndim or not sample.numel():
-            raise InputError(f"sample: its shape is {tuple(shape)}; give (N, C, ...)")
+            raise InputError(f"sample: its shape is {tuple(sample.shape)}; give (N, C, ...)")
         for name, value in others.items():
             beside(name, tensor(name, value, FLOATS), sample.device)
         check_generators(generator, sample.device)

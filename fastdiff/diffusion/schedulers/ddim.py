@@ -45,7 +45,7 @@ class DDIMScheduler(Scheduler):
         """Return x_{t-1} and x0 of x_t and the model output, both (N, C, ...) of any float dtype.
 
         The arithmetic is float32 or more. `variance_noise` (N, C, ...) replaces the noise that eta > 0 draws.
-        Raises InputError where a timestep cannot be stepped from, ValueError naming a tensor of a wrong shape or dtype.
+        Raises InputError naming a timestep that cannot be stepped from, or a tensor of a wrong kind, shape or dtype.
         """
         self._steps()
         given = {} if variance_noise is None else {"variance_noise": variance_noise}

@@ -67,7 +67,7 @@ class DDPMScheduler(Scheduler):
         """Return x_{t-1} and x0 of x_t and the model output, both (N, C, ...); a learned variance is C more channels.
 
         Any float dtype; the arithmetic is float32 or more. Without a prior `set_timesteps` it goes to timestep - 1.
-        Raises InputError where a timestep cannot be stepped from, ValueError naming a tensor of a wrong shape or dtype.
+        Raises InputError naming a timestep that cannot be stepped from, or a tensor of a wrong kind, shape or dtype.
         """
         t = self._checked_step(timestep, sample, generator, return_dict, model_output=model_output)
         row = self._row(t, sample.device)
