@@ -89,5 +89,6 @@ def _our_class(model: Any) -> type[Denoiser]:
         if diffusers and isinstance(model, getattr(diffusers, name)):
             return kind
     raise InputError(
-        f"{type(model).__name__} cannot be accelerated; give diffusers' {' or '.join(DENOISERS)}, or its pipeline"
+        f"model_or_pipeline: {type(model).__name__} cannot be accelerated; give diffusers' {' or '.join(DENOISERS)}, "
+        "or its pipeline"
     )

@@ -3,7 +3,7 @@
 Seeds and labels -> noise, schedule and conditions -> the denoising loop -> pictures.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fastdiff.arguments import choice, flag, instance, naming, optional, text
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.configs.autoencoder import autoencoder_scale
 from fastdiff.checkpoints.json_files import read_json
@@ -20,12 +21,13 @@ from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion.conditions import choose_conditions
 from fastdiff.diffusion.decoding import OUTPUT_TYPES, decode
 from fastdiff.diffusion.loop import denoise
-from fastdiff.diffusion.noise import Generators, Noise
-from fastdiff.diffusion.pictures import Label, list_pictures
+from fastdiff.diffusion.noise import Generators, Noise, check_generators
+from fastdiff.diffusion.pictures import Label, checked_side, list_pictures
 from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.schedulers import SCHEDULERS, Scheduler, scheduler_from_config
 from fastdiff.errors import InputError
-from fastdiff.execution.devices import resolve_device, resolve_dtype
+from fastdiff.execution.devices import check_move, resolve_device, resolve_dtype
+from fastdiff.execution.tensors import FLOATS, tensor
 from fastdiff.models.autoencoder import Autoencoder, load_autoencoder
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
@@ -71,9 +73,15 @@ class Pipeline:
         vae: Autoencoder | None = None,
     ):
         """`vae`: diffusers' AutoencoderKL, for a denoiser of latents. InputError where the two do not fit together."""
-        if vae is not None and vae.config.latent_channels != denoiser.config.in_channels:
+        instance("denoiser", denoiser, Denoiser, "a UNet2DModel or DiTTransformer2DModel of fastdiff")
+        optional(instance, "info", info, ModelInfo, "a ModelInfo")
+        text("name", name)
+        channels = getattr(getattr(vae, "config", None), "latent_channels", None)
+        if vae is not None and channels is None:
+            raise InputError(f"vae: {type(vae).__name__} is none; give diffusers' AutoencoderKL")
+        if vae is not None and channels != denoiser.config.in_channels:
             raise InputError(
-                f"vae: it decodes {vae.config.latent_channels} channels and the model denoises "
+                f"vae: it decodes {channels} channels and the model denoises "
                 f"{denoiser.config.in_channels}; give the VAE that the model was trained with"
             )
         self.denoiser, self.name, self.vae = denoiser, name, vae
@@ -103,6 +111,8 @@ class Pipeline:
         Raises InputError for whatever cannot be loaded, NonFiniteError for NaN in the weights.
         """
         device = resolve_device(device)  # before anything is downloaded for it
+        dtype = resolve_dtype(dtype, device)
+        optional(choice, "scheduler", scheduler, SCHEDULERS)
         folder = hub.resolve(name_or_path, variant=variant, **hub_options)
         if not (folder / "model_index.json").is_file():
             raise InputError(f"{folder} has no model_index.json; a pipeline folder also holds the model's scheduler")
@@ -122,6 +132,7 @@ class Pipeline:
         """The pipeline of a model folder that was found and whose configs were read. As `from_pretrained` otherwise."""
         device = resolve_device(device)
         dtype = resolve_dtype(dtype, device)
+        optional(choice, "scheduler", scheduler, SCHEDULERS)
         folder = hub.component_folder(card.folder, card.denoiser.name)
         kind = DENOISERS[card.denoiser.class_name]
         denoiser = kind.from_folder(folder, variant=variant, dtype=dtype, device=device)
@@ -141,7 +152,7 @@ class Pipeline:
         """Ours, or diffusers' DDPMScheduler or DDIMScheduler, whose config is taken over."""
         if not isinstance(scheduler, Scheduler):
             config = getattr(scheduler, "config", None)
-            if config is None:
+            if not isinstance(config, Mapping):
                 raise InputError(
                     f"scheduler: {type(scheduler).__name__} is none; give a DDIMScheduler or DDPMScheduler"
                 )
@@ -162,7 +173,8 @@ class Pipeline:
         return self.denoiser.dtype
 
     def to(self, *args: Any, **kwargs: Any) -> "Pipeline":
-        """Move the models to a device or dtype, as torch's Module.to does."""
+        """Move the models to a device or dtype, as torch's Module.to does. InputError where they cannot go there."""
+        check_move(*args, **kwargs)
         self.denoiser.to(*args, **kwargs)
         if self.vae is not None:
             self.vae.to(*args, **kwargs)
@@ -179,6 +191,7 @@ class Pipeline:
 
     def __call__(self, *, return_dict: bool = True, **options: Any) -> PipelineOutput | tuple[Any]:
         """Draw pictures. Takes the options of `stream`; returns PipelineOutput, or a tuple of its images."""
+        flag("return_dict", return_dict)
         for step in self.stream(**options):
             images = step.images
         return PipelineOutput(images) if return_dict else (images,)
@@ -221,8 +234,10 @@ class Pipeline:
 
         Raises InputError naming what cannot be drawn, at once; NonFiniteError for NaN in the output.
         """
-        if output_type not in OUTPUT_TYPES:
-            raise InputError(f"output_type: {output_type!r} is none of {', '.join(OUTPUT_TYPES)}")
+        choice("output_type", output_type, OUTPUT_TYPES)
+        height, width = checked_side("height", height), checked_side("width", width)
+        check_generators(generator, self.device)
+        self._check_latents(latents)
         counts = {
             "batch_size": batch_size,
             "generator": len(generator) if isinstance(generator, list) else None,
@@ -253,7 +268,7 @@ class Pipeline:
             SamplingOptions(self.scheduler_name, steps, eta, use_clipped_model_output, guidance_scale),
             ModelFacts(self.info, self.scheduler_name, len(self.scheduler)),
             LIBRARY,
-            labelled=config.num_class_embeds is not None and config.class_embed_type is None,
+            labelled=config.label_table is not None,
         )
 
     def _schedule(self, sampling: Sampling) -> Schedule:
@@ -276,16 +291,30 @@ class Pipeline:
         config = self.denoiser.config
         if latents is None:
             return config.in_channels, *self._size(height, width)
-        if latents.ndim != 4 or latents.shape[1] != config.in_channels:
-            raise InputError(f"latents: expected (N, {config.in_channels}, H, W), got {tuple(latents.shape)}")
-        config.check_size(*latents.shape[2:])
+        sides = latents.shape[2:]
+        with naming("latents"):
+            config.check_size(*sides)
+        for name, asked, side in zip(("height", "width"), (height, width), sides, strict=True):
+            if asked not in (None, side * self.scale):
+                raise InputError(
+                    f"latents: they make pictures of {name} {side * self.scale}, and {name} is {asked}; leave it out"
+                )
         return tuple(latents.shape[1:])
+
+    def _check_latents(self, latents: Tensor | None) -> None:
+        channels = self.denoiser.config.in_channels
+        if latents is None:
+            return
+        tensor("latents", latents, FLOATS)
+        if latents.ndim != 4 or latents.shape[1] != channels:
+            raise InputError(f"latents: expected (N, {channels}, H, W), got {tuple(latents.shape)}")
 
     def _size(self, height: int | None, width: int | None) -> tuple[int, int]:
         """Return the height and width of what the denoiser draws, for pictures of height x width pixels."""
         default = self.denoiser.config.trained_size
         if default is not None:
-            height, width = height or default[0] * self.scale, width or default[1] * self.scale
+            height = default[0] * self.scale if height is None else height
+            width = default[1] * self.scale if width is None else width
         if height is None or width is None:
             raise InputError("height, width: this model's config has no sample_size; give both")
         self.denoiser.config.check_size(height, width, self.scale)

@@ -12,10 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastdiff.arguments import instance, whole_number
+from fastdiff.diffusion.pictures import checked_side
+from fastdiff.errors import InputError
 from fastdiff.execution.devices import device_name, dtype_name
 from fastdiff.kernels.host.recording import TORCH, Recorder, record, shape_text
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.pipeline import Pipeline
+from fastdiff.requests.request import MAX_PICTURES
 
 
 @dataclass(frozen=True)
@@ -118,11 +122,14 @@ def report(
         options: of a pipeline those of its `stream`; of a denoiser `class_labels` as its `conditioning` takes them,
             by default the first.
 
-    Raises ValueError naming what the model cannot do.
+    Raises InputError naming what the model cannot do.
     """
+    batch_size = whole_number("batch_size", batch_size, 1, MAX_PICTURES)
+    height, width = checked_side("height", height), checked_side("width", width)
     if isinstance(model, Denoiser):
         recorded, x = _prediction(model, batch_size, height, width, **options)
     else:
+        instance("model", model, Pipeline, "a Pipeline, UNet2DModel or DiTTransformer2DModel")
         recorded, x = _denoising_step(model, batch_size, height, width, **options)
     what = f"{type(model).__name__}, {shape_text(x)}, {dtype_name(model.dtype)}, {device_name(model.device)}"
     return Report(what, _rows(recorded), len(recorded.variants) or None)
@@ -146,8 +153,9 @@ def _denoising_step(
     pipe: Pipeline, batch_size: int, height: int | None, width: int | None, **options: Any
 ) -> tuple[Recorder, Tensor]:
     size: dict[str, Any] = {"batch_size": batch_size, "height": height, "width": width}
-    steps = pipe.stream(**{"num_inference_steps": 3} | size | options)
-    next(steps)  # and what comes before the loop
+    steps = pipe.stream(**{"num_inference_steps": min(3, len(pipe.scheduler))} | size | options)
+    if next(steps).num_steps == 1:  # the first, and what comes before the loop
+        raise InputError("num_inference_steps: a report shows the second step of a run; give at least 2")
     with record(pipe.device) as recorded:
         step = next(steps)
     return recorded, step.x_t
@@ -157,9 +165,9 @@ def _prediction(
     model: Denoiser, batch_size: int, height: int | None, width: int | None, class_labels: Tensor | None = None
 ) -> tuple[Recorder, Tensor]:
     default = model.config.trained_size or (None, None)
-    height, width = height or default[0], width or default[1]
+    height, width = default[0] if height is None else height, default[1] if width is None else width
     if height is None or width is None:
-        raise ValueError("height, width: this model's config has no sample_size; give both")
+        raise InputError("height, width: this model's config has no sample_size; give both")
     model.config.check_size(height, width)
     if class_labels is None and model.config.num_class_embeds is not None:
         class_labels = torch.zeros(batch_size, dtype=torch.int64, device=model.device)

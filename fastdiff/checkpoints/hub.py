@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from fastdiff.arguments import flag
+from fastdiff.arguments import path as checked_path
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.names import check_revision, check_variant
 from fastdiff.checkpoints.registry import DENOISERS, PIPELINES, denoiser_part, read_model_index
@@ -45,9 +47,12 @@ def resolve(
     Raises InputError for a name that is none of the three, for a variant or revision that none can have, and
     for whatever the hub refuses.
     """
+    name = str(checked_path("name_or_path", name_or_path))
     check_variant(variant)
     check_revision(revision)
-    name = str(name_or_path)
+    if not isinstance(token, str | bool | None):
+        raise InputError("token: it is neither a text nor True; give the token, or leave it out")
+    flag("local_files_only", local_files_only)
     _check_permission(name)
     if is_hub_id(name):
         return _download(name, revision, token, variant, local_files_only)

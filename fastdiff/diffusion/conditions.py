@@ -3,17 +3,18 @@
 A *condition* is what pictures are drawn under: a label, or none. Pictures under one label share its condition.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fastdiff.arguments import as_int, naming, number, shown
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion.pictures import Label
 from fastdiff.errors import InputError
+from fastdiff.execution.tensors import REAL
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ def choose_conditions(
 
     Raises InputError naming `class_labels` or `guidance_scale` where the model cannot be asked so.
     """
-    if guidance_scale != 1 and (config.num_class_embeds is None or config.class_embed_type is not None):
+    guidance_scale = number("guidance_scale", guidance_scale, 0)
+    if guidance_scale != 1 and (config.label_table is None):
         raise InputError(f"guidance_scale: {guidance_scale} needs a model with a null label; this one has none")
     if not config.takes_labels:
         if any(label is not None for label in labels):
@@ -54,7 +56,7 @@ def choose_conditions(
     if config.class_embed_type is not None:
         if any(label is None or isinstance(label, str) for label in labels):
             raise InputError("class_labels: this model takes numbers, a row for each picture")
-        each = torch.stack([torch.as_tensor(label, device=device) for label in labels])
+        each = torch.stack([_embedded_label(label, config, device) for label in labels])
         return Conditions(each, torch.arange(len(labels), device=device))
     indices = [_label_index(label, seed, config, info) for label, seed in zip(labels, seeds, strict=True)]
     return _of_indices(indices, _checked_scale(guidance_scale, info), info.null_label, device)
@@ -71,16 +73,40 @@ def _of_indices(indices: Sequence[int], scale: float, null_label: int | None, de
 
 def _label_index(label: Label, seed: int, config: DenoiserConfig, info: ModelInfo) -> int:
     num_labels = config.num_class_embeds or 0
+    if isinstance(label, str):
+        with naming("class_labels"):
+            return info.label_index(label, num_labels, seed)
     if label is not None:
-        return info.label_index(label if isinstance(label, str) else int(label), num_labels, seed)
+        index = as_int(label)
+        if index is None:
+            raise InputError(f"class_labels: {shown(label)} is neither a name nor a whole number")
+        if not 0 <= index < num_labels:
+            raise InputError(
+                f"class_labels: label {shown(index)} is out of range; this model has labels 0 to {num_labels - 1}"
+            )
+        return index
     if info.null_label is None:
         raise InputError(f"class_labels: this model has no null label; give labels, 0 to {num_labels - 1}")
     return info.null_label
 
 
+def _embedded_label(label: Label, config: DenoiserConfig, device: torch.device) -> Tensor:
+    """Return a label of a model that embeds it itself, of the config's `label_shape`."""
+    try:
+        found = torch.as_tensor(label)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise InputError(
+            f"class_labels: {shown(label)} is not numbers; this model takes a row for each picture"
+        ) from None
+    if found.shape != config.label_shape or found.dtype not in REAL:
+        raise InputError(
+            f"class_labels: a label is of shape {tuple(found.shape)}, {found.dtype}; this model takes real numbers of "
+            f"shape {config.label_shape} for each picture"
+        )
+    return found.to(device)
+
+
 def _checked_scale(scale: float, info: ModelInfo) -> float:
-    if not isinstance(scale, int | float) or not math.isfinite(scale):
-        raise InputError(f"guidance_scale: {scale!r} is not a number; 1 is unguided, 2 to 8 are usual")
     if scale != 1 and info.null_label is None:
         raise InputError(f"guidance_scale: {scale} needs a null label, and this model's fastdiff.json names none")
-    return float(scale)
+    return scale

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
+from fastdiff.arguments import shown
 from fastdiff.errors import InputError
 
 Generators = Generator | list[Generator]  # of a whole batch, or of each picture
@@ -32,7 +34,7 @@ class Noise:
         Raises InputError as `randn_tensor`.
         """
         if latents is not None:
-            noise = latents.to(self.device)
+            noise = latents.detach().to(self.device)
         elif self.generator is not None:
             noise = self._draw()
         else:
@@ -50,6 +52,18 @@ class Noise:
         return randn_tensor((len(self.seeds), *self.shape), self.generator, self.device, self.dtype)
 
 
+def check_generators(generator: Any, device: torch.device) -> None:
+    """Raise InputError unless `generator` is None, a generator that can draw for `device`, or a list of such."""
+    generators = generator if isinstance(generator, list) else [generator]
+    if generator is None:
+        return
+    if not generators or not all(isinstance(each, Generator) for each in generators):
+        raise InputError(f"generator: {shown(generator)} is neither a torch.Generator nor a list of them")
+    for each in generators:
+        if each.device.type not in ("cpu", device.type):
+            raise InputError(f"the generator is on {each.device} and the pictures are on {device}; use a CPU generator")
+
+
 def randn_tensor(
     shape: Sequence[int],
     generator: Generators | None,
@@ -59,8 +73,9 @@ def randn_tensor(
     """Return unit normal noise of `shape` (N, ...), drawn in the order of diffusers' function of this name.
 
     One generator draws the whole batch, a list one picture each; CPU generators draw on the CPU for any device.
-    Raises InputError where a list has not one generator a picture.
+    Raises InputError as `check_generators`, and where a list has not one generator a picture.
     """
+    check_generators(generator, device)
     generators = generator if isinstance(generator, list) else [generator]
     if len(generators) == 1:
         return _randn(shape, generators[0], device, dtype)
@@ -71,6 +86,4 @@ def randn_tensor(
 
 def _randn(shape: Sequence[int], generator: Generator | None, device: torch.device, dtype: torch.dtype) -> Tensor:
     drawn_on = device if generator is None else generator.device
-    if drawn_on.type not in ("cpu", device.type):
-        raise InputError(f"the generator is on {drawn_on} and the pictures are on {device}; use a CPU generator")
     return torch.randn(tuple(shape), generator=generator, device=drawn_on, dtype=dtype).to(device)

@@ -1,13 +1,19 @@
 """The pictures that a call asks for: a label and a seed of each."""
 
-import operator
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from fastdiff.arguments import as_int, optional, shown, whole_number
 from fastdiff.errors import InputError
+from fastdiff.execution.tensors import REAL, tensor
 from fastdiff.numbers import MAX_SEED
+from fastdiff.requests.request import MAX_PICTURES
+
+MAX_SIDE = 2**16  # pixels
 
 Label = int | str | Tensor | None  # None: the null label; a tensor: of a model that embeds labels itself
 
@@ -24,54 +30,63 @@ def list_pictures(
     `class_labels` is a tensor), they are that many, each with a seed and a label of its own.
     Raises InputError naming the argument.
     """
-    labels = _label_list(class_labels)
+    labels, num_images = _label_list(class_labels), _count("num_images", num_images)
     if isinstance(class_labels, Tensor):
         counts = counts | {"class_labels": len(labels)}
-    known = {name: count for name, count in counts.items() if count is not None}
+    known = {name: _count(name, count) for name, count in counts.items() if count is not None}
     if len(set(known.values())) > 1:
         raise InputError(
             f"{' and '.join(known)} speak of {' and '.join(map(str, known.values()))} pictures; choose one"
         )
     if not known:
-        seeds = _seeds(seed, _count("num_images", num_images))
+        seeds = _seeds(seed, num_images)
+        _count("class_labels times seeds", len(labels) * len(seeds))
         return [label for label in labels for _ in seeds], seeds * len(labels)
-    count = _count(*next(iter(known.items())))
+    (count,) = set(known.values())
     return _one_each("class_labels", labels, count), _one_each("seed", _seeds(seed, count), count)
 
 
-def _label_list(class_labels: Label | Sequence[Label]) -> list[Label]:
+def checked_side(name: str, value: Any) -> int | None:
+    """Return a height or width in pixels, None where it is left open. Raises InputError naming it."""
+    return optional(whole_number, name, value, 1, MAX_SIDE)
+
+
+def _label_list(class_labels: Any) -> list[Any]:
     if isinstance(class_labels, Tensor):
+        tensor("class_labels", class_labels, REAL)
         indices = class_labels.ndim <= 1 and not class_labels.is_floating_point()
-        return class_labels.reshape(-1).tolist() if indices else list(class_labels)
-    if isinstance(class_labels, str) or not isinstance(class_labels, Sequence):
+        return class_labels.reshape(-1).tolist() if indices else list(torch.atleast_1d(class_labels))
+    if isinstance(class_labels, str | bytes) or not isinstance(class_labels, Sequence):
         return [class_labels]
-    return list(class_labels)
+    return _items("class_labels", class_labels)
+
+
+def _items(name: str, values: Sequence[Any]) -> list[Any]:
+    """Return the values of a list; a range of any length is no more work than a list that is too long."""
+    items = list(islice(values, MAX_PICTURES + 1))
+    if not 0 < len(items) <= MAX_PICTURES:
+        raise InputError(f"{name}: {shown(values)} is not a list of 1 to {MAX_PICTURES}")
+    return items
 
 
 def _count(name: str, value: Any) -> int:
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = 0
-    if count < 1:
-        raise InputError(f"{name}: {value!r} is not a whole number of at least 1")
-    return count
+    return whole_number(name, value, 1, MAX_PICTURES)
 
 
 def _seeds(seed: int | Sequence[int], count: int) -> list[int]:
     """Return the seeds of a list, or `count` of them from the first on."""
-    try:
-        seeds = (
-            [*map(operator.index, seed)]
-            if isinstance(seed, Sequence)
-            else [operator.index(seed) + i for i in range(count)]
-        )
-    except TypeError:
-        raise InputError(f"seed: {seed!r} is neither a whole number nor a list of them") from None
-    wrong = [each for each in seeds if not 0 <= each <= MAX_SEED]
-    if wrong or not seeds:
-        raise InputError(f"seed: {wrong[0] if wrong else seed} is out of range; seeds are 0 to {MAX_SEED}")
-    return seeds
+    if isinstance(seed, Sequence) and not isinstance(seed, bytes):
+        seeds = [as_int(each) for each in _items("seed", seed)]
+    else:
+        first = as_int(seed)
+        seeds = [None if first is None else first + i for i in range(count)]
+    known = [each for each in seeds if each is not None]
+    if len(known) < len(seeds):
+        raise InputError(f"seed: {shown(seed)} is neither a whole number nor a list of them")
+    wrong = [each for each in known if not 0 <= each <= MAX_SEED]
+    if wrong:
+        raise InputError(f"seed: {shown(wrong[0])} is out of range; seeds are 0 to {MAX_SEED}")
+    return known
 
 
 def _one_each(name: str, values: list, count: int) -> list:

@@ -1,14 +1,15 @@
 """Timesteps of a run, and the timestep that each step goes to."""
 
-import operator
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fastdiff.arguments import as_int, shown
 from fastdiff.diffusion.configs import DiffusionConfig
 from fastdiff.errors import InputError
+from fastdiff.execution.tensors import WHOLE
 
 
 def spaced_timesteps(config: DiffusionConfig, num_inference_steps: int) -> Tensor:
@@ -17,12 +18,11 @@ def spaced_timesteps(config: DiffusionConfig, num_inference_steps: int) -> Tenso
     Raises InputError for a number of steps that the training does not have, and an offset that leaves it.
     """
     total = config.num_train_timesteps
-    try:
-        steps = operator.index(num_inference_steps)
-    except TypeError:
-        raise InputError(f"num_inference_steps is {num_inference_steps!r}; it is a whole number") from None
+    steps = as_int(num_inference_steps)
+    if steps is None:
+        raise InputError(f"num_inference_steps is {shown(num_inference_steps)}; it is a whole number")
     if not 1 <= steps <= total:
-        raise InputError(f"num_inference_steps is {steps}; it is from 1 to the {total} steps of the training")
+        raise InputError(f"num_inference_steps is {shown(steps)}; it is from 1 to the {total} steps of the training")
     timesteps: np.ndarray
     if config.timestep_spacing == "linspace":
         timesteps = np.linspace(0, total - 1, steps).round()[::-1]
@@ -44,9 +44,12 @@ def custom_timesteps(config: DiffusionConfig, timesteps: Sequence[int]) -> Tenso
 
     Raises InputError where they do not descend within the training's.
     """
-    chain = torch.as_tensor(timesteps)
     last = config.num_train_timesteps - 1
-    if chain.ndim != 1 or len(chain) == 0 or chain.is_floating_point():
+    try:
+        chain = torch.as_tensor(timesteps)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise InputError(f"timesteps: {shown(timesteps)} is not a list of whole numbers") from None
+    if chain.ndim != 1 or len(chain) == 0 or chain.dtype not in WHOLE or chain.is_meta:
         raise InputError("timesteps is not a list of whole numbers; give at least one")
     chain = chain.to("cpu", torch.int64)
     if not (chain[1:] < chain[:-1]).all():

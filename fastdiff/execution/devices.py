@@ -1,7 +1,10 @@
 """Devices and dtypes by their names, and their names."""
 
+from typing import Any
+
 import torch
 
+from fastdiff.arguments import shown
 from fastdiff.errors import InputError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -9,12 +12,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def resolve_device(device: str | torch.device) -> torch.device:
     """Return the device; auto is a GPU if there is one, else the CPU. Raises InputError for one that is not there."""
-    if device == "auto":
+    if isinstance(device, str) and device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not isinstance(device, str | torch.device) and type(device) is not int:
+        raise InputError(f"device: {shown(device)} is neither a name nor a torch.device; use auto, cuda, cuda:1 or cpu")
     try:
         device = torch.device(device)
-    except RuntimeError:
-        raise InputError(f"device: {device!r} is unknown; use auto, cuda, cuda:1 or cpu") from None
+    except (RuntimeError, OverflowError, ValueError):
+        raise InputError(f"device: {shown(device)} is unknown; use auto, cuda, cuda:1 or cpu") from None
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"device: {device} is not supported; use auto, cuda or cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -24,13 +29,34 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     """Return the dtype: auto is float32 on the CPU, bfloat16 on a GPU. Raises InputError for one that DTYPES lacks."""
-    if dtype == "auto":
+    if isinstance(dtype, str) and dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if isinstance(dtype, str) and dtype in DTYPES:
         return DTYPES[dtype]
     if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
         return dtype
-    raise InputError(f"dtype: {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")
+    raise InputError(f"dtype: {shown(dtype)} is unknown; use auto, {', '.join(DTYPES)}")
+
+
+def check_weights_dtype(dtype: Any) -> None:
+    """Raise InputError for what cannot be the dtype of a model's weights."""
+    if not isinstance(dtype, torch.dtype) or dtype not in (*DTYPES.values(), torch.float64):
+        raise InputError(f"dtype: {shown(dtype)} is no dtype of weights; use torch.{', torch.'.join(DTYPES)}")
+
+
+def check_move(*args: Any, **kwargs: Any) -> None:
+    """Raise InputError where a model cannot move so; the arguments are those of torch's Module.to."""
+    try:
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        if any(isinstance(arg, float | complex) for arg in args):  # which torch reads as tensors, for their dtype
+            raise TypeError
+    except (TypeError, RuntimeError, OverflowError, ValueError):
+        said = ", ".join([*map(shown, args), *(f"{name}={shown(value)}" for name, value in kwargs.items())])
+        raise InputError(f"to: ({said}) is neither a device nor a dtype; use cuda, cpu or torch.bfloat16") from None
+    if device is not None:
+        resolve_device(device)
+    if dtype is not None:
+        check_weights_dtype(dtype)
 
 
 def device_name(device: torch.device) -> str:

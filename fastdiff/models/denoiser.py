@@ -7,16 +7,20 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fastdiff.arguments import as_float, mapping, naming, optional, shown, text
 from fastdiff.checkpoints import hub, weight_files, weights
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.json_files import from_mapping, read_json
 from fastdiff.checkpoints.registry import DenoiserPart
 from fastdiff.errors import InputError
 from fastdiff.execution.cuda_graphs import Function, Graphed
+from fastdiff.execution.devices import check_weights_dtype, resolve_device
+from fastdiff.execution.tensors import INDICES, REAL, beside, tensor, within
 
 # Timesteps that are embedded together, filled up where there are fewer: a product of one shape gives each the same bits
 # in any company. 32 is the largest batch of the benchmarks, so that this costs them nothing (68ecf61).
 GROUP = 32
+MOST_TIMESTEP = 2**31  # whole numbers up to it are exact as a float64
 
 Model = TypeVar("Model", bound="Denoiser")
 
@@ -77,8 +81,8 @@ class Denoiser(nn.Module):
     @classmethod
     def from_config(cls: type[Model], config: Mapping[str, Any] | DenoiserConfig, source: str = "config") -> Model:
         """A model with random weights from a mapping with diffusers' keys. InputError names a bad option."""
-        if isinstance(config, Mapping):
-            config = from_mapping(cls.part.config, config, source)
+        if not isinstance(config, cls.part.config):
+            config = from_mapping(cls.part.config, mapping("config", config), source)
         try:
             return cls(config).eval()
         except (ValueError, ZeroDivisionError) as error:  # torch's own: groups that do not divide a width...
@@ -101,6 +105,9 @@ class Denoiser(nn.Module):
         `hub_options` are `revision`, `token` and `local_files_only`. Raises InputError for a bad folder, config or
         weights file, NonFiniteError for NaN or infinity in the weights.
         """
+        device = resolve_device(device)
+        check_weights_dtype(dtype)
+        optional(text, "subfolder", subfolder)
         root = hub.resolve(name_or_path, variant=variant, **hub_options)
         folder = root / subfolder if subfolder else hub.component_folder(root, cls.part.name)
         return cls.from_folder(folder, variant=variant, dtype=dtype, device=device)
@@ -134,8 +141,8 @@ class Denoiser(nn.Module):
     def _run(self, sample: Tensor, timestep: Tensor | float, class_labels: Tensor | None) -> Tensor:
         """`forward` without its names: sample (N, C_in, H, W) -> (N, C_out, H, W)."""
         self._check_sample(sample)
-        timestep = timestep if isinstance(timestep, Tensor) else int(timestep)
-        timesteps = torch.as_tensor(timestep, device=self.device).expand(len(sample))
+        timesteps = self._timesteps(timestep, len(sample))
+        self._check_labels(timesteps, class_labels)
         labels = () if class_labels is None else (class_labels,)
         (prediction,) = self.graphed("forward", self._run_graphed)(sample.permute(0, 2, 3, 1), timesteps, *labels)
         return prediction.permute(0, 3, 1, 2)
@@ -160,7 +167,27 @@ class Denoiser(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_graphs": {}}  # a copy of the model makes its own
 
+    def _timesteps(self, timestep: Tensor | float, count: int) -> Tensor:
+        """Return the timesteps of `count` pictures, (count,) on the model's device."""
+        embeds = self.config.num_timestep_embeds
+        if not isinstance(timestep, Tensor):
+            number = as_float(timestep)
+            if number is None or abs(number) > MOST_TIMESTEP:
+                raise InputError(f"timestep: {shown(timestep)} is not a number; give one that the training had")
+            timestep = torch.tensor(int(number))
+        tensor("timestep", timestep, REAL if embeds is None else INDICES)
+        if timestep.ndim > 1 or timestep.numel() not in (1, count):
+            shape = tuple(timestep.shape)
+            raise InputError(f"timestep: its shape is {shape} for {count} pictures; give a number, or one for each")
+        if embeds is not None:
+            within("timestep", timestep, 0, embeds - 1)
+        return timestep.to(self.device).expand(count)
+
     def _check_sample(self, sample: Tensor) -> None:
+        if not isinstance(sample, Tensor):
+            raise InputError(f"sample: {shown(sample)} is not a tensor; give a torch.Tensor")
+        if sample.layout != torch.strided or not sample.numel():
+            raise InputError(f"sample: a {sample.layout} tensor of shape {tuple(sample.shape)}; give a dense, full one")
         if sample.ndim != 4 or sample.shape[1] != self.config.in_channels:
             raise InputError(f"sample: expected (N, {self.config.in_channels}, H, W), got {tuple(sample.shape)}")
         if (sample.dtype, sample.device) != (self.dtype, self.device):
@@ -172,13 +199,23 @@ class Denoiser(nn.Module):
             raise InputError(
                 "sample: it requires grad, and this model is for inference only; call it on sample.detach()"
             )
-        self.config.check_size(*sample.shape[2:])
+        with naming("sample"):
+            self.config.check_size(*sample.shape[2:])
 
     def _check_labels(self, timesteps: Tensor, class_labels: Tensor | None) -> None:
         if (class_labels is None) == self.config.takes_labels:
             has = "needs class_labels" if class_labels is None else "takes no class_labels: it is unconditional"
             raise InputError(f"class_labels: this model {has}")
-        if class_labels is not None and len(class_labels) not in (1, len(timesteps)):
+        if class_labels is None:
+            return
+        table, expected = self.config.label_table, self.config.label_shape
+        tensor("class_labels", class_labels, REAL if table is None else INDICES)
+        beside("class_labels", class_labels, self.device)
+        if table is not None:
+            within("class_labels", class_labels, 0, table - 1)
+        if class_labels.ndim == 0 or class_labels.shape[1:] != expected:
+            raise InputError(f"class_labels: its shape is {tuple(class_labels.shape)}; it is {('N', *expected)}")
+        if len(class_labels) not in (1, len(timesteps)):
             raise InputError(
                 f"class_labels: {len(class_labels)} given for {len(timesteps)} pictures; give one for each"
             )

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastdiff.arguments import flag
 from fastdiff.checkpoints import registry
 from fastdiff.checkpoints.configs.dit import MLP_ACTIVATIONS, DiTTransformer2DConfig
 from fastdiff.errors import InputError
@@ -220,8 +221,9 @@ class DiTTransformer2DModel(Denoiser):
 
         Returns: Transformer2DModelOutput with `.sample` (N, C_out, H, H); a tuple of it when not `return_dict`.
         """
-        if cross_attention_kwargs:
+        if not isinstance(cross_attention_kwargs, dict | None) or cross_attention_kwargs:
             raise InputError("cross_attention_kwargs: there is no attention processor to take them; leave them out")
+        flag("return_dict", return_dict)
         prediction = self._run(hidden_states, timestep, class_labels)
         return Transformer2DModelOutput(prediction) if return_dict else (prediction,)
 

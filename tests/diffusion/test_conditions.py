@@ -42,7 +42,9 @@ def test_a_model_without_labels_has_one_condition():
 
 
 def test_labels_that_are_numbers_are_a_condition_each():
-    found = choose([torch.ones(2), torch.ones(2)], config=UNet2DConfig(class_embed_type="identity"))
+    found = choose(
+        [torch.ones(2), torch.ones(2)], config=UNet2DConfig(class_embed_type="identity", time_embedding_dim=2)
+    )
     assert (found.labels.tolist(), found.of_pictures.tolist()) == ([[1, 1], [1, 1]], [0, 1])
 
 

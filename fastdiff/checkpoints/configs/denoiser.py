@@ -38,6 +38,21 @@ class DenoiserConfig:
         raise NotImplementedError
 
     @property
+    def label_table(self) -> int | None:
+        """The size of the table that labels are indices into, where the model does not embed labels itself."""
+        return self.num_class_embeds if self.class_embed_type is None else None
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """The shape of a picture's label; () is a number."""
+        return ()
+
+    @property
+    def num_timestep_embeds(self) -> int | None:
+        """The size of the table that timesteps are indices into, where there is one."""
+        return None
+
+    @property
     def size_factor(self) -> int:
         """The number that height and width must be multiples of."""
         raise NotImplementedError

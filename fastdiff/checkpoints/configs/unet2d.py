@@ -78,6 +78,15 @@ class UNet2DConfig(DenoiserConfig):
         return tuple(kind.removeprefix("UNetRes") for kind in self.up_block_types)
 
     @property
+    def label_shape(self) -> tuple[int, ...]:
+        """The shape of a picture's label: a row is added to the embedding of the timestep, a number is embedded."""
+        return (self.temb_channels,) if self.class_embed_type == "identity" else ()
+
+    @property
+    def num_timestep_embeds(self) -> int | None:
+        return self.num_train_timesteps if self.time_embedding_type == "learned" else None
+
+    @property
     def has_k_blocks(self) -> bool:
         return any(kind.startswith("K") for kind in self.down_kinds + self.up_kinds)
 

@@ -26,7 +26,7 @@ def ddim_schedule(
     Raises InputError naming the option that cannot be used.
     """
     chain = spaced_timesteps(config, num_inference_steps)
-    following = following_by_stride(config, chain, num_inference_steps)
+    following = following_by_stride(config, chain, len(chain))
     alpha_bar = make_alpha_bar(make_betas(config))
     rows = ddim_rows(config, alpha_bar, chain, following, eta, use_clipped_model_output)
     return Schedule(chain, rows, step_options(config), (eta > 0,) * len(chain))

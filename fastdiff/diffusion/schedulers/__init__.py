@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fastdiff.arguments import mapping, shown
 from fastdiff.checkpoints import registry
 from fastdiff.diffusion.schedulers.base import Scheduler, SchedulerOutput
 from fastdiff.diffusion.schedulers.ddim import DDIMScheduler
@@ -20,11 +21,12 @@ def scheduler_from_config(config: Mapping[str, Any], name: str | None = None) ->
 
     Raises InputError for a scheduler that we do not have.
     """
+    config = mapping("config", config)
     if name is not None:
-        if name not in SCHEDULERS:
-            raise InputError(f"scheduler {name!r} is unknown; use {' or '.join(SCHEDULERS)}")
+        if not isinstance(name, str) or name not in SCHEDULERS:
+            raise InputError(f"scheduler {shown(name)} is unknown; use {' or '.join(SCHEDULERS)}")
         return SCHEDULERS[name].from_config(config)
-    if config.get("_class_name") not in _CLASSES:
-        said = config.get("_class_name", "without a _class_name")
+    said = config.get("_class_name", "without a _class_name")
+    if not isinstance(said, str) or said not in _CLASSES:
         raise InputError(f"the model's scheduler is {said}; choose the scheduler {' or '.join(SCHEDULERS)} instead")
-    return _CLASSES[config["_class_name"]].from_config(config)
+    return _CLASSES[said].from_config(config)

@@ -8,11 +8,14 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
+from fastdiff.arguments import as_int, flag, mapping, number, optional, path, shown, text
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.diffusion.betas import make_alpha_bar, make_betas
 from fastdiff.diffusion.configs import DiffusionConfig
+from fastdiff.diffusion.noise import Generators, check_generators
 from fastdiff.diffusion.schedule import Schedule, step_options
 from fastdiff.errors import InputError
+from fastdiff.execution.tensors import FLOATS, REAL, WHOLE, beside, tensor, within
 from fastdiff.kernels.denoise import denoise_step
 
 CONFIG_NAME = "scheduler_config.json"
@@ -64,6 +67,7 @@ class Scheduler:
 
         Raises InputError naming an unknown option or a wrong value.
         """
+        config = mapping("config", config)
         scheduler = cls.__new__(cls)
         defaults = [name for name in config.get("_use_default_values", ()) if name not in overrides]
         scheduler._build({**config, **overrides, "_use_default_values": defaults})
@@ -72,7 +76,8 @@ class Scheduler:
     @classmethod
     def from_pretrained(cls: type[AnyScheduler], folder: str | Path, subfolder: str | None = None) -> AnyScheduler:
         """Make one of the scheduler_config.json in a local folder. Raises InputError where it cannot be used."""
-        return cls.from_config(read_json(Path(folder, subfolder or "", CONFIG_NAME)))
+        part = optional(text, "subfolder", subfolder) or ""
+        return cls.from_config(read_json(Path(path("folder", folder), part, CONFIG_NAME)))
 
     def _build(self, mapping: Mapping[str, Any]) -> None:
         self._options = self.config_class.from_mapping(mapping, type(self).__name__)
@@ -95,7 +100,11 @@ class Scheduler:
 
     def scale_model_input(self, sample: Tensor, timestep: int | Tensor | None = None) -> Tensor:
         """Return the sample as it is: neither of these samplers scales it."""
-        return sample
+        if isinstance(timestep, Tensor):
+            tensor("timestep", timestep, REAL)
+        else:
+            optional(number, "timestep", timestep, 0)
+        return tensor("sample", sample, FLOATS)
 
     def schedule(
         self, num_inference_steps: int, *, eta: float | None = None, use_clipped_model_output: bool | None = None
@@ -104,30 +113,69 @@ class Scheduler:
 
         Raises InputError naming an option that cannot be used.
         """
+        eta = optional(number, "eta", eta, 0)
+        return self._schedule(
+            num_inference_steps, eta or 0.0, bool(optional(flag, "use_clipped_model_output", use_clipped_model_output))
+        )
+
+    def _schedule(self, num_inference_steps: int, eta: float, use_clipped_model_output: bool) -> Schedule:
+        """`schedule` with its options checked; 0 and False are diffusers' defaults."""
         raise NotImplementedError
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """Return x_t of x0 and noise (Ho et al. 2020, eq. 4). Samples (N, ...), timesteps (N,) or a scalar."""
-        signal_share, noise_share = self._shares(timesteps, original_samples)
+        signal_share, noise_share = self._shares(timesteps, noise, original_samples=original_samples)
         return signal_share * original_samples + noise_share * noise
 
     def get_velocity(self, sample: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """Return v of x0 and noise (Salimans and Ho 2022, section 4). Samples (N, ...), timesteps (N,) or a scalar."""
-        signal_share, noise_share = self._shares(timesteps, sample)
+        signal_share, noise_share = self._shares(timesteps, noise, sample=sample)
         return signal_share * noise - noise_share * sample
 
-    def _shares(self, timesteps: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _shares(self, timesteps: Tensor, noise: Tensor, **samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the shares of signal and noise at timesteps, of the shape that the one of `samples` is multiplied by.
+
+        Raises InputError naming the tensor that does not fit.
+        """
+        ((name, like),) = samples.items()
+        tensor(name, like, FLOATS)
+        beside("noise", tensor("noise", noise, FLOATS), like.device)
+        within("timesteps", tensor("timesteps", timesteps, WHOLE), 0, len(self) - 1)
+        try:
+            torch.broadcast_shapes(like.shape, noise.shape, (timesteps.numel() or -1, *[1] * (like.ndim - 1)))
+        except RuntimeError:
+            shapes = f"{tuple(noise.shape)}, timesteps {tuple(timesteps.shape)} and {name} {tuple(like.shape)}"
+            raise InputError(f"noise {shapes} do not fit together; give a noise and a timestep for each") from None
         if like.device not in self._alpha_bar:
             self._alpha_bar[like.device] = self.alphas_cumprod.to(like.device)
         # the roots are taken in float32 or more: diffusers' half-precision 1 - alpha_bar is 0 at small timesteps
         alpha_bar = self._alpha_bar[like.device].to(torch.promote_types(like.dtype, torch.float32))
-        alpha_bar = alpha_bar[timesteps.to(like.device)].reshape(-1, *[1] * (like.ndim - 1))
+        alpha_bar = alpha_bar[timesteps.to(like.device, torch.int64)].reshape(-1, *[1] * (like.ndim - 1))
         return alpha_bar.sqrt().to(like.dtype), (1 - alpha_bar).sqrt().to(like.dtype)
+
+    def _checked_step(
+        self,
+        timestep: int | Tensor,
+        sample: Tensor,
+        generator: Generators | None,
+        return_dict: bool,
+        **others: Tensor,
+    ) -> int:
+        """Return the timestep of a step as an int, where the arguments that all samplers' steps share can be used."""
+        tensor("sample", sample, FLOATS)
+        if not sample.ndim or not sample.numel():
+            raise InputError(f"sample: its shape is {tuple(sample.shape)}; give (N, C, ...)")
+        for name, value in others.items():
+            beside(name, tensor(name, value, FLOATS), sample.device)
+        check_generators(generator, sample.device)
+        flag("return_dict", return_dict)
+        found = as_int(timestep)
+        if found is None or not 0 <= found < len(self):
+            raise InputError(f"timestep is {shown(timestep)}; it is from 0 to {len(self) - 1}")
+        return found
 
     def _row(self, timestep: int, device: torch.device, *options: float) -> Tensor:
         """Return a step's row on the device; it is made with those of all `timesteps`, or alone where not of them."""
-        if not 0 <= timestep < len(self):
-            raise InputError(f"timestep is {timestep}; it is from 0 to {len(self) - 1}")
         if self._rows_of is not self.timesteps:
             self._rows, self._rows_of = {}, self.timesteps
         key = (timestep, device, *options)
@@ -149,7 +197,10 @@ class Scheduler:
         x_t = sample.to(torch.promote_types(sample.dtype, torch.float32))
         output, x_t = _channels_last(model_output), _channels_last(x_t)
         noise = None if noise is None else _channels_last(noise)
-        x_prev, x0 = denoise_step(output, x_t, row, self._step_options, noise=noise)
+        try:
+            x_prev, x0 = denoise_step(output, x_t, row, self._step_options, noise=noise)
+        except ValueError as error:  # that names the tensor of another shape
+            raise InputError(f"step: {error}") from None
         result = SchedulerOutput(_channels_first(x_prev).to(dtype), _channels_first(x0).to(dtype))
         return result if return_dict else (result.prev_sample, result.pred_original_sample)
 

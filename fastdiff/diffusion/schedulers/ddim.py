@@ -3,6 +3,7 @@
 import torch
 from torch import Generator, Tensor
 
+from fastdiff.arguments import flag, number, optional
 from fastdiff.diffusion.configs import DDIMConfig
 from fastdiff.diffusion.noise import randn_tensor
 from fastdiff.diffusion.samplers.ddim import ddim_rows, ddim_schedule
@@ -10,6 +11,7 @@ from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.schedulers.base import Scheduler, SchedulerOutput
 from fastdiff.diffusion.timesteps import following_by_stride, spaced_timesteps
 from fastdiff.errors import InputError
+from fastdiff.execution.devices import resolve_device
 
 
 class DDIMScheduler(Scheduler):
@@ -20,15 +22,14 @@ class DDIMScheduler(Scheduler):
 
     def set_timesteps(self, num_inference_steps: int, device: torch.device | str | None = None) -> None:
         """Choose the number of steps of a run. Raises InputError for one that the training does not have."""
+        device = None if device is None else resolve_device(device)
         self.timesteps = spaced_timesteps(self._options, num_inference_steps).to(device)
-        self.num_inference_steps = num_inference_steps
+        self.num_inference_steps = len(self.timesteps)
 
-    def schedule(
-        self, num_inference_steps: int, *, eta: float | None = None, use_clipped_model_output: bool | None = None
-    ) -> Schedule:
-        """Return the schedule of a whole run; None is diffusers' default, 0 and False."""
-        clipped = bool(use_clipped_model_output)
-        return ddim_schedule(self._options, num_inference_steps, eta=eta or 0.0, use_clipped_model_output=clipped)
+    def _schedule(self, num_inference_steps: int, eta: float, use_clipped_model_output: bool) -> Schedule:
+        return ddim_schedule(
+            self._options, num_inference_steps, eta=eta, use_clipped_model_output=use_clipped_model_output
+        )
 
     def step(
         self,
@@ -44,12 +45,19 @@ class DDIMScheduler(Scheduler):
         """Return x_{t-1} and x0 of x_t and the model output, both (N, C, ...) of any float dtype.
 
         The arithmetic is float32 or more. `variance_noise` (N, C, ...) replaces the noise that eta > 0 draws.
-        Raises InputError where a timestep cannot be stepped from, ValueError naming a tensor of a wrong shape or dtype.
+        Raises InputError naming a timestep that cannot be stepped from, or a tensor of a wrong kind, shape or dtype.
         """
         self._steps()
+        given = {} if variance_noise is None else {"variance_noise": variance_noise}
+        t = self._checked_step(timestep, sample, generator, return_dict, model_output=model_output, **given)
+        if variance_noise is not None and variance_noise.shape != sample.shape:
+            shapes = tuple(variance_noise.shape), tuple(sample.shape)
+            raise InputError(f"variance_noise has shape {shapes[0]}; the sample has {shapes[1]}; give both the same")
+        eta = number("eta", eta, 0)
+        clipped = bool(optional(flag, "use_clipped_model_output", use_clipped_model_output))
         if eta > 0 and variance_noise is not None and generator is not None:
             raise InputError("generator and variance_noise both say what the noise is; give one of them")
-        row = self._row(int(timestep), sample.device, eta, bool(use_clipped_model_output))
+        row = self._row(t, sample.device, eta, clipped)
         noise = variance_noise if eta > 0 else None
         if eta > 0 and noise is None:
             noise = randn_tensor(sample.shape, generator, sample.device, model_output.dtype)

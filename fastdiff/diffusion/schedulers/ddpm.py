@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from fastdiff.arguments import whole_number
 from fastdiff.diffusion.configs import DDPMConfig
 from fastdiff.diffusion.noise import randn_tensor
 from fastdiff.diffusion.samplers.ddpm import ddpm_rows, ddpm_schedule
@@ -13,6 +14,7 @@ from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.schedulers.base import Scheduler, SchedulerOutput
 from fastdiff.diffusion.timesteps import chosen_timesteps, following_in_list
 from fastdiff.errors import InputError
+from fastdiff.execution.devices import resolve_device
 
 
 class DDPMScheduler(Scheduler):
@@ -35,15 +37,14 @@ class DDPMScheduler(Scheduler):
 
         Raises InputError unless one of them is given, or where they leave the training's.
         """
+        device = None if device is None else resolve_device(device)
         self.timesteps = chosen_timesteps(self._options, num_inference_steps, timesteps).to(device)
         if num_inference_steps is not None:
-            self.num_inference_steps = num_inference_steps
+            self.num_inference_steps = len(self.timesteps)
         self._spaced = True
 
-    def schedule(
-        self, num_inference_steps: int, *, eta: float | None = None, use_clipped_model_output: bool | None = None
-    ) -> Schedule:
-        """Return the schedule of a whole run. Raises InputError for the two options that only DDIM has."""
+    def _schedule(self, num_inference_steps: int, eta: float, use_clipped_model_output: bool) -> Schedule:
+        """Raises InputError for the two options that only DDIM has."""
         if eta or use_clipped_model_output:
             name = "eta" if eta else "use_clipped_model_output"
             raise InputError(f"{name} is an option of ddim, and the scheduler is ddpm; leave it out or choose ddim")
@@ -51,8 +52,9 @@ class DDPMScheduler(Scheduler):
 
     def previous_timestep(self, timestep: int | Tensor) -> int:
         """Return the timestep that a step goes to: the next of `timesteps` once they are set, -1 after the last."""
-        chain, following = self._chain(int(timestep))
-        return int(following[chain == int(timestep)])
+        t = whole_number("timestep", timestep, 0, len(self) - 1)
+        chain, following = self._chain(t)
+        return int(following[chain == t])
 
     def step(
         self,
@@ -65,9 +67,9 @@ class DDPMScheduler(Scheduler):
         """Return x_{t-1} and x0 of x_t and the model output, both (N, C, ...); a learned variance is C more channels.
 
         Any float dtype; the arithmetic is float32 or more. Without a prior `set_timesteps` it goes to timestep - 1.
-        Raises InputError where a timestep cannot be stepped from, ValueError naming a tensor of a wrong shape or dtype.
+        Raises InputError naming a timestep that cannot be stepped from, or a tensor of a wrong kind, shape or dtype.
         """
-        t = int(timestep)
+        t = self._checked_step(timestep, sample, generator, return_dict, model_output=model_output)
         row = self._row(t, sample.device)
         noise = None if t == 0 else randn_tensor(sample.shape, generator, sample.device, model_output.dtype)
         return self._advance(model_output, sample, row, noise, return_dict)

@@ -1,0 +1,139 @@
+"""Checks of what callers pass: each returns the value as the code reads it, or raises an InputError that names it.
+
+A number may be Python's, numpy's or a tensor of one, as diffusers takes them; a bool is none. No torch is imported:
+the checks of tensors are in `execution/tensors.py`.
+"""
+
+import math
+import operator
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from numbers import Real
+from typing import Any, TypeVar
+
+from fastdiff.errors import InputError
+
+SHOWN = 80  # characters of a value in a message
+
+Value = TypeVar("Value")
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message shows it: on one line, not too long, and of a tensor its shape and dtype alone."""
+    try:
+        if getattr(value, "shape", ()):
+            return f"a {type(value).__name__} of shape {tuple(value.shape)}, {value.dtype}"
+        text = " ".join(repr(value).split())
+    except Exception:  # whatever a stranger's repr raises; an int of 5,000 digits has none
+        return f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+def as_int(value: Any) -> int | None:
+    """Return a whole number as an int; None for anything else, a bool and a float among them."""
+    if type(value) is int:
+        return value
+    try:
+        return None if _is_bool(value) else operator.index(value)
+    except (TypeError, ValueError, RuntimeError):  # not whole, several elements, or a tensor without memory
+        return None
+
+
+def as_float(value: Any) -> float | None:
+    """Return a finite number as a float; None for anything else, a bool among them."""
+    try:
+        if getattr(value, "ndim", None) == 0:  # a scalar or an array of numpy, a tensor
+            value = value.item()
+        found = float(value) if isinstance(value, Real) and not _is_bool(value) else math.nan
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+    return found if math.isfinite(found) else None
+
+
+def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """Return a whole number from `least` to `most` as an int."""
+    found = as_int(value)
+    if found is None or found < least or (most is not None and found > most):
+        raise InputError(f"{name}: {shown(value)} is not a whole number {_range(least, most)}")
+    return found
+
+
+def number(name: str, value: Any, least: float, most: float | None = None) -> float:
+    """Return a finite number from `least` to `most` as a float."""
+    found = as_float(value)
+    if found is None or found < least or (most is not None and found > most):
+        raise InputError(f"{name}: {shown(value)} is not a number {_range(least, most)}")
+    return found
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return a bool."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name}: {shown(value)} is neither True nor False")
+    return value
+
+
+def text(name: str, value: Any) -> str:
+    """Return a text of one line."""
+    if not isinstance(value, str) or not _is_one_line(value):
+        raise InputError(f"{name}: {shown(value)} is not a text of one line")
+    return value
+
+
+def path(name: str, value: Any) -> str | os.PathLike:
+    """Return a text or a path."""
+    if not isinstance(value, str | os.PathLike) or not _is_one_line(os.fspath(value)):
+        raise InputError(f"{name}: {shown(value)} is neither a text nor a path")
+    return value
+
+
+def choice(name: str, value: Any, choices: Collection[str]) -> str:
+    """Return one of the texts `choices`."""
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"{name}: {shown(value)} is none of {', '.join(choices)}")
+    return value
+
+
+def mapping(name: str, value: Any) -> Mapping[str, Any]:
+    """Return a mapping of options by name."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InputError(f"{name}: {shown(value)} is not a mapping of options by name")
+    return value
+
+
+def instance(name: str, value: Any, kind: type[Value], wanted: str) -> Value:
+    """Return an object of a class; `wanted` says what to give."""
+    if not isinstance(value, kind):
+        raise InputError(f"{name}: {shown(value)} is none; give {wanted}")
+    return value
+
+
+def optional(check: Callable[..., Value], name: str, value: Any, *limits: Any) -> Value | None:
+    """Return None as it is, and anything else as `check` does."""
+    return None if value is None else check(name, value, *limits)
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Put the argument's name before an InputError of the block."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
+
+
+def _is_one_line(value: str | bytes) -> bool:
+    """Whether a name has neither control characters nor letters that no file name can have."""
+    try:
+        return min(os.fsencode(value), default=32) >= 32
+    except UnicodeEncodeError:
+        return False
+
+
+def _range(least: float, most: float | None) -> str:
+    return f"of at least {least}" if most is None else f"from {least} to {most}"
