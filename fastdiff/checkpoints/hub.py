@@ -47,7 +47,7 @@ def resolve(
     Raises InputError for a name that is none of the three, for a variant or revision that none can have, and
     for whatever the hub refuses.
     """
-    name = str(checked_path("name_or_path", name_or_path))
+    name = _checked_name(name_or_path)
     check_variant(variant)
     check_revision(revision)
     if not isinstance(token, str | bool | None):
@@ -69,9 +69,18 @@ def resolve(
         raise InputError(f"{name} is a file; give the model folder in diffusers' layout that it belongs to")
     close = difflib.get_close_matches(name, bundled, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    raise InputError(
-        f"no model {name!r}; {hint}bundled: {', '.join(bundled)}; a model folder and a hub id org/name also work"
-    )
+    raise InputError(f"no model {name!r}; {hint}{_on_offer()}")
+
+
+def _checked_name(name_or_path: object) -> str:
+    try:
+        return str(checked_path("name_or_path", name_or_path))
+    except InputError as error:
+        raise InputError(f"{error}; {_on_offer()}") from None
+
+
+def _on_offer() -> str:
+    return f"bundled: {', '.join(bundled_models())}; a model folder and a hub id org/name also work"
 
 
 def _check_permission(name: str) -> None:

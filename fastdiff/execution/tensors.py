@@ -15,14 +15,14 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 REAL = FLOATS + WHOLE
 
 
-def tensor(name: str, value: Any, dtypes: Collection[torch.dtype]) -> Tensor:
-    """Return a tensor of one of the dtypes that has its elements in memory. InputError for anything else."""
+def tensor(name: str, value: Any, dtypes: Collection[torch.dtype], *, in_memory: bool = True) -> Tensor:
+    """Return a dense tensor of one of the dtypes, with elements where it must be `in_memory`. InputError for others."""
     if not isinstance(value, Tensor):
         raise InputError(f"{name}: {shown(value)} is not a tensor; give a torch.Tensor")
     if value.dtype not in dtypes:
         wanted = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise InputError(f"{name}: it is {value.dtype}; give a tensor of {wanted}")
-    if value.layout != torch.strided or value.is_meta:
+    if value.layout != torch.strided or (in_memory and value.is_meta):
         raise InputError(f"{name}: it is a {value.layout} tensor on {value.device}; give a dense one that has memory")
     return value
 

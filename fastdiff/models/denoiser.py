@@ -209,7 +209,8 @@ class Denoiser(nn.Module):
         if class_labels is None:
             return
         table, expected = self.config.label_table, self.config.label_shape
-        tensor("class_labels", class_labels, REAL if table is None else INDICES)
+        in_memory = self.device.type != "meta"
+        tensor("class_labels", class_labels, REAL if table is None else INDICES, in_memory=in_memory)
         beside("class_labels", class_labels, self.device)
         if table is not None:
             within("class_labels", class_labels, 0, table - 1)
