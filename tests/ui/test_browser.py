@@ -100,13 +100,16 @@ def page(open_page):
 
 def generate(page, pictures: int = 1, steps: int | None = None, seed: int | None = None, batch_size: int = 1) -> None:
     """Fill the form and press Generate."""
+    fields = {number(page, "Pictures"): str(pictures)}
     if steps is not None:
         more_settings(page)
-        number(page, "Steps").fill(str(steps))
-        number(page, "Batch size").fill(str(batch_size))
+        fields |= {number(page, "Steps"): str(steps), number(page, "Batch size"): str(batch_size)}
     if seed is not None:
-        page.get_by_label("Seed").first.fill(str(seed))
-    number(page, "Pictures").fill(str(pictures))
+        fields[page.get_by_label("Seed").first] = str(seed)
+    while any(field.input_value() != value for field, value in fields.items()):  # what is just opened forgets input
+        for field, value in fields.items():
+            field.fill(value)
+        page.wait_for_timeout(300)
     page.get_by_role("button", name="Generate").click()
 
 
