@@ -15,7 +15,7 @@ from fastdiff.kernels.device.conv2d import conv_by_descriptors, conv_by_pointers
 from fastdiff.kernels.group_norm import GroupNormCall, affine_arguments, group_norm
 from fastdiff.kernels.host.conv2d_plan import Plan, Problem, make_plan
 from fastdiff.kernels.host.conv2d_tiles import SUM_CHANNELS
-from fastdiff.kernels.host.dispatch import Call, Operation, parts_of
+from fastdiff.kernels.host.dispatch import Call, Operation, check_pictures, parts_of
 from fastdiff.kernels.host.launching import (
     DTYPES,
     capability,
@@ -113,9 +113,7 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
 
     def check(self) -> None:
         parts, weight = self.parts, self.weight
-        if any(part.ndim != 4 or part.shape[:3] != parts[0].shape[:3] for part in parts):
-            shapes = [tuple(part.shape) for part in parts]
-            raise ValueError(f"x: expected (N, H, W, C), the same N, H and W, got {shapes}")
+        check_pictures(parts)
         if not parts[0].is_floating_point():
             raise ValueError(f"x: {parts[0].dtype} is no float dtype")
         channels = sum(part.shape[3] for part in parts)

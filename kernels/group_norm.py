@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fastdiff.kernels.device.group_norm import apply_kernel, merge_kernel, moments_kernel, normalise_kernel
 from fastdiff.kernels.device.language import triton
-from fastdiff.kernels.host.dispatch import Call, Operation, parts_of
+from fastdiff.kernels.host.dispatch import Call, Operation, check_pictures, parts_of
 from fastdiff.kernels.host.launching import DTYPES, launch, side_by_side
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.recording import because
@@ -91,9 +91,7 @@ class GroupNormCall(Call[Tensor]):
 
     def check(self) -> None:
         parts, first = self.parts, self.parts[0]
-        if any(part.ndim != 4 or part.shape[:3] != first.shape[:3] for part in parts):
-            shapes = [tuple(part.shape) for part in parts]
-            raise ValueError(f"x: expected (N, H, W, C), the same N, H and W, got {shapes}")
+        check_pictures(parts)
         kinds = [(part.dtype, str(part.device)) for part in parts]
         if any(kind != kinds[0] for kind in kinds) or not first.is_floating_point():
             raise ValueError(f"x: expected one float dtype on one device, got {kinds}")

@@ -40,6 +40,13 @@ def parts_of(x: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return x if isinstance(x, tuple) else (x,)
 
 
+def check_pictures(parts: tuple[Tensor, ...]) -> None:
+    """Raise ValueError unless the parts of x are pictures (N, H, W, C) of the same N, H and W."""
+    if any(part.ndim != 4 or part.shape[:3] != parts[0].shape[:3] for part in parts):
+        shapes = [tuple(part.shape) for part in parts]
+        raise ValueError(f"x: expected (N, H, W, C), the same N, H and W, got {shapes}")
+
+
 class Call(ABC, Generic[R]):
     """One call of an operation: a frozen dataclass of its arguments, checked when it is made, and the ways to run it.
 
