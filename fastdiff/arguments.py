@@ -7,7 +7,7 @@ the checks of tensors are in `execution/tensors.py`.
 import math
 import operator
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
 from typing import Any, TypeVar
@@ -51,29 +51,6 @@ def as_float(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return a whole number from `least` to `most` as an int."""
-    found = as_int(value)
-    if found is None or found < least or (most is not None and found > most):
-        raise InputError(f"{name}: {shown(value)} is not a whole number {_range(least, most)}")
-    return found
-
-
-def number(name: str, value: Any, least: float, most: float | None = None) -> float:
-    """Return a finite number from `least` to `most` as a float."""
-    found = as_float(value)
-    if found is None or found < least or (most is not None and found > most):
-        raise InputError(f"{name}: {shown(value)} is not a number {_range(least, most)}")
-    return found
-
-
-def flag(name: str, value: Any) -> bool:
-    """Return a bool."""
-    if not isinstance(value, bool):
-        raise InputError(f"{name}: {shown(value)} is neither True nor False")
-    return value
-
-
 def text(name: str, value: Any) -> str:
     """Return a text of one line."""
     if not isinstance(value, str) or not _is_one_line(value):
@@ -85,13 +62,6 @@ def path(name: str, value: Any) -> str | os.PathLike:
     """Return a text or a path."""
     if not isinstance(value, str | os.PathLike) or not _is_one_line(os.fspath(value)):
         raise InputError(f"{name}: {shown(value)} is neither a text nor a path")
-    return value
-
-
-def choice(name: str, value: Any, choices: Collection[str]) -> str:
-    """Return one of the texts `choices`."""
-    if not isinstance(value, str) or value not in choices:
-        raise InputError(f"{name}: {shown(value)} is none of {', '.join(choices)}")
     return value
 
 
@@ -133,7 +103,3 @@ def _is_one_line(value: str | bytes) -> bool:
         return min(os.fsencode(value), default=32) >= 32
     except UnicodeEncodeError:
         return False
-
-
-def _range(least: float, most: float | None) -> str:
-    return f"of at least {least}" if most is None else f"from {least} to {most}"

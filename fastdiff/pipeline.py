@@ -12,14 +12,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fastdiff.arguments import choice, flag, instance, naming, optional, text
+from fastdiff.arguments import instance, naming, optional, text
 from fastdiff.checkpoints import hub
-from fastdiff.checkpoints.configs.autoencoder import autoencoder_scale
+from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.checkpoints.registry import SchedulerName
 from fastdiff.diffusion.conditions import choose_conditions
-from fastdiff.diffusion.decoding import OUTPUT_TYPES, decode
+from fastdiff.diffusion.decoding import OutputType, decode
 from fastdiff.diffusion.loop import denoise
 from fastdiff.diffusion.noise import Generators, Noise, check_generators
 from fastdiff.diffusion.pictures import Label, checked_side, list_pictures
@@ -32,6 +33,7 @@ from fastdiff.models.autoencoder import Autoencoder, load_autoencoder
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.requests.defaults import LIBRARY, SEED, ModelFacts, Sampling, SamplingOptions, complete_sampling
+from fastdiff.schema import checked
 
 
 class PipelineOutput(NamedTuple):
@@ -112,7 +114,7 @@ class Pipeline:
         """
         device = resolve_device(device)  # before anything is downloaded for it
         dtype = resolve_dtype(dtype, device)
-        optional(choice, "scheduler", scheduler, SCHEDULERS)
+        checked("scheduler", scheduler, SchedulerName | None)
         folder = hub.resolve(name_or_path, variant=variant, **hub_options)
         if not (folder / "model_index.json").is_file():
             raise InputError(f"{folder} has no model_index.json; a pipeline folder also holds the model's scheduler")
@@ -132,7 +134,7 @@ class Pipeline:
         """The pipeline of a model folder that was found and whose configs were read. As `from_pretrained` otherwise."""
         device = resolve_device(device)
         dtype = resolve_dtype(dtype, device)
-        optional(choice, "scheduler", scheduler, SCHEDULERS)
+        checked("scheduler", scheduler, SchedulerName | None)
         folder = hub.component_folder(card.folder, card.denoiser.name)
         kind = DENOISERS[card.denoiser.class_name]
         denoiser = kind.from_folder(folder, variant=variant, dtype=dtype, device=device)
@@ -183,7 +185,7 @@ class Pipeline:
     @property
     def scale(self) -> int:
         """Pixels of a picture for one of the denoiser's, in height and in width."""
-        return 1 if self.vae is None else autoencoder_scale(self.vae.config)
+        return 1 if self.vae is None else AutoencoderKLConfig.from_mapping(self.vae.config, "vae").scale
 
     def decode(self, x: Tensor, output_type: str) -> Any:
         """Return what the denoiser ends with, (N, H, W, C) float32, as pictures; see `decoding.decode`."""
@@ -191,7 +193,7 @@ class Pipeline:
 
     def __call__(self, *, return_dict: bool = True, **options: Any) -> PipelineOutput | tuple[Any]:
         """Draw pictures. Takes the options of `stream`; returns PipelineOutput, or a tuple of its images."""
-        flag("return_dict", return_dict)
+        checked("return_dict", return_dict, bool)
         for step in self.stream(**options):
             images = step.images
         return PipelineOutput(images) if return_dict else (images,)
@@ -234,7 +236,7 @@ class Pipeline:
 
         Raises InputError naming what cannot be drawn, at once; NonFiniteError for NaN in the output.
         """
-        choice("output_type", output_type, OUTPUT_TYPES)
+        checked("output_type", output_type, OutputType)
         height, width = checked_side("height", height), checked_side("width", width)
         check_generators(generator, self.device)
         self._check_latents(latents)

@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastdiff.arguments import instance, whole_number
+from fastdiff.arguments import instance
 from fastdiff.diffusion.pictures import checked_side
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import device_name, dtype_name
 from fastdiff.kernels.host.recording import TORCH, Recorder, record, shape_text
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.pipeline import Pipeline
-from fastdiff.requests.request import MAX_PICTURES
+from fastdiff.requests.request import Pictures
+from fastdiff.schema import checked
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def report(
 
     Raises InputError naming what the model cannot do.
     """
-    batch_size = whole_number("batch_size", batch_size, 1, MAX_PICTURES)
+    batch_size = checked("batch_size", batch_size, Pictures)
     height, width = checked_side("height", height), checked_side("width", width)
     if isinstance(model, Denoiser):
         recorded, x = _prediction(model, batch_size, height, width, **options)

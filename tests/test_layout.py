@@ -35,7 +35,7 @@ FLOORS = (
     ("kernels",),
     ("kernels.host",),
     ("kernels.device",),
-    ("__init__", "arguments", "errors", "extras", "numbers"),
+    ("__init__", "arguments", "errors", "extras", "schema"),
 )
 
 

@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from fastdiff.arguments import flag
 from fastdiff.arguments import path as checked_path
 from fastdiff.checkpoints.json_files import read_json
-from fastdiff.checkpoints.names import check_revision, check_variant
+from fastdiff.checkpoints.names import Revision, Variant
 from fastdiff.checkpoints.registry import DENOISERS, PIPELINES, denoiser_part, read_model_index
 from fastdiff.errors import InputError
+from fastdiff.schema import checked
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
 WEIGHTS = "diffusion_pytorch_model"  # the stem of diffusers' weight files
@@ -48,11 +48,11 @@ def resolve(
     for whatever the hub refuses.
     """
     name = _checked_name(name_or_path)
-    check_variant(variant)
-    check_revision(revision)
+    checked("variant", variant, Variant | None)
+    checked("revision", revision, Revision | None)
     if not isinstance(token, str | bool | None):
         raise InputError("token: it is neither a text nor True; give the token, or leave it out")
-    flag("local_files_only", local_files_only)
+    checked("local_files_only", local_files_only, bool)
     _check_permission(name)
     if is_hub_id(name):
         return _download(name, revision, token, variant, local_files_only)

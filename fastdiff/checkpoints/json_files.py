@@ -1,16 +1,13 @@
-"""JSON objects of a model folder into Python: read, and made into a dataclass that knows every key."""
+"""JSON files of a model folder: read, whatever they hold."""
 
 import json
 import os
 import stat
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fastdiff.errors import InputError
-
-Config = TypeVar("Config")  # a dataclass
 
 MAX_BYTES = 2**23  # of a file: ImageNet-21k's names of its classes are 1 MB, the indices of the largest models less
 MAX_DEPTH = 32  # of objects and lists in one another: diffusers' files nest 3 of them
@@ -71,27 +68,3 @@ def _bounded_int(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number of more than {MAX_DIGITS} digits")
     return int(digits)
-
-
-def from_mapping(cls: type[Config], mapping: Mapping[str, Any], source: str) -> Config:
-    """Build the dataclass `cls` from a config; keys that start with _ are diffusers' bookkeeping.
-
-    Lists become tuples. Raises InputError naming every key that `cls` does not have.
-    """
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in mapping.items()}
-    values = {key: value for key, value in values.items() if not key.startswith("_")}
-    for key, only in getattr(cls, "SWITCHED_OFF", {}).items():
-        if values.pop(key, only) != only:
-            raise InputError(f"{source}: {key} {mapping[key]!r} is not supported; fastdiff runs {key} {only!r} only")
-    known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
-    unknown = sorted(values.keys() - known)
-    if unknown:
-        raise InputError(
-            f"{source}: unknown option {', '.join(unknown)}; {cls.__name__} has {', '.join(sorted(known))}"
-        )
-    try:
-        return cls(**values)
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from None
-    except TypeError as error:
-        raise InputError(f"{source}: an option is of the wrong type ({error}); save the model again") from None

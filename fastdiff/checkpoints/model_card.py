@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastdiff.arguments import naming
 from fastdiff.checkpoints import hub, registry
-from fastdiff.checkpoints.configs.autoencoder import autoencoder_scale
+from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
-from fastdiff.checkpoints.json_files import from_mapping, read_json
-from fastdiff.checkpoints.limits import MAX_TRAIN_STEPS
+from fastdiff.checkpoints.json_files import read_json
+from fastdiff.checkpoints.kinds import TrainSteps
 from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.errors import InputError
-from fastdiff.numbers import is_int
+from fastdiff.schema import checked
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ModelCard:
         classes = registry.read_model_index(folder)
         pipeline = registry.PIPELINES[classes["pipeline"]]
         config_path = hub.component_folder(folder, pipeline.denoiser.name) / "config.json"
-        config = from_mapping(pipeline.denoiser.config, read_json(config_path), source=str(config_path))
+        config = pipeline.denoiser.config.from_mapping(read_json(config_path), config_path)
         vae_path = folder / "vae" / "config.json"
         names = {class_name: name for name, class_name in registry.SCHEDULERS.items()}
         return cls(
@@ -44,7 +44,7 @@ class ModelCard:
             scheduler=pipeline.scheduler or names.get(classes["scheduler"]),
             num_train_timesteps=_num_train_timesteps(folder),
             info=ModelInfo.from_folder(folder, config.num_class_embeds, config.null_label),
-            scale=autoencoder_scale(read_json(vae_path), vae_path) if "vae" in classes else 1,
+            scale=AutoencoderKLConfig.from_mapping(read_json(vae_path), vae_path).scale if "vae" in classes else 1,
         )
 
     @property
@@ -88,9 +88,5 @@ class ModelCard:
 
 def _num_train_timesteps(folder: Path) -> int:
     path = hub.component_folder(folder, registry.SCHEDULER.name) / "scheduler_config.json"
-    count = read_json(path).get("num_train_timesteps", 1000)
-    if not is_int(count, 1):
-        raise InputError(f"{path}: num_train_timesteps {count!r} is not a number of steps")
-    if count > MAX_TRAIN_STEPS:
-        raise InputError(f"{path}: num_train_timesteps {count} is over {MAX_TRAIN_STEPS}, the most that fastdiff takes")
-    return count
+    with naming(str(path)):
+        return checked("num_train_timesteps", read_json(path).get("num_train_timesteps", 1000), TrainSteps)

@@ -3,16 +3,20 @@
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastdiff.checkpoints.json_files import from_mapping, read_json
-from fastdiff.checkpoints.limits import MAX_LABELS
-from fastdiff.checkpoints.registry import PIPELINES, SCHEDULERS
+from annotated_types import Len
+
+from fastdiff.checkpoints.json_files import read_json
+from fastdiff.checkpoints.kinds import MAX_LABELS, Fraction, Label, NotNegative, Steps
+from fastdiff.checkpoints.registry import PIPELINES, SchedulerName
 from fastdiff.errors import InputError
-from fastdiff.numbers import is_int, is_number
+from fastdiff.schema import Schema, Wanted
+
+LabelName = Annotated[str, Len(1), Wanted("a name")]
 
 FILE_NAME = "fastdiff.json"
 SHOWN = 8  # of the names that a label may have meant
@@ -21,17 +25,19 @@ _INDEX = re.compile(r"\s*[+-]?[0-9]{1,9}\s*")
 
 
 @dataclass(frozen=True)
-class ModelInfo:
+class ModelInfo(Schema):
     """The labels of a class-conditional model and the sampling options that suit it; None leaves an option open."""
 
-    labels: tuple[str | None, ...] = ()  # the name of label i is labels[i]; None: it goes by its number
-    label_groups: Mapping[str, Sequence[str]] = field(default_factory=dict)  # further names, each for several labels
-    replaced_labels: Mapping[str, str] = field(default_factory=dict)  # names of an earlier model -> what to ask for
-    null_label: int | None = None  # the label that stands for "no label": guidance needs it
-    guidance_scale: float | None = None
-    num_inference_steps: int | None = None
-    scheduler: str | None = None  # ddim, ddpm
-    eta: float | None = None  # of DDIM, 0 to 1
+    # The name of label i is labels[i]; None: it goes by its number
+    labels: Annotated[tuple[LabelName | None, ...], Len(0, MAX_LABELS)] = ()
+    # Further names, each for several labels
+    label_groups: dict[str, Annotated[tuple[LabelName, ...], Len(1, MAX_LABELS)]] = field(default_factory=dict)
+    replaced_labels: dict[str, str] = field(default_factory=dict)  # names of an earlier model -> what to ask for
+    null_label: Label | None = None  # the label that stands for "no label": guidance needs it
+    guidance_scale: NotNegative | None = None
+    num_inference_steps: Steps | None = None
+    scheduler: SchedulerName | None = None
+    eta: Fraction | None = None  # of DDIM
     use_clipped_model_output: bool | None = None  # of DDIM
 
     @classmethod
@@ -48,10 +54,23 @@ class ModelInfo:
         path = Path(folder) / FILE_NAME
         defaults = _pipeline_defaults(Path(folder) / "model_index.json", num_classes)
         said = read_json(path) if path.exists() else {}
-        info = from_mapping(cls, {"null_label": null_label} | defaults | said, source=str(path))
-        for problem in (*info._wrong_options(), *info._wrong_labels(num_classes)):
-            raise InputError(f"{path}: {problem}")
+        info = cls.from_mapping({"null_label": null_label} | defaults | said, path)
+        last = info._num_labels() - 1
+        if num_classes is not None and last >= num_classes:
+            raise InputError(f"{path}: labels go up to {last}, but the model's label table ends at {num_classes - 1}")
         return info
+
+    def check(self) -> None:
+        twice = [name for name, count in Counter(filter(None, self.labels)).items() if count > 1]
+        if twice:
+            raise InputError(f"labels holds {', '.join(twice)} more than once; each label needs a name of its own")
+        labels = set(self.labels)
+        for group, names in self.label_groups.items():
+            unknown = [name for name in names if name not in labels]
+            if unknown:
+                raise InputError(f"label_groups: {group!r} holds {', '.join(unknown)}, which labels does not")
+            if group in labels and names != (group,):
+                raise InputError(f"label_groups: {group!r} is a label already; give the group another name")
 
     def label_name(self, index: int) -> str | int:
         """The name of label `index`, or the index where it has none."""
@@ -107,50 +126,6 @@ class ModelInfo:
 
     def _num_labels(self) -> int:
         return max(len(self.labels), 0 if self.null_label is None else self.null_label + 1)
-
-    def _wrong_options(self) -> Iterator[str]:
-        if self.num_inference_steps is not None and not is_int(self.num_inference_steps, 1):
-            yield f"num_inference_steps is {self.num_inference_steps!r}, not a whole number of at least 1"
-        if self.guidance_scale is not None and not is_number(self.guidance_scale, 0):
-            yield f"guidance_scale is {self.guidance_scale!r}, not a number of at least 0"
-        if self.eta is not None and not is_number(self.eta, 0, 1):
-            yield f"eta is {self.eta!r}, not a number from 0 to 1"
-        if self.scheduler not in (None, *SCHEDULERS):
-            yield f"scheduler is {self.scheduler!r}, not one of {', '.join(SCHEDULERS)}"
-        if not isinstance(self.use_clipped_model_output, bool | None):
-            yield f"use_clipped_model_output is {self.use_clipped_model_output!r}, not true or false"
-
-    def _wrong_labels(self, num_classes: int | None) -> Iterator[str]:
-        if not isinstance(self.labels, tuple) or not all(
-            name is None or (isinstance(name, str) and name) for name in self.labels
-        ):
-            yield "labels is not a list of names, or null where a label has none"
-            return
-        if len(self.labels) > MAX_LABELS:
-            yield f"labels are {len(self.labels)} names; fastdiff takes up to {MAX_LABELS}"
-        twice = [name for name, count in Counter(filter(None, self.labels)).items() if count > 1]
-        if twice:
-            yield f"labels holds {', '.join(twice)} more than once; each label needs a name of its own"
-        yield from self._wrong_groups()
-        if self.null_label is not None and not is_int(self.null_label, 0):
-            yield f"null_label is {self.null_label!r}, not a whole number of at least 0"
-        elif num_classes is not None and self._num_labels() > num_classes:
-            yield f"labels go up to {self._num_labels() - 1}, but the model's label table ends at {num_classes - 1}"
-
-    def _wrong_groups(self) -> Iterator[str]:
-        groups, replaced = self.label_groups, self.replaced_labels
-        if not isinstance(replaced, Mapping) or not all(isinstance(new, str) for new in replaced.values()):
-            yield "replaced_labels is not an object of names"
-        if not isinstance(groups, Mapping) or not all(isinstance(names, list) and names for names in groups.values()):
-            yield "label_groups is not an object of lists of labels"
-            return
-        labels = {name for name in self.labels if name is not None}
-        for group, names in groups.items():
-            unknown = [str(name) for name in names if not isinstance(name, str) or name not in labels]
-            if unknown:
-                yield f"label_groups: {group!r} holds {', '.join(unknown)}, which labels does not"
-            if group in labels and names != [group]:
-                yield f"label_groups: {group!r} is a label already; give the group another name"
 
 
 def _pipeline_defaults(path: Path, num_classes: int | None) -> dict[str, Any]:

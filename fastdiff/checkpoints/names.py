@@ -4,39 +4,33 @@ Links that somebody placed in the folder may: the hub's cache is made of them.
 """
 
 import re
+from typing import Annotated
 
-from fastdiff.errors import InputError
+from annotated_types import Predicate
 
-WANTED_REVISION = "give a branch, tag or commit of the hub"
-WANTED_VARIANT = "give a variant of the weights such as fp16, in letters, digits, _, - and dots"
+from fastdiff.schema import Wanted
 
 # The hub's client keeps a file of a revision's name. git allows no others: see `git check-ref-format`.
 _REVISION = re.compile(r"(?!.*(\.\.|//))[^\s/~^:?*\[\\\0][^\s~^:?*\[\\\0]{0,254}")
 _VARIANT = re.compile(r"\w[\w.-]{0,63}", re.ASCII)  # it stands in patterns of file names too
 
 
-def is_revision(revision: object) -> bool:
+def is_revision(revision: str) -> bool:
     """Whether it can be the name of a branch or tag, or a commit."""
-    return isinstance(revision, str) and bool(_REVISION.fullmatch(revision))
+    return bool(_REVISION.fullmatch(revision))
 
 
-def is_variant(variant: object) -> bool:
+def is_variant(variant: str) -> bool:
     """Whether it can stand in the name of a weights file."""
-    return isinstance(variant, str) and bool(_VARIANT.fullmatch(variant))
+    return bool(_VARIANT.fullmatch(variant))
+
+
+Revision = Annotated[str, Predicate(is_revision), Wanted("a branch, tag or commit of the hub")]
+Variant = Annotated[
+    str, Predicate(is_variant), Wanted("a variant of the weights such as fp16, in letters, digits, _, - and dots")
+]
 
 
 def is_file_name(name: str) -> bool:
     """Whether it names something beside it, rather than elsewhere."""
     return name not in ("", ".", "..") and not re.search(r"[/\\:]", name)
-
-
-def check_revision(revision: object) -> None:
-    """InputError for a revision that none can have; None is none."""
-    if revision is not None and not is_revision(revision):
-        raise InputError(f"revision {revision!r:.80}: {WANTED_REVISION}")
-
-
-def check_variant(variant: object) -> None:
-    """InputError for a variant that none can have; None is none."""
-    if variant is not None and not is_variant(variant):
-        raise InputError(f"variant {variant!r:.80}: {WANTED_VARIANT}")

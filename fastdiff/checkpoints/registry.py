@@ -6,14 +6,21 @@ said in fastdiff.models.classes.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
+from fastdiff.arguments import naming
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.errors import InputError
+from fastdiff.schema import Wanted, checked
 
-SCHEDULERS = {"ddim": "DDIMScheduler", "ddpm": "DDPMScheduler"}  # the name that people give -> diffusers' class
+SchedulerName = Literal["ddim", "ddpm"]  # that people give
+SCHEDULERS: dict[str, str] = {"ddim": "DDIMScheduler", "ddpm": "DDPMScheduler"}  # to diffusers' class
+
+# In model_index.json
+ClassPair = Annotated[tuple[str, str], Wanted("a [library, class] pair of names; save the pipeline again")]
 
 
 @dataclass(frozen=True)
@@ -109,11 +116,8 @@ def read_model_index(folder: str | Path) -> dict[str, str]:
 
 def _part_class(path: Path, part: Part, entry: object) -> str:
     """The class that a [library, class] pair names."""
-    if not (isinstance(entry, list) and len(entry) == 2 and all(isinstance(name, str) for name in entry)):
-        raise InputError(
-            f"{path}: {part.name} is {entry!r}, not a [library, class] pair of names; save the pipeline again"
-        )
-    library, class_name = entry
+    with naming(str(path)):
+        library, class_name = checked(part.name, entry, ClassPair)
     if library != "diffusers":
         raise InputError(
             f"{path}: {part.name} comes from {library!r}; fastdiff runs no code of a model, only diffusers' classes"

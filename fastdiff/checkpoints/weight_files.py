@@ -11,15 +11,18 @@ import stat
 import struct
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from fastdiff.arguments import naming
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.places import Place
 from fastdiff.checkpoints.hub import WEIGHTS, index_names, weights_name
 from fastdiff.checkpoints.json_files import MAX_BYTES, parse_json, read_json
-from fastdiff.checkpoints.names import check_variant, is_file_name
+from fastdiff.checkpoints.names import Variant, is_file_name
 from fastdiff.errors import InputError
+from fastdiff.schema import Wanted, checked
 
+WeightMap = Annotated[dict[str, str], Wanted("an object of keys and their files; save the model again")]
 Shapes = dict[str, tuple[int, ...]]  # by diffusers' keys
 
 _REMEDY = "use the weights that were saved with this config, or download them again"
@@ -40,7 +43,7 @@ def find(folder: str | Path, variant: str | None = None) -> list[WeightFile]:
     stands in the file's name. Raises InputError for weights that are missing, for an index that cannot be used, for
     what is no file, and for a .bin that is compressed.
     """
-    check_variant(variant)
+    checked("variant", variant, Variant | None)
     folder = Path(folder)
     for extension in ("safetensors", "bin"):
         for index in index_names(extension, variant):
@@ -139,9 +142,8 @@ def _check_archive(path: Path) -> None:
 
 
 def _shards(index: Path) -> list[WeightFile]:
-    places = read_json(index).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
-        raise InputError(f"{index} has no weight_map from keys to files; save the model again")
+    with naming(str(index)):
+        places = checked("weight_map", read_json(index).get("weight_map"), WeightMap)
     shards: dict[str, set[str]] = {}
     for key, shard in places.items():
         shards.setdefault(shard, set()).add(key)

@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.cli.arguments import add_model_arguments, count
 from fastdiff.cli.interruption import CTRL_C
 from fastdiff.cli.streams import require_stdout, say
 from fastdiff.errors import InputError
-from fastdiff.numbers import MAX_SEED
 from fastdiff.requests import defaults
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import DTYPES, Request

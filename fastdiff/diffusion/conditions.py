@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastdiff.arguments import as_int, naming, number, shown
+from fastdiff.arguments import as_int, naming, shown
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
+from fastdiff.checkpoints.kinds import NotNegative
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion.pictures import Label
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import REAL
+from fastdiff.schema import checked
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def choose_conditions(
 
     Raises InputError naming `class_labels` or `guidance_scale` where the model cannot be asked so.
     """
-    guidance_scale = number("guidance_scale", guidance_scale, 0)
+    guidance_scale = checked("guidance_scale", guidance_scale, NotNegative)
     if guidance_scale != 1 and (config.label_table is None):
         raise InputError(f"guidance_scale: {guidance_scale} needs a model with a null label; this one has none")
     if not config.takes_labels:

@@ -1,15 +1,17 @@
 """Options of the samplers, read from diffusers' scheduler_config.json and checked. Imports no torch."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from numbers import Integral, Real
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from fastdiff.checkpoints.json_files import from_mapping
-from fastdiff.checkpoints.limits import MAX_TRAIN_STEPS
+from annotated_types import Interval, Len
+
+from fastdiff.arguments import naming
+from fastdiff.checkpoints.kinds import MAX_TRAIN_STEPS, Fraction, PositiveNumber, TrainSteps
 from fastdiff.errors import InputError
+from fastdiff.schema import Schema, checked
 
-Config = TypeVar("Config", bound="DiffusionConfig")
+AnyConfig = TypeVar("AnyConfig", bound="DiffusionConfig")
 
 
 # Options of diffusers' other schedulers, of its two that we have, and of its early releases: a scheduler file may carry
@@ -27,63 +29,50 @@ FOREIGN_OPTIONS = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiffusionConfig:
+class DiffusionConfig(Schema):
     """The options that diffusers' DDPMScheduler and DDIMScheduler share, with their names and defaults."""
 
-    num_train_timesteps: int = 1000
-    beta_start: float = 0.0001
-    beta_end: float = 0.02
+    num_train_timesteps: TrainSteps = 1000
+    beta_start: Fraction = 0.0001
+    beta_end: Fraction = 0.02
     beta_schedule: str = "linear"
-    trained_betas: tuple[float, ...] | None = None  # replaces the four above, but for num_train_timesteps
+    # Replaces the four above, but for num_train_timesteps
+    trained_betas: Annotated[tuple[Fraction, ...], Len(1, MAX_TRAIN_STEPS)] | None = None
     clip_sample: bool = True
-    prediction_type: str = "epsilon"  # epsilon, sample, v_prediction
+    prediction_type: Literal["epsilon", "sample", "v_prediction"] = "epsilon"
     thresholding: bool = False  # instead of clip_sample
-    dynamic_thresholding_ratio: float = 0.995
-    clip_sample_range: float = 1.0
-    sample_max_value: float = 1.0  # of thresholding
-    timestep_spacing: str = "leading"  # leading, trailing, linspace
-    steps_offset: int = 0  # of leading
+    dynamic_thresholding_ratio: Fraction = 0.995
+    clip_sample_range: PositiveNumber = 1.0
+    sample_max_value: PositiveNumber = 1.0  # of thresholding
+    timestep_spacing: Literal["leading", "trailing", "linspace"] = "leading"
+    steps_offset: Annotated[int, Interval(ge=-MAX_TRAIN_STEPS, le=MAX_TRAIN_STEPS)] = 0  # of leading
     rescale_betas_zero_snr: bool = False
 
-    CHOICES: ClassVar[dict[str, tuple[str, ...]]] = {
-        "prediction_type": ("epsilon", "sample", "v_prediction"),
-        "timestep_spacing": ("leading", "trailing", "linspace"),
-    }
+    BETA_SCHEDULES: ClassVar[tuple[str, ...]] = ("linear", "scaled_linear", "squaredcos_cap_v2")
 
-    def __post_init__(self) -> None:
-        """Raises InputError naming an option of a wrong type or value."""
-        for field in fields(self):
-            _check_option(field.name, getattr(self, field.name), field.default)
-        if self.num_train_timesteps < 1:
-            raise InputError(f"num_train_timesteps is {self.num_train_timesteps}; it is 1 or more")
-        if self.num_train_timesteps > MAX_TRAIN_STEPS:
-            raise InputError(f"num_train_timesteps is over {MAX_TRAIN_STEPS}, the most that fastdiff takes")
-        if self.trained_betas is not None:
-            object.__setattr__(self, "trained_betas", _numbers("trained_betas", self.trained_betas))
-            if len(self.trained_betas) < self.num_train_timesteps:
-                raise InputError(
-                    f"trained_betas has {len(self.trained_betas)} values for {self.num_train_timesteps} training steps;"
-                    " give one for each, or lower num_train_timesteps"
-                )
-        for name, choices in self.CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices and not (name == "beta_schedule" and self.trained_betas is not None):
-                raise InputError(f"{name} {value!r} is not one of {type(self).__name__}'s: use {', '.join(choices)}")
-        for name in ("beta_start", "beta_end", "dynamic_thresholding_ratio"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} is {getattr(self, name)}; it is from 0 to 1")
+    def check(self) -> None:
+        if self.trained_betas is None:
+            checked("beta_schedule", self.beta_schedule, Literal[self.BETA_SCHEDULES])
+        elif len(self.trained_betas) < self.num_train_timesteps:
+            raise InputError(
+                f"trained_betas has {len(self.trained_betas)} values for {self.num_train_timesteps} training steps;"
+                " give one for each, or lower num_train_timesteps"
+            )
 
     @classmethod
-    def from_mapping(cls: type[Config], mapping: Mapping[str, Any], source: str = "scheduler config") -> Config:
+    def from_mapping(
+        cls: type[AnyConfig], mapping: Mapping[str, Any], source: object = "scheduler config"
+    ) -> AnyConfig:
         """Read a scheduler_config.json or the `.config` of a scheduler, ours or diffusers', of either kind.
 
         Raises InputError naming an option that no scheduler of diffusers has, or a wrong value.
         """
         own = {field.name for field in fields(cls)}
         # diffusers marks the values that nobody set: another scheduler takes its own default instead
-        defaults = set(mapping.get("_use_default_values", ()))
-        skipped = (FOREIGN_OPTIONS - own) | defaults
-        return from_mapping(cls, {key: value for key, value in mapping.items() if key not in skipped}, source)
+        with naming(str(source)):
+            defaults = checked("_use_default_values", mapping.get("_use_default_values", ()), tuple[str, ...])
+        skipped = (FOREIGN_OPTIONS - own).union(defaults)
+        return super().from_mapping({key: value for key, value in mapping.items() if key not in skipped}, source)
 
     @property
     def variance(self) -> str:
@@ -95,19 +84,11 @@ class DiffusionConfig:
 class DDPMConfig(DiffusionConfig):
     """The options of diffusers' DDPMScheduler."""
 
-    variance_type: str = "fixed_small"
+    variance_type: Literal[
+        "fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", "learned", "learned_range"
+    ] = "fixed_small"
 
-    CHOICES: ClassVar[dict[str, tuple[str, ...]]] = DiffusionConfig.CHOICES | {
-        "beta_schedule": ("linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid", "laplace"),
-        "variance_type": (
-            "fixed_small",
-            "fixed_small_log",
-            "fixed_large",
-            "fixed_large_log",
-            "learned",
-            "learned_range",
-        ),
-    }
+    BETA_SCHEDULES: ClassVar[tuple[str, ...]] = (*DiffusionConfig.BETA_SCHEDULES, "sigmoid", "laplace")
 
     @property
     def variance(self) -> str:
@@ -119,21 +100,3 @@ class DDIMConfig(DiffusionConfig):
     """The options of diffusers' DDIMScheduler."""
 
     set_alpha_to_one: bool = True  # the alpha_bar after the last step is 1, else that of timestep 0
-
-    CHOICES: ClassVar[dict[str, tuple[str, ...]]] = DiffusionConfig.CHOICES | {
-        "beta_schedule": ("linear", "scaled_linear", "squaredcos_cap_v2"),
-    }
-
-
-def _check_option(name: str, value: Any, default: Any) -> None:
-    kinds = {bool: bool, int: Integral, float: Real, str: str}
-    kind = kinds.get(type(default))
-    if kind and (not isinstance(value, kind) or isinstance(value, bool) != isinstance(default, bool)):
-        raise InputError(f"{name} is {value!r}; it is of type {type(default).__name__}")
-
-
-def _numbers(name: str, values: Iterable[float]) -> tuple[float, ...]:
-    try:
-        return tuple(map(float, values))
-    except (TypeError, ValueError):
-        raise InputError(f"{name} is not a list of numbers; give one beta for each training step") from None

@@ -1,6 +1,6 @@
 """Pictures out of tensors: PIL images, numpy or torch, of latents by way of a VAE."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -9,7 +9,7 @@ from torch import Tensor
 from fastdiff.errors import NonFiniteError
 from fastdiff.models.autoencoder import Autoencoder, decode_latents
 
-OUTPUT_TYPES = ("pil", "np", "pt")
+OutputType = Literal["pil", "np", "pt"]
 
 
 def decode(x: Tensor, output_type: str, vae: Autoencoder | None = None) -> Any:

@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from fastdiff.arguments import as_int, optional, shown, whole_number
+from fastdiff.arguments import as_int, shown
+from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import REAL, tensor
-from fastdiff.numbers import MAX_SEED
-from fastdiff.requests.request import MAX_PICTURES
+from fastdiff.requests.request import MAX_PICTURES, Pictures
+from fastdiff.schema import checked
 
-MAX_SIDE = 2**16  # pixels
+Pixels = Annotated[int, Interval(ge=1, le=2**16)]
 
 Label = int | str | Tensor | None  # None: the null label; a tensor: of a model that embeds labels itself
 
@@ -48,7 +50,7 @@ def list_pictures(
 
 def checked_side(name: str, value: Any) -> int | None:
     """Return a height or width in pixels, None where it is left open. Raises InputError naming it."""
-    return optional(whole_number, name, value, 1, MAX_SIDE)
+    return checked(name, value, Pixels | None)
 
 
 def _label_list(class_labels: Any) -> list[Any]:
@@ -70,7 +72,7 @@ def _items(name: str, values: Sequence[Any]) -> list[Any]:
 
 
 def _count(name: str, value: Any) -> int:
-    return whole_number(name, value, 1, MAX_PICTURES)
+    return checked(name, value, Pictures)
 
 
 def _seeds(seed: int | Sequence[int], count: int) -> list[int]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fastdiff.checkpoints import weights
+from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.errors import InputError, in_one_line
 from fastdiff.execution.cpu_workers import map_pictures
@@ -24,6 +25,7 @@ def load_autoencoder(folder: Path, *, variant: str | None, dtype: torch.dtype, d
     diffusers = import_diffusers(f"the VAE of {folder.parent}")
     path = folder / "config.json"
     config = read_json(path)
+    AutoencoderKLConfig.from_mapping(config, path)
     try:
         with torch.device("meta"):
             vae = diffusers.AutoencoderKL.from_config(config)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fastdiff.arguments import as_float, mapping, naming, optional, shown, text
 from fastdiff.checkpoints import hub, weight_files, weights
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
-from fastdiff.checkpoints.json_files import from_mapping, read_json
+from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.registry import DenoiserPart
 from fastdiff.errors import InputError
 from fastdiff.execution.cuda_graphs import Function, Graphed
@@ -82,7 +82,7 @@ class Denoiser(nn.Module):
     def from_config(cls: type[Model], config: Mapping[str, Any] | DenoiserConfig, source: str = "config") -> Model:
         """A model with random weights from a mapping with diffusers' keys. InputError names a bad option."""
         if not isinstance(config, cls.part.config):
-            config = from_mapping(cls.part.config, mapping("config", config), source)
+            config = cls.part.config.from_mapping(mapping("config", config), source)
         try:
             return cls(config).eval()
         except (ValueError, ZeroDivisionError) as error:  # torch's own: groups that do not divide a width...
@@ -121,7 +121,7 @@ class Denoiser(nn.Module):
         config = read_json(path)
         if config.get("_class_name", cls.part.class_name) not in cls.part.classes:
             raise InputError(f"{path} describes a {config['_class_name']}; {cls.part.class_name} is supported")
-        options = from_mapping(cls.part.config, config, str(path))
+        options = cls.part.config.from_mapping(config, path)
         weight_files.check_fit(options, folder, variant, path)
         with torch.device("meta"):
             model = cls.from_config(options, source=str(path))

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastdiff.arguments import flag
 from fastdiff.checkpoints import registry
 from fastdiff.checkpoints.configs.dit import MLP_ACTIVATIONS, DiTTransformer2DConfig
 from fastdiff.errors import InputError
@@ -20,6 +19,7 @@ from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.models.denoiser import Conditioning, Denoiser, in_groups
 from fastdiff.models.embeddings import Timesteps
+from fastdiff.schema import checked
 
 EPS = 1e-6  # of the norms that diffusers fixes; the norm before the MLP has the config's
 TIME_WIDTH = 256  # of the sinusoidal embedding
@@ -223,7 +223,7 @@ class DiTTransformer2DModel(Denoiser):
         """
         if not isinstance(cross_attention_kwargs, dict | None) or cross_attention_kwargs:
             raise InputError("cross_attention_kwargs: there is no attention processor to take them; leave them out")
-        flag("return_dict", return_dict)
+        checked("return_dict", return_dict, bool)
         prediction = self._run(hidden_states, timestep, class_labels)
         return Transformer2DModelOutput(prediction) if return_dict else (prediction,)
 

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fastdiff.arguments import flag
 from fastdiff.checkpoints import registry
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
@@ -26,6 +25,7 @@ from fastdiff.models.stages import (
     UpBlock2D,
     UpStage,
 )
+from fastdiff.schema import checked
 
 
 class UNet2DOutput(NamedTuple):
@@ -91,7 +91,7 @@ class UNet2DModel(Denoiser):
 
         Returns: UNet2DOutput with `.sample` (N, C_out, H, W); a tuple of it when not `return_dict`.
         """
-        flag("return_dict", return_dict)
+        checked("return_dict", return_dict, bool)
         prediction = self._run(sample, timestep, class_labels)
         return UNet2DOutput(prediction) if return_dict else (prediction,)
 

@@ -4,11 +4,12 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fastdiff.arguments import shown
+from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
-from fastdiff.numbers import MAX_SEED
 from fastdiff.requests.defaults import Defaults, ModelFacts, Sampling, SamplingOptions, complete_sampling
-from fastdiff.requests.request import MAX_PICTURES, Request, shorten
+from fastdiff.requests.request import MAX_PICTURES, Request
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def _check_sampling(sampling: Sampling, card: ModelCard, labelled: bool) -> None
 def _labels(request: Request, card: ModelCard, defaults: Defaults) -> tuple[tuple[int, ...], ...]:
     """The indices of each label asked for, or of the default ones."""
     if request.label and not card.config.num_class_embeds:
-        raise InputError(f"label {shorten(request.label[0])}: {card.name} has no labels; leave it out")
+        raise InputError(f"label {shown(request.label[0])}: {card.name} has no labels; leave it out")
     asked = request.label or _spread_labels(card, defaults.labels)
     labels = tuple(card.info.label_choices(label, card.config.num_class_embeds) for label in asked)
     if len(set(labels)) < len(labels):

@@ -5,14 +5,14 @@ A request wins over the model's fastdiff.json, that over the constants here. The
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 
 MODEL = "emoji64"
 DEVICE = "auto"  # a GPU where there is one
-DTYPE = "auto"  # float32 on a CPU, bfloat16 on a GPU
+DTYPE: Final = "auto"  # float32 on a CPU, bfloat16 on a GPU
 SEED = 0
 SCHEDULER = "ddim"  # that the page's form shows for a folder whose own scheduler is none of ours
 STEPS = 50  # as diffusers' DDIMPipeline and DiTPipeline

@@ -4,78 +4,65 @@ Imports nothing heavy: all of this happens before torch is imported.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from fastdiff.checkpoints.names import WANTED_REVISION, WANTED_VARIANT, is_revision, is_variant
-from fastdiff.checkpoints.registry import SCHEDULERS
+from annotated_types import Interval, Len, Predicate
+
+from fastdiff.arguments import shown
+from fastdiff.checkpoints.kinds import MAX_SEED, Fraction, Label, NotNegative, Seed, Steps
+from fastdiff.checkpoints.names import Revision, Variant
+from fastdiff.checkpoints.registry import SchedulerName
 from fastdiff.errors import InputError
-from fastdiff.numbers import MAX_SEED, is_int, is_number
 from fastdiff.requests import defaults, png
+from fastdiff.schema import Schema, Wanted, wanted
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+DTYPES: tuple[str, ...] = get_args(DtypeName)
 MAX_PICTURES = 50_000  # of one run: as many as FID is computed on
 
 # A flag that replaces the first drops the recorded values that only made sense with it.
 _DEPENDENTS = {"model": ("revision", "variant"), "scheduler": ("eta", "use_clipped_model_output")}
 
 
-def _setting(flag: str, is_valid: Callable[[Any], bool], wants: str, default: Any = None):
-    """A field of Request: its name for people, the rule for a value that is not None, and the rule in words."""
-    return field(default=default, metadata={"flag": flag, "is_valid": is_valid, "wants": wants})
+def _all_differ(values: tuple[Any, ...]) -> bool:
+    return len(set(values)) == len(values)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value) and "\0" not in value
-
-
-def _is_seed(value: Any) -> bool:
-    if not isinstance(value, tuple):
-        return value == "random" or is_int(value, 0, MAX_SEED)
-    return all(is_int(seed, 0, MAX_SEED) for seed in value) and 0 < len(value) == len(set(value)) <= MAX_PICTURES
+ModelName = Annotated[
+    str, Len(1), Predicate(lambda name: "\0" not in name), Wanted("a bundled name, a folder or a hub id")
+]
+LabelNames = Annotated[tuple[Label | str, ...], Wanted("the name or index of a label")]
+SeedList = Annotated[tuple[Seed, ...], Len(1, MAX_PICTURES), Predicate(_all_differ)]
+Seeds = Annotated[
+    Seed | Literal["random"] | SeedList,
+    Wanted(f"a seed from 0 to {MAX_SEED}, a list of different ones such as 1,2,5-10, or random"),
+]
+Pictures = Annotated[int, Interval(ge=1, le=MAX_PICTURES)]
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Schema):
     """The pictures of one run: `label` x `seed`. None leaves a choice to the model; `complete` fills it in.
 
-    Raises InputError for a value that breaks its field's rule, whether it came from a flag or from a file.
+    Raises InputError for a value that is not of its field's kind, whether it came from a flag or from a file.
     """
 
-    model: str = _setting("model", _is_text, "give a bundled name, a folder or a hub id", defaults.MODEL)
-    revision: str | None = _setting("revision", is_revision, WANTED_REVISION)
-    variant: str | None = _setting("variant", is_variant, WANTED_VARIANT)
-    scheduler: str | None = _setting("scheduler", tuple(SCHEDULERS).__contains__, f"give {' or '.join(SCHEDULERS)}")
-    num_inference_steps: int | None = _setting("steps", lambda n: is_int(n, 1), "give a whole number of at least 1")
-    eta: float | None = _setting("eta", lambda eta: is_number(eta, 0, 1), "give a number from 0 to 1")
-    use_clipped_model_output: bool | None = _setting(
-        "use_clipped_model_output", lambda flag: isinstance(flag, bool), "give true or false"
-    )
-    guidance_scale: float | None = _setting("cfg-scale", lambda w: is_number(w, 0), "give a number of at least 0")
-    dtype: str = _setting("dtype", DTYPES.__contains__, f"give one of {', '.join(DTYPES)}", defaults.DTYPE)
-    label: tuple[str | int, ...] = _setting(
-        "label",
-        lambda labels: isinstance(labels, tuple) and all(is_int(x, 0) or isinstance(x, str) for x in labels),
-        "give a label's name or index",
-        (),
-    )
-    seed: int | str | tuple[int, ...] = _setting(
-        "seed",
-        _is_seed,
-        f"give one from 0 to {MAX_SEED}, a list of different ones such as 1,2,5-10, or random",
-        defaults.SEED,
-    )
-    num_images: int | None = _setting(
-        "num-images", lambda n: is_int(n, 1, MAX_PICTURES), f"give a whole number from 1 to {MAX_PICTURES}"
-    )
+    SHOWN_AS: ClassVar = {"num_inference_steps": "steps", "guidance_scale": "cfg-scale", "num_images": "num-images"}
 
-    def __post_init__(self) -> None:
-        for setting in fields(self):
-            value, rule = getattr(self, setting.name), setting.metadata
-            is_open = value is None and setting.default is None
-            if not is_open and not rule["is_valid"](value):
-                raise InputError(f"{rule['flag']} {shorten(value)}: {rule['wants']}")
+    model: ModelName = defaults.MODEL
+    revision: Revision | None = None
+    variant: Variant | None = None
+    scheduler: SchedulerName | None = None
+    num_inference_steps: Steps | None = None
+    eta: Fraction | None = None
+    use_clipped_model_output: bool | None = None
+    guidance_scale: NotNegative | None = None
+    dtype: DtypeName = defaults.DTYPE
+    label: LabelNames = ()
+    seed: Seeds = defaults.SEED
+    num_images: Pictures | None = None
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any], source: str | None = None) -> "Request":
@@ -106,12 +93,6 @@ def _replaced(key: str, given: Mapping[str, Any], recorded: Request) -> bool:
     return key in given and given[key] != getattr(recorded, key)
 
 
-def shorten(value: Any) -> str:
-    """`value` as a message shows it: at most 80 characters of it."""
-    text = value if isinstance(value, str) and value else repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
-
-
 def _from_json(name: str, value: Any) -> Any:
     """A recorded value as Request has it: a picture records one seed and one label (or null), a grid lists of them."""
     if name == "label" and value is None:
@@ -129,13 +110,9 @@ def parse_seed(text: str) -> int | str | tuple[int, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,20})(?:-([0-9]{1,20}))?", part)
         if not match:
-            raise InputError(f"seed {shorten(text)}: {_wants('seed')}")
+            raise InputError(f"seed: {shown(text)} is not {wanted(Seeds)}")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last - first >= MAX_PICTURES - len(seeds):
-            raise InputError(f"seed {shorten(text)}: give rising ranges and at most {MAX_PICTURES} seeds")
+            raise InputError(f"seed: {shown(text)}: give rising ranges and at most {MAX_PICTURES} seeds")
         seeds.extend(range(first, last + 1))
     return tuple(seeds)
-
-
-def _wants(name: str) -> str:
-    return next(setting.metadata["wants"] for setting in fields(Request) if setting.name == name)

@@ -2,17 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Len
+
+from fastdiff.checkpoints.kinds import Label, Seed
 from fastdiff.errors import InputError
-from fastdiff.numbers import MAX_SEED, is_int
 from fastdiff.requests import defaults
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Run
+from fastdiff.schema import Wanted, checked, whole
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 
-MAX_NAME = 200  # characters
+Name = Annotated[str, Len(0, 200), Wanted("a name of up to 200 characters")]
 
 
 @dataclass(frozen=True)
@@ -62,20 +65,16 @@ def prepare(options: Options, models: Models, limits: Limits) -> Run:
 
 
 def _check_limits(options: Options, limits: Limits) -> None:
-    ranges = {
-        "seed": (0, MAX_SEED),
-        "num_images": (1, limits.pictures),
-        "steps": (1, limits.steps),
-        "width": (1, limits.side),
-        "height": (1, limits.side),
-        "batch_size": (1, limits.batch_size),
+    steps, side, batch_size = (whole(1, most) | None for most in (limits.steps, limits.side, limits.batch_size))
+    kinds = {
+        "model": Name,
+        "label": Label | Name | None,
+        "seed": Seed,
+        "num_images": whole(1, limits.pictures),
+        "steps": steps,
+        "width": side,
+        "height": side,
+        "batch_size": batch_size,
     }
-    for name in ("model", "label"):
-        value = getattr(options, name)
-        if isinstance(value, str) and len(value) > MAX_NAME:
-            raise InputError(f"{name} {value[:40]}...: give a name of up to {MAX_NAME} characters")
-    for name, (least, most) in ranges.items():
-        value = getattr(options, name)
-        optional = Options.__dataclass_fields__[name].default is None
-        if not (optional and value is None) and not is_int(value, least, most):
-            raise InputError(f"{name} {str(value)[:40]}: give a whole number from {least} to {most}")
+    for name, kind in kinds.items():
+        checked(name, getattr(options, name), kind)

@@ -1,14 +1,11 @@
-"""JSON files: what is read, what is refused, and how a dataclass is made of one."""
+"""JSON files: what is read, and what is refused."""
 
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import pytest
 
-from fastdiff.checkpoints.json_files import from_mapping, read_json
+from fastdiff.checkpoints.json_files import read_json
 from fastdiff.errors import InputError
 
 
@@ -64,35 +61,3 @@ def test_links_are_followed(tmp_path):
     (tmp_path / "blob").write_text('{"a": 1}')
     (tmp_path / "config.json").symlink_to(tmp_path / "blob")
     assert read_json(tmp_path / "config.json") == {"a": 1}
-
-
-@dataclass(frozen=True)
-class Options:
-    SWITCHED_OFF: ClassVar[Mapping[str, Any]] = {"upcast": False}
-    width: int
-    sizes: tuple[int, ...] = ()
-
-    def __post_init__(self):
-        if self.width < 1:
-            raise InputError("width: give at least 1")
-
-
-def test_lists_become_tuples_and_bookkeeping_is_passed_over():
-    given = {"_class_name": "Options", "_diffusers_version": "0.42.1", "width": 3, "sizes": [1, 2], "upcast": False}
-    assert from_mapping(Options, given, "here") == Options(3, (1, 2))
-
-
-@pytest.mark.parametrize(
-    ("mapping", "message"),
-    [
-        pytest.param({"width": 1, "b": 1, "a": 2}, "here: unknown option a, b; Options has sizes, width", id="unknown"),
-        pytest.param({"width": 1, "upcast": True}, "here: upcast True is not supported", id="switched-off"),
-        pytest.param({"width": 0}, "here: width: give at least 1", id="refused-by-the-class"),
-        pytest.param({"width": "1"}, "here: an option is of the wrong type", id="wrong-type"),
-        pytest.param({}, "here: an option is of the wrong type", id="missing"),
-    ],
-)
-def test_bad_options_are_one_line_that_names_the_source(mapping, message):
-    with pytest.raises(InputError) as error:
-        from_mapping(Options, mapping, "here")
-    assert str(error.value).startswith(message) and "\n" not in str(error.value)

@@ -96,14 +96,14 @@ def test_scheduler(folder, pipeline, scheduler, expected):
 def test_a_wrong_number_of_training_steps_is_one_line(folder, count):
     root = folder()
     edit(root / "scheduler" / "scheduler_config.json", num_train_timesteps=count)
-    with pytest.raises(InputError, match=r"scheduler_config\.json: num_train_timesteps .* is not a number of steps"):
+    with pytest.raises(InputError, match=r"scheduler_config\.json: num_train_timesteps: .* is not a whole number"):
         ModelCard.read("x", root)
 
 
 def test_more_training_steps_than_any_model_has_are_refused(folder):
     root = folder()
     edit(root / "scheduler" / "scheduler_config.json", num_train_timesteps=10**9)
-    with pytest.raises(InputError, match=r"scheduler_config\.json: num_train_timesteps 1000000000 is over 100000"):
+    with pytest.raises(InputError, match=r"num_train_timesteps: 1000000000 is not .* to 100000"):
         ModelCard.read("x", root)
 
 
@@ -120,7 +120,7 @@ def test_a_config_without_end_is_refused_at_once(folder, name, part, options):
     root = folder(name)
     edit(root / part / "config.json", **options)
     start = time.perf_counter()
-    with pytest.raises(InputError, match=rf"config\.json: {next(iter(options))} is over"):
+    with pytest.raises(InputError, match=rf"config\.json: {next(iter(options))}: 1000000000 is not .* to [0-9]+"):
         ModelCard.read("x", root)
     assert time.perf_counter() - start < 0.5
 

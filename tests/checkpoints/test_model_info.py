@@ -45,7 +45,7 @@ def test_all_keys_are_read(tmp_path):
         pytest.param({"labels": "cat"}, "labels", id="labels-is-text"),
         pytest.param({"labels": ["cat", 1]}, "labels", id="label-is-a-number"),
         pytest.param({"labels": ["cat", ""]}, "labels", id="label-is-empty"),
-        pytest.param({"labels": ["cat", None], "label_groups": {"a": [None]}}, "holds None", id="group-of-no-name"),
+        pytest.param({"labels": ["cat", None], "label_groups": {"a": [None]}}, "label_groups", id="group-of-no-name"),
         pytest.param({"labels": ["cat", "dog", "cat"]}, "cat more than once", id="two-labels-of-one-name"),
         pytest.param({"null_label": -1}, "null_label", id="null-label-negative"),
         pytest.param({"null_label": True}, "null_label", id="null-label-is-a-bool"),

@@ -64,7 +64,7 @@ def test_a_pipeline_without_a_component_is_refused(tmp_path):
     index = {key: value for key, value in INDEX.items() if key != "unet"}
     with pytest.raises(InputError) as error:
         read_model_index(write(tmp_path, index))
-    assert_one_line(error, "unet is None")
+    assert_one_line(error, "unet: None")
 
 
 DIT_CLASSES = {"pipeline": "DiTPipeline", "scheduler": "DDIMScheduler", "transformer": "DiTTransformer2DModel"}

@@ -127,8 +127,24 @@ def test_old_names_load_as_in_diffusers(folder):
 
 
 @pytest.mark.parametrize(
-    "options", [{"act_fn": None}, {"norm_num_groups": 0}, {"block_out_channels": ["x"]}, {"_class_name": 3}], ids=str
+    "options",
+    [
+        {"act_fn": None},
+        {"norm_num_groups": 0},
+        {"block_out_channels": ["x"]},
+        {"scaling_factor": None},
+        {"scaling_factor": 0},
+        {"force_upcast": "no"},
+        {"latents_mean": [1, "x"]},
+    ],
+    ids=str,
 )
+def test_an_option_of_a_wrong_kind(folder, options):
+    edit_config(folder, **options)
+    assert_refused(folder, f"config.json: {next(iter(options))}: ")
+
+
+@pytest.mark.parametrize("options", [{"norm_num_groups": 7}, {"_class_name": 3}], ids=str)
 def test_a_config_that_diffusers_cannot_build(folder, options):
     edit_config(folder, **options)
     assert_refused(folder, "config.json: diffusers builds no AutoencoderKL from it")

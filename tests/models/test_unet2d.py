@@ -28,7 +28,7 @@ BAD_CONFIGS = {
     "unknown-block": (up_down("DownBlock2D CrossAttnDownBlock2D", "UpBlock2D UpBlock2D"), "CrossAttnDownBlock2D"),
     "unknown-up-block": (up_down("DownBlock2D DownBlock2D", "UpBlock2D UpDecoderBlock2D"), "UpDecoderBlock2D"),
     "lengths-differ": ({"block_out_channels": [16]}, "block_out_channels"),
-    "unknown-activation": ({"act_fn": "selu"}, "activation: 'selu'"),
+    "unknown-activation": ({"act_fn": "selu"}, "act_fn: 'selu'"),
     "unknown-time-embedding": ({"time_embedding_type": "rotary"}, "time_embedding_type: 'rotary'"),
     "unknown-class-embedding": ({"class_embed_type": "projection"}, "class_embed_type: 'projection'"),
     "unknown-time-scale-shift": ({"resnet_time_scale_shift": "spatial"}, "resnet_time_scale_shift: 'spatial'"),
@@ -52,7 +52,7 @@ BAD_CONFIGS = {
     ),
     "layers-not-a-number": ({"layers_per_block": [1, 2]}, "layers_per_block"),
     "size-not-a-number": ({"sample_size": "64"}, "here/config.json: sample_size: '64'"),
-    "widths-not-a-list": ({"block_out_channels": 16}, "wrong type"),
+    "widths-not-a-list": ({"block_out_channels": 16}, "block_out_channels: 16 is not a list"),
     "width-0": ({"block_out_channels": [16, 0]}, "block_out_channels"),
 }
 

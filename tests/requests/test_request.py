@@ -9,12 +9,12 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.diffusion import schedulers
 from fastdiff.errors import InputError
 from fastdiff.execution import devices
-from fastdiff.numbers import MAX_SEED
 from fastdiff.requests import png
 from fastdiff.requests.completion import complete
 from fastdiff.requests.defaults import COMMAND
@@ -41,7 +41,7 @@ def test_any_other_text_is_refused_or_understood_in_bounds(text):
     try:
         seed = Request(seed=parse_seed(text)).seed
     except InputError as error:
-        assert str(error).startswith("seed ") and "\n" not in str(error)
+        assert str(error).startswith("seed: ") and "\n" not in str(error)
     else:
         assert all(0 <= value <= MAX_SEED for value in (seed if isinstance(seed, tuple) else (seed,)))
 
@@ -70,46 +70,46 @@ def test_any_other_text_is_refused_or_understood_in_bounds(text):
     ],
 )
 def test_a_bad_seed_is_refused(text):
-    with pytest.raises(InputError, match=r"^seed "):
+    with pytest.raises(InputError, match=r"^seed: "):
         Request.from_flags({"seed": text})
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model": ""}, "model '': give a bundled name"),
-        ({"model": "a\0b"}, "model a"),
-        ({"model": None}, "model None"),
-        ({"scheduler": "euler"}, "scheduler euler: give ddim or ddpm"),
-        ({"num_inference_steps": 0}, "steps 0: give a whole number of at least 1"),
-        ({"num_inference_steps": True}, "steps True"),
-        ({"num_inference_steps": 2.0}, r"steps 2\.0"),
-        ({"eta": 1.5}, r"eta 1\.5: give a number from 0 to 1"),
-        ({"eta": float("nan")}, "eta nan"),
-        ({"guidance_scale": -1.0}, "cfg-scale -1.0: give a number of at least 0"),
-        ({"guidance_scale": float("inf")}, "cfg-scale inf"),
-        ({"dtype": "int8"}, "dtype int8: give one of auto, float32"),
-        ({"dtype": ["auto"]}, r"dtype \['auto'\]"),
-        ({"use_clipped_model_output": 1}, "use_clipped_model_output 1: give true or false"),
+        ({"model": ""}, "model: '' is not a bundled name"),
+        ({"model": "a\0b"}, "model: 'a"),
+        ({"model": None}, "model: None"),
+        ({"scheduler": "euler"}, "scheduler: 'euler' is not one of ddim, ddpm"),
+        ({"num_inference_steps": 0}, "steps: 0 is not a whole number of at least 1"),
+        ({"num_inference_steps": True}, "steps: True"),
+        ({"num_inference_steps": 2.0}, r"steps: 2\.0"),
+        ({"eta": 1.5}, r"eta: 1\.5 is not a number from 0 to 1"),
+        ({"eta": float("nan")}, "eta: nan"),
+        ({"guidance_scale": -1.0}, "cfg-scale: -1.0 is not a number of at least 0"),
+        ({"guidance_scale": float("inf")}, "cfg-scale: inf"),
+        ({"dtype": "int8"}, "dtype: 'int8' is not one of auto, float32"),
+        ({"dtype": ["auto"]}, r"dtype: \['auto'\]"),
+        ({"use_clipped_model_output": 1}, "use_clipped_model_output: 1 is not true or false"),
         ({"label": ([],)}, "label"),
         ({"label": (-1,)}, "label"),
-        ({"seed": (1, 1)}, r"seed \(1, 1\): .* different"),
+        ({"seed": (1, 1)}, r"seed: \(1, 1\) .* different"),
         ({"seed": (True,)}, "seed"),
         ({"seed": ()}, "seed"),
-        ({"num_images": 0}, "num-images 0: give a whole number from 1 to 50000"),
-        ({"num_images": 10**9}, "num-images 1000000000"),
-        ({"revision": 7}, "revision 7"),
-        ({"variant": ""}, "variant ''"),
-        ({"revision": "../../../w"}, r"revision \.\./\.\./\.\./w: give a branch, tag or commit of the hub"),
+        ({"num_images": 0}, "num-images: 0 is not a whole number from 1 to 50000"),
+        ({"num_images": 10**9}, "num-images: 1000000000"),
+        ({"revision": 7}, "revision: 7"),
+        ({"variant": ""}, "variant: ''"),
+        ({"revision": "../../../w"}, r"revision: '\.\./\.\./\.\./w' is not a branch, tag or commit of the hub"),
         ({"revision": "/etc/passwd"}, "revision"),
         ({"revision": "a/../b"}, "revision"),
-        ({"variant": "x/../../../w"}, r"variant x/\.\./\.\./\.\./w: give a variant of the weights such as fp16"),
+        ({"variant": "x/../../../w"}, r"variant: 'x/\.\./\.\./\.\./w' is not a variant of the weights such as fp16"),
         ({"variant": "x\\w"}, "variant"),
-        ({"variant": "**"}, r"variant \*\*"),
+        ({"variant": "**"}, r"variant: '\*\*'"),
         ({"variant": "fp1?"}, "variant"),
         ({"variant": "fp1[6]"}, "variant"),
         ({"variant": ".."}, "variant"),
-        ({"model": ["x" * 500]}, r"model .{0,90}\.\.\.: give"),
+        ({"model": ["x" * 500]}, r"model: .{0,90}\.\.\. is not"),
     ],
     ids=lambda value: None if isinstance(value, str) else "-".join(f"{k}-{v!r:.20}" for k, v in value.items()),
 )

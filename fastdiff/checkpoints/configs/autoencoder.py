@@ -1,32 +1,49 @@
-"""The little that is read of the config of diffusers' AutoencoderKL."""
+"""The options of an AutoencoderKL. An unknown one is an error, never ignored."""
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
-from fastdiff.checkpoints.configs.denoiser import check_most
-from fastdiff.checkpoints.limits import MAX_CHANNELS, MAX_LEVELS, MAX_STAGE_LAYERS
-from fastdiff.errors import InputError
+from annotated_types import Len
+
+from fastdiff.checkpoints.configs.unet2d import Activation
+from fastdiff.checkpoints.kinds import (
+    MAX_CHANNELS,
+    BlockTypes,
+    Channels,
+    PositiveNumber,
+    Side,
+    StageLayers,
+    Widths,
+)
+from fastdiff.schema import Schema
+
+PerChannel = Annotated[tuple[float, ...], Len(1, MAX_CHANNELS)]
 
 
-def autoencoder_scale(config: Mapping[str, Any], source: str | Path = "vae") -> int:
-    """How many pixels of a picture one latent stands for, in height and in width; of diffusers' AutoencoderKL."""
-    widths = config.get("block_out_channels")
-    if not isinstance(widths, list | tuple) or not widths:
-        raise InputError(f"{source}: block_out_channels is {widths!r}, not a list of widths; save the VAE again")
-    _check_cost(config, widths, source)
-    return 2 ** (len(widths) - 1)
+@dataclass(frozen=True)
+class AutoencoderKLConfig(Schema):
+    """The options of diffusers' AutoencoderKL, by the same names and with the same defaults."""
 
+    in_channels: Channels = 3
+    out_channels: Channels = 3
+    down_block_types: BlockTypes = ("DownEncoderBlock2D",)
+    up_block_types: BlockTypes = ("UpDecoderBlock2D",)
+    block_out_channels: Widths = (64,)
+    layers_per_block: StageLayers = 1
+    act_fn: Activation = "silu"
+    latent_channels: Channels = 4
+    norm_num_groups: Channels = 32
+    sample_size: Side = 32  # pixels
+    scaling_factor: PositiveNumber = 0.18215  # of latents, before the denoiser sees them
+    shift_factor: float | None = None
+    latents_mean: PerChannel | None = None
+    latents_std: PerChannel | None = None
+    force_upcast: bool = True  # to float32, where the weights are 16-bit
+    use_quant_conv: bool = True
+    use_post_quant_conv: bool = True
+    mid_block_add_attention: bool = True
 
-def _check_cost(config: Mapping[str, Any], widths: list | tuple, source: str | Path) -> None:
-    """InputError naming an option with which diffusers would build without end."""
-    channels = ("in_channels", "out_channels", "latent_channels")
-    sizes: dict[str, Any] = {name: config.get(name) for name in channels}
-    sizes |= {f"block_out_channels[{i}]": width for i, width in enumerate(widths)}
-    costs: list[tuple[dict[str, Any], int]] = [
-        ({"block_out_channels: its length": len(widths)}, MAX_LEVELS),
-        ({"layers_per_block": config.get("layers_per_block")}, MAX_STAGE_LAYERS),
-        (sizes, MAX_CHANNELS),
-    ]
-    for counts, most in costs:
-        check_most({f"{source}: {name}": count for name, count in counts.items()}, most)
+    @property
+    def scale(self) -> int:
+        """How many pixels of a picture one latent stands for, in height and in width."""
+        return 2 ** (len(self.block_out_channels) - 1)

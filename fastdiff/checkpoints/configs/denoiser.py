@@ -1,17 +1,13 @@
-"""DenoiserConfig: the base of the config of each denoiser, and the checks that they share."""
-
-from collections.abc import Mapping
-from typing import Any, ClassVar
+"""DenoiserConfig: the base of the config of each denoiser."""
 
 from fastdiff.checkpoints.configs.places import Place
 from fastdiff.errors import InputError
-from fastdiff.numbers import is_int
+from fastdiff.schema import Schema
 
 
-class DenoiserConfig:
+class DenoiserConfig(Schema):
     """The questions that every denoiser's config answers. The options have diffusers' names and defaults."""
 
-    SWITCHED_OFF: ClassVar[Mapping[str, Any]] = {}  # options of diffusers' class that we know at one value only
     sample_size: int | tuple[int, int] | None
     in_channels: int
     out_channels: int
@@ -77,24 +73,3 @@ class DenoiserConfig:
         factor, least = scale * self.size_factor, scale * self.min_size
         if height < least or width < least or height % factor or width % factor:
             raise InputError(f"height {height}, width {width}: this model draws multiples of {factor}, from {least} on")
-
-    def _check_choices(self, choices: Mapping[str, tuple]) -> None:
-        for name, known in choices.items():
-            value = getattr(self, name)
-            if value not in known:
-                raise InputError(f"{name}: {value!r} is not supported; choose from {', '.join(map(str, known))}")
-
-
-def check_counts(counts: Mapping[str, Any], most: int) -> None:
-    """InputError unless every value is a whole number from 1 to `most`."""
-    for name, value in counts.items():
-        if not is_int(value, 1):
-            raise InputError(f"{name}: {value!r} is not a whole number of at least 1")
-    check_most(counts, most)
-
-
-def check_most(counts: Mapping[str, Any], most: int) -> None:
-    """InputError for a whole number over `most`, which is one of `limits`."""
-    for name, value in counts.items():
-        if is_int(value, most + 1):
-            raise InputError(f"{name} is over {most}, the most that fastdiff builds; correct this option")

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from fastdiff.checkpoints.configs.denoiser import DenoiserConfig, check_counts, check_most
+from annotated_types import Interval
+
+from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.places import Place
-from fastdiff.checkpoints.limits import MAX_CHANNELS, MAX_LABELS, MAX_LAYERS, MAX_SIDE
+from fastdiff.checkpoints.kinds import MAX_CHANNELS, MAX_LABELS, Channels, Fraction, Layers, Side
 from fastdiff.errors import InputError
 
 MLP_ACTIVATIONS = {"gelu-approximate": "gelu_tanh", "gelu": "gelu", "linear-silu": "silu"}  # diffusers' name -> ours
@@ -16,23 +18,24 @@ MLP_ACTIVATIONS = {"gelu-approximate": "gelu_tanh", "gelu": "gelu", "linear-silu
 class DiTTransformer2DConfig(DenoiserConfig):
     """The options of diffusers' DiTTransformer2DModel, by the same names and with the same defaults."""
 
-    num_attention_heads: int = 16
-    attention_head_dim: int = 72  # the width of a head; tokens are num_attention_heads of them wide
-    in_channels: int = 4
+    num_attention_heads: Channels = 16
+    attention_head_dim: Channels = 72  # the width of a head; tokens are num_attention_heads of them wide
+    in_channels: Channels = 4
     # None: in_channels. Twice as many: the second half is the learned variance
-    out_channels: int = None  # type: ignore[assignment]
-    num_layers: int = 28
-    dropout: float = 0.0  # training only
-    norm_num_groups: int = 32  # in diffusers without effect too
+    out_channels: Channels = None  # type: ignore[assignment]
+    num_layers: Layers = 28
+    dropout: Fraction = 0.0  # training only
+    norm_num_groups: Channels = 32  # in diffusers without effect too
     attention_bias: bool = True  # of Q, K and V
-    sample_size: int = 32  # height and width of what it denoises, latents or pixels
-    patch_size: int = 2
-    activation_fn: str = "gelu-approximate"  # gelu-approximate, gelu, linear-silu
-    num_embeds_ada_norm: int = 1000  # labels; the null label is the one after them
+    sample_size: Side = 32  # height and width of what it denoises, latents or pixels
+    patch_size: Side = 2
+    activation_fn: Literal["gelu-approximate", "gelu", "linear-silu"] = "gelu-approximate"
+    # Labels; the null label is the one after them
+    num_embeds_ada_norm: Annotated[int, Interval(ge=1, le=MAX_LABELS - 1)] = 1000
     upcast_attention: bool = False
-    norm_type: str = "ada_norm_zero"
+    norm_type: Literal["ada_norm_zero"] = "ada_norm_zero"
     norm_elementwise_affine: bool = False  # of the norm before the MLP
-    norm_eps: float = 1e-5  # of the norm before the MLP; the others have 1e-6
+    norm_eps: Fraction = 1e-5  # of the norm before the MLP; the others have 1e-6
 
     # Transformer2DModel, diffusers' older name of the class, has these beside them.
     SWITCHED_OFF: ClassVar[Mapping[str, Any]] = {
@@ -49,33 +52,19 @@ class DiTTransformer2DConfig(DenoiserConfig):
     }
     class_embed_type = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.out_channels is None:
             object.__setattr__(self, "out_channels", self.in_channels)
-        self._check_choices({"norm_type": ("ada_norm_zero",), "activation_fn": tuple(MLP_ACTIVATIONS)})
-        self._check_numbers()
+        super().__post_init__()
+
+    def check(self) -> None:
         if self.sample_size % self.patch_size:
             raise InputError(f"sample_size: {self.sample_size} is not a multiple of patch_size {self.patch_size}")
+        heads = f"attention_head_dim: {self.num_attention_heads} heads of it are {self.inner_dim} channels"
+        if self.inner_dim > MAX_CHANNELS:
+            raise InputError(f"{heads}; fastdiff builds up to {MAX_CHANNELS}")
         if self.inner_dim % 4:
-            raise InputError(
-                f"attention_head_dim: {self.num_attention_heads} heads of it are {self.inner_dim} channels; "
-                "the positions need a multiple of 4"
-            )
-
-    def _check_numbers(self) -> None:
-        mosts = {
-            "num_attention_heads": MAX_CHANNELS,
-            "attention_head_dim": MAX_CHANNELS,
-            "in_channels": MAX_CHANNELS,
-            "out_channels": MAX_CHANNELS,
-            "num_layers": MAX_LAYERS,
-            "sample_size": MAX_SIDE,
-            "patch_size": MAX_SIDE,
-            "num_embeds_ada_norm": MAX_LABELS - 1,  # and the null label
-        }
-        for name, most in mosts.items():
-            check_counts({name: getattr(self, name)}, most)
-        check_most({"num_attention_heads x attention_head_dim": self.inner_dim}, MAX_CHANNELS)
+            raise InputError(f"{heads}; the positions need a multiple of 4")
 
     @property
     def inner_dim(self) -> int:

@@ -1,72 +1,87 @@
 """The options of a UNet2DModel. An unknown one is an error, never ignored."""
 
 from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from fastdiff.checkpoints.configs.denoiser import DenoiserConfig, check_counts, check_most
+from annotated_types import Interval
+from pydantic import BeforeValidator
+
+from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.places import Place
-from fastdiff.checkpoints.limits import (
+from fastdiff.checkpoints.kinds import (
     MAX_CHANNELS,
     MAX_LABELS,
-    MAX_LEVELS,
-    MAX_SIDE,
-    MAX_STAGE_LAYERS,
-    MAX_TRAIN_STEPS,
+    BlockTypes,
+    Channels,
+    Fraction,
+    PositiveNumber,
+    Side,
+    StageLayers,
+    TrainSteps,
+    Widths,
 )
 from fastdiff.errors import InputError
-from fastdiff.numbers import is_int
+
+
+def _in_small_letters(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+Activation = Annotated[Literal["silu", "swish", "mish", "gelu", "relu"], BeforeValidator(_in_small_letters)]
+Resampling = Literal["conv", "resnet", None]
 
 
 @dataclass(frozen=True)
 class UNet2DConfig(DenoiserConfig):
     """The options of diffusers' UNet2DModel, by the same names and with the same defaults."""
 
-    sample_size: int | tuple[int, int] | None = None  # height and width, pixels; the default size to draw
-    in_channels: int = 3
-    out_channels: int = 3
+    sample_size: Side | tuple[Side, Side] | None = None  # height and width, pixels; the default size to draw
+    in_channels: Channels = 3
+    out_channels: Channels = 3
     center_input_sample: bool = False  # the input is in [0, 1] and is brought to [-1, 1]
-    time_embedding_type: str = "positional"  # positional, fourier, learned
-    time_embedding_dim: int | None = None  # None: 4 * block_out_channels[0]
-    freq_shift: int = 0
+    time_embedding_type: Literal["positional", "fourier", "learned"] = "positional"
+    time_embedding_dim: Channels | None = None  # None: 4 * block_out_channels[0]
+    freq_shift: Annotated[float, Interval(ge=-MAX_CHANNELS, le=MAX_CHANNELS)] = 0
     flip_sin_to_cos: bool = True
-    down_block_types: tuple[str, ...] = ("DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D")
-    mid_block_type: str | None = "UNetMidBlock2D"
-    up_block_types: tuple[str, ...] = ("AttnUpBlock2D", "AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D")
-    block_out_channels: tuple[int, ...] = (224, 448, 672, 896)
-    layers_per_block: int = 2
-    mid_block_scale_factor: float = 1
-    downsample_padding: int = 1  # 0 pads (0, 1, 0, 1), as DDPM's models were trained
-    downsample_type: str | None = "conv"  # of attention blocks: conv (None too), resnet
-    upsample_type: str | None = "conv"
-    dropout: float = 0.0  # training only
-    act_fn: str = "silu"  # silu, swish, mish, gelu, relu
-    attention_head_dim: int | None = 8  # None: one head as wide as the block
-    norm_num_groups: int | None = 32
-    attn_norm_num_groups: int | None = None  # of the mid block's attention
-    norm_eps: float = 1e-5
-    resnet_time_scale_shift: str = "default"  # default, scale_shift
+    down_block_types: BlockTypes = ("DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D")
+    mid_block_type: Literal["UNetMidBlock2D"] | None = "UNetMidBlock2D"
+    up_block_types: BlockTypes = ("AttnUpBlock2D", "AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D")
+    block_out_channels: Widths = (224, 448, 672, 896)
+    layers_per_block: StageLayers = 2
+    mid_block_scale_factor: PositiveNumber = 1
+    downsample_padding: Literal[0, 1] = 1  # 0 pads (0, 1, 0, 1), as DDPM's models were trained
+    downsample_type: Resampling = "conv"  # of attention blocks; None is conv too
+    upsample_type: Resampling = "conv"
+    dropout: Fraction = 0.0  # training only
+    act_fn: Activation = "silu"
+    attention_head_dim: Channels | None = 8  # None: one head as wide as the block
+    norm_num_groups: Channels | None = 32
+    attn_norm_num_groups: Channels | None = None  # of the mid block's attention
+    norm_eps: Fraction = 1e-5
+    resnet_time_scale_shift: Literal["default", "scale_shift"] = "default"
     add_attention: bool = True  # in the mid block
-    class_embed_type: str | None = None  # None, timestep, identity
-    num_class_embeds: int | None = None  # with class_embed_type None: labels are indices into a table
-    num_train_timesteps: int | None = None  # with time_embedding_type learned
+    class_embed_type: Literal["timestep", "identity"] | None = None
+    # With class_embed_type None: labels are indices into a table
+    num_class_embeds: Annotated[int, Interval(ge=1, le=MAX_LABELS)] | None = None
+    num_train_timesteps: TrainSteps | None = None  # with time_embedding_type learned
 
-    def __post_init__(self):
-        self._check_choices(_UNET_CHOICES)
-        for kinds, known in ((self.down_kinds, _DOWN_BLOCKS), (self.up_kinds, _UP_BLOCKS)):
-            for kind in kinds:
-                if kind not in known:
-                    raise InputError(f"block type {kind!r} is not supported; choose from {', '.join(known)}")
-        if not len(self.block_out_channels) == len(self.down_kinds) == len(self.up_kinds) > 0:
-            raise InputError(
-                "block_out_channels, down_block_types and up_block_types must be of one length, at least 1"
-            )
-        check_most({"block_out_channels: its length": len(self.block_out_channels)}, MAX_LEVELS)
-        self._check_numbers()
+    def check(self) -> None:
+        for name, kinds, known in (
+            ("down_block_types", self.down_kinds, _DOWN_BLOCKS),
+            ("up_block_types", self.up_kinds, _UP_BLOCKS),
+        ):
+            unknown = [kind for kind in kinds if kind not in known]
+            if unknown:
+                raise InputError(f"{name}: block type {unknown[0]!r} is not supported; choose from {', '.join(known)}")
+        if not len(self.block_out_channels) == len(self.down_kinds) == len(self.up_kinds):
+            raise InputError("block_out_channels, down_block_types and up_block_types must be of one length")
+        self._check_time()
         self._check_skip_blocks()
 
     @property
     def activation(self) -> str:
         """The canonical name of `act_fn`."""
-        return "silu" if self.act_fn.lower() == "swish" else self.act_fn.lower()
+        return "silu" if self.act_fn == "swish" else self.act_fn
 
     @property
     def down_kinds(self) -> tuple[str, ...]:
@@ -140,22 +155,11 @@ class UNet2DConfig(DenoiserConfig):
         """The least height and width: K blocks reflect the border, for which a pixel is too little."""
         return self.size_factor * (2 if self.has_k_blocks else 1)
 
-    def _check_numbers(self) -> None:
-        widths = {f"block_out_channels[{i}]": width for i, width in enumerate(self.block_out_channels)}
-        check_counts({"in_channels": self.in_channels, "out_channels": self.out_channels} | widths, MAX_CHANNELS)
-        check_counts({"layers_per_block": self.layers_per_block}, MAX_STAGE_LAYERS)
-        check_most({"time_embedding_dim": self.time_embedding_dim}, MAX_CHANNELS)
-        check_most({"num_class_embeds": self.num_class_embeds}, MAX_LABELS)
-        check_most({"num_train_timesteps": self.num_train_timesteps}, MAX_TRAIN_STEPS)
-        size = self.sample_size if isinstance(self.sample_size, tuple) else (self.sample_size or 1,) * 2
-        if len(size) != 2 or not all(is_int(side, 1) for side in size):
-            raise InputError(f"sample_size: {self.sample_size!r} is neither a number nor a height and a width")
-        check_most({"sample_size": max(size)}, MAX_SIDE)
+    def _check_time(self) -> None:
         if self.time_embedding_type == "learned" and self.num_train_timesteps is None:
             raise InputError("num_train_timesteps: time_embedding_type 'learned' needs it")
-        skip_only = all("Skip" in kind for kind in self.down_kinds + self.up_kinds)
-        if self.norm_num_groups is None and not skip_only:
-            raise InputError("norm_num_groups: null works with skip blocks only; give a number")
+        if self.time_embedding_type == "positional" and self.block_out_channels[0] // 2 == self.freq_shift:
+            raise InputError(f"freq_shift: {self.freq_shift} leaves no frequencies; give 0 or 1")
 
     def _check_skip_blocks(self) -> None:
         """Skip blocks pass the picture on from one to the next, so nothing else may stand between them and it."""
@@ -166,17 +170,10 @@ class UNet2DConfig(DenoiserConfig):
             )
         if any(down + up) and (self.in_channels, self.out_channels) != (3, 3):
             raise InputError("in_channels, out_channels: skip blocks work on pictures of 3 channels")
+        if self.norm_num_groups is None and not all(down + up):
+            raise InputError("norm_num_groups: null works with skip blocks only; give a number")
 
 
-_UNET_CHOICES = {
-    "time_embedding_type": ("positional", "fourier", "learned"),
-    "downsample_padding": (0, 1),
-    "downsample_type": ("conv", "resnet", None),
-    "upsample_type": ("conv", "resnet", None),
-    "resnet_time_scale_shift": ("default", "scale_shift"),
-    "class_embed_type": (None, "timestep", "identity"),
-    "activation": ("silu", "mish", "gelu", "relu"),
-}
 _DOWN_BLOCKS = (
     "DownBlock2D",
     "AttnDownBlock2D",

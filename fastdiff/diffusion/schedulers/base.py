@@ -8,8 +8,9 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from fastdiff.arguments import as_int, flag, mapping, number, optional, path, shown, text
+from fastdiff.arguments import as_int, mapping, optional, path, shown, text
 from fastdiff.checkpoints.json_files import read_json
+from fastdiff.checkpoints.kinds import NotNegative
 from fastdiff.diffusion.betas import make_alpha_bar, make_betas
 from fastdiff.diffusion.configs import DiffusionConfig
 from fastdiff.diffusion.noise import Generators, check_generators
@@ -17,6 +18,7 @@ from fastdiff.diffusion.schedule import Schedule, step_options
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, REAL, WHOLE, beside, tensor, within
 from fastdiff.kernels.denoise import denoise_step
+from fastdiff.schema import checked
 
 CONFIG_NAME = "scheduler_config.json"
 
@@ -103,7 +105,7 @@ class Scheduler:
         if isinstance(timestep, Tensor):
             tensor("timestep", timestep, REAL)
         else:
-            optional(number, "timestep", timestep, 0)
+            checked("timestep", timestep, NotNegative | None)
         return tensor("sample", sample, FLOATS)
 
     def schedule(
@@ -113,10 +115,9 @@ class Scheduler:
 
         Raises InputError naming an option that cannot be used.
         """
-        eta = optional(number, "eta", eta, 0)
-        return self._schedule(
-            num_inference_steps, eta or 0.0, bool(optional(flag, "use_clipped_model_output", use_clipped_model_output))
-        )
+        eta = checked("eta", eta, NotNegative | None)
+        clipped = checked("use_clipped_model_output", use_clipped_model_output, bool | None)
+        return self._schedule(num_inference_steps, eta or 0.0, bool(clipped))
 
     def _schedule(self, num_inference_steps: int, eta: float, use_clipped_model_output: bool) -> Schedule:
         """`schedule` with its options checked; 0 and False are diffusers' defaults."""
@@ -168,7 +169,7 @@ class Scheduler:
         for name, value in others.items():
             beside(name, tensor(name, value, FLOATS), sample.device)
         check_generators(generator, sample.device)
-        flag("return_dict", return_dict)
+        checked("return_dict", return_dict, bool)
         found = as_int(timestep)
         if found is None or not 0 <= found < len(self):
             raise InputError(f"timestep is {shown(timestep)}; it is from 0 to {len(self) - 1}")

@@ -3,7 +3,7 @@
 import torch
 from torch import Generator, Tensor
 
-from fastdiff.arguments import flag, number, optional
+from fastdiff.checkpoints.kinds import NotNegative
 from fastdiff.diffusion.configs import DDIMConfig
 from fastdiff.diffusion.noise import randn_tensor
 from fastdiff.diffusion.samplers.ddim import ddim_rows, ddim_schedule
@@ -12,6 +12,7 @@ from fastdiff.diffusion.schedulers.base import Scheduler, SchedulerOutput
 from fastdiff.diffusion.timesteps import following_by_stride, spaced_timesteps
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import resolve_device
+from fastdiff.schema import checked
 
 
 class DDIMScheduler(Scheduler):
@@ -53,8 +54,8 @@ class DDIMScheduler(Scheduler):
         if variance_noise is not None and variance_noise.shape != sample.shape:
             shapes = tuple(variance_noise.shape), tuple(sample.shape)
             raise InputError(f"variance_noise has shape {shapes[0]}; the sample has {shapes[1]}; give both the same")
-        eta = number("eta", eta, 0)
-        clipped = bool(optional(flag, "use_clipped_model_output", use_clipped_model_output))
+        eta = checked("eta", eta, NotNegative)
+        clipped = bool(checked("use_clipped_model_output", use_clipped_model_output, bool | None))
         if eta > 0 and variance_noise is not None and generator is not None:
             raise InputError("generator and variance_noise both say what the noise is; give one of them")
         row = self._row(t, sample.device, eta, clipped)

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fastdiff.arguments import whole_number
 from fastdiff.diffusion.configs import DDPMConfig
 from fastdiff.diffusion.noise import randn_tensor
 from fastdiff.diffusion.samplers.ddpm import ddpm_rows, ddpm_schedule
@@ -15,6 +14,7 @@ from fastdiff.diffusion.schedulers.base import Scheduler, SchedulerOutput
 from fastdiff.diffusion.timesteps import chosen_timesteps, following_in_list
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import resolve_device
+from fastdiff.schema import checked, whole
 
 
 class DDPMScheduler(Scheduler):
@@ -52,7 +52,7 @@ class DDPMScheduler(Scheduler):
 
     def previous_timestep(self, timestep: int | Tensor) -> int:
         """Return the timestep that a step goes to: the next of `timesteps` once they are set, -1 after the last."""
-        t = whole_number("timestep", timestep, 0, len(self) - 1)
+        t = checked("timestep", timestep, whole(0, len(self) - 1))
         chain, following = self._chain(t)
         return int(following[chain == t])
 

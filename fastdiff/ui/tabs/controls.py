@@ -10,8 +10,8 @@ import gradio as gr
 from gradio.blocks import Block
 from gradio.components import Component
 
+from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.numbers import MAX_SEED
 from fastdiff.requests.defaults import SCHEDULER, SEED
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models

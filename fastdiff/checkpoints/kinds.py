@@ -1,0 +1,36 @@
+"""The kinds of value that options take, and the most that each may ask for: see `fastdiff.schema`.
+
+The bounds are more than any model needs, and little enough to be had in no time. They bound what a config costs by
+itself. What it costs together with its weights is bounded by these: see `weight_files.check_fit`.
+"""
+
+from typing import Annotated
+
+from annotated_types import Interval, Len
+
+MAX_LABELS = 100_000  # each is listed by name: ImageNet-21k has 21,841
+MAX_TRAIN_STEPS = 100_000  # a schedule has a row for each: models have 1,000, a few 4,000 or 10,000
+MAX_SIDE = 2**14  # pixels of a sample_size: pictures of 8k are 7,680 wide
+MAX_CHANNELS = 2**16  # of a layer: the widest of SD3's transformer has 9,728
+MAX_LAYERS = 1024  # of a transformer: DiT-XL has 28
+MAX_STAGE_LAYERS = 64  # of a stage of a U-Net or a VAE: models have 1 to 4
+MAX_LEVELS = 12  # of a U-Net or a VAE, each of half the size of the one before: 256 pixels have 6 or 7
+MAX_SEED = 2**32 - 1  # a seed is one 32-bit word of Philox's key
+
+PositiveNumber = Annotated[float, Interval(gt=0)]
+NotNegative = Annotated[float, Interval(ge=0)]
+Fraction = Annotated[float, Interval(ge=0, le=1)]
+
+# Of models
+Channels = Annotated[int, Interval(ge=1, le=MAX_CHANNELS)]
+Side = Annotated[int, Interval(ge=1, le=MAX_SIDE)]
+Layers = Annotated[int, Interval(ge=1, le=MAX_LAYERS)]
+StageLayers = Annotated[int, Interval(ge=1, le=MAX_STAGE_LAYERS)]
+Widths = Annotated[tuple[Channels, ...], Len(1, MAX_LEVELS)]  # of the levels
+BlockTypes = Annotated[tuple[str, ...], Len(1, MAX_LEVELS)]  # diffusers' classes
+TrainSteps = Annotated[int, Interval(ge=1, le=MAX_TRAIN_STEPS)]
+
+# Of pictures
+Label = Annotated[int, Interval(ge=0, le=MAX_LABELS)]
+Seed = Annotated[int, Interval(ge=0, le=MAX_SEED)]
+Steps = Annotated[int, Interval(ge=1)]  # at most those of the training

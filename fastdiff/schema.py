@@ -1,0 +1,143 @@
+"""Options that come from outside, typed and bounded where they are declared: an annotation says all that a field takes.
+
+A kind is such an annotation: `Annotated[int, Interval(ge=1, le=64)]`, `Literal["conv", "resnet"] | None`. pydantic
+holds values to it, strictly: a text is no number, and True is none. Imports no torch.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import fields
+from types import NoneType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from annotated_types import Interval, Len
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fastdiff.arguments import shown
+from fastdiff.errors import InputError
+
+AnySchema = TypeVar("AnySchema", bound="Schema")
+
+_DEPTH = 4  # of lists in one another that become tuples; no option has as many
+
+
+class Wanted(str):
+    """The words for a kind, as a part of its annotation: a message says that a value "is not ..." these."""
+
+
+class Schema:
+    """The base of frozen dataclasses of options: each field is checked against its annotation when one is made.
+
+    Raises InputError that names the option, its value and what it takes.
+    """
+
+    SWITCHED_OFF: ClassVar[Mapping[str, Any]] = {}  # further options of diffusers' class, known at one value only
+    SHOWN_AS: ClassVar[Mapping[str, str]] = {}  # the names that people know some of the fields by
+
+    def __post_init__(self) -> None:
+        for name, kind in _kinds(type(self)).items():  # type: ignore[arg-type]  # a class is hashable
+            value = checked(self.SHOWN_AS.get(name, name), getattr(self, name), kind)
+            object.__setattr__(self, name, value)
+        self.check()
+
+    def check(self) -> None:
+        """InputError for options that do not go together; each by itself is of its kind already."""
+
+    @classmethod
+    def from_mapping(cls: type[AnySchema], mapping: Mapping[str, Any], source: object) -> AnySchema:
+        """Make one of the options of a JSON file, or of a call; keys that start with _ are diffusers' bookkeeping.
+
+        Raises InputError that begins with `source`, and names every key that the class does not have.
+        """
+        values = {key: value for key, value in mapping.items() if not key.startswith("_")}
+        for key, only in cls.SWITCHED_OFF.items():
+            value = values.pop(key, only)
+            if type(value) is not type(only) or value != only:
+                raise InputError(f"{source}: {key} {shown(value)} is not supported; fastdiff runs {only!r} only")
+        known = _kinds(cls).keys()  # type: ignore[arg-type]
+        unknown = sorted(values.keys() - known)
+        if unknown:
+            names = ", ".join(sorted(known))
+            raise InputError(f"{source}: unknown option {', '.join(unknown)}; {cls.__name__} has {names}")
+        try:
+            return cls(**values)
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from None
+
+
+def checked(name: str, value: Any, kind: Any) -> Any:
+    """Return a value of a kind; lists become tuples, numpy's and torch's numbers Python's. InputError names `name`."""
+    try:
+        return _adapter(kind).validate_python(_plain(value))
+    except ValidationError:
+        raise InputError(f"{name}: {shown(value)} is not {wanted(kind)}") from None
+
+
+def whole(least: int, most: int) -> Any:
+    """Return the kind of whole numbers between two, both included."""
+    return Annotated[int, Interval(ge=least, le=most)]
+
+
+def wanted(kind: Any, bounds: str = "") -> str:
+    """Return the words for what a kind takes, null aside: "a whole number from 1 to 64"."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        words = [each for each in parts[1:] if isinstance(each, Wanted)]
+        return words[0] if words else wanted(parts[0], "".join(map(_bounds, parts[1:])))
+    if kind in _WORDS:
+        return _WORDS[kind] + bounds
+    if origin is Literal:
+        return f"one of {', '.join(str(each) for each in parts if each is not None)}"
+    if origin is tuple:
+        return f"a list{bounds if ... in parts else f' of {len(parts)}'}, each {wanted(parts[0])}"
+    if origin is dict:
+        return f"an object of names and, for each, {wanted(parts[1])}"
+    return ", or ".join(wanted(part) for part in parts if part is not NoneType)
+
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+}
+
+
+def _bounds(bound: Any) -> str:
+    """Return what an Interval or a Len adds to the words for a kind."""
+    if isinstance(bound, Len):
+        least = f"{bound.min_length} to " if bound.min_length else "up to "
+        return f" of {least}{bound.max_length}"
+    if not isinstance(bound, Interval):
+        return ""
+    if bound.gt is not None:
+        return f" over {bound.gt}"
+    return f" from {bound.ge} to {bound.le}" if bound.le is not None else f" of at least {bound.ge}"
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+@functools.cache
+def _kinds(cls: type) -> dict[str, Any]:
+    """The kind of each field."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(cls)}
+
+
+def _plain(value: Any, depth: int = _DEPTH) -> Any:
+    """Return Python's own values for numpy's and torch's, tuples for lists, dicts for mappings."""
+    if hasattr(value, "tolist"):
+        try:
+            value = value.tolist()
+        except (RuntimeError, NotImplementedError):  # a tensor without memory
+            return value
+    if not depth:
+        return value
+    if isinstance(value, list | tuple):
+        return tuple(_plain(each, depth - 1) for each in value)
+    if isinstance(value, Mapping):
+        return {key: _plain(each, depth - 1) for key, each in value.items()}
+    return value
