@@ -91,7 +91,7 @@ def test_paths_that_no_system_takes(fastdiff, tmp_path, refused, files, args):
 @pytest.mark.parametrize("flag", ["--label", "--seed", "--model", "--from", "-o", "--scheduler", "--unknown"])
 def test_long_inputs_are_shortened_and_the_remedy_stays(fastdiff, refused, flag):
     done = fastdiff("sample", "--num-images", 1, "--steps", 1, flag, "x y/ö" * 20_000)
-    refused(done, ".*(; |give one from 0 to 4294967295)")
+    refused(done, ".*(; |is not a seed from 0 to 4294967295)")
     assert len(done.stderr) < MAX_MESSAGE + 100
 
 

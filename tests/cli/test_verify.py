@@ -193,7 +193,7 @@ def test_a_vae_without_diffusers(dit_folder, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("args", "message"),
-    [(["emoji65"], "no model 'emoji65'"), (["emoji64", "--steps", "0"], "steps 0: give a whole number")],
+    [(["emoji65"], "no model 'emoji65'"), (["emoji64", "--steps", "0"], "steps: 0 is not a whole number")],
     ids=["model", "steps"],
 )
 def test_bad_input(args, message, capsys):

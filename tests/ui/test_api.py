@@ -82,9 +82,9 @@ def test_the_api_page_names_two_functions(client):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param({"steps": True}, "steps True: give a whole number", id="true"),
-        pytest.param({"steps": 2.5}, "steps 2.5: give a whole number", id="fraction"),
-        pytest.param({"seed": -1}, "seed -1: give a whole number", id="seed"),
+        pytest.param({"steps": True}, "steps: True is not a whole number", id="true"),
+        pytest.param({"steps": 2.5}, "steps: 2.5 is not a whole number", id="fraction"),
+        pytest.param({"seed": -1}, "seed: -1 is not a whole number", id="seed"),
         pytest.param({"label": "<b>x"}, "label '<b>x' is not a label", id="label"),
         pytest.param({"model": "/etc"}, "model '/etc' is not here", id="model"),
         pytest.param({"width": 7}, "height 64, width 7", id="size"),
@@ -102,7 +102,7 @@ def test_numbers_that_are_none_in_json(visit, number):
     reply = page.http.post("/gradio_api/call/generate", content=body, headers={"content-type": "application/json"})
     if reply.status_code == 200:
         result = page.http.get(f"/gradio_api/call/generate/{reply.json()['event_id']}").text
-        assert "give a whole number from 1 to 1000" in result
+        assert "is not a whole number from 1 to 1000" in result
     else:
         assert reply.status_code == 422
 

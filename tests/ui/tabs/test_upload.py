@@ -185,7 +185,7 @@ def test_png_reader_and_header_check_agree_on_ours(upload, models):
         pytest.param({"label": 216}, "label 216: the form does not offer it", id="null label"),
         pytest.param({"label": None}, "label None: the form does not offer it", id="no label"),
         pytest.param({"height": 70}, "height 70, width 64: this model draws", id="size"),
-        pytest.param({"num_inference_steps": 2000}, "steps 2000: give a whole number from 1 to 1000", id="steps"),
+        pytest.param({"num_inference_steps": 2000}, "steps: 2000 is not a whole number from 1 to 1000", id="steps"),
         pytest.param({"seed": 2**32}, "mine.png holds settings that cannot be used: seed", id="seed"),
     ],
 )
