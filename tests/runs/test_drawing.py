@@ -1,12 +1,14 @@
 """The drawing of a request: the cells of a run in batches, steps on the way, pictures with their settings."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from fastdiff.errors import InputError
+from fastdiff.diffusion.loop import _Loop
+from fastdiff.errors import DeviceLostError, InputError
 from fastdiff.pipeline import Pipeline
 from fastdiff.requests.completion import Cell
 from fastdiff.requests.defaults import COMMAND, LIBRARY, PAGE
@@ -104,25 +106,54 @@ def test_the_scheduler_is_the_requests(card):
     assert load_pipeline(card, Request(scheduler="ddpm", dtype="float32"), "cpu").scheduler_name == "ddpm"
 
 
+@pytest.fixture
+def fits(monkeypatch):
+    """Make a step of more than `most` pictures at once fail; returns the sizes of all that were tried."""
+
+    def fits(most, error):
+        sizes, step = [], _Loop.step_by_picture
+
+        def step_if_it_fits(self, x_t, i, noise, part):
+            sizes.append(len(x_t[part]))
+            if sizes[-1] > most:
+                raise error
+            return step(self, x_t, i, noise, part)
+
+        monkeypatch.setattr(_Loop, "step_by_picture", step_if_it_fits)
+        return sizes
+
+    return fits
+
+
+def test_out_of_memory_halves_this_batch_and_those_after_it(card, pipe, fits):
+    run = Run.prepare(replace(ASKED, seed=tuple(range(5))), card, COMMAND, batch_size=4)
+    expected = [each for at in draw(run, pipe) for each in at.finished]
+    sizes = fits(2, torch.OutOfMemoryError("CUDA out of memory"))
+    steps = list(draw(run, pipe))
+    assert sizes == [4, 2, 2, 2, 2, *[2] * 6], "the first step of the first batch alone is tried again"
+    assert [at.places for at in steps] == [range(4)] * 2 + [range(i, i + 2) for i in (4, 4, 6, 6, 8, 8)]
+    assert [bool(at.step.notice) for at in steps] == [True] * 2 + [False] * 6
+    assert [at.done for at in steps] == sorted(at.done for at in steps)
+    finished = [each for at in steps for each in at.finished]
+    assert [each.place for each in finished] == list(range(10))
+    for each, same in zip(finished, expected, strict=True):
+        assert np.array_equal(np.asarray(each.image), np.asarray(same.image))
+
+
 @pytest.mark.parametrize(
     ("error", "expected", "message"),
     [
-        (
-            torch.OutOfMemoryError("CUDA out of memory"),
-            MemoryError,
-            "cpu: out of memory; give a smaller --batch-size than 3",
-        ),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError, "than 3"),
+        (torch.OutOfMemoryError("CUDA out of memory"), MemoryError, "cpu: out of memory for 1 picture at a time"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError, "lower height or width"),
+        (torch.AcceleratorError("CUDA error: device-side assert triggered\nSearch"), DeviceLostError, "start fastdiff"),
         (RuntimeError("another"), RuntimeError, "another"),
     ],
-    ids=["GPU", "CPU", "no-memory-error"],
+    ids=["GPU", "CPU", "lost-device", "no-memory-error"],
 )
-def test_out_of_memory_names_the_batch_size(card, pipe, monkeypatch, error, expected, message):
-    def fail(*args, **options):
-        raise error
-
-    monkeypatch.setattr(type(pipe), "stream", fail)
+def test_failures_of_a_device_are_one_line(card, pipe, fits, error, expected, message):
+    fits(0, error)
     run = Run.prepare(ASKED, card, COMMAND, batch_size=3)
     for use in (lambda: list(draw(run, pipe)), lambda: explain(run, pipe)):
-        with pytest.raises(expected, match=message):
+        with pytest.raises(expected, match=message) as failure:
             use()
+        assert "\n" not in str(failure.value)

@@ -65,7 +65,7 @@ def test_settings_are_escaped_and_complete():
     ("error", "line"),
     [
         pytest.param(InputError("seed -1: give more"), "seed -1: give more", id="input"),
-        pytest.param(MemoryError("cuda"), "out of memory: choose a smaller batch_size", id="memory"),
+        pytest.param(MemoryError("cuda"), "out of memory: choose smaller pictures", id="memory"),
         pytest.param(OSError(28, "No space left on device"), "No space left on device", id="disk"),
     ],
 )
