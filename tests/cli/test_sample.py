@@ -238,6 +238,46 @@ def test_a_device_that_fails_is_one_line(tmp_path, failing, capsys, files, error
     assert files(tmp_path) == []
 
 
+WRONG_INDEX = """
+import os
+import sys
+
+import torch
+
+from fastdiff.cli import main
+from fastdiff.models.unet2d import UNet2DModel
+
+predict, calls = UNet2DModel.predict, []
+
+
+def predict_badly(self, x, conditioning):
+    calls.append(0)
+    if len(calls) == int(os.environ["BAD_CALL"]):
+        torch.zeros(4, device=x.device)[torch.full((2,), 9, device=x.device)]
+    return predict(self, x, conditioning)
+
+
+UNet2DModel.predict = predict_badly
+sys.exit(main())
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("call", ["1", "2", "3"], ids=["compiling", "eager", "captured"])
+def test_a_lost_gpu_is_one_line_and_no_hang(tmp_path, environment, files, call):
+    args = ["sample", "--steps", "5", "--label", "0", "--num-images", "2", "--device", "cuda"]
+    done = subprocess.run(
+        [sys.executable, "-c", WRONG_INDEX, *args], cwd=tmp_path, env=environment | {"BAD_CALL": call},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    line = r"fastdiff: error: the GPU failed, .*\(.*device-side assert triggered.*\); start fastdiff again"
+    assert re.match(line, done.stderr.splitlines()[-1]), done.stderr
+    assert done.stderr.count("fastdiff: ") == 1 and "Traceback" not in done.stderr
+    assert files(tmp_path) == []
+
+
 def test_ctrl_c_keeps_what_is_finished(tmp_path, files, environment):
     args = ["sample", "--steps", "20", "--label", "0", "--num-images", "500", "-b", "1", "--json"]
     command = [sys.executable, "-m", "fastdiff", *args]

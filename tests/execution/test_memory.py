@@ -167,3 +167,41 @@ def test_the_line_of_smaller_portions():
     assert smaller_portions(64, 8) == (
         "out of memory for 64 pictures at a time; going on with at most 8, which draws the same pictures"
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestGPU:
+    """A card with room for 10 arrays of 64 MB besides what it holds already."""
+
+    ARRAY = 2**26
+
+    @pytest.fixture(autouse=True)
+    def room(self):
+        gc.collect()
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties("cuda").total_memory
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 10 * self.ARRAY) / total)
+        yield
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+    def fill(self, part):
+        x = torch.ones(part.stop - part.start, self.ARRAY // 4, device="cuda")
+        return x.sum(dim=1)
+
+    def test_portions_fit_and_the_cache_of_another_run_makes_room(self):
+        before = torch.cuda.memory_allocated()
+        torch.empty(9, self.ARRAY, dtype=torch.uint8, device="cuda")  # which is cached now
+        found = Portions(64, torch.device("cuda"), torch.float32, halves=True, release=lambda: None)
+        sums = torch.cat(found.map(self.fill, 64))
+        assert found.size == 8 and sums.tolist() == [self.ARRAY // 4] * 64
+        assert torch.cuda.memory_allocated() - before < 2**20
+
+    def test_after_the_error_all_of_it_is_free(self):
+        found = Portions(64, torch.device("cuda"), torch.float32, halves=False, release=lambda: None)
+        before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        with pytest.raises(OutOfMemoryError, match="cuda: out of memory for 64 pictures at a time") as error:
+            found.map(lambda part: [torch.ones(self.ARRAY, dtype=torch.uint8, device="cuda") for _ in range(64)], 64)
+        assert torch.cuda.memory_allocated() == before, "although the error is still there"
+        assert torch.cuda.memory_reserved() <= reserved and error.value
+        assert len(self.fill(slice(0, 8))) == 8

@@ -1,5 +1,6 @@
 """The drawing of a request: the cells of a run in batches, steps on the way, pictures with their settings."""
 
+import gc
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -157,3 +158,71 @@ def test_failures_of_a_device_are_one_line(card, pipe, fits, error, expected, me
         with pytest.raises(expected, match=message) as failure:
             use()
         assert "\n" not in str(failure.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestGPU:
+    """A card that 64 pictures do not fit on, and 8 do."""
+
+    REQUEST = Request(label=(1,), num_images=64, num_inference_steps=4, eta=0.5, scheduler="ddim", dtype="bfloat16")
+
+    @pytest.fixture(scope="class")
+    def pipe(self, card):
+        return load_pipeline(card, self.REQUEST, "cuda")
+
+    @pytest.fixture
+    def measure(self, card, pipe):
+        """Draw 64 pictures in batches; returns them and the memory that was reserved for it, in bytes."""
+
+        def measure(batch_size):
+            pipe.denoiser.release_graphs()
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            steps = list(draw(Run.prepare(self.REQUEST, card, COMMAND, batch_size=batch_size), pipe))
+            return steps, torch.cuda.max_memory_reserved()
+
+        return measure
+
+    @pytest.fixture
+    def limit(self):
+        total = torch.cuda.get_device_properties("cuda").total_memory
+        yield lambda most: torch.cuda.set_per_process_memory_fraction(most / total)
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+    @staticmethod
+    def pictures(steps):
+        return np.stack([np.asarray(each.image) for at in steps for each in at.finished])
+
+    def test_it_draws_on_fewer_at_a_time_with_the_same_bits(self, measure, limit):
+        small, least = measure(8)
+        large, most = measure(64)
+        assert most > 2 * least
+        limit(int((least * most) ** 0.5))
+        steps, reserved = measure(64)
+        assert 1 <= steps[0].step.at_once < 64 and steps[0].step.notice
+        assert [at.step.index for at in steps if at.places.start == 0] == [0, 1, 2, 3]
+        assert reserved < most
+        assert np.array_equal(self.pictures(steps), self.pictures(small))
+        assert np.array_equal(self.pictures(large), self.pictures(small))
+        again, _ = measure(steps[-1].step.at_once)
+        assert np.array_equal(self.pictures(again), self.pictures(small))
+
+    def test_the_error_leaves_the_process_usable(self, card, pipe, measure, limit):
+        expected, least = measure(8)
+        pipe.denoiser.release_graphs()
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        limit(least)
+        with pytest.raises(MemoryError, match="for 64 pictures at a time; lower batch size") as error:
+            pipe(generator=torch.Generator().manual_seed(0), class_labels=1, num_images=64, num_inference_steps=3)
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated() - before < 2**25 and error.value
+        limit(torch.cuda.memory_reserved() + 4 * 10**7)  # enough for what two pictures of this size start from
+        with pytest.raises(MemoryError, match="for 1 picture at a time; lower height or width or take another device"):
+            pipe(class_labels=1, num_images=2, num_inference_steps=3, height=512, width=512)
+        limit(2 * least)
+        steps, _ = measure(8)
+        assert np.array_equal(self.pictures(steps), self.pictures(expected))
