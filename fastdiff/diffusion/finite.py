@@ -16,6 +16,7 @@ class Extremes:
         self._schedule = schedule
         self._largest = torch.zeros(len(schedule), device=device)
 
+    @torch.inference_mode()  # in which alone a tensor that was made there may change
     def note(self, step: int, x: Tensor) -> None:
         """Note the state x (N, H, W, C) float32 after a step, without waiting for the device."""
         torch.linalg.vector_norm(x, math.inf, out=self._largest[step])

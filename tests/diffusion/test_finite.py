@@ -17,9 +17,11 @@ class Timesteps(SimpleNamespace):
         return len(self.timesteps)
 
 
-@pytest.fixture
-def extremes():
-    return Extremes(Timesteps(timesteps=torch.tensor([900, 600, 300, 0])), torch.device("cpu"))
+@pytest.fixture(params=[False, True], ids=["plain", "inference-mode"])
+def extremes(request):
+    """A run that begins in this mode; its steps are taken outside of it."""
+    with torch.inference_mode(request.param):
+        return Extremes(Timesteps(timesteps=torch.tensor([900, 600, 300, 0])), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
