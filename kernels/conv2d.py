@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels.device.conv2d import conv_by_descriptors, conv_by_pointers, sum_chunks
-from fastdiff.kernels.group_norm import GroupNormCall, affine_arguments, group_norm
+from fastdiff.kernels.group_norm import GroupNormCall, affine_arguments, after_arguments, group_norm
 from fastdiff.kernels.host.conv2d_plan import Plan, Problem, make_plan
 from fastdiff.kernels.host.conv2d_tiles import SUM_CHANNELS
 from fastdiff.kernels.host.dispatch import Call, Operation, check_pictures, parts_of
@@ -30,6 +30,7 @@ from fastdiff.kernels.host.recording import because
 
 # Elements of x up to which torch's own convolution on the CPU leaves oneDNN for a slower one: torch's own limit.
 SMALL_ON_CPU = 20480
+NORM_STRIDES = ("norm_scale_stride", "norm_shift_stride", "norm_temb_stride")
 
 Padding = int | tuple[int, int, int, int]  # one width for all sides, or (left, right, top, bottom)
 
@@ -43,7 +44,7 @@ class Shortcut(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """The GroupNorm and activation that follow a convolution: arguments of `kernels.group_norm`."""
+    """The GroupNorm that follows a convolution, and what follows that: arguments of `kernels.group_norm`."""
 
     num_groups: int
     weight: Tensor | None = None
@@ -52,6 +53,8 @@ class Norm(NamedTuple):
     activation: str = "none"
     scale: Tensor | None = None
     shift: Tensor | None = None
+    temb: Tensor | None = None
+    residual: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +72,7 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         residual: (N, H_out, W_out, C_out), the dtype of x.
         shortcut: a 1x1 convolution whose output is added, instead of a residual; the dtype of x.
         output_scale: divides the sum.
-        norm: normalise and activate the sum, which in a small picture takes no launch of its own.
+        norm: normalise and activate the sum and add to it, which in a small picture takes no launch of its own.
         moments: return the moments of y too, which the next GroupNorm would otherwise read y for.
 
     Returns: y (N, H_out, W_out, C_out), contiguous, the dtype of x; with `moments`, (y, its Moments or None). They are
@@ -186,7 +189,8 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         parts = tuple(part.contiguous() for part in self.parts)
         weight = self.weight.permute(0, 2, 3, 1).contiguous()  # (C_out, kH, kW, C_in), a view of channels-last memory
         bias, residual = (None if tensor is None else tensor.contiguous() for tensor in (self.bias, self.residual))
-        loaded = (*parts, weight) if residual is None else (*parts, weight, residual)
+        residual2 = None if self.norm is None or self.norm.residual is None else self.norm.residual.contiguous()
+        loaded = tuple(tensor for tensor in (*parts, weight, residual, residual2) if tensor is not None)
         plan = make_plan(problem, obstacle=_descriptor_obstacle(loaded), multiprocessors=multiprocessors(device))
         if shortcut is not None and not _fuses(problem, plan, shortcut):
             residual, shortcut = _only(conv2d(*shortcut)), None
@@ -298,7 +302,7 @@ def _launch_products(
     w_desc = descriptor(weight.flatten(1), [plan.tile.channels, plan.tile.block])
     launch(
         conv_by_descriptors, grid, *outputs, x, x2, w_desc, weight, addend, **arguments,
-        **_shortcut_arguments(plan, shortcut), **_norm_arguments(problem, norm),
+        **_shortcut_arguments(plan, shortcut), **_norm_arguments(problem, plan, norm),
         columns=plan.columns, BI=pictures, MOMENTS=plan.moments,
     )  # fmt: skip
 
@@ -314,14 +318,16 @@ def _shortcut_arguments(plan: Plan, shortcut: Shortcut | None) -> dict[str, Any]
     return dict(zip(names, (x, x2, weight, rest), strict=True))
 
 
-def _norm_arguments(problem: Problem, norm: GroupNormCall | None) -> dict[str, Any]:
+def _norm_arguments(problem: Problem, plan: Plan, norm: GroupNormCall | None) -> dict[str, Any]:
     if norm is None:
-        nothing = dict(norm=(None,) * 5, norm_scale_stride=0, norm_shift_stride=0)
-        return nothing | {"NORM": 0, "ACTIVATION": "none"}
-    affine = affine_arguments(norm)
-    strides = dict(norm_scale_stride=affine["scale_stride"], norm_shift_stride=affine["shift_stride"])
+        nothing = dict.fromkeys(("norm_temb", "norm_residual")) | dict.fromkeys(NORM_STRIDES, 0)
+        return nothing | {"norm": (None,) * 5, "NORM": 0, "ACTIVATION": "none"}
+    arguments = affine_arguments(norm) | after_arguments(norm)
+    if arguments["residual"] is not None and plan.residual_by_descriptor(problem):
+        arguments["residual"] = _output_descriptor(problem, plan, arguments["residual"])
     width = problem.out_channels // norm.num_groups
-    return {"norm": affine["norm"], **strides, "NORM": width, "ACTIVATION": norm.activation}
+    prefixed = {name if name == "norm" else f"norm_{name}": value for name, value in arguments.items()}
+    return prefixed | {"NORM": width, "ACTIVATION": norm.activation}
 
 
 def _input_descriptors(problem: Problem, plan: Plan, parts: tuple[Tensor, ...]) -> list[Any]:

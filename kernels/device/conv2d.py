@@ -30,7 +30,7 @@ from fastdiff.kernels.device.math import await_inputs, prefetch
 # Run-time numbers whose divisibility is not worth a kernel variant. In a tuple they would make variants.
 SIZES = [
     "pictures", "rows", "columns", "pixels", "height", "width", "out_width", "pad_top", "pad_left", "steps",
-    "norm_scale_stride", "norm_shift_stride",
+    "norm_scale_stride", "norm_shift_stride", "norm_temb_stride",
 ]  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def _add_shortcut(acc, x_desc, x2_desc, w_desc, place, channels, channels2, loop
 @triton.jit(do_not_specialize=SIZES)
 def conv_by_descriptors(
     y, moments, x_desc, x2_desc, w_desc, w_ptr, residual, shortcut_desc, shortcut2_desc, shortcut_w_desc,
-    shortcut, epilogue, norm, norm_scale_stride, norm_shift_stride,
+    shortcut, epilogue, norm, norm_scale_stride, norm_shift_stride, norm_temb, norm_residual, norm_temb_stride,
     pictures, rows, columns, pixels, pad_top, pad_left, steps, channels, channels2, out_channels,
     KH: tl.constexpr, KW: tl.constexpr, MODE: tl.constexpr, CHUNKS: tl.constexpr, SWAP: tl.constexpr,
     BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MOMENTS: tl.constexpr,
@@ -133,7 +133,8 @@ def conv_by_descriptors(
     """NORM: the width of the groups in which the output is normalised, all pixels of a picture in a program; or 0.
 
     moments: pointers to mean and M2. epilogue: pointers to bias and temb, the stride of temb, the scale.
-    shortcut: pointer to its bias, the channels of its one picture or two. norm: the first five of `Affine`.
+    shortcut: pointer to its bias, the channels of its one picture or two. norm: the first five of `Affine`;
+    norm_temb and norm_residual are added after its activation.
     """
     prefetch(w_ptr, out_channels * KH * KW * (channels + channels2))
     await_inputs()
@@ -149,6 +150,7 @@ def conv_by_descriptors(
     addend = load_addend(epilogue[0], epilogue[1], epilogue[2], place, sizes, tile)
     if shortcut[0] is not None:
         addend += load_addend(shortcut[0], None, 0, place, sizes, tile)
+    after = load_addend(None, norm_temb, norm_temb_stride, place, sizes, tile)
     zeros = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
     source, weight = Source(x_desc, channels, 0), Weight(w_desc, channels + channels2)
     acc = _sum_by_descriptors(zeros, source, weight, place, top, left, first, steps, loop)
@@ -167,6 +169,8 @@ def conv_by_descriptors(
     if NORM > 0:
         affine = Affine(norm[0], norm[1], norm[2], norm[3], norm[4], norm_scale_stride, norm_shift_stride)
         acc = normalise(acc, affine, place, sizes, tile, NORM, ACTIVATION)
+    if norm_temb is not None or norm_residual is not None:
+        acc = add(acc, after, norm_residual, None, place, sizes, tile)
     if not isinstance(y, tl.tensor_descriptor):
         y += tl.program_id(1).to(tl.int64) * pictures * pixels * out_channels
     store(y, moments, acc, place, sizes, tile, MOMENTS)

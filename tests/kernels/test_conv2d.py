@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d
+from fastdiff.kernels.conv2d import Conv2dCall, Norm, Shortcut, conv2d
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host import launching
 from fastdiff.kernels.host.conv2d_plan import Problem, make_plan
@@ -227,20 +227,31 @@ NORMED = {  # fused where whole groups of whole pictures are in a program, else 
 }
 
 
-def normed(args, options, num_groups: int, conditioned: bool = False) -> dict:
-    """`options` with a norm after it, with random parameters."""
+def normed(args, options, num_groups: int, conditioned: bool = False, added: bool = False) -> dict:
+    """`options` with a norm after it, with random parameters; `added`: temb and residual after its activation."""
     weight, n = args[1], len(options.get("residual", args[0]))
     random = torch.Generator().manual_seed(1)
     rows = [torch.randn(shape, generator=random).to(weight) for shape in [(len(weight),)] * 2 + [(n, len(weight))] * 2]
-    return options | {"norm": Norm(num_groups, *rows[:2], 1e-5, "silu", *(rows[2:] if conditioned else ()))}
+    norm = Norm(num_groups, *rows[:2], 1e-5, "mish" if added else "silu", *(rows[2:] if conditioned else ()))
+    if added:
+        problem = Conv2dCall(*args, **options).problem
+        table, residual = (
+            torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(100 + i)) for i in range(n)])
+            for shape in ((3 * len(weight),), problem.out_shape[1:])
+        )
+        temb = table.to(weight)[:, len(weight) : 2 * len(weight)]  # columns of a wider table
+        norm = norm._replace(temb=temb, residual=residual.to(weight))
+    return options | {"norm": norm}
 
 
-@pytest.mark.parametrize("conditioned", [False, True], ids=["plain", "scale-shift"])
+@pytest.mark.parametrize(
+    ("conditioned", "added"), [(False, False), (True, False), (True, True)], ids=["plain", "scale-shift", "added"]
+)
 @pytest.mark.parametrize(("case", "num_groups"), NORMED.values(), ids=NORMED)
-def test_norm(case, num_groups, conditioned, dot_dtype, device, runs_triton, loads, assert_accurate):
+def test_norm(case, num_groups, conditioned, added, dot_dtype, device, runs_triton, loads, assert_accurate):
     args, options = case.inputs(dot_dtype, device)
     expected = truth(args, options)
-    options = normed(args, options, num_groups, conditioned)
+    options = normed(args, options, num_groups, conditioned, added)
     wide = Norm(*(value.to(expected) if isinstance(value, torch.Tensor) else value for value in options["norm"]))
     expected = group_norm.reference(expected, **wide._asdict())
     for _ in range(REPEATS if device.type == "cuda" else 1):
@@ -256,7 +267,7 @@ def test_a_normalised_picture_is_the_same_in_any_batch(side, dot_dtype, device, 
 
     def first_picture(n):
         args, options = Case(n, side, side, (128,), 128).inputs(dot_dtype, device)
-        return conv2d.kernel(*args, **normed(args, options, 32))[0]
+        return conv2d.kernel(*args, **normed(args, options, 32, added=True))[0]
 
     alone = first_picture(1)
     for n in (3, 64) if device.type == "cuda" else (3,):
@@ -321,6 +332,8 @@ X, WEIGHT = torch.zeros(2, 4, 4, 8), torch.zeros(6, 8, 3, 3)
         ),
         pytest.param("num_groups", (X, WEIGHT), {"norm": Norm(4)}, id="norm-4-groups-of-6-channels"),
         pytest.param("weight", (X, WEIGHT), {"norm": Norm(2, *torch.zeros(2, 5))}, id="norm-other-width"),
+        pytest.param("temb", (X, WEIGHT), {"norm": Norm(2, temb=torch.zeros(1, 6))}, id="norm-temb-other-batch"),
+        pytest.param("residual", (X, WEIGHT), {"norm": Norm(2, residual=X)}, id="norm-residual-other-channels"),
         pytest.param("moments", (X, WEIGHT), {"norm": Norm(2), "moments": True}, id="moments-and-norm"),
         pytest.param("stride", (X, WEIGHT), {"stride": 3}, id="stride-3"),
         pytest.param("padding", (X[:, :1, :1], WEIGHT), {"padding": 0}, id="padding-too-small"),
