@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from fastdiff.checkpoints.weights import diffusers_keys, split_stacked
+from fastdiff.checkpoints.weights import diffusers_keys, laid_out, split_stacked
 from fastdiff.errors import InputError
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
@@ -67,8 +67,7 @@ def share_parameters(model: nn.Module) -> Denoiser:
         if missing:
             raise InputError(f"accelerate: the model has no {missing[0]}; undo changes to its layers first")
         parts = [theirs[key].data for key in keys]
-        layout = torch.channels_last if parts[0].ndim == 4 else torch.contiguous_format
-        state[name] = (torch.cat(parts) if len(parts) > 1 else parts[0]).contiguous(memory_format=layout)
+        state[name] = laid_out(torch.cat(parts) if len(parts) > 1 else parts[0], torch.channels_last)
         for key, view in split_stacked(state[name], keys).items():
             theirs[key].data = view
     ours.load_state_dict(state, assign=True)

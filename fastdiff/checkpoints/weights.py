@@ -8,6 +8,7 @@ share of the whole that each has.
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -137,21 +138,27 @@ def convert(
     device: torch.device | str,
     layout: torch.memory_format,
 ) -> None:
-    """Replace each tensor by a copy on `device`, 4-D ones in `layout`; refuse what is not finite there.
+    """Replace each tensor by a copy on `device`, filters in `layout`; refuse what is not finite there.
 
     `dtype` is that of the activations, and of every weight: this is the one place that says so.
     """
     broken: list[str] = []
     beyond: list[str] = []
     for key, tensor in state.items():
-        memory_format = layout if tensor.ndim == 4 else torch.contiguous_format
-        state[key] = tensor.to(device=device, dtype=dtype, memory_format=memory_format, copy=True)
+        state[key] = laid_out(tensor, layout, device=device, dtype=dtype, copy=True)
         if not _is_finite(state[key]):
             (beyond if _is_finite(tensor) else broken).append(key)
     if broken:
         raise NonFiniteError(f"{source}: NaN or infinity in {_some(broken)}; use weights from before training diverged")
     if beyond:
         raise InputError(f"{source}: values beyond the range of {dtype} in {_some(beyond)}; use bfloat16 or float32")
+
+
+def laid_out(tensor: Tensor, layout: torch.memory_format, **options: Any) -> Tensor:
+    """Return `tensor.to(**options)`, a filter of two dimensions or of one (C_out, C_in, K) in `layout`."""
+    if tensor.ndim == 3:
+        return laid_out(tensor[:, :, None], layout, **options)[:, :, 0]
+    return tensor.to(memory_format=layout if tensor.ndim == 4 else torch.contiguous_format, **options)
 
 
 def fuse(state: dict[str, Tensor], model: nn.Module) -> None:
