@@ -61,6 +61,8 @@ class Denoiser(nn.Module):
         self.conditioning_width = 0  # of its Conditioning's temb
         # our prefix -> those of diffusers' layers that it stacks, and outputs of each
         self.stacked: dict[str, dict[str, int]] = {}
+        self.conversions: Mapping[str, weights.Conversion] = {}  # by our name, of parameters of another form
+        self.sources: Mapping[str, Tensor] = {}  # diffusers' own of those, where ours must follow their changes
         self._graphs: dict[Hashable, Graphed] = {}
 
     def _lay_out(self) -> None:
@@ -166,6 +168,8 @@ class Denoiser(nn.Module):
 
     def _run_graphed(self, x: Tensor, timesteps: Tensor, class_labels: Tensor | None = None) -> tuple[Tensor]:
         """`_run` as a function of tensors, over (N, H, W, C)."""
+        for name, source in self.sources.items():
+            self.get_parameter(name).copy_(self.conversions[name].convert(source))
         return (self.predict(x.contiguous(), self.conditioning(timesteps, class_labels)),)
 
     def channels_last(self, sample: Tensor) -> Tensor:

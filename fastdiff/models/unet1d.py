@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fastdiff.arguments import flag
 from fastdiff.checkpoints import registry
 from fastdiff.checkpoints.configs.unet1d import GROUPS, UNet1DConfig
+from fastdiff.checkpoints.weights import Conversion
 from fastdiff.kernels.conv2d import Norm, conv2d
 from fastdiff.models.denoiser import Conditioning, Denoiser
 from fastdiff.models.embeddings import GaussianFourierProjection, TimestepEmbedding, Timesteps, each_through
@@ -39,7 +40,7 @@ class Conv1d(nn.Conv1d):
     def forward(self, x: TensorOrPair, norm: Norm | None = None) -> Tensor:
         """A `norm` follows, with what it adds."""
         sides = self.kernel_size[0] // 2
-        padding, stride = (sides, sides, 0, 0), self.stride[0]
+        padding, stride = (sides, sides, 0, 0) if sides else 0, self.stride[0]
         return as_feature(conv2d(x, self.weight[:, :, None], self.bias, padding=padding, stride=stride, norm=norm)).x
 
 
@@ -87,32 +88,34 @@ class Downsample1D(nn.Module):
 
 
 class Upsample1D(nn.Module):
-    """A transposed convolution of 4 taps and stride 2; diffusers' Upsample1D."""
+    """A transposed convolution of 4 taps, stride 2 and padding 1; diffusers' Upsample1D.
+
+    Of its taps w it makes y[2i] = w[3] x[i-1] + w[1] x[i] and y[2i+1] = w[2] x[i] + w[0] x[i+1]. Here both are outputs
+    of position i: `conv` is a plain convolution of 3 taps, which `conversions` make of diffusers' parameters.
+    """
 
     def __init__(self, channels: int):
         super().__init__()
-        self.conv = ConvTranspose1d(channels, channels, 4, 2, 1)
+        self.conv = Conv1d(channels, 2 * channels, 3)
+        self.conversions = {
+            "conv.weight": Conversion((channels, channels, 4), plain_weight),
+            "conv.bias": Conversion((channels,), plain_bias),
+        }
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(x)
+        """(N, 1, L, C) -> (N, 1, 2 L, C)."""
+        return self.conv(x).unflatten(3, (2, -1)).flatten(2, 3)
 
 
-class ConvTranspose1d(nn.ConvTranspose1d):
-    """torch's ConvTranspose1d of 4 taps w, stride 2 and padding 1, over (N, 1, L, C), as a plain convolution of 3 taps.
+def plain_weight(transposed: Tensor) -> Tensor:
+    """(C_in, C_out, 4) -> (2 C_out, C_in, 3): the filters of even positions, then those of odd ones."""
+    taps = F.pad(transposed.transpose(0, 1), (1, 1)).flip(2)  # 0, w[3], w[2], w[1], w[0], 0
+    return torch.cat([taps[:, :, 1::2], taps[:, :, ::2]])
 
-    y[2i] = w[3] x[i-1] + w[1] x[i] and y[2i+1] = w[2] x[i] + w[0] x[i+1]: both are outputs of position i.
-    """
 
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        """(N, 1, L, C_in) -> (N, 1, 2 L, C_out)."""
-        bias = cast(Tensor, self.bias).repeat(2)
-        y = as_feature(conv2d(x, self.plain_weight(), bias, padding=(1, 1, 0, 0))).x  # (N, 1, L, 2 C_out)
-        return y.unflatten(3, (2, -1)).flatten(2, 3)
-
-    def plain_weight(self) -> Tensor:
-        """(2 C_out, C_in, 1, 3), channels-last: the filters of even positions, then those of odd ones."""
-        taps = F.pad(self.weight, (1, 1)).flip(2).permute(1, 2, 0)  # (C_out, 6, C_in): 0, w[3], ..., w[0], 0
-        return torch.cat([taps[:, 1::2], taps[:, ::2]])[:, None].permute(0, 3, 1, 2)
+def plain_bias(transposed: Tensor) -> Tensor:
+    """(C_out,) -> (2 C_out,)."""
+    return transposed.repeat(2)
 
 
 class Stage1D(nn.Module):
@@ -221,6 +224,12 @@ class UNet1DModel(Denoiser):
         )
         self.up_blocks = nn.ModuleList(_up_stages(config))
         self.out_block = _out_block(config)
+        self.conversions = {
+            f"{path}.{name}": conversion
+            for path, module in self.named_modules()
+            if isinstance(module, Upsample1D)
+            for name, conversion in module.conversions.items()
+        }
         self.time_emb = cast(nn.Linear, self._stack_projections("time_emb.", ResidualTemporalBlock1D, first))
         self._lay_out()
 

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import pickle
 from dataclasses import fields
 
 import diffusers
@@ -171,6 +172,15 @@ def test_a_tuple_on_demand(policy, value):
         (output,) = model(sample, 5, return_dict=False)
         assert output.shape == shape
         assert torch.equal(output, model(sample, 5).sample)
+
+
+def test_a_copy_of_the_model_runs_alone(policy):
+    sample = torch.randn(1, 14, 16)
+    copied = pickle.loads(pickle.dumps(policy))
+    assert torch.equal(copied(sample, 5).sample, policy(sample, 5).sample)
+    with torch.no_grad():
+        copied.up_blocks[0].upsample.conv.weight.mul_(2)
+    assert not torch.equal(copied(sample, 5).sample, policy(sample, 5).sample)
 
 
 def test_half_precision_stays_near_float32(randomise):
