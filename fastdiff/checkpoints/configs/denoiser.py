@@ -80,6 +80,11 @@ class DenoiserConfig:
         return size if isinstance(size, tuple) or size is None else (size, size)
 
     @property
+    def usual_size(self) -> tuple[int, int]:
+        """Height and width to try it with: the trained ones where the config says, else others that it can run."""
+        return self.trained_size or (64, 64)
+
+    @property
     def takes_labels(self) -> bool:
         return self.num_class_embeds is not None or self.class_embed_type is not None
 
