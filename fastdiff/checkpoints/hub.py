@@ -24,7 +24,7 @@ _CONFIGS = ("model_index.json", "config.json")  # a pipeline's folder has the fi
 # By name, not *.json: offline, the client refuses a snapshot that lacks any file asked for.
 _JSON_FILES = [
     *_CONFIGS,
-    *(f"{part.name}/config.json" for part in DENOISERS),
+    *dict.fromkeys(f"{part.name}/config.json" for part in DENOISERS),
     "scheduler_config.json",
     "scheduler/scheduler_config.json",
     "fastdiff.json",

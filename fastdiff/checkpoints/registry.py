@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
+from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.errors import InputError
@@ -42,13 +43,14 @@ class DenoiserPart(Part):
 
 
 UNET = DenoiserPart("unet", ("UNet2DModel",), config=UNet2DConfig)
+UNET_1D = DenoiserPart("unet", ("UNet1DModel",), config=UNet1DConfig)
 TRANSFORMER = DenoiserPart(
     "transformer", ("DiTTransformer2DModel", "Transformer2DModel"), config=DiTTransformer2DConfig
 )
 VAE = Part("vae", ("AutoencoderKL",), is_optional=True)
 SCHEDULER = Part("scheduler")
 
-DENOISERS = (UNET, TRANSFORMER)
+DENOISERS = (UNET, UNET_1D, TRANSFORMER)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,21 @@ class DenoiserConfig:
     """The questions that every denoiser's config answers. The options have diffusers' names and defaults."""
 
     SWITCHED_OFF: ClassVar[Mapping[str, Any]] = {}  # options of diffusers' class that we know at one value only
+    AXES: ClassVar[tuple[str, ...]] = ("H", "W")  # of a sample, behind its pictures and channels
     sample_size: int | tuple[int, int] | None
     in_channels: int
     out_channels: int
     class_embed_type: str | None
+
+    @property
+    def is_value_function(self) -> bool:
+        """Whether it gives each sample a number, which nothing denoises with."""
+        return False
+
+    @property
+    def sample_channels(self) -> int:
+        """The channels of a sample."""
+        return self.in_channels
 
     @property
     def num_class_embeds(self) -> int | None:
