@@ -1,4 +1,4 @@
-"""Pipeline: seeds and labels in, pictures out.
+"""Pipeline: seeds and labels in, pictures out; of a model of one dimension, trajectories.
 
 Seeds and labels -> noise, schedule and conditions -> the denoising loop -> pictures.
 """
@@ -18,16 +18,27 @@ from fastdiff.checkpoints.configs.autoencoder import autoencoder_scale
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.checkpoints.registry import VALUE_FUNCTION
 from fastdiff.diffusion.conditions import choose_conditions
 from fastdiff.diffusion.decoding import OUTPUT_TYPES, decode
 from fastdiff.diffusion.loop import denoise
 from fastdiff.diffusion.noise import Generators, Noise, check_generators
-from fastdiff.diffusion.pictures import Label, checked_side, list_pictures
+from fastdiff.diffusion.pictures import Label, check_latents, list_pictures, picture_shape
 from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.schedulers import SCHEDULERS, Scheduler, scheduler_from_config
+from fastdiff.diffusion.trajectories import (
+    TRAJECTORY_OUTPUT_TYPES,
+    TrajectoryOutput,
+    check_parts,
+    check_unguided,
+    finish_trajectories,
+    known_rows,
+    place_conditions,
+    read_conditions,
+    trajectory_shape,
+)
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import check_move, resolve_device, resolve_dtype
-from fastdiff.execution.tensors import FLOATS, tensor
 from fastdiff.models.autoencoder import Autoencoder, load_autoencoder
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
@@ -49,16 +60,23 @@ class Step:
     timestep: int
     images: Any  # the finished pictures after the last step, else None
     x_t: Tensor  # (N, H, W, C) float32, the state after the step; latents where the pipeline has a VAE
-    x0: Tensor  # (N, H, W, C) float32, the end of it as the model predicts it now
+    x0: Tensor  # (N, H, W, C) float32, the end of it as the model predicts it now; of trajectories (N, 1, L, C)
     decoder: Callable[[Tensor, str], Any] = decode  # of x_t or x0, and an output type
+    trajectories: TrajectoryOutput | None = None  # the finished trajectories after the last step, instead of pictures
 
     def preview(self) -> list[Image.Image]:
-        """The finished pictures as the model predicts them now: a preview that sharpens step by step."""
+        """The finished pictures as the model predicts them now: a preview that sharpens step by step.
+
+        InputError for trajectories, which are no pictures.
+        """
         return self.decoder(self.x0, "pil")
 
 
 class Pipeline:
     """A denoiser, its scheduler and its labels: draws as diffusers' DDPMPipeline, DDIMPipeline and DiTPipeline do.
+
+    With a UNet1DModel it plans trajectories, as diffusers' ValueGuidedRLPipeline without guidance by the value's
+    gradient: that is not here, but `sort_by_value` puts the best trajectories first.
 
     Beyond those it guides class-conditional models that have a null label, and the picture of a seed has the same
     bits alone, in any batch and at any place in it (given `seed`; a `generator` draws as diffusers does).
@@ -71,9 +89,12 @@ class Pipeline:
         info: ModelInfo | None = None,
         name: str = "model",
         vae: Autoencoder | None = None,
+        value_function: Denoiser | None = None,
     ):
-        """`vae`: diffusers' AutoencoderKL, for a denoiser of latents. InputError where the two do not fit together."""
-        instance("denoiser", denoiser, Denoiser, "a UNet2DModel or DiTTransformer2DModel of fastdiff")
+        """`vae`: diffusers' AutoencoderKL, for a denoiser of latents. `value_function`: a UNet1DModel that says what
+        trajectories are worth, for a denoiser of such. InputError where the models do not fit together.
+        """
+        instance("denoiser", denoiser, Denoiser, f"a {' or '.join(DENOISERS)} of fastdiff")
         optional(instance, "info", info, ModelInfo, "a ModelInfo")
         text("name", name)
         channels = getattr(getattr(vae, "config", None), "latent_channels", None)
@@ -84,7 +105,8 @@ class Pipeline:
                 f"vae: it decodes {channels} channels and the model denoises "
                 f"{denoiser.config.in_channels}; give the VAE that the model was trained with"
             )
-        self.denoiser, self.name, self.vae = denoiser, name, vae
+        check_parts(denoiser, value_function)
+        self.denoiser, self.name, self.vae, self.value_function = denoiser, name, vae, value_function
         self.info = info or ModelInfo(null_label=denoiser.config.null_label)
         self.scheduler = scheduler
 
@@ -139,9 +161,13 @@ class Pipeline:
         vae = None
         if "vae" in card.classes:
             vae = load_autoencoder(card.folder / "vae", variant=variant, dtype=dtype, device=device)
+        value_function = None
+        if VALUE_FUNCTION.name in card.classes:
+            folder = card.folder / VALUE_FUNCTION.name
+            value_function = kind.from_folder(folder, variant=variant, dtype=dtype, device=device)
         config = read_json(hub.component_folder(card.folder, "scheduler") / "scheduler_config.json")
         scheduler = scheduler or ModelFacts.of(card).default_scheduler
-        return cls(denoiser, scheduler_from_config(config, scheduler), card.info, card.name, vae)
+        return cls(denoiser, scheduler_from_config(config, scheduler), card.info, card.name, vae, value_function)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -176,9 +202,15 @@ class Pipeline:
         """Move the models to a device or dtype, as torch's Module.to does. InputError where they cannot go there."""
         check_move(*args, **kwargs)
         self.denoiser.to(*args, **kwargs)
-        if self.vae is not None:
-            self.vae.to(*args, **kwargs)
+        for companion in (self.vae, self.value_function):
+            if companion is not None:
+                companion.to(*args, **kwargs)
         return self
+
+    @property
+    def plans_trajectories(self) -> bool:
+        """Whether it plans trajectories, rather than to draw pictures."""
+        return self.denoiser.config.of_trajectories
 
     @property
     def scale(self) -> int:
@@ -186,15 +218,25 @@ class Pipeline:
         return 1 if self.vae is None else autoencoder_scale(self.vae.config)
 
     def decode(self, x: Tensor, output_type: str) -> Any:
-        """Return what the denoiser ends with, (N, H, W, C) float32, as pictures; see `decoding.decode`."""
+        """Return what the denoiser ends with, (N, H, W, C) float32, as pictures; see `decoding.decode`.
+
+        Trajectories, (N, 1, L, C), are returned as (N, C, L): see `trajectories.finish_trajectories`.
+        """
+        if self.plans_trajectories:
+            return finish_trajectories(x, output_type).trajectories
         return decode(x, output_type, self.vae)
 
-    def __call__(self, *, return_dict: bool = True, **options: Any) -> PipelineOutput | tuple[Any]:
-        """Draw pictures. Takes the options of `stream`; returns PipelineOutput, or a tuple of its images."""
+    def __call__(
+        self, *, return_dict: bool = True, **options: Any
+    ) -> PipelineOutput | TrajectoryOutput | tuple[Any, ...]:
+        """Draw pictures, or plan trajectories. Takes the options of `stream`.
+
+        Returns PipelineOutput or TrajectoryOutput, or a plain tuple of what that holds.
+        """
         flag("return_dict", return_dict)
         for step in self.stream(**options):
-            images = step.images
-        return PipelineOutput(images) if return_dict else (images,)
+            output = step.trajectories or PipelineOutput(step.images)
+        return output if return_dict else tuple(output)
 
     def stream(
         self,
@@ -209,14 +251,18 @@ class Pipeline:
         batch_size: int | None = None,
         height: int | None = None,
         width: int | None = None,
+        horizon: int | None = None,
+        conditions: Mapping[int, Any] | None = None,
+        sort_by_value: bool = False,
+        n_guide_steps: int = 0,
         generator: Generators | None = None,
         latents: Tensor | None = None,
-        output_type: str = "pil",
+        output_type: str | None = None,
     ) -> Iterator[Step]:
-        """Draw pictures and yield a Step after each step; the last one has the finished `images`.
+        """Draw pictures and yield a Step after each step; the last one has the finished `images`, or `trajectories`.
 
         The pictures are labels x seeds, in that order. With `batch_size` (or a tensor of labels, a list of generators,
-        or latents) they are that many, each with a seed and a label of its own.
+        latents, or conditions with a row for each) they are that many, each with a seed and a label of its own.
 
         Args:
             num_inference_steps: default: the model's own, else 50 for DDIM and all training steps for DDPM; this and
@@ -228,35 +274,55 @@ class Pipeline:
             guidance_scale: 1 is unguided. Default: the model's own, else 1.
             eta, use_clipped_model_output: of DDIM. Default: the model's own, else 0 and False.
             height, width: pixels. Default: those of the model's sample_size.
-            generator: torch draws all noise, in the order diffusers' pipelines draw, instead of `seed`.
-            latents: (N, C, H, W), the starting noise, of the size that the denoiser works at.
-            output_type: pil, np or pt.
+            horizon: positions of a trajectory, in the place of height and width. Default: the model's sample_size,
+                where that is not diffusers' default of 65,536.
+            conditions: {position: values} of trajectories, positions from 0, values (k,) or (N, k) of the last k
+                channels, in the numbers that the model was trained on: to normalise them is the caller's. They are set
+                in the noise and after every step.
+            sort_by_value: the trajectories come best first, by the pipeline's value_function.
+            n_guide_steps: 0; guidance by the value's gradient, which diffusers has under this name, is not here.
+            generator: torch draws all noise, in the order diffusers' pipelines draw, instead of `seed`; of trajectories
+                in the order (N, C, L), as a loop over diffusers' UNet1DModel.
+            latents: (N, C, H, W) or (N, C, L), the starting noise, of the size that the denoiser works at.
+            output_type: pil, np or pt; of trajectories np or pt. Default: the first.
 
         Raises InputError naming what cannot be drawn, at once; NonFiniteError for NaN in the output.
         """
-        choice("output_type", output_type, OUTPUT_TYPES)
-        height, width = checked_side("height", height), checked_side("width", width)
+        self._check_kind(height=height, width=width, horizon=horizon, conditions=conditions)
+        check_unguided(n_guide_steps)
+        output_types = TRAJECTORY_OUTPUT_TYPES if self.plans_trajectories else OUTPUT_TYPES
+        output_type = output_types[0] if output_type is None else choice("output_type", output_type, output_types)
         check_generators(generator, self.device)
-        self._check_latents(latents)
+        check_latents(latents, self.denoiser.config)
+        known_positions = read_conditions(conditions)
         counts = {
             "batch_size": batch_size,
             "generator": len(generator) if isinstance(generator, list) else None,
             "latents": len(latents) if latents is not None else None,
+            "conditions": known_rows(known_positions),
         }
         labels, seeds = list_pictures(seed, num_images, class_labels, counts)
         sampling = self._complete(num_inference_steps, eta, use_clipped_model_output, guidance_scale)
         schedule = self._schedule(sampling)
-        conditions = choose_conditions(
+        labels_and_guidance = choose_conditions(
             labels, seeds, sampling.guidance_scale, self.denoiser.config, self.info, self.device
         )
-        noise = Noise(seeds, self._shape(height, width, latents), generator, self.device, self.dtype)
-        x_t = noise.start(latents)
+        shape = self._shape(height, width, horizon, latents)
+        known = place_conditions(known_positions, shape[-1], shape[0], self.device)
+        value_function = self._ranking(sort_by_value, shape[-1])
+        noise = Noise(seeds, shape, generator, self.device, self.dtype)
+        x_t = noise.start(None if latents is None else latents.reshape(-1, *shape))
 
         def run() -> Iterator[Step]:
-            steps = denoise(self.denoiser, x_t, schedule, conditions, noise=noise.of_steps())
+            steps = denoise(self.denoiser, x_t, schedule, labels_and_guidance, noise=noise.of_steps(), known=known)
             for i, (x, x0) in enumerate(steps):
-                images = self.decode(x, output_type) if i == len(schedule) - 1 else None
-                yield Step(i, len(schedule), int(schedule.timesteps[i]), images, x, x0, self.decode)
+                images = trajectories = None
+                if i == len(schedule) - 1 and self.plans_trajectories:
+                    trajectories = finish_trajectories(x, output_type, value_function)
+                elif i == len(schedule) - 1:
+                    images = self.decode(x, output_type)
+                timestep = int(schedule.timesteps[i])
+                yield Step(i, len(schedule), timestep, images, x, x0, self.decode, trajectories)
 
         return run()
 
@@ -277,7 +343,7 @@ class Pipeline:
             eta=sampling.eta,
             use_clipped_model_output=sampling.use_clipped_model_output,
         )
-        channels = self.denoiser.config.in_channels, self.denoiser.config.out_channels
+        channels = self.denoiser.config.sample_channels, self.denoiser.config.out_channels
         halves = (1, 2) if schedule.options.variance == "fixed" else (2,)
         if channels[1] not in [half * channels[0] for half in halves]:
             raise InputError(
@@ -286,36 +352,29 @@ class Pipeline:
             )
         return schedule.to(self.device)
 
-    def _shape(self, height: int | None, width: int | None, latents: Tensor | None) -> tuple[int, ...]:
-        """Return (C, H, W) of what the denoiser draws: that of `latents`, or for pictures of height x width pixels."""
-        config = self.denoiser.config
-        if latents is None:
-            return config.in_channels, *self._size(height, width)
-        sides = latents.shape[2:]
-        with naming("latents"):
-            config.check_size(*sides)
-        for name, asked, side in zip(("height", "width"), (height, width), sides, strict=True):
-            if asked not in (None, side * self.scale):
-                raise InputError(
-                    f"latents: they make pictures of {name} {side * self.scale}, and {name} is {asked}; leave it out"
-                )
-        return tuple(latents.shape[1:])
+    def _check_kind(self, **options: Any) -> None:
+        """InputError for an option of pictures asked of a model of trajectories, and the other way round."""
+        foreign, reason = ("horizon", "conditions"), "draws pictures; leave it out"
+        if self.plans_trajectories:
+            foreign, reason = ("height", "width"), "plans trajectories; give horizon instead"
+        for name in foreign:
+            if options[name] is not None:
+                raise InputError(f"{name}: this model {reason}")
 
-    def _check_latents(self, latents: Tensor | None) -> None:
-        channels = self.denoiser.config.in_channels
-        if latents is None:
-            return
-        tensor("latents", latents, FLOATS)
-        if latents.ndim != 4 or latents.shape[1] != channels:
-            raise InputError(f"latents: expected (N, {channels}, H, W), got {tuple(latents.shape)}")
+    def _ranking(self, sort_by_value: bool, horizon: int) -> Denoiser | None:
+        """Return the model whose values trajectories of `horizon` are sorted by, None where they are not sorted."""
+        if not flag("sort_by_value", sort_by_value):
+            return None
+        if self.value_function is None:
+            raise InputError("sort_by_value: this pipeline has no value_function; leave it out")
+        with naming("sort_by_value: the value_function"):
+            self.value_function.config.check_size(1, horizon)
+        return self.value_function
 
-    def _size(self, height: int | None, width: int | None) -> tuple[int, int]:
-        """Return the height and width of what the denoiser draws, for pictures of height x width pixels."""
-        default = self.denoiser.config.trained_size
-        if default is not None:
-            height = default[0] * self.scale if height is None else height
-            width = default[1] * self.scale if width is None else width
-        if height is None or width is None:
-            raise InputError("height, width: this model's config has no sample_size; give both")
-        self.denoiser.config.check_size(height, width, self.scale)
-        return height // self.scale, width // self.scale
+    def _shape(
+        self, height: int | None, width: int | None, horizon: int | None, latents: Tensor | None
+    ) -> tuple[int, int, int]:
+        """Return (C, H, W) of what the denoiser draws: that of `latents`, or of what is asked for."""
+        if self.plans_trajectories:
+            return trajectory_shape(self.denoiser.config, horizon, latents)
+        return picture_shape(self.denoiser.config, self.scale, height, width, latents)

@@ -48,6 +48,7 @@ TRANSFORMER = DenoiserPart(
     "transformer", ("DiTTransformer2DModel", "Transformer2DModel"), config=DiTTransformer2DConfig
 )
 VAE = Part("vae", ("AutoencoderKL",), is_optional=True)
+VALUE_FUNCTION = Part("value_function", ("UNet1DModel",))
 SCHEDULER = Part("scheduler")
 
 DENOISERS = (UNET, UNET_1D, TRANSFORMER)
@@ -58,11 +59,16 @@ class PipelineClass:
     """A pipeline class of diffusers: the parts that it has, and what it decides itself."""
 
     name: str
-    denoiser: DenoiserPart
+    denoisers: tuple[DenoiserPart, ...]  # of one place: which of them a folder holds, its class says
     companions: tuple[Part, ...] = ()  # parts with weights beside the denoiser
     options: tuple[str, ...] = ()  # keys of model_index.json that are no parts
     scheduler: str | None = None  # the one that it makes of whatever scheduler its folder holds
     guidance_scale: float | None = None  # its default, where it guides
+
+    @property
+    def denoiser(self) -> Part:
+        """The place of its denoiser, and all classes that may stand there."""
+        return Part(self.denoisers[0].name, tuple(name for part in self.denoisers for name in part.classes))
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -72,9 +78,10 @@ class PipelineClass:
 PIPELINES = {
     pipeline.name: pipeline
     for pipeline in (
-        PipelineClass("DDIMPipeline", UNET, scheduler="ddim"),
-        PipelineClass("DDPMPipeline", UNET),
-        PipelineClass("DiTPipeline", TRANSFORMER, (VAE,), options=("id2label",), guidance_scale=4.0),
+        PipelineClass("DDIMPipeline", (UNET, UNET_1D), scheduler="ddim"),
+        PipelineClass("DDPMPipeline", (UNET, UNET_1D)),
+        PipelineClass("DiTPipeline", (TRANSFORMER,), (VAE,), options=("id2label",), guidance_scale=4.0),
+        PipelineClass("ValueGuidedRLPipeline", (UNET_1D,), (VALUE_FUNCTION,), options=("env",)),
     )
 }
 

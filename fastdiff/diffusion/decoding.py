@@ -19,13 +19,18 @@ def decode(x: Tensor, output_type: str, vae: Autoencoder | None = None) -> Any:
     Raises NonFiniteError for NaN or infinity.
     """
     x = x if vae is None else decode_latents(vae, x)
-    if not x.isfinite().all():
-        raise NonFiniteError("the model's output is NaN or infinite; try --dtype float32, or check the model's weights")
+    check_finite(x)
     x = (x / 2 + 0.5).clamp(0, 1)
     if output_type == "pt":
         return x.permute(0, 3, 1, 2)
     array = x.cpu().numpy()
     return array if output_type == "np" else [_to_image(picture) for picture in array]
+
+
+def check_finite(x: Tensor) -> None:
+    """Raise NonFiniteError for NaN or infinity in what a model ends with."""
+    if not x.isfinite().all():
+        raise NonFiniteError("the model's output is NaN or infinite; try --dtype float32, or check the model's weights")
 
 
 def _to_image(picture: np.ndarray) -> Image.Image:

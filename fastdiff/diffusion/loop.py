@@ -15,13 +15,20 @@ from fastdiff.diffusion.conditioning import ConditioningTable
 from fastdiff.diffusion.conditions import Conditions
 from fastdiff.diffusion.noise import NoiseSource
 from fastdiff.diffusion.schedule import Schedule
+from fastdiff.diffusion.trajectories import KnownValues
 from fastdiff.execution.cpu_workers import map_pictures
 from fastdiff.kernels.denoise import StepOptions, denoise_step
 from fastdiff.models.denoiser import Conditioning, Denoiser
 
 
 def denoise(
-    denoiser: Denoiser, x_t: Tensor, schedule: Schedule, conditions: Conditions, *, noise: NoiseSource
+    denoiser: Denoiser,
+    x_t: Tensor,
+    schedule: Schedule,
+    conditions: Conditions,
+    *,
+    noise: NoiseSource,
+    known: KnownValues | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield x_{t-1} and x0, each (N, H, W, C) float32, after every step.
 
@@ -30,11 +37,16 @@ def denoise(
         schedule: its rows on the model's device.
         conditions: what the N pictures are drawn under, on the model's device.
         noise: where the noise of a step comes from.
+        known: of trajectories, set in x_t before the first step and after every one; x0 stays what the model says.
     """
     loop = _Loop(denoiser, schedule, conditions)
     take_step = loop.step_by_picture if denoiser.device.type == "cpu" else loop.step_as_graph
+    if known is not None:
+        x_t = known.set_in(x_t.clone())  # it may be the caller's
     for i, draws in enumerate(schedule.draws_noise):
         x_t, x0 = take_step(x_t, i, (noise if isinstance(noise, Tensor) else noise()) if draws else None)
+        if known is not None:
+            known.set_in(x_t)
         yield x_t, x0
 
 

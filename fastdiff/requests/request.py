@@ -18,7 +18,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 MAX_PICTURES = 50_000  # of one run: as many as FID is computed on
 
 # A flag that replaces the first drops the recorded values that only made sense with it.
-_DEPENDENTS = {"model": ("revision", "variant"), "scheduler": ("eta", "use_clipped_model_output")}
+_DEPENDENTS = {"model": ("revision", "variant", "horizon"), "scheduler": ("eta", "use_clipped_model_output")}
 
 
 def _setting(flag: str, is_valid: Callable[[Any], bool], wants: str, default: Any = None):
@@ -54,6 +54,7 @@ class Request:
     )
     guidance_scale: float | None = _setting("cfg-scale", lambda w: is_number(w, 0), "give a number of at least 0")
     dtype: str = _setting("dtype", DTYPES.__contains__, f"give one of {', '.join(DTYPES)}", defaults.DTYPE)
+    horizon: int | None = _setting("horizon", lambda n: is_int(n, 1), "give a whole number of at least 1")
     label: tuple[str | int, ...] = _setting(
         "label",
         lambda labels: isinstance(labels, tuple) and all(is_int(x, 0) or isinstance(x, str) for x in labels),
@@ -99,7 +100,8 @@ class Request:
 
     def as_record(self) -> dict[str, Any]:
         """The part of a completed request that all pictures of a run share, as a PNG keeps it."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("label", "seed", "num_images")}
+        own = {"label", "seed", "num_images"} | ({"horizon"} if self.horizon is None else set())
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
 
 
 def _replaced(key: str, given: Mapping[str, Any], recorded: Request) -> bool:

@@ -85,6 +85,11 @@ class DenoiserConfig:
         return self.trained_size or (64, 64)
 
     @property
+    def of_trajectories(self) -> bool:
+        """Whether its samples are trajectories, of one axis, rather than pictures."""
+        return len(self.AXES) == 1
+
+    @property
     def takes_labels(self) -> bool:
         return self.num_class_embeds is not None or self.class_embed_type is not None
 
