@@ -13,7 +13,7 @@ from fastdiff.arguments import flag
 from fastdiff.arguments import path as checked_path
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.names import check_revision, check_variant
-from fastdiff.checkpoints.registry import DENOISERS, PIPELINES, denoiser_part, read_model_index
+from fastdiff.checkpoints.registry import DENOISERS, PIPELINES, read_denoiser_part, read_model_index
 from fastdiff.errors import InputError
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
@@ -179,10 +179,7 @@ def _weight_folders(root: Path) -> list[Path]:
         pipeline = PIPELINES[classes["pipeline"]]
         companions = [root / part.name for part in pipeline.companions if part.name in classes]
         return [component_folder(root, pipeline.denoiser.name), *companions]
-    path = root / "config.json"
-    class_name, known = read_json(path).get("_class_name"), [name for part in DENOISERS for name in part.classes]
-    if denoiser_part(class_name) is None:
-        raise InputError(f"{path}: model class {class_name!r} is not supported; fastdiff runs {', '.join(known)}")
+    read_denoiser_part(root / "config.json")
     return [root]
 
 

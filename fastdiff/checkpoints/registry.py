@@ -93,6 +93,16 @@ def denoiser_part(class_name: object) -> DenoiserPart | None:
     return next((part for part in DENOISERS if class_name in part.classes), None)
 
 
+def read_denoiser_part(path: Path) -> DenoiserPart:
+    """The part that the config.json of a model names. InputError for a class that fastdiff does not run."""
+    class_name = read_json(path).get("_class_name")
+    part = denoiser_part(class_name)
+    if part is None:
+        known = ", ".join(name for part in DENOISERS for name in part.classes)
+        raise InputError(f"{path}: model class {class_name!r} is not supported; fastdiff runs {known}")
+    return part
+
+
 def read_model_index(folder: str | Path) -> dict[str, str]:
     """The classes that model_index.json names: {"pipeline": ..., "scheduler": ..., "unet": ...}.
 

@@ -80,6 +80,11 @@ class DenoiserConfig:
         return size if isinstance(size, tuple) or size is None else (size, size)
 
     @property
+    def usual_size(self) -> tuple[int, int]:
+        """Height and width to try it with: the trained ones where the config says, else others that it can run."""
+        return self.trained_size or (64, 64)
+
+    @property
     def of_trajectories(self) -> bool:
         """Whether its samples are trajectories, of one axis, rather than pictures."""
         return len(self.AXES) == 1

@@ -99,6 +99,11 @@ class UNet1DConfig(DenoiserConfig):
         return None if self.sample_size == UNKNOWN_HORIZON else (1, self.sample_size)
 
     @property
+    def usual_size(self) -> tuple[int, int]:
+        most = self.most_horizon
+        return self.trained_size or (1, 4 * self.size_factor if most is None else most // 2)
+
+    @property
     def halvings(self) -> int:
         """How often the down blocks halve the horizon."""
         return len(self.block_out_channels) - (not self.downsample_each_block)
