@@ -201,6 +201,7 @@ def test_filters_are_laid_out_as_kernels_read_them(policy):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_filters_are_laid_out_anew_for_another_dtype_or_device(policy):
     """On a GPU the output channels of a float32 filter lie side by side."""
 
