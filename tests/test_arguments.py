@@ -118,7 +118,7 @@ STREAM = {
     "width": COUNT,
     "generator": GENERATORS,
     "latents": {name: value for name, value in TENSOR.items() if name != "none"} | {"odd": X[..., :7]},
-    "output_type": MORE | {"none": None, "list": [], "array": np.array(["pil", "np"])},
+    "output_type": MORE | {"list": [], "array": np.array(["pil", "np"])},
     "no_such_option": {"number": 1},
 }
 
