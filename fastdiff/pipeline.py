@@ -1,17 +1,15 @@
-"""Pipeline: seeds and labels in, pictures out.
+"""Pipeline: seeds and labels in, pictures out; of a model of one dimension, trajectories.
 
 Seeds and labels -> noise, schedule and conditions -> the denoising loop -> pictures.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, get_args
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from fastdiff.arguments import instance, naming, optional, text
@@ -21,58 +19,43 @@ from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.checkpoints.registry import SchedulerName
-from fastdiff.diffusion.conditions import Conditions, choose_conditions
+from fastdiff.diffusion.conditions import choose_conditions
 from fastdiff.diffusion.decoding import OutputType, decode, join
 from fastdiff.diffusion.finite import Extremes
 from fastdiff.diffusion.loop import denoise
 from fastdiff.diffusion.noise import Generators, Noise, check_generators
-from fastdiff.diffusion.pictures import Label, checked_side, list_pictures
+from fastdiff.diffusion.pictures import Label, check_latents, list_pictures, picture_shape
 from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.schedulers import SCHEDULERS, Scheduler, scheduler_from_config
-from fastdiff.errors import InputError, NonFiniteError
+from fastdiff.diffusion.trajectories import (
+    TrajectoryOutput,
+    TrajectoryOutputType,
+    check_parts,
+    check_unguided,
+    finish_trajectories,
+    known_rows,
+    place_conditions,
+    read_conditions,
+    trajectory_shape,
+)
+from fastdiff.errors import InputError
 from fastdiff.execution.devices import check_move, dtype_name, naming_lost_device, resolve_device, resolve_dtype
-from fastdiff.execution.memory import Portions, or_explain, remedies, smaller_portions
-from fastdiff.execution.tensors import FLOATS, tensor
-from fastdiff.models.autoencoder import Autoencoder, load_autoencoder
-from fastdiff.models.classes import DENOISERS
+from fastdiff.execution.memory import Portions, or_explain, remedies
+from fastdiff.models.autoencoder import Autoencoder
+from fastdiff.models.classes import DENOISERS, load_models
 from fastdiff.models.denoiser import Denoiser
+from fastdiff.outputs import Decoder, PipelineOutput, Step
 from fastdiff.requests.defaults import LIBRARY, SEED, ModelFacts, Sampling, SamplingOptions, complete_sampling
 from fastdiff.schema import checked
 
 _log = logging.getLogger(__name__)
 
 
-class PipelineOutput(NamedTuple):
-    """images: PIL images, or (N, H, W, C) numpy or (N, C, H, W) torch float32 in [0, 1], as `output_type` asks."""
-
-    images: Any
-
-
-@dataclass(frozen=True)
-class Step:
-    """The state after a step, as `Pipeline.stream` yields it."""
-
-    index: int  # 0 to num_steps - 1
-    num_steps: int
-    timestep: int
-    images: Any  # the finished pictures after the last step, else None
-    x_t: Tensor  # (N, H, W, C) float32, the state after the step; latents where the pipeline has a VAE
-    x0: Tensor  # (N, H, W, C) float32, the end of it as the model predicts it now
-    at_once: int  # pictures that were computed together: fewer than all where more do not fit in memory
-    decoder: Callable[[Tensor, str], Any] = decode  # of x_t or x0, and an output type
-
-    @property
-    def notice(self) -> str | None:
-        """A line that says so where not all pictures were computed together."""
-        return smaller_portions(len(self.x_t), self.at_once)
-
-    def preview(self) -> list[Image.Image]:
-        """The finished pictures as the model predicts them now: a preview that sharpens step by step."""
-        return self.decoder(self.x0, "pil")
-
-
 class Pipeline:
     """A denoiser, its scheduler and its labels: draws as diffusers' DDPMPipeline, DDIMPipeline and DiTPipeline do.
+
+    With a UNet1DModel it plans trajectories, as diffusers' ValueGuidedRLPipeline without guidance by the value's
+    gradient: that is not here, but `sort_by_value` puts the best trajectories first.
 
     Beyond those it guides class-conditional models that have a null label, and the picture of a seed has the same
     bits alone, in any batch and at any place in it (given `seed`; a `generator` draws as diffusers does).
@@ -85,9 +68,12 @@ class Pipeline:
         info: ModelInfo | None = None,
         name: str = "model",
         vae: Autoencoder | None = None,
+        value_function: Denoiser | None = None,
     ):
-        """`vae`: diffusers' AutoencoderKL, for a denoiser of latents. InputError where the two do not fit together."""
-        instance("denoiser", denoiser, Denoiser, "a UNet2DModel or DiTTransformer2DModel of fastdiff")
+        """`vae`: diffusers' AutoencoderKL, for a denoiser of latents. `value_function`: a UNet1DModel that says what
+        trajectories are worth, for a denoiser of such. InputError where the models do not fit together.
+        """
+        instance("denoiser", denoiser, Denoiser, f"a {' or '.join(DENOISERS)} of fastdiff")
         optional(instance, "info", info, ModelInfo, "a ModelInfo")
         text("name", name)
         channels = getattr(getattr(vae, "config", None), "latent_channels", None)
@@ -98,7 +84,8 @@ class Pipeline:
                 f"vae: it decodes {channels} channels and the model denoises "
                 f"{denoiser.config.in_channels}; give the VAE that the model was trained with"
             )
-        self.denoiser, self.name, self.vae = denoiser, name, vae
+        check_parts(denoiser, value_function)
+        self.denoiser, self.name, self.vae, self.value_function = denoiser, name, vae, value_function
         self.info = info or ModelInfo(null_label=denoiser.config.null_label)
         self.scheduler = scheduler
 
@@ -149,14 +136,14 @@ class Pipeline:
         dtype = resolve_dtype(dtype, device)
         checked("scheduler", scheduler, SchedulerName | None)
         with naming_lost_device():
-            denoiser, vae = or_explain(
-                partial(_load_models, card, device=device, dtype=dtype, variant=variant),
+            denoiser, vae, value_function = or_explain(
+                partial(load_models, card, device=device, dtype=dtype, variant=variant),
                 f"{device}: out of memory for the weights of {card.name} in {dtype_name(dtype)}; "
                 + remedies("end what else runs there", dtype),
             )
         config = read_json(hub.component_folder(card.folder, "scheduler") / "scheduler_config.json")
         scheduler = scheduler or ModelFacts.of(card).default_scheduler
-        return cls(denoiser, scheduler_from_config(config, scheduler), card.info, card.name, vae)
+        return cls(denoiser, scheduler_from_config(config, scheduler), card.info, card.name, vae, value_function)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -191,9 +178,15 @@ class Pipeline:
         """Move the models to a device or dtype, as torch's Module.to does. InputError where they cannot go there."""
         check_move(*args, **kwargs)
         self.denoiser.to(*args, **kwargs)
-        if self.vae is not None:
-            self.vae.to(*args, **kwargs)
+        for companion in (self.vae, self.value_function):
+            if companion is not None:
+                companion.to(*args, **kwargs)
         return self
+
+    @property
+    def plans_trajectories(self) -> bool:
+        """Whether it plans trajectories, rather than to draw pictures."""
+        return self.denoiser.config.of_trajectories
 
     @property
     def scale(self) -> int:
@@ -201,22 +194,30 @@ class Pipeline:
         return 1 if self.vae is None else AutoencoderKLConfig.from_mapping(self.vae.config, "vae").scale
 
     def decode(self, x: Tensor, output_type: str) -> Any:
-        """Return what the denoiser ends with, (N, H, W, C) float32, as pictures; see `decoding.decode`."""
+        """Return what the denoiser ends with, (N, H, W, C) float32, as pictures; see `decoding.decode`.
+
+        Trajectories, (N, 1, L, C), are returned as (N, C, L): see `trajectories.finish_trajectories`.
+        """
+        if self.plans_trajectories:
+            return finish_trajectories(x, output_type).trajectories
         return decode(x, output_type, self.vae)
 
-    def __call__(self, *, return_dict: bool = True, **options: Any) -> PipelineOutput | tuple[Any]:
-        """Draw pictures. Takes the options of `stream`; returns PipelineOutput, or a tuple of its images.
+    def __call__(
+        self, *, return_dict: bool = True, **options: Any
+    ) -> PipelineOutput | TrajectoryOutput | tuple[Any, ...]:
+        """Draw pictures, or plan trajectories. Takes the options of `stream`. Where memory runs out it draws
+        fewer of them at a time, and logs a warning.
 
-        Where memory runs out it draws fewer of them at a time, and logs a warning.
+        Returns PipelineOutput or TrajectoryOutput, or a plain tuple of what that holds.
         """
         checked("return_dict", return_dict, bool)
         warned = False
         for step in self.stream(**options):
-            images = step.images
+            output = step.trajectories or PipelineOutput(step.images)
             if step.notice and not warned:
                 _log.warning(step.notice)
                 warned = True
-        return PipelineOutput(images) if return_dict else (images,)
+        return output if return_dict else tuple(output)
 
     def stream(
         self,
@@ -231,14 +232,18 @@ class Pipeline:
         batch_size: int | None = None,
         height: int | None = None,
         width: int | None = None,
+        horizon: int | None = None,
+        conditions: Mapping[int, Any] | None = None,
+        sort_by_value: bool = False,
+        n_guide_steps: int = 0,
         generator: Generators | None = None,
         latents: Tensor | None = None,
-        output_type: str = "pil",
+        output_type: str | None = None,
     ) -> Iterator[Step]:
-        """Draw pictures and yield a Step after each step; the last one has the finished `images`.
+        """Draw pictures and yield a Step after each step; the last one has the finished `images`, or `trajectories`.
 
         The pictures are labels x seeds, in that order. With `batch_size` (or a tensor of labels, a list of generators,
-        or latents) they are that many, each with a seed and a label of its own.
+        latents, or conditions with a row for each) they are that many, each with a seed and a label of its own.
 
         Args:
             num_inference_steps: default: the model's own, else 50 for DDIM and all training steps for DDPM; this and
@@ -250,9 +255,17 @@ class Pipeline:
             guidance_scale: 1 is unguided. Default: the model's own, else 1.
             eta, use_clipped_model_output: of DDIM. Default: the model's own, else 0 and False.
             height, width: pixels. Default: those of the model's sample_size.
-            generator: torch draws all noise, in the order diffusers' pipelines draw, instead of `seed`.
-            latents: (N, C, H, W), the starting noise, of the size that the denoiser works at.
-            output_type: pil, np or pt.
+            horizon: positions of a trajectory, in the place of height and width. Default: the model's sample_size,
+                where that is not diffusers' default of 65,536.
+            conditions: {position: values} of trajectories, positions from 0, values (k,) or (N, k) of the last k
+                channels, in the numbers that the model was trained on: to normalise them is the caller's. They are set
+                in the noise and after every step.
+            sort_by_value: the trajectories come best first, by the pipeline's value_function.
+            n_guide_steps: 0; guidance by the value's gradient, which diffusers has under this name, is not here.
+            generator: torch draws all noise, in the order diffusers' pipelines draw, instead of `seed`; of trajectories
+                in the order (N, C, L), as a loop over diffusers' UNet1DModel.
+            latents: (N, C, H, W) or (N, C, L), the starting noise, of the size that the denoiser works at.
+            output_type: pil, np or pt; of trajectories np or pt. Default: the first.
 
         Where memory runs out, pictures that have seeds go on half as many at a time, with the same bits: see
         `Step.at_once`. Those of a generator do not.
@@ -261,55 +274,66 @@ class Pipeline:
         infinite; OutOfMemoryError, which is Python's MemoryError and torch's OutOfMemoryError, where not even one
         picture fits; DeviceLostError where the GPU fails.
         """
-        checked("output_type", output_type, OutputType)
-        height, width = checked_side("height", height), checked_side("width", width)
+        self._check_kind(height=height, width=width, horizon=horizon, conditions=conditions)
+        check_unguided(n_guide_steps)
+        kind = TrajectoryOutputType if self.plans_trajectories else OutputType
+        output_type = get_args(kind)[0] if output_type is None else checked("output_type", output_type, kind)
         check_generators(generator, self.device)
-        self._check_latents(latents)
+        check_latents(latents, self.denoiser.config)
+        known_positions = read_conditions(conditions)
         counts = {
             "batch_size": batch_size,
             "generator": len(generator) if isinstance(generator, list) else None,
             "latents": len(latents) if latents is not None else None,
+            "conditions": known_rows(known_positions),
         }
         labels, seeds = list_pictures(seed, num_images, class_labels, counts)
         sampling = self._complete(num_inference_steps, eta, use_clipped_model_output, guidance_scale)
         schedule = self._schedule(sampling)
-        conditions = choose_conditions(
+        labels_and_guidance = choose_conditions(
             labels, seeds, sampling.guidance_scale, self.denoiser.config, self.info, self.device
         )
-        noise = Noise(seeds, self._shape(height, width, latents), generator, self.device, self.dtype)
+        shape = self._shape(height, width, horizon, latents)
+        known = place_conditions(known_positions, shape[-1], shape[0], self.device)
+        value_function = self._ranking(sort_by_value, shape[-1])
+        noise = Noise(seeds, shape, generator, self.device, self.dtype)
         portions = Portions(
             len(seeds), self.device, self.dtype, halves=generator is None, release=self.denoiser.release_graphs
         )
         with naming_lost_device():
-            x_t = or_explain(partial(noise.start, latents), portions.problem)
-        return self._run(x_t, schedule, conditions, noise, portions, output_type)
+            start = None if latents is None else latents.reshape(-1, *shape)
+            x_t = or_explain(partial(noise.start, start), portions.problem)
+        steps = denoise(
+            self.denoiser, x_t, schedule, labels_and_guidance, noise=noise.of_steps(), portions=portions, known=known
+        )
+        return self._run(steps, schedule, portions, partial(self._finish, output_type, value_function))
 
     def _run(
         self,
-        x_t: Tensor,
+        steps: Iterator[tuple[Tensor, Tensor]],
         schedule: Schedule,
-        conditions: Conditions,
-        noise: Noise,
         portions: Portions,
-        output_type: str,
+        finish: Callable[[Tensor, Decoder], dict[str, Any]],
     ) -> Iterator[Step]:
+        """Yield a Step for each x and x0; `finish` makes the last one's results of x and the run's decoder."""
         extremes = Extremes(schedule, self.device)
-        decoder = partial(self._decode, portions=portions, extremes=extremes)
+        decoder = partial(self._decode, portions, extremes)
         with naming_lost_device():
-            steps = denoise(self.denoiser, x_t, schedule, conditions, noise=noise.of_steps(), portions=portions)
             for i, (x, x0) in enumerate(steps):
                 extremes.note(i, x)
-                images = decoder(x, output_type) if i == len(schedule) - 1 else None
-                timestep = int(schedule.timesteps[i])
-                yield Step(i, len(schedule), timestep, images, x, x0, portions.size, decoder)
+                with extremes.naming_step():
+                    results = finish(x, decoder) if i == len(schedule) - 1 else {}
+                yield Step(i, len(schedule), int(schedule.timesteps[i]), x, x0, portions.size, decoder, **results)
 
-    def _decode(self, x: Tensor, output_type: str, *, portions: Portions, extremes: Extremes) -> Any:
+    def _finish(self, output_type: str, value_function: Denoiser | None, x: Tensor, decoder: Decoder) -> dict[str, Any]:
+        if self.plans_trajectories:
+            return {"trajectories": finish_trajectories(x, output_type, value_function)}
+        return {"images": decoder(x, output_type)}
+
+    def _decode(self, portions: Portions, extremes: Extremes, x: Tensor, output_type: str) -> Any:
         """`decode` during a run: as many pictures at a time as fit, and an error names the step."""
-        try:
-            with naming_lost_device():
-                return join(portions.map(lambda part: self.decode(x[part], output_type), len(x)), output_type)
-        except NonFiniteError as error:
-            raise extremes.naming_step(error) from None
+        with naming_lost_device(), extremes.naming_step():
+            return join(portions.map(lambda part: self.decode(x[part], output_type), len(x)), output_type)
 
     def _complete(
         self, steps: int | None, eta: float | None, use_clipped_model_output: bool | None, guidance_scale: float | None
@@ -328,7 +352,7 @@ class Pipeline:
             eta=sampling.eta,
             use_clipped_model_output=sampling.use_clipped_model_output,
         )
-        channels = self.denoiser.config.in_channels, self.denoiser.config.out_channels
+        channels = self.denoiser.config.sample_channels, self.denoiser.config.out_channels
         halves = (1, 2) if schedule.options.variance == "fixed" else (2,)
         if channels[1] not in [half * channels[0] for half in halves]:
             raise InputError(
@@ -337,45 +361,29 @@ class Pipeline:
             )
         return schedule.to(self.device)
 
-    def _shape(self, height: int | None, width: int | None, latents: Tensor | None) -> tuple[int, ...]:
-        """Return (C, H, W) of what the denoiser draws: that of `latents`, or for pictures of height x width pixels."""
-        config = self.denoiser.config
-        if latents is None:
-            return config.in_channels, *self._size(height, width)
-        sides = latents.shape[2:]
-        with naming("latents"):
-            config.check_size(*sides)
-        for name, asked, side in zip(("height", "width"), (height, width), sides, strict=True):
-            if asked not in (None, side * self.scale):
-                raise InputError(
-                    f"latents: they make pictures of {name} {side * self.scale}, and {name} is {asked}; leave it out"
-                )
-        return tuple(latents.shape[1:])
+    def _check_kind(self, **options: Any) -> None:
+        """InputError for an option of pictures asked of a model of trajectories, and the other way round."""
+        foreign, reason = ("horizon", "conditions"), "draws pictures; leave it out"
+        if self.plans_trajectories:
+            foreign, reason = ("height", "width"), "plans trajectories; give horizon instead"
+        for name in foreign:
+            if options[name] is not None:
+                raise InputError(f"{name}: this model {reason}")
 
-    def _check_latents(self, latents: Tensor | None) -> None:
-        channels = self.denoiser.config.in_channels
-        if latents is None:
-            return
-        tensor("latents", latents, FLOATS)
-        if latents.ndim != 4 or latents.shape[1] != channels:
-            raise InputError(f"latents: expected (N, {channels}, H, W), got {tuple(latents.shape)}")
+    def _ranking(self, sort_by_value: bool, horizon: int) -> Denoiser | None:
+        """Return the model whose values trajectories of `horizon` are sorted by, None where they are not sorted."""
+        if not checked("sort_by_value", sort_by_value, bool):
+            return None
+        if self.value_function is None:
+            raise InputError("sort_by_value: this pipeline has no value_function; leave it out")
+        with naming("sort_by_value: the value_function"):
+            self.value_function.config.check_size(1, horizon)
+        return self.value_function
 
-    def _size(self, height: int | None, width: int | None) -> tuple[int, int]:
-        """Return the height and width of what the denoiser draws, for pictures of height x width pixels."""
-        default = self.denoiser.config.trained_size
-        if default is not None:
-            height = default[0] * self.scale if height is None else height
-            width = default[1] * self.scale if width is None else width
-        if height is None or width is None:
-            raise InputError("height, width: this model's config has no sample_size; give both")
-        self.denoiser.config.check_size(height, width, self.scale)
-        return height // self.scale, width // self.scale
-
-
-def _load_models(
-    card: ModelCard, *, device: torch.device, dtype: torch.dtype, variant: str | None
-) -> tuple[Denoiser, Autoencoder | None]:
-    options: dict[str, Any] = {"variant": variant, "dtype": dtype, "device": device}
-    folder = hub.component_folder(card.folder, card.denoiser.name)
-    denoiser = DENOISERS[card.denoiser.class_name].from_folder(folder, **options)
-    return denoiser, load_autoencoder(card.folder / "vae", **options) if "vae" in card.classes else None
+    def _shape(
+        self, height: int | None, width: int | None, horizon: int | None, latents: Tensor | None
+    ) -> tuple[int, int, int]:
+        """Return (C, H, W) of what the denoiser draws: that of `latents`, or of what is asked for."""
+        if self.plans_trajectories:
+            return trajectory_shape(self.denoiser.config, horizon, latents)
+        return picture_shape(self.denoiser.config, self.scale, height, width, latents)

@@ -26,7 +26,7 @@ FLOORS = (
     ("cli",),
     ("ui",),
     ("runs",),
-    ("pipeline", "acceleration", "reporting"),
+    ("pipeline", "acceleration", "reporting", "outputs"),
     ("diffusion",),
     ("models",),
     ("requests",),

@@ -30,7 +30,8 @@ Widths = Annotated[tuple[Channels, ...], Len(1, MAX_LEVELS)]  # of the levels
 BlockTypes = Annotated[tuple[str, ...], Len(1, MAX_LEVELS)]  # diffusers' classes
 TrainSteps = Annotated[int, Interval(ge=1, le=MAX_TRAIN_STEPS)]
 
-# Of pictures
+# Of pictures and trajectories
+Horizon = Annotated[int, Interval(ge=1, le=2**16)]
 Label = Annotated[int, Interval(ge=0, le=MAX_LABELS)]
 Seed = Annotated[int, Interval(ge=0, le=MAX_SEED)]
 Steps = Annotated[int, Interval(ge=1)]  # at most those of the training

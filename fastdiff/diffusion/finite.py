@@ -1,6 +1,8 @@
 """The step at which a run went wrong: the first one after which its state is NaN or infinite."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -21,13 +23,17 @@ class Extremes:
         """Note the state x (N, H, W, C) float32 after a step, without waiting for the device."""
         torch.linalg.vector_norm(x, math.inf, out=self._largest[step])
 
-    def naming_step(self, error: NonFiniteError) -> NonFiniteError:
-        """Return the error that names the step; `error` itself where all states were finite."""
-        wrong = (~self._largest.isfinite()).nonzero()
-        if not len(wrong):
-            return error
-        first = int(wrong[0])
-        return NonFiniteError(
-            f"the model's output is NaN or infinite at step {first + 1} of {len(self._schedule)} "
-            f"(timestep {int(self._schedule.timesteps[first])}); try --dtype float32, or check the model's weights"
-        )
+    @contextmanager
+    def naming_step(self) -> Iterator[None]:
+        """Let a NonFiniteError of the block name the step; it stays as it is where all states were finite."""
+        try:
+            yield
+        except NonFiniteError:
+            wrong = (~self._largest.isfinite()).nonzero()
+            if not len(wrong):
+                raise
+            first = int(wrong[0])
+            raise NonFiniteError(
+                f"the model's output is NaN or infinite at step {first + 1} of {len(self._schedule)} "
+                f"(timestep {int(self._schedule.timesteps[first])}); try --dtype float32, or check the model's weights"
+            ) from None

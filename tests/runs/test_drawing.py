@@ -170,7 +170,7 @@ class TestGPU:
 
     REQUEST = Request(label=(1,), num_images=64, num_inference_steps=4, eta=0.5, scheduler="ddim", dtype="bfloat16")
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def pipe(self, card):
         return load_pipeline(card, self.REQUEST, "cuda")
 

@@ -28,6 +28,7 @@ def _in_small_letters(value: Any) -> Any:
 
 
 Activation = Annotated[Literal["silu", "swish", "mish", "gelu", "relu"], BeforeValidator(_in_small_letters)]
+FrequencyShift = Annotated[float, Interval(ge=-MAX_CHANNELS, le=MAX_CHANNELS)]
 Resampling = Literal["conv", "resnet", None]
 
 
@@ -41,7 +42,7 @@ class UNet2DConfig(DenoiserConfig):
     center_input_sample: bool = False  # the input is in [0, 1] and is brought to [-1, 1]
     time_embedding_type: Literal["positional", "fourier", "learned"] = "positional"
     time_embedding_dim: Channels | None = None  # None: 4 * block_out_channels[0]
-    freq_shift: Annotated[float, Interval(ge=-MAX_CHANNELS, le=MAX_CHANNELS)] = 0
+    freq_shift: FrequencyShift = 0
     flip_sin_to_cos: bool = True
     down_block_types: BlockTypes = ("DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D")
     mid_block_type: Literal["UNetMidBlock2D"] | None = "UNetMidBlock2D"
