@@ -18,7 +18,7 @@ from fastdiff.checkpoints import hub, registry
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.json_files import from_mapping, read_json
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.checkpoints.registry import SCHEDULERS
+from fastdiff.checkpoints.registry import SCHEDULERS, VALUE_FUNCTION
 from fastdiff.errors import InputError, in_one_line
 from fastdiff.extras import import_diffusers
 from fastdiff.requests.completion import complete
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fastdiff.pipeline import Pipeline
 
 FORWARD_TOLERANCE = 1e-4  # of one call of the denoiser
-FINAL_TOLERANCE = 1e-3  # of the picture after the steps, in [-1, 1]
+FINAL_TOLERANCE = 1e-3  # of the picture after the steps, in [-1, 1], or of the trajectory
 TRAIN_STEPS = 1000  # of a model without a scheduler
 _SEED = 0
 
@@ -101,6 +101,8 @@ def compare_with_diffusers(request: Request, device: str) -> Verification:
 def _compare_pipeline(request: Request, folder: Path, device: str) -> Verification:
     card = ModelCard.read(request.model, folder)
     _check_labels(card.name, card.config)
+    if card.config.of_trajectories:
+        request = replace(request, horizon=card.config.usual_size[1])
     request, cells = complete(request, card, COMMAND)
     labels = [cell.label for cell in cells if cell.label is not None]
     diffusers = _import_diffusers()
@@ -110,6 +112,9 @@ def _compare_pipeline(request: Request, folder: Path, device: str) -> Verificati
     models = card.name, pipe.denoiser, reference.denoiser
     choices = labels[:1] + [label for label in [card.info.null_label] if labels and label is not None]
     comparisons = [*_forwards(*models, card.num_train_timesteps, choices), _loop(pipe, reference, labels)]
+    if pipe.value_function is not None:
+        values = card.name, pipe.value_function, reference.value_function
+        comparisons += _forwards(*values, card.num_train_timesteps, (), what="value")
     return _verified(diffusers, card.name, pipe.device, comparisons)
 
 
@@ -153,19 +158,21 @@ class Reference:
         self.card, self.request = card, request
         denoiser = hub.component_folder(card.folder, card.denoiser.name)
         self.denoiser = _load(getattr(diffusers, card.denoiser.class_name), denoiser, request.variant)
-        self.vae = None
+        self.vae = self.value_function = None
         if "vae" in card.classes:
             self.vae = _load(diffusers.AutoencoderKL, card.folder / "vae", request.variant)
+        if VALUE_FUNCTION.name in card.classes:
+            self.value_function = _load(diffusers.UNet1DModel, card.folder / VALUE_FUNCTION.name, request.variant)
         folder = hub.component_folder(card.folder, "scheduler")
         with _refusals(f"diffusers cannot load {folder}"):
             self.scheduler = getattr(diffusers, SCHEDULERS[scheduler]).from_pretrained(folder)
 
     def to(self, device: "Device") -> None:
-        for model in filter(None, (self.denoiser, self.vae)):
+        for model in filter(None, (self.denoiser, self.vae, self.value_function)):
             model.to(device)
 
     def sample(self, x_t: "Tensor", labels: Sequence[int], generator: "Generator") -> "Tensor":
-        """x_0 (N, C, H, W) after all steps from the noise x_t; guided as Ho and Salimans 2022 (arXiv 2207.12598)."""
+        """x_0 after all steps from the noise x_t, of its shape; guided as Ho and Salimans 2022 (arXiv 2207.12598)."""
         import torch
 
         request, null_label = self.request, self.card.info.null_label
@@ -187,7 +194,7 @@ class Reference:
         return x_t
 
     def predict(self, x_t: "Tensor", t: "Tensor", classes: "Tensor | None") -> tuple["Tensor", "Tensor"]:
-        """The output (N, C, H, W), and the learned variance (N, C, H, W), which has no channels where there is none."""
+        """The output, of the shape of x_t, and the learned variance, which has no channels where there is none."""
         output = _predict(self.denoiser, x_t, t.to(x_t.device).expand(len(x_t)), classes)
         return output[:, : x_t.shape[1]], output[:, x_t.shape[1] :]
 
@@ -207,7 +214,9 @@ def _predict(model: Any, x_t: "Tensor", t: "Tensor", classes: "Tensor | None") -
     return model(x_t, t, **labels).sample
 
 
-def _forwards(name: str, ours: "Denoiser", theirs: Any, steps: int, choices: Sequence[int]) -> Iterator[Comparison]:
+def _forwards(
+    name: str, ours: "Denoiser", theirs: Any, steps: int, choices: Sequence[int], what: str = "forward"
+) -> Iterator[Comparison]:
     """One call for each of five of the `steps` of training and, where there are labels, for each of these."""
     import torch
 
@@ -220,8 +229,8 @@ def _forwards(name: str, ours: "Denoiser", theirs: Any, steps: int, choices: Seq
                 output = _predict(ours, *given)
                 with _refusals(f"diffusers cannot run {name}"):
                     expected = _predict(theirs, *given)
-            what = f"forward t={t}" + ("" if label is None else f" label={label}")
-            yield _compare(what, output, expected, FORWARD_TOLERANCE)
+            of_label = "" if label is None else f" label={label}"
+            yield _compare(f"{what} t={t}{of_label}", output, expected, FORWARD_TOLERANCE)
 
 
 def _loop(pipe: "Pipeline", reference: Reference, labels: Sequence[int]) -> Comparison:
@@ -245,6 +254,8 @@ def _loop(pipe: "Pipeline", reference: Reference, labels: Sequence[int]) -> Comp
         if reference.vae is not None:
             theirs = reference.vae.decode(theirs / reference.vae.config.scaling_factor).sample
     name = f"{request.num_inference_steps} steps of {request.scheduler}, guidance {request.guidance_scale:g}"
+    if last.trajectories is not None:
+        return _compare(name, last.trajectories.trajectories, theirs, FINAL_TOLERANCE)
     return _compare(name, 2 * last.images - 1, theirs.clamp(-1, 1), FINAL_TOLERANCE)
 
 

@@ -144,6 +144,20 @@ def test_a_model_without_a_scheduler_agrees_in_its_predictions(name, tmp_path, c
     assert table.endswith("\nwithin tolerance\n")
 
 
+def test_a_planner_agrees_after_all_steps(save_planner, capsys):
+    _, folder = save_planner("DDPM", num_train_timesteps=20, beta_schedule="squaredcos_cap_v2", clip_sample=False)
+    assert cli.main(["verify", str(folder), "--device", "cpu"]) == 0
+    table = capsys.readouterr().out
+    assert "4 steps of ddpm, guidance 1 " in table and table.count(" ok\n") == 6
+
+
+def test_a_planner_and_its_value_function_agree(save_value_guided, capsys):
+    _, folder = save_value_guided()
+    assert cli.main(["verify", str(folder), "--device", "cpu"]) == 0
+    table = capsys.readouterr().out
+    assert table.count("forward t=") == table.count("value t=") == 5 and table.count(" ok\n") == 11
+
+
 def test_a_model_that_differs_is_found(tmp_path, capsys, monkeypatch):
     model = diffusers.UNet1DModel(**VALUE)
     model.save_pretrained(tmp_path)
