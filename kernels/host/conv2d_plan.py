@@ -11,15 +11,19 @@ from typing import NamedTuple
 from fastdiff.kernels.host.conv2d_tiles import (
     CHUNK_MICROSECONDS,
     CHUNK_STEPS,
+    FLAT_ROW_TILES,
     FLAT_TILES,
     FLOAT32_CHUNK_STEPS,
     FLOAT32_ROW_TILES,
     FLOAT32_TILES,
     LONGEST_ROW,
     MOST_FILLED,
+    NARROW_ROW_TILES,
     NARROW_TILES,
+    POINTER_ROW_MEMORY,
     POINTER_ROW_TILES,
     POINTER_TILES,
+    ROW_MEMORY,
     ROW_TILES,
     SMALL_PICTURE,
     SUM_MICROSECONDS,
@@ -214,37 +218,51 @@ def _descriptor_plan(problem: Problem, rows: int, columns: int, tile_width: int,
 
 def _row_plan(problem: Problem, obstacle: str | None, no_descriptors: str, multiprocessors: int) -> Plan:
     """Whole rows in each program, and of the channels whole groups, so that it can normalise what it makes."""
-    row, descriptors = 1 << (problem.out_width - 1).bit_length(), not no_descriptors
-    descriptors = descriptors and row == problem.out_width
-    flat = not descriptors and max(problem.channels) < 32
-    tiles = ROW_TILES if descriptors else FLOAT32_ROW_TILES if problem.itemsize == 4 else POINTER_ROW_TILES
-    tile = _row_tile(problem, [_fitted(tile, problem, row) for tile in tiles], row, multiprocessors)
+    row = 1 << (problem.out_width - 1).bit_length()
+    why = no_descriptors or ("" if row == problem.out_width else f"{problem.out_width} pixels, no power of two")
+    flat = bool(why) and max(problem.channels) < 32
+    tile = _row_tile(problem, row, flat, not why, multiprocessors)
     depth = _depth(problem, tile.block, flat)
-    single_float32 = problem.itemsize == 4 and len(problem.channels) == 1
-    steps = min(depth, FLOAT32_CHUNK_STEPS * 32 // tile.block) if single_float32 else depth
-    why = no_descriptors or ("" if descriptors else f"{problem.out_width} pixels, no power of two")
-    return Plan(
-        descriptors, flat, 1, row, row, row, tile, -(-depth // steps), steps, False, why, obstacle is None,
+    in_chunks = problem.itemsize == 4 and len(problem.channels) == 1
+    steps = min(depth, FLOAT32_CHUNK_STEPS * 32 // tile.block) if in_chunks else depth
+    return Plan(not why, flat, 1, row, row, row, tile, -(-depth // steps), steps, False, why, obstacle is None)
+
+
+def _row_tile(problem: Problem, row: int, flat: bool, descriptors: bool, multiprocessors: int) -> ConvTile:
+    """The first tile that gives most multiprocessors as many programs as they hold at once, else the last."""
+    tiles: tuple[ConvTile, ...]
+    if descriptors:
+        tiles = NARROW_ROW_TILES if problem.out_channels <= 32 else ROW_TILES
+    else:
+        tiles = FLOAT32_ROW_TILES if problem.itemsize == 4 else FLAT_ROW_TILES if flat else POINTER_ROW_TILES
+    fitted = [_fitted(tile, problem, row, descriptors) for tile in tiles]
+
+    def is_busy(tile: ConvTile) -> bool:
+        programs = -(-problem.pictures // (tile.pixels // row)) * -(-problem.out_channels // tile.channels)
+        return programs >= (tile.resident - 0.25) * multiprocessors
+
+    return next((tile for tile in fitted if is_busy(tile)), fitted[-1])
+
+
+def _fitted(tile: ConvTile, problem: Problem, row: int, descriptors: bool) -> ConvTile:
+    """The tile with pixels for a row, and warps and memory for them; channels as there are, and no fewer than a group.
+
+    In float32 the block depends on the input alone, for chunks that end at the same channels. At stride 2 a step of
+    more channels than there are would read those of the next pixel.
+    """
+    pixels = max(tile.pixels, row)
+    channels = min(tile.channels, _tile_channels(problem))
+    if problem.group:
+        channels = max(channels, math.gcd(problem.group, WIDEST_GROUP))
+    least = 32 if problem.itemsize == 4 or problem.mode == "down" else 64
+    block = min(tile.block, max(least, math.gcd(*problem.channels, 128)))
+    most = 8 if pixels >= 128 and (problem.itemsize == 4 or channels >= 64) else 4
+    memory = ROW_MEMORY if descriptors else POINTER_ROW_MEMORY
+    return tile._replace(
+        pixels=pixels, channels=channels, block=block,
+        warps=min(most, tile.warps * (pixels // tile.pixels)),
+        stages=max(2, min(tile.stages, memory // ((pixels + channels) * block * problem.itemsize))),
     )  # fmt: skip
-
-
-def _fitted(tile: ConvTile, problem: Problem, row: int) -> ConvTile:
-    """The tile with pixels for a row, no more channels than there are, and no fewer than a group."""
-    channels = max(min(tile.channels, _tile_channels(problem)), math.gcd(problem.group, WIDEST_GROUP))
-    # at stride 2 a step of more channels than there are would read those of the next pixel; and chunks of float32 end
-    # at the same channels whatever the block
-    whole = problem.mode == "down" or problem.itemsize == 4
-    block = 32 if whole and any(width % tile.block for width in problem.channels) else tile.block
-    return tile._replace(pixels=max(tile.pixels, row), channels=channels, block=block)
-
-
-def _row_tile(problem: Problem, tiles: list[ConvTile], row: int, multiprocessors: int) -> ConvTile:
-    """The first tile that makes a program for every multiprocessor, else the last."""
-
-    def programs(tile: ConvTile) -> int:
-        return -(-problem.pictures // (tile.pixels // row)) * -(-problem.out_channels // tile.channels)
-
-    return next((tile for tile in tiles if programs(tile) >= multiprocessors), tiles[-1])
 
 
 def _tuned(problem: Problem) -> ConvTile | None:

@@ -61,17 +61,28 @@ FLOAT32_TILES = (
     ConvTile(64, 64, 32, warps=4, stages=2, swap=False),
     ConvTile(32, 32, 32, warps=4, stages=2, swap=False),
 )
-# Pictures of one row, likewise, whole rows in a program: pixels are those of several pictures where a row has fewer.
+# Pictures of one row, whole rows in a program: the first that fills the card, else the last. A tile's pixels are those
+# of several pictures where a row has fewer, of one where it has more. Chosen by the times of a planner's convolutions
+# at batches of 1, 64 and 1024, with norm, Mish, time embedding and residual in them; those of POINTER_ROW_TILES, for
+# rows and channels of other numbers, were not measured.
 ROW_TILES = (
-    ConvTile(128, 64, 64, warps=4, stages=3),
-    ConvTile(64, 64, 64, warps=4, stages=4),
-    ConvTile(16, 32, 64, warps=4, stages=6),
+    ConvTile(64, 64, 64, warps=4, stages=5, resident=2),
+    ConvTile(64, 64, 128, warps=4, stages=4),
+    ConvTile(16, 64, 128, warps=4, stages=6),
 )
-POINTER_ROW_TILES = (ConvTile(64, 64, 32, warps=4, stages=3), ConvTile(16, 16, 32, warps=4, stages=3))
+NARROW_ROW_TILES = (
+    ConvTile(32, 32, 64, warps=4, stages=5),
+    ConvTile(16, 16, 64, warps=1, stages=5),
+)  # up to 32 channels
+POINTER_ROW_TILES = (ConvTile(64, 64, 64, warps=4, stages=3), ConvTile(16, 32, 64, warps=4, stages=4))
+FLAT_ROW_TILES = (ConvTile(32, 32, 32, warps=4, stages=2),)
 FLOAT32_ROW_TILES = (
-    ConvTile(64, 64, 32, warps=4, stages=2, swap=False),
+    ConvTile(64, 64, 32, warps=4, stages=3, swap=False),
     ConvTile(16, 32, 32, warps=4, stages=4, swap=False),
+    ConvTile(16, 16, 64, warps=4, stages=4, swap=False),
+    ConvTile(4, 8, 64, warps=4, stages=5, swap=False),
 )
+ROW_MEMORY, POINTER_ROW_MEMORY = 192 * 1024, 80 * 1024  # bytes of the tiles that a program loads ahead
 LONGEST_ROW = 256  # pixels, up to which a program takes whole rows
 WIDEST_GROUP = 64  # channels, up to which a program takes whole groups
 
