@@ -1,4 +1,4 @@
-"""The two errors that a user of fastdiff meets, and the errors of others in one line."""
+"""The errors that a user of fastdiff meets (memory's is in `execution/memory.py`), and those of others in one line."""
 
 LONGEST = 300  # characters of another's message
 
@@ -12,6 +12,10 @@ class InputError(ValueError):
 
 class NonFiniteError(ArithmeticError):
     """NaN or infinity in weights or output, never drawn as a black picture. The command line exits with 1."""
+
+
+class DeviceLostError(RuntimeError):
+    """A GPU that failed, which this process can use no more. The command line exits with 1."""
 
 
 def in_one_line(error: Exception) -> str:

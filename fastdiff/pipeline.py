@@ -3,8 +3,10 @@
 Seeds and labels -> noise, schedule and conditions -> the denoising loop -> pictures.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,21 +21,25 @@ from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.checkpoints.registry import SchedulerName
-from fastdiff.diffusion.conditions import choose_conditions
-from fastdiff.diffusion.decoding import OutputType, decode
+from fastdiff.diffusion.conditions import Conditions, choose_conditions
+from fastdiff.diffusion.decoding import OutputType, decode, join
+from fastdiff.diffusion.finite import Extremes
 from fastdiff.diffusion.loop import denoise
 from fastdiff.diffusion.noise import Generators, Noise, check_generators
 from fastdiff.diffusion.pictures import Label, checked_side, list_pictures
 from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.schedulers import SCHEDULERS, Scheduler, scheduler_from_config
-from fastdiff.errors import InputError
-from fastdiff.execution.devices import check_move, resolve_device, resolve_dtype
+from fastdiff.errors import InputError, NonFiniteError
+from fastdiff.execution.devices import check_move, dtype_name, naming_lost_device, resolve_device, resolve_dtype
+from fastdiff.execution.memory import Portions, or_explain, remedies, smaller_portions
 from fastdiff.execution.tensors import FLOATS, tensor
 from fastdiff.models.autoencoder import Autoencoder, load_autoencoder
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.requests.defaults import LIBRARY, SEED, ModelFacts, Sampling, SamplingOptions, complete_sampling
 from fastdiff.schema import checked
+
+_log = logging.getLogger(__name__)
 
 
 class PipelineOutput(NamedTuple):
@@ -52,7 +58,13 @@ class Step:
     images: Any  # the finished pictures after the last step, else None
     x_t: Tensor  # (N, H, W, C) float32, the state after the step; latents where the pipeline has a VAE
     x0: Tensor  # (N, H, W, C) float32, the end of it as the model predicts it now
+    at_once: int  # pictures that were computed together: fewer than all where more do not fit in memory
     decoder: Callable[[Tensor, str], Any] = decode  # of x_t or x0, and an output type
+
+    @property
+    def notice(self) -> str | None:
+        """A line that says so where not all pictures were computed together."""
+        return smaller_portions(len(self.x_t), self.at_once)
 
     def preview(self) -> list[Image.Image]:
         """The finished pictures as the model predicts them now: a preview that sharpens step by step."""
@@ -110,7 +122,8 @@ class Pipeline:
             variant: of the weights' files, such as fp16.
             hub_options: `revision`, `token`, `local_files_only`.
 
-        Raises InputError for whatever cannot be loaded, NonFiniteError for NaN in the weights.
+        Raises InputError for whatever cannot be loaded, NonFiniteError for NaN in the weights; OutOfMemoryError, which
+        is Python's MemoryError and torch's OutOfMemoryError, and DeviceLostError where the GPU fails.
         """
         device = resolve_device(device)  # before anything is downloaded for it
         dtype = resolve_dtype(dtype, device)
@@ -135,12 +148,12 @@ class Pipeline:
         device = resolve_device(device)
         dtype = resolve_dtype(dtype, device)
         checked("scheduler", scheduler, SchedulerName | None)
-        folder = hub.component_folder(card.folder, card.denoiser.name)
-        kind = DENOISERS[card.denoiser.class_name]
-        denoiser = kind.from_folder(folder, variant=variant, dtype=dtype, device=device)
-        vae = None
-        if "vae" in card.classes:
-            vae = load_autoencoder(card.folder / "vae", variant=variant, dtype=dtype, device=device)
+        with naming_lost_device():
+            denoiser, vae = or_explain(
+                partial(_load_models, card, device=device, dtype=dtype, variant=variant),
+                f"{device}: out of memory for the weights of {card.name} in {dtype_name(dtype)}; "
+                + remedies("end what else runs there", dtype),
+            )
         config = read_json(hub.component_folder(card.folder, "scheduler") / "scheduler_config.json")
         scheduler = scheduler or ModelFacts.of(card).default_scheduler
         return cls(denoiser, scheduler_from_config(config, scheduler), card.info, card.name, vae)
@@ -192,10 +205,17 @@ class Pipeline:
         return decode(x, output_type, self.vae)
 
     def __call__(self, *, return_dict: bool = True, **options: Any) -> PipelineOutput | tuple[Any]:
-        """Draw pictures. Takes the options of `stream`; returns PipelineOutput, or a tuple of its images."""
+        """Draw pictures. Takes the options of `stream`; returns PipelineOutput, or a tuple of its images.
+
+        Where memory runs out it draws fewer of them at a time, and logs a warning.
+        """
         checked("return_dict", return_dict, bool)
+        warned = False
         for step in self.stream(**options):
             images = step.images
+            if step.notice and not warned:
+                _log.warning(step.notice)
+                warned = True
         return PipelineOutput(images) if return_dict else (images,)
 
     def stream(
@@ -234,7 +254,12 @@ class Pipeline:
             latents: (N, C, H, W), the starting noise, of the size that the denoiser works at.
             output_type: pil, np or pt.
 
-        Raises InputError naming what cannot be drawn, at once; NonFiniteError for NaN in the output.
+        Where memory runs out, pictures that have seeds go on half as many at a time, with the same bits: see
+        `Step.at_once`. Those of a generator do not.
+
+        Raises InputError naming what cannot be drawn, at once; NonFiniteError naming the step whose output is NaN or
+        infinite; OutOfMemoryError, which is Python's MemoryError and torch's OutOfMemoryError, where not even one
+        picture fits; DeviceLostError where the GPU fails.
         """
         checked("output_type", output_type, OutputType)
         height, width = checked_side("height", height), checked_side("width", width)
@@ -252,15 +277,39 @@ class Pipeline:
             labels, seeds, sampling.guidance_scale, self.denoiser.config, self.info, self.device
         )
         noise = Noise(seeds, self._shape(height, width, latents), generator, self.device, self.dtype)
-        x_t = noise.start(latents)
+        portions = Portions(
+            len(seeds), self.device, self.dtype, halves=generator is None, release=self.denoiser.release_graphs
+        )
+        with naming_lost_device():
+            x_t = or_explain(partial(noise.start, latents), portions.problem)
+        return self._run(x_t, schedule, conditions, noise, portions, output_type)
 
-        def run() -> Iterator[Step]:
-            steps = denoise(self.denoiser, x_t, schedule, conditions, noise=noise.of_steps())
+    def _run(
+        self,
+        x_t: Tensor,
+        schedule: Schedule,
+        conditions: Conditions,
+        noise: Noise,
+        portions: Portions,
+        output_type: str,
+    ) -> Iterator[Step]:
+        extremes = Extremes(schedule, self.device)
+        decoder = partial(self._decode, portions=portions, extremes=extremes)
+        with naming_lost_device():
+            steps = denoise(self.denoiser, x_t, schedule, conditions, noise=noise.of_steps(), portions=portions)
             for i, (x, x0) in enumerate(steps):
-                images = self.decode(x, output_type) if i == len(schedule) - 1 else None
-                yield Step(i, len(schedule), int(schedule.timesteps[i]), images, x, x0, self.decode)
+                extremes.note(i, x)
+                images = decoder(x, output_type) if i == len(schedule) - 1 else None
+                timestep = int(schedule.timesteps[i])
+                yield Step(i, len(schedule), timestep, images, x, x0, portions.size, decoder)
 
-        return run()
+    def _decode(self, x: Tensor, output_type: str, *, portions: Portions, extremes: Extremes) -> Any:
+        """`decode` during a run: as many pictures at a time as fit, and an error names the step."""
+        try:
+            with naming_lost_device():
+                return join(portions.map(lambda part: self.decode(x[part], output_type), len(x)), output_type)
+        except NonFiniteError as error:
+            raise extremes.naming_step(error) from None
 
     def _complete(
         self, steps: int | None, eta: float | None, use_clipped_model_output: bool | None, guidance_scale: float | None
@@ -321,3 +370,12 @@ class Pipeline:
             raise InputError("height, width: this model's config has no sample_size; give both")
         self.denoiser.config.check_size(height, width, self.scale)
         return height // self.scale, width // self.scale
+
+
+def _load_models(
+    card: ModelCard, *, device: torch.device, dtype: torch.dtype, variant: str | None
+) -> tuple[Denoiser, Autoencoder | None]:
+    options: dict[str, Any] = {"variant": variant, "dtype": dtype, "device": device}
+    folder = hub.component_folder(card.folder, card.denoiser.name)
+    denoiser = DENOISERS[card.denoiser.class_name].from_folder(folder, **options)
+    return denoiser, load_autoencoder(card.folder / "vae", **options) if "vae" in card.classes else None

@@ -330,7 +330,7 @@ def test_learned_variance_without_its_channels(make):
 def test_nan_is_an_error_not_a_black_picture(make):
     pipe = make()
     pipe.denoiser.conv_out.bias.data[1] = float("nan")
-    with pytest.raises(NonFiniteError):
+    with pytest.raises(NonFiniteError, match="at step 1 of 2"):
         pipe(num_inference_steps=2)
 
 

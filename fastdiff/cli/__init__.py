@@ -13,7 +13,7 @@ from fastdiff import __version__
 from fastdiff.cli import info, models, sample, streams, ui, verify
 from fastdiff.cli.arguments import Parser
 from fastdiff.cli.interruption import CTRL_C, EXIT_CODE
-from fastdiff.errors import InputError, NonFiniteError
+from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
 
 _COMMANDS = {
     "sample": (sample, "draw pictures"),
@@ -23,9 +23,14 @@ _COMMANDS = {
     "ui": (ui, "serve a web page that draws pictures"),
 }
 
+NO_MEMORY = "out of memory; give a smaller --batch-size, or end other programs"  # of Python's own, which say nothing
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command `argv` and return its exit code. Without `argv` it is the process's own, and so is Ctrl-C."""
+    """Run the command `argv` and return its exit code. Without `argv` it is the process's own, and so is Ctrl-C.
+
+    Then a GPU that failed ends the process here.
+    """
     streams.prepare()
     if argv is None:
         CTRL_C.install()
@@ -39,6 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _fail(error, 2)
     except (NonFiniteError, OSError, MemoryError) as error:
         code = _fail(error, 1)
+    except DeviceLostError as error:
+        code = _fail(error, 1)
+        if argv is None:
+            streams.drop_unwritten()
+            os._exit(code)  # Python's own end would free what is on the GPU: each piece complains, or waits for ever
     except KeyboardInterrupt:
         streams.say("interrupted")
         code = EXIT_CODE
@@ -64,7 +74,8 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _fail(error: Exception, code: int) -> int:
-    streams.say(f"error: {streams.error_line(str(error) or type(error).__name__)}")
+    text = str(error) or (NO_MEMORY if isinstance(error, MemoryError) else type(error).__name__)
+    streams.say(f"error: {streams.error_line(text)}")
     return code
 
 

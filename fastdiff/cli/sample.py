@@ -165,8 +165,13 @@ def _draw_missing(run: "Run", output: "Output", device: str) -> Iterator["Finish
     missing = output.missing
     rest = replace(run, cells=[run.cells[place] for place in missing])
     with tqdm(total=len(rest.cells), unit=" pictures", bar_format=_BAR, file=sys.stderr) as bar:
+        noticed = False
         for progress in draw(rest, pipe):
             bar.update(progress.done - bar.n)  # a sum of shares would end beside the total
+            if progress.step.notice and not noticed:
+                noticed = True
+                with tqdm.external_write_mode(file=sys.stderr):
+                    say(progress.step.notice)
             for finished in progress.finished:
                 yield replace(finished, place=missing[finished.place])
 

@@ -1,8 +1,10 @@
 """Pictures out of tensors: PIL images, numpy or torch, of latents by way of a VAE."""
 
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -20,12 +22,24 @@ def decode(x: Tensor, output_type: str, vae: Autoencoder | None = None) -> Any:
     """
     x = x if vae is None else decode_latents(vae, x)
     if not x.isfinite().all():
-        raise NonFiniteError("the model's output is NaN or infinite; try --dtype float32, or check the model's weights")
+        whose = "model" if vae is None else "VAE"
+        raise NonFiniteError(
+            f"the {whose}'s output is NaN or infinite; try --dtype float32, or check the {whose}'s weights"
+        )
     x = (x / 2 + 0.5).clamp(0, 1)
     if output_type == "pt":
         return x.permute(0, 3, 1, 2)
     array = x.cpu().numpy()
     return array if output_type == "np" else [_to_image(picture) for picture in array]
+
+
+def join(parts: list[Any], output_type: str) -> Any:
+    """Return pictures that were decoded in parts, as `decode` makes them at once."""
+    if len(parts) == 1:
+        return parts[0]
+    if output_type == "pil":
+        return list(chain(*parts))
+    return np.concatenate(parts) if output_type == "np" else torch.cat(parts)
 
 
 def _to_image(picture: np.ndarray) -> Image.Image:

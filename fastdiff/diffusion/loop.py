@@ -16,12 +16,21 @@ from fastdiff.diffusion.conditions import Conditions
 from fastdiff.diffusion.noise import NoiseSource
 from fastdiff.diffusion.schedule import Schedule
 from fastdiff.execution.cpu_workers import map_pictures
+from fastdiff.execution.memory import Portions
 from fastdiff.kernels.denoise import StepOptions, denoise_step
 from fastdiff.models.denoiser import Conditioning, Denoiser
 
+ALL = slice(None)
+
 
 def denoise(
-    denoiser: Denoiser, x_t: Tensor, schedule: Schedule, conditions: Conditions, *, noise: NoiseSource
+    denoiser: Denoiser,
+    x_t: Tensor,
+    schedule: Schedule,
+    conditions: Conditions,
+    *,
+    noise: NoiseSource,
+    portions: Portions,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield x_{t-1} and x0, each (N, H, W, C) float32, after every step.
 
@@ -30,12 +39,24 @@ def denoise(
         schedule: its rows on the model's device.
         conditions: what the N pictures are drawn under, on the model's device.
         noise: where the noise of a step comes from.
+        portions: the N pictures as they are computed together. One that is too large is taken again in smaller ones, so
+            that what was yielded stands.
+
+    Raises OutOfMemoryError.
     """
     loop = _Loop(denoiser, schedule, conditions)
     take_step = loop.step_by_picture if denoiser.device.type == "cpu" else loop.step_as_graph
     for i, draws in enumerate(schedule.draws_noise):
-        x_t, x0 = take_step(x_t, i, (noise if isinstance(noise, Tensor) else noise()) if draws else None)
+        z = (noise if isinstance(noise, Tensor) else noise()) if draws else None
+        x_t, x0 = _join(portions.map(functools.partial(take_step, x_t, i, z), len(x_t)))
         yield x_t, x0
+
+
+def _join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    if len(parts) == 1:  # no copy
+        return parts[0]
+    x_prev, x0 = zip(*parts, strict=True)
+    return torch.cat(x_prev), torch.cat(x0)
 
 
 @dataclass(frozen=True)
@@ -71,9 +92,9 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Loop:
-    """All that steps have in common, and the two ways to take step i: x_t and its noise -> x_{t-1} and x0.
+    """All that steps have in common, and the two ways to take step i: x_t and its noise -> x_{t-1} and x0 of a part.
 
-    The noise is (N, H, W, C), or the pictures' seeds (N,), or None.
+    x_t is (N, H, W, C); the noise too, or it is the pictures' seeds (N,), or None. The part is a slice of the N.
     """
 
     denoiser: Denoiser
@@ -101,28 +122,29 @@ class _Loop:
 
     @functools.cached_property
     def all_conditions(self) -> Tensor:
-        """The conditions of both halves of a guided batch, (2N,), or (N,) of an unguided one."""
+        """The conditions of both halves of a guided batch, (2, N), or (1, N) of an unguided one."""
         pictures, null = self.conditions.of_pictures, self.null_conditions
-        return pictures if null is None else torch.cat([pictures, null])
+        return pictures[None] if null is None else torch.stack([pictures, null])
 
-    def step_as_graph(self, x_t: Tensor, i: int, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The whole batch at once."""
+    def step_as_graph(self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL) -> tuple[Tensor, Tensor]:
+        """The pictures of the part at once."""
         run = self.denoiser.graphed((self.step.options, self.step.guidance_scale), self.step)
-        conditioning = self.table.at(i).of(self.all_conditions)
-        given = (x_t, conditioning, self.schedule.rows, self.step_indices[i : i + 1])
-        return run(*given) if noise is None else run(*given, noise)
+        conditioning = self.table.at(i).of(self.all_conditions[:, part].flatten())
+        given = (x_t[part], conditioning, self.schedule.rows, self.step_indices[i : i + 1])
+        return run(*given) if noise is None else run(*given, noise[part])
 
-    def step_by_picture(self, x_t: Tensor, i: int, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    def step_by_picture(self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL) -> tuple[Tensor, Tensor]:
         """Each picture, and each half of a guided one, in a model call of its own; the calls run side by side."""
         conditioning = self.table.at(i)
 
         def predict(x: Tensor, condition: Tensor) -> Tensor:
             return self.denoiser.predict(x.to(self.denoiser.dtype), conditioning.of(condition))
 
+        x_t, null_conditions = x_t[part], self.null_conditions
         nothing = [None] * len(x_t)
-        outputs = map_pictures(predict, x_t, self.conditions.of_pictures)
-        unguided = nothing if self.null_conditions is None else map_pictures(predict, x_t, self.null_conditions)
-        noises = nothing if noise is None else noise.split(1)
+        outputs = map_pictures(predict, x_t, self.conditions.of_pictures[part])
+        unguided = nothing if null_conditions is None else map_pictures(predict, x_t, null_conditions[part])
+        noises = nothing if noise is None else noise[part].split(1)
         rows, step = self.schedule.rows, self.step_indices[i : i + 1]
         results = [
             self.step.update(output, null, x, rows, step, z)

@@ -45,7 +45,9 @@ class _Graph:
         self.idle = torch.cuda.Event()
         torch.cuda.current_stream().synchronize()
         stream = torch.cuda.Stream()  # torch's own for captures is on the device of the process's first
-        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+        capturing = torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local")
+        # A capture that fails may leave its stream the current one.
+        with torch.cuda.stream(torch.cuda.current_stream()), capturing:
             self.outputs = function(*self.inputs)
 
     def replay(self, inputs: Tensors) -> Any:

@@ -1,13 +1,17 @@
 """Devices and dtypes by their names, and their names."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from fastdiff.arguments import shown
-from fastdiff.errors import InputError
+from fastdiff.errors import DeviceLostError, InputError
+from fastdiff.execution.memory import is_out_of_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_LOST = ("CUDA error", "Triton Error [CUDA]", "CUDNN_STATUS")  # in what torch, Triton and cuDNN say of a failed GPU
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -57,6 +61,25 @@ def check_move(*args: Any, **kwargs: Any) -> None:
         resolve_device(device)
     if dtype is not None:
         check_weights_dtype(dtype)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error says that a GPU failed, after which CUDA refuses all else that this process asks for."""
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST) and not is_out_of_memory(error)
+
+
+@contextlib.contextmanager
+def naming_lost_device() -> Iterator[None]:
+    """Turn the error of a GPU that failed into a DeviceLostError of one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_lost(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise DeviceLostError(
+            f"the GPU failed, and this process cannot use it any more ({reason}); start fastdiff again, or use the CPU"
+        ) from None
 
 
 def device_name(device: torch.device) -> str:

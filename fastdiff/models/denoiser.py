@@ -160,8 +160,12 @@ class Denoiser(nn.Module):
             return function
         return self._graphs.setdefault(name, Graphed(function))
 
+    def release_graphs(self) -> None:
+        """Let the CUDA graphs go, and the memory that they hold; they are made anew when they are needed."""
+        self._graphs.clear()
+
     def _apply(self, *args: Any, **kwargs: Any) -> "Denoiser":
-        self._graphs.clear()  # they read the parameters where these were
+        self.release_graphs()  # they read the parameters where these were
         return super()._apply(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:

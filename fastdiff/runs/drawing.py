@@ -103,29 +103,28 @@ def load_pipeline(card: ModelCard, request: Request, device: str) -> "Pipeline":
 def draw(run: Run, pipe: "Pipeline") -> Iterator[Progress]:
     """Draw the run batch by batch, and yield after each step of each batch; the last one has the batch's pictures.
 
-    Raises NonFiniteError, and MemoryError with a one-line message where the device or the host runs out.
+    Once memory has run out, later batches are as small as what fitted. Raises as Pipeline.stream.
     """
     shared, start = _shared_record(pipe, run.request), time.perf_counter()
-    for first in range(0, len(run.cells), run.batch_size):
-        batch = run.cells[first : first + run.batch_size]
+    first, size = 0, run.batch_size
+    while first < len(run.cells):
+        batch = run.cells[first : first + size]
         options = _batch_options(run.request, batch) | {"height": run.height, "width": run.width}
-        with _naming_batch_size(pipe, len(batch)):
-            for step in pipe.stream(num_inference_steps=run.request.num_inference_steps, **options):
-                images = zip(batch, step.images, strict=True) if step.images else ()
-                finished = [
-                    Finished(place, cell, image, shared | _own_record(cell, image))
-                    for place, (cell, image) in enumerate(images, first)
-                ]
-                yield Progress(run, range(first, first + len(batch)), step, time.perf_counter() - start, finished)
+        for step in pipe.stream(num_inference_steps=run.request.num_inference_steps, **options):
+            images = zip(batch, step.images, strict=True) if step.images else ()
+            finished = [
+                Finished(place, cell, image, shared | _own_record(cell, image))
+                for place, (cell, image) in enumerate(images, first)
+            ]
+            yield Progress(run, range(first, first + len(batch)), step, time.perf_counter() - start, finished)
+        first, size = first + len(batch), step.at_once
 
 
 def explain(run: Run, pipe: "Pipeline") -> "Report":
-    """Report the kernels that a step of the run's first batch runs on. Nothing is drawn. MemoryError as `draw`."""
+    """Report the kernels that a step of the run's first batch runs on. Nothing is drawn. Raises as `draw`."""
     from fastdiff.reporting import report
 
-    batch = run.cells[: run.batch_size]
-    with _naming_batch_size(pipe, len(batch)):
-        return report(pipe, **_batch_options(run.request, batch))
+    return report(pipe, **_batch_options(run.request, run.cells[: run.batch_size]))
 
 
 def _batch_options(request: Request, batch: Sequence[Cell]) -> dict[str, Any]:
@@ -138,17 +137,6 @@ def _batch_options(request: Request, batch: Sequence[Cell]) -> dict[str, Any]:
         "eta": request.eta,
         "use_clipped_model_output": request.use_clipped_model_output,
     }
-
-
-@contextlib.contextmanager
-def _naming_batch_size(pipe: "Pipeline", batch_size: int) -> Iterator[None]:
-    """Turn out of memory into a MemoryError whose one line says what to do."""
-    try:
-        yield
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
-            raise
-        raise MemoryError(f"{pipe.device}: out of memory; give a smaller --batch-size than {batch_size}") from None
 
 
 def _shared_record(pipe: "Pipeline", request: Request) -> dict[str, Any]:

@@ -5,6 +5,7 @@ the reference is a loop written out over diffusers' model and scheduler (its pip
 """
 
 import contextlib
+import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.errors import InputError, in_one_line
 from fastdiff.extras import import_diffusers
-from fastdiff.requests.completion import complete
+from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import find_model, load_pipeline
@@ -84,13 +85,25 @@ def compare_with_diffusers(request: Request, device: str) -> Verification:
     """Make every comparison for the model, labels and sampling of `request`, in float32 whatever its dtype.
 
     What fastdiff cannot load it refuses first, as it does when it samples. InputError also for what diffusers cannot
-    load or run, and where diffusers is not installed.
+    load or run, and where diffusers is not installed; OutOfMemoryError, DeviceLostError.
     """
     request = replace(request, dtype="float32")
     card = find_model(request)
     if card.config.class_embed_type is not None:
         raise InputError(f"{card.name}: verify knows no labels for class_embed_type {card.config.class_embed_type}")
     request, cells = complete(request, card, COMMAND)
+    from fastdiff.execution.devices import naming_lost_device
+    from fastdiff.execution.memory import or_explain
+
+    with naming_lost_device():
+        return or_explain(
+            functools.partial(_compare_models, card, request, cells, device),
+            f"out of memory: verify holds {card.name} twice, for fastdiff and for diffusers, in float32; end what else "
+            "runs on the device or give another one, such as --device cpu",
+        )
+
+
+def _compare_models(card: ModelCard, request: Request, cells: Sequence[Cell], device: str) -> Verification:
     labels = [cell.label for cell in cells if cell.label is not None]
     diffusers = import_diffusers("verify")
     diffusers.utils.logging.set_verbosity(logging.CRITICAL)  # what it logs of an error, the error says too
@@ -204,12 +217,18 @@ def _loop(pipe: "Pipeline", reference: Reference, labels: Sequence[int]) -> Comp
 
 @contextlib.contextmanager
 def _refusals(problem: str) -> Iterator[None]:
-    """Turn whatever diffusers raises, which is of any kind, into an InputError of one line, opening with `problem`."""
+    """Turn whatever diffusers raises, which is of any kind, into an InputError of one line, opening with `problem`.
+
+    Not so where memory runs out or a GPU fails, which is not for the model's files to mend.
+    """
+    from fastdiff.execution.devices import is_lost
+    from fastdiff.execution.memory import is_out_of_memory
+
     try:
         yield
-    except MemoryError:
-        raise
     except Exception as error:
+        if is_out_of_memory(error) or is_lost(error):
+            raise
         raise InputError(f"{problem} ({in_one_line(error)}); save the model again with diffusers") from None
 
 

@@ -2,15 +2,15 @@
 
 import html
 
-from fastdiff.errors import InputError, NonFiniteError
+from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
 
-PROBLEMS = (InputError, NonFiniteError, MemoryError, OSError)  # what a person can do something about
+PROBLEMS = (InputError, NonFiniteError, MemoryError, DeviceLostError, OSError)  # what a person can do something about
 
 
 def explain(error: Exception) -> str:
     """One of PROBLEMS in one line."""
     if isinstance(error, MemoryError):
-        return "out of memory: choose a smaller batch_size (under More settings), or smaller pictures"
+        return "out of memory: choose smaller pictures (width and height, under More settings), or a smaller model"
     if isinstance(error, OSError):
         return f"the server cannot keep the picture ({error.strerror or error}); make room on its disk"
     return str(error)

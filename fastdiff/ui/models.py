@@ -1,5 +1,6 @@
 """The models that the page offers: where they come from, and each loaded once for everybody."""
 
+import contextlib
 import os
 import threading
 from collections import OrderedDict
@@ -9,7 +10,7 @@ from pathlib import Path
 from fastdiff.checkpoints import hub, registry
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.diffusion.schedulers import scheduler_from_config
-from fastdiff.errors import InputError, in_one_line
+from fastdiff.errors import DeviceLostError, InputError, in_one_line
 from fastdiff.execution.devices import resolve_device
 from fastdiff.pipeline import Pipeline
 from fastdiff.requests.defaults import (
@@ -75,9 +76,10 @@ class Models:
 
     def warm_up(self, name: str) -> None:
         """Load a model and draw one step, so that the first picture comes at once."""
-        pipe = self.pipeline(self.card(name), None)
-        for _ in pipe.stream(num_inference_steps=1, class_labels=0 if pipe.info.labels else None):
-            pass
+        with contextlib.suppress(MemoryError, DeviceLostError):  # the first run says so, to whom it concerns
+            pipe = self.pipeline(self.card(name), None)
+            for _ in pipe.stream(num_inference_steps=1, class_labels=0 if pipe.info.labels else None):
+                pass
 
     @property
     def defaults(self) -> Defaults:

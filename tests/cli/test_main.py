@@ -1,10 +1,16 @@
 """The command as a program: its script, and output that nobody reads."""
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from fastdiff import cli
+from fastdiff.errors import DeviceLostError
 
 
 def test_output_that_nobody_reads_ends_quietly(tmp_path, environment):
@@ -22,3 +28,32 @@ def test_the_console_script_is_the_same_command(tmp_path):
     assert script, "the package is installed with its script"
     done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
     assert re.fullmatch(r"fastdiff \d+\.\d+\.\d+\n", done.stdout)
+
+
+def test_memory_of_the_host_is_one_line(monkeypatch, capsys):
+    def fail(args):
+        raise MemoryError
+
+    monkeypatch.setattr(cli.models, "run", fail)
+    assert cli.main(["models"]) == 1
+    assert capsys.readouterr().err == f"fastdiff: error: {cli.NO_MEMORY}\n"
+
+
+def test_a_lost_device_ends_the_process_before_python_does(monkeypatch, capfd):
+    """Its end would wait for the device, or be full of complaints about it."""
+
+    def fail(args):
+        print("written")
+        raise DeviceLostError("the GPU failed")
+
+    def end(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(cli.models, "run", fail)
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(cli.CTRL_C, "install", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["fastdiff", "models"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert capfd.readouterr() == ("written\n", "fastdiff: error: the GPU failed\n")

@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from fastdiff import cli
+from fastdiff.diffusion import loop
 from fastdiff.requests import png
 
 WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
@@ -184,15 +185,96 @@ def test_a_full_disk_is_exit_code_1_and_leaves_no_half_picture(tmp_path, refused
     assert files(tmp_path) == []
 
 
-def test_out_of_memory_names_the_batch_size(tmp_path, monkeypatch, capsys, files):
-    def stream(self, **options):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
-        yield
+@pytest.fixture
+def failing(monkeypatch):
+    """Make every step of more than `most` pictures at once fail."""
 
-    monkeypatch.setattr("fastdiff.pipeline.Pipeline.stream", stream)
+    def failing(most, error):
+        step = loop._Loop.step_by_picture
+
+        def step_if_it_fits(self, x_t, i, noise, part):
+            if len(x_t[part]) > most:
+                raise error
+            return step(self, x_t, i, noise, part)
+
+        monkeypatch.setattr(loop._Loop, "step_by_picture", step_if_it_fits)
+
+    return failing
+
+
+MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
+LOST = torch.AcceleratorError("CUDA error: device-side assert triggered\nFor debugging consider CUDA_LAUNCH_BLOCKING=1")
+
+
+def test_out_of_memory_is_said_once_and_the_pictures_are_the_same(tmp_path, failing, capsys, files):
+    args = ["sample", "--steps", "2", "--device", "cpu", "--label", "0", "--num-images", "6", "-b", "4", "--json", "-o"]
+    assert cli.main([*args, str(tmp_path / "whole")]) == 0
+    capsys.readouterr()
+    failing(1, MEMORY)
+    assert cli.main([*args, str(tmp_path / "halved")]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 6
+    said = "fastdiff: out of memory for 4 pictures at a time; going on with at most 1, which draws the same pictures\n"
+    assert err.count(said) == err.count("out of memory") == 1
+    assert len(files(tmp_path / "whole")) == 6
+    for name in files(tmp_path / "whole"):
+        assert (tmp_path / "halved" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MEMORY, "cpu: out of memory for 1 picture at a time; lower height or width"),
+        (LOST, r"the GPU failed, .*\(CUDA error: device-side assert triggered\); start fastdiff again"),
+    ],
+    ids=["memory", "lost-device"],
+)
+def test_a_device_that_fails_is_one_line(tmp_path, failing, capsys, files, error, line):
+    failing(0, error)
     assert cli.main(["sample", "--steps", "1", "--device", "cpu", "-o", str(tmp_path / "new")]) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error == "fastdiff: error: cpu: out of memory; give a smaller --batch-size than 4"
+    err = capsys.readouterr().err
+    assert re.match(f"fastdiff: error: {line}", err.splitlines()[-1]), err
+    assert err.count("fastdiff:") == 1 and "Traceback" not in err
+    assert files(tmp_path) == []
+
+
+WRONG_INDEX = """
+import os
+import sys
+
+import torch
+
+from fastdiff.cli import main
+from fastdiff.models.unet2d import UNet2DModel
+
+predict, calls = UNet2DModel.predict, []
+
+
+def predict_badly(self, x, conditioning):
+    calls.append(0)
+    if len(calls) == int(os.environ["BAD_CALL"]):
+        torch.zeros(4, device=x.device)[torch.full((2,), 9, device=x.device)]
+    return predict(self, x, conditioning)
+
+
+UNet2DModel.predict = predict_badly
+sys.exit(main())
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("call", ["1", "2", "3"], ids=["compiling", "eager", "captured"])
+def test_a_lost_gpu_is_one_line_and_no_hang(tmp_path, environment, files, call):
+    args = ["sample", "--steps", "5", "--label", "0", "--num-images", "2", "--device", "cuda"]
+    done = subprocess.run(
+        [sys.executable, "-c", WRONG_INDEX, *args], cwd=tmp_path, env=environment | {"BAD_CALL": call},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    line = r"fastdiff: error: the GPU failed, .*\(.*device-side assert triggered.*\); start fastdiff again"
+    assert re.match(line, done.stderr.splitlines()[-1]), done.stderr
+    assert done.stderr.count("fastdiff: ") == 1 and "Traceback" not in done.stderr
     assert files(tmp_path) == []
 
 

@@ -167,6 +167,30 @@ def test_an_error_of_diffusers_while_it_runs_is_one_line(ddpm_folder, capfd, mon
     assert "diffusers cannot run" in refusal("verify", Path(ddpm_folder), capfd)
 
 
+@pytest.mark.parametrize("place", ["from_pretrained", "forward"])
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory.\nSee"), "out of memory: verify holds .* twice, .* --device cpu"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out of memory: verify holds"),
+        (MemoryError(), "out of memory: verify holds"),
+        (
+            torch.AcceleratorError("CUDA error: unspecified launch failure\nSee"),
+            "the GPU failed, .* start fastdiff again",
+        ),
+    ],
+    ids=["GPU", "host", "Python", "lost-device"],
+)
+def test_a_device_that_fails_in_diffusers_is_one_line(ddpm_folder, capsys, monkeypatch, place, error, line):
+    def fail(*args, **options):
+        raise error
+
+    monkeypatch.setattr(diffusers.UNet2DModel, place, fail)
+    assert cli.main(["verify", ddpm_folder, "--device", "cpu"]) == 1
+    message = capsys.readouterr().err
+    assert re.fullmatch(f"fastdiff: error: {line}.*\n", message) and "save the model" not in message
+
+
 def test_a_vae_that_fastdiff_loads_wrong_is_found(dit_folder, capsys, monkeypatch):
     def load_wrong(*args):
         pipe = load_pipeline(*args)

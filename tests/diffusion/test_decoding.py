@@ -1,10 +1,13 @@
 """Tensors as pictures."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
-from fastdiff.diffusion.decoding import decode
+from fastdiff.diffusion import decoding
+from fastdiff.diffusion.decoding import OUTPUT_TYPES, decode, join
 from fastdiff.errors import NonFiniteError
 
 X = torch.tensor([-2.0, -1.0, 0.0, 1.0]).reshape(1, 2, 2, 1)
@@ -26,3 +29,19 @@ def test_levels_of_an_image(channels, mode):
 def test_nan_is_an_error(value):
     with pytest.raises(NonFiniteError, match="try --dtype float32"):
         decode(X.clone().fill_(value), "pil")
+
+
+def test_nan_of_a_vae_is_its_own(monkeypatch):
+    monkeypatch.setattr(decoding, "decode_latents", lambda vae, x: x * float("nan"))
+    with pytest.raises(NonFiniteError, match="the VAE's output is NaN"):
+        decode(X, "pil", SimpleNamespace())
+
+
+@pytest.mark.parametrize("output_type", OUTPUT_TYPES)
+@pytest.mark.parametrize("sizes", [(4,), (2, 1, 1)], ids=["whole", "parts"])
+def test_parts_are_joined_as_if_they_were_one(output_type, sizes):
+    x = torch.rand(4, 8, 8, 3, generator=torch.Generator().manual_seed(0))
+    found, expected = join([decode(part, output_type) for part in x.split(sizes)], output_type), decode(x, output_type)
+    assert type(found) is type(expected) and len(found) == 4
+    for one, other in zip(found, expected, strict=True):
+        assert np.array_equal(np.asarray(one), np.asarray(other))

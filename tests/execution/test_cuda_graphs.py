@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fastdiff.execution.cuda_graphs import CAPACITY, Graphed, map_tensors
+from fastdiff.execution.memory import is_out_of_memory
 
 
 class Pair(NamedTuple):
@@ -56,3 +57,26 @@ class TestGraphs:
             graphed(x, Pair(x, x))
         assert len(graphed._graphs) == CAPACITY
         assert sorted(key[0][0][0] for key in graphed._graphs) == [1, *range(3, CAPACITY + 2)]
+
+    def test_a_capture_that_runs_out_of_memory_leaves_nothing_behind(self):
+        fits = False
+
+        def function(x):
+            y = x + 1
+            if torch.cuda.is_current_stream_capturing() and not fits:
+                y = y + torch.empty(2**50, device="cuda")
+            return (y * x,)
+
+        graphed, x = Graphed(function), torch.randn(1000, device="cuda")
+        stream = torch.cuda.current_stream()
+        (expected,) = graphed(x)
+        for _ in range(2):
+            with pytest.raises(RuntimeError) as error:
+                graphed(x)
+            assert is_out_of_memory(error.value)
+            assert torch.cuda.current_stream() == stream
+        fits = True
+        for _ in range(2):  # captured, replayed
+            (found,) = graphed(x)
+            assert torch.equal(found, expected)
+        torch.cuda.synchronize()

@@ -3,8 +3,15 @@
 import pytest
 import torch
 
-from fastdiff.errors import InputError
-from fastdiff.execution.devices import DTYPES, device_name, dtype_name, resolve_device, resolve_dtype
+from fastdiff.errors import DeviceLostError, InputError
+from fastdiff.execution.devices import (
+    DTYPES,
+    device_name,
+    dtype_name,
+    naming_lost_device,
+    resolve_device,
+    resolve_dtype,
+)
 
 CPU = torch.device("cpu")
 
@@ -35,3 +42,35 @@ def test_other_dtypes_are_refused(dtype):
 
 def test_the_cpu_has_no_name_of_its_own():
     assert device_name(CPU) == "cpu"
+
+
+ASSERTION = """CUDA error: device-side assert triggered
+Search for `cudaErrorAssert' in the documentation of CUDA for more information.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1"""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError(ASSERTION),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"),
+        RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    ],
+    ids=["torch", "cuBLAS", "Triton", "cuDNN"],
+)
+def test_a_lost_device_is_one_line(error):
+    with pytest.raises(DeviceLostError, match="start fastdiff again, or use the CPU") as lost, naming_lost_device():
+        raise error
+    assert str(error).splitlines()[0] in str(lost.value) and "\n" not in str(lost.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), torch.AcceleratorError("CUDA error: out of memory"), KeyError("x")],
+    ids=["memory", "memory-of-CUDA", "another"],
+)
+def test_other_errors_pass(error):
+    with pytest.raises(type(error)) as passed, naming_lost_device():
+        raise error
+    assert passed.value is error

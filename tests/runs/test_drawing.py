@@ -1,12 +1,15 @@
 """The drawing of a request: the cells of a run in batches, steps on the way, pictures with their settings."""
 
+import gc
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from fastdiff.errors import InputError
+from fastdiff.diffusion.loop import _Loop
+from fastdiff.errors import DeviceLostError, InputError
 from fastdiff.pipeline import Pipeline
 from fastdiff.requests.completion import Cell
 from fastdiff.requests.defaults import COMMAND, LIBRARY, PAGE
@@ -104,25 +107,124 @@ def test_the_scheduler_is_the_requests(card):
     assert load_pipeline(card, Request(scheduler="ddpm", dtype="float32"), "cpu").scheduler_name == "ddpm"
 
 
+@pytest.fixture
+def fits(monkeypatch):
+    """Make a step of more than `most` pictures at once fail; returns the sizes of all that were tried."""
+
+    def fits(most, error):
+        sizes, step = [], _Loop.step_by_picture
+
+        def step_if_it_fits(self, x_t, i, noise, part):
+            sizes.append(len(x_t[part]))
+            if sizes[-1] > most:
+                raise error
+            return step(self, x_t, i, noise, part)
+
+        monkeypatch.setattr(_Loop, "step_by_picture", step_if_it_fits)
+        return sizes
+
+    return fits
+
+
+def test_out_of_memory_halves_this_batch_and_those_after_it(card, pipe, fits):
+    run = Run.prepare(replace(ASKED, seed=tuple(range(5))), card, COMMAND, batch_size=4)
+    expected = [each for at in draw(run, pipe) for each in at.finished]
+    sizes = fits(2, torch.OutOfMemoryError("CUDA out of memory"))
+    steps = list(draw(run, pipe))
+    assert sizes == [4, 2, 2, 2, 2, *[2] * 6], "the first step of the first batch alone is tried again"
+    assert [at.places for at in steps] == [range(4)] * 2 + [range(i, i + 2) for i in (4, 4, 6, 6, 8, 8)]
+    assert [bool(at.step.notice) for at in steps] == [True] * 2 + [False] * 6
+    assert [at.done for at in steps] == sorted(at.done for at in steps)
+    finished = [each for at in steps for each in at.finished]
+    assert [each.place for each in finished] == list(range(10))
+    for each, same in zip(finished, expected, strict=True):
+        assert np.array_equal(np.asarray(each.image), np.asarray(same.image))
+
+
 @pytest.mark.parametrize(
     ("error", "expected", "message"),
     [
-        (
-            torch.OutOfMemoryError("CUDA out of memory"),
-            MemoryError,
-            "cpu: out of memory; give a smaller --batch-size than 3",
-        ),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError, "than 3"),
+        (torch.OutOfMemoryError("CUDA out of memory"), MemoryError, "cpu: out of memory for 1 picture at a time"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError, "lower height or width"),
+        (torch.AcceleratorError("CUDA error: device-side assert triggered\nSearch"), DeviceLostError, "start fastdiff"),
         (RuntimeError("another"), RuntimeError, "another"),
     ],
-    ids=["GPU", "CPU", "no-memory-error"],
+    ids=["GPU", "CPU", "lost-device", "no-memory-error"],
 )
-def test_out_of_memory_names_the_batch_size(card, pipe, monkeypatch, error, expected, message):
-    def fail(*args, **options):
-        raise error
-
-    monkeypatch.setattr(type(pipe), "stream", fail)
+def test_failures_of_a_device_are_one_line(card, pipe, fits, error, expected, message):
+    fits(0, error)
     run = Run.prepare(ASKED, card, COMMAND, batch_size=3)
     for use in (lambda: list(draw(run, pipe)), lambda: explain(run, pipe)):
-        with pytest.raises(expected, match=message):
+        with pytest.raises(expected, match=message) as failure:
             use()
+        assert "\n" not in str(failure.value)
+
+
+LARGE = {"height": 128, "width": 128}  # so that activations, not weights, take most of the memory
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestGPU:
+    """A card that 64 pictures do not fit on, and 8 do."""
+
+    REQUEST = Request(label=(1,), num_images=64, num_inference_steps=4, eta=0.5, scheduler="ddim", dtype="bfloat16")
+
+    @pytest.fixture(scope="class")
+    def pipe(self, card):
+        return load_pipeline(card, self.REQUEST, "cuda")
+
+    @pytest.fixture
+    def measure(self, card, pipe):
+        """Draw 64 pictures in batches; returns them, each step's (first place, index, pictures at once), and bytes."""
+
+        def measure(batch_size):
+            release(pipe)
+            torch.cuda.reset_peak_memory_stats()
+            pictures, steps = [], []
+            for at in draw(Run.prepare(self.REQUEST, card, COMMAND, batch_size=batch_size, **LARGE), pipe):
+                pictures += [np.asarray(each.image) for each in at.finished]
+                steps.append((at.places.start, at.step.index, at.step.at_once))
+            return np.stack(pictures), steps, torch.cuda.max_memory_reserved()
+
+        return measure
+
+    @pytest.fixture
+    def limit(self):
+        total = torch.cuda.get_device_properties("cuda").total_memory
+        yield lambda most: torch.cuda.set_per_process_memory_fraction(most / total)
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+    def test_it_draws_on_fewer_at_a_time_with_the_same_bits(self, measure, limit):
+        expected, _, least = measure(8)
+        whole, _, most = measure(64)
+        assert np.array_equal(whole, expected) and most > 2 * least
+        limit(int((least * most) ** 0.5))
+        pictures, steps, reserved = measure(64)
+        assert np.array_equal(pictures, expected) and reserved < most
+        assert [index for first, index, _ in steps if first == 0] == [0, 1, 2, 3]
+        sizes = [at_once for *_, at_once in steps]
+        assert 1 <= sizes[0] < 64 and sizes == sorted(sizes, reverse=True)
+        assert np.array_equal(measure(sizes[-1])[0], expected)
+
+    def test_the_error_leaves_the_process_usable(self, pipe, measure, limit):
+        expected, _, least = measure(8)
+        release(pipe)
+        before = torch.cuda.memory_allocated()
+        limit(least)
+        with pytest.raises(MemoryError, match="for 64 pictures at a time; lower batch size") as error:
+            pipe(generator=torch.Generator(), class_labels=1, num_images=64, num_inference_steps=3, **LARGE)
+        assert torch.cuda.memory_allocated() - before < 2**26, "the noise, while the error is still there"
+        assert error.value.__context__ is None
+        limit(torch.cuda.memory_reserved() + 8 * 10**7)  # enough for what two pictures of this size start from
+        with pytest.raises(MemoryError, match="for 1 picture at a time; lower height or width or take another device"):
+            pipe(class_labels=1, num_images=2, num_inference_steps=3, height=1024, width=1024)
+        del error
+        limit(2 * least)
+        assert np.array_equal(measure(8)[0], expected)
+
+
+def release(pipe):
+    pipe.denoiser.release_graphs()
+    gc.collect()
+    torch.cuda.empty_cache()

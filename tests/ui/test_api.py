@@ -110,7 +110,7 @@ def test_numbers_that_are_none_in_json(visit, number):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        pytest.param(MemoryError(), "out of memory: choose a smaller batch_size", id="out of memory"),
+        pytest.param(MemoryError(), "out of memory: choose smaller pictures", id="out of memory"),
         pytest.param(OSError(28, "No space left on device"), "No space left on device", id="disk full"),
         pytest.param(ZeroDivisionError("our own mistake"), "error", id="a bug names no secrets"),
     ],

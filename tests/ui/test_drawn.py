@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fastdiff.errors import NonFiniteError
+from fastdiff.errors import DeviceLostError, NonFiniteError
 from fastdiff.models.unet2d import UNet2DModel
 from fastdiff.pipeline import Pipeline
 from fastdiff.requests import png
@@ -73,6 +73,7 @@ def test_stopping_between_steps_keeps_what_is_finished(models, tmp_path):
     [
         pytest.param(torch.OutOfMemoryError("CUDA out of memory"), MemoryError, id="GPU"),
         pytest.param(RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError, id="CPU"),
+        pytest.param(torch.AcceleratorError("CUDA error: unknown"), DeviceLostError, id="a GPU that failed"),
         pytest.param(NonFiniteError("NaN"), NonFiniteError, id="NaN is no black picture"),
     ],
 )

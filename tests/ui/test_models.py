@@ -9,7 +9,7 @@ import pytest
 
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.errors import InputError
+from fastdiff.errors import DeviceLostError, InputError
 from fastdiff.pipeline import Pipeline
 from fastdiff.ui.models import MAX_LOADED, Models
 
@@ -232,3 +232,15 @@ def test_warm_up_loads_the_model(models):
     own = Models(device="cpu")
     own.warm_up("emoji64")
     assert len(own._loaded) == 1
+
+
+@pytest.mark.parametrize("error", [MemoryError("no memory"), DeviceLostError("the GPU failed")], ids=["memory", "lost"])
+def test_warm_up_leaves_a_device_that_fails_to_the_first_run(models, monkeypatch, error):
+    def fail(*args, **options):
+        raise error
+
+    monkeypatch.setattr(Pipeline, "from_card", fail)
+    own = Models(device="cpu")
+    own.warm_up("emoji64")
+    with pytest.raises(type(error)):
+        own.pipeline(own.card("emoji64"), None)

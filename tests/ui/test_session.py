@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdiff.errors import InputError
+from fastdiff.errors import DeviceLostError, InputError
 from fastdiff.ui.drawn import Drawn
 from fastdiff.ui.messages import explain, note, problem
 from fastdiff.ui.session import MAX_AGE, Session, new_folder
@@ -65,7 +65,8 @@ def test_settings_are_escaped_and_complete():
     ("error", "line"),
     [
         pytest.param(InputError("seed -1: give more"), "seed -1: give more", id="input"),
-        pytest.param(MemoryError("cuda"), "out of memory: choose a smaller batch_size", id="memory"),
+        pytest.param(MemoryError("cuda"), "out of memory: choose smaller pictures", id="memory"),
+        pytest.param(DeviceLostError("the GPU failed"), "the GPU failed", id="lost device"),
         pytest.param(OSError(28, "No space left on device"), "No space left on device", id="disk"),
     ],
 )

@@ -20,6 +20,7 @@ def bar(progress: Progress, what: str = "") -> str:
         f"picture {which} of {count}" if count > 1 else "",
         f"step {step.index + 1} of {step.num_steps}",
         f"{progress.rate:.2g} pictures/s",
+        step.notice or "",
     ]
     text = ", ".join(filter(None, parts))
     percent = f"{100 * progress.fraction:.1f}"

@@ -1,0 +1,33 @@
+"""The step at which a run went wrong: the first one after which its state is NaN or infinite."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fastdiff.diffusion.schedule import Schedule
+from fastdiff.errors import NonFiniteError
+
+
+class Extremes:
+    """The largest |x| after each step, NaN included: one small kernel a step, read only when something is wrong."""
+
+    def __init__(self, schedule: Schedule, device: torch.device):
+        self._schedule = schedule
+        self._largest = torch.zeros(len(schedule), device=device)
+
+    @torch.inference_mode()  # in which alone a tensor that was made there may change
+    def note(self, step: int, x: Tensor) -> None:
+        """Note the state x (N, H, W, C) float32 after a step, without waiting for the device."""
+        torch.linalg.vector_norm(x, math.inf, out=self._largest[step])
+
+    def naming_step(self, error: NonFiniteError) -> NonFiniteError:
+        """Return the error that names the step; `error` itself where all states were finite."""
+        wrong = (~self._largest.isfinite()).nonzero()
+        if not len(wrong):
+            return error
+        first = int(wrong[0])
+        return NonFiniteError(
+            f"the model's output is NaN or infinite at step {first + 1} of {len(self._schedule)} "
+            f"(timestep {int(self._schedule.timesteps[first])}); try --dtype float32, or check the model's weights"
+        )

@@ -1,0 +1,42 @@
+"""The step that is named where a run's state is not finite."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fastdiff.diffusion.finite import Extremes
+from fastdiff.errors import NonFiniteError
+
+
+class Timesteps(SimpleNamespace):
+    """As much of a schedule as is read."""
+
+    def __len__(self) -> int:
+        return len(self.timesteps)
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "inference-mode"])
+def extremes(request):
+    """A run that begins in this mode; its steps are taken outside of it."""
+    with torch.inference_mode(request.param):
+        return Extremes(Timesteps(timesteps=torch.tensor([900, 600, 300, 0])), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_the_first_step_that_is_not_finite_is_named(extremes, value):
+    x = torch.full((2, 4, 4, 3), -3e38)  # a sum would not be finite
+    for step in range(4):
+        if step == 2:
+            x[1, 3, 3, 2] = value
+        extremes.note(step, x)
+    error = extremes.naming_step(NonFiniteError("pictures"))
+    assert "at step 3 of 4 (timestep 300); try --dtype float32" in str(error)
+
+
+def test_no_step_is_named_where_all_are_finite(extremes):
+    """A VAE may be at fault; steps that are not taken yet are not either."""
+    extremes.note(0, torch.full((1, 4, 4, 3), 3e38))
+    error = NonFiniteError("the VAE's output")
+    assert extremes.naming_step(error) is error
