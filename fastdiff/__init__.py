@@ -17,6 +17,7 @@ _EXPORTS = {
     "InputError": "fastdiff.errors",
     "NonFiniteError": "fastdiff.errors",
     "Pipeline": "fastdiff.pipeline",
+    "UNet1DModel": "fastdiff.models.unet1d",
     "UNet2DModel": "fastdiff.models.unet2d",
     "accelerate": "fastdiff.acceleration",
     "report": "fastdiff.reporting",

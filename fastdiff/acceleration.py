@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from fastdiff.checkpoints.weights import diffusers_keys, split_stacked
+from fastdiff.checkpoints.weights import diffusers_keys, laid_out, split_stacked
 from fastdiff.errors import InputError
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
@@ -19,7 +19,7 @@ Accelerated = TypeVar("Accelerated")
 
 
 def accelerate(model_or_pipeline: Accelerated) -> Accelerated:
-    """Run a live diffusers UNet2DModel or DiTTransformer2DModel, or that of a pipeline, on fastdiff.
+    """Run a live diffusers UNet2DModel, UNet1DModel or DiTTransformer2DModel, or that of a pipeline, on fastdiff.
 
     Returns the same object. The call signature, `state_dict()`, `config`, scheduler and `to()` stay what they are. For
     inference only: a sample that requires grad is an error. Raises InputError for a model of another class, or one
@@ -53,13 +53,21 @@ def restore(model_or_pipeline: Accelerated) -> Accelerated:
 
 
 def share_parameters(model: nn.Module) -> Denoiser:
-    """Our model over the memory of diffusers' `model`, whose parameters become views of ours."""
+    """Our model over the memory of diffusers' `model`, whose parameters become views of ours.
+
+    Those that ours has in another form stay where they are, and ours is made of them anew at each call.
+    """
     theirs = dict(model.named_parameters())
     if len({(tensor.dtype, tensor.device) for tensor in theirs.values()}) != 1:
         raise InputError("accelerate: the model's parameters have several dtypes or devices; move it with .to() first")
     config: Any = model.config
     with torch.device("meta"):
         ours = _our_class(model).from_config(config)
+    if ours.config.is_value_function:
+        raise InputError(
+            "accelerate: a value function stays diffusers', because planners differentiate it and fastdiff is for "
+            "inference only; load it with fastdiff.UNet1DModel.from_pretrained to rate trajectories"
+        )
     state = {}
     for name in ours.state_dict():
         keys = diffusers_keys(ours, name)
@@ -67,11 +75,14 @@ def share_parameters(model: nn.Module) -> Denoiser:
         if missing:
             raise InputError(f"accelerate: the model has no {missing[0]}; undo changes to its layers first")
         parts = [theirs[key].data for key in keys]
-        layout = torch.channels_last if parts[0].ndim == 4 else torch.contiguous_format
-        state[name] = (torch.cat(parts) if len(parts) > 1 else parts[0]).contiguous(memory_format=layout)
+        if name in ours.conversions:
+            state[name] = laid_out(ours.conversions[name].convert(parts[0]), torch.channels_last)
+            continue
+        state[name] = laid_out(torch.cat(parts) if len(parts) > 1 else parts[0], torch.channels_last)
         for key, view in split_stacked(state[name], keys).items():
             theirs[key].data = view
     ours.load_state_dict(state, assign=True)
+    ours.sources = {name: theirs[name].data for name in ours.conversions}
     return ours.requires_grad_(False)
 
 

@@ -1,78 +1,65 @@
-"""Pipeline: seeds and labels in, pictures out.
+"""Pipeline: seeds and labels in, pictures out; of a model of one dimension, trajectories.
 
 Seeds and labels -> noise, schedule and conditions -> the denoising loop -> pictures.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, get_args
 
 import torch
-from PIL import Image
 from torch import Tensor
 
-from fastdiff.arguments import instance, naming, optional, text
+from fastdiff.arguments import instance, optional, text
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.checkpoints.registry import SchedulerName
-from fastdiff.diffusion.conditions import Conditions, choose_conditions
+from fastdiff.checkpoints.registry import VAE, VALUE_FUNCTION, SchedulerName
+from fastdiff.diffusion.conditions import choose_conditions
 from fastdiff.diffusion.decoding import OutputType, decode, join
 from fastdiff.diffusion.finite import Extremes
 from fastdiff.diffusion.loop import denoise
 from fastdiff.diffusion.noise import Generators, Noise, check_generators
-from fastdiff.diffusion.pictures import Label, checked_side, list_pictures
+from fastdiff.diffusion.pictures import Label, check_latents, list_pictures, picture_shape
 from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.schedulers import SCHEDULERS, Scheduler, scheduler_from_config
+from fastdiff.diffusion.trajectories import (
+    TrajectoryOutput,
+    TrajectoryOutputType,
+    check_kind,
+    check_parts,
+    check_unguided,
+    choose_ranking,
+    decode_trajectories,
+    known_rows,
+    place_conditions,
+    read_conditions,
+    sort_trajectories,
+    trajectory_shape,
+    trajectory_values,
+)
 from fastdiff.errors import InputError, NonFiniteError
 from fastdiff.execution.devices import check_move, dtype_name, naming_lost_device, resolve_device, resolve_dtype
-from fastdiff.execution.memory import Portions, or_explain, remedies, smaller_portions
-from fastdiff.execution.tensors import FLOATS, tensor
+from fastdiff.execution.memory import Portions, or_explain, remedies
 from fastdiff.models.autoencoder import Autoencoder, load_autoencoder
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.requests.defaults import LIBRARY, SEED, ModelFacts, Sampling, SamplingOptions, complete_sampling
+from fastdiff.results import PipelineOutput, Step
 from fastdiff.schema import checked
 
 _log = logging.getLogger(__name__)
 
 
-class PipelineOutput(NamedTuple):
-    """images: PIL images, or (N, H, W, C) numpy or (N, C, H, W) torch float32 in [0, 1], as `output_type` asks."""
-
-    images: Any
-
-
-@dataclass(frozen=True)
-class Step:
-    """The state after a step, as `Pipeline.stream` yields it."""
-
-    index: int  # 0 to num_steps - 1
-    num_steps: int
-    timestep: int
-    images: Any  # the finished pictures after the last step, else None
-    x_t: Tensor  # (N, H, W, C) float32, the state after the step; latents where the pipeline has a VAE
-    x0: Tensor  # (N, H, W, C) float32, the end of it as the model predicts it now
-    at_once: int  # pictures that were computed together: fewer than all where more do not fit in memory
-    decoder: Callable[[Tensor, str], Any] = decode  # of x_t or x0, and an output type
-
-    @property
-    def notice(self) -> str | None:
-        """A line that says so where not all pictures were computed together."""
-        return smaller_portions(len(self.x_t), self.at_once)
-
-    def preview(self) -> list[Image.Image]:
-        """The finished pictures as the model predicts them now: a preview that sharpens step by step."""
-        return self.decoder(self.x0, "pil")
-
-
 class Pipeline:
     """A denoiser, its scheduler and its labels: draws as diffusers' DDPMPipeline, DDIMPipeline and DiTPipeline do.
+
+    With a UNet1DModel it plans trajectories, as diffusers' ValueGuidedRLPipeline without guidance by the value's
+    gradient: that is not here, but `sort_by_value` puts the best trajectories first.
 
     Beyond those it guides class-conditional models that have a null label, and the picture of a seed has the same
     bits alone, in any batch and at any place in it (given `seed`; a `generator` draws as diffusers does).
@@ -85,9 +72,12 @@ class Pipeline:
         info: ModelInfo | None = None,
         name: str = "model",
         vae: Autoencoder | None = None,
+        value_function: Denoiser | None = None,
     ):
-        """`vae`: diffusers' AutoencoderKL, for a denoiser of latents. InputError where the two do not fit together."""
-        instance("denoiser", denoiser, Denoiser, "a UNet2DModel or DiTTransformer2DModel of fastdiff")
+        """`vae`: diffusers' AutoencoderKL, for a denoiser of latents. `value_function`: a UNet1DModel that says what
+        trajectories are worth, for a denoiser of such. InputError where the models do not fit together.
+        """
+        instance("denoiser", denoiser, Denoiser, f"a {' or '.join(DENOISERS)} of fastdiff")
         optional(instance, "info", info, ModelInfo, "a ModelInfo")
         text("name", name)
         channels = getattr(getattr(vae, "config", None), "latent_channels", None)
@@ -98,7 +88,8 @@ class Pipeline:
                 f"vae: it decodes {channels} channels and the model denoises "
                 f"{denoiser.config.in_channels}; give the VAE that the model was trained with"
             )
-        self.denoiser, self.name, self.vae = denoiser, name, vae
+        check_parts(denoiser, value_function)
+        self.denoiser, self.name, self.vae, self.value_function = denoiser, name, vae, value_function
         self.info = info or ModelInfo(null_label=denoiser.config.null_label)
         self.scheduler = scheduler
 
@@ -149,14 +140,14 @@ class Pipeline:
         dtype = resolve_dtype(dtype, device)
         checked("scheduler", scheduler, SchedulerName | None)
         with naming_lost_device():
-            denoiser, vae = or_explain(
+            denoiser, vae, value_function = or_explain(
                 partial(_load_models, card, device=device, dtype=dtype, variant=variant),
                 f"{device}: out of memory for the weights of {card.name} in {dtype_name(dtype)}; "
                 + remedies("end what else runs there", dtype),
             )
         config = read_json(hub.component_folder(card.folder, "scheduler") / "scheduler_config.json")
         scheduler = scheduler or ModelFacts.of(card).default_scheduler
-        return cls(denoiser, scheduler_from_config(config, scheduler), card.info, card.name, vae)
+        return cls(denoiser, scheduler_from_config(config, scheduler), card.info, card.name, vae, value_function)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -191,9 +182,15 @@ class Pipeline:
         """Move the models to a device or dtype, as torch's Module.to does. InputError where they cannot go there."""
         check_move(*args, **kwargs)
         self.denoiser.to(*args, **kwargs)
-        if self.vae is not None:
-            self.vae.to(*args, **kwargs)
+        for companion in (self.vae, self.value_function):
+            if companion is not None:
+                companion.to(*args, **kwargs)
         return self
+
+    @property
+    def plans_trajectories(self) -> bool:
+        """Whether it plans trajectories, rather than to draw pictures."""
+        return self.denoiser.config.of_trajectories
 
     @property
     def scale(self) -> int:
@@ -201,22 +198,30 @@ class Pipeline:
         return 1 if self.vae is None else AutoencoderKLConfig.from_mapping(self.vae.config, "vae").scale
 
     def decode(self, x: Tensor, output_type: str) -> Any:
-        """Return what the denoiser ends with, (N, H, W, C) float32, as pictures; see `decoding.decode`."""
+        """Return what the denoiser ends with, (N, H, W, C) float32, as pictures; see `decoding.decode`.
+
+        Trajectories, (N, 1, L, C), are returned as (N, C, L): see `trajectories.decode_trajectories`.
+        """
+        if self.plans_trajectories:
+            return decode_trajectories(x, output_type)
         return decode(x, output_type, self.vae)
 
-    def __call__(self, *, return_dict: bool = True, **options: Any) -> PipelineOutput | tuple[Any]:
-        """Draw pictures. Takes the options of `stream`; returns PipelineOutput, or a tuple of its images.
+    def __call__(
+        self, *, return_dict: bool = True, **options: Any
+    ) -> PipelineOutput | TrajectoryOutput | tuple[Any, ...]:
+        """Draw pictures, or plan trajectories. Takes the options of `stream`.
 
-        Where memory runs out it draws fewer of them at a time, and logs a warning.
+        Returns PipelineOutput or TrajectoryOutput, or a plain tuple of what that holds. Where memory runs out it
+        computes fewer of them at a time, and logs a warning.
         """
         checked("return_dict", return_dict, bool)
         warned = False
         for step in self.stream(**options):
-            images = step.images
+            output = step.trajectories or PipelineOutput(step.images)
             if step.notice and not warned:
                 _log.warning(step.notice)
                 warned = True
-        return PipelineOutput(images) if return_dict else (images,)
+        return output if return_dict else tuple(output)
 
     def stream(
         self,
@@ -231,14 +236,18 @@ class Pipeline:
         batch_size: int | None = None,
         height: int | None = None,
         width: int | None = None,
+        horizon: int | None = None,
+        conditions: Mapping[int, Any] | None = None,
+        sort_by_value: bool = False,
+        n_guide_steps: int = 0,
         generator: Generators | None = None,
         latents: Tensor | None = None,
-        output_type: str = "pil",
+        output_type: str | None = None,
     ) -> Iterator[Step]:
-        """Draw pictures and yield a Step after each step; the last one has the finished `images`.
+        """Draw pictures and yield a Step after each step; the last one has the finished `images`, or `trajectories`.
 
         The pictures are labels x seeds, in that order. With `batch_size` (or a tensor of labels, a list of generators,
-        or latents) they are that many, each with a seed and a label of its own.
+        latents, or conditions with a row for each) they are that many, each with a seed and a label of its own.
 
         Args:
             num_inference_steps: default: the model's own, else 50 for DDIM and all training steps for DDPM; this and
@@ -250,9 +259,17 @@ class Pipeline:
             guidance_scale: 1 is unguided. Default: the model's own, else 1.
             eta, use_clipped_model_output: of DDIM. Default: the model's own, else 0 and False.
             height, width: pixels. Default: those of the model's sample_size.
-            generator: torch draws all noise, in the order diffusers' pipelines draw, instead of `seed`.
-            latents: (N, C, H, W), the starting noise, of the size that the denoiser works at.
-            output_type: pil, np or pt.
+            horizon: positions of a trajectory, in the place of height and width. Default: the model's sample_size,
+                where that is not diffusers' default of 65,536.
+            conditions: {position: values} of trajectories, positions from 0, values (k,) or (N, k) of the last k
+                channels, in the numbers that the model was trained on: to normalise them is the caller's. They are set
+                in the noise and after every step.
+            sort_by_value: the trajectories come best first, by the pipeline's value_function.
+            n_guide_steps: 0; guidance by the value's gradient, which diffusers has under this name, is not here.
+            generator: torch draws all noise, in the order diffusers' pipelines draw, instead of `seed`; of trajectories
+                in the order (N, C, L), as a loop over diffusers' UNet1DModel.
+            latents: (N, C, H, W) or (N, C, L), the starting noise, of the size that the denoiser works at.
+            output_type: pil, np or pt; of trajectories np or pt. Default: the first.
 
         Where memory runs out, pictures that have seeds go on half as many at a time, with the same bits: see
         `Step.at_once`. Those of a generator do not.
@@ -261,47 +278,59 @@ class Pipeline:
         infinite; OutOfMemoryError, which is Python's MemoryError and torch's OutOfMemoryError, where not even one
         picture fits; DeviceLostError where the GPU fails.
         """
-        checked("output_type", output_type, OutputType)
-        height, width = checked_side("height", height), checked_side("width", width)
+        check_kind(self.denoiser.config, height=height, width=width, horizon=horizon, conditions=conditions)
+        check_unguided(n_guide_steps)
+        kind = TrajectoryOutputType if self.plans_trajectories else OutputType
+        output_type = get_args(kind)[0] if output_type is None else checked("output_type", output_type, kind)
         check_generators(generator, self.device)
-        self._check_latents(latents)
+        check_latents(latents, self.denoiser.config)
+        known_positions = read_conditions(conditions)
         counts = {
             "batch_size": batch_size,
             "generator": len(generator) if isinstance(generator, list) else None,
             "latents": len(latents) if latents is not None else None,
+            "conditions": known_rows(known_positions),
         }
         labels, seeds = list_pictures(seed, num_images, class_labels, counts)
         sampling = self._complete(num_inference_steps, eta, use_clipped_model_output, guidance_scale)
         schedule = self._schedule(sampling)
-        conditions = choose_conditions(
+        labels_and_guidance = choose_conditions(
             labels, seeds, sampling.guidance_scale, self.denoiser.config, self.info, self.device
         )
-        noise = Noise(seeds, self._shape(height, width, latents), generator, self.device, self.dtype)
+        shape = self._shape(height, width, horizon, latents)
+        known = place_conditions(known_positions, shape[-1], shape[0], self.device)
+        value_function = choose_ranking(self.value_function, sort_by_value, shape[-1])
+        noise = Noise(seeds, shape, generator, self.device, self.dtype)
         portions = Portions(
             len(seeds), self.device, self.dtype, halves=generator is None, release=self.denoiser.release_graphs
         )
+        start = partial(noise.start, None if latents is None else latents.reshape(-1, *shape))
         with naming_lost_device():
-            x_t = or_explain(partial(noise.start, latents), portions.problem)
-        return self._run(x_t, schedule, conditions, noise, portions, output_type)
+            x_t, from_steps = or_explain(start, portions.problem), noise.of_steps()
+        steps = denoise(
+            self.denoiser, x_t, schedule, labels_and_guidance, noise=from_steps, portions=portions, known=known
+        )
+        return self._run(steps, schedule, portions, output_type, value_function)
 
     def _run(
         self,
-        x_t: Tensor,
+        steps: Iterator[tuple[Tensor, Tensor]],
         schedule: Schedule,
-        conditions: Conditions,
-        noise: Noise,
         portions: Portions,
-        output_type: str,
+        output_type: Any,
+        value_function: Denoiser | None,
     ) -> Iterator[Step]:
         extremes = Extremes(schedule, self.device)
         decoder = partial(self._decode, portions=portions, extremes=extremes)
         with naming_lost_device():
-            steps = denoise(self.denoiser, x_t, schedule, conditions, noise=noise.of_steps(), portions=portions)
             for i, (x, x0) in enumerate(steps):
                 extremes.note(i, x)
                 images = decoder(x, output_type) if i == len(schedule) - 1 else None
+                trajectories = None
+                if self.plans_trajectories and images is not None:
+                    images, trajectories = None, self._sort(x, images, portions, value_function)
                 timestep = int(schedule.timesteps[i])
-                yield Step(i, len(schedule), timestep, images, x, x0, portions.size, decoder)
+                yield Step(i, len(schedule), timestep, images, x, x0, portions.size, decoder, trajectories)
 
     def _decode(self, x: Tensor, output_type: str, *, portions: Portions, extremes: Extremes) -> Any:
         """`decode` during a run: as many pictures at a time as fit, and an error names the step."""
@@ -310,6 +339,15 @@ class Pipeline:
                 return join(portions.map(lambda part: self.decode(x[part], output_type), len(x)), output_type)
         except NonFiniteError as error:
             raise extremes.naming_step(error) from None
+
+    def _sort(
+        self, x: Tensor, trajectories: Any, portions: Portions, value_function: Denoiser | None
+    ) -> TrajectoryOutput:
+        """Return the finished trajectories of x (N, 1, L, C), the best first where there is a value function."""
+        if value_function is None:
+            return TrajectoryOutput(trajectories)
+        values = portions.map(lambda part: trajectory_values(value_function, x[part]), len(x))
+        return sort_trajectories(trajectories, torch.cat(values))
 
     def _complete(
         self, steps: int | None, eta: float | None, use_clipped_model_output: bool | None, guidance_scale: float | None
@@ -328,7 +366,7 @@ class Pipeline:
             eta=sampling.eta,
             use_clipped_model_output=sampling.use_clipped_model_output,
         )
-        channels = self.denoiser.config.in_channels, self.denoiser.config.out_channels
+        channels = self.denoiser.config.sample_channels, self.denoiser.config.out_channels
         halves = (1, 2) if schedule.options.variance == "fixed" else (2,)
         if channels[1] not in [half * channels[0] for half in halves]:
             raise InputError(
@@ -337,45 +375,24 @@ class Pipeline:
             )
         return schedule.to(self.device)
 
-    def _shape(self, height: int | None, width: int | None, latents: Tensor | None) -> tuple[int, ...]:
-        """Return (C, H, W) of what the denoiser draws: that of `latents`, or for pictures of height x width pixels."""
-        config = self.denoiser.config
-        if latents is None:
-            return config.in_channels, *self._size(height, width)
-        sides = latents.shape[2:]
-        with naming("latents"):
-            config.check_size(*sides)
-        for name, asked, side in zip(("height", "width"), (height, width), sides, strict=True):
-            if asked not in (None, side * self.scale):
-                raise InputError(
-                    f"latents: they make pictures of {name} {side * self.scale}, and {name} is {asked}; leave it out"
-                )
-        return tuple(latents.shape[1:])
-
-    def _check_latents(self, latents: Tensor | None) -> None:
-        channels = self.denoiser.config.in_channels
-        if latents is None:
-            return
-        tensor("latents", latents, FLOATS)
-        if latents.ndim != 4 or latents.shape[1] != channels:
-            raise InputError(f"latents: expected (N, {channels}, H, W), got {tuple(latents.shape)}")
-
-    def _size(self, height: int | None, width: int | None) -> tuple[int, int]:
-        """Return the height and width of what the denoiser draws, for pictures of height x width pixels."""
-        default = self.denoiser.config.trained_size
-        if default is not None:
-            height = default[0] * self.scale if height is None else height
-            width = default[1] * self.scale if width is None else width
-        if height is None or width is None:
-            raise InputError("height, width: this model's config has no sample_size; give both")
-        self.denoiser.config.check_size(height, width, self.scale)
-        return height // self.scale, width // self.scale
+    def _shape(
+        self, height: int | None, width: int | None, horizon: int | None, latents: Tensor | None
+    ) -> tuple[int, int, int]:
+        """Return (C, H, W) of what the denoiser draws: that of `latents`, or of what is asked for."""
+        if self.plans_trajectories:
+            return trajectory_shape(self.denoiser.config, horizon, latents)
+        return picture_shape(self.denoiser.config, self.scale, height, width, latents)
 
 
 def _load_models(
     card: ModelCard, *, device: torch.device, dtype: torch.dtype, variant: str | None
-) -> tuple[Denoiser, Autoencoder | None]:
+) -> tuple[Denoiser, Autoencoder | None, Denoiser | None]:
+    """Return the denoiser, the VAE and the value function, as far as there are any."""
     options: dict[str, Any] = {"variant": variant, "dtype": dtype, "device": device}
-    folder = hub.component_folder(card.folder, card.denoiser.name)
-    denoiser = DENOISERS[card.denoiser.class_name].from_folder(folder, **options)
-    return denoiser, load_autoencoder(card.folder / "vae", **options) if "vae" in card.classes else None
+    kind, vae, value_function = DENOISERS[card.denoiser.class_name], None, None
+    denoiser = kind.from_folder(hub.component_folder(card.folder, card.denoiser.name), **options)
+    if VAE.name in card.classes:
+        vae = load_autoencoder(card.folder / VAE.name, **options)
+    if VALUE_FUNCTION.name in card.classes:
+        value_function = kind.from_folder(card.folder / VALUE_FUNCTION.name, **options)
+    return denoiser, vae, value_function

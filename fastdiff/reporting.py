@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from fastdiff.arguments import instance
+from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.diffusion.pictures import checked_side
+from fastdiff.diffusion.trajectories import trajectory_shape
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import device_name, dtype_name
 from fastdiff.kernels.host.recording import TORCH, Recorder, record, shape_text
+from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.pipeline import Pipeline
 from fastdiff.requests.request import Pictures
@@ -120,8 +123,8 @@ def report(
         model: a Pipeline, for one denoising step; or a denoiser, for one prediction. What is made once for all steps,
             before their loop, is left out.
         height, width: of the pictures or latents; default: the model's sample_size.
-        options: of a pipeline those of its `stream`; of a denoiser `class_labels` as its `conditioning` takes them,
-            by default the first.
+        options: of a pipeline those of its `stream`; of a denoiser `class_labels` as its `conditioning` takes them, by
+            default the first, and the `horizon` of trajectories, by default the model's sample_size.
 
     Raises InputError naming what the model cannot do.
     """
@@ -130,7 +133,7 @@ def report(
     if isinstance(model, Denoiser):
         recorded, x = _prediction(model, batch_size, height, width, **options)
     else:
-        instance("model", model, Pipeline, "a Pipeline, UNet2DModel or DiTTransformer2DModel")
+        instance("model", model, Pipeline, f"a Pipeline, {' or '.join(DENOISERS)}")
         recorded, x = _denoising_step(model, batch_size, height, width, **options)
     what = f"{type(model).__name__}, {shape_text(x)}, {dtype_name(model.dtype)}, {device_name(model.device)}"
     return Report(what, _rows(recorded), len(recorded.variants) or None)
@@ -163,17 +166,35 @@ def _denoising_step(
 
 
 def _prediction(
-    model: Denoiser, batch_size: int, height: int | None, width: int | None, class_labels: Tensor | None = None
+    model: Denoiser,
+    batch_size: int,
+    height: int | None,
+    width: int | None,
+    horizon: int | None = None,
+    class_labels: Tensor | None = None,
 ) -> tuple[Recorder, Tensor]:
-    default = model.config.trained_size or (None, None)
-    height, width = default[0] if height is None else height, default[1] if width is None else width
-    if height is None or width is None:
-        raise InputError("height, width: this model's config has no sample_size; give both")
+    height, width = _size(model.config, height, width, horizon)
     model.config.check_size(height, width)
     if class_labels is None and model.config.num_class_embeds is not None:
         class_labels = torch.zeros(batch_size, dtype=torch.int64, device=model.device)
-    x = torch.randn(batch_size, height, width, model.config.in_channels, device=model.device, dtype=model.dtype)
+    x = torch.randn(batch_size, height, width, model.config.sample_channels, device=model.device, dtype=model.dtype)
     conditioning = model.conditioning(torch.ones(batch_size, device=model.device), class_labels)
     with record(model.device) as recorded:
         model.predict(x, conditioning)
     return recorded, x
+
+
+def _size(config: DenoiserConfig, height: int | None, width: int | None, horizon: int | None) -> tuple[int, int]:
+    """Height and width of a denoiser's input: those asked for, else those of its config."""
+    if config.of_trajectories:
+        if height is not None or width is not None:
+            raise InputError("height, width: a trajectory has none; give its horizon")
+        _, *size = trajectory_shape(config, horizon, None)
+        return size[0], size[1]
+    if horizon is not None:
+        raise InputError("horizon: this model makes pictures; give height and width")
+    default = config.trained_size or (None, None)
+    height, width = default[0] if height is None else height, default[1] if width is None else width
+    if height is None or width is None:
+        raise InputError("height, width: this model's config has no sample_size; give both")
+    return height, width

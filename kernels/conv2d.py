@@ -4,7 +4,7 @@ A channels-last implicit GEMM. The nearest 2x upsample before it and a skip conn
 arithmetic, so that neither is ever materialised.
 """
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels.device.conv2d import conv_by_descriptors, conv_by_pointers, sum_chunks
-from fastdiff.kernels.group_norm import GroupNormCall, affine_arguments, group_norm
+from fastdiff.kernels.group_norm import GroupNormCall, affine_arguments, after_arguments, group_norm
 from fastdiff.kernels.host.conv2d_plan import Plan, Problem, make_plan
 from fastdiff.kernels.host.conv2d_tiles import SUM_CHANNELS
 from fastdiff.kernels.host.dispatch import Call, Operation, check_pictures, parts_of
@@ -30,6 +30,7 @@ from fastdiff.kernels.host.recording import because
 
 # Elements of x up to which torch's own convolution on the CPU leaves oneDNN for a slower one: torch's own limit.
 SMALL_ON_CPU = 20480
+NORM_STRIDES = ("norm_scale_stride", "norm_shift_stride", "norm_temb_stride")
 
 Padding = int | tuple[int, int, int, int]  # one width for all sides, or (left, right, top, bottom)
 
@@ -43,7 +44,7 @@ class Shortcut(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """The GroupNorm and activation that follow a convolution: arguments of `kernels.group_norm`."""
+    """The GroupNorm that follows a convolution, and what follows that: arguments of `kernels.group_norm`."""
 
     num_groups: int
     weight: Tensor | None = None
@@ -52,6 +53,8 @@ class Norm(NamedTuple):
     activation: str = "none"
     scale: Tensor | None = None
     shift: Tensor | None = None
+    temb: Tensor | None = None
+    residual: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +63,8 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
 
     Args:
         x: (N, H, W, C_in), float32, float16 or bfloat16; or a pair of such tensors, read as their concatenation over C.
-        weight: (C_out, C_in, kH, kW), the dtype of x; fastest when its memory format is channels-last.
+        weight: (C_out, C_in, kH, kW), the dtype of x; fastest when its memory format is channels-last, in float32 when
+            it is that of `k_first`.
         bias: (C_out,), the dtype of x.
         stride: 1 or 2.
         padding: zeros around the picture.
@@ -69,7 +73,7 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         residual: (N, H_out, W_out, C_out), the dtype of x.
         shortcut: a 1x1 convolution whose output is added, instead of a residual; the dtype of x.
         output_scale: divides the sum.
-        norm: normalise and activate the sum, which in a small picture takes no launch of its own.
+        norm: normalise and activate the sum and add to it, which in a small picture takes no launch of its own.
         moments: return the moments of y too, which the next GroupNorm would otherwise read y for.
 
     Returns: y (N, H_out, W_out, C_out), contiguous, the dtype of x; with `moments`, (y, its Moments or None). They are
@@ -184,26 +188,29 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
     def kernel(self) -> Tensor | tuple[Tensor, Moments | None]:
         problem, device, shortcut = self.problem, self.device, self.shortcut
         parts = tuple(part.contiguous() for part in self.parts)
-        weight = self.weight.permute(0, 2, 3, 1).contiguous()  # (C_out, kH, kW, C_in), a view of channels-last memory
+        y = torch.empty(problem.out_shape, dtype=parts[0].dtype, device=device)
+        after = None if self.norm is None else GroupNormCall(y, **self.norm._asdict())
+        if after is not None:
+            problem = replace(problem, group=problem.out_channels // after.num_groups)
+        weight, is_k_first = _weight_memory(self.weight)
         bias, residual = (None if tensor is None else tensor.contiguous() for tensor in (self.bias, self.residual))
-        loaded = (*parts, weight) if residual is None else (*parts, weight, residual)
+        residual2 = None if self.norm is None or self.norm.residual is None else self.norm.residual.contiguous()
+        loaded = tuple(tensor for tensor in (*parts, weight, residual, residual2) if tensor is not None)
         plan = make_plan(problem, obstacle=_descriptor_obstacle(loaded), multiprocessors=multiprocessors(device))
         if shortcut is not None and not _fuses(problem, plan, shortcut):
             residual, shortcut = _only(conv2d(*shortcut)), None
-        y = torch.empty(problem.out_shape, dtype=parts[0].dtype, device=device)
-        after = None if self.norm is None else GroupNormCall(y, **self.norm._asdict())
-        normed = after is not None and plan.normalises(problem, after.num_groups)
+        normed = after is not None and plan.normalises(problem)
         because(lambda: plan.describe() + normed * ", normalised there")
         moments = _empty_moments(problem, plan, device) if self.moments or (after and not normed) else None
         outputs = (y, None if moments is None else (moments.mean, moments.m2))
         epilogue = _epilogue(bias, self.temb, self.output_scale)
         if plan.spread:
             partial = torch.empty(plan.chunks, *problem.out_shape, dtype=torch.float32, device=device)
-            _launch_products(problem, plan, (partial, None), parts, weight, _epilogue(), None)
+            _launch_products(problem, plan, (partial, None), parts, (weight, is_k_first), _epilogue(), None)
             _launch_sum(problem, plan, outputs, partial, epilogue, residual)
         else:
             fused = (shortcut, after if normed else None)
-            _launch_products(problem, plan, outputs, parts, weight, epilogue, residual, *fused)
+            _launch_products(problem, plan, outputs, parts, (weight, is_k_first), epilogue, residual, *fused)
         if self.norm is not None and not normed:
             return group_norm(y, moments=moments, **self.norm._asdict())
         return (y, moments) if self.moments else y
@@ -238,6 +245,22 @@ def _convolve_patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: in
     return F.linear(patches.permute(0, 1, 2, 4, 5, 3).flatten(3), weight.permute(0, 2, 3, 1).flatten(1), bias)
 
 
+def k_first(weight: Tensor) -> Tensor:
+    """The weight (C_out, C_in, kH, kW) in memory as (kH, kW, C_in, C_out): in float32 the kernel's fastest.
+
+    Products of float32 are made from shared memory, where the channels that a warp multiplies by lie side by side then.
+    """
+    return weight.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
+
+
+def _weight_memory(weight: Tensor) -> tuple[Tensor, bool]:
+    """The weight as its memory lies, (C_out, kH, kW, C_in) or, in float32, as `k_first` lays it; and whether so."""
+    filters, turned = weight.permute(0, 2, 3, 1), weight.permute(2, 3, 1, 0)
+    if weight.dtype == torch.float32 and turned.is_contiguous() and not filters.is_contiguous():
+        return turned, True
+    return filters.contiguous(), False
+
+
 def _descriptor_obstacle(loaded: tuple[Tensor, ...]) -> str | None:
     """Why tensor descriptors cannot load these, whatever their sizes."""
     if not has_descriptors(loaded[0].device):
@@ -267,20 +290,21 @@ def _empty_moments(problem: Problem, plan: Plan, device: torch.device) -> Moment
 
 
 def _launch_products(
-    problem: Problem, plan: Plan, outputs: tuple[Any, ...], parts: tuple[Tensor, ...], weight: Tensor,
+    problem: Problem, plan: Plan, outputs: tuple[Any, ...], parts: tuple[Tensor, ...], filters: tuple[Tensor, bool],
     epilogue: tuple[Any, ...], residual: Tensor | None, shortcut: Shortcut | None = None,
     norm: GroupNormCall | None = None,
 ) -> None:  # fmt: skip
     """One chunk a program, or all of them with the shortcut and the epilogue."""
+    weight, is_k_first = filters
     pictures, tile_height, tile_width = plan.tile_shape
     left, _, top, _ = problem.padding
     grid = (plan.programs(problem), plan.chunks if plan.spread else 1)
     arguments: dict[str, Any] = dict(
-        epilogue=epilogue, pictures=problem.pictures, rows=plan.rows, pixels=problem.pixels, pad_top=top, pad_left=left,
-        steps=plan.steps, channels=problem.channels[0], channels2=sum(problem.channels[1:]),
-        out_channels=problem.out_channels,
+        epilogue=epilogue, **_norm_arguments(problem, plan, norm), pictures=problem.pictures, rows=plan.rows,
+        pixels=problem.pixels, pad_top=top, pad_left=left, steps=plan.steps, channels=problem.channels[0],
+        channels2=sum(problem.channels[1:]), out_channels=problem.out_channels,
         KH=problem.kernel[0], KW=problem.kernel[1], MODE=problem.mode, CHUNKS=1 if plan.spread else plan.chunks,
-        SWAP=plan.tile.swap, BH=tile_height, BW=tile_width, BN=plan.tile.channels, BK=plan.tile.block,
+        SWAP=plan.tile.swap, BI=pictures, BH=tile_height, BW=tile_width, BN=plan.tile.channels, BK=plan.tile.block,
         num_warps=plan.tile.warps, num_stages=plan.tile.stages, fp_fusion=False,
     )  # fmt: skip
     if plan.stores_by_descriptor(problem):
@@ -288,7 +312,7 @@ def _launch_products(
     if not plan.descriptors:
         x, x2 = (*parts, None)[:2]
         sizes: dict[str, Any] = dict(height=problem.height, width=problem.width, out_width=problem.out_width)
-        flags: dict[str, Any] = dict(FLAT=plan.flat, RAGGED=plan.ragged(problem))
+        flags: dict[str, Any] = dict(FLAT=plan.flat, K_FIRST=is_k_first, RAGGED=plan.ragged(problem))
         launch(conv_by_pointers, grid, *outputs, x, x2, weight, residual, **arguments, **sizes, **flags)
         return
     addend: Any = residual
@@ -298,8 +322,7 @@ def _launch_products(
     w_desc = descriptor(weight.flatten(1), [plan.tile.channels, plan.tile.block])
     launch(
         conv_by_descriptors, grid, *outputs, x, x2, w_desc, weight, addend, **arguments,
-        **_shortcut_arguments(plan, shortcut), **_norm_arguments(problem, norm),
-        columns=plan.columns, BI=pictures, MOMENTS=plan.moments,
+        **_shortcut_arguments(plan, shortcut), columns=plan.columns, MOMENTS=plan.moments,
     )  # fmt: skip
 
 
@@ -314,20 +337,22 @@ def _shortcut_arguments(plan: Plan, shortcut: Shortcut | None) -> dict[str, Any]
     return dict(zip(names, (x, x2, weight, rest), strict=True))
 
 
-def _norm_arguments(problem: Problem, norm: GroupNormCall | None) -> dict[str, Any]:
+def _norm_arguments(problem: Problem, plan: Plan, norm: GroupNormCall | None) -> dict[str, Any]:
     if norm is None:
-        nothing = dict(norm=(None,) * 5, norm_scale_stride=0, norm_shift_stride=0)
-        return nothing | {"NORM": 0, "ACTIVATION": "none"}
-    affine = affine_arguments(norm)
-    strides = dict(norm_scale_stride=affine["scale_stride"], norm_shift_stride=affine["shift_stride"])
-    width = problem.out_channels // norm.num_groups
-    return {"norm": affine["norm"], **strides, "NORM": width, "ACTIVATION": norm.activation}
+        nothing = dict.fromkeys(("norm_temb", "norm_residual")) | dict.fromkeys(NORM_STRIDES, 0)
+        return nothing | {"norm": (None,) * 5, "NORM": 0, "ACTIVATION": "none"}
+    arguments = affine_arguments(norm) | after_arguments(norm)
+    if arguments["residual"] is not None and plan.residual_by_descriptor(problem):
+        arguments["residual"] = _output_descriptor(problem, plan, arguments["residual"])
+    prefixed = {name if name == "norm" else f"norm_{name}": value for name, value in arguments.items()}
+    return prefixed | {"NORM": problem.group, "ACTIVATION": norm.activation}
 
 
 def _input_descriptors(problem: Problem, plan: Plan, parts: tuple[Tensor, ...]) -> list[Any]:
     pictures, height, width = plan.tile_shape
     if problem.mode == "down":  # the pixels of one parity are a block of (N, H / 2, 2, W / 2, 2 C)
-        parts = tuple(part.view(part.shape[0], part.shape[1] // 2, 2, part.shape[2] // 2, -1) for part in parts)
+        rows = 1 if problem.row else 2
+        parts = tuple(part.view(part.shape[0], part.shape[1] // rows, rows, part.shape[2] // 2, -1) for part in parts)
         return [descriptor(part, [pictures, height, 1, width, plan.tile.block]) for part in parts]
     return [descriptor(part, [pictures, height, width, plan.tile.block]) for part in parts]
 

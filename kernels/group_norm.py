@@ -49,7 +49,9 @@ PROGRAMS = 256  # of `normalise_kernel`, at least, where there are blocks of pix
 
 @dataclass(frozen=True, eq=False)
 class GroupNormCall(Call[Tensor]):
-    """activation(GroupNorm(x) * (1 + scale) + shift), Wu and He 2018 (arXiv 1803.08494), as diffusers' ResnetBlock2D.
+    """activation(GroupNorm(x) * (1 + scale) + shift) + temb + residual, Wu and He 2018 (arXiv 1803.08494).
+
+    As in diffusers' ResnetBlock2D, and, with temb and residual, ResidualTemporalBlock1D.
 
     Args:
         x: (N, H, W, C), float32, float16 or bfloat16; or a pair of such tensors, read as their concatenation over C.
@@ -58,6 +60,8 @@ class GroupNormCall(Call[Tensor]):
         eps: added to the variance.
         activation: none, silu, mish, gelu or relu.
         scale, shift: (N, C) of any float dtype, both or neither; rows may be strided.
+        temb: (N, C) of any float dtype, added to every pixel after the activation; rows may be strided.
+        residual: (N, H, W, C), the dtype of x, added after the activation.
         moments: the mean and M2 of x, for a pair a pair; those that are None are computed.
 
     Returns: (N, H, W, C), contiguous, the dtype of x. Raises ValueError naming the argument that does not fit.
@@ -72,6 +76,8 @@ class GroupNormCall(Call[Tensor]):
     activation: str = "none"
     scale: Tensor | None = None
     shift: Tensor | None = None
+    temb: Tensor | None = None
+    residual: Tensor | None = None
     moments: Moments | tuple[Moments | None, Moments | None] | None = None
 
     @property
@@ -101,7 +107,12 @@ class GroupNormCall(Call[Tensor]):
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation: {self.activation!r} is none of {', '.join(ACTIVATIONS)}")
         self._check_pair(("weight", "bias"), (self.weight, self.bias), (channels,))
-        self._check_pair(("scale", "shift"), (self.scale, self.shift), (first.shape[0], channels))
+        row = (first.shape[0], channels)
+        self._check_pair(("scale", "shift"), (self.scale, self.shift), row)
+        self._check_tensor("temb", self.temb, row)
+        self._check_tensor("residual", self.residual, (*first.shape[:3], channels))
+        if self.residual is not None and self.residual.dtype != first.dtype:
+            raise ValueError(f"residual: {self.residual.dtype}, but x is {first.dtype}")
         self._check_moments()
 
     def _check_pair(
@@ -110,10 +121,13 @@ class GroupNormCall(Call[Tensor]):
         for name, tensor, other in zip(names, pair, reversed(pair), strict=True):
             if (tensor is None) != (other is None):
                 raise ValueError(f"{', '.join(names)}: give both or neither")
-            if tensor is not None and tuple(tensor.shape) != shape:
-                raise ValueError(f"{name}: expected {shape}, got {tuple(tensor.shape)}")
-            if tensor is not None and tensor.device != self.device:
-                raise ValueError(f"{name}: on {tensor.device}, but x is on {self.device}")
+            self._check_tensor(name, tensor, shape)
+
+    def _check_tensor(self, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ValueError(f"{name}: expected {shape}, got {tuple(tensor.shape)}")
+        if tensor is not None and tensor.device != self.device:
+            raise ValueError(f"{name}: on {tensor.device}, but x is on {self.device}")
 
     def _check_moments(self) -> None:
         parts, given = self.parts, self.given
@@ -136,7 +150,12 @@ class GroupNormCall(Call[Tensor]):
         a, b = _affine(mean, m2, hw, self.num_groups, self.weight, self.bias, self.eps)
         if self.scale is not None and self.shift is not None:
             a, b = a * (1 + self.scale.float()), torch.addcmul(self.shift.float(), b, 1 + self.scale.float())
-        return _apply(parts, mean, a, b, self.activation)
+        y = _apply(parts, mean, a, b, self.activation)  # float32
+        if self.temb is not None:
+            y += self.temb[:, None, None, :]
+        if self.residual is not None:
+            y += self.residual
+        return y.to(parts[0].dtype)
 
     def obstacle(self) -> str | None:
         dtype = self.parts[0].dtype
@@ -160,11 +179,11 @@ class GroupNormCall(Call[Tensor]):
         elif whole and y.numel() >= LARGE:
             merged = _merge_tiles(known, hw, affine, whole, rows=_rows(tiles, whole), columns=128, tree=True)
         else:
-            return _normalise(y, parts, self.activation, known, affine, whole, group_width)
+            return _normalise(y, parts, self, known, affine, whole, group_width)
         if whole:
-            return _apply_merged(y, parts, self.activation, merged)
+            return _apply_merged(y, parts, self, merged)
         known = [Moments(merged[0][:, None], merged[1][:, None], hw)]
-        return _normalise(y, parts, self.activation, known, affine, whole, group_width)
+        return _normalise(y, parts, self, known, affine, whole, group_width)
 
 
 group_norm = Operation("group_norm", GroupNormCall)
@@ -206,7 +225,7 @@ def _apply(parts: tuple[Tensor, ...], mean: Tensor, a: Tensor, b: Tensor, activa
     columns = [tensor[:, None, None, :].split(widths, dim=-1) for tensor in (mean, a, b)]
     for part, out, m, scale, shift in zip(parts, y.split(widths, dim=-1), *columns, strict=True):
         torch.addcmul(shift, part.float() - m, scale, out=out)
-    return ACTIVATIONS[activation](y).to(parts[0].dtype)
+    return ACTIVATIONS[activation](y)
 
 
 class Tiling(NamedTuple):
@@ -255,6 +274,12 @@ def affine_arguments(call: GroupNormCall) -> dict[str, Any]:
     )
 
 
+def after_arguments(call: GroupNormCall) -> dict[str, Any]:
+    """What is added after the activation of a norm, as the kernels take it."""
+    temb, residual = side_by_side(call.temb), None if call.residual is None else call.residual.contiguous()
+    return dict(temb=temb, residual=residual, temb_stride=0 if temb is None else temb.stride(0))
+
+
 def _rows(entries: int, whole: int) -> int:
     """Tiles, or tiles and channels of a group, that `normalise_kernel` merges at a time."""
     return 4 if entries <= 4 else 16 if whole else 8
@@ -282,21 +307,21 @@ def _tensor_arguments(parts: list[Tensor]) -> dict[str, Any]:
     return dict(x=x, x2=x2, channels=channels, channels2=channels2, hw=parts[0].shape[1] * parts[0].shape[2])
 
 
-def _apply_merged(y: Tensor, parts: list[Tensor], activation: str, merged: Tensor) -> Tensor:
+def _apply_merged(y: Tensor, parts: list[Tensor], call: GroupNormCall, merged: Tensor) -> Tensor:
     mean, a, b = merged  # each (N, C)
     widths = [part.shape[-1] for part in parts]
     tiling = _tiling(y.shape[1] * y.shape[2], widths, (128, 64, 32))
     blocks = len(y) * sum(triton.cdiv(width, tiling.channels) for width in widths)
     launch(
         apply_kernel, (blocks * triton.cdiv(y.shape[1] * y.shape[2], tiling.pixels),),
-        y, mean_ptr=mean, a_ptr=a, b_ptr=b, **_tensor_arguments(parts),
-        ACTIVATION=activation, BP=tiling.pixels, BC=tiling.channels, num_warps=tiling.warps, fp_fusion=False,
+        y, mean_ptr=mean, a_ptr=a, b_ptr=b, **_tensor_arguments(parts), **after_arguments(call),
+        ACTIVATION=call.activation, BP=tiling.pixels, BC=tiling.channels, num_warps=tiling.warps, fp_fusion=False,
     )  # fmt: skip
     return y
 
 
 def _normalise(
-    y: Tensor, parts: list[Tensor], activation: str, known: list[Moments], affine: dict[str, Any], whole: int,
+    y: Tensor, parts: list[Tensor], call: GroupNormCall, known: list[Moments], affine: dict[str, Any], whole: int,
     group_width: int,
 ) -> Tensor:  # fmt: skip
     hw, widths, merged = y.shape[1] * y.shape[2], [p.shape[-1] for p in parts], [m.mean.shape[2] for m in known]
@@ -307,9 +332,10 @@ def _normalise(
     span = tiling.pixels * min(most, max(1, blocks * triton.cdiv(hw, tiling.pixels) // PROGRAMS))
     launch(
         normalise_kernel, (blocks * triton.cdiv(hw, span),),
-        y, **_tensor_arguments(parts), **_moments_arguments(known), **affine, merged=merged[0], merged2=sum(merged[1:]),
-        group_width=group_width, span=span, ACTIVATION=activation, WHOLE=whole, BP=tiling.pixels, BC=tiling.channels,
-        BJ=_rows(entries, whole), num_warps=tiling.warps, fp_fusion=False,
+        y, **_tensor_arguments(parts), **_moments_arguments(known), **affine, **after_arguments(call),
+        merged=merged[0], merged2=sum(merged[1:]), group_width=group_width, span=span, ACTIVATION=call.activation,
+        WHOLE=whole, BP=tiling.pixels, BC=tiling.channels, BJ=_rows(entries, whole), num_warps=tiling.warps,
+        fp_fusion=False,
     )  # fmt: skip
     return y
 

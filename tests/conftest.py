@@ -32,3 +32,78 @@ def exact_matmuls():
     yield
     for backend, allowed in zip(backends, before, strict=True):
         backend.allow_tf32 = allowed
+
+
+TINY_POLICY = {
+    "sample_size": 65536,  # what diffusers writes where nobody says
+    "in_channels": 14,
+    "block_out_channels": (8, 16, 32),
+    "time_embedding_type": "positional",
+    "use_timestep_embedding": True,
+    "flip_sin_to_cos": False,
+    "freq_shift": 1,
+    "mid_block_type": "MidResTemporalBlock1D",
+    "out_block_type": "OutConv1DBlock",
+    "act_fn": "mish",
+}
+TINY_VALUES = TINY_POLICY | {
+    "mid_block_type": "ValueFunctionMidBlock1D",
+    "out_block_type": "ValueFunction",
+    "block_out_channels": (8, 16, 32),
+    "downsample_each_block": True,
+    "up_block_types": (),
+}
+
+
+def _tiny_unet1d(options, randomise):
+    import diffusers
+
+    levels = len(options["block_out_channels"])
+    blocks = {
+        "out_channels": options["in_channels"],
+        "down_block_types": ("DownResnetBlock1D",) * levels,
+        "up_block_types": ("UpResnetBlock1D",) * (levels - 1),
+    }
+    return randomise(diffusers.UNet1DModel(**blocks | options))
+
+
+@pytest.fixture
+def save_planner(tmp_path, randomise):
+    """Save a tiny planner of trajectories as diffusers' DDPM or DDIM pipeline; returns that and its folder."""
+    import diffusers
+
+    def save(kind: str, unet: dict | None = None, **scheduler):
+        model = _tiny_unet1d(TINY_POLICY | (unet or {}), randomise)
+        with torch.no_grad():
+            model.out_block.final_conv1d_2.weight.mul_(0.1)  # a wild model multiplies rounding from step to step
+        scheduler = getattr(diffusers, f"{kind}Scheduler")(**scheduler)
+        pipe = getattr(diffusers, f"{kind}Pipeline")(unet=model, scheduler=scheduler)
+        pipe.save_pretrained(tmp_path / "planner")
+        return pipe, tmp_path / "planner"
+
+    return save
+
+
+class _World:
+    """All that ValueGuidedRLPipeline asks of its env, which diffusers does not save."""
+
+    observation_space, action_space = torch.empty(11), torch.empty(3)
+
+    def get_dataset(self) -> dict:
+        return {}
+
+
+@pytest.fixture
+def save_value_guided(tmp_path, randomise):
+    """Save a tiny ValueGuidedRLPipeline of diffusers, about a world that is not there; returns it and its folder."""
+    from diffusers import DDPMScheduler
+    from diffusers.experimental import ValueGuidedRLPipeline
+
+    def save(unet: dict | None = None, values: dict | None = None):
+        policy = _tiny_unet1d(TINY_POLICY | (unet or {}), randomise)
+        value_function = _tiny_unet1d(TINY_VALUES | (values or {}), randomise)
+        pipe = ValueGuidedRLPipeline(value_function, policy, DDPMScheduler(), _World())
+        pipe.save_pretrained(tmp_path / "value-guided")
+        return pipe, tmp_path / "value-guided"
+
+    return save

@@ -27,6 +27,7 @@ FLOORS = (
     ("ui",),
     ("runs",),
     ("pipeline", "acceleration", "reporting"),
+    ("results",),
     ("diffusion",),
     ("models",),
     ("requests",),

@@ -12,7 +12,7 @@ from pathlib import Path
 from fastdiff.arguments import path as checked_path
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.names import Revision, Variant
-from fastdiff.checkpoints.registry import DENOISERS, PIPELINES, denoiser_part, read_model_index
+from fastdiff.checkpoints.registry import DENOISERS, PIPELINES, read_denoiser_part, read_model_index
 from fastdiff.errors import InputError
 from fastdiff.schema import checked
 
@@ -24,7 +24,7 @@ _CONFIGS = ("model_index.json", "config.json")  # a pipeline's folder has the fi
 # By name, not *.json: offline, the client refuses a snapshot that lacks any file asked for.
 _JSON_FILES = [
     *_CONFIGS,
-    *(f"{part.name}/config.json" for part in DENOISERS),
+    *dict.fromkeys(f"{part.name}/config.json" for part in DENOISERS),
     "scheduler_config.json",
     "scheduler/scheduler_config.json",
     "fastdiff.json",
@@ -179,10 +179,7 @@ def _weight_folders(root: Path) -> list[Path]:
         pipeline = PIPELINES[classes["pipeline"]]
         companions = [root / part.name for part in pipeline.companions if part.name in classes]
         return [component_folder(root, pipeline.denoiser.name), *companions]
-    path = root / "config.json"
-    class_name, known = read_json(path).get("_class_name"), [name for part in DENOISERS for name in part.classes]
-    if denoiser_part(class_name) is None:
-        raise InputError(f"{path}: model class {class_name!r} is not supported; fastdiff runs {', '.join(known)}")
+    read_denoiser_part(root / "config.json")
     return [root]
 
 

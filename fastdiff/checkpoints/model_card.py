@@ -32,8 +32,9 @@ class ModelCard:
         """Raises InputError for a folder without configs, or of a pipeline that fastdiff does not run."""
         classes = registry.read_model_index(folder)
         pipeline = registry.PIPELINES[classes["pipeline"]]
-        config_path = hub.component_folder(folder, pipeline.denoiser.name) / "config.json"
-        config = pipeline.denoiser.config.from_mapping(read_json(config_path), config_path)
+        denoiser = _denoiser(classes)
+        config_path = hub.component_folder(folder, denoiser.name) / "config.json"
+        config = denoiser.config.from_mapping(read_json(config_path), config_path)
         vae_path = folder / "vae" / "config.json"
         names = {class_name: name for name, class_name in registry.SCHEDULERS.items()}
         return cls(
@@ -50,7 +51,7 @@ class ModelCard:
     @property
     def denoiser(self) -> registry.DenoiserPart:
         """The part that its pipeline calls at each step."""
-        return registry.PIPELINES[self.classes["pipeline"]].denoiser
+        return _denoiser(self.classes)
 
     @property
     def revision(self) -> str | None:
@@ -65,9 +66,15 @@ class ModelCard:
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """(width, height) of its pictures in pixels, where the config says."""
-        size = self.config.trained_size
+        """(width, height) of its pictures in pixels, where the config says; None for trajectories."""
+        size = None if self.config.of_trajectories else self.config.trained_size
         return size and (size[1] * self.scale, size[0] * self.scale)
+
+    @property
+    def horizon(self) -> int | None:
+        """The positions of its trajectories, where the config says; None for pictures."""
+        size = self.config.trained_size if self.config.of_trajectories else None
+        return size and size[1]
 
     @property
     def size_factor(self) -> int:
@@ -84,6 +91,12 @@ class ModelCard:
             return self.info.label_name(choices[0])
         names = [self.info.labels[index] for index in choices]
         return next(group for group, members in self.info.label_groups.items() if list(members) == names)
+
+
+def _denoiser(classes: Mapping[str, str]) -> registry.DenoiserPart:
+    pipeline = registry.PIPELINES[classes["pipeline"]]
+    class_name = classes[pipeline.denoiser.name]
+    return next(part for part in pipeline.denoisers if class_name in part.classes)
 
 
 def _num_train_timesteps(folder: Path) -> int:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from fastdiff.arguments import naming
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
+from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.errors import InputError
@@ -49,13 +50,15 @@ class DenoiserPart(Part):
 
 
 UNET = DenoiserPart("unet", ("UNet2DModel",), config=UNet2DConfig)
+UNET_1D = DenoiserPart("unet", ("UNet1DModel",), config=UNet1DConfig)
 TRANSFORMER = DenoiserPart(
     "transformer", ("DiTTransformer2DModel", "Transformer2DModel"), config=DiTTransformer2DConfig
 )
 VAE = Part("vae", ("AutoencoderKL",), is_optional=True)
+VALUE_FUNCTION = Part("value_function", ("UNet1DModel",))
 SCHEDULER = Part("scheduler")
 
-DENOISERS = (UNET, TRANSFORMER)
+DENOISERS = (UNET, UNET_1D, TRANSFORMER)
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,16 @@ class PipelineClass:
     """A pipeline class of diffusers: the parts that it has, and what it decides itself."""
 
     name: str
-    denoiser: DenoiserPart
+    denoisers: tuple[DenoiserPart, ...]  # of one place: which of them a folder holds, its class says
     companions: tuple[Part, ...] = ()  # parts with weights beside the denoiser
     options: tuple[str, ...] = ()  # keys of model_index.json that are no parts
     scheduler: str | None = None  # the one that it makes of whatever scheduler its folder holds
     guidance_scale: float | None = None  # its default, where it guides
+
+    @property
+    def denoiser(self) -> Part:
+        """The place of its denoiser, and all classes that may stand there."""
+        return Part(self.denoisers[0].name, tuple(name for part in self.denoisers for name in part.classes))
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -77,9 +85,10 @@ class PipelineClass:
 PIPELINES = {
     pipeline.name: pipeline
     for pipeline in (
-        PipelineClass("DDIMPipeline", UNET, scheduler="ddim"),
-        PipelineClass("DDPMPipeline", UNET),
-        PipelineClass("DiTPipeline", TRANSFORMER, (VAE,), options=("id2label",), guidance_scale=4.0),
+        PipelineClass("DDIMPipeline", (UNET, UNET_1D), scheduler="ddim"),
+        PipelineClass("DDPMPipeline", (UNET, UNET_1D)),
+        PipelineClass("DiTPipeline", (TRANSFORMER,), (VAE,), options=("id2label",), guidance_scale=4.0),
+        PipelineClass("ValueGuidedRLPipeline", (UNET_1D,), (VALUE_FUNCTION,), options=("env",)),
     )
 }
 
@@ -89,6 +98,16 @@ PART_NAMES = tuple(dict.fromkeys(part.name for pipeline in PIPELINES.values() fo
 def denoiser_part(class_name: object) -> DenoiserPart | None:
     """The part that a model class of diffusers is, by today's name or an older one; None where it is no denoiser."""
     return next((part for part in DENOISERS if class_name in part.classes), None)
+
+
+def read_denoiser_part(path: Path) -> DenoiserPart:
+    """The part that the config.json of a model names. InputError for a class that fastdiff does not run."""
+    class_name = read_json(path).get("_class_name")
+    part = denoiser_part(class_name)
+    if part is None:
+        known = ", ".join(name for part in DENOISERS for name in part.classes)
+        raise InputError(f"{path}: model class {class_name!r} is not supported; fastdiff runs {known}")
+    return part
 
 
 def read_model_index(folder: str | Path) -> dict[str, str]:

@@ -3,11 +3,14 @@
 A state dict has diffusers' names until `fuse`. Our models differ from diffusers' where one parameter of ours stacks
 several: an attention holds one projection `to_qkv` (that of q, then k, then v) where diffusers holds `to_q`, `to_k` and
 `to_v`, and a model may name in `stacked` layers that diffusers' blocks hold one each: our prefix, and theirs with the
-share of the whole that each has.
+share of the whole that each has. Others are of another form than diffusers' of the same name: a model says in
+`conversions` how they are made of those.
 """
 
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -20,6 +23,13 @@ from fastdiff.errors import InputError, NonFiniteError
 QKV = ("to_q", "to_k", "to_v")
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 IGNORED = "position_ids"  # a buffer of old checkpoints, which transformers passes over too
+
+
+class Conversion(NamedTuple):
+    """How a parameter of ours is made of diffusers' of the same name."""
+
+    shape: tuple[int, ...]  # of diffusers'
+    convert: Callable[[Tensor], Tensor]
 
 
 def load_state_dict(folder: str | Path, variant: str | None = None) -> dict[str, Tensor]:
@@ -88,11 +98,17 @@ def split_stacked(tensor: Tensor, shares: dict[str, int]) -> dict[str, Tensor]:
 
 def diffusers_shapes(model: nn.Module) -> dict[str, torch.Size]:
     """The keys and shapes that diffusers' model of the same configuration saves."""
-    return {
+    shapes = {
         key: each.shape
         for name, tensor in model.state_dict().items()
         for key, each in split_stacked(tensor, diffusers_keys(model, name)).items()
     }
+    return shapes | {name: torch.Size(conversion.shape) for name, conversion in conversions_of(model).items()}
+
+
+def conversions_of(model: nn.Module) -> Mapping[str, Conversion]:
+    """By our names, the parameters that are of another form than diffusers'."""
+    return getattr(model, "conversions", {})
 
 
 def drop_ignored_keys(state: dict[str, Tensor], shapes: dict[str, torch.Size]) -> None:
@@ -137,15 +153,14 @@ def convert(
     device: torch.device | str,
     layout: torch.memory_format,
 ) -> None:
-    """Replace each tensor by a copy on `device`, 4-D ones in `layout`; refuse what is not finite there.
+    """Replace each tensor by a copy on `device`, filters in `layout`; refuse what is not finite there.
 
     `dtype` is that of the activations, and of every weight: this is the one place that says so.
     """
     broken: list[str] = []
     beyond: list[str] = []
     for key, tensor in state.items():
-        memory_format = layout if tensor.ndim == 4 else torch.contiguous_format
-        state[key] = tensor.to(device=device, dtype=dtype, memory_format=memory_format, copy=True)
+        state[key] = laid_out(tensor, layout, device=device, dtype=dtype, copy=True)
         if not _is_finite(state[key]):
             (beyond if _is_finite(tensor) else broken).append(key)
     if broken:
@@ -154,12 +169,21 @@ def convert(
         raise InputError(f"{source}: values beyond the range of {dtype} in {_some(beyond)}; use bfloat16 or float32")
 
 
+def laid_out(tensor: Tensor, layout: torch.memory_format, **options: Any) -> Tensor:
+    """Return `tensor.to(**options)`, a filter of two dimensions or of one (C_out, C_in, K) in `layout`."""
+    if tensor.ndim == 3:
+        return laid_out(tensor[:, :, None], layout, **options)[:, :, 0]
+    return tensor.to(memory_format=layout if tensor.ndim == 4 else torch.contiguous_format, **options)
+
+
 def fuse(state: dict[str, Tensor], model: nn.Module) -> None:
-    """Stack the tensors of diffusers' names that make up one parameter of ours."""
+    """Stack the tensors of diffusers' names that make up one parameter of ours; convert those of another form."""
     for name in model.state_dict():
         keys = diffusers_keys(model, name)
         if name not in keys:
             state[name] = torch.cat([state.pop(key) for key in keys])
+    for name, conversion in conversions_of(model).items():
+        state[name] = laid_out(conversion.convert(state[name]), torch.channels_last)
 
 
 def _is_real(dtype: torch.dtype) -> bool:

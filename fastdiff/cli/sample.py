@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fastdiff.runs.drawing import Finished, Run
     from fastdiff.runs.output import Output
 
-_BAR = "{percentage:3.0f}%|{bar}| {n:.1f}/{total:.0f} pictures [{elapsed}<{remaining}, {rate_noinv_fmt}]"
+_BAR = "{percentage:3.0f}%|{bar}| {n:.1f}/{total:.0f}{unit} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +61,7 @@ def _add_picture_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--cfg-scale", "--guidance-scale", dest="guidance_scale", type=float, help="how much the label counts; 1: plain"
     )
+    add("--horizon", type=int, metavar="N", help="positions of a trajectory, of a model that plans them")
     add("--from", dest="source", metavar="FILE.png", help="reuse the settings of this PNG; other flags win")
 
 
@@ -112,9 +113,9 @@ def run(args: argparse.Namespace) -> int:
     output = Output.check(run, args.out, overwrite=args.overwrite, resume=args.resume, grid=args.grid)
     output.remove_abandoned()
     written: list[Path] = []
-    CTRL_C.describe = lambda: f"\nfastdiff: interrupted; {_summary(output, written)}"  # below the bar
+    CTRL_C.describe = lambda: f"\nfastdiff: interrupted; {_summary(run, output, written)}"  # below the bar
     _draw(run, output, args.device, args.json, written)
-    say(f"{_summary(output, written)} in {time.perf_counter() - start:.1f} s")
+    say(f"{_summary(run, output, written)} in {time.perf_counter() - start:.1f} s")
     return 0
 
 
@@ -164,7 +165,7 @@ def _draw_missing(run: "Run", output: "Output", device: str) -> Iterator["Finish
     pipe = load_pipeline(run.card, run.request, device)
     missing = output.missing
     rest = replace(run, cells=[run.cells[place] for place in missing])
-    with tqdm(total=len(rest.cells), unit=" pictures", bar_format=_BAR, file=sys.stderr) as bar:
+    with tqdm(total=len(rest.cells), unit=f" {_things(run, 2)}", bar_format=_BAR, file=sys.stderr) as bar:
         noticed = False
         for progress in draw(rest, pipe):
             bar.update(progress.done - bar.n)  # a sum of shares would end beside the total
@@ -176,15 +177,24 @@ def _draw_missing(run: "Run", output: "Output", device: str) -> Iterator["Finish
                 yield replace(finished, place=missing[finished.place])
 
 
+def _things(run: "Run", count: int) -> str:
+    """The word for `count` of what the run makes."""
+    one, many = ("trajectory", "trajectories") if run.card.config.of_trajectories else ("picture", "pictures")
+    return one if count == 1 else many
+
+
 def _json_line(path: Path, record: Mapping[str, Any]) -> str:
-    return json.dumps({"path": str(path), "seed": record["seed"], "label": record["label"], "settings": record})
+    from fastdiff.runs.output import trajectory_path
+
+    line = {"path": str(path), "seed": record["seed"], "label": record["label"], "settings": record}
+    return json.dumps(line | ({"trajectory": str(trajectory_path(path))} if "horizon" in record else {}))
 
 
-def _summary(output: "Output", written: Sequence[Path]) -> str:
+def _summary(run: "Run", output: "Output", written: Sequence[Path]) -> str:
     pictures, count = [path for path in written if path != output.grid], len(output.missing)
     text = f"kept {len(output.kept)}, " if output.kept else ""
     text += f"wrote {count if len(pictures) == count else f'{len(pictures)} of {count}'}"
-    text += f" picture{'' if count == 1 else 's'}"
+    text += f" {_things(run, count)}"
     if pictures:
         text += f" to {pictures[0] if len(pictures) == 1 else os.path.commonpath([p.parent for p in pictures]) or '.'}"
     return text + (f" and a grid to {output.grid}" if output.grid in written else "")

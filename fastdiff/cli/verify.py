@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=VERIFICATION_STEPS,
         metavar="N",
-        help=f"of sampling (default: {VERIFICATION_STEPS})",
+        help=f"of sampling, for a folder with a scheduler (default: {VERIFICATION_STEPS})",
     )
     add("--json", action="store_true", help="print a JSON object")
 

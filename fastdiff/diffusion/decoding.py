@@ -21,11 +21,7 @@ def decode(x: Tensor, output_type: str, vae: Autoencoder | None = None) -> Any:
     Raises NonFiniteError for NaN or infinity.
     """
     x = x if vae is None else decode_latents(vae, x)
-    if not x.isfinite().all():
-        whose = "model" if vae is None else "VAE"
-        raise NonFiniteError(
-            f"the {whose}'s output is NaN or infinite; try --dtype float32, or check the {whose}'s weights"
-        )
+    check_finite(x, "model" if vae is None else "VAE")
     x = (x / 2 + 0.5).clamp(0, 1)
     if output_type == "pt":
         return x.permute(0, 3, 1, 2)
@@ -40,6 +36,14 @@ def join(parts: list[Any], output_type: str) -> Any:
     if output_type == "pil":
         return list(chain(*parts))
     return np.concatenate(parts) if output_type == "np" else torch.cat(parts)
+
+
+def check_finite(x: Tensor, whose: str = "model") -> None:
+    """Raise NonFiniteError for NaN or infinity in what a model ends with; `whose` output it is, for the message."""
+    if not x.isfinite().all():
+        raise NonFiniteError(
+            f"the {whose}'s output is NaN or infinite; try --dtype float32, or check the {whose}'s weights"
+        )
 
 
 def _to_image(picture: np.ndarray) -> Image.Image:

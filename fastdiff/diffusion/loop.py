@@ -15,6 +15,7 @@ from fastdiff.diffusion.conditioning import ConditioningTable
 from fastdiff.diffusion.conditions import Conditions
 from fastdiff.diffusion.noise import NoiseSource
 from fastdiff.diffusion.schedule import Schedule
+from fastdiff.diffusion.trajectories import KnownValues
 from fastdiff.execution.cpu_workers import map_pictures
 from fastdiff.execution.memory import Portions
 from fastdiff.kernels.denoise import StepOptions, denoise_step
@@ -31,6 +32,7 @@ def denoise(
     *,
     noise: NoiseSource,
     portions: Portions,
+    known: KnownValues | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield x_{t-1} and x0, each (N, H, W, C) float32, after every step.
 
@@ -41,14 +43,19 @@ def denoise(
         noise: where the noise of a step comes from.
         portions: the N pictures as they are computed together. One that is too large is taken again in smaller ones, so
             that what was yielded stands.
+        known: of trajectories, set in x_t before the first step and after every one; x0 stays what the model says.
 
     Raises OutOfMemoryError.
     """
     loop = _Loop(denoiser, schedule, conditions)
     take_step = loop.step_by_picture if denoiser.device.type == "cpu" else loop.step_as_graph
+    if known is not None:
+        x_t = known.set_in(x_t.clone())  # it may be the caller's
     for i, draws in enumerate(schedule.draws_noise):
         z = (noise if isinstance(noise, Tensor) else noise()) if draws else None
         x_t, x0 = _join(portions.map(functools.partial(take_step, x_t, i, z), len(x_t)))
+        if known is not None:
+            known.set_in(x_t)
         yield x_t, x0
 
 

@@ -1,4 +1,4 @@
-"""The pictures that a call asks for: a label and a seed of each."""
+"""The pictures that a call asks for: a label and a seed of each, and their size."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -8,10 +8,11 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from fastdiff.arguments import as_int, shown
+from fastdiff.arguments import as_int, naming, shown
+from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.errors import InputError
-from fastdiff.execution.tensors import REAL, tensor
+from fastdiff.execution.tensors import FLOATS, REAL, tensor
 from fastdiff.requests.request import MAX_PICTURES, Pictures
 from fastdiff.schema import checked
 
@@ -48,9 +49,54 @@ def list_pictures(
     return _one_each("class_labels", labels, count), _one_each("seed", _seeds(seed, count), count)
 
 
+def check_latents(latents: Any, config: DenoiserConfig) -> None:
+    """Raise InputError unless `latents` are None or a tensor of the model's axes, (N, C, H, W) or (N, C, L).
+
+    Their sizes are checked with the size of what is drawn.
+    """
+    if latents is None:
+        return
+    tensor("latents", latents, FLOATS)
+    channels, axes = config.sample_channels, config.AXES
+    if latents.ndim != 2 + len(axes) or latents.shape[1] != channels:
+        raise InputError(f"latents: expected (N, {channels}, {', '.join(axes)}), got {tuple(latents.shape)}")
+
+
+def picture_shape(
+    config: DenoiserConfig, scale: int, height: Any, width: Any, latents: Tensor | None
+) -> tuple[int, int, int]:
+    """Return (C, H, W) of what a denoiser draws: that of `latents`, or for pictures of height x width pixels.
+
+    `scale`: pixels of a picture for one of the denoiser's. Raises InputError for a size that it cannot draw.
+    """
+    asked = checked_side("height", height), checked_side("width", width)
+    if latents is None:
+        return config.in_channels, *_size(config, scale, *asked)
+    sides = latents.shape[2], latents.shape[3]
+    with naming("latents"):
+        config.check_size(*sides)
+    for name, pixels, side in zip(("height", "width"), asked, sides, strict=True):
+        if pixels not in (None, side * scale):
+            raise InputError(
+                f"latents: they make pictures of {name} {side * scale}, and {name} is {pixels}; leave it out"
+            )
+    return config.in_channels, *sides
+
+
 def checked_side(name: str, value: Any) -> int | None:
     """Return a height or width in pixels, None where it is left open. Raises InputError naming it."""
     return checked(name, value, Pixels | None)
+
+
+def _size(config: DenoiserConfig, scale: int, height: int | None, width: int | None) -> tuple[int, int]:
+    default = config.trained_size
+    if default is not None:
+        height = default[0] * scale if height is None else height
+        width = default[1] * scale if width is None else width
+    if height is None or width is None:
+        raise InputError("height, width: this model's config has no sample_size; give both")
+    config.check_size(height, width, scale)
+    return height // scale, width // scale
 
 
 def _label_list(class_labels: Any) -> list[Any]:

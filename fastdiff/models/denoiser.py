@@ -16,6 +16,7 @@ from fastdiff.errors import InputError
 from fastdiff.execution.cuda_graphs import Function, Graphed
 from fastdiff.execution.devices import check_weights_dtype, resolve_device
 from fastdiff.execution.tensors import INDICES, REAL, beside, tensor, within
+from fastdiff.models.resnet import Conditioned
 
 # Timesteps that are embedded together, filled up where there are fewer: a product of one shape gives each the same bits
 # in any company. 32 is the largest batch of the benchmarks, so that this costs them nothing (68ecf61).
@@ -52,19 +53,37 @@ class Denoiser(nn.Module):
     """
 
     part: ClassVar[DenoiserPart]  # its place in a pipeline, its class names and its config
-    conditioning_width: int  # of its Conditioning's temb
-    stacked: dict[str, dict[str, int]]  # our prefix -> those of diffusers' layers that it stacks, and outputs of each
 
     def __init__(self, config: DenoiserConfig):
         super().__init__()
         self.config = config
         self.use_graphs = True  # on a GPU
+        self.conditioning_width = 0  # of its Conditioning's temb
+        # our prefix -> those of diffusers' layers that it stacks, and outputs of each
+        self.stacked: dict[str, dict[str, int]] = {}
+        self.conversions: Mapping[str, weights.Conversion] = {}  # by our name, of parameters of another form
+        self.sources: Mapping[str, Tensor] = {}  # diffusers' own of those, where ours must follow their changes
         self._graphs: dict[Hashable, Graphed] = {}
 
     def _lay_out(self) -> None:
         """Lay the weights out as kernels read them; they are for inference only."""
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub has only its .to(device)
+        for parameter in self.parameters():
+            parameter.data = weights.laid_out(parameter.data, torch.channels_last)
         self.requires_grad_(False)
+
+    def _stack_projections(self, name: str, kind: type[Conditioned], temb_channels: int) -> nn.Linear | None:
+        """The time projections of all blocks of a `kind` as one layer, whose outputs are the columns that they read."""
+        widths: dict[str, int] = {}
+        for path, block in self.named_modules():
+            if isinstance(block, kind):
+                start = self.conditioning_width
+                self.conditioning_width += sum(block.projections.values())
+                block.columns = slice(start, self.conditioning_width)
+                widths |= {f"{path}.{layer}.": width for layer, width in block.projections.items()}
+        if not widths:
+            return None
+        self.stacked[name] = widths
+        return nn.Linear(temb_channels, sum(widths.values()))
 
     def conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
         """Return what depends on time and class alone, which a sampling loop makes before it begins.
@@ -138,18 +157,28 @@ class Denoiser(nn.Module):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
-    def _run(self, sample: Tensor, timestep: Tensor | float, class_labels: Tensor | None) -> Tensor:
-        """`forward` without its names: sample (N, C_in, H, W) -> (N, C_out, H, W)."""
+    def _run(self, sample: Tensor, timestep: Tensor | float, class_labels: Tensor | None = None) -> Tensor:
+        """`forward` without its names: a sample -> the prediction, both as diffusers has them."""
         self._check_sample(sample)
         timesteps = self._timesteps(timestep, len(sample))
         self._check_labels(timesteps, class_labels)
         labels = () if class_labels is None else (class_labels,)
-        (prediction,) = self.graphed("forward", self._run_graphed)(sample.permute(0, 2, 3, 1), timesteps, *labels)
-        return prediction.permute(0, 3, 1, 2)
+        (prediction,) = self.graphed("forward", self._run_graphed)(self.channels_last(sample), timesteps, *labels)
+        return self.channels_first(prediction)
 
     def _run_graphed(self, x: Tensor, timesteps: Tensor, class_labels: Tensor | None = None) -> tuple[Tensor]:
         """`_run` as a function of tensors, over (N, H, W, C)."""
+        for name, source in self.sources.items():
+            self.get_parameter(name).copy_(self.conversions[name].convert(source))
         return (self.predict(x.contiguous(), self.conditioning(timesteps, class_labels)),)
+
+    def channels_last(self, sample: Tensor) -> Tensor:
+        """Return a sample (N, C, H, W), as diffusers has it, as a view (N, H, W, C)."""
+        return sample.permute(0, 2, 3, 1)
+
+    def channels_first(self, prediction: Tensor) -> Tensor:
+        """Return what `predict` makes as diffusers has it, (N, C_out, H, W)."""
+        return prediction.permute(0, 3, 1, 2)
 
     def graphed(self, name: Hashable, function: Function) -> Callable[..., Any]:
         """Return `function` of tensors, which runs this model, through CUDA graphs where there can be any.
@@ -192,8 +221,9 @@ class Denoiser(nn.Module):
             raise InputError(f"sample: {shown(sample)} is not a tensor; give a torch.Tensor")
         if sample.layout != torch.strided or not sample.numel():
             raise InputError(f"sample: a {sample.layout} tensor of shape {tuple(sample.shape)}; give a dense, full one")
-        if sample.ndim != 4 or sample.shape[1] != self.config.in_channels:
-            raise InputError(f"sample: expected (N, {self.config.in_channels}, H, W), got {tuple(sample.shape)}")
+        channels, axes = self.config.sample_channels, self.config.AXES
+        if sample.ndim != 2 + len(axes) or sample.shape[1] != channels:
+            raise InputError(f"sample: expected (N, {channels}, {', '.join(axes)}), got {tuple(sample.shape)}")
         if (sample.dtype, sample.device) != (self.dtype, self.device):
             raise InputError(
                 f"sample: {sample.dtype} on {sample.device}, but the model is {self.dtype} on {self.device}; "
@@ -204,7 +234,7 @@ class Denoiser(nn.Module):
                 "sample: it requires grad, and this model is for inference only; call it on sample.detach()"
             )
         with naming("sample"):
-            self.config.check_size(*sample.shape[2:])
+            self.config.check_size(*self.channels_last(sample).shape[1:3])
 
     def _check_labels(self, timesteps: Tensor, class_labels: Tensor | None) -> None:
         if (class_labels is None) == self.config.takes_labels:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastdiff.kernels.linear import linear
+from fastdiff.models.layers import ACTIVATIONS
 
 
 class Timesteps(nn.Module):
@@ -26,28 +27,35 @@ class Timesteps(nn.Module):
 
 
 class GaussianFourierProjection(nn.Module):
-    """Random Fourier features of log noise levels, score SDE (arXiv 2011.13456); diffusers' class of this name."""
+    """Random Fourier features of noise levels or of their logarithms, score SDE (arXiv 2011.13456).
 
-    def __init__(self, width: int):
+    diffusers' class of this name.
+    """
+
+    def __init__(self, width: int, *, scale: float = 16.0, log: bool = True, flip_sin_to_cos: bool = False):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(width) * 16, requires_grad=False)
+        self.log, self.flip_sin_to_cos = log, flip_sin_to_cos
+        self.weight = nn.Parameter(torch.randn(width) * scale, requires_grad=False)
 
     def forward(self, timesteps: Tensor) -> Tensor:
         """(N,) -> (N, 2 * width)."""
-        angles = torch.log(timesteps)[:, None] * self.weight * 2 * math.pi
-        return torch.cat([angles.sin(), angles.cos()], dim=-1)
+        levels = torch.log(timesteps) if self.log else timesteps
+        angles = levels[:, None] * self.weight * 2 * math.pi
+        return torch.cat([angles.cos(), angles.sin()] if self.flip_sin_to_cos else [angles.sin(), angles.cos()], dim=-1)
 
 
 class TimestepEmbedding(nn.Module):
-    """Linear, SiLU, Linear; diffusers' TimestepEmbedding."""
+    """Linear, activation, Linear; diffusers' TimestepEmbedding."""
 
-    def __init__(self, in_channels: int, width: int):
+    def __init__(self, in_channels: int, width: int, out_channels: int | None = None, activation: str = "silu"):
         super().__init__()
+        self.activation = activation
         self.linear_1 = nn.Linear(in_channels, width)
-        self.linear_2 = nn.Linear(width, width)
+        self.linear_2 = nn.Linear(width, out_channels or width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return each_through(F.silu(each_through(x, self.linear_1)), self.linear_2)
+        activate = ACTIVATIONS[self.activation]
+        return each_through(activate(each_through(x, self.linear_1)), self.linear_2)
 
 
 def each_through(x: Tensor, layer: nn.Linear) -> Tensor:

@@ -13,7 +13,7 @@ from fastdiff.errors import InputError
 from fastdiff.models.denoiser import Conditioning, Denoiser
 from fastdiff.models.embeddings import GaussianFourierProjection, TimestepEmbedding, Timesteps, each_through
 from fastdiff.models.layers import ACTIVATIONS, Conv2d, Feature, GroupNorm
-from fastdiff.models.resnet import BlockOptions, Conditioned, ResnetBlock2D, ResnetBlockCondNorm2D
+from fastdiff.models.resnet import BlockOptions, ResnetBlock2D, ResnetBlockCondNorm2D
 from fastdiff.models.stages import (
     DownBlock2D,
     DownStage,
@@ -64,7 +64,6 @@ class UNet2DModel(Denoiser):
         self.conv_norm_out = GroupNorm(groups_out, first, eps=config.norm_eps)
         self.conv_out = Conv2d(first, config.out_channels, 3)
 
-        self.conditioning_width, self.stacked = 0, {}
         self.time_emb_proj = self._stack_projections("time_emb_proj.", ResnetBlock2D, temb_channels)
         self.ada_group_norm = self._stack_projections("ada_group_norm.", ResnetBlockCondNorm2D, temb_channels)
         self._lay_out()
@@ -131,20 +130,6 @@ class UNet2DModel(Denoiser):
         if self.config.time_embedding_type == "fourier":
             x = x / conditioning.timesteps.view(-1, 1, 1, 1)
         return x
-
-    def _stack_projections(self, name: str, kind: type[Conditioned], temb_channels: int) -> nn.Linear | None:
-        """The time projections of all blocks of a `kind` as one layer, whose outputs are the columns that they read."""
-        widths: dict[str, int] = {}
-        for path, block in self.named_modules():
-            if isinstance(block, kind):
-                start = self.conditioning_width
-                self.conditioning_width += sum(block.projections.values())
-                block.columns = slice(start, self.conditioning_width)
-                widths |= {f"{path}.{layer}.": width for layer, width in block.projections.items()}
-        if not widths:
-            return None
-        self.stacked[name] = widths
-        return nn.Linear(temb_channels, sum(widths.values()))
 
 
 def _fits_together(config: UNet2DConfig) -> bool:

@@ -42,6 +42,7 @@ def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Req
         request,
         **vars(sampling),
         revision=card.revision or request.revision,
+        horizon=_horizon(request, card),
         label=tuple(card.choices_name(choices) for choices in labels),
         seed=seeds,
         num_images=None,
@@ -64,6 +65,19 @@ def _check_sampling(sampling: Sampling, card: ModelCard, labelled: bool) -> None
         raise InputError(
             f"cfg-scale {sampling.guidance_scale}: {card.name} has no null label to guide with; leave it out"
         )
+
+
+def _horizon(request: Request, card: ModelCard) -> int | None:
+    """The positions of a trajectory; None for a model that draws pictures."""
+    if not card.config.of_trajectories:
+        if request.horizon is not None:
+            raise InputError(f"horizon {request.horizon}: {card.name} draws pictures, which have none; leave it out")
+        return None
+    horizon = request.horizon or card.horizon
+    if horizon is None:
+        raise InputError(f"horizon: {card.name} does not say its own; give --horizon, the positions of a trajectory")
+    card.config.check_size(1, horizon)
+    return horizon
 
 
 def _labels(request: Request, card: ModelCard, defaults: Defaults) -> tuple[tuple[int, ...], ...]:

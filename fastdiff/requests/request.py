@@ -23,7 +23,7 @@ DTYPES: tuple[str, ...] = get_args(DtypeName)
 MAX_PICTURES = 50_000  # of one run: as many as FID is computed on
 
 # A flag that replaces the first drops the recorded values that only made sense with it.
-_DEPENDENTS = {"model": ("revision", "variant"), "scheduler": ("eta", "use_clipped_model_output")}
+_DEPENDENTS = {"model": ("revision", "variant", "horizon"), "scheduler": ("eta", "use_clipped_model_output")}
 
 
 def _all_differ(values: tuple[Any, ...]) -> bool:
@@ -60,6 +60,7 @@ class Request(Schema):
     use_clipped_model_output: bool | None = None
     guidance_scale: NotNegative | None = None
     dtype: DtypeName = defaults.DTYPE
+    horizon: Annotated[int, Interval(ge=1)] | None = None
     label: LabelNames = ()
     seed: Seeds = defaults.SEED
     num_images: Pictures | None = None
@@ -86,7 +87,8 @@ class Request(Schema):
 
     def as_record(self) -> dict[str, Any]:
         """The part of a completed request that all pictures of a run share, as a PNG keeps it."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("label", "seed", "num_images")}
+        own = {"label", "seed", "num_images"} | ({"horizon"} if self.horizon is None else set())
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
 
 
 def _replaced(key: str, given: Mapping[str, Any], recorded: Request) -> bool:

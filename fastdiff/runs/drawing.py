@@ -17,6 +17,7 @@ from fastdiff.requests.defaults import Defaults
 from fastdiff.requests.request import Request
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL.Image import Image
 
     from fastdiff.pipeline import Pipeline, Step
@@ -56,8 +57,9 @@ class Finished:
 
     place: int  # of its cell in the run
     cell: Cell
-    image: "Image"
+    image: "Image"  # of a trajectory its plot
     record: dict[str, Any]  # JSON values
+    trajectory: "np.ndarray | None" = None  # (C, L) float32
 
 
 @dataclass(frozen=True)
@@ -111,13 +113,21 @@ def draw(run: Run, pipe: "Pipeline") -> Iterator[Progress]:
         batch = run.cells[first : first + size]
         options = _batch_options(run.request, batch) | {"height": run.height, "width": run.width}
         for step in pipe.stream(num_inference_steps=run.request.num_inference_steps, **options):
-            images = zip(batch, step.images, strict=True) if step.images else ()
             finished = [
-                Finished(place, cell, image, shared | _own_record(cell, image))
-                for place, (cell, image) in enumerate(images, first)
+                Finished(first + i, batch[i], image, shared | _own_record(batch[i], image), trajectory)
+                for i, (image, trajectory) in enumerate(_results(step))
             ]
             yield Progress(run, range(first, first + len(batch)), step, time.perf_counter() - start, finished)
         first, size = first + len(batch), step.at_once
+
+
+def _results(step: "Step") -> list[tuple["Image", "np.ndarray | None"]]:
+    """The pictures that a last step finished; or the plot of each trajectory, and the trajectory."""
+    if step.trajectories is None:
+        return [(image, None) for image in step.images or ()]
+    from fastdiff.runs.plot import draw_lines
+
+    return [(draw_lines(trajectory), trajectory) for trajectory in step.trajectories.trajectories]
 
 
 def explain(run: Run, pipe: "Pipeline") -> "Report":
@@ -136,6 +146,7 @@ def _batch_options(request: Request, batch: Sequence[Cell]) -> dict[str, Any]:
         "guidance_scale": request.guidance_scale,
         "eta": request.eta,
         "use_clipped_model_output": request.use_clipped_model_output,
+        "horizon": request.horizon,
     }
 
 

@@ -14,7 +14,7 @@ from fastdiff.errors import InputError
 from fastdiff.requests.completion import Cell
 from fastdiff.runs import temporaries
 
-_OTHER_FORMATS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
+_OTHER_FORMATS = (".npy", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 
 
 def default_pattern(with_labels: bool) -> str:

@@ -1,5 +1,6 @@
 """The files of a run: every place is checked before the first picture is drawn."""
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from fastdiff.runs.names import cell_names
 from fastdiff.runs.sheet import grid_columns, sheet_size
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL.Image import Image
 
 
@@ -33,11 +35,16 @@ class Output:
         """`out` is a folder, a PNG file or a pattern; `grid` a file, or True for grid.png beside the first picture.
 
         resume: keep the files that hold the settings that this run would write; see `runs.resuming`.
-        InputError for what cannot be written, and for other files than that in its place.
+        A trajectory has a .npy beside its PNG. InputError for what cannot be written, and for other files than that in
+        its place.
         """
+        if run.card.config.of_trajectories and (resume or grid):
+            raise InputError(f"{'--resume' if resume else '--grid'}: {run.card.name} draws no pictures; leave it out")
         pattern = files.as_pattern(out, with_labels=bool(run.request.label))
         paths = files.picture_paths(pattern, run.cells, cell_names(run.cells, run.card.info))
         files.check(paths, may_exist=overwrite or resume)
+        if run.card.config.of_trajectories:
+            files.check([trajectory_path(path) for path in paths], may_exist=overwrite)
         num_labels = len(run.request.label)
         columns = grid_columns(num_labels, len(run.cells) // max(1, num_labels))
         sheet = _grid_path(run, paths, columns, overwrite or resume, grid) if grid else None
@@ -57,8 +64,10 @@ class Output:
             temporaries.remove_abandoned(folder)
 
     def write(self, finished: Finished) -> Path:
-        """Write a PNG that holds its settings. OSError with a one-line message."""
+        """Write a PNG that holds its settings, a trajectory before its plot. OSError with a one-line message."""
         path = self.paths[finished.place]
+        if finished.trajectory is not None:
+            files.write(trajectory_path(path), _npy(finished.trajectory), self.overwrite)
         files.write(path, png.encode(finished.image, finished.record), self.overwrite)
         return path
 
@@ -67,6 +76,19 @@ class Output:
         own = {**resuming.grid_settings(run), "width": sheet.width, "height": sheet.height}
         files.write(path, png.encode(sheet, {**record, **own}), self.overwrite)
         return path
+
+
+def trajectory_path(plot: Path) -> Path:
+    """The file of a trajectory, beside that of its plot."""
+    return plot.with_suffix(".npy")
+
+
+def _npy(array: "np.ndarray") -> bytes:
+    import numpy as np
+
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
 
 
 def _grid_path(run: Run, paths: Sequence[Path], columns: int, may_exist: bool, name: str | bool) -> Path:

@@ -1,37 +1,42 @@
 """A model in fastdiff against the same model in diffusers, in float32, number by number.
 
-Two checks on the same inputs: the denoiser alone, at several timesteps and labels, and a few steps of sampling, where
-the reference is a loop written out over diffusers' model and scheduler (its pipelines cannot guide a U-Net by labels).
+Two checks on the same inputs: the denoiser alone, at several timesteps and labels, and, of a folder that has a
+scheduler too, a few steps of sampling, where the reference is a loop written out over diffusers' model and scheduler
+(its pipelines cannot guide a U-Net by labels).
 """
 
 import contextlib
 import functools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import fastdiff
-from fastdiff.checkpoints import hub
+from fastdiff.checkpoints import hub, registry
+from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
+from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.checkpoints.registry import SCHEDULERS
+from fastdiff.checkpoints.registry import SCHEDULERS, VALUE_FUNCTION
 from fastdiff.errors import InputError, in_one_line
 from fastdiff.extras import import_diffusers
 from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import Request
-from fastdiff.runs.drawing import find_model, load_pipeline
+from fastdiff.runs.drawing import load_pipeline
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
     from torch import device as Device
 
+    from fastdiff.models.denoiser import Denoiser
     from fastdiff.pipeline import Pipeline
 
 FORWARD_TOLERANCE = 1e-4  # of one call of the denoiser
-FINAL_TOLERANCE = 1e-3  # of the picture after the steps, in [-1, 1]
+FINAL_TOLERANCE = 1e-3  # of the picture after the steps, in [-1, 1], or of the trajectory
+TRAIN_STEPS = 1000  # of a model without a scheduler
 _SEED = 0
 
 
@@ -82,39 +87,82 @@ class Verification:
 
 
 def compare_with_diffusers(request: Request, device: str) -> Verification:
-    """Make every comparison for the model, labels and sampling of `request`, in float32 whatever its dtype.
+    """Make every comparison for the model and sampling of `request`, in float32 whatever its dtype.
 
-    What fastdiff cannot load it refuses first, as it does when it samples. InputError also for what diffusers cannot
-    load or run, and where diffusers is not installed; OutOfMemoryError, DeviceLostError.
+    The folder of a model without a scheduler is compared by its predictions alone. What fastdiff cannot load it refuses
+    first, as it does when it samples. InputError also for what diffusers cannot load or run, and where diffusers is not
+    installed; OutOfMemoryError, DeviceLostError.
     """
     request = replace(request, dtype="float32")
-    card = find_model(request)
-    if card.config.class_embed_type is not None:
-        raise InputError(f"{card.name}: verify knows no labels for class_embed_type {card.config.class_embed_type}")
+    folder = hub.resolve(request.model, revision=request.revision, variant=request.variant)
+    if not (folder / "model_index.json").is_file():
+        part = registry.read_denoiser_part(folder / "config.json")
+        _check_labels(request.model, part.config.from_mapping(read_json(folder / "config.json"), folder))
+        return _explained(request.model, functools.partial(_compare_model, request, folder, part, device))
+    card = ModelCard.read(request.model, folder)
+    _check_labels(card.name, card.config)
+    if card.config.of_trajectories:
+        request = replace(request, horizon=card.config.usual_size[1])
     request, cells = complete(request, card, COMMAND)
+    return _explained(card.name, functools.partial(_compare_pipeline, card, request, cells, device))
+
+
+def _explained(name: str, compare: Callable[[], Verification]) -> Verification:
+    """Return what `compare` does; where the device fails, an error of one line."""
     from fastdiff.execution.devices import naming_lost_device
     from fastdiff.execution.memory import or_explain
 
     with naming_lost_device():
         return or_explain(
-            functools.partial(_compare_models, card, request, cells, device),
-            f"out of memory: verify holds {card.name} twice, for fastdiff and for diffusers, in float32; end what else "
+            compare,
+            f"out of memory: verify holds {name} twice, for fastdiff and for diffusers, in float32; end what else "
             "runs on the device or give another one, such as --device cpu",
         )
 
 
-def _compare_models(card: ModelCard, request: Request, cells: Sequence[Cell], device: str) -> Verification:
+def _compare_pipeline(card: ModelCard, request: Request, cells: Sequence[Cell], device: str) -> Verification:
     labels = [cell.label for cell in cells if cell.label is not None]
-    diffusers = import_diffusers("verify")
-    diffusers.utils.logging.set_verbosity(logging.CRITICAL)  # what it logs of an error, the error says too
+    diffusers = _import_diffusers()
     pipe = load_pipeline(card, request, device)
     reference = Reference(diffusers, card, request, pipe.scheduler_name)
-    return Verification(
-        model=card.name,
-        device=str(pipe.device),
-        versions={"fastdiff": fastdiff.__version__, "diffusers": diffusers.__version__},
-        comparisons=[*_forwards(pipe, reference, labels), _loop(pipe, reference, labels)],
-    )
+    reference.to(pipe.device)
+    models = card.name, pipe.denoiser, reference.denoiser
+    choices = labels[:1] + [label for label in [card.info.null_label] if labels and label is not None]
+    comparisons = [*_forwards(*models, card.num_train_timesteps, choices), _loop(pipe, reference, labels)]
+    if pipe.value_function is not None:
+        values = card.name, pipe.value_function, reference.value_function
+        comparisons += _forwards(*values, card.num_train_timesteps, (), what="value")
+    return _verified(diffusers, card.name, pipe.device, comparisons)
+
+
+def _compare_model(request: Request, folder: Path, part: registry.DenoiserPart, device: str) -> Verification:
+    """Compare a model alone: a denoiser, or a value function."""
+    from fastdiff.execution.devices import resolve_device
+    from fastdiff.models.classes import DENOISERS
+
+    diffusers = _import_diffusers()
+    ours = DENOISERS[part.class_name].from_pretrained(folder, variant=request.variant, device=resolve_device(device))
+    theirs = _load(getattr(diffusers, part.class_name), folder, request.variant).to(ours.device)
+    choices = [0] if ours.config.takes_labels else []
+    choices += [label for label in [ours.config.null_label] if label is not None]
+    comparisons = list(_forwards(request.model, ours, theirs, TRAIN_STEPS, choices))
+    return _verified(diffusers, request.model, ours.device, comparisons)
+
+
+def _check_labels(name: str, config: DenoiserConfig) -> None:
+    if config.class_embed_type is not None:
+        raise InputError(f"{name}: verify knows no labels for class_embed_type {config.class_embed_type}")
+
+
+def _import_diffusers() -> ModuleType:
+    diffusers = import_diffusers("verify")
+    diffusers.utils.logging.set_verbosity(logging.CRITICAL)  # what it logs of an error, the error says too
+    return diffusers
+
+
+def _verified(diffusers: ModuleType, name: str, device: "Device", comparisons: Sequence[Comparison]) -> Verification:
+    versions = {"fastdiff": fastdiff.__version__, "diffusers": diffusers.__version__}
+    return Verification(name, str(device), versions, comparisons)
 
 
 class Reference:
@@ -124,26 +172,22 @@ class Reference:
         """InputError for what diffusers refuses."""
         self.card, self.request = card, request
         denoiser = hub.component_folder(card.folder, card.denoiser.name)
-        self.denoiser = self._load(getattr(diffusers, card.denoiser.class_name), denoiser)
-        self.vae = self._load(diffusers.AutoencoderKL, card.folder / "vae") if "vae" in card.classes else None
+        self.denoiser = _load(getattr(diffusers, card.denoiser.class_name), denoiser, request.variant)
+        self.vae = self.value_function = None
+        if "vae" in card.classes:
+            self.vae = _load(diffusers.AutoencoderKL, card.folder / "vae", request.variant)
+        if VALUE_FUNCTION.name in card.classes:
+            self.value_function = _load(diffusers.UNet1DModel, card.folder / VALUE_FUNCTION.name, request.variant)
         folder = hub.component_folder(card.folder, "scheduler")
         with _refusals(f"diffusers cannot load {folder}"):
             self.scheduler = getattr(diffusers, SCHEDULERS[scheduler]).from_pretrained(folder)
 
-    def _load(self, kind: Any, folder: Path) -> Any:
-        """A model of diffusers' class `kind`."""
-        import torch
-
-        options = {"variant": self.request.variant, "torch_dtype": torch.float32}
-        with _refusals(f"diffusers cannot load {folder}"):
-            return kind.from_pretrained(folder, low_cpu_mem_usage=False, local_files_only=True, **options).eval()
-
     def to(self, device: "Device") -> None:
-        for model in filter(None, (self.denoiser, self.vae)):
+        for model in filter(None, (self.denoiser, self.vae, self.value_function)):
             model.to(device)
 
     def sample(self, x_t: "Tensor", labels: Sequence[int], generator: "Generator") -> "Tensor":
-        """x_0 (N, C, H, W) after all steps from the noise x_t; guided as Ho and Salimans 2022 (arXiv 2207.12598)."""
+        """x_0 after all steps from the noise x_t, of its shape; guided as Ho and Salimans 2022 (arXiv 2207.12598)."""
         import torch
 
         request, null_label = self.request, self.card.info.null_label
@@ -165,30 +209,43 @@ class Reference:
         return x_t
 
     def predict(self, x_t: "Tensor", t: "Tensor", classes: "Tensor | None") -> tuple["Tensor", "Tensor"]:
-        """The output (N, C, H, W), and the learned variance (N, C, H, W), which has no channels where there is none."""
-        output = self.denoiser(x_t, t.to(x_t.device).expand(len(x_t)), classes).sample
+        """The output, of the shape of x_t, and the learned variance, which has no channels where there is none."""
+        output = _predict(self.denoiser, x_t, t.to(x_t.device).expand(len(x_t)), classes)
         return output[:, : x_t.shape[1]], output[:, x_t.shape[1] :]
 
 
-def _forwards(pipe: "Pipeline", reference: Reference, labels: Sequence[int]) -> Iterator[Comparison]:
-    """One call of the denoiser for each of five timesteps and, where there are labels, for one and the null label."""
+def _load(kind: Any, folder: Path, variant: str | None) -> Any:
+    """A model of diffusers' class `kind`, float32. InputError for what diffusers refuses."""
     import torch
 
-    x_t = _noise(reference, 2).to(pipe.device)
-    last = reference.card.num_train_timesteps - 1
-    null = reference.card.info.null_label
-    choices = [None] if not labels else [labels[0]] if null is None else [labels[0], null]
-    reference.to(pipe.device)
-    for t in sorted({last * quarter // 4 for quarter in range(5)}):
-        for label in choices:
-            classes = None if label is None else torch.full((2,), label, device=pipe.device)
-            given = x_t, torch.full((2,), t, device=pipe.device), classes
+    options = {"variant": variant, "torch_dtype": torch.float32}
+    with _refusals(f"diffusers cannot load {folder}"):
+        return kind.from_pretrained(folder, low_cpu_mem_usage=False, local_files_only=True, **options).eval()
+
+
+def _predict(model: Any, x_t: "Tensor", t: "Tensor", classes: "Tensor | None") -> "Tensor":
+    """The output of a model of either side, of which some take no labels."""
+    labels = {} if classes is None else {"class_labels": classes}
+    return model(x_t, t, **labels).sample
+
+
+def _forwards(
+    name: str, ours: "Denoiser", theirs: Any, steps: int, choices: Sequence[int], what: str = "forward"
+) -> Iterator[Comparison]:
+    """One call for each of five of the `steps` of training and, where there are labels, for each of these."""
+    import torch
+
+    x_t = _noise(ours.config, 2).to(ours.device)
+    for t in sorted({(steps - 1) * quarter // 4 for quarter in range(5)}):
+        for label in choices or (None,):
+            classes = None if label is None else torch.full((2,), label, device=ours.device)
+            given = x_t, torch.full((2,), t, device=ours.device), classes
             with torch.inference_mode():
-                ours = pipe.denoiser(*given).sample
-                with _refusals(f"diffusers cannot run {reference.card.name}"):
-                    theirs = reference.denoiser(*given).sample
-            name = f"forward t={t}" + ("" if label is None else f" label={label}")
-            yield _compare(name, ours, theirs, FORWARD_TOLERANCE)
+                output = _predict(ours, *given)
+                with _refusals(f"diffusers cannot run {name}"):
+                    expected = _predict(theirs, *given)
+            of_label = "" if label is None else f" label={label}"
+            yield _compare(f"{what} t={t}{of_label}", output, expected, FORWARD_TOLERANCE)
 
 
 def _loop(pipe: "Pipeline", reference: Reference, labels: Sequence[int]) -> Comparison:
@@ -196,7 +253,7 @@ def _loop(pipe: "Pipeline", reference: Reference, labels: Sequence[int]) -> Comp
     import torch
 
     request = reference.request
-    x_T = _noise(reference, max(1, len(labels)))
+    x_T = _noise(reference.card.config, max(1, len(labels)))
     *_, last = pipe.stream(
         num_inference_steps=request.num_inference_steps,
         class_labels=torch.tensor(labels) if labels else None,
@@ -212,6 +269,8 @@ def _loop(pipe: "Pipeline", reference: Reference, labels: Sequence[int]) -> Comp
         if reference.vae is not None:
             theirs = reference.vae.decode(theirs / reference.vae.config.scaling_factor).sample
     name = f"{request.num_inference_steps} steps of {request.scheduler}, guidance {request.guidance_scale:g}"
+    if last.trajectories is not None:
+        return _compare(name, last.trajectories.trajectories, theirs, FINAL_TOLERANCE)
     return _compare(name, 2 * last.images - 1, theirs.clamp(-1, 1), FINAL_TOLERANCE)
 
 
@@ -232,13 +291,12 @@ def _refusals(problem: str) -> Iterator[None]:
         raise InputError(f"{problem} ({in_one_line(error)}); save the model again with diffusers") from None
 
 
-def _noise(reference: Reference, count: int) -> "Tensor":
-    """Starting noise (N, C, H, W), float32 on the CPU."""
+def _noise(config: DenoiserConfig, count: int) -> "Tensor":
+    """Starting noise as diffusers has it, (N, C, H, W) or (N, C, L), float32 on the CPU."""
     import torch
 
-    config = reference.card.config
-    shape = (count, config.in_channels, *(config.trained_size or (64, 64)))
-    return torch.randn(shape, generator=torch.Generator().manual_seed(_SEED))
+    size = config.usual_size[-len(config.AXES) :]
+    return torch.randn(count, config.sample_channels, *size, generator=torch.Generator().manual_seed(_SEED))
 
 
 def _compare(what: str, ours: "Tensor", theirs: "Tensor", tolerance: float) -> Comparison:

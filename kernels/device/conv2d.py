@@ -30,7 +30,7 @@ from fastdiff.kernels.device.math import await_inputs, prefetch
 # Run-time numbers whose divisibility is not worth a kernel variant. In a tuple they would make variants.
 SIZES = [
     "pictures", "rows", "columns", "pixels", "height", "width", "out_width", "pad_top", "pad_left", "steps",
-    "norm_scale_stride", "norm_shift_stride",
+    "norm_scale_stride", "norm_shift_stride", "norm_temb_stride",
 ]  # fmt: skip
 
 
@@ -43,7 +43,7 @@ class Source(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """The weight, (out_channels, KH, KW, channels) by descriptor or pointer."""
+    """The weight, (out_channels, KH, KW, channels) by descriptor or pointer; or as `Loop.K_FIRST` says."""
 
     w: Any
     channels: Any  # of all inputs
@@ -56,9 +56,11 @@ class Loop(NamedTuple):
     KW: Any
     MODE: Any
     SWAP: Any  # channels on the matrix unit's M side
+    BI: Any
     BM: Any
     BK: Any
     FLAT: Any  # by pointers: a step is of any (tap, channel) pairs, not of one tap's channels
+    K_FIRST: Any  # by pointers: the weight's memory is (KH, KW, channels, out_channels)
 
 
 @triton.jit
@@ -112,7 +114,7 @@ def _sum_by_descriptors(acc, source, weight, place, top, left, first, steps, loo
 @triton.jit
 def _add_shortcut(acc, x_desc, x2_desc, w_desc, place, channels, channels2, loop: tl.constexpr):
     """acc plus a 1x1 convolution of a picture, or of a pair of them."""
-    plain: tl.constexpr = Loop(1, 1, "same", loop.SWAP, loop.BM, loop.BK, False)
+    plain: tl.constexpr = Loop(1, 1, "same", loop.SWAP, loop.BI, loop.BM, loop.BK, False, False)
     weight = Weight(w_desc, channels + channels2)
     acc = _sum_by_descriptors(acc, Source(x_desc, channels, 0), weight, place, 0, 0, 0, channels, plain)
     if x2_desc is not None:
@@ -124,7 +126,7 @@ def _add_shortcut(acc, x_desc, x2_desc, w_desc, place, channels, channels2, loop
 @triton.jit(do_not_specialize=SIZES)
 def conv_by_descriptors(
     y, moments, x_desc, x2_desc, w_desc, w_ptr, residual, shortcut_desc, shortcut2_desc, shortcut_w_desc,
-    shortcut, epilogue, norm, norm_scale_stride, norm_shift_stride,
+    shortcut, epilogue, norm, norm_scale_stride, norm_shift_stride, norm_temb, norm_residual, norm_temb_stride,
     pictures, rows, columns, pixels, pad_top, pad_left, steps, channels, channels2, out_channels,
     KH: tl.constexpr, KW: tl.constexpr, MODE: tl.constexpr, CHUNKS: tl.constexpr, SWAP: tl.constexpr,
     BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MOMENTS: tl.constexpr,
@@ -133,13 +135,14 @@ def conv_by_descriptors(
     """NORM: the width of the groups in which the output is normalised, all pixels of a picture in a program; or 0.
 
     moments: pointers to mean and M2. epilogue: pointers to bias and temb, the stride of temb, the scale.
-    shortcut: pointer to its bias, the channels of its one picture or two. norm: the first five of `Affine`.
+    shortcut: pointer to its bias, the channels of its one picture or two. norm: the first five of `Affine`;
+    norm_temb and norm_residual are added after its activation.
     """
     prefetch(w_ptr, out_channels * KH * KW * (channels + channels2))
     await_inputs()
     BM: tl.constexpr = BI * BH * BW
     tile: tl.constexpr = TileShape(MODE, BI, BH, BW, BN, False)
-    loop: tl.constexpr = Loop(KH, KW, MODE, SWAP, BM, BK, False)
+    loop: tl.constexpr = Loop(KH, KW, MODE, SWAP, BI, BM, BK, False, False)
     sizes = Sizes(pictures, columns, pixels, out_channels)
     across = tl.cdiv(out_channels, BN)
     n = tl.program_id(0) % across * BN
@@ -149,6 +152,7 @@ def conv_by_descriptors(
     addend = load_addend(epilogue[0], epilogue[1], epilogue[2], place, sizes, tile)
     if shortcut[0] is not None:
         addend += load_addend(shortcut[0], None, 0, place, sizes, tile)
+    after = load_addend(None, norm_temb, norm_temb_stride, place, sizes, tile)
     zeros = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
     source, weight = Source(x_desc, channels, 0), Weight(w_desc, channels + channels2)
     acc = _sum_by_descriptors(zeros, source, weight, place, top, left, first, steps, loop)
@@ -167,6 +171,8 @@ def conv_by_descriptors(
     if NORM > 0:
         affine = Affine(norm[0], norm[1], norm[2], norm[3], norm[4], norm_scale_stride, norm_shift_stride)
         acc = normalise(acc, affine, place, sizes, tile, NORM, ACTIVATION)
+    if norm_temb is not None or norm_residual is not None:
+        acc = add(acc, after, norm_residual, None, place, sizes, tile)
     if not isinstance(y, tl.tensor_descriptor):
         y += tl.program_id(1).to(tl.int64) * pictures * pixels * out_channels
     store(y, moments, acc, place, sizes, tile, MOMENTS)
@@ -174,7 +180,10 @@ def conv_by_descriptors(
 
 @triton.jit
 def _sum_by_pointers(acc, source, weight, h, w, n, first, steps, height, width, out_channels, loop: tl.constexpr):
-    """`_sum_by_descriptors` for any sizes; h, w (BM,) are each pixel's place in the (upsampled) picture, at tap 0."""
+    """`_sum_by_descriptors` for any sizes; h, w (BM,) are each pixel's place in the (upsampled) picture, at tap 0.
+
+    source.x points to the first of the tile's BI pictures.
+    """
     channels = source.channels
     KH: tl.constexpr = loop.KH
     KW: tl.constexpr = loop.KW
@@ -200,42 +209,54 @@ def _sum_by_pointers(acc, source, weight, h, w, n, first, steps, height, width, 
         mask = (row >= 0) & (row < tall) & (column >= 0) & (column < wide) & inside[None, :]
         if loop.MODE == "up":
             row, column = row >> 1, column >> 1
+        if loop.BI > 1:
+            row += (tl.arange(0, loop.BM) // (loop.BM // loop.BI) * height)[:, None]
         x = tl.load(source.x + (row * width + column) * channels + c[None, :], mask=mask, other=0.0)
         k = tap * weight.channels + source.offset + c
-        mask = (n < out_channels)[:, None] & inside[None, :]
-        w_ptrs = weight.w + n[:, None] * (KH * KW * weight.channels) + k[None, :]
-        acc = _dot(x, tl.load(w_ptrs, mask=mask, other=0.0), acc, loop.SWAP)
+        if loop.K_FIRST:
+            mask = inside[:, None] & (n < out_channels)[None, :]
+            filters = tl.load(weight.w + k[:, None] * out_channels + n[None, :], mask=mask, other=0.0).T
+        else:
+            mask = (n < out_channels)[:, None] & inside[None, :]
+            w_ptrs = weight.w + n[:, None] * (KH * KW * weight.channels) + k[None, :]
+            filters = tl.load(w_ptrs, mask=mask, other=0.0)
+        acc = _dot(x, filters, acc, loop.SWAP)
     return acc
 
 
 @triton.jit(do_not_specialize=SIZES)
 def conv_by_pointers(
     y, moments, x_ptr, x2_ptr, w_ptr, residual, epilogue,
+    norm, norm_scale_stride, norm_shift_stride, norm_temb, norm_residual, norm_temb_stride,
     pictures, rows, pixels, height, width, out_width, pad_top, pad_left, steps, channels, channels2, out_channels,
     KH: tl.constexpr, KW: tl.constexpr, MODE: tl.constexpr, FLAT: tl.constexpr, CHUNKS: tl.constexpr,
-    SWAP: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RAGGED: tl.constexpr,
+    SWAP: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    K_FIRST: tl.constexpr, RAGGED: tl.constexpr, NORM: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """A tile is BH tiles of moments, of BW consecutive pixels each, whatever rows of the picture they lie in.
 
-    moments, epilogue: as in `conv_by_descriptors`.
+    moments, epilogue, NORM and its arguments: as in `conv_by_descriptors`. BI > 1: of whole pictures.
     """
     await_inputs()
-    BM: tl.constexpr = BH * BW
-    tile: tl.constexpr = TileShape("same", 1, BH, BW, BN, RAGGED)
-    loop: tl.constexpr = Loop(KH, KW, MODE, SWAP, BM, BK, FLAT)
+    BM: tl.constexpr = BI * BH * BW
+    tile: tl.constexpr = TileShape("same", BI, BH, BW, BN, RAGGED)
+    loop: tl.constexpr = Loop(KH, KW, MODE, SWAP, BI, BM, BK, FLAT, K_FIRST)
     sizes = Sizes(pictures, BW, pixels, out_channels)
     across = tl.cdiv(out_channels, BN)
     n0 = tl.program_id(0) % across * BN
     n = n0 + tl.arange(0, BN)
     place = _locate(tl.program_id(0) // across, rows, BW, n0, tile)
-    pixel = place.row * BW + tl.arange(0, BM)
+    pixel = place.row * BW + tl.arange(0, BM) % (BH * BW)
     h, w = pixel // out_width, pixel % out_width
     if MODE == "down":
         h, w = 2 * h, 2 * w
     h, w = h - pad_top, w - pad_left
+    if BI > 1:  # of pictures that are not there no row is inside
+        h = tl.where(place.picture + tl.arange(0, BM) // (BH * BW) < pictures, h, -KH)
     x_ptr += place.picture.to(tl.int64) * height * width * channels
     first = tl.program_id(1) * CHUNKS * steps
     addend = load_addend(epilogue[0], epilogue[1], epilogue[2], place, sizes, tile)
+    after = load_addend(None, norm_temb, norm_temb_stride, place, sizes, tile)
     zeros = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
     source, weight = Source(x_ptr, channels, 0), Weight(w_ptr, channels + channels2)
     acc = _sum_by_pointers(zeros, source, weight, h, w, n, first, steps, height, width, out_channels, loop)
@@ -249,6 +270,11 @@ def conv_by_pointers(
     if SWAP:
         acc = acc.T
     acc = add(acc, addend, residual, epilogue[3], place, sizes, tile)
+    if NORM > 0:
+        affine = Affine(norm[0], norm[1], norm[2], norm[3], norm[4], norm_scale_stride, norm_shift_stride)
+        acc = normalise(acc, affine, place, sizes, tile, NORM, ACTIVATION)
+    if norm_temb is not None or norm_residual is not None:
+        acc = add(acc, after, norm_residual, None, place, sizes, tile)
     if not isinstance(y, tl.tensor_descriptor):
         y += tl.program_id(1).to(tl.int64) * pictures * pixels * out_channels
     store(y, moments, acc, place, sizes, tile, BW)

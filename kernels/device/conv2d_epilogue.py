@@ -60,6 +60,15 @@ def _spread(x, GROUPS: tl.constexpr, LENGTH: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
+def _ragged_spread(x, count, GROUPS: tl.constexpr, LENGTH: tl.constexpr, BN: tl.constexpr):
+    """`_spread` of the first `count` (GROUPS, 1) of LENGTH pixels; the others are 0 off."""
+    inside = (tl.arange(0, LENGTH)[None, :] < count)[:, :, None]
+    mean = tree_sum(tl.where(inside, x, 0.0), GROUPS, LENGTH, BN) / count
+    off = tl.where(inside, x - mean[:, None, :], 0.0)
+    return mean, off, tree_sum(off * off, GROUPS, LENGTH, BN)
+
+
+@triton.jit
 def _store_moments(moments, acc, place, sizes, tile: tl.constexpr, MOMENTS: tl.constexpr):
     """Mean and M2 of each channel over each MOMENTS pixels of acc (BI, BH * BW, BN): whole rows of the tile."""
     tiles = tl.cdiv(sizes.pixels, MOMENTS)
@@ -73,10 +82,7 @@ def _store_moments(moments, acc, place, sizes, tile: tl.constexpr, MOMENTS: tl.c
     groups = acc.reshape(GROUPS, MOMENTS, tile.BN)
     if tile.RAGGED:
         count = tl.minimum(sizes.pixels - index * MOMENTS, MOMENTS)[:, None]
-        inside = (tl.arange(0, MOMENTS)[None, :] < count)[:, :, None]
-        mean = tree_sum(tl.where(inside, groups, 0.0), GROUPS, MOMENTS, tile.BN) / count
-        off = tl.where(inside, groups - mean[:, None, :], 0.0)
-        m2 = tree_sum(off * off, GROUPS, MOMENTS, tile.BN)
+        mean, _, m2 = _ragged_spread(groups, count, GROUPS, MOMENTS, tile.BN)
     else:
         mean, _, m2 = _spread(groups, GROUPS, MOMENTS, tile.BN)
     picture = place.picture + group // EACH
@@ -157,8 +163,13 @@ def normalise(acc, affine, place, sizes, tile: tl.constexpr, WIDTH: tl.constexpr
     As in `kernels.group_norm`: a mean and M2 of each channel, merged by Chan's formula.
     """
     PIXELS: tl.constexpr = tile.BH * tile.BW
-    mean, off, m2 = _spread(acc, tile.BI, PIXELS, tile.BN)
-    a, b = whole_groups(mean, m2, PIXELS, affine.eps, WIDTH)
+    if tile.RAGGED:
+        count = tl.full((tile.BI, 1), 0, tl.int32) + sizes.pixels
+        mean, off, m2 = _ragged_spread(acc, count, tile.BI, PIXELS, tile.BN)
+        a, b = whole_groups(mean, m2, sizes.pixels, affine.eps, WIDTH)
+    else:
+        mean, off, m2 = _spread(acc, tile.BI, PIXELS, tile.BN)
+        a, b = whole_groups(mean, m2, PIXELS, affine.eps, WIDTH)
     n = (place.n + tl.arange(0, tile.BN))[None, :]
     row = (place.picture + tl.arange(0, tile.BI)).to(tl.int64)[:, None]
     inside = n < sizes.out_channels

@@ -11,7 +11,18 @@ from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.device.math import activate, await_inputs, tree_sum
 
 # One compiled variant for all their values: a new resolution compiles nothing. In a tuple they would not be so.
-SIZES = ("tiles", "tiles2", "pixels", "pixels2", "hw", "group_width", "span", "scale_stride", "shift_stride")
+SIZES = (
+    "tiles",
+    "tiles2",
+    "pixels",
+    "pixels2",
+    "hw",
+    "group_width",
+    "span",
+    "scale_stride",
+    "shift_stride",
+    "temb_stride",
+)
 
 
 class Tiles(NamedTuple):
@@ -209,11 +220,11 @@ def _any_groups(known, known2, n, block, hw, group_width, eps, BJ: tl.constexpr)
 
 
 @triton.jit
-def _place(pid, y_ptr, x, x2, channels, channels2, hw, span, BP: tl.constexpr, BC: tl.constexpr):
+def _place(pid, x, x2, channels, channels2, hw, span, BP: tl.constexpr, BC: tl.constexpr):
     """The picture, first pixel and `Block` of channels of a program.
 
-    And, for its first BP pixels, pointers to y and x, and the stride of x. x, x2: a pointer, the strides of pictures
-    and of pixels.
+    And, for its first BP pixels, offsets in y, pointers to x, and the stride of x. x, x2: a pointer, the strides of
+    pictures and of pixels.
     """
     width, blocks = channels + channels2, tl.cdiv(channels, BC) + tl.cdiv(channels2, BC)
     spans = tl.cdiv(hw, span)
@@ -225,15 +236,34 @@ def _place(pid, y_ptr, x, x2, channels, channels2, hw, span, BP: tl.constexpr, B
         picture_stride = tl.where(block.second, x2[1], picture_stride)
         pixel_stride = tl.where(block.second, x2[2], pixel_stride)
     rows = tl.arange(0, BP)[:, None]
-    y_ptrs = y_ptr + (n * hw + first) * width + rows * width + block.c[None, :]
+    offset = (n * hw + first) * width + rows * width + block.c[None, :]
     x_ptrs = x_ptr + n * picture_stride + first.to(tl.int64) * pixel_stride + rows * pixel_stride + block.own[None, :]
-    return n, first, block, y_ptrs, x_ptrs, pixel_stride
+    return n, first, block, offset, x_ptrs, pixel_stride
+
+
+@triton.jit
+def _load_temb(temb_ptr, temb_stride, n, block):
+    """(1, BC) float32 of picture n, where there is any: asked for before it is needed."""
+    temb = tl.zeros(block.c.shape, tl.float32)
+    if temb_ptr is not None:
+        temb = tl.load(temb_ptr + n * temb_stride + block.c, mask=block.inside, other=0.0).to(tl.float32)
+    return temb[None, :]
+
+
+@triton.jit
+def _store(y_ptr, offset, y, temb_ptr, temb, residual_ptr, inside):
+    """y + temb + residual, of what is there."""
+    if temb_ptr is not None:
+        y += temb
+    if residual_ptr is not None:
+        y += tl.load(residual_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def normalise_kernel(
     y_ptr, x, x2, moments, moments2, norm, channels, channels2, merged, merged2, tiles, tiles2, pixels, pixels2,
-    hw, group_width, scale_stride, shift_stride, span,
+    hw, group_width, scale_stride, shift_stride, temb, residual, temb_stride, span,
     ACTIVATION: tl.constexpr, WHOLE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """`span` pixels of one picture and BC channels, all of the first tensor or all of the second.
@@ -242,12 +272,13 @@ def normalise_kernel(
     """
     await_inputs()
     affine = Affine(norm[0], norm[1], norm[2], norm[3], norm[4], scale_stride, shift_stride)
-    n, first, block, y_ptrs, x_ptrs, pixel_stride = _place(
-        tl.program_id(0), y_ptr, x, x2, channels, channels2, hw, span, BP, BC
-    )
+    n, first, block, offset, x_ptrs, pixel_stride = _place(
+        tl.program_id(0), x, x2, channels, channels2, hw, span, BP, BC
+    )  # fmt: skip
     stop = tl.minimum(first + span, hw)
     rows, there = tl.arange(0, BP)[:, None], block.inside[None, :]
     values = tl.load(x_ptrs, mask=(first + rows < stop) & there, other=0.0)  # on its way while the tiles are merged
+    row = _load_temb(temb, temb_stride, n, block)
 
     if WHOLE:
         known = Tiles(moments[0], moments[1], channels, tiles, pixels)
@@ -264,14 +295,14 @@ def normalise_kernel(
         x_ptrs += BP * pixel_stride
         following = tl.load(x_ptrs, mask=(start + BP + rows < stop) & there, other=0.0)
         y = activate(tl.fma(values.to(tl.float32) - mean[None, :], a[None, :], b[None, :]), ACTIVATION)
-        tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=(start + rows < stop) & there)
-        y_ptrs += BP * (channels + channels2)
+        _store(y_ptr, offset, y, temb, row, residual, (start + rows < stop) & there)
+        offset += BP * (channels + channels2)
         values = following
 
 
 @triton.jit(do_not_specialize=SIZES)
 def apply_kernel(
-    y_ptr, x, x2, mean_ptr, a_ptr, b_ptr, channels, channels2, hw,
+    y_ptr, x, x2, mean_ptr, a_ptr, b_ptr, channels, channels2, hw, temb, residual, temb_stride,
     ACTIVATION: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """`normalise_kernel` of BP pixels by mean, a and b, each (N, C + C2).
@@ -280,9 +311,9 @@ def apply_kernel(
     reads first.
     """
     await_inputs()
-    n, first, block, y_ptrs, x_ptrs, _ = _place(
-        tl.num_programs(0) - 1 - tl.program_id(0), y_ptr, x, x2, channels, channels2, hw, BP, BP, BC
-    )
+    n, first, block, out, x_ptrs, _ = _place(
+        tl.num_programs(0) - 1 - tl.program_id(0), x, x2, channels, channels2, hw, BP, BP, BC
+    )  # fmt: skip
     there = (first + tl.arange(0, BP) < hw)[:, None] & block.inside[None, :]
     values = tl.load(x_ptrs, mask=there, other=0.0)
     offset = n * (channels + channels2) + block.c
@@ -290,4 +321,4 @@ def apply_kernel(
     a = tl.load(a_ptr + offset, mask=block.inside, other=0.0)
     b = tl.load(b_ptr + offset, mask=block.inside, other=0.0)
     y = activate(tl.fma(values.to(tl.float32) - mean[None, :], a[None, :], b[None, :]), ACTIVATION)
-    tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=there)
+    _store(y_ptr, out, y, temb, _load_temb(temb, temb_stride, n, block), residual, there)

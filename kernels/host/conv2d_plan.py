@@ -13,14 +13,19 @@ from fastdiff.kernels.host.conv2d_tiles import (
     CHUNK_STEPS,
     FLAT_TILES,
     FLOAT32_CHUNK_STEPS,
+    FLOAT32_ROW_TILES,
     FLOAT32_TILES,
+    LONGEST_ROW,
     MOST_FILLED,
     NARROW_TILES,
+    POINTER_ROW_TILES,
     POINTER_TILES,
+    ROW_TILES,
     SMALL_PICTURE,
     SUM_MICROSECONDS,
     TILES,
     TUNED,
+    WIDEST_GROUP,
     ConvTile,
 )
 
@@ -39,6 +44,7 @@ class Problem:
     padding: tuple[int, int, int, int]  # left, right, top, bottom
     upsample: bool
     itemsize: int
+    group: int = 0  # channels of a group of the norm that follows, if one does
 
     @property
     def out_height(self) -> int:
@@ -67,6 +73,11 @@ class Problem:
     @property
     def mode(self) -> str:
         return "up" if self.upsample else "down" if self.stride == 2 else "same"
+
+    @property
+    def row(self) -> bool:
+        """Whether pictures are one row of pixels: a convolution of one dimension."""
+        return self.height == self.kernel[0] == 1 and self.padding[2:] == (0, 0) and not self.upsample
 
     @property
     def taps(self) -> int:
@@ -99,7 +110,7 @@ class Plan(NamedTuple):
     def tile_shape(self) -> tuple[int, int, int]:
         """Pictures, rows and columns of a tile."""
         height = self.tile.pixels // self.tile_width
-        if self.descriptors:
+        if self.descriptors or self.rows == 1:
             height = min(height, _power_of_two_in(self.rows))
         return self.tile.pixels // (height * self.tile_width), height, self.tile_width
 
@@ -114,7 +125,8 @@ class Plan(NamedTuple):
 
     def ragged(self, problem: Problem) -> bool:
         """Whether tiles reach past a picture's last pixel."""
-        return not self.descriptors and problem.pixels % self.tile.pixels != 0
+        _, height, width = self.tile_shape
+        return not self.descriptors and problem.pixels % (height * width) != 0
 
     def residual_by_descriptor(self, problem: Problem) -> bool:
         return self.descriptors and not self.spread and problem.mode != "up" and problem.out_channels % 8 == 0
@@ -126,11 +138,14 @@ class Plan(NamedTuple):
         fits = whole and problem.itemsize == 2 and problem.out_channels % unit == 0
         return fits and self.may_store and not self.spread and self.tile.warps == 4
 
-    def normalises(self, problem: Problem, num_groups: int) -> bool:
+    def normalises(self, problem: Problem) -> bool:
         """Whether a program has all of each group it makes, of whole pictures; depends on the picture's shape alone."""
-        whole = self.descriptors and self.chunks == 1 and self.moments == problem.pixels
-        width = problem.out_channels // num_groups
-        return whole and problem.out_channels > NARROW_TILES[0].channels and TILES[-1].channels % width == 0
+        if problem.row:
+            whole = self.moments >= problem.pixels and not self.spread
+        else:
+            whole = self.descriptors and self.chunks == 1 and self.moments == problem.pixels
+            whole = whole and problem.out_channels > NARROW_TILES[0].channels
+        return whole and WIDEST_GROUP % problem.group == 0
 
     def programs(self, problem: Problem) -> int:
         """Programs of one chunk, or of all."""
@@ -143,6 +158,8 @@ class Plan(NamedTuple):
 def make_plan(problem: Problem, *, obstacle: str | None, multiprocessors: int) -> Plan:
     """Plan a convolution. `obstacle`: why the card or the tensors' addresses rule descriptors out, if they do."""
     grid = obstacle or _descriptor_grid(problem)
+    if problem.row and problem.out_width <= LONGEST_ROW:
+        return _row_plan(problem, obstacle, grid if isinstance(grid, str) else "", multiprocessors)
     if isinstance(grid, str):
         return _pointer_plan(problem, multiprocessors)._replace(obstacle=grid, may_store=obstacle is None)
     return _descriptor_plan(problem, *grid, multiprocessors)
@@ -159,9 +176,10 @@ def _descriptor_grid(problem: Problem) -> tuple[int, int, int] | str:
         if (rows, columns) != (2 * problem.height, 2 * problem.width):
             return "upsampling with another padding than 1"
         rows, columns = problem.height, problem.width
-    if problem.mode == "down" and (problem.height % 2 or problem.width % 2 or problem.channels[0] % 32):
+    odd = problem.width % 2 or (problem.height % 2 and not problem.row)
+    if problem.mode == "down" and (odd or problem.channels[0] % 32):
         return "stride 2 of an odd size, or of channels no multiple of 32"
-    tile_width = min(32, _power_of_two_in(columns))
+    tile_width = min(LONGEST_ROW if problem.row else 32, _power_of_two_in(columns))
     patch = tile_width * _power_of_two_in(rows)  # pixels of a picture in a tile, which other pictures fill up
     if patch < min(64, rows * columns) and rows * columns * 64 // patch > MOST_FILLED:
         return f"tiles would cross the border of {rows}x{columns} pixels"
@@ -192,6 +210,41 @@ def _descriptor_plan(problem: Problem, rows: int, columns: int, tile_width: int,
     ]
     best = min(plans, key=lambda plan: _microseconds(plan, problem, multiprocessors))
     return best._replace(tile=best.tile._replace(block=best.tile.block * block // 64))
+
+
+def _row_plan(problem: Problem, obstacle: str | None, no_descriptors: str, multiprocessors: int) -> Plan:
+    """Whole rows in each program, and of the channels whole groups, so that it can normalise what it makes."""
+    row, descriptors = 1 << (problem.out_width - 1).bit_length(), not no_descriptors
+    descriptors = descriptors and row == problem.out_width
+    flat = not descriptors and max(problem.channels) < 32
+    tiles = ROW_TILES if descriptors else FLOAT32_ROW_TILES if problem.itemsize == 4 else POINTER_ROW_TILES
+    tile = _row_tile(problem, [_fitted(tile, problem, row) for tile in tiles], row, multiprocessors)
+    depth = _depth(problem, tile.block, flat)
+    single_float32 = problem.itemsize == 4 and len(problem.channels) == 1
+    steps = min(depth, FLOAT32_CHUNK_STEPS * 32 // tile.block) if single_float32 else depth
+    why = no_descriptors or ("" if descriptors else f"{problem.out_width} pixels, no power of two")
+    return Plan(
+        descriptors, flat, 1, row, row, row, tile, -(-depth // steps), steps, False, why, obstacle is None,
+    )  # fmt: skip
+
+
+def _fitted(tile: ConvTile, problem: Problem, row: int) -> ConvTile:
+    """The tile with pixels for a row, no more channels than there are, and no fewer than a group."""
+    channels = max(min(tile.channels, _tile_channels(problem)), math.gcd(problem.group, WIDEST_GROUP))
+    # at stride 2 a step of more channels than there are would read those of the next pixel; and chunks of float32 end
+    # at the same channels whatever the block
+    whole = problem.mode == "down" or problem.itemsize == 4
+    block = 32 if whole and any(width % tile.block for width in problem.channels) else tile.block
+    return tile._replace(pixels=max(tile.pixels, row), channels=channels, block=block)
+
+
+def _row_tile(problem: Problem, tiles: list[ConvTile], row: int, multiprocessors: int) -> ConvTile:
+    """The first tile that makes a program for every multiprocessor, else the last."""
+
+    def programs(tile: ConvTile) -> int:
+        return -(-problem.pictures // (tile.pixels // row)) * -(-problem.out_channels // tile.channels)
+
+    return next((tile for tile in tiles if programs(tile) >= multiprocessors), tiles[-1])
 
 
 def _tuned(problem: Problem) -> ConvTile | None:

@@ -61,6 +61,19 @@ FLOAT32_TILES = (
     ConvTile(64, 64, 32, warps=4, stages=2, swap=False),
     ConvTile(32, 32, 32, warps=4, stages=2, swap=False),
 )
+# Pictures of one row, likewise, whole rows in a program: pixels are those of several pictures where a row has fewer.
+ROW_TILES = (
+    ConvTile(128, 64, 64, warps=4, stages=3),
+    ConvTile(64, 64, 64, warps=4, stages=4),
+    ConvTile(16, 32, 64, warps=4, stages=6),
+)
+POINTER_ROW_TILES = (ConvTile(64, 64, 32, warps=4, stages=3), ConvTile(16, 16, 32, warps=4, stages=3))
+FLOAT32_ROW_TILES = (
+    ConvTile(64, 64, 32, warps=4, stages=2, swap=False),
+    ConvTile(16, 32, 32, warps=4, stages=4, swap=False),
+)
+LONGEST_ROW = 256  # pixels, up to which a program takes whole rows
+WIDEST_GROUP = 64  # channels, up to which a program takes whole groups
 
 MOST_FILLED = 2048  # pixels that the tiles of a picture alone may take, where only more pictures would fill them
 SUM_CHANNELS = 32  # of a program of `sum_chunks`

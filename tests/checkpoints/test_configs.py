@@ -6,6 +6,7 @@ import pytest
 
 from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
+from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.diffusion.configs import DDPMConfig
 from fastdiff.errors import InputError
@@ -45,6 +46,47 @@ def test_trained_size(sample_size, trained):
     assert UNet2DConfig(sample_size=sample_size).trained_size == trained
 
 
+PLANNER: dict = {
+    "use_timestep_embedding": True,
+    "down_block_types": ("DownResnetBlock1D",) * 3,
+    "up_block_types": ("UpResnetBlock1D",) * 2,
+    "mid_block_type": "MidResTemporalBlock1D",
+    "out_block_type": "OutConv1DBlock",
+    "act_fn": "mish",
+}
+VALUE = PLANNER | {
+    "up_block_types": (),
+    "mid_block_type": "ValueFunctionMidBlock1D",
+    "out_block_type": "ValueFunction",
+    "block_out_channels": (8, 16, 32),
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "good", "bad"),
+    [
+        (PLANNER, (4, 8, 128), (0, 2, 6, 31)),
+        (VALUE, (1, 2, 15, 16), (0, 17, 32)),
+        (VALUE | {"downsample_each_block": True}, (1, 7, 32), (0, 33, 64)),
+    ],
+    ids=["policy", "value", "value-of-halves"],
+)
+def test_horizons_that_a_planner_takes(options, good, bad):
+    config = UNet1DConfig(**options)
+    for horizon in good:
+        config.check_size(1, horizon)
+        with pytest.raises(InputError, match="height 2"):
+            config.check_size(2, horizon)
+    for horizon in bad:
+        with pytest.raises(InputError, match=f"horizon {horizon}: this "):
+            config.check_size(1, horizon)
+
+
+@pytest.mark.parametrize(("sample_size", "trained"), [(65_536, None), (32, (1, 32))])
+def test_a_horizon_of_65536_says_nothing(sample_size, trained):
+    assert UNet1DConfig(**PLANNER, sample_size=sample_size).trained_size == trained
+
+
 def test_label_tables():
     assert not UNet2DConfig().takes_labels
     assert UNet2DConfig(num_class_embeds=3).takes_labels and UNet2DConfig(class_embed_type="timestep").takes_labels
@@ -64,6 +106,12 @@ BILLION = 10**9
 @pytest.mark.parametrize(
     ("config", "options", "named"),
     [
+        (UNet1DConfig, PLANNER | {"block_out_channels": (8, 8, BILLION)}, "block_out_channels: .* to 65536"),
+        (UNet1DConfig, PLANNER | {"layers_per_block": BILLION}, "layers_per_block: .* from 0 to 64"),
+        (UNet1DConfig, PLANNER | {"in_channels": BILLION}, "in_channels: .* to 65536"),
+        (UNet1DConfig, PLANNER | {"extra_in_channels": BILLION}, "extra_in_channels: .* from 0 to 65536"),
+        (UNet1DConfig, PLANNER | {"time_embedding_dim": BILLION}, "time_embedding_dim: .* to 65536"),
+        (UNet1DConfig, PLANNER | {"sample_size": BILLION}, "sample_size: .* to 65536"),
         (UNet2DConfig, {"num_class_embeds": BILLION}, "num_class_embeds: .* to 100000"),
         (UNet2DConfig, {"num_train_timesteps": BILLION}, "num_train_timesteps: .* to 100000"),
         (UNet2DConfig, {"sample_size": BILLION}, "sample_size: .* to 16384"),

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import diffusers
+import diffusers.experimental
 import pytest
 
 from fastdiff.checkpoints.registry import DENOISERS, PIPELINES, SCHEDULERS, denoiser_part, read_model_index
@@ -47,7 +48,7 @@ def assert_one_line(error, *named: str) -> None:
         pytest.param({"vqvae": ["diffusers", "VQModel"]}, ["vqvae"], id="another-component"),
         pytest.param({"unet": ["my_module", "UNet2DModel"]}, ["unet", "'my_module'", "no code"], id="foreign-module"),
         pytest.param({"scheduler": ["os", "system"]}, ["scheduler", "'os'"], id="foreign-scheduler"),
-        pytest.param({"unet": ["diffusers", "UNet1DModel"]}, ["UNet1DModel", "UNet2DModel"], id="other-model"),
+        pytest.param({"unet": ["diffusers", "VQModel"]}, ["VQModel", "UNet2DModel, UNet1DModel"], id="other-model"),
         pytest.param({"unet": [None, None]}, ["unet", "pair"], id="null-component"),
         pytest.param({"unet": "UNet2DModel"}, ["unet", "pair"], id="no-pair"),
         pytest.param({"unet": ["diffusers", ["a", "b"]]}, ["unet", "pair"], id="class-is-a-list"),
@@ -104,15 +105,37 @@ def test_pipelines_of_transformers_that_are_refused(tmp_path, change, named):
     assert_one_line(error, "model_index.json", *named)
 
 
+def test_the_folder_of_a_value_guided_pipeline(tmp_path):
+    """diffusers saves no env; whatever another one wrote there is not looked at."""
+    model, index = ["diffusers", "UNet1DModel"], {"_class_name": "ValueGuidedRLPipeline"}
+    index |= {"value_function": model, "unet": model, "scheduler": ["diffusers", "DDPMScheduler"]}
+    for env in ([None, None], ["gym", "Hopper"], None):
+        classes = read_model_index(write(tmp_path, index | {"env": env}))
+        assert classes == {
+            "pipeline": "ValueGuidedRLPipeline",
+            "unet": "UNet1DModel",
+            "value_function": "UNet1DModel",
+            "scheduler": "DDPMScheduler",
+        }
+    with pytest.raises(InputError, match="value_function: None is not a"):
+        read_model_index(write(tmp_path, index | {"value_function": None}))
+    with pytest.raises(InputError, match="unet class UNet2DModel is not supported; fastdiff runs UNet1DModel"):
+        read_model_index(write(tmp_path, index | {"unet": ["diffusers", "UNet2DModel"]}))
+
+
+def class_of_diffusers(name: str) -> type | None:
+    return getattr(diffusers, name, None) or getattr(diffusers.experimental, name, None)
+
+
 def test_every_name_is_one_of_diffusers():
     parts = {part.name: part for pipeline in PIPELINES.values() for part in pipeline.parts}
     names = [*PIPELINES, *SCHEDULERS.values(), *(name for part in parts.values() for name in part.classes)]
-    assert [name for name in names if not hasattr(diffusers, name)] == []
+    assert [name for name in names if class_of_diffusers(name) is None] == []
 
 
 def test_a_pipeline_has_the_parts_and_options_of_diffusers():
     for name, pipeline in PIPELINES.items():
-        components = set(inspect.signature(getattr(diffusers, name).__init__).parameters) - {"self"}
+        components = set(inspect.signature(class_of_diffusers(name).__init__).parameters) - {"self"}
         assert components == {*(part.name for part in pipeline.parts), *pipeline.options}, name
 
 

@@ -11,11 +11,13 @@ from safetensors.torch import save_file
 
 from fastdiff.checkpoints import weight_files
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
+from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.checkpoints.hub import bundled_models
 from fastdiff.checkpoints.weights import diffusers_shapes, load_state_dict
 from fastdiff.errors import InputError
 from fastdiff.models.dit import DiTTransformer2DModel
+from fastdiff.models.unet1d import UNet1DModel
 from fastdiff.models.unet2d import UNet2DModel
 
 NAME = "diffusion_pytorch_model.safetensors"
@@ -29,8 +31,20 @@ UNET = {
     "num_train_timesteps": 10,
 }
 DIT = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 2, "sample_size": 8, "num_embeds_ada_norm": 5}
+UNET_1D = {
+    "in_channels": 3,
+    "out_channels": 3,
+    "block_out_channels": (8, 16),
+    "down_block_types": ("DownResnetBlock1D",) * 2,
+    "up_block_types": ("UpResnetBlock1D",),
+    "mid_block_type": "MidResTemporalBlock1D",
+    "out_block_type": "OutConv1DBlock",
+    "use_timestep_embedding": True,
+    "act_fn": "mish",
+}
 MODELS = {
     "unet": (UNet2DModel, UNet2DConfig, UNET),
+    "unet-1d": (UNet1DModel, UNet1DConfig, UNET_1D),
     "dit": (DiTTransformer2DModel, DiTTransformer2DConfig, DIT),
 }
 
@@ -78,6 +92,13 @@ def test_a_header_tells_the_shapes_of_the_tensors(name):
         ("unet", "time_embedding_dim", 60_000, "time_embedding_dim"),
         ("unet", "in_channels", 60_000, "in_channels"),
         ("unet", "out_channels", 60_000, "out_channels"),
+        ("unet-1d", "layers_per_block", 60, r"1 \+ layers_per_block"),
+        ("unet-1d", "block_out_channels", [8, 60_000], r"block_out_channels\[1\]"),
+        ("unet-1d", "time_embedding_dim", 60_000, "time_embedding_dim"),
+        ("unet-1d", "in_channels", 60_000, r"in_channels \+ extra_in_channels"),
+        ("unet-1d", "extra_in_channels", 60_000, r"in_channels \+ extra_in_channels"),
+        ("unet-1d", "out_channels", 60_000, "out_channels"),
+        ("unet-1d", "up_block_types", ["UpResnetBlock1D"] * 2, "up_block_types: its length"),
         ("dit", "num_layers", 1000, "num_layers"),
         ("dit", "num_embeds_ada_norm", 90_000, "num_embeds_ada_norm"),
         ("dit", "attention_head_dim", 32_000, "num_attention_heads x attention_head_dim"),
@@ -104,6 +125,10 @@ def test_an_option_that_the_weights_were_not_saved_with_is_named(tmp_path, monke
         ("unet", "in_channels", 60_000),
         ("unet", "out_channels", 60_000),
         ("dit", "num_layers", 1000),
+        ("unet-1d", "block_out_channels", [8, 60_000]),
+        ("unet-1d", "time_embedding_dim", 60_000),
+        ("unet-1d", "in_channels", 60_000),
+        ("unet-1d", "out_channels", 60_000),
         ("dit", "num_embeds_ada_norm", 90_000),
         ("dit", "in_channels", 60_000),
         ("dit", "out_channels", 60_000),

@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 
+import fastdiff
 from fastdiff import cli
 from fastdiff.runs import verification
 from fastdiff.runs.drawing import load_pipeline
@@ -91,6 +92,84 @@ def test_a_folder_of_a_learned_variance_agrees(dit_folder, tmp_path, capsys, sch
     (folder / "fastdiff.json").write_text(json.dumps({"scheduler": scheduler}))
     assert cli.main(["verify", str(folder), "--device", "cpu"]) == 0
     assert f"4 steps of {scheduler}, guidance 4 " in capsys.readouterr().out
+
+
+PLANNER = {
+    "in_channels": 14,
+    "out_channels": 14,
+    "time_embedding_type": "positional",
+    "use_timestep_embedding": True,
+    "down_block_types": ("DownResnetBlock1D",) * 3,
+    "up_block_types": ("UpResnetBlock1D",) * 2,
+    "mid_block_type": "MidResTemporalBlock1D",
+    "out_block_type": "OutConv1DBlock",
+    "block_out_channels": (8, 16, 32),
+    "act_fn": "mish",
+}
+VALUE = PLANNER | {
+    "up_block_types": (),
+    "mid_block_type": "ValueFunctionMidBlock1D",
+    "out_block_type": "ValueFunction",
+    "downsample_each_block": True,
+}
+UNET = {
+    "sample_size": 8,
+    "block_out_channels": (8, 16),
+    "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+    "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+    "norm_num_groups": 4,
+}
+DIT = {"sample_size": 8, "num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 8, "num_embeds_ada_norm": 9}
+MODELS = {
+    "policy": ("UNet1DModel", PLANNER, 5),
+    "value": ("UNet1DModel", VALUE, 5),
+    "policy-of-horizon-8": ("UNet1DModel", PLANNER | {"sample_size": 8}, 5),
+    "unet": ("UNet2DModel", UNET, 5),
+    "unet-of-labels": ("UNet2DModel", UNET | {"num_class_embeds": 3}, 5),
+    "dit": ("DiTTransformer2DModel", DIT, 10),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_without_a_scheduler_agrees_in_its_predictions(name, tmp_path, capsys):
+    kind, config, comparisons = MODELS[name]
+    torch.manual_seed(0)
+    model = getattr(diffusers, kind)(**config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(tmp_path)
+    assert cli.main(["verify", str(tmp_path), "--device", "cpu"]) == 0
+    table = capsys.readouterr().out
+    assert table.count(" ok\n") == table.count("forward t=") == comparisons
+    assert table.endswith("\nwithin tolerance\n")
+
+
+def test_a_planner_agrees_after_all_steps(save_planner, capsys):
+    _, folder = save_planner("DDPM", num_train_timesteps=20, beta_schedule="squaredcos_cap_v2", clip_sample=False)
+    assert cli.main(["verify", str(folder), "--device", "cpu"]) == 0
+    table = capsys.readouterr().out
+    assert "4 steps of ddpm, guidance 1 " in table and table.count(" ok\n") == 6
+
+
+def test_a_planner_and_its_value_function_agree(save_value_guided, capsys):
+    _, folder = save_value_guided()
+    assert cli.main(["verify", str(folder), "--device", "cpu"]) == 0
+    table = capsys.readouterr().out
+    assert table.count("forward t=") == table.count("value t=") == 5 and table.count(" ok\n") == 11
+
+
+def test_a_model_that_differs_is_found(tmp_path, capsys, monkeypatch):
+    model = diffusers.UNet1DModel(**VALUE)
+    model.save_pretrained(tmp_path)
+    right = fastdiff.UNet1DModel.predict
+    monkeypatch.setattr(fastdiff.UNet1DModel, "predict", lambda *given: right(*given) + 2e-3)
+    assert cli.main(["verify", str(tmp_path), "--device", "cpu"]) == 1
+    assert capsys.readouterr().out.count(" FAILED\n") == 5
+
+
+def test_audio_models_are_refused(tmp_path, capfd):
+    diffusers.UNet1DModel(act_fn="silu").save_pretrained(tmp_path)
+    assert "DownBlock1DNoSkip is a block of audio models" in refusal("verify", tmp_path, capfd)
 
 
 def test_a_wrong_weight_is_found(ddpm_folder, capsys, monkeypatch):

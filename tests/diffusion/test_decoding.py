@@ -1,13 +1,14 @@
 """Tensors as pictures."""
 
 from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
 from fastdiff.diffusion import decoding
-from fastdiff.diffusion.decoding import OUTPUT_TYPES, decode, join
+from fastdiff.diffusion.decoding import OutputType, decode, join
 from fastdiff.errors import NonFiniteError
 
 X = torch.tensor([-2.0, -1.0, 0.0, 1.0]).reshape(1, 2, 2, 1)
@@ -37,7 +38,7 @@ def test_nan_of_a_vae_is_its_own(monkeypatch):
         decode(X, "pil", SimpleNamespace())
 
 
-@pytest.mark.parametrize("output_type", OUTPUT_TYPES)
+@pytest.mark.parametrize("output_type", get_args(OutputType))
 @pytest.mark.parametrize("sizes", [(4,), (2, 1, 1)], ids=["whole", "parts"])
 def test_parts_are_joined_as_if_they_were_one(output_type, sizes):
     x = torch.rand(4, 8, 8, 3, generator=torch.Generator().manual_seed(0))

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d
+from fastdiff.kernels.conv2d import Conv2dCall, Norm, Shortcut, conv2d, k_first
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host import launching
 from fastdiff.kernels.host.conv2d_plan import Problem, make_plan
@@ -210,6 +210,11 @@ def test_bits_do_not_depend_on_the_batch(case, batches, dot_dtype, device, runs_
             assert torch.equal(ours, theirs), f"batch {n}"
 
 
+def row(n: int, length: int, channels: tuple[int, ...], out_channels: int, stride: int = 1) -> Case:
+    """A convolution of 5 taps over rows of pixels."""
+    return Case(n, 1, length, channels, out_channels, kernel=(1, 5), stride=stride, padding=(2, 2, 0, 0))
+
+
 NORMED = {  # fused where whole groups of whole pictures are in a program, else a launch that follows
     "H8": (Case(2, 8, 8, (32,), 64, temb=True), 16),
     "H4-many-pictures": (Case(5, 4, 4, (32,), 64, residual=True, output_scale=2**0.5), 1),
@@ -220,27 +225,57 @@ NORMED = {  # fused where whole groups of whole pictures are in a program, else 
     "H4-C1024-chunks": (Case(1, 4, 4, (1024,), 32), 8),
     "H7-C36-odd": (Case(2, 7, 7, (36,), 20), 4),
     "large-mean": (Case(2, 8, 8, (32,), 32, mean=1000.0), 8),
+    "L16-C32": (row(2, 16, (32,), 32), 8),
+    "L4-C40-many-rows-a-tile": (row(5, 4, (40,), 64), 8),
+    "L64-C32": (row(1, 64, (32,), 32), 8),
+    "L128-C16": (row(1, 128, (16,), 16), 8),
+    "L12-C14-odd": (row(3, 12, (14,), 32), 8),
+    "L6-C36-odd-groups-of-6": (row(2, 6, (36,), 48), 8),
+    "L8-C32+32-pair": (row(2, 8, (32, 32), 64), 8),
+    "L16-C32-down": (row(2, 16, (32,), 32, stride=2), 8),
+    "L16-C36-down": (row(2, 16, (36,), 32, stride=2), 8),
+    "L4-C32-groups-of-64": (row(1, 4, (32,), 128), 2),
+    "L300-C8-longer-than-a-program": (row(1, 300, (8,), 16), 2),
     "N1-C256-H8": pytest.param(Case(1, 8, 8, (256,), 256, temb=True), 32, marks=gpu),
     "N64-C256-H8": pytest.param(Case(64, 8, 8, (256,), 256, temb=True), 32, marks=gpu),
     "N64-C256-H12": pytest.param(Case(64, 12, 12, (256,), 256, temb=True), 32, marks=gpu),
     "N512-C256-H4": pytest.param(Case(512, 4, 4, (256,), 256, residual=True), 32, marks=gpu),
-}
+    **{
+        f"N{n}-L{length}-C{'+'.join(map(str, channels))}": pytest.param(row(n, length, channels, out), 8, marks=gpu)
+        for n in (1, 64, 1024)
+        for length, channels, out in [
+            (32, (14,), 32), (32, (32,), 32), (16, (64,), 64), (8, (128,), 128), (4, (256,), 256), (4, (256, 256), 128),
+            (128, (32,), 32), (64, (128,), 128), (32, (256,), 256),
+        ]
+    },
+}  # fmt: skip
 
 
-def normed(args, options, num_groups: int, conditioned: bool = False) -> dict:
-    """`options` with a norm after it, with random parameters."""
-    weight, n = args[1], len(options.get("residual", args[0]))
+def normed(args, options, num_groups: int, conditioned: bool = False, added: bool = False) -> dict:
+    """`options` with a norm after it, with random parameters; `added`: temb and residual after its activation."""
+    weight, n = args[1], Conv2dCall(*args, **options).problem.pictures
     random = torch.Generator().manual_seed(1)
     rows = [torch.randn(shape, generator=random).to(weight) for shape in [(len(weight),)] * 2 + [(n, len(weight))] * 2]
-    return options | {"norm": Norm(num_groups, *rows[:2], 1e-5, "silu", *(rows[2:] if conditioned else ()))}
+    norm = Norm(num_groups, *rows[:2], 1e-5, "mish" if added else "silu", *(rows[2:] if conditioned else ()))
+    if added:
+        problem = Conv2dCall(*args, **options).problem
+        table, residual = (
+            torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(100 + i)) for i in range(n)])
+            for shape in ((3 * len(weight),), problem.out_shape[1:])
+        )
+        temb = table.to(weight)[:, len(weight) : 2 * len(weight)]  # columns of a wider table
+        norm = norm._replace(temb=temb, residual=residual.to(weight))
+    return options | {"norm": norm}
 
 
-@pytest.mark.parametrize("conditioned", [False, True], ids=["plain", "scale-shift"])
+@pytest.mark.parametrize(
+    ("conditioned", "added"), [(False, False), (True, False), (True, True)], ids=["plain", "scale-shift", "added"]
+)
 @pytest.mark.parametrize(("case", "num_groups"), NORMED.values(), ids=NORMED)
-def test_norm(case, num_groups, conditioned, dot_dtype, device, runs_triton, loads, assert_accurate):
+def test_norm(case, num_groups, conditioned, added, dot_dtype, device, runs_triton, loads, assert_accurate):
     args, options = case.inputs(dot_dtype, device)
     expected = truth(args, options)
-    options = normed(args, options, num_groups, conditioned)
+    options = normed(args, options, num_groups, conditioned, added)
     wide = Norm(*(value.to(expected) if isinstance(value, torch.Tensor) else value for value in options["norm"]))
     expected = group_norm.reference(expected, **wide._asdict())
     for _ in range(REPEATS if device.type == "cuda" else 1):
@@ -248,19 +283,49 @@ def test_norm(case, num_groups, conditioned, dot_dtype, device, runs_triton, loa
         assert_accurate(y, conv2d.reference(*args, **options), expected)
 
 
-@pytest.mark.parametrize("side", [4, 8])
-def test_a_normalised_picture_is_the_same_in_any_batch(side, dot_dtype, device, runs_triton, loads, monkeypatch):
+ALONE_NORMED = {
+    "H4": Case(1, 4, 4, (128,), 128),
+    "H8": Case(1, 8, 8, (128,), 128),
+    "L4": row(1, 4, (128,), 128),
+    "L16": row(1, 16, (128,), 128),
+    "L32-first": row(1, 32, (14,), 32),
+    "L12-pair": row(1, 12, (64, 64), 64),
+    "L128": row(1, 128, (32,), 32),
+}
+
+
+@pytest.mark.parametrize("case", ALONE_NORMED.values(), ids=ALONE_NORMED)
+def test_a_normalised_picture_is_the_same_in_any_batch(case, dot_dtype, device, runs_triton, loads, monkeypatch):
     if not runs_triton:
         pytest.skip("torch's convolutions promise no such thing")
     monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 10**6)
 
     def first_picture(n):
-        args, options = Case(n, side, side, (128,), 128).inputs(dot_dtype, device)
-        return conv2d.kernel(*args, **normed(args, options, 32))[0]
+        args, options = replace(case, n=n).inputs(dot_dtype, device)
+        return conv2d.kernel(*args, **normed(args, options, 8, added=True))[0]
 
     alone = first_picture(1)
-    for n in (3, 64) if device.type == "cuda" else (3,):
+    for n in (3, 64, 1024) if device.type == "cuda" else (3,):
         assert torch.equal(first_picture(n), alone)
+
+
+def test_a_float32_weight_laid_k_first_gives_the_same_bits(device, runs_triton, exact_matmuls):
+    (x, weight, bias), options = row(2, 16, (64,), 64).inputs(torch.float32, device)
+    laid = k_first(weight)
+    assert torch.equal(laid, weight) and laid.permute(2, 3, 1, 0).is_contiguous()
+    ways = [(conv2d.kernel if runs_triton else conv2d.reference)(x, each, bias, **options) for each in (weight, laid)]
+    assert torch.equal(*ways)
+
+
+@pytest.mark.parametrize("length", [4, 12, 16, 32, 128, 256])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_a_row_is_normalised_where_it_is_made_in_any_batch(length, itemsize):
+    for pictures, channels, out_channels in product((1, 64, 1024), (14, 32, 256), (32, 64, 512)):
+        sizes = (1, length, (channels,), out_channels, (1, 5), 1, (2, 2, 0, 0), False, itemsize, out_channels // 8)
+        problem = Problem(pictures, *sizes)
+        plan = make_plan(problem, obstacle=None, multiprocessors=132)
+        assert plan.normalises(problem) and plan.tile.channels % problem.group == 0, plan
+        assert plan.tile.pixels % plan.moments == 0 and plan.moments >= length, plan
 
 
 def test_chunks_in_one_program(dot_dtype, device, runs_triton, loads, assert_accurate, monkeypatch):
@@ -321,6 +386,8 @@ X, WEIGHT = torch.zeros(2, 4, 4, 8), torch.zeros(6, 8, 3, 3)
         ),
         pytest.param("num_groups", (X, WEIGHT), {"norm": Norm(4)}, id="norm-4-groups-of-6-channels"),
         pytest.param("weight", (X, WEIGHT), {"norm": Norm(2, *torch.zeros(2, 5))}, id="norm-other-width"),
+        pytest.param("temb", (X, WEIGHT), {"norm": Norm(2, temb=torch.zeros(1, 6))}, id="norm-temb-other-batch"),
+        pytest.param("residual", (X, WEIGHT), {"norm": Norm(2, residual=X)}, id="norm-residual-other-channels"),
         pytest.param("moments", (X, WEIGHT), {"norm": Norm(2), "moments": True}, id="moments-and-norm"),
         pytest.param("stride", (X, WEIGHT), {"stride": 3}, id="stride-3"),
         pytest.param("padding", (X[:, :1, :1], WEIGHT), {"padding": 0}, id="padding-too-small"),

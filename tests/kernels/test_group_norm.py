@@ -36,14 +36,16 @@ def norm(runs_triton):
     return group_norm.kernel if runs_triton else group_norm
 
 
-def plain(x, groups, weight, bias, activation, scale=None, shift=None):
+def plain(x, groups, weight, bias, activation, scale=None, shift=None, temb=None, residual=None):
     """The operation by torch's own functions, in the dtype of x."""
     x = torch.cat(x, dim=-1) if isinstance(x, tuple) else x
     cast = [None if t is None else t.to(x.dtype) for t in (weight, bias, scale, shift)]
     y = F.group_norm(x.permute(0, 3, 1, 2).contiguous(), groups, *cast[:2], EPS).permute(0, 2, 3, 1)
     if scale is not None:
         y = y * (1 + cast[2][:, None, None]) + cast[3][:, None, None]
-    return ACTIVATIONS[activation](y.contiguous())
+    y = ACTIVATIONS[activation](y.contiguous())
+    y = y if temb is None else y + temb.to(x.dtype)[:, None, None]
+    return y if residual is None else y + residual.to(x.dtype)
 
 
 def in_double(x):
@@ -103,6 +105,39 @@ def test_pair_is_its_concatenation(norm, randn, dtype, assert_accurate, widths):
     arguments = (groups, weight, bias, "silu", scale, shift)
     y = norm(x, groups, weight, bias, eps=EPS, activation="silu", scale=scale, shift=shift)
     assert_accurate(y, plain(x, *arguments), plain(in_double(x), *arguments))
+
+
+ADDED = {  # H = W, channels, groups
+    "C24-H16": (16, (24,), 8),
+    "C30-H5-odd": (5, (30,), 6),
+    "C24+16-H6-pair": (6, (24, 16), 5),
+    "C24-H24-tiles-merged": (24, (24,), 1),
+}
+
+
+@pytest.mark.parametrize("given", [("temb",), ("residual",), ("temb", "residual")], ids="+".join)
+@pytest.mark.parametrize(("height", "widths", "groups"), ADDED.values(), ids=ADDED)
+def test_what_is_added_after_the_activation(norm, randn, dtype, assert_accurate, height, widths, groups, given):
+    parts, channels = tuple(randn(2, height, height, width, dtype=dtype) for width in widths), sum(widths)
+    x = parts if len(parts) > 1 else parts[0]
+    weight, bias = randn(channels), randn(channels)
+    table = randn(2, 3 * channels, dtype=dtype)[:, channels : 2 * channels]
+    residual = randn(2, channels, height, height, dtype=dtype).permute(0, 2, 3, 1)
+    added = {name: tensor for name, tensor in {"temb": table, "residual": residual}.items() if name in given}
+    assert not any(tensor.is_contiguous() for tensor in added.values())
+    y = norm(x, groups, weight, bias, eps=EPS, activation="mish", **added)
+    torchs, truth = (plain(t, groups, weight, bias, "mish", **added) for t in (x, in_double(x)))
+    assert_accurate(y, torchs, truth)
+
+
+def test_added_to_a_large_picture(norm, randn, monkeypatch, runs_triton):
+    """Whose tiles are merged beforehand: the same bits."""
+    if not runs_triton:
+        pytest.skip("of the kernels")
+    x, options = randn(2, 12, 12, 64), {"temb": randn(2, 64), "residual": randn(2, 12, 12, 64)}
+    small = norm(x, 8, eps=EPS, activation="mish", **options)
+    monkeypatch.setattr("fastdiff.kernels.group_norm.LARGE", 0)
+    assert torch.equal(norm(x, 8, eps=EPS, activation="mish", **options), small)
 
 
 @pytest.mark.parametrize("pixels", [2, 7, 16, 256], ids=["tiles-of-2", "tiles-of-7", "tiles-of-16", "one-tile"])
@@ -234,6 +269,9 @@ REFUSED = {
     "bias-on-another-device": ((X, 2, ROW, ROW.to("meta")), {}, "bias: on meta"),
     "shift-of-another-batch": ((X, 2), {"scale": TABLE, "shift": TABLE[:1]}, "shift: expected"),
     "scale-alone": ((X, 2), {"scale": TABLE}, "scale, shift: give both"),
+    "temb-of-another-width": ((X, 2), {"temb": TABLE[:, :4]}, "temb: expected"),
+    "residual-of-another-size": ((X, 2), {"residual": X[:, :2]}, "residual: expected"),
+    "residual-in-half": ((X, 2), {"residual": X.half()}, "residual: torch.float16, but x is torch.float32"),
     "moments-of-other-tiles": ((X, 2), {"moments": MOMENTS._replace(pixels=8)}, "moments: expected"),
     "moments-in-half": ((X, 2), {"moments": MOMENTS._replace(mean=MOMENTS.mean.half())}, "moments: expected"),
     "one-for-a-pair": (((X, X), 2), {"moments": MOMENTS}, "moments: 1 for 2"),

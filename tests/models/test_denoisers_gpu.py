@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from fastdiff import DDIMScheduler, DDPMScheduler, DiTTransformer2DModel, Pipeline, UNet2DModel
+from fastdiff import DDIMScheduler, DDPMScheduler, DiTTransformer2DModel, Pipeline, UNet1DModel, UNet2DModel, report
 from fastdiff.diffusion import conditioning
 from fastdiff.kernels.host.dispatch import references_only
 
@@ -61,17 +61,54 @@ DITS = {
     "dit-odd": XL
     | {"sample_size": 14, "num_attention_heads": 3, "attention_head_dim": 12, "norm_elementwise_affine": True},
 }
+HOPPER = {
+    "sample_size": 32,
+    "in_channels": 14,
+    "out_channels": 14,
+    "time_embedding_type": "positional",
+    "use_timestep_embedding": True,
+    "block_out_channels": (32, 64, 128, 256),
+    "down_block_types": ("DownResnetBlock1D",) * 4,
+    "up_block_types": ("UpResnetBlock1D",) * 3,
+    "mid_block_type": "MidResTemporalBlock1D",
+    "out_block_type": "OutConv1DBlock",
+    "act_fn": "mish",
+}
+PLANNERS = {
+    "hopper": HOPPER,
+    "walker-128": HOPPER
+    | {
+        "sample_size": 128,
+        "in_channels": 23,
+        "out_channels": 23,
+        "block_out_channels": (32, 128, 256),
+        "down_block_types": ("DownResnetBlock1D",) * 3,
+        "up_block_types": ("UpResnetBlock1D",) * 2,
+    },
+    "hopper-values": HOPPER
+    | {
+        "up_block_types": (),
+        "mid_block_type": "ValueFunctionMidBlock1D",
+        "out_block_type": "ValueFunction",
+        "downsample_each_block": True,
+    },
+}
+MODELS = {
+    name: (kind, config)
+    for kind, configs in ((UNet2DModel, UNETS), (DiTTransformer2DModel, DITS), (UNet1DModel, PLANNERS))
+    for name, config in configs.items()
+}
 
 
-@pytest.fixture(params=[*UNETS, *DITS])
+@pytest.fixture(params=MODELS)
 def name(request):
     return request.param
 
 
 @pytest.fixture
 def model(name, randomise):
-    kind, configs = (UNet2DModel, UNETS) if name in UNETS else (DiTTransformer2DModel, DITS)
-    model = randomise(kind.from_config(configs[name])).requires_grad_(False)
+    kind, config = MODELS[name]
+    model = randomise(kind.from_config(config)).requires_grad_(False)
     if name in DITS:  # where they are wide, attention would pick single keys, and each rounding grow a thousandfold
         for layer in model.modules():
             if isinstance(layer, torch.nn.Linear):
@@ -98,7 +135,8 @@ def draw(randomise):
 def inputs(model, n, seed=0):
     """Sample, timesteps and, where the model takes them, labels."""
     generator = torch.Generator().manual_seed(seed)
-    sample = torch.randn(n, model.config.in_channels, *model.config.trained_size, generator=generator)
+    size = model.config.trained_size[-len(model.config.AXES) :]
+    sample = torch.randn(n, model.config.in_channels, *size, generator=generator)
     labels = (torch.arange(n) % min(7, model.config.num_class_embeds),) if model.config.num_class_embeds else ()
     return sample, torch.randint(0, 1000, (n,), generator=generator), *labels
 
@@ -224,6 +262,18 @@ def test_the_launches_of_a_block(randomise):
         on_device = [each for each in profile.events() if each.device_type == torch.autograd.DeviceType.CUDA]
         counts.append(sum("Memset" not in each.name for each in on_device))  # a memset is no kernel: torch's library's
     assert counts[1] - counts[0] <= 3 * 7
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("name", PLANNERS)
+def test_a_planner_launches_once_for_each_convolution(name, model, dtype):
+    """Its norm, Mish, time and residual take no launch; the end of a value function is two linear layers."""
+    convolutions = sum(isinstance(layer, torch.nn.Conv1d) for layer in model.modules())
+    model.to("cuda", dtype)
+    for batch_size in (1, 64):
+        found = report(model, batch_size=batch_size)
+        assert found.launches <= convolutions + (4 if model.config.is_value_function else 0), str(found)
+        assert found.share == 1, str(found)
 
 
 @pytest.mark.parametrize(

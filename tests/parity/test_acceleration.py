@@ -105,6 +105,78 @@ def test_pipelines_draw_the_same_pictures(kind, randomise):
     assert abs(draw() - expected).max() <= 1e-4
 
 
+POLICY = {
+    "in_channels": 14,
+    "out_channels": 14,
+    "time_embedding_type": "positional",
+    "use_timestep_embedding": True,
+    "down_block_types": ("DownResnetBlock1D",) * 3,
+    "up_block_types": ("UpResnetBlock1D",) * 2,
+    "mid_block_type": "MidResTemporalBlock1D",
+    "out_block_type": "OutConv1DBlock",
+    "block_out_channels": (8, 16, 32),
+    "act_fn": "mish",
+}
+VALUE = POLICY | {
+    "up_block_types": (),
+    "mid_block_type": "ValueFunctionMidBlock1D",
+    "out_block_type": "ValueFunction",
+    "downsample_each_block": True,
+}
+
+
+class TestPolicy:
+    GIVEN = torch.randn(2, 14, 16, generator=torch.Generator().manual_seed(0)), torch.tensor([3, 99])
+
+    @pytest.fixture
+    def policy(self, randomise):
+        return randomise(diffusers.UNet1DModel(**POLICY))
+
+    @torch.no_grad()
+    def test_same_object_same_outputs(self, policy):
+        expected = policy(*self.GIVEN).sample
+        before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+        assert fastdiff.accelerate(policy) is policy
+        output = policy(*self.GIVEN)
+        assert isinstance(output, diffusers.models.unets.unet_1d.UNet1DOutput)
+        torch.testing.assert_close(output.sample, expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(policy(*self.GIVEN, return_dict=False)[0], expected, rtol=0, atol=1e-4)
+        with pytest.raises(fastdiff.InputError, match="inference only"), torch.enable_grad():
+            policy(self.GIVEN[0].clone().requires_grad_(), 3)
+        after = policy.state_dict()
+        assert list(after) == list(before) and all(torch.equal(after[name], before[name]) for name in before)
+
+    @pytest.mark.parametrize("change", ["in place", "through data", "moved"])
+    def test_changed_parameters_change_the_output(self, policy, change):
+        """Transposed convolutions too, of which fastdiff has another form."""
+        fastdiff.accelerate(policy)
+        names = ("down_blocks.0.downsample.conv.weight", "up_blocks.0.upsample.conv.weight")
+        names += ("up_blocks.1.upsample.conv.bias", "mid_block.resnets.0.time_emb.weight")
+        given = self.GIVEN
+        if change == "moved":
+            policy.double()
+            given = given[0].double(), given[1]
+        for name in names:
+            before = policy(*given).sample
+            with torch.no_grad():
+                parameter = policy.get_parameter(name)
+                (parameter.data if change == "through data" else parameter).mul_(1.5)
+            changed = policy(*given).sample
+            assert not torch.allclose(changed, before, atol=1e-4), name
+        expected = fastdiff.restore(policy)(*given).sample
+        torch.testing.assert_close(changed, expected, rtol=0, atol=1e-4)
+
+    def test_a_value_function_stays_diffusers(self, randomise):
+        value = randomise(diffusers.UNet1DModel(**VALUE))
+        with pytest.raises(
+            fastdiff.InputError, match="a value function stays diffusers', because planners differentia"
+        ):
+            fastdiff.accelerate(value)
+        sample = self.GIVEN[0].clone().requires_grad_()
+        value(sample, self.GIVEN[1]).sample.sum().backward()
+        assert sample.grad is not None
+
+
 DIT = {
     "sample_size": 8,
     "num_layers": 2,

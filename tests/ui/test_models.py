@@ -119,6 +119,15 @@ def test_a_bad_folder_leaves_the_others_in_the_list_and_is_named(card_folder, tm
     assert name == "./bad" and problem and len(problem.splitlines()) == 1 and not more
 
 
+def test_planners_of_trajectories_are_left_out_with_the_reason(save_planner, tmp_path):
+    save_planner("DDPM")
+    models = Models(tmp_path, device="cpu")
+    assert models.names() == BUNDLED
+    assert "it plans trajectories, and the page draws pictures" in models.left_out()["./planner"]
+    with pytest.raises(InputError, match="it plans trajectories"):
+        models.card("./planner")
+
+
 def test_a_circle_of_links_in_a_model_stops_no_list(card_folder, tmp_path, spoil):
     card_folder("a")
     spoil(card_folder("bad"), "circle-inside")

@@ -1,5 +1,7 @@
 """DenoiserConfig: the base of the config of each denoiser."""
 
+from typing import ClassVar
+
 from fastdiff.checkpoints.configs.places import Place
 from fastdiff.errors import InputError
 from fastdiff.schema import Schema
@@ -8,10 +10,21 @@ from fastdiff.schema import Schema
 class DenoiserConfig(Schema):
     """The questions that every denoiser's config answers. The options have diffusers' names and defaults."""
 
+    AXES: ClassVar[tuple[str, ...]] = ("H", "W")  # of a sample, behind its pictures and channels
     sample_size: int | tuple[int, int] | None
     in_channels: int
     out_channels: int
     class_embed_type: str | None
+
+    @property
+    def is_value_function(self) -> bool:
+        """Whether it gives each sample a number, which nothing denoises with."""
+        return False
+
+    @property
+    def sample_channels(self) -> int:
+        """The channels of a sample."""
+        return self.in_channels
 
     @property
     def num_class_embeds(self) -> int | None:
@@ -63,6 +76,16 @@ class DenoiserConfig(Schema):
         """Height and width of what it was trained to denoise, where the config says."""
         size = self.sample_size
         return size if isinstance(size, tuple) or size is None else (size, size)
+
+    @property
+    def usual_size(self) -> tuple[int, int]:
+        """Height and width to try it with: the trained ones where the config says, else others that it can run."""
+        return self.trained_size or (64, 64)
+
+    @property
+    def of_trajectories(self) -> bool:
+        """Whether its samples are trajectories, of one axis, rather than pictures."""
+        return len(self.AXES) == 1
 
     @property
     def takes_labels(self) -> bool:

@@ -1,16 +1,16 @@
 """The options of a UNet2DModel. An unknown one is an error, never ignored."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Interval
-from pydantic import BeforeValidator
 
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.places import Place
 from fastdiff.checkpoints.kinds import (
     MAX_CHANNELS,
     MAX_LABELS,
+    Activation,
     BlockTypes,
     Channels,
     Fraction,
@@ -22,12 +22,6 @@ from fastdiff.checkpoints.kinds import (
 )
 from fastdiff.errors import InputError
 
-
-def _in_small_letters(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
-
-
-Activation = Annotated[Literal["silu", "swish", "mish", "gelu", "relu"], BeforeValidator(_in_small_letters)]
 Resampling = Literal["conv", "resnet", None]
 
 

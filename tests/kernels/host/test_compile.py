@@ -14,7 +14,7 @@ import fastdiff
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.kernels.attention import attention
-from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d
+from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d, k_first
 from fastdiff.kernels.denoise import COLUMNS, StepOptions, denoise_step
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host import dispatch, launching
@@ -48,6 +48,16 @@ def convolution(n, height, channels, out_channels, kernel=3, dtype=torch.bfloat1
     return lambda: conv2d.kernel(
         parts if len(parts) > 1 else parts[0], weight, meta(out_channels, dtype=dtype), **options
     )
+
+
+def row(n, length, channels, out_channels, dtype=torch.bfloat16, stride=1):
+    """A call of conv2d as a planner's: 5 taps over rows of pixels, norm, Mish, temb and residual."""
+    x, bias = meta(n, 1, length, channels, dtype=dtype), meta(out_channels, dtype=dtype)
+    weight = k_first(meta(out_channels, channels, 1, 5, dtype=dtype))
+    temb = meta(n, 3 * out_channels, dtype=dtype)[:, out_channels : 2 * out_channels]
+    residual = meta(n, 1, length // stride, out_channels, dtype=dtype)
+    norm = Norm(8, bias, bias, activation="mish", temb=temb, residual=residual)
+    return lambda: conv2d.kernel(x, weight, bias, stride=stride, padding=(2, 2, 0, 0), norm=norm)
 
 
 def norm(n, height, channels, pixels=None, dtype=torch.bfloat16, activation="silu", conditioned=False):
@@ -129,6 +139,13 @@ CASES = {
     "conv2d-N1-C64-H96-few-programs-of-a-large-picture": convolution(1, 96, 64, 64),
     "conv2d-N1-C256-H8-norm": convolution(1, 8, 256, 256, norm=Norm(32, meta(256), meta(256), 1e-6, "silu")),
     "conv2d-N64-C256-H4-norm": convolution(64, 4, 256, 256, norm=Norm(32, meta(256), meta(256), 1e-6, "silu")),
+    **{
+        f"conv2d-N{n}-L{length}-C{channels}-{TYPES[dtype]}": row(n, length, channels, out, dtype=dtype)
+        for n in (1, 1024)
+        for length, channels, out in [(32, 14, 32), (32, 32, 32), (4, 256, 256), (128, 32, 32), (12, 64, 64)]
+        for dtype in (torch.bfloat16, torch.float32)
+    },
+    "conv2d-N1-L32-C32-down": row(1, 32, 32, 32, stride=2),
     "conv2d-N8-C256-H64-down": convolution(8, 64, 256, 256, stride=2, padding=(0, 1, 0, 1)),
     "conv2d-N8-C256-H32-up": convolution(8, 32, 256, 256, upsample=True),
     "conv2d-N8-C512+256-H32-shortcut": convolution(8, 32, (512, 256), 256, kernel=1),

@@ -27,6 +27,18 @@ SMALL = {
     "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
     "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
 }
+PLANNER = {
+    "in_channels": 3,
+    "out_channels": 3,
+    "time_embedding_type": "positional",
+    "use_timestep_embedding": True,
+    "block_out_channels": (8, 16),
+    "down_block_types": ("DownResnetBlock1D",) * 2,
+    "up_block_types": ("UpResnetBlock1D",),
+    "mid_block_type": "MidResTemporalBlock1D",
+    "out_block_type": "OutConv1DBlock",
+    "act_fn": "mish",
+}
 DDPM256 = {  # google/ddpm-celebahq-256
     "sample_size": 256,
     "block_out_channels": (128, 128, 256, 256, 512, 512),
@@ -165,6 +177,23 @@ def test_a_size_is_needed_and_checked(model):
     unsized = fastdiff.UNet2DModel.from_config(SMALL | {"sample_size": None})
     with pytest.raises(ValueError, match="height, width: "):
         report(unsized)
+
+
+def test_a_horizon_is_needed_and_checked():
+    planner = fastdiff.UNet1DModel.from_config(PLANNER)
+    found = report(planner, batch_size=2, horizon=8)
+    assert "2x1x8x3" in found.what
+    assert count(found, "conv2d") == sum(isinstance(layer, torch.nn.Conv1d) for layer in planner.modules())
+    assert not [row.operation for row in found.rows if row.operation != "conv2d"]
+    for options, named in (
+        ({}, "horizon: "),
+        ({"horizon": 7}, "horizon 7: "),
+        ({"height": 1, "width": 8}, "height, w"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            report(planner, **options)
+    with pytest.raises(ValueError, match="horizon: this model makes pictures"):
+        report(fastdiff.UNet2DModel.from_config(SMALL), horizon=8)
 
 
 X, WEIGHT = torch.zeros(1, 4, 4, 8), torch.zeros(8, 8, 3, 3)

@@ -1,0 +1,216 @@
+"""Trajectories, (N, C, L): C channels at L positions. Their horizon L, what is known of them before they are planned,
+their order by value, and what a call returns.
+
+The models see them as pictures of one line, (N, 1, L, C).
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from annotated_types import Interval
+from torch import Tensor
+
+from fastdiff.arguments import as_int, naming, shown
+from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
+from fastdiff.diffusion.decoding import check_finite
+from fastdiff.errors import InputError
+from fastdiff.execution.cpu_workers import map_pictures
+from fastdiff.execution.tensors import REAL
+from fastdiff.models.denoiser import Denoiser
+from fastdiff.schema import checked
+
+TrajectoryOutputType = Literal["np", "pt"]
+Horizon = Annotated[int, Interval(ge=1, le=2**16)]
+
+
+class TrajectoryOutput(NamedTuple):
+    """trajectories: (N, C, L) float32, numpy or torch, as the model was trained: nothing is scaled or clamped.
+
+    values: (N,) float32 of the same kind, by which they are sorted, best first; None where they are not sorted.
+    """
+
+    trajectories: Any
+    values: Any = None
+
+
+class KnownValues(NamedTuple):
+    """The known elements of a batch of trajectories, on the model's device."""
+
+    mask: Tensor  # (L, C) bool
+    values: Tensor  # (N, 1, L, C) float32, or (1, 1, L, C) for all
+
+    def set_in(self, x: Tensor) -> Tensor:
+        """Set them in x (N, 1, L, C) float32, in place, and return it. One launch, which waits for nothing."""
+        return torch.where(self.mask, self.values, x, out=x)
+
+
+def trajectory_shape(config: DenoiserConfig, horizon: Any, latents: Tensor | None) -> tuple[int, int, int]:
+    """Return (C, 1, L) of what a denoiser plans: L is the horizon asked for, that of `latents`, or the config's.
+
+    Raises InputError where there is none, or none that the model can plan.
+    """
+    horizon = checked("horizon", horizon, Horizon | None)
+    if latents is not None:
+        if horizon not in (None, latents.shape[2]):
+            raise InputError(f"latents: their horizon is {latents.shape[2]}, and horizon is {horizon}; leave it out")
+        horizon = latents.shape[2]
+    elif horizon is None and config.trained_size is not None:
+        _, horizon = config.trained_size
+    if horizon is None:
+        raise InputError("horizon: this model's config does not say its own; give the number of positions to plan")
+    config.check_size(1, horizon)
+    return config.sample_channels, 1, horizon
+
+
+def check_kind(config: DenoiserConfig, **options: Any) -> None:
+    """Raise InputError for an option of pictures asked of a model of trajectories, and the other way round."""
+    foreign, reason = ("horizon", "conditions"), "draws pictures; leave it out"
+    if config.of_trajectories:
+        foreign, reason = ("height", "width"), "plans trajectories; give horizon instead"
+    for name in foreign:
+        if options[name] is not None:
+            raise InputError(f"{name}: this model {reason}")
+
+
+def check_unguided(n_guide_steps: Any) -> None:
+    """Raise InputError unless no step follows a value's gradient, as diffusers' may: our kernels have none."""
+    if as_int(n_guide_steps) != 0:
+        raise InputError(
+            f"n_guide_steps: {shown(n_guide_steps)} asks for guidance by the value's gradient, which is not here; "
+            "leave it out, and have the trajectories sorted with sort_by_value=True"
+        )
+
+
+def check_parts(denoiser: Denoiser, value_function: Any) -> None:
+    """Raise InputError where a model gives values instead of steps, or a value function does not fit its policy."""
+    if denoiser.config.is_value_function:
+        raise InputError("denoiser: this model gives values of trajectories; give the one that plans them")
+    if value_function is None:
+        return
+    if not isinstance(value_function, Denoiser) or not value_function.config.is_value_function:
+        raise InputError(f"value_function: {type(value_function).__name__} gives no values; give a model that does")
+    channels, known = denoiser.config.sample_channels, value_function.config.sample_channels
+    if not denoiser.config.of_trajectories or channels != known:
+        raise InputError(
+            f"value_function: it takes trajectories of {known} channels, and the denoiser makes no such; "
+            "give the one that was trained beside it"
+        )
+
+
+def read_conditions(conditions: Any) -> dict[int, Tensor]:
+    """Return the values of each position that `conditions` names, (k,) or (N, k) float32 each.
+
+    Raises InputError for what is no mapping of whole numbers to real numbers, and for NaN among those of the CPU.
+    """
+    if conditions is None:
+        return {}
+    if not isinstance(conditions, Mapping):
+        raise InputError(f"conditions: {shown(conditions)} is not a mapping; give {{position: values}}")
+    found: dict[int, Tensor] = {}
+    for key, values in conditions.items():
+        position = as_int(key)
+        if position is None:
+            raise InputError(f"conditions: position {shown(key)} is not a whole number; count positions from 0")
+        if position in found:
+            raise InputError(f"conditions: position {position} is given twice; give it once")
+        found[position] = _read_values(f"conditions[{position}]", values)
+    return found
+
+
+def known_rows(conditions: Mapping[int, Tensor]) -> int | None:
+    """Return the number of trajectories that `conditions` speak of; None where their values are for all."""
+    rows = {len(values) for values in conditions.values() if values.ndim == 2}
+    if len(rows) > 1:
+        raise InputError(
+            f"conditions: they have values of {' and '.join(map(str, sorted(rows)))} trajectories; give (k,) for all, "
+            "or (N, k) with a row for each"
+        )
+    return rows.pop() if rows else None
+
+
+def place_conditions(
+    conditions: Mapping[int, Tensor], horizon: int, channels: int, device: torch.device
+) -> KnownValues | None:
+    """Return `conditions` as known values of trajectories of `horizon` positions; None where there are none.
+
+    The values (k,) or (N, k) of a position are those of the last k channels, as diffusers'
+    ValueGuidedRLPipeline.reset_x0 sets observations behind actions. Raises InputError for a position beyond the
+    horizon, and for more values than there are channels.
+    """
+    if not conditions:
+        return None
+    mask = torch.zeros(horizon, channels, dtype=torch.bool)
+    placed = torch.zeros(known_rows(conditions) or 1, 1, horizon, channels, device=device)
+    for position, values in conditions.items():
+        width = values.shape[-1]
+        if not 0 <= position < horizon:
+            raise InputError(
+                f"conditions: position {shown(position)} is not one of horizon {horizon}; they are 0 to {horizon - 1}"
+            )
+        if width > channels:
+            raise InputError(
+                f"conditions[{position}]: {width} values for trajectories of {channels} channels; give at most as many"
+            )
+        mask[position, channels - width :] = True
+        placed[:, 0, position, channels - width :] = values.to(device)
+    return KnownValues(mask.to(device), placed)
+
+
+def decode_trajectories(x: Tensor, output_type: str) -> Any:
+    """Return x_0 (N, 1, L, C) float32 as trajectories. Raises NonFiniteError for NaN or infinity."""
+    checked("output_type", output_type, TrajectoryOutputType)
+    check_finite(x)
+    trajectories = x[:, 0].transpose(1, 2).contiguous()
+    return trajectories if output_type == "pt" else trajectories.cpu().numpy()
+
+
+def choose_ranking(value_function: Denoiser | None, sort_by_value: bool, horizon: int) -> Denoiser | None:
+    """Return the model that trajectories of `horizon` are sorted by, None where they are not. Raises InputError."""
+    if not checked("sort_by_value", sort_by_value, bool):
+        return None
+    if value_function is None:
+        raise InputError("sort_by_value: this pipeline has no value_function; leave it out")
+    with naming("sort_by_value: the value_function"):
+        value_function.config.check_size(1, horizon)
+    return value_function
+
+
+def trajectory_values(value_function: Denoiser, x: Tensor) -> Tensor:
+    """Return the values (N,) float32 of x_0 (N, 1, L, C): those of timestep 0, the end of every run."""
+
+    def values(each: Tensor) -> Tensor:
+        return value_function(each.to(value_function.dtype), 0).sample.float()
+
+    trajectories = x[:, 0].transpose(1, 2)
+    if x.device.type == "cpu":  # alone, as in the loop: the bits must not depend on the batch
+        return torch.cat(tuple(map_pictures(values, trajectories)))[:, 0]
+    return values(trajectories)[:, 0]
+
+
+def sort_trajectories(trajectories: Any, values: Tensor) -> TrajectoryOutput:
+    """Return decoded trajectories by their values (N,), the best first, and in the order of their seeds where two are
+    alike. Raises NonFiniteError for NaN or infinity among the values.
+    """
+    check_finite(values)
+    values, order = values.sort(descending=True, stable=True)
+    if isinstance(trajectories, Tensor):
+        return TrajectoryOutput(trajectories[order], values)
+    return TrajectoryOutput(trajectories[order.cpu().numpy()], values.cpu().numpy())
+
+
+def _read_values(name: str, values: Any) -> Tensor:
+    try:
+        found = values if isinstance(values, Tensor) else torch.tensor(np.array(values, order="C"))
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise InputError(f"{name}: {shown(values)} is not numbers; give (k,) of them, or (N, k)") from None
+    if found.ndim not in (1, 2) or not found.numel() or found.dtype not in REAL or found.is_meta:
+        raise InputError(
+            f"{name}: it is of shape {tuple(found.shape)}, {found.dtype}; give real numbers, (k,) for all trajectories "
+            "or (N, k) with a row for each"
+        )
+    found = found.detach().float()
+    if found.device.type == "cpu" and not found.isfinite().all():  # to look at a GPU's would wait for it
+        raise InputError(f"{name}: it holds NaN or infinity; give finite numbers")
+    return found

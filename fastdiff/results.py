@@ -1,0 +1,45 @@
+"""Results of a pipeline: the state after each step, and the finished pictures."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from PIL import Image
+from torch import Tensor
+
+from fastdiff.diffusion.decoding import decode
+from fastdiff.diffusion.trajectories import TrajectoryOutput
+from fastdiff.execution.memory import smaller_portions
+
+
+class PipelineOutput(NamedTuple):
+    """images: PIL images, or (N, H, W, C) numpy or (N, C, H, W) torch float32 in [0, 1], as `output_type` asks."""
+
+    images: Any
+
+
+@dataclass(frozen=True)
+class Step:
+    """The state after a step, as `Pipeline.stream` yields it."""
+
+    index: int  # 0 to num_steps - 1
+    num_steps: int
+    timestep: int
+    images: Any  # the finished pictures after the last step, else None
+    x_t: Tensor  # (N, H, W, C) float32, the state after the step; latents where the pipeline has a VAE
+    x0: Tensor  # (N, H, W, C) float32, the end of it as the model predicts it now; of trajectories (N, 1, L, C)
+    at_once: int  # pictures that were computed together: fewer than all where more do not fit in memory
+    decoder: Callable[[Tensor, str], Any] = decode  # of x_t or x0, and an output type
+    trajectories: TrajectoryOutput | None = None  # the finished trajectories after the last step, instead of pictures
+
+    @property
+    def notice(self) -> str | None:
+        """A line that says so where not all pictures were computed together."""
+        return smaller_portions(len(self.x_t), self.at_once)
+
+    def preview(self) -> list[Image.Image]:
+        """The finished pictures as the model predicts them now: a preview that sharpens step by step.
+
+        InputError for trajectories, which are no pictures.
+        """
+        return self.decoder(self.x0, "pil")

@@ -1,0 +1,98 @@
+"""`fastdiff sample` of models that plan trajectories: a .npy and a plot of each, and what is refused by name."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastdiff import Pipeline
+from fastdiff.requests import png
+
+
+@pytest.fixture
+def planner(save_planner):
+    _, folder = save_planner("DDPM")
+    return folder
+
+
+def test_sample_writes_arrays_and_plots(fastdiff, planner, tmp_path, files):
+    args = ["sample", "-m", "planner", "--horizon", 16, "--steps", 3, "-s", 4, "--num-images", 3, "-b", 2]
+    done = fastdiff(*args, "--json")
+    assert done.returncode == 0, done.stderr
+    assert files(tmp_path / "outputs") == [f"{seed}.{kind}" for seed in (4, 5, 6) for kind in ("npy", "png")]
+    assert "3.0/3 trajectories" in done.stderr
+    assert re.fullmatch(r"fastdiff: wrote 3 trajectories to outputs in .* s", done.stderr.splitlines()[-1])
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["trajectory"] for line in lines] == [f"outputs/{seed}.npy" for seed in (4, 5, 6)]
+    expected = Pipeline.from_pretrained(planner, device="cpu")(
+        horizon=16, num_inference_steps=3, seed=4, num_images=3
+    ).trajectories
+    for line, trajectory in zip(lines, expected, strict=True):
+        array = np.load(tmp_path / line["trajectory"])
+        assert (array.dtype, array.shape) == (np.float32, (14, 16))
+        np.testing.assert_allclose(array, trajectory, rtol=0, atol=1e-5)  # with another number of threads
+        settings = png.read_settings(tmp_path / line["path"])
+        assert settings == line["settings"] | {"schema": 1}
+        assert (settings["horizon"], settings["seed"], settings["scheduler"]) == (16, line["seed"], "ddpm")
+        with Image.open(tmp_path / line["path"]) as image:
+            assert image.size == (settings["width"], settings["height"])
+
+
+def test_from_plans_one_again_and_flags_win(fastdiff, planner, tmp_path):
+    assert fastdiff("sample", "-m", planner, "--horizon", 16, "--steps", 2, "-s", 7, "--num-images", 1).returncode == 0
+    first = tmp_path / "outputs"
+    done = fastdiff("sample", "--from", first / "7.png", "-o", "again.png")
+    assert done.returncode == 0, done.stderr
+    for kind in ("png", "npy"):
+        assert (tmp_path / f"again.{kind}").read_bytes() == (first / f"7.{kind}").read_bytes()
+    assert done.stderr.splitlines()[-1].startswith("fastdiff: wrote 1 trajectory to again.png in ")
+    done = fastdiff("sample", "--from", first / "7.png", "--horizon", 32, "-o", "long.png")
+    assert done.returncode == 0 and np.load(tmp_path / "long.npy").shape == (14, 32), done.stderr
+    done = fastdiff("sample", "--from", first / "7.png", "-m", "emoji64", "--label", 0, "-o", "emoji.png")
+    assert done.returncode == 0 and "horizon" not in png.read_settings(tmp_path / "emoji.png"), done.stderr
+
+
+def test_files_that_exist_are_kept_without_overwrite(fastdiff, planner, tmp_path, refused):
+    args = ["sample", "-m", planner, "--horizon", 16, "--steps", 1, "--num-images", 1]
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "outputs" / "0.npy").write_text("mine")
+    refused(fastdiff(*args), r"outputs/0\.npy already exists; --overwrite replaces it")
+    assert (tmp_path / "outputs" / "0.npy").read_text() == "mine"
+    assert fastdiff(*args, "--overwrite").returncode == 0
+    assert np.load(tmp_path / "outputs" / "0.npy").shape == (14, 16)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "horizon: planner does not say its own; give --horizon"),
+        (["--horizon", 10], r"horizon 10: .*multiples of 4"),
+        (["--horizon", 0], "horizon: 0 is not a whole number of at least 1"),
+        (["--horizon", 16, "--grid"], "--grid: planner draws no pictures; leave it out"),
+        (["--horizon", 16, "--resume"], "--resume: planner draws no pictures; leave it out"),
+        (["--horizon", 16, "--label", 3], "label 3: planner has no labels"),
+        (["--horizon", 16, "--cfg-scale", 2], r"cfg-scale 2\.0: planner has no null label"),
+        (["--horizon", 16, "-o", "plan.npy"], r"-o plan\.npy is not the name of a PNG"),
+    ],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_what_cannot_work_is_refused_by_name(flags, message, fastdiff, planner, tmp_path, refused, files):
+    before = files(tmp_path)
+    refused(fastdiff("sample", "-m", "planner", *flags), message)
+    assert files(tmp_path) == before
+
+
+def test_pictures_have_no_horizon(fastdiff, refused):
+    refused(fastdiff("sample", "--horizon", 16), "horizon 16: emoji64 draws pictures, which have none; leave it out")
+
+
+def test_the_other_commands_know_such_folders(fastdiff, save_value_guided, tmp_path):
+    save_value_guided()
+    done = fastdiff("models", "./value-guided")
+    assert done.stdout == "./value-guided: trajectories of 14 channels, horizon any, ddpm, no labels\n", done.stderr
+    done = fastdiff("sample", "-m", "value-guided", "--horizon", 16, "--explain", "--device", "cpu")
+    assert done.stdout.startswith("Pipeline, 4x1x16x14, float32, cpu\n"), done.stderr
+    assert fastdiff("sample", "-m", "value-guided", "--horizon", 16, "--steps", 1).returncode == 0
+    assert "horizon: 16\n" in fastdiff("info", "outputs/3.png").stdout
