@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fastdiff.diffusion.loop import _Loop
 from fastdiff.errors import DeviceLostError, NonFiniteError
 from fastdiff.models.unet2d import UNet2DModel
 from fastdiff.pipeline import Pipeline
@@ -12,6 +13,7 @@ from fastdiff.requests import png
 from fastdiff.ui.drawn import draw
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.options import Options, prepare
+from fastdiff.ui.tabs.progress import bar
 
 LIMITS = Limits(pictures=4, steps=50, side=128, batch_size=4)
 
@@ -86,6 +88,21 @@ def test_failures_while_drawing(models, monkeypatch, tmp_path, error, expected):
     monkeypatch.setattr(UNet2DModel, "predict", fail)
     with pytest.raises(expected):
         list(draw(run, models, tmp_path))
+
+
+def test_the_page_says_that_fewer_are_drawn_at_a_time(models, monkeypatch, tmp_path):
+    step = _Loop.step_by_picture
+
+    def step_one(self, x_t, i, noise, part):
+        if len(x_t[part]) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return step(self, x_t, i, noise, part)
+
+    monkeypatch.setattr(_Loop, "step_by_picture", step_one)
+    run = prepare(Options(num_images=3, steps=1, batch_size=2), models, LIMITS)
+    first, *others = [(bar(at), len(drawn)) for at, drawn in draw(run, models, tmp_path)]
+    assert "out of memory for 2 pictures at a time; going on with at most 1" in first[0] and first[1] == 2
+    assert [("out of memory" in text, count) for text, count in others] == [(False, 1)]
 
 
 def test_a_full_disk_leaves_no_half_picture(models, monkeypatch, tmp_path):
