@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from forwards import DTYPE, WORKLOADS, class_name, inputs
+from forwards import WORKLOADS, class_name, dtype_of, inputs
 from harness import DEVICE
 from torch import nn
 
@@ -38,11 +38,12 @@ def measure_alone(who: str, name: str) -> dict[str, float]:
     """The numbers of "fastdiff", or of diffusers by "eager" torch or "compile"."""
     config, batch, _ = WORKLOADS[name]
     sample, *condition = inputs(config, batch)
-    given = sample.to(DTYPE), *condition
+    dtype = dtype_of(name)
+    given = sample.to(dtype), *condition
     library = importlib.import_module("fastdiff" if who == "fastdiff" else "diffusers")
     kind = getattr(library, class_name(config))
     start = time.perf_counter()
-    model = of_zeros(kind, config)
+    model = of_zeros(kind, config, dtype)
     run = compile_diffusers(model) if who == "compile" else model
     first = {"first_result_s": seconds_to(lambda: run(*given), start)}
     memory = {
@@ -52,15 +53,16 @@ def measure_alone(who: str, name: str) -> dict[str, float]:
     if who != "fastdiff":
         return first | memory
     side = 3 * sample.shape[-1] // 2
-    larger = sample.repeat(1, 1, 2, 2)[..., :side, :side].to(DTYPE)
+    sides = sample.ndim - 2
+    larger = sample.repeat(1, 1, *(2,) * sides)[(..., *(slice(side),) * sides)].to(dtype)
     return first | memory | {"new_resolution_s": seconds_to(lambda: run(larger, *condition), time.perf_counter())}
 
 
-def of_zeros(kind: Any, config: dict) -> nn.Module:
-    """A model of zeros on DEVICE in DTYPE, which was nowhere else before: no memory is left over from a copy."""
+def of_zeros(kind: Any, config: dict, dtype: torch.dtype) -> nn.Module:
+    """A model of zeros on DEVICE, which was nowhere else before: no memory is left over from a copy."""
     with torch.device("meta"):
         model = kind.from_config(config)
-    model = model.to(DTYPE).to(memory_format=torch.channels_last).to_empty(device=DEVICE).eval()
+    model = model.to(dtype).to(memory_format=torch.channels_last).to_empty(device=DEVICE).eval()
     for parameter in model.parameters():
         parameter.zero_()
     return model

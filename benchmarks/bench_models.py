@@ -2,10 +2,11 @@
 
     python benchmarks/bench_models.py [WORKLOAD ...] [--save [DIR]]
 
-On a GPU in bfloat16: diffusers eager, and under torch.compile (reduce-overhead, fused projections), both channels-last
-with cudnn.benchmark on. On a CPU in float32: diffusers eager. Errors are against diffusers in float32, as fractions of
-the largest output. `pictures_s` counts pictures of 50 DDIM steps. `first_result_s`, `new_resolution_s`, `weights_bytes`
-and the `peak_bytes` are each model's alone in a new process with an empty Triton cache; `alone.py` says what they are.
+On a GPU in bfloat16, or where a name says so in float32 without TF32: diffusers eager, and under torch.compile
+(reduce-overhead, fused projections), both channels-last with cudnn.benchmark on. On a CPU in float32: diffusers eager.
+Errors are against diffusers in float32, as fractions of the largest output. `pictures_s` counts pictures of 50 DDIM
+steps, `plans_s` plans of 20. `first_result_s`, `new_resolution_s`, `weights_bytes` and the `peak_bytes` are each
+model's alone in a new process with an empty Triton cache; `alone.py` says what they are.
 """
 
 import json
@@ -22,7 +23,7 @@ import diffusers
 import sampling
 import torch
 from alone import compile_diffusers
-from forwards import DTYPE, GPU, WORKLOADS, class_name, inputs
+from forwards import GPU, WORKLOADS, class_name, dtype_of, inputs
 from harness import DEVICE, ceilings, chosen, launches, measure, report
 
 import fastdiff
@@ -45,11 +46,12 @@ def main() -> None:
 def row(name: str, tflops: float | None) -> dict[str, Any]:
     """Times and errors of a workload."""
     config, batch, gflop = WORKLOADS[name]
-    theirs, ours = build(config)
+    dtype = dtype_of(name)
+    theirs, ours = build(config, dtype)
     sample, *condition = inputs(config, batch)
     expected = theirs(sample, *condition).sample.float()
-    theirs = theirs.to(DTYPE).to(memory_format=torch.channels_last if GPU else torch.preserve_format)
-    given = sample.to(DTYPE), *condition
+    theirs = theirs.to(dtype).to(memory_format=torch.channels_last if GPU else torch.preserve_format)
+    given = sample.to(dtype), *condition
     errors = {
         f"{who}_err": ((model(*given).sample.float() - expected).abs().max() / expected.abs().max()).item()
         for who, model in (("fastdiff", ours), ("eager", theirs))
@@ -77,16 +79,25 @@ def on_gpu(name: str, ours: Any, theirs: Any, given: tuple) -> dict[str, Any]:
         **in_new_process("fastdiff", name),
         **{f"{who}_peak_bytes": in_new_process(who, name)["peak_bytes"] for who in PEERS},
     }
-    if isinstance(ours, fastdiff.UNet2DModel):
-        noise, _, labels = given
-        calls = {
-            "fastdiff": lambda: sampling.sample(ours, noise, labels),
-            "eager": lambda: sampling.loop(theirs, noise, labels, DTYPE),
-            "compile": lambda: sampling.loop(by_compile, noise, labels, DTYPE),
-        }
-        for who, call in calls.items():  # the first of two calls may still capture graphs
-            rest[f"{who}_pictures_s"] = len(noise) / min(seconds_of(call) for _ in range(2))
-    return rest
+    return rest | loops(ours, theirs, by_compile, given)
+
+
+def loops(ours: Any, theirs: Any, by_compile: Any, given: tuple) -> dict[str, float]:
+    """Whole pictures a second, or plans, of models that loops are measured for."""
+    noise, _, *labels = given
+    if isinstance(ours, fastdiff.UNet1DModel):
+        what, sample, loop = "plans_s", sampling.plan, sampling.plan_loop
+    elif isinstance(ours, fastdiff.UNet2DModel):
+        what, sample, loop = "pictures_s", sampling.sample, sampling.loop
+    else:
+        return {}
+    calls = {
+        "fastdiff": lambda: sample(ours, noise, *labels),
+        "eager": lambda: loop(theirs, noise, *labels),
+        "compile": lambda: loop(by_compile, noise, *labels),
+    }
+    # the first of two calls may still capture graphs
+    return {f"{who}_{what}": len(noise) / min(seconds_of(call) for _ in range(2)) for who, call in calls.items()}
 
 
 def in_new_process(who: str, name: str) -> dict[str, float]:
@@ -98,13 +109,13 @@ def in_new_process(who: str, name: str) -> dict[str, float]:
     return json.loads(said.splitlines()[-1])
 
 
-def build(config: dict) -> tuple[Any, Any]:
-    """diffusers' model in float32 and ours with its weights in DTYPE."""
+def build(config: dict, dtype: torch.dtype) -> tuple[Any, Any]:
+    """diffusers' model in float32 and ours with its weights in `dtype`."""
     torch.manual_seed(0)
     theirs = getattr(diffusers, class_name(config))(**config).to(DEVICE).eval()
     with torch.device("meta"):
         ours = getattr(fastdiff, class_name(config)).from_config(config)
-    load_weights(ours, theirs.state_dict(), source="benchmark", dtype=DTYPE, device=DEVICE)
+    load_weights(ours, theirs.state_dict(), source="benchmark", dtype=dtype, device=DEVICE)
     return theirs, ours
 
 

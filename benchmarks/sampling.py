@@ -1,4 +1,4 @@
-"""Whole pictures, 50 DDIM steps: our pipeline, and a loop over diffusers' model by diffusers' scheduler."""
+"""Whole pictures, 50 DDIM steps, and plans, 20: our pipeline, and a loop over diffusers' model by its scheduler."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 import fastdiff
 
-STEPS = 50
+STEPS, PLAN_STEPS = 50, 20
 SCHEDULER = {"clip_sample": True, "timestep_spacing": "leading"}
 
 
@@ -18,11 +18,25 @@ def sample(ours: fastdiff.UNet2DModel, noise: Tensor, labels: Tensor | None) -> 
     return pipe(latents=noise, class_labels=labels, num_inference_steps=STEPS, output_type="pt").images
 
 
-def loop(theirs: torch.nn.Module, noise: Tensor, labels: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """`sample` of diffusers, in the dtype of its model, as its pipeline does."""
+def loop(theirs: torch.nn.Module, noise: Tensor, labels: Tensor | None) -> Tensor:
+    """`sample` of diffusers, in the dtype of its model, which the noise has, as its pipeline does."""
+    return (_denoise(theirs, noise, STEPS, labels).float() / 2 + 0.5).clamp(0, 1)
+
+
+def plan(ours: fastdiff.UNet1DModel, noise: Tensor) -> Tensor:
+    """noise (N, C, L) -> trajectories (N, C, L)."""
+    pipe = fastdiff.Pipeline(ours, fastdiff.DDIMScheduler(**SCHEDULER))
+    return pipe(latents=noise, num_inference_steps=PLAN_STEPS, output_type="pt").trajectories
+
+
+def plan_loop(theirs: torch.nn.Module, noise: Tensor) -> Tensor:
+    """`plan` of diffusers, in the dtype of its model, which the noise has."""
+    return _denoise(theirs, noise, PLAN_STEPS)
+
+
+def _denoise(theirs: torch.nn.Module, x: Tensor, steps: int, *labels: Tensor | None) -> Tensor:
     scheduler: Any = diffusers.DDIMScheduler(**SCHEDULER)
-    scheduler.set_timesteps(STEPS, device=noise.device)
-    x = noise.to(dtype)
+    scheduler.set_timesteps(steps, device=x.device)
     for t in scheduler.timesteps:
-        x = scheduler.step(theirs(x, t.expand(len(x)), labels).sample, t, x).prev_sample
-    return (x.float() / 2 + 0.5).clamp(0, 1)
+        x = scheduler.step(theirs(x, t.expand(len(x)), *labels).sample, t, x).prev_sample
+    return x

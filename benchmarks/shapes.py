@@ -41,8 +41,38 @@ DIT_XL2: dict[str, Any] = {  # facebook/DiT-XL-2-256
     "num_embeds_ada_norm": 1000,
     "activation_fn": "gelu-approximate",
 }
+HOPPER32: dict[str, Any] = {  # the policy of bglick13/hopper-medium-v2-value-function-hor32, of its horizon
+    "sample_size": 32,
+    "in_channels": 14,
+    "out_channels": 14,
+    "extra_in_channels": 0,
+    "time_embedding_type": "positional",
+    "flip_sin_to_cos": False,
+    "freq_shift": 1,
+    "use_timestep_embedding": True,
+    "block_out_channels": (32, 64, 128, 256),
+    "layers_per_block": 1,
+    "norm_num_groups": 8,
+    "act_fn": "mish",
+    "down_block_types": ("DownResnetBlock1D",) * 4,
+    "mid_block_type": "MidResTemporalBlock1D",
+    "up_block_types": ("UpResnetBlock1D",) * 3,
+    "out_block_type": "OutConv1DBlock",
+}
+HOPPER128 = HOPPER32 | {  # of horizon 128
+    "sample_size": 128,
+    "block_out_channels": (32, 128, 256),
+    "down_block_types": ("DownResnetBlock1D",) * 3,
+    "up_block_types": ("UpResnetBlock1D",) * 2,
+}
+PLANNERS: dict[str, tuple[dict[str, Any], int, float | None]] = {
+    f"{name}_b{batch}{dtype}": (config, batch, None)
+    for name, config, batches in (("hopper32", HOPPER32, (1, 64, 1024)), ("hopper128", HOPPER128, (1, 64)))
+    for batch in batches
+    for dtype in ("", "_fp32")
+}
 
-# workload -> config, batch, GFLOP of one forward (None: not counted)
+# workload -> config, batch, GFLOP of one forward (None: not counted); those that end in _fp32 are in float32
 MODELS_GPU: dict[str, tuple[dict[str, Any], int, float | None]] = {
     "ddpm32_b1": (DDPM32, 1, 12.4),
     "ddpm32_b64": (DDPM32, 64, 796),
@@ -53,6 +83,7 @@ MODELS_GPU: dict[str, tuple[dict[str, Any], int, float | None]] = {
     "emoji64_b64": (EMOJI64, 64, None),
     "dit_b2": (DIT_XL2, 2, 475),
     "dit_b32": (DIT_XL2, 32, 7595),
+    **PLANNERS,
 }
 MODELS_CPU: dict[str, tuple[dict[str, Any], int, float | None]] = {
     "emoji64_b1": (EMOJI64, 1, None),
@@ -120,6 +151,19 @@ CONVOLUTIONS: dict[str, tuple[int, int, tuple[int, ...], int, int, dict[str, Any
     "ddpm256_b8-C128+128-H256-shortcut": (8, 256, (128, 128), 128, 1, {}),
     "ddpm256_b8-C3-H256-first": (8, 256, (3,), 128, 3, {}),
     "ddpm256_b8-C128-H256-last": (8, 256, (128,), 3, 3, {}),
+}
+# workload -> N, L, input channels, output channels, of a planner's Conv1dBlock: 5 taps, GroupNorm in 8 groups, Mish
+CONV1D_BLOCKS = {
+    **{
+        f"hopper32_b{n}-C{channels}-L{length}": (n, length, channels, out_channels)
+        for n in (1, 64, 1024)
+        for length, channels, out_channels in ((32, 14, 32), (32, 32, 32), (16, 64, 64), (8, 128, 128), (4, 256, 256))
+    },
+    **{
+        f"hopper128_b{n}-C{channels}-L{length}": (n, length, channels, channels)
+        for n in (1, 64)
+        for length, channels in ((128, 32), (64, 128), (32, 256))
+    },
 }
 # workload -> N, L, C_in, C_out, options of linear; options "gate" and "residual" are tensors of its size
 GATED = {"gate": True, "residual": True}

@@ -16,6 +16,7 @@ from fastdiff.kernels.group_norm import GroupNormCall, affine_arguments, after_a
 from fastdiff.kernels.host.conv2d_plan import Plan, Problem, make_plan
 from fastdiff.kernels.host.conv2d_tiles import SUM_CHANNELS
 from fastdiff.kernels.host.dispatch import Call, Operation, check_pictures, parts_of
+from fastdiff.kernels.host.filters import weight_memory
 from fastdiff.kernels.host.launching import (
     DTYPES,
     capability,
@@ -64,7 +65,7 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
     Args:
         x: (N, H, W, C_in), float32, float16 or bfloat16; or a pair of such tensors, read as their concatenation over C.
         weight: (C_out, C_in, kH, kW), the dtype of x; fastest when its memory format is channels-last, in float32 when
-            it is that of `k_first`.
+            it is that of `host.filters.k_first`.
         bias: (C_out,), the dtype of x.
         stride: 1 or 2.
         padding: zeros around the picture.
@@ -192,7 +193,7 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         after = None if self.norm is None else GroupNormCall(y, **self.norm._asdict())
         if after is not None:
             problem = replace(problem, group=problem.out_channels // after.num_groups)
-        weight, is_k_first = _weight_memory(self.weight)
+        weight, is_k_first = weight_memory(self.weight)
         bias, residual = (None if tensor is None else tensor.contiguous() for tensor in (self.bias, self.residual))
         residual2 = None if self.norm is None or self.norm.residual is None else self.norm.residual.contiguous()
         loaded = tuple(tensor for tensor in (*parts, weight, residual, residual2) if tensor is not None)
@@ -243,22 +244,6 @@ def _convolve_patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: in
     x = F.pad(x, (0, 0, left, right, top, bottom))
     patches = x.unfold(1, weight.shape[2], stride).unfold(2, weight.shape[3], stride)  # (N, H, W, C_in, kH, kW)
     return F.linear(patches.permute(0, 1, 2, 4, 5, 3).flatten(3), weight.permute(0, 2, 3, 1).flatten(1), bias)
-
-
-def k_first(weight: Tensor) -> Tensor:
-    """The weight (C_out, C_in, kH, kW) in memory as (kH, kW, C_in, C_out): in float32 the kernel's fastest.
-
-    Products of float32 are made from shared memory, where the channels that a warp multiplies by lie side by side then.
-    """
-    return weight.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
-
-
-def _weight_memory(weight: Tensor) -> tuple[Tensor, bool]:
-    """The weight as its memory lies, (C_out, kH, kW, C_in) or, in float32, as `k_first` lays it; and whether so."""
-    filters, turned = weight.permute(0, 2, 3, 1), weight.permute(2, 3, 1, 0)
-    if weight.dtype == torch.float32 and turned.is_contiguous() and not filters.is_contiguous():
-        return turned, True
-    return filters.contiguous(), False
 
 
 def _descriptor_obstacle(loaded: tuple[Tensor, ...]) -> str | None:

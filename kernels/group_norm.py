@@ -275,7 +275,7 @@ def affine_arguments(call: GroupNormCall) -> dict[str, Any]:
 
 
 def after_arguments(call: GroupNormCall) -> dict[str, Any]:
-    """What is added after the activation of a norm, as the kernels take it."""
+    """Return temb and residual, which are added after the activation of a norm, as the kernels take them."""
     temb, residual = side_by_side(call.temb), None if call.residual is None else call.residual.contiguous()
     return dict(temb=temb, residual=residual, temb_stride=0 if temb is None else temb.stride(0))
 

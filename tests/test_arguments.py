@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import fastdiff
-from fastdiff import DDIMScheduler, DDPMScheduler, DiTTransformer2DModel, InputError, Pipeline, UNet2DModel
+from fastdiff import DDIMScheduler, DDPMScheduler, DiTTransformer2DModel, InputError, Pipeline, UNet1DModel, UNet2DModel
 from fastdiff.checkpoints.model_info import ModelInfo
 
 UNET = {
@@ -25,6 +25,18 @@ DIT = {
     "attention_head_dim": 4,
     "num_embeds_ada_norm": 3,
 }
+PLANNER = {
+    "sample_size": 8,
+    "in_channels": 3,
+    "time_embedding_type": "positional",
+    "use_timestep_embedding": True,
+    "block_out_channels": (8, 16),
+    "down_block_types": ("DownResnetBlock1D",) * 2,
+    "up_block_types": ("UpResnetBlock1D",),
+    "mid_block_type": "MidResTemporalBlock1D",
+    "out_block_type": "OutConv1DBlock",
+    "act_fn": "mish",
+}
 MODELS = {
     "plain": UNet2DModel.from_config(UNET),
     "labelled": UNet2DModel.from_config(UNET | {"num_class_embeds": 3}),
@@ -32,6 +44,7 @@ MODELS = {
     "numbers": UNet2DModel.from_config(UNET | {"class_embed_type": "timestep"}),
     "learned": UNet2DModel.from_config(UNET | {"time_embedding_type": "learned", "num_train_timesteps": 10}),
     "dit": DiTTransformer2DModel.from_config(DIT),
+    "planner": UNet1DModel.from_config(PLANNER),
 }
 INFO = ModelInfo(labels=("cat", "dog"), null_label=2)
 X = torch.zeros(2, 3, 8, 8)
@@ -105,7 +118,7 @@ STREAM = {
     "width": COUNT,
     "generator": GENERATORS,
     "latents": {name: value for name, value in TENSOR.items() if name != "none"} | {"odd": X[..., :7]},
-    "output_type": MORE | {"none": None, "list": [], "array": np.array(["pil", "np"])},
+    "output_type": MORE | {"list": [], "array": np.array(["pil", "np"])},
     "no_such_option": {"number": 1},
 }
 
@@ -125,6 +138,10 @@ def call_unet(model="labelled", **options):
 
 def call_dit(**options):
     return MODELS["dit"](**{"hidden_states": X, "timestep": 1, "class_labels": torch.tensor([0, 1])} | options)
+
+
+def call_planner(**options):
+    return MODELS["planner"](**{"sample": X[:, :, 0], "timestep": 1} | options)
 
 
 def step(kind, **options):
@@ -213,6 +230,14 @@ ENTRIES = {
         {"timestep": CALL["timestep"], "class_labels": {**CALL["class_labels"], "tensor-above": torch.tensor([0, 4])},
          "return_dict": FLAG, "cross_attention_kwargs": FLAG | {"array": np.zeros(2)}},
     ),
+    "UNet1DModel": (
+        call_planner,
+        {"sample": TENSOR | {"channels": X[:, :2, 0], "half": X[:, :, 0].half(), "odd": X[:, :, 0, :7]},
+         "timestep": CALL["timestep"], "return_dict": FLAG, "class_labels": {"indices": torch.tensor([0, 1])}},
+    ),
+    "UNet1DModel.from_config": (
+        UNet1DModel.from_config, {"config": TEXT | {"none": None, "text": "x", "dict": {1: 2}}},
+    ),
     "DDIMScheduler.step": (
         lambda **options: step(DDIMScheduler, **options),
         STEP | {"eta": NUMBER | {"none": None, "negative": -1}, "use_clipped_model_output": FLAG,
@@ -240,6 +265,10 @@ ENTRIES = {
         lambda **options: fastdiff.report(MODELS["labelled"], **options),
         {"batch_size": COUNT, "height": COUNT | {"odd": 7}, "width": COUNT,
          "class_labels": {key: value for key, value in CALL["class_labels"].items() if key != "none"}},
+    ),
+    "report of a planner": (
+        lambda **options: fastdiff.report(MODELS["planner"], **options),
+        {"horizon": COUNT | {"odd": 7}, "height": {"number": 1}, "class_labels": {"indices": torch.tensor([0])}},
     ),
 }  # fmt: skip
 for kind in (DDIMScheduler, DDPMScheduler):

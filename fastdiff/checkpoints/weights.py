@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fastdiff.checkpoints import weight_files
 from fastdiff.errors import InputError, NonFiniteError
+from fastdiff.kernels.host.filters import k_first
 
 QKV = ("to_q", "to_k", "to_v")
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
@@ -170,9 +171,14 @@ def convert(
 
 
 def laid_out(tensor: Tensor, layout: torch.memory_format, **options: Any) -> Tensor:
-    """Return `tensor.to(**options)`, a filter of two dimensions or of one (C_out, C_in, K) in `layout`."""
+    """Return `tensor.to(**options)`, a filter of two dimensions or of one (C_out, C_in, K) in `layout`.
+
+    One of one dimension in float32 on a GPU as `k_first` has it.
+    """
     if tensor.ndim == 3:
-        return laid_out(tensor[:, :, None], layout, **options)[:, :, 0]
+        filters = tensor[:, :, None].to(**options)
+        turned = filters.is_cuda and filters.dtype == torch.float32
+        return (k_first(filters) if turned else filters.to(memory_format=layout))[:, :, 0]
     return tensor.to(memory_format=layout if tensor.ndim == 4 else torch.contiguous_format, **options)
 
 

@@ -195,7 +195,9 @@ class Denoiser(nn.Module):
 
     def _apply(self, *args: Any, **kwargs: Any) -> "Denoiser":
         self.release_graphs()  # they read the parameters where these were
-        return super()._apply(*args, **kwargs)
+        super()._apply(*args, **kwargs)
+        self._lay_out()  # which another dtype or device may ask otherwise
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_graphs": {}}  # a copy of the model makes its own

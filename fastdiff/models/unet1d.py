@@ -288,7 +288,7 @@ def _time_projection(config: UNet1DConfig) -> nn.Module:
         return GaussianFourierProjection(
             config.time_width // 2, scale=1.0, log=False, flip_sin_to_cos=config.flip_sin_to_cos
         )
-    return Timesteps(config.time_width, config.flip_sin_to_cos, config.freq_shift)
+    return Timesteps(config.time_width, config.flip_sin_to_cos, float(config.freq_shift))
 
 
 def _down_stages(config: UNet1DConfig) -> list[DownResnetBlock1D]:

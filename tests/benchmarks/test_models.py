@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import diffusers
 import pytest
 import torch
 
@@ -20,11 +21,30 @@ TINY = {
     "down_block_types": ("DownBlock2D", "DownBlock2D"),
     "up_block_types": ("UpBlock2D", "UpBlock2D"),
 }
+TINY_PLANNER = {
+    "sample_size": 8,
+    "in_channels": 5,
+    "out_channels": 5,
+    "extra_in_channels": 0,
+    "time_embedding_type": "positional",
+    "flip_sin_to_cos": False,
+    "freq_shift": 1,
+    "use_timestep_embedding": True,
+    "block_out_channels": (8, 16),
+    "down_block_types": ("DownResnetBlock1D",) * 2,
+    "mid_block_type": "MidResTemporalBlock1D",
+    "up_block_types": ("UpResnetBlock1D",),
+    "out_block_type": "OutConv1DBlock",
+    "act_fn": "mish",
+}
 
 
-def test_models(harness, load, monkeypatch):
+@pytest.mark.parametrize(
+    ("config", "loops"), [(TINY, "pictures_s"), (TINY_PLANNER, "plans_s")], ids=["pictures", "plans"]
+)
+def test_models(harness, load, monkeypatch, config, loops):
     bench = load("bench_models")
-    bench.WORKLOADS["tiny"] = (TINY, 2, 1e-3)
+    bench.WORKLOADS["tiny"] = (config, 2, 1e-3)
     row = bench.row("tiny", 1.0)
     assert row.keys() >= {"workload", "fastdiff_ms", "eager_ms", "speedup", "floor_ms", "max_abs_err", "eager_err"}
     assert row["max_abs_err"] < 2e-5
@@ -37,12 +57,13 @@ def test_models(harness, load, monkeypatch):
     monkeypatch.setattr(bench, "in_new_process", lambda who, name: numbers[who])
     monkeypatch.setattr(bench, "compile_diffusers", lambda theirs: theirs)
     monkeypatch.setattr(bench.sampling, "STEPS", 2)
+    monkeypatch.setattr(bench.sampling, "PLAN_STEPS", 2)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     row = bench.row("tiny", 1.0)
     assert [row[f"{who}peak_bytes"] for who in ("", "eager_", "compile_")] == [3, 4, 5]
     assert row["weights_bytes"] == 2
     assert {"launches", "compile_ms", "compile_first_s"} <= row.keys()
-    assert all(row[f"{who}_pictures_s"] > 0 for who in ("fastdiff", "eager", "compile"))
+    assert all(row[f"{who}_{loops}"] > 0 for who in ("fastdiff", "eager", "compile"))
     json.dumps(row)
 
 
@@ -59,11 +80,12 @@ def test_a_model_alone_in_a_new_process(harness, load, monkeypatch):
     assert run == [[sys.executable, str(BENCHMARKS / "alone.py"), "eager", "ddpm32_b1"]]
 
 
+@pytest.mark.parametrize("config", [TINY, TINY_PLANNER], ids=["pictures", "plans"])
 @pytest.mark.parametrize("who", ["fastdiff", "eager", "compile"])
-def test_the_memory_of_a_model_alone(harness, load, monkeypatch, who):
+def test_the_memory_of_a_model_alone(harness, load, monkeypatch, who, config):
     """Its peak is that of calls after the first ones, whose memory is given back; its weights are its parameters."""
     alone, events = load("alone"), []
-    alone.WORKLOADS["tiny"] = (TINY, 2, None)
+    alone.WORKLOADS["tiny"] = (config, 2, None)
     for name in ("empty_cache", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda name=name: events.append(name))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -71,8 +93,8 @@ def test_the_memory_of_a_model_alone(harness, load, monkeypatch, who):
     monkeypatch.setattr(alone, "compile_diffusers", lambda theirs: theirs)
     of_zeros = alone.of_zeros
 
-    def watched(kind, config):
-        model = of_zeros(kind, config)
+    def watched(kind, config, dtype):
+        model = of_zeros(kind, config, dtype)
         model.register_forward_hook(lambda *_: events.append("call"))
         return model
 
@@ -81,7 +103,7 @@ def test_the_memory_of_a_model_alone(harness, load, monkeypatch, who):
     ours = ["call"] if who == "fastdiff" else []  # at another resolution
     assert events == ["call"] * 4 + ["empty_cache", "reset_peak_memory_stats"] + ["call"] * 3 + ["peak"] + ours
     assert numbers["peak_bytes"] == 99
-    model = fastdiff.UNet2DModel.from_config(TINY)
+    model = getattr(fastdiff if who == "fastdiff" else diffusers, alone.class_name(config)).from_config(config)
     assert numbers["weights_bytes"] == sum(parameter.nbytes for parameter in model.parameters())
     assert ("new_resolution_s" in numbers) == (who == "fastdiff")
     assert numbers["first_result_s"] > 0

@@ -51,6 +51,14 @@ def test_conv2d(harness, load, size, options):
     assert row["floor_ms"] == pytest.approx(2 * side**2 * 8 * sum(size[2]) * size[4] ** 2 / 100e9)
 
 
+def test_a_planners_block(harness, load):
+    bench = load("bench_conv2d")
+    bench.CONV1D_BLOCKS["tiny"] = (2, 4, 8, 16)
+    row = bench.block_row("tiny", 100.0)
+    check(row, "tflops")
+    assert row["floor_ms"] == pytest.approx(2 * 2 * 4 * 16 * 8 * 5 / 100e9)
+
+
 @pytest.mark.parametrize("widths", [(32,), (32, 32)], ids=["one", "pair"])
 def test_group_norm(harness, load, widths):
     bench = load("bench_group_norm")

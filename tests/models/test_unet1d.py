@@ -198,3 +198,17 @@ def test_filters_are_laid_out_as_kernels_read_them(policy):
     """The channels of a tap lie side by side, so that no call copies a filter."""
     filters = [parameter for parameter in policy.parameters() if parameter.ndim == 3]
     assert all(each[:, :, None].permute(0, 2, 3, 1).is_contiguous() for each in filters)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_filters_are_laid_out_anew_for_another_dtype_or_device(policy):
+    """On a GPU the output channels of a float32 filter lie side by side."""
+
+    def filters(model):
+        return [parameter[:, :, None] for parameter in model.parameters() if parameter.ndim == 3]
+
+    for model in (policy.cuda(), policy.bfloat16().float()):
+        assert all(each.permute(2, 3, 1, 0).is_contiguous() for each in filters(model))
+    assert all(each.permute(0, 2, 3, 1).is_contiguous() for each in filters(policy.bfloat16()))
+    policy.float().cpu()

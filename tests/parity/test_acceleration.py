@@ -166,6 +166,23 @@ class TestPolicy:
         expected = fastdiff.restore(policy)(*given).sample
         torch.testing.assert_close(changed, expected, rtol=0, atol=1e-4)
 
+    def test_a_value_guided_pipeline_plans_the_same(self, save_value_guided):
+        """Its policy runs on fastdiff; its value function stays diffusers', whose gradient it follows."""
+        pipe, _ = save_value_guided()
+        pipe.unet.out_block.final_conv1d_2.weight.data *= 0.02  # tame
+        pipe.scheduler.set_timesteps(4)
+
+        def plan():
+            torch.manual_seed(3)
+            x, values = pipe.run_diffusion(torch.randn(2, 16, 14), {0: torch.zeros(2, 11)}, n_guide_steps=1, scale=0.1)
+            return x.detach(), values.detach()
+
+        expected = plan()
+        assert fastdiff.accelerate(pipe) is pipe
+        assert "forward" in vars(pipe.unet) and "forward" not in vars(pipe.value_function)
+        for ours, theirs in zip(plan(), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
     def test_a_value_function_stays_diffusers(self, randomise):
         value = randomise(diffusers.UNet1DModel(**VALUE))
         with pytest.raises(

@@ -14,10 +14,11 @@ import fastdiff
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.kernels.attention import attention
-from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d, k_first
+from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d
 from fastdiff.kernels.denoise import COLUMNS, StepOptions, denoise_step
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host import dispatch, launching
+from fastdiff.kernels.host.filters import k_first
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
@@ -53,7 +54,8 @@ def convolution(n, height, channels, out_channels, kernel=3, dtype=torch.bfloat1
 def row(n, length, channels, out_channels, dtype=torch.bfloat16, stride=1):
     """A call of conv2d as a planner's: 5 taps over rows of pixels, norm, Mish, temb and residual."""
     x, bias = meta(n, 1, length, channels, dtype=dtype), meta(out_channels, dtype=dtype)
-    weight = k_first(meta(out_channels, channels, 1, 5, dtype=dtype))
+    weight = meta(out_channels, channels, 1, 5, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    weight = k_first(weight) if dtype == torch.float32 else weight
     temb = meta(n, 3 * out_channels, dtype=dtype)[:, out_channels : 2 * out_channels]
     residual = meta(n, 1, length // stride, out_channels, dtype=dtype)
     norm = Norm(8, bias, bias, activation="mish", temb=temb, residual=residual)
