@@ -4,7 +4,7 @@ Seeds and labels -> noise, schedule and conditions -> the denoising loop -> pict
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -12,7 +12,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from fastdiff.arguments import instance, naming, optional, text
+from fastdiff.arguments import instance, optional, text
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
 from fastdiff.checkpoints.json_files import read_json
@@ -30,13 +30,17 @@ from fastdiff.diffusion.schedulers import SCHEDULERS, Scheduler, scheduler_from_
 from fastdiff.diffusion.trajectories import (
     TrajectoryOutput,
     TrajectoryOutputType,
+    check_kind,
     check_parts,
     check_unguided,
-    finish_trajectories,
+    choose_ranking,
+    decode_trajectories,
     known_rows,
     place_conditions,
     read_conditions,
+    sort_trajectories,
     trajectory_shape,
+    trajectory_values,
 )
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import check_move, dtype_name, naming_lost_device, resolve_device, resolve_dtype
@@ -44,8 +48,8 @@ from fastdiff.execution.memory import Portions, or_explain, remedies
 from fastdiff.models.autoencoder import Autoencoder
 from fastdiff.models.classes import DENOISERS, load_models
 from fastdiff.models.denoiser import Denoiser
-from fastdiff.outputs import Decoder, PipelineOutput, Step
 from fastdiff.requests.defaults import LIBRARY, SEED, ModelFacts, Sampling, SamplingOptions, complete_sampling
+from fastdiff.results import PipelineOutput, Step
 from fastdiff.schema import checked
 
 _log = logging.getLogger(__name__)
@@ -196,19 +200,19 @@ class Pipeline:
     def decode(self, x: Tensor, output_type: str) -> Any:
         """Return what the denoiser ends with, (N, H, W, C) float32, as pictures; see `decoding.decode`.
 
-        Trajectories, (N, 1, L, C), are returned as (N, C, L): see `trajectories.finish_trajectories`.
+        Trajectories, (N, 1, L, C), are returned as (N, C, L): see `trajectories.decode_trajectories`.
         """
         if self.plans_trajectories:
-            return finish_trajectories(x, output_type).trajectories
+            return decode_trajectories(x, output_type)
         return decode(x, output_type, self.vae)
 
     def __call__(
         self, *, return_dict: bool = True, **options: Any
     ) -> PipelineOutput | TrajectoryOutput | tuple[Any, ...]:
-        """Draw pictures, or plan trajectories. Takes the options of `stream`. Where memory runs out it draws
-        fewer of them at a time, and logs a warning.
+        """Draw pictures, or plan trajectories. Takes the options of `stream`.
 
-        Returns PipelineOutput or TrajectoryOutput, or a plain tuple of what that holds.
+        Returns PipelineOutput or TrajectoryOutput, or a plain tuple of what that holds. Where memory runs out it
+        computes fewer of them at a time, and logs a warning.
         """
         checked("return_dict", return_dict, bool)
         warned = False
@@ -274,7 +278,7 @@ class Pipeline:
         infinite; OutOfMemoryError, which is Python's MemoryError and torch's OutOfMemoryError, where not even one
         picture fits; DeviceLostError where the GPU fails.
         """
-        self._check_kind(height=height, width=width, horizon=horizon, conditions=conditions)
+        check_kind(self.denoiser.config, height=height, width=width, horizon=horizon, conditions=conditions)
         check_unguided(n_guide_steps)
         kind = TrajectoryOutputType if self.plans_trajectories else OutputType
         output_type = get_args(kind)[0] if output_type is None else checked("output_type", output_type, kind)
@@ -295,45 +299,52 @@ class Pipeline:
         )
         shape = self._shape(height, width, horizon, latents)
         known = place_conditions(known_positions, shape[-1], shape[0], self.device)
-        value_function = self._ranking(sort_by_value, shape[-1])
+        value_function = choose_ranking(self.value_function, sort_by_value, shape[-1])
         noise = Noise(seeds, shape, generator, self.device, self.dtype)
         portions = Portions(
             len(seeds), self.device, self.dtype, halves=generator is None, release=self.denoiser.release_graphs
         )
+        start = partial(noise.start, None if latents is None else latents.reshape(-1, *shape))
         with naming_lost_device():
-            start = None if latents is None else latents.reshape(-1, *shape)
-            x_t = or_explain(partial(noise.start, start), portions.problem)
+            x_t, from_steps = or_explain(start, portions.problem), noise.of_steps()
         steps = denoise(
-            self.denoiser, x_t, schedule, labels_and_guidance, noise=noise.of_steps(), portions=portions, known=known
+            self.denoiser, x_t, schedule, labels_and_guidance, noise=from_steps, portions=portions, known=known
         )
-        return self._run(steps, schedule, portions, partial(self._finish, output_type, value_function))
+        return self._run(steps, schedule, portions, output_type, value_function)
 
     def _run(
         self,
         steps: Iterator[tuple[Tensor, Tensor]],
         schedule: Schedule,
         portions: Portions,
-        finish: Callable[[Tensor, Decoder], dict[str, Any]],
+        output_type: Any,
+        value_function: Denoiser | None,
     ) -> Iterator[Step]:
-        """Yield a Step for each x and x0; `finish` makes the last one's results of x and the run's decoder."""
         extremes = Extremes(schedule, self.device)
         decoder = partial(self._decode, portions, extremes)
         with naming_lost_device():
             for i, (x, x0) in enumerate(steps):
                 extremes.note(i, x)
-                with extremes.naming_step():
-                    results = finish(x, decoder) if i == len(schedule) - 1 else {}
-                yield Step(i, len(schedule), int(schedule.timesteps[i]), x, x0, portions.size, decoder, **results)
-
-    def _finish(self, output_type: str, value_function: Denoiser | None, x: Tensor, decoder: Decoder) -> dict[str, Any]:
-        if self.plans_trajectories:
-            return {"trajectories": finish_trajectories(x, output_type, value_function)}
-        return {"images": decoder(x, output_type)}
+                images = decoder(x, output_type) if i == len(schedule) - 1 else None
+                trajectories = None
+                if self.plans_trajectories and images is not None:
+                    images, trajectories = None, self._sort(x, images, portions, value_function)
+                timestep = int(schedule.timesteps[i])
+                yield Step(i, len(schedule), timestep, images, x, x0, portions.size, decoder, trajectories)
 
     def _decode(self, portions: Portions, extremes: Extremes, x: Tensor, output_type: str) -> Any:
         """`decode` during a run: as many pictures at a time as fit, and an error names the step."""
         with naming_lost_device(), extremes.naming_step():
             return join(portions.map(lambda part: self.decode(x[part], output_type), len(x)), output_type)
+
+    def _sort(
+        self, x: Tensor, trajectories: Any, portions: Portions, value_function: Denoiser | None
+    ) -> TrajectoryOutput:
+        """Return the finished trajectories of x (N, 1, L, C), the best first where there is a value function."""
+        if value_function is None:
+            return TrajectoryOutput(trajectories)
+        values = portions.map(lambda part: trajectory_values(value_function, x[part]), len(x))
+        return sort_trajectories(trajectories, torch.cat(values))
 
     def _complete(
         self, steps: int | None, eta: float | None, use_clipped_model_output: bool | None, guidance_scale: float | None
@@ -360,25 +371,6 @@ class Pipeline:
                 f"scheduler's {schedule.options.variance} variance; correct variance_type in its config"
             )
         return schedule.to(self.device)
-
-    def _check_kind(self, **options: Any) -> None:
-        """InputError for an option of pictures asked of a model of trajectories, and the other way round."""
-        foreign, reason = ("horizon", "conditions"), "draws pictures; leave it out"
-        if self.plans_trajectories:
-            foreign, reason = ("height", "width"), "plans trajectories; give horizon instead"
-        for name in foreign:
-            if options[name] is not None:
-                raise InputError(f"{name}: this model {reason}")
-
-    def _ranking(self, sort_by_value: bool, horizon: int) -> Denoiser | None:
-        """Return the model whose values trajectories of `horizon` are sorted by, None where they are not sorted."""
-        if not checked("sort_by_value", sort_by_value, bool):
-            return None
-        if self.value_function is None:
-            raise InputError("sort_by_value: this pipeline has no value_function; leave it out")
-        with naming("sort_by_value: the value_function"):
-            self.value_function.config.check_size(1, horizon)
-        return self.value_function
 
     def _shape(
         self, height: int | None, width: int | None, horizon: int | None, latents: Tensor | None

@@ -4,9 +4,10 @@ The bounds are more than any model needs, and little enough to be had in no time
 itself. What it costs together with its weights is bounded by these: see `weight_files.check_fit`.
 """
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from annotated_types import Interval, Len
+from pydantic import BeforeValidator
 
 MAX_LABELS = 100_000  # each is listed by name: ImageNet-21k has 21,841
 MAX_TRAIN_STEPS = 100_000  # a schedule has a row for each: models have 1,000, a few 4,000 or 10,000
@@ -16,6 +17,11 @@ MAX_LAYERS = 1024  # of a transformer: DiT-XL has 28
 MAX_STAGE_LAYERS = 64  # of a stage of a U-Net or a VAE: models have 1 to 4
 MAX_LEVELS = 12  # of a U-Net or a VAE, each of half the size of the one before: 256 pixels have 6 or 7
 MAX_SEED = 2**32 - 1  # a seed is one 32-bit word of Philox's key
+
+
+def _in_small_letters(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
 
 PositiveNumber = Annotated[float, Interval(gt=0)]
 NotNegative = Annotated[float, Interval(ge=0)]
@@ -28,7 +34,9 @@ Layers = Annotated[int, Interval(ge=1, le=MAX_LAYERS)]
 StageLayers = Annotated[int, Interval(ge=1, le=MAX_STAGE_LAYERS)]
 Widths = Annotated[tuple[Channels, ...], Len(1, MAX_LEVELS)]  # of the levels
 BlockTypes = Annotated[tuple[str, ...], Len(1, MAX_LEVELS)]  # diffusers' classes
+FrequencyShift = Annotated[float, Interval(ge=-MAX_CHANNELS, le=MAX_CHANNELS)]
 TrainSteps = Annotated[int, Interval(ge=1, le=MAX_TRAIN_STEPS)]
+Activation = Annotated[Literal["silu", "swish", "mish", "gelu", "relu"], BeforeValidator(_in_small_letters)]
 
 # Of pictures and trajectories
 Horizon = Annotated[int, Interval(ge=1, le=2**16)]

@@ -39,7 +39,7 @@ def join(parts: list[Any], output_type: str) -> Any:
 
 
 def check_finite(x: Tensor, whose: str = "model") -> None:
-    """Raise NonFiniteError for NaN or infinity in what a model ends with."""
+    """Raise NonFiniteError for NaN or infinity in what a model ends with; `whose` output it is, for the message."""
     if not x.isfinite().all():
         raise NonFiniteError(
             f"the {whose}'s output is NaN or infinite; try --dtype float32, or check the {whose}'s weights"

@@ -41,9 +41,9 @@ def denoise(
         schedule: its rows on the model's device.
         conditions: what the N pictures are drawn under, on the model's device.
         noise: where the noise of a step comes from.
-        known: of trajectories, set in x_t before the first step and after every one; x0 stays what the model says.
         portions: the N pictures as they are computed together. One that is too large is taken again in smaller ones, so
             that what was yielded stands.
+        known: of trajectories, set in x_t before the first step and after every one; x0 stays what the model says.
 
     Raises OutOfMemoryError.
     """

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastdiff.arguments import as_int, shown
+from fastdiff.arguments import as_int, naming, shown
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.kinds import Horizon
 from fastdiff.diffusion.decoding import check_finite
@@ -61,6 +61,16 @@ def trajectory_shape(config: DenoiserConfig, horizon: Any, latents: Tensor | Non
         raise InputError("horizon: this model's config does not say its own; give the number of positions to plan")
     config.check_size(1, horizon)
     return config.sample_channels, 1, horizon
+
+
+def check_kind(config: DenoiserConfig, **options: Any) -> None:
+    """Raise InputError for an option of pictures asked of a model of trajectories, and the other way round."""
+    foreign, reason = ("horizon", "conditions"), "draws pictures; leave it out"
+    if config.of_trajectories:
+        foreign, reason = ("height", "width"), "plans trajectories; give horizon instead"
+    for name in foreign:
+        if options[name] is not None:
+            raise InputError(f"{name}: this model {reason}")
 
 
 def check_unguided(n_guide_steps: Any) -> None:
@@ -147,32 +157,46 @@ def place_conditions(
     return KnownValues(mask.to(device), placed)
 
 
-def finish_trajectories(x: Tensor, output_type: str, value_function: Denoiser | None = None) -> TrajectoryOutput:
-    """Return x_0 (N, 1, L, C) float32 as trajectories; with a `value_function` the best first, and those of a seed's
-    order where two are alike. Raises NonFiniteError for NaN or infinity in them or in their values.
-    """
+def decode_trajectories(x: Tensor, output_type: str) -> Any:
+    """Return x_0 (N, 1, L, C) float32 as trajectories. Raises NonFiniteError for NaN or infinity."""
     checked("output_type", output_type, TrajectoryOutputType)
     check_finite(x)
-    trajectories, values = x[:, 0].transpose(1, 2).contiguous(), None
-    if value_function is not None:
-        values = _values(value_function, trajectories)
-        check_finite(values)
-        values, order = values.sort(descending=True, stable=True)
-        trajectories = trajectories[order]
-    if output_type == "pt":
-        return TrajectoryOutput(trajectories, values)
-    return TrajectoryOutput(trajectories.cpu().numpy(), None if values is None else values.cpu().numpy())
+    trajectories = x[:, 0].transpose(1, 2).contiguous()
+    return trajectories if output_type == "pt" else trajectories.cpu().numpy()
 
 
-def _values(value_function: Denoiser, trajectories: Tensor) -> Tensor:
-    """Return the values (N,) float32 of finished trajectories (N, C, L): those of timestep 0, the end of every run."""
+def choose_ranking(value_function: Denoiser | None, sort_by_value: bool, horizon: int) -> Denoiser | None:
+    """Return the model that trajectories of `horizon` are sorted by, None where they are not. Raises InputError."""
+    if not checked("sort_by_value", sort_by_value, bool):
+        return None
+    if value_function is None:
+        raise InputError("sort_by_value: this pipeline has no value_function; leave it out")
+    with naming("sort_by_value: the value_function"):
+        value_function.config.check_size(1, horizon)
+    return value_function
+
+
+def trajectory_values(value_function: Denoiser, x: Tensor) -> Tensor:
+    """Return the values (N,) float32 of x_0 (N, 1, L, C): those of timestep 0, the end of every run."""
 
     def values(each: Tensor) -> Tensor:
         return value_function(each.to(value_function.dtype), 0).sample.float()
 
-    if trajectories.device.type == "cpu":  # alone, as in the loop: the bits must not depend on the batch
+    trajectories = x[:, 0].transpose(1, 2)
+    if x.device.type == "cpu":  # alone, as in the loop: the bits must not depend on the batch
         return torch.cat(tuple(map_pictures(values, trajectories)))[:, 0]
     return values(trajectories)[:, 0]
+
+
+def sort_trajectories(trajectories: Any, values: Tensor) -> TrajectoryOutput:
+    """Return decoded trajectories by their values (N,), the best first, and in the order of their seeds where two are
+    alike. Raises NonFiniteError for NaN or infinity among the values.
+    """
+    check_finite(values)
+    values, order = values.sort(descending=True, stable=True)
+    if isinstance(trajectories, Tensor):
+        return TrajectoryOutput(trajectories[order], values)
+    return TrajectoryOutput(trajectories[order.cpu().numpy()], values.cpu().numpy())
 
 
 def _read_values(name: str, values: Any) -> Tensor:

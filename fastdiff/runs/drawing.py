@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-    from fastdiff.outputs import Step
     from fastdiff.pipeline import Pipeline
     from fastdiff.reporting import Report
+    from fastdiff.results import Step
 
 
 @dataclass(frozen=True)

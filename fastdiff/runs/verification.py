@@ -8,7 +8,7 @@ scheduler too, a few steps of sampling, where the reference is a loop written ou
 import contextlib
 import functools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +22,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import SCHEDULERS, VALUE_FUNCTION
 from fastdiff.errors import InputError, in_one_line
 from fastdiff.extras import import_diffusers
-from fastdiff.requests.completion import complete
+from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import load_pipeline
@@ -95,25 +95,32 @@ def compare_with_diffusers(request: Request, device: str) -> Verification:
     """
     request = replace(request, dtype="float32")
     folder = hub.resolve(request.model, revision=request.revision, variant=request.variant)
-    is_pipeline = (folder / "model_index.json").is_file()
-    compare = _compare_pipeline if is_pipeline else _compare_model
-    from fastdiff.execution.devices import naming_lost_device
-    from fastdiff.execution.memory import or_explain
-
-    with naming_lost_device():
-        return or_explain(
-            functools.partial(compare, request, folder, device),
-            f"out of memory: verify holds {request.model} twice, for fastdiff and for diffusers, in float32; end what "
-            "else runs on the device or give another one, such as --device cpu",
-        )
-
-
-def _compare_pipeline(request: Request, folder: Path, device: str) -> Verification:
+    if not (folder / "model_index.json").is_file():
+        part = registry.read_denoiser_part(folder / "config.json")
+        _check_labels(request.model, part.config.from_mapping(read_json(folder / "config.json"), folder))
+        return _explained(request.model, functools.partial(_compare_model, request, folder, part, device))
     card = ModelCard.read(request.model, folder)
     _check_labels(card.name, card.config)
     if card.config.of_trajectories:
         request = replace(request, horizon=card.config.usual_size[1])
     request, cells = complete(request, card, COMMAND)
+    return _explained(card.name, functools.partial(_compare_pipeline, card, request, cells, device))
+
+
+def _explained(name: str, compare: Callable[[], Verification]) -> Verification:
+    """Return what `compare` does; where the device fails, an error of one line."""
+    from fastdiff.execution.devices import naming_lost_device
+    from fastdiff.execution.memory import or_explain
+
+    with naming_lost_device():
+        return or_explain(
+            compare,
+            f"out of memory: verify holds {name} twice, for fastdiff and for diffusers, in float32; end what else "
+            "runs on the device or give another one, such as --device cpu",
+        )
+
+
+def _compare_pipeline(card: ModelCard, request: Request, cells: Sequence[Cell], device: str) -> Verification:
     labels = [cell.label for cell in cells if cell.label is not None]
     diffusers = _import_diffusers()
     pipe = load_pipeline(card, request, device)
@@ -128,13 +135,11 @@ def _compare_pipeline(request: Request, folder: Path, device: str) -> Verificati
     return _verified(diffusers, card.name, pipe.device, comparisons)
 
 
-def _compare_model(request: Request, folder: Path, device: str) -> Verification:
+def _compare_model(request: Request, folder: Path, part: registry.DenoiserPart, device: str) -> Verification:
     """Compare a model alone: a denoiser, or a value function."""
     from fastdiff.execution.devices import resolve_device
     from fastdiff.models.classes import DENOISERS
 
-    part = registry.read_denoiser_part(folder / "config.json")
-    _check_labels(request.model, part.config.from_mapping(read_json(folder / "config.json"), folder / "config.json"))
     diffusers = _import_diffusers()
     ours = DENOISERS[part.class_name].from_pretrained(folder, variant=request.variant, device=resolve_device(device))
     theirs = _load(getattr(diffusers, part.class_name), folder, request.variant).to(ours.device)

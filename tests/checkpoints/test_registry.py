@@ -117,7 +117,7 @@ def test_the_folder_of_a_value_guided_pipeline(tmp_path):
             "value_function": "UNet1DModel",
             "scheduler": "DDPMScheduler",
         }
-    with pytest.raises(InputError, match="value_function is None, not a"):
+    with pytest.raises(InputError, match="value_function: None is not a"):
         read_model_index(write(tmp_path, index | {"value_function": None}))
     with pytest.raises(InputError, match="unet class UNet2DModel is not supported; fastdiff runs UNet1DModel"):
         read_model_index(write(tmp_path, index | {"unet": ["diffusers", "UNet2DModel"]}))

@@ -69,10 +69,10 @@ def test_files_that_exist_are_kept_without_overwrite(fastdiff, planner, tmp_path
     [
         ([], "horizon: planner does not say its own; give --horizon"),
         (["--horizon", 10], r"horizon 10: .*multiples of 4"),
-        (["--horizon", 0], "horizon 0: give a whole number of at least 1"),
+        (["--horizon", 0], "horizon: 0 is not a whole number of at least 1"),
         (["--horizon", 16, "--grid"], "--grid: planner draws no pictures; leave it out"),
         (["--horizon", 16, "--resume"], "--resume: planner draws no pictures; leave it out"),
-        (["--horizon", 16, "--label", 3], "label 3: planner has no labels"),
+        (["--horizon", 16, "--label", 3], "label '3': planner has no labels"),
         (["--horizon", 16, "--cfg-scale", 2], r"cfg-scale 2\.0: planner has no null label"),
         (["--horizon", 16, "-o", "plan.npy"], r"-o plan\.npy is not the name of a PNG"),
     ],

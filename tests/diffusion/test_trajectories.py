@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fastdiff import DDIMScheduler, DDPMScheduler, InputError, NonFiniteError, Pipeline, UNet1DModel, UNet2DModel
-from fastdiff.diffusion.trajectories import finish_trajectories, place_conditions, read_conditions
+from fastdiff.diffusion.trajectories import place_conditions, read_conditions, sort_trajectories
 
 POLICY = {
     "in_channels": 5,
@@ -147,11 +147,11 @@ def test_conditions_that_cannot_be_set(case, pipe):
         pytest.param({"horizon": "8"}, "horizon: '8' is not a whole number", id="text"),
         pytest.param({"height": 8}, "height: this model plans trajectories; give horizon", id="height"),
         pytest.param({"width": 8}, "width: this model plans trajectories; give horizon", id="width"),
-        pytest.param({"output_type": "pil"}, "output_type: 'pil' is none of np, pt", id="pictures"),
+        pytest.param({"output_type": "pil"}, "output_type: 'pil' is not one of np, pt", id="pictures"),
         pytest.param({"class_labels": 1}, "class_labels: this model is unconditional", id="labels"),
         pytest.param({"guidance_scale": 2}, "guidance_scale: 2.0 needs a model with a null label", id="guidance"),
         pytest.param({"n_guide_steps": 2}, "n_guide_steps: 2 asks for .* gradient, which is not here", id="gradient"),
-        pytest.param({"sort_by_value": 1}, "sort_by_value: 1 is neither True nor False", id="sort"),
+        pytest.param({"sort_by_value": 1}, "sort_by_value: 1 is not true or false", id="sort"),
         pytest.param({"latents": torch.zeros(1, 5, 1, 8)}, r"latents: expected \(N, 5, L\)", id="latents-of-pictures"),
         pytest.param({"latents": torch.zeros(1, 4, 8)}, r"latents: expected \(N, 5, L\)", id="latents-channels"),
         pytest.param({"latents": torch.zeros(1, 5, 16)}, "latents: their horizon is 16", id="latents"),
@@ -200,19 +200,17 @@ def test_a_step_of_trajectories_has_no_preview(pipe):
     step = next(pipe.stream(horizon=8, num_inference_steps=2))
     assert step.trajectories is None and step.images is None
     assert step.decoder(step.x0, "pt").shape == (1, 5, 8)
-    with pytest.raises(InputError, match="output_type: 'pil' is none of np, pt"):
+    with pytest.raises(InputError, match="output_type: 'pil' is not one of np, pt"):
         step.preview()
 
 
-def test_nan_is_an_error(pipe, policy):
+def test_nan_is_an_error_that_names_the_step(pipe, policy):
     with torch.no_grad():
         policy.out_block.final_conv1d_2.bias[0] = float("nan")
-    with pytest.raises(NonFiniteError):
+    with pytest.raises(NonFiniteError, match="NaN or infinite at step 1 of 3"):
         plan(pipe)
-    with torch.no_grad():
-        next(pipe.value_function.out_block.parameters())[:] = float("inf")
     with pytest.raises(NonFiniteError):
-        finish_trajectories(torch.zeros(1, 1, 8, 5), "np", pipe.value_function)
+        sort_trajectories(torch.zeros(2, 5, 8), torch.tensor([0.0, float("nan")]))
 
 
 def test_known_values_are_set_in_place_at_the_last_channels_alone():

@@ -5,9 +5,9 @@ from typing import Annotated
 
 from annotated_types import Len
 
-from fastdiff.checkpoints.configs.unet2d import Activation
 from fastdiff.checkpoints.kinds import (
     MAX_CHANNELS,
+    Activation,
     BlockTypes,
     Channels,
     PositiveNumber,

@@ -11,13 +11,14 @@ from annotated_types import Interval, Len
 
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.places import Place
-from fastdiff.checkpoints.configs.unet2d import Activation, FrequencyShift
 from fastdiff.checkpoints.kinds import (
     MAX_CHANNELS,
     MAX_LEVELS,
     MAX_STAGE_LAYERS,
+    Activation,
     BlockTypes,
     Channels,
+    FrequencyShift,
     Horizon,
     Widths,
 )
@@ -25,6 +26,8 @@ from fastdiff.errors import InputError
 
 GROUPS = 8  # of every norm but the last
 UNKNOWN_HORIZON = 65_536  # the sample_size of audio, which diffusers writes for planners that do not say theirs
+
+UpBlockTypes = Annotated[tuple[str, ...], Len(0, MAX_LEVELS)]
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class UNet1DConfig(DenoiserConfig):
     use_timestep_embedding: bool = False  # every block here needs it
     freq_shift: FrequencyShift = 0.0
     down_block_types: BlockTypes = ("DownBlock1DNoSkip", "DownBlock1D", "AttnDownBlock1D")
-    up_block_types: Annotated[tuple[str, ...], Len(0, MAX_LEVELS)] = ("AttnUpBlock1D", "UpBlock1D", "UpBlock1DNoSkip")
+    up_block_types: UpBlockTypes = ("AttnUpBlock1D", "UpBlock1D", "UpBlock1DNoSkip")
     mid_block_type: str = "UNetMidBlock1D"  # MidResTemporalBlock1D, ValueFunctionMidBlock1D
     out_block_type: Literal["OutConv1DBlock", "ValueFunction"] | None = None  # None: the last up block's output
     block_out_channels: Widths = (32, 32, 64)

@@ -1,19 +1,19 @@
 """The options of a UNet2DModel. An unknown one is an error, never ignored."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Interval
-from pydantic import BeforeValidator
 
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.places import Place
 from fastdiff.checkpoints.kinds import (
-    MAX_CHANNELS,
     MAX_LABELS,
+    Activation,
     BlockTypes,
     Channels,
     Fraction,
+    FrequencyShift,
     PositiveNumber,
     Side,
     StageLayers,
@@ -22,13 +22,6 @@ from fastdiff.checkpoints.kinds import (
 )
 from fastdiff.errors import InputError
 
-
-def _in_small_letters(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
-
-
-Activation = Annotated[Literal["silu", "swish", "mish", "gelu", "relu"], BeforeValidator(_in_small_letters)]
-FrequencyShift = Annotated[float, Interval(ge=-MAX_CHANNELS, le=MAX_CHANNELS)]
 Resampling = Literal["conv", "resnet", None]
 
 

@@ -1,4 +1,4 @@
-"""Results of a run: the state after each step, and what a call returns."""
+"""Results of a pipeline: the state after each step, and the finished pictures."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,8 +10,6 @@ from torch import Tensor
 from fastdiff.diffusion.decoding import decode
 from fastdiff.diffusion.trajectories import TrajectoryOutput
 from fastdiff.execution.memory import smaller_portions
-
-Decoder = Callable[[Tensor, str], Any]  # of x_t or x0, and an output type
 
 
 class PipelineOutput(NamedTuple):
@@ -27,11 +25,11 @@ class Step:
     index: int  # 0 to num_steps - 1
     num_steps: int
     timestep: int
+    images: Any  # the finished pictures after the last step, else None
     x_t: Tensor  # (N, H, W, C) float32, the state after the step; latents where the pipeline has a VAE
     x0: Tensor  # (N, H, W, C) float32, the end of it as the model predicts it now; of trajectories (N, 1, L, C)
     at_once: int  # pictures that were computed together: fewer than all where more do not fit in memory
-    decoder: Decoder = decode
-    images: Any = None  # the finished pictures after the last step
+    decoder: Callable[[Tensor, str], Any] = decode  # of x_t or x0, and an output type
     trajectories: TrajectoryOutput | None = None  # the finished trajectories after the last step, instead of pictures
 
     @property
