@@ -1,0 +1,26 @@
+"""Cases that nobody thought of: the same ones in every run. `python -m tests.fuzz` goes on from there."""
+
+from collections import Counter
+
+import pytest
+
+from tests.fuzz import cases
+from tests.fuzz.cases import Case
+
+COUNTS = {"command": 300, "call": 400, "png": 150}
+
+
+@pytest.mark.parametrize("group", cases.GROUPS)
+def test_nothing_from_outside_breaks_it(group):
+    broken: dict[str, Case] = {}
+    tried: Counter[bool] = Counter()
+
+    def take(case: Case) -> None:
+        with cases.made(case) as folder:
+            outcome = cases.run(case, folder)
+        tried[outcome.is_done] += 1
+        broken.update({problem: case for problem in outcome.problems if problem not in broken})
+
+    cases.explore(group, COUNTS.get(group, 100), 0, take)
+    assert not broken, "\n".join(f"{problem}\n    {case.to_json()}" for problem, case in broken.items())
+    assert min(tried[True], tried[False]) > 5  # else it tries nothing
