@@ -210,7 +210,7 @@ def _call(model: Any, options: dict[str, Any]) -> list[str]:
     config = model.config
     given: dict[str, Any] = {"timestep": torch.tensor(1)}
     if config.takes_labels:
-        is_index = config.label_table is not None
+        is_index = config.label_table is not None or config.num_timestep_embeds is not None
         given["class_labels"] = torch.zeros(2, *config.label_shape, dtype=torch.int64 if is_index else torch.float32)
     first = "hidden_states" if isinstance(model, fastdiff.DiTTransformer2DModel) else "sample"
     if "sample" in options:

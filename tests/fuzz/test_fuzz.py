@@ -1,4 +1,7 @@
-"""Cases that nobody thought of: the same ones in every run. `python -m tests.fuzz` goes on from there."""
+"""Cases that once broke something, and cases that nobody thought of, the same in every run.
+
+`python -m tests.fuzz` goes on from there.
+"""
 
 from collections import Counter
 
@@ -6,6 +9,7 @@ import pytest
 
 from tests.fuzz import cases
 from tests.fuzz.cases import Case
+from tests.fuzz.named import DONE, NAMED, REFUSED
 
 COUNTS = {"command": 300, "call": 400, "png": 150}
 
@@ -24,3 +28,15 @@ def test_nothing_from_outside_breaks_it(group):
     cases.explore(group, COUNTS.get(group, 100), 0, take)
     assert not broken, "\n".join(f"{problem}\n    {case.to_json()}" for problem, case in broken.items())
     assert min(tried[True], tried[False]) > 5  # else it tries nothing
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.timeout(60)
+def test_named(name):
+    tried, ends = NAMED[name]
+    for case in tried:
+        with cases.made(case) as folder:
+            outcome = cases.run(case, folder)
+        assert not outcome.problems, f"{case}\n{outcome.problems}"
+        if ends in (DONE, REFUSED):
+            assert outcome.is_done == (ends == DONE), f"{case}\n{outcome.said}"

@@ -1,5 +1,6 @@
 """The fuzz can fail: whatever it watches for is reported where it is planted."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from fastdiff import cli
 from fastdiff.errors import InputError
 from fastdiff.pipeline import Pipeline
 from tests.fuzz import __main__ as long_run
-from tests.fuzz import cases, doors, watch
+from tests.fuzz import cases, doors, watch, workers
 from tests.fuzz.cases import Case
 
 SOUND = Case("plain", (), "library", "pipeline")
@@ -173,11 +174,11 @@ class Ended:
 
 @pytest.mark.parametrize(("is_gone", "problem"), [(False, "hung"), (True, "ended the process")], ids=["hung", "ended"])
 def test_a_worker_that_hangs_or_ends_is_reported_and_its_case_is_kept(tmp_path, monkeypatch, is_gone, problem):
-    monkeypatch.setattr(long_run, "PATIENCE", 0.2)
-    findings, worker = long_run.Findings(tmp_path), long_run.Worker.__new__(long_run.Worker)
+    monkeypatch.setattr(workers, "PATIENCE", 0.2)
+    findings, worker = long_run.Findings(tmp_path), workers.Worker.__new__(workers.Worker)
     with cases.made(SOUND) as folder:
         worker._connection, worker._process, worker._before = Silent(folder, is_gone), Ended(), 0
-        assert not worker.run_round("plain", time.monotonic() + 60, findings)
+        assert not worker.run_round("plain", time.monotonic() + 60, functools.partial(findings.add, "plain"))
         assert not folder.exists()
     (found,) = findings.failures
     assert found.startswith(problem) and "1 promises broken" in str(findings)
