@@ -5,6 +5,7 @@ Links that somebody placed in the folder may: the hub's cache is made of them.
 
 import re
 
+from fastdiff.arguments import shown
 from fastdiff.errors import InputError
 
 WANTED_REVISION = "give a branch, tag or commit of the hub"
@@ -33,10 +34,10 @@ def is_file_name(name: str) -> bool:
 def check_revision(revision: object) -> None:
     """InputError for a revision that none can have; None is none."""
     if revision is not None and not is_revision(revision):
-        raise InputError(f"revision {revision!r:.80}: {WANTED_REVISION}")
+        raise InputError(f"revision {shown(revision)}: {WANTED_REVISION}")
 
 
 def check_variant(variant: object) -> None:
     """InputError for a variant that none can have; None is none."""
     if variant is not None and not is_variant(variant):
-        raise InputError(f"variant {variant!r:.80}: {WANTED_VARIANT}")
+        raise InputError(f"variant {shown(variant)}: {WANTED_VARIANT}")

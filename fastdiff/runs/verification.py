@@ -94,6 +94,7 @@ def compare_with_diffusers(request: Request, device: str) -> Verification:
     labels = [cell.label for cell in cells if cell.label is not None]
     diffusers = import_diffusers("verify")
     diffusers.utils.logging.set_verbosity(logging.CRITICAL)  # what it logs of an error, the error says too
+    diffusers.utils.logging.disable_progress_bar()
     pipe = load_pipeline(card, request, device)
     reference = Reference(diffusers, card, request, pipe.scheduler_name)
     return Verification(
@@ -123,7 +124,8 @@ class Reference:
 
         options = {"variant": self.request.variant, "torch_dtype": torch.float32}
         with _refusals(f"diffusers cannot load {folder}"):
-            return kind.from_pretrained(folder, low_cpu_mem_usage=False, local_files_only=True, **options).eval()
+            model = kind.from_pretrained(folder, low_cpu_mem_usage=False, local_files_only=True, **options)
+            return model.float().eval()  # of shards each tensor has kept its own dtype
 
     def to(self, device: "Device") -> None:
         for model in filter(None, (self.denoiser, self.vae)):

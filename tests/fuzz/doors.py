@@ -235,6 +235,8 @@ def _with_options(path: Path, options: dict[str, Any]) -> Any:
         content = json.loads(path.read_text()) if path.is_file() else SCHEDULER
     except (ValueError, RecursionError):
         raise InputError(f"{path}: no program could read it") from None
+    if content == {}:
+        raise InputError(f"{path}: no options, which would be diffusers' own large model")
     return content | options if isinstance(content, dict) else content
 
 

@@ -69,7 +69,9 @@ class Scheduler:
         """
         config = mapping("config", config)
         scheduler = cls.__new__(cls)
-        defaults = [name for name in config.get("_use_default_values", ()) if name not in overrides]
+        marked = config.get("_use_default_values")
+        names = [name for name in marked if isinstance(name, str)] if isinstance(marked, list | tuple) else []
+        defaults = [name for name in names if name not in overrides]
         scheduler._build({**config, **overrides, "_use_default_values": defaults})
         return scheduler
 
