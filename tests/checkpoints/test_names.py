@@ -16,7 +16,20 @@ def test_a_variant_is_part_of_a_file_name(name, variant):
 
 
 @pytest.mark.parametrize(
-    "revision", ["../w", "/w", "a/../b", "a\\b", "C:w", "", "a\nb", "a\0b", "x" * 300, 7, 10**5000]
+    "revision",
+    [
+        "../w",
+        "/w",
+        "a/../b",
+        "a\\b",
+        "C:w",
+        "",
+        "a\nb",
+        "a\0b",
+        "x" * 300,
+        7,
+        pytest.param(10**5000, id="5,001 digits"),
+    ],
 )
 def test_a_revision_leads_to_no_file_outside_of_the_cache(revision):
     with pytest.raises(InputError) as error:

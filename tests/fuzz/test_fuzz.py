@@ -3,6 +3,7 @@
 `python -m tests.fuzz` goes on from there.
 """
 
+import sys
 from collections import Counter
 
 import pytest
@@ -12,6 +13,7 @@ from tests.fuzz import cases
 from tests.fuzz.cases import Case
 from tests.fuzz.named import DONE, NAMED, REFUSED
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what watches a case is Linux's")
 COUNTS = {"command": 200, "call": 400, "png": 150}
 
 

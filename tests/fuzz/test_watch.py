@@ -18,6 +18,7 @@ from tests.fuzz import __main__ as long_run
 from tests.fuzz import cases, doors, watch, workers
 from tests.fuzz.cases import Case
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what watches a case is Linux's")
 SOUND = Case("plain", (), "library", "pipeline")
 
 
