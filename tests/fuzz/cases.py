@@ -1,5 +1,6 @@
 """A case: a kind of folder, edits of it, and a call through a door. It is text, which can be kept and made again."""
 
+import atexit
 import json
 import os
 import shutil
@@ -82,7 +83,9 @@ DRAWING = {("command", "sample"), ("command", "from"), ("library", "pipeline"), 
 
 @cache
 def _originals() -> Path:
-    return Path(tempfile.mkdtemp(prefix="fuzz-kinds-"))
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-kinds-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @cache
