@@ -13,6 +13,13 @@ DEVICES = "auto, cpu, cuda or cuda:1"
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are InputErrors."""
 
+    def parse_known_args(self, args=None, namespace=None):
+        found, rest = super().parse_known_args(args, namespace)
+        for name, value in vars(found).items():
+            if value == [] or (isinstance(value, list) and [] in value):  # Python's before 3.13 makes [] of --seed=--
+                self.error(f"{name}: -- is no value of it")
+        return found, rest
+
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see {self.prog} --help")
 

@@ -28,6 +28,11 @@ FOREIGN_OPTIONS = frozenset(
 )
 
 
+def marked_defaults(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the options that diffusers marks as set by nobody: another scheduler takes its own default instead."""
+    return checked("_use_default_values", config.get("_use_default_values"), tuple[str, ...] | None) or ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class DiffusionConfig(Schema):
     """The options that diffusers' DDPMScheduler and DDIMScheduler share, with their names and defaults."""
@@ -68,9 +73,8 @@ class DiffusionConfig(Schema):
         Raises InputError naming an option that no scheduler of diffusers has, or a wrong value.
         """
         own = {field.name for field in fields(cls)}
-        # diffusers marks the values that nobody set: another scheduler takes its own default instead
         with naming(str(source)):
-            defaults = checked("_use_default_values", mapping.get("_use_default_values", ()), tuple[str, ...])
+            defaults = marked_defaults(mapping)
         skipped = (FOREIGN_OPTIONS - own).union(defaults)
         return super().from_mapping({key: value for key, value in mapping.items() if key not in skipped}, source)
 

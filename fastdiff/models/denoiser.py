@@ -245,6 +245,8 @@ class Denoiser(nn.Module):
         if class_labels is None:
             return
         table, expected = self.config.label_table, self.config.label_shape
+        if self.config.class_embed_type == "timestep":  # embedded as a timestep is, in a table if that is one
+            table = self.config.num_timestep_embeds
         in_memory = self.device.type != "meta"
         tensor("class_labels", class_labels, REAL if table is None else INDICES, in_memory=in_memory)
         beside("class_labels", class_labels, self.device)

@@ -157,6 +157,7 @@ def _check_labels(name: str, config: DenoiserConfig) -> None:
 def _import_diffusers() -> ModuleType:
     diffusers = import_diffusers("verify")
     diffusers.utils.logging.set_verbosity(logging.CRITICAL)  # what it logs of an error, the error says too
+    diffusers.utils.logging.disable_progress_bar()
     return diffusers
 
 
@@ -220,7 +221,8 @@ def _load(kind: Any, folder: Path, variant: str | None) -> Any:
 
     options = {"variant": variant, "torch_dtype": torch.float32}
     with _refusals(f"diffusers cannot load {folder}"):
-        return kind.from_pretrained(folder, low_cpu_mem_usage=False, local_files_only=True, **options).eval()
+        model = kind.from_pretrained(folder, low_cpu_mem_usage=False, local_files_only=True, **options)
+        return model.float().eval()  # of shards each tensor has kept its own dtype
 
 
 def _predict(model: Any, x_t: "Tensor", t: "Tensor", classes: "Tensor | None") -> "Tensor":

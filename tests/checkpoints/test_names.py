@@ -15,7 +15,22 @@ def test_a_variant_is_part_of_a_file_name(name, variant):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("revision", ["../w", "/w", "a/../b", "a\\b", "C:w", "", "a\nb", "a\0b", "x" * 300, 7])
+@pytest.mark.parametrize(
+    "revision",
+    [
+        "../w",
+        "/w",
+        "a/../b",
+        "a\\b",
+        "C:w",
+        "",
+        "a\nb",
+        "a\0b",
+        "x" * 300,
+        7,
+        pytest.param(10**5000, id="5,001 digits"),
+    ],
+)
 def test_a_revision_leads_to_no_file_outside_of_the_cache(revision):
     with pytest.raises(InputError) as error:
         hub.resolve("org/name", revision=revision)

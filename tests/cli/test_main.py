@@ -57,3 +57,9 @@ def test_a_lost_device_ends_the_process_before_python_does(monkeypatch, capfd):
         cli.main()
     assert ended.value.code == 1
     assert capfd.readouterr() == ("written\n", "fastdiff: error: the GPU failed\n")
+
+
+@pytest.mark.parametrize("flag", ["--seed=--", "--label=--", "-s--", "--out=--"])
+def test_two_hyphens_are_no_value(capsys, flag):
+    assert cli.main(["sample", flag]) == 2
+    assert "expected one argument" in (said := capsys.readouterr().err) or "-- is no value of it" in said

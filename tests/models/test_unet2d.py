@@ -149,3 +149,19 @@ def test_config_defaults_are_diffusers():
     theirs = inspect.signature(diffusers.UNet2DModel.__init__).parameters
     ours = {name: field.default for name, field in UNet2DConfig.__dataclass_fields__.items()}
     assert ours == {name: parameter.default for name, parameter in theirs.items() if name != "self"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem"),
+    [
+        pytest.param(torch.tensor([1.0]), "it is torch.float32; give a tensor of int64, int32", id="fraction"),
+        pytest.param(torch.tensor([10]), "10 is out of range; it is from 0 to 9", id="beyond the table"),
+    ],
+)
+def test_labels_that_are_embedded_in_the_table_of_timesteps(labels, problem):
+    learned = {"time_embedding_type": "learned", "num_train_timesteps": 10, "class_embed_type": "timestep"}
+    model = UNet2DModel.from_config(TINY | learned)
+    sample = torch.zeros(1, 3, 8, 8)
+    assert model(sample, 1, class_labels=torch.tensor([9])).sample.shape == sample.shape
+    with pytest.raises(InputError, match=f"class_labels: {problem}"):
+        model(sample, 1, class_labels=labels)

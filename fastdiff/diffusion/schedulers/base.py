@@ -12,7 +12,7 @@ from fastdiff.arguments import as_int, mapping, optional, path, shown, text
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.kinds import NotNegative
 from fastdiff.diffusion.betas import make_alpha_bar, make_betas
-from fastdiff.diffusion.configs import DiffusionConfig
+from fastdiff.diffusion.configs import DiffusionConfig, marked_defaults
 from fastdiff.diffusion.noise import Generators, check_generators
 from fastdiff.diffusion.schedule import Schedule, step_options
 from fastdiff.errors import InputError
@@ -71,7 +71,7 @@ class Scheduler:
         """
         config = mapping("config", config)
         scheduler = cls.__new__(cls)
-        defaults = [name for name in config.get("_use_default_values", ()) if name not in overrides]
+        defaults = [name for name in marked_defaults(config) if name not in overrides]
         scheduler._build({**config, **overrides, "_use_default_values": defaults})
         return scheduler
 

@@ -1,0 +1,296 @@
+"""A case: a kind of folder, edits of it, and a call through a door. It is text, which can be kept and made again."""
+
+import atexit
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+from huggingface_hub import constants
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from tests.fuzz import doors, edits, folders, pickles
+from tests.fuzz.doors import Outcome
+from tests.fuzz.edits import Edit
+from tests.fuzz.values import JSON, LEADING_OUT, OBJECTS, WORDS
+from tests.fuzz.watch import watching
+
+KEPT = "case.json"  # beside the folder of a case that is kept
+BESIDE = ("w", "w.safetensors", "w.bin", "config.json", "model_index.json")  # files that nobody may open
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to try: a door, `what` is asked of it, and (argument, name of a value) pairs."""
+
+    kind: str
+    edits: tuple[Edit, ...]
+    door: str
+    what: str
+    options: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def from_json(cls, text: str) -> "Case":
+        content = json.loads(text)
+        content |= {name: tuple(map(tuple, content[name])) for name in ("edits", "options")}
+        return cls(**content)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@contextmanager
+def made(case: Case) -> Iterator[Path]:
+    """Gives the case's model folder, base/case/model, beside the files of base/beside, which nobody may open."""
+    base = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    try:
+        folder = base / "case" / "model"
+        (base / "case" / "out").mkdir(parents=True)
+        (base / KEPT).write_text(case.to_json())
+        folders.copy(case.kind, _originals(), folder)
+        (base / "beside").mkdir()
+        for name in BESIDE:
+            os.link(_sentinel(), base / "beside" / name)
+        edits.apply(case.edits, folder)
+        yield folder
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def run(case: Case, folder: Path) -> Outcome:
+    """Go through the case's door, and hold what comes out against every promise."""
+    prepare()
+    with watching(folder.parent, folder.parent.parent / "beside") as broken:
+        outcome = doors.DOORS[case.door](folder, case.what, case.options)
+    outcome.problems += broken
+    is_drawn = outcome.is_done and (case.door, case.what) in DRAWING
+    wrong = [edit for edit in case.edits if edits.must_be_refused(edit)]
+    if is_drawn and len(case.edits) == 1 and wrong:
+        outcome.problems.append(f"drawn in spite of {wrong[0]}")
+    if any(edit[0] in edits.OF_WEIGHTS for edit in case.edits):  # which may make rounding large
+        outcome.problems = [problem for problem in outcome.problems if problem != doors.NOT_WITHIN]
+    return outcome
+
+
+DRAWING = {("command", "sample"), ("command", "from"), ("library", "pipeline"), ("page", "generate")}
+
+
+@cache
+def _originals() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-kinds-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@cache
+def prepare() -> None:
+    """Keep off the network, and warm the doors up."""
+    constants.HF_HUB_OFFLINE = True
+    with made(Case("plain", (), "", "")) as folder:
+        doors.warm_up(folder)
+
+
+@cache
+def _sentinel() -> Path:
+    path = _originals() / "sentinel"
+    path.write_text("nobody may open this")
+    return path
+
+
+def keep(folder: Path, place: Path) -> None:
+    """Copy what a case's folder and the one beside it hold into a folder of its own below `place`."""
+    base = folder.parents[1]
+    shutil.copytree(base, place / base.name, symlinks=True, copy_function=_copy, dirs_exist_ok=True)
+
+
+def _copy(source: str, target: str) -> None:
+    if os.path.isfile(source):  # no pipe, which would wait
+        shutil.copyfile(source, target)
+
+
+# -- what is tried --
+
+_SAMPLE = "--label --num-images --seed --steps --scheduler --eta --cfg-scale --dtype --batch-size --variant --revision"
+FLAGS = {  # of each command
+    "sample": [*_SAMPLE.split(), "--device", "--out", "--grid", "--overwrite", "--resume", "--nothing"],
+    "from": ["--label", "--seed", "--num-images", "--variant", "--scheduler", "--grid"],
+    "info": ["--json", "--nothing"],
+    "models": ["", "--nothing"],
+    "verify": ["--steps", "--json", "--variant", "--revision", "--device"],
+    "explain": ["--label", "--batch-size", "--json", "--scheduler"],
+}
+ALONE = ("--overwrite", "--resume", "--json")
+_DRAWN = """num_inference_steps num_images seed class_labels guidance_scale eta batch_size height width generator
+    latents output_type use_clipped_model_output nothing"""
+_LOADED = ["name_or_path", "device", "dtype", "variant", "revision", "token", "local_files_only"]
+_PAGE = "model label seed num_images steps scheduler eta guidance_scale width height batch_size"
+ARGUMENTS = {
+    ("library", "pipeline"): _DRAWN.split(),
+    ("library", "load"): [*_LOADED, "scheduler"],
+    ("library", "model"): ["sample", "timestep", "class_labels", "return_dict", "nothing"],
+    ("library", "load model"): [*_LOADED, "subfolder"],
+    ("library", "config"): [*folders.UNET, "num_class_embeds", "act_fn", "norm_eps"],
+    ("library", "scheduler"): [*doors.STEP, *folders.SCHEDULER, "num_inference_steps", "device", "timestep_spacing"],
+    ("library", "accelerate"): ["model", "sample", "timestep", "class_labels"],
+    ("page", "generate"): _PAGE.split(),
+}
+PNG_CALLS = {("command", "from"), ("command", "info"), ("page", "upload")}
+FOLDER_CALLS = [
+    *(("command", what) for what in ("sample", "sample", "models", "verify")),
+    *(("library", what) for what in ("pipeline", "model", "config", "scheduler")),
+    *(("page", what) for what in ("generate", "models")),
+]
+# Options that the tiny folders leave at their defaults
+CONFIG_OPTIONS = {
+    "UNet2DModel": """center_input_sample time_embedding_type time_embedding_dim freq_shift flip_sin_to_cos
+    mid_block_type mid_block_scale_factor downsample_padding downsample_type upsample_type dropout act_fn
+    attn_norm_num_groups norm_eps resnet_time_scale_shift class_embed_type num_class_embeds num_train_timesteps
+    in_channels out_channels unknown""",
+    "DiTTransformer2DModel": """dropout norm_num_groups attention_bias activation_fn upcast_attention norm_type
+    norm_elementwise_affine norm_eps attention_type caption_channels unknown""",
+    "AutoencoderKL": """in_channels out_channels layers_per_block act_fn latent_channels scaling_factor shift_factor
+    force_upcast use_quant_conv use_post_quant_conv mid_block_add_attention unknown""",
+    "DDPMScheduler": """beta_schedule trained_betas prediction_type thresholding dynamic_thresholding_ratio
+    clip_sample_range sample_max_value timestep_spacing steps_offset rescale_betas_zero_snr variance_type
+    set_alpha_to_one _use_default_values unknown""",
+}
+CONFIG_OPTIONS["DDIMScheduler"] = CONFIG_OPTIONS["DDPMScheduler"]
+
+
+@cache
+def _files(kind: str) -> dict[str, tuple[str, ...]]:
+    """The files of a kind's folder, and the options of those that are JSON."""
+    with made(Case(kind, (), "", "")) as folder:
+        found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        return {name: _options(path) if name.endswith(".json") else () for name, path in found.items()}
+
+
+def _options(path: Path) -> tuple[str, ...]:
+    content = json.loads(path.read_text())
+    more = CONFIG_OPTIONS.get(content.get("_class_name"), "unknown").split()
+    return tuple(dict.fromkeys([*content, *more]))
+
+
+def folder_edits(kind: str) -> st.SearchStrategy[Edit]:
+    """Edits of the files of a kind."""
+    files = _files(kind)
+    options = [(name, key) for name, keys in files.items() for key in keys]
+    weights = [name for name in files if not name.endswith(".json")]
+    indices = [name for name in files if name.endswith("index.json") and name != "model_index.json"]
+    values, place = st.sampled_from(sorted(JSON)), st.integers(0, 1000).map(str)
+    a_file, a_weight = st.sampled_from(sorted(files)), st.sampled_from(weights)
+    json_files = st.sampled_from([name for name in files if name.endswith(".json")])
+    an_option = st.tuples(st.just("option"), st.sampled_from(options), values).map(_flat)
+    kinds = [
+        an_option,
+        an_option,
+        an_option,
+        st.tuples(st.just("inner"), st.sampled_from(options), values).map(_flat),
+        st.tuples(st.just("no_option"), st.sampled_from(options)).map(_flat),
+        st.tuples(st.just("whole"), json_files, values),
+        st.tuples(st.just("strange"), a_file, st.sampled_from(edits.STRANGE)),
+        st.tuples(st.just("flip"), a_file, place, st.integers(0, 7).map(str)),
+        st.tuples(st.just("truncate"), a_file, place),
+        st.tuples(st.just("append"), a_file, st.sampled_from(["1", "8", "4096"])),
+        st.tuples(st.just("tensor"), a_weight, st.sampled_from(sorted(edits.TENSORS)), place),
+    ]
+    safe = [name for name in weights if name.endswith(".safetensors")]
+    if safe:
+        kinds.append(st.tuples(st.just("header"), st.sampled_from(safe), st.sampled_from(edits.HEADERS)))
+    if len(safe) < len(weights):
+        contents = st.sampled_from([*pickles.CONTENTS, *pickles.OTHERS])
+        kinds.append(st.tuples(st.just("pickled"), a_weight, contents))
+    if indices:
+        kinds.append(st.tuples(st.just("shard"), st.sampled_from(indices), st.sampled_from(sorted(edits.SHARDS))))
+    return st.one_of(kinds)
+
+
+def _flat(words: tuple) -> Edit:
+    """("option", ("file", "key"), "value") as ("option", "file", "key", "value")."""
+    name, (file, key), *rest = words
+    return (name, file, key, *rest)
+
+
+def png_edits() -> st.SearchStrategy[Edit]:
+    """PNGs that are dropped on the page, printed, and drawn from."""
+    keys = st.sampled_from([*edits.PNG_RECORD, "schema", "unknown"])
+    one = st.tuples(st.just("settings"), keys, st.sampled_from(sorted(JSON)))
+    # a user may name a model anywhere, in a PNG too
+    inside = one.filter(lambda edit: not (edit[1] == "model" and edit[2] in LEADING_OUT))
+    return st.one_of(inside, st.tuples(st.just("chunk"), st.sampled_from(edits.CHUNKS)))
+
+
+@st.composite
+def folder_cases(draw: st.DrawFn, kind: str) -> Case:
+    """Edited folders, which are asked for what every folder gives."""
+    door, what = draw(st.sampled_from(FOLDER_CALLS))
+    return Case(kind, tuple(draw(st.lists(folder_edits(kind), min_size=1, max_size=2))), door, what)
+
+
+@st.composite
+def png_cases(draw: st.DrawFn) -> Case:
+    door, what = draw(st.sampled_from(sorted(PNG_CALLS)))
+    flags = draw(_flags(what, 1)) if door == "command" else ()
+    return Case("attention", (draw(png_edits()),), door, what, flags)
+
+
+@st.composite
+def command_cases(draw: st.DrawFn) -> Case:
+    """Sound folders, and command lines that are not."""
+    what = draw(st.sampled_from([*["sample"] * 12, "models", "models", "verify", "explain"]))
+    return Case(draw(st.sampled_from(sorted(folders.KINDS))), (), "command", what, draw(_flags(what, 3)))
+
+
+def _flags(what: str, most: int) -> st.SearchStrategy[tuple[tuple[str, str], ...]]:
+    words = st.sampled_from(sorted(WORDS))
+    # where a user lets pictures be written is no matter of ours
+    inside = words.filter(lambda word: word not in LEADING_OUT)
+    flag = st.one_of(
+        st.tuples(st.sampled_from(FLAGS[what]), words).filter(lambda pair: pair[0] not in ("--out", "--grid")),
+        st.tuples(st.sampled_from(FLAGS[what]), inside),
+    ).map(lambda pair: (pair[0], doors.NO_VALUE) if pair[0] in ALONE else pair)
+    return st.lists(flag, max_size=most).map(tuple)
+
+
+@st.composite
+def call_cases(draw: st.DrawFn) -> Case:
+    """Sound folders, and odd arguments of the library and of the page's API."""
+    door, what = draw(st.sampled_from(sorted(ARGUMENTS)))
+    names = draw(st.lists(st.sampled_from(ARGUMENTS[door, what]), min_size=1, max_size=2, unique=True))
+    values = sorted(OBJECTS)
+    if "name_or_path" in names or "model" in names:
+        values = [value for value in values if value != "path"]  # a user may name a model anywhere
+    options = tuple((name, draw(st.sampled_from(values))) for name in names)
+    return Case(draw(st.sampled_from(sorted(folders.KINDS))), (), door, what, options)
+
+
+GROUPS: dict[str, st.SearchStrategy[Case]] = {
+    "png": png_cases(),
+    "command": command_cases(),
+    "call": call_cases(),
+    **{kind: st.deferred(lambda kind=kind: folder_cases(kind)) for kind in folders.KINDS},
+}
+
+
+def explore(group: str, count: int, start: int, take: Callable[[Case], None]) -> None:
+    """Draw about `count` cases of a group and let them be taken, one by one. `start` is a seed: it says which."""
+
+    @seed(start)
+    @settings(
+        max_examples=count,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(GROUPS[group])
+    def each(case: Case) -> None:
+        take(case)
+
+    each()

@@ -1,0 +1,287 @@
+"""Edits of a model folder: each is a name of EDITS and its words, so that a case is text and can be made again.
+
+Most leave the folder usable or not, as the case may be; after one that `must_be_refused` whoever draws a picture draws
+another than was asked for.
+"""
+
+import io
+import json
+import os
+import socket
+import struct
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from fastdiff.checkpoints.json_files import MAX_BYTES
+from fastdiff.requests import png
+from tests.fuzz import pickles
+from tests.fuzz.values import JSON, OUTSIDE
+
+Edit = tuple[str, ...]
+PNG_RECORD = {
+    "model": "emoji64",
+    "num_inference_steps": 1,
+    "scheduler": "ddim",
+    "guidance_scale": 1.0,
+    "seed": 7,
+    "label": None,
+    "eta": 0.0,
+    "width": 8,
+    "height": 8,
+    "dtype": "float32",
+    "revision": None,
+    "variant": None,
+    "use_clipped_model_output": False,
+    "versions": {"fastdiff": "0.1.0"},
+}
+PNG_NAME = "from.png"
+
+
+def apply(edits: tuple[Edit, ...], folder: Path) -> None:
+    """Edit a folder. An edit of what an earlier one broke or took away does nothing."""
+    for place, (name, *words) in enumerate(edits):
+        if name in (settings.__name__, chunk.__name__) or (folder / words[0]).is_file():
+            with suppress(*[Exception] if place else []):
+                EDITS[name](folder, *words)
+
+
+def replace(path: Path, content: bytes | str) -> None:
+    """Write a file anew: its links elsewhere keep what they have."""
+    path.unlink()
+    path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))
+
+
+def option(folder: Path, file: str, key: str, value: str) -> None:
+    """Give an option of a JSON file a value: one of JSON by its name, or a text as it is to stand there."""
+    path = folder / file
+    content = json.loads(path.read_text())
+    replace(path, json.dumps({name: each for name, each in content.items() if name != key} | {key: "@value@"}))
+    replace(path, path.read_text().replace('"@value@"', JSON.get(value, value)))
+
+
+def no_option(folder: Path, file: str, key: str) -> None:
+    content = json.loads((folder / file).read_text())
+    content.pop(key, None)
+    replace(folder / file, json.dumps(content))
+
+
+def inner(folder: Path, file: str, key: str, value: str) -> None:
+    """Put a value of JSON in the place of the first member of an option that is a list or an object."""
+    content = json.loads((folder / file).read_text())
+    holder = content.get(key)
+    if isinstance(holder, list | dict) and holder:
+        holder[0 if isinstance(holder, list) else next(iter(holder))] = "@value@"
+    replace(folder / file, json.dumps(content).replace('"@value@"', JSON[value]))
+
+
+def whole(folder: Path, file: str, value: str) -> None:
+    """A JSON file that is some other value."""
+    replace(folder / file, JSON[value])
+
+
+def strange(folder: Path, file: str, how: str) -> None:
+    """Put something strange in the place of a file."""
+    path = folder / file
+    content = path.read_bytes()
+    path.unlink()
+    if how == "pipe":
+        os.mkfifo(path)
+    elif how == "socket":
+        with socket.socket(socket.AF_UNIX) as server, suppress(OSError):  # its path may be too long
+            server.bind(str(path))
+    elif how == "folder":
+        path.mkdir()
+    elif how == "endless":
+        path.symlink_to("/dev/zero")
+    elif how == "link to itself":
+        path.symlink_to(path.name)
+    elif how == "dangling link":
+        path.symlink_to("nowhere")
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "giant":
+        path.write_bytes(content)
+        os.truncate(path, MAX_BYTES + 2**20)  # zeros, which take no room
+    elif how == "no UTF-8":
+        path.write_bytes(content + b"\xff\xfe")
+
+
+STRANGE = ("gone", "pipe", "socket", "folder", "endless", "link to itself", "dangling link", "empty", "giant")
+STRANGE += ("no UTF-8",)
+
+
+def flip(folder: Path, file: str, place: str, bit: str) -> None:
+    """Turn a bit; `place` is a share of the file, in 1/1000 of its length, so that it suits every file."""
+    content = bytearray((folder / file).read_bytes())
+    if content:
+        content[int(place) * (len(content) - 1) // 1000] ^= 1 << int(bit)
+    replace(folder / file, bytes(content))
+
+
+def truncate(folder: Path, file: str, share: str) -> None:
+    content = (folder / file).read_bytes()
+    replace(folder / file, content[: int(share) * len(content) // 1000])
+
+
+def append(folder: Path, file: str, count: str) -> None:
+    replace(folder / file, (folder / file).read_bytes() + b"\x5a" * int(count))
+
+
+def header(folder: Path, file: str, how: str) -> None:
+    """Damage the header of a safetensors file: its length (8 bytes), or its JSON."""
+    content = (folder / file).read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    text, data = content[8 : 8 + length], content[8 + length :]
+    if how in HEADER_LENGTHS:
+        replace(folder / file, struct.pack("<Q", HEADER_LENGTHS[how] & (2**64 - 1)) + text + data)
+        return
+    entries = json.loads(text)
+    key = next(key for key in entries if key != "__metadata__")
+    changed = {"shape": "[-1]", "dtype": '"F7"', "data_offsets": "[0, 1]"} | {"metadata": JSON["5,000 digits"]}
+    if how in entries[key]:
+        entries[key][how] = "@value@"
+    else:
+        entries["__metadata__"] = "@value@"
+    said = json.dumps(entries).replace('"@value@"', changed[how]).encode()
+    replace(folder / file, struct.pack("<Q", len(said)) + said + data)
+
+
+HEADER_LENGTHS = {"0": 0, "1": 1, "2^20": 2**20, "2^40": 2**40, "2^63": 2**63, "2^64 - 1": 2**64 - 1}
+HEADERS = (*HEADER_LENGTHS, "shape", "dtype", "data_offsets", "metadata")
+
+
+def tensor(folder: Path, file: str, how: str, place: str) -> None:
+    """Change one tensor of a file, the one at `place` among them (in 1/1000 of their number)."""
+    path = folder / file
+    is_safe = path.suffix == ".safetensors"
+    state = load_file(path) if is_safe else torch.load(path, weights_only=True)
+    key = list(state)[int(place) * (len(state) - 1) // 1000]
+    changed = TENSORS[how](state[key])
+    del state[key]
+    if changed is not None:
+        state[f"{key}.more" if how == "renamed" else key] = changed
+    if how == "extra":
+        state["ema.extra"] = torch.zeros(2)
+    buffer = io.BytesIO()
+    if is_safe:
+        path.unlink()
+        save_file({name: each.contiguous() for name, each in state.items()}, path)
+    else:
+        torch.save(state, buffer)
+        replace(path, buffer.getvalue())
+
+
+TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
+    "missing": lambda value: None,
+    "renamed": lambda value: value,
+    "extra": lambda value: value,
+    "misshapen": lambda value: torch.zeros(*value.shape, 2),
+    "flat": lambda value: value.flatten() if value.ndim > 1 else value[None],
+    "empty": lambda value: value[:0],
+    "NaN": lambda value: torch.full_like(value, float("nan")),
+    "infinity": lambda value: torch.full_like(value, -float("inf")),
+    "large": lambda value: value * 1e30,
+    "zero": torch.zeros_like,
+    "double": lambda value: value.double(),
+    "half": lambda value: value.bfloat16(),
+    "float8": lambda value: value.to(torch.float8_e4m3fn),
+    "float8 NaN": lambda value: torch.full_like(value, float("nan")).to(torch.float8_e4m3fn),
+    "integers": lambda value: value.to(torch.int32),
+    "bools": lambda value: value.bool(),
+    "complex": lambda value: value.to(torch.complex64),
+}
+
+
+def pickled(folder: Path, file: str, how: str) -> None:
+    """Pickle something else into a .bin."""
+    path = folder / file
+    replace(path, pickles.dump(how, torch.load(path, weights_only=True)))
+
+
+def shard(folder: Path, file: str, name: str) -> None:
+    """Let an index name another file for its first tensor."""
+    content = json.loads((folder / file).read_text())
+    places = content.get("weight_map")
+    if isinstance(places, dict) and places:
+        places[next(iter(places))] = SHARDS[name]
+    replace(folder / file, json.dumps(content))
+
+
+SHARDS = {
+    "outside": f"{OUTSIDE}.safetensors",
+    "absolute": "/etc/passwd",
+    "folder": "../unet",
+    "itself": ".",
+    "nothing": "",
+    "backslash": "..\\w",
+    "NUL": "a\0b",
+    "long": "x" * 10_000,
+    "surrogate": "\ud800",
+    "config": "config.json",
+    "number": 7,
+    "null": None,
+}
+
+
+def settings(folder: Path, key: str, value: str) -> None:
+    """A PNG beside the model's files, which records a setting with a value of JSON."""
+    record = json.dumps({"schema": png.SCHEMA, **PNG_RECORD, key: "@value@"}).replace('"@value@"', JSON[value])
+    _write_png(folder, _chunk(b"iTXt", b"fastdiff\0\0\0\0\0" + record.encode(errors="surrogatepass")))
+
+
+def chunk(folder: Path, how: str) -> None:
+    """A PNG beside the model's files, whose chunks are damaged."""
+    record = json.dumps({"schema": png.SCHEMA, **PNG_RECORD}).encode()
+    whole = _chunk(b"iTXt", b"fastdiff\0\0\0\0\0" + record)
+    damaged = {
+        "whole": whole,
+        "checksum": whole[:-1] + bytes([whole[-1] ^ 1]),
+        "length": b"\xff\xff\xff\xff" + whole[4:],
+        "no settings": b"",
+        "no text": _chunk(b"iTXt", b"fastdiff"),
+        "no UTF-8": _chunk(b"iTXt", b"fastdiff\0\0\0\0\0\xff\xfe"),
+        "twice": whole + _chunk(b"tEXt", b"fastdiff\0{}"),
+        "bomb": _chunk(b"zTXt", b"fastdiff\0\0" + _bomb()),
+        "damaged": _chunk(b"zTXt", b"fastdiff\0\0" + _bomb()[: len(_bomb()) // 2]),
+        "long": _chunk(b"tEXt", b"fastdiff\0" + b" " * (png.MAX_TEXT + 1)),
+        "parameters": _chunk(b"iTXt", b"parameters\0\0\0\0\0" + b"\x1b[31m\nSteps: 1, Sampler: \x00"),
+    }
+    _write_png(folder, damaged[how])
+
+
+@cache
+def _bomb() -> bytes:
+    return zlib.compress(b"x" * 2**26, 9)
+
+
+CHUNKS = ("whole", "checksum", "length", "no settings", "no text", "no UTF-8", "twice", "bomb", "damaged", "long")
+CHUNKS += ("parameters",)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def _write_png(folder: Path, between: bytes) -> None:
+    head = _chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, 8, 2, 0, 0, 0))
+    pixels = _chunk(b"IDAT", zlib.compress(b"\0" * (8 * 25)))
+    (folder / PNG_NAME).write_bytes(b"\x89PNG\r\n\x1a\n" + head + between + pixels + _chunk(b"IEND", b""))
+
+
+_FUNCTIONS = (option, no_option, inner, whole, strange, flip, truncate, append, header, tensor, pickled, shard)
+EDITS: dict[str, Callable[..., None]] = {each.__name__: each for each in (*_FUNCTIONS, settings, chunk)}
+OF_WEIGHTS = ("tensor", "flip", "truncate", "append", "header", "pickled", "shard")
+
+
+def must_be_refused(edit: Edit) -> bool:
+    """Whether a model must not be drawn with after an edit of its weights."""
+    name, *words = edit
+    if name == "tensor":
+        return words[1] in ("missing", "renamed", "extra", "misshapen", "empty", "NaN", "infinity", "float8 NaN")
+    return (name == "pickled" and words[1] not in pickles.HARMLESS) or name == "shard"

@@ -1,0 +1,174 @@
+"""Tiny model folders of every kind that fastdiff runs: made once in a process, and linked file by file for a case."""
+
+import json
+import os
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+
+from fastdiff.checkpoints.weights import diffusers_shapes
+from fastdiff.models.classes import DENOISERS
+
+STEM = "diffusion_pytorch_model"
+UNET = {
+    "_class_name": "UNet2DModel",
+    "_diffusers_version": "0.42.1",
+    "sample_size": 8,
+    "block_out_channels": [8, 8],
+    "layers_per_block": 1,
+    "norm_num_groups": 4,
+    "attention_head_dim": 4,
+    "down_block_types": ["DownBlock2D", "DownBlock2D"],
+    "up_block_types": ["UpBlock2D", "UpBlock2D"],
+    "add_attention": False,
+}
+ATTENTION = {
+    "down_block_types": ["DownBlock2D", "AttnDownBlock2D"],
+    "up_block_types": ["AttnUpBlock2D", "UpBlock2D"],
+    "add_attention": True,
+    "num_class_embeds": 4,
+}
+K = {
+    "block_out_channels": [32, 32],
+    "down_block_types": ["KDownBlock2D"] * 2,
+    "up_block_types": ["KUpBlock2D"] * 2,
+    "act_fn": "gelu",
+}
+SKIP = {
+    "block_out_channels": [32, 32],
+    "down_block_types": ["SkipDownBlock2D", "AttnSkipDownBlock2D"],
+    "up_block_types": ["AttnSkipUpBlock2D", "SkipUpBlock2D"],
+}
+LEARNED = {"time_embedding_type": "learned", "num_train_timesteps": 10, "class_embed_type": "timestep"}
+DIT = {
+    "_class_name": "DiTTransformer2DModel",
+    "sample_size": 8,
+    "in_channels": 3,
+    "out_channels": 6,
+    "num_layers": 1,
+    "num_attention_heads": 2,
+    "attention_head_dim": 4,
+    "patch_size": 4,
+    "num_embeds_ada_norm": 3,
+}
+VAE = {
+    "_class_name": "AutoencoderKL",
+    "block_out_channels": [8, 8],
+    "norm_num_groups": 4,
+    "sample_size": 16,
+    "down_block_types": ["DownEncoderBlock2D"] * 2,
+    "up_block_types": ["UpDecoderBlock2D"] * 2,
+}
+SCHEDULER = {"num_train_timesteps": 10, "beta_start": 0.0001, "beta_end": 0.02, "clip_sample": True}
+INFO = {
+    "labels": ["cat", "dog", "red bird"],
+    "label_groups": {"pets": ["cat", "dog"]},
+    "replaced_labels": {"kitten": "cat"},
+    "null_label": 3,
+    "guidance_scale": 2.0,
+    "num_inference_steps": 2,
+    "scheduler": "ddim",
+    "eta": 0.5,
+    "use_clipped_model_output": False,
+}
+
+
+class Kind(NamedTuple):
+    """A model folder: its pipeline's class (None: a model alone), its denoiser's config, the files of its weights."""
+
+    pipeline: str | None
+    config: dict[str, Any]
+    scheduler: str = "DDPMScheduler"
+    extension: str = "safetensors"
+    shards: int = 1
+    variant: str | None = None
+    info: dict[str, Any] | None = None
+    has_vae: bool = False
+
+
+KINDS = {
+    "plain": Kind("DDPMPipeline", UNET),
+    "attention": Kind("DDIMPipeline", UNET | ATTENTION, "DDIMScheduler", info=INFO),
+    "k": Kind("DDPMPipeline", UNET | K, extension="bin"),
+    "skip": Kind("DDIMPipeline", UNET | SKIP, "DDIMScheduler", shards=2),
+    "learned": Kind("DDPMPipeline", UNET | LEARNED, extension="bin", shards=2),
+    "fp16": Kind("DDPMPipeline", UNET | {"time_embedding_type": "fourier"}, variant="fp16"),
+    "bare": Kind(None, UNET | {"center_input_sample": True, "resnet_time_scale_shift": "scale_shift"}),
+    "dit": Kind("DiTPipeline", DIT, "DDIMScheduler", info={"null_label": 3, "labels": ["cat", "dog", "bird"]}),
+    "dit-vae": Kind("DiTPipeline", DIT | {"in_channels": 4, "out_channels": 8}, "DDPMScheduler", has_vae=True),
+}
+
+
+def copy(kind: str, root: Path, folder: Path) -> None:
+    """Put a copy of the folder of a kind at `folder`: links to the files of the one that was made below `root`.
+
+    An edit replaces a file, and never writes into one.
+    """
+    shutil.copytree(_made(kind, root), folder, copy_function=os.link)
+
+
+@cache
+def _made(kind: str, root: Path) -> Path:
+    folder, spec = root / kind, KINDS[kind]
+    part = DENOISERS[spec.config["_class_name"]].part.name
+    if spec.pipeline is None:
+        _save_model(folder, spec)
+        return folder
+    _save_model(folder / part, spec)
+    index: dict[str, Any] = {"_class_name": spec.pipeline, "scheduler": ["diffusers", spec.scheduler]}
+    index[part] = ["diffusers", spec.config["_class_name"]]
+    learned = {"variance_type": "learned_range"} if spec.scheduler == "DDPMScheduler" and spec.has_vae else {}
+    write_json(folder / "scheduler" / "scheduler_config.json", {"_class_name": spec.scheduler} | SCHEDULER | learned)
+    if spec.pipeline == "DiTPipeline":
+        index |= {"vae": ["diffusers", "AutoencoderKL"] if spec.has_vae else None, "id2label": {"0": "tench", "1": "x"}}
+    if spec.has_vae:
+        _save_autoencoder(folder / "vae")
+    if spec.info is not None:
+        write_json(folder / "fastdiff.json", spec.info)
+    write_json(folder / "model_index.json", index)
+    return folder
+
+
+def _save_model(folder: Path, spec: Kind) -> None:
+    """Config and random weights, by diffusers' names."""
+    write_json(folder / "config.json", spec.config)
+    with torch.device("meta"):
+        shapes = diffusers_shapes(DENOISERS[spec.config["_class_name"]].from_config(spec.config))
+    generator = torch.Generator().manual_seed(0)
+    state = {key: 0.1 * torch.randn(shape, generator=generator) for key, shape in shapes.items()}
+    names = file_names(spec)
+    parts = [dict(list(state.items())[i :: len(names)]) for i in range(len(names))]
+    for name, part in zip(names, parts, strict=True):
+        save_file(part, folder / name) if spec.extension == "safetensors" else torch.save(part, folder / name)
+    if spec.shards > 1:
+        places = {key: name for name, part in zip(names, parts, strict=True) for key in part}
+        index = {"metadata": {"total_size": 4 * sum(map(torch.numel, state.values()))}, "weight_map": places}
+        write_json(folder / f"{STEM}.{spec.extension}.index.json", index)
+
+
+def _save_autoencoder(folder: Path) -> None:
+    from diffusers import AutoencoderKL
+
+    vae = AutoencoderKL.from_config(VAE)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in vae.parameters():
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    vae.save_pretrained(folder)
+
+
+def file_names(spec: Kind) -> list[str]:
+    """The names of the files of weights of a kind's denoiser."""
+    variant = f".{spec.variant}" if spec.variant else ""
+    if spec.shards == 1:
+        return [f"{STEM}{variant}.{spec.extension}"]
+    return [f"{STEM}-{i:05d}-of-{spec.shards:05d}{variant}.{spec.extension}" for i in range(1, spec.shards + 1)]
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))

@@ -1,0 +1,223 @@
+"""Cases that once broke something, by name, and how each must end: refused in one line, or done."""
+
+from tests.fuzz.cases import Case
+from tests.fuzz.edits import Edit
+
+DENOISER = "unet/config.json"
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+THREE = (("command", "sample"), ("library", "pipeline"), ("page", "generate"))
+CONFIG = (*THREE, ("command", "models"), ("library", "config"))
+PNG_DOORS = (("command", "from"), ("page", "upload"))
+VAE_CONFIG = "vae/config.json"
+REFUSED, DONE, EITHER = "refused", "done", "either"
+
+Named = dict[str, tuple[list[Case], str]]
+
+
+def everywhere(kind: str, *edits: Edit, ends: str = REFUSED, doors: tuple = THREE) -> tuple[list[Case], str]:
+    """An edited folder through each of several doors."""
+    return [Case(kind, edits, door, what) for door, what in doors], ends
+
+
+def config(option: str, value: str, kind: str = "plain") -> tuple[list[Case], str]:
+    """An option of the denoiser's config, which is refused before anything is loaded: by the list of models too."""
+    file = "transformer/config.json" if kind.startswith("dit") else DENOISER
+    return everywhere(
+        kind, ("option", file, option, value), doors=(*THREE, ("command", "models"), ("library", "config"))
+    )
+
+
+def scheduler(option: str, value: str) -> tuple[list[Case], str]:
+    edit = ("option", "scheduler/scheduler_config.json", option, value)
+    return everywhere("plain", edit, doors=(*THREE, ("library", "scheduler")))
+
+
+def weights(kind: str, how: str, ends: str = REFUSED) -> tuple[list[Case], str]:
+    return everywhere(kind, ("pickled", "unet/diffusion_pytorch_model.bin", how), ends=ends)
+
+
+def call(door: str, what: str, ends: str = REFUSED, kind: str = "attention", **options: str) -> tuple[list[Case], str]:
+    """Odd arguments over a sound folder."""
+    return [Case(kind, (), door, what, tuple(options.items()))], ends
+
+
+def flags(*pairs: tuple[str, str], what: str = "sample", ends: str = REFUSED) -> tuple[list[Case], str]:
+    return [Case("attention", (), "command", what, pairs)], ends
+
+
+VAE: Named = {
+    "a VAE without a tensor": everywhere(
+        "dit-vae", ("tensor", f"vae/{WEIGHTS}", "missing", "500"), doors=(*THREE, ("command", "verify"))
+    ),
+    "use_post_quant_conv turned": everywhere(
+        "dit-vae", ("option", VAE_CONFIG, "use_post_quant_conv", "false"), doors=(*THREE, ("command", "verify"))
+    ),
+    "use_quant_conv turned": everywhere("dit-vae", ("option", VAE_CONFIG, "use_quant_conv", "false")),
+    "the VAE's act_fn null": everywhere("dit-vae", ("option", VAE_CONFIG, "act_fn", "null")),
+    "the VAE's scaling_factor 0": everywhere("dit-vae", ("option", VAE_CONFIG, "scaling_factor", "0")),
+    "the VAE's scaling_factor a text": everywhere("dit-vae", ("option", VAE_CONFIG, "scaling_factor", '"x"')),
+}
+OPTIONS: Named = {
+    "act_fn null": config("act_fn", "null"),
+    "norm_num_groups -1": config("norm_num_groups", "-1"),
+    "norm_num_groups {}": config("norm_num_groups", "{}"),
+    "down_block_types [1, 2]": config("down_block_types", "numbers"),
+    "freq_shift [1]": config("freq_shift", "[1]"),
+    "norm_eps null": config("norm_eps", "null"),
+    "norm_eps -1": config("norm_eps", "-1"),
+    "mid_block_scale_factor {}": config("mid_block_scale_factor", "{}"),
+    "attention_head_dim x": config("attention_head_dim", '"x"', "attention"),
+    "attention_head_dim 0": config("attention_head_dim", "0", "attention"),
+    "out_channels 10^400": config("out_channels", "10^400"),
+    "center_input_sample x": config("center_input_sample", '"x"'),
+    "mid_block_type unknown": config("mid_block_type", '"x"'),
+    "5,000 digits in the denoiser's config": config("sample_size", "5,000 digits"),
+    "5,000 digits in a transformer's config": config("num_layers", "5,000 digits", "dit"),
+    "_class_name []": everywhere("plain", ("option", DENOISER, "_class_name", "[]")),
+    "_class_name of the pipeline []": everywhere("plain", ("option", "model_index.json", "_class_name", "[]")),
+    "_class_name of the scheduler []": everywhere(
+        "plain", ("option", "scheduler/scheduler_config.json", "_class_name", "[]"), ends=EITHER
+    ),
+    "steps_offset 10^400": scheduler("steps_offset", "10^400"),
+    "steps_offset 10^18": scheduler("steps_offset", "10^18"),
+    "_use_default_values null": everywhere(
+        "plain", ("option", "scheduler/scheduler_config.json", "_use_default_values", "null"), ends=EITHER
+    ),
+    "5,000 digits in the scheduler's config": scheduler("steps_offset", "5,000 digits"),
+    "5,000 digits in model_index.json": everywhere("plain", ("option", "model_index.json", "_x", "5,000 digits")),
+    "5,000 digits in fastdiff.json": everywhere("attention", ("option", "fastdiff.json", "null_label", "5,000 digits")),
+    "5,000 digits in an index": everywhere(
+        "skip", ("option", f"unet/{WEIGHTS}.index.json", "metadata", "5,000 digits")
+    ),
+    "5,000 digits in a safetensors header": everywhere("plain", ("header", f"unet/{WEIGHTS}", "metadata")),
+}
+BOUNDS: Named = {
+    "num_class_embeds 10^9": config("num_class_embeds", "10^9"),
+    "num_embeds_ada_norm 10^9": config("num_embeds_ada_norm", "10^9", "dit"),
+    "num_train_timesteps 10^9": scheduler("num_train_timesteps", "10^9"),
+    "num_train_timesteps 10^9 of a table": config("num_train_timesteps", "10^9", "learned"),
+    "num_layers 10^9": config("num_layers", "10^9", "dit"),
+    "layers_per_block 10^9": config("layers_per_block", "10^9"),
+    "sample_size 10^9": config("sample_size", "10^9"),
+    "sample_size 10^9 of a transformer": config("sample_size", "10^9", "dit"),
+    "layers_per_block 10^9 of the VAE": everywhere("dit-vae", ("option", VAE_CONFIG, "layers_per_block", "10^9")),
+    "nested deeply": everywhere("plain", ("option", DENOISER, "_x", "very deep")),
+    **{
+        f"{file}: {how}": everywhere("attention", ("strange", file, how), doors=(*THREE, ("command", "models")))
+        for file in (DENOISER, "model_index.json", "fastdiff.json")
+        for how in ("pipe", "endless", "giant", "folder")
+    },
+    **{f"weights: {how}": everywhere("plain", ("strange", f"unet/{WEIGHTS}", how)) for how in ("pipe", "endless")},
+    **{f"--variant {value}": flags(("--variant", value)) for value in ("path", "absolute", "**", "*", "NUL")},
+    **{
+        f"a PNG's variant {value}": (
+            [Case("attention", (("settings", "variant", value),), *door) for door in PNG_DOORS],
+            REFUSED,
+        )
+        for value in ("path", "absolute", "pattern")
+    },
+    **{
+        f"a shard {name}": everywhere("skip", ("shard", f"unet/{WEIGHTS}.index.json", name))
+        for name in ("outside", "absolute", "folder", "itself", "NUL", "number")
+    },
+}
+VERIFY = (("command", "verify"),)
+VERIFICATION: Named = {
+    "verify: shards of several dtypes": everywhere(
+        "skip",
+        ("tensor", "unet/diffusion_pytorch_model-00001-of-00002.safetensors", "double", "581"),
+        doors=VERIFY,
+        ends=DONE,
+    ),
+    "verify: PNDM": everywhere(
+        "plain",
+        ("option", "model_index.json", "scheduler", '["diffusers", "PNDMScheduler"]'),
+        ("option", "scheduler/scheduler_config.json", "_class_name", '"PNDMScheduler"'),
+        doors=VERIFY,
+        ends=EITHER,
+    ),
+    "verify: damaged weights": everywhere("plain", ("truncate", f"unet/{WEIGHTS}", "500"), doors=VERIFY),
+    "verify: an index without metadata": everywhere(
+        "skip", ("no_option", f"unet/{WEIGHTS}.index.json", "metadata"), doors=VERIFY, ends=EITHER
+    ),
+    "an index without metadata": everywhere("skip", ("no_option", f"unet/{WEIGHTS}.index.json", "metadata"), ends=DONE),
+}
+LISTS: Named = {
+    f"a list with a bad folder: {'-'.join(edit[1:])}": everywhere("plain", edit, doors=(("page", "models"),), ends=DONE)
+    for edit in (
+        ("whole", "model_index.json", "5,000 digits"),
+        ("strange", DENOISER, "pipe"),
+        ("option", DENOISER, "act_fn", "null"),
+        ("option", DENOISER, "num_class_embeds", "10^9"),
+    )
+}
+WEIGHT_FILES: Named = {
+    **{
+        f"a .bin with {how}": weights("k", how)
+        for how in ("an int for a key", "None for a key", "sparse", "one sparse")
+    },
+    **{f"a .bin with {how}": weights("k", how) for how in ("one sparse", "meta", "code", "a number", "quantised")},
+    **{f"a .bin that is {how}": weights("k", how) for how in ("a list", "nothing", "a plain pickle")},
+    **{f"a .bin that is {how}": weights("k", how) for how in ("compressed", "a giant view")},
+    **{f"a .bin of {how}": weights("k", how, DONE) for how in ("the same", "parameters", "an old file")},
+    "float8 with NaN": everywhere("plain", ("tensor", f"unet/{WEIGHTS}", "float8 NaN", "500")),
+}
+COMMAND: Named = {
+    "labels of one file name": (
+        [
+            Case(
+                "attention",
+                (
+                    ("option", "fastdiff.json", "labels", '["c", "c++", "😀"]'),
+                    ("option", "fastdiff.json", "label_groups", "{}"),
+                ),
+                "command",
+                "sample",
+                (("--label", "c"), ("--label", "c++"), ("--label", "😀")),
+            )
+        ],
+        DONE,
+    ),
+    "a group and its member": flags(("--label", "pets"), ("--label", "cat"), ends=DONE),
+    "a long label": flags(("--label", "long")),
+    "a folder of 300 letters": flags(("--out", "300 letters")),
+    "a PNG of 300 letters": ([Case("attention", (("settings", "model", "long text"),), "command", "info")], DONE),
+    "a seed of 5,000 digits": flags(("--seed", "5,000 digits")),
+    "a wide range of seeds": flags(("--seed", "a wide range")),
+    "a count of 5,000 digits": flags(("--num-images", "5,000 digits")),
+    "--seed=--": flags(("--seed", "--")),
+}
+LIBRARY: Named = {
+    f"{name}={value}": call("library", "pipeline", **{name: value})
+    for name, value in {
+        "class_labels": "1.9",
+        "height": "0",
+        "latents": "complex",
+        "guidance_scale": "-5",
+        "seed": "10^5000",
+        "num_images": "10^400",
+        "eta": "nan",
+        "batch_size": "10^9",
+        "num_inference_steps": "10^400",
+        "output_type": "None",
+        "generator": "x",
+    }.items()
+} | {
+    "latents of another height": call("library", "pipeline", latents="other size", height="8"),
+    "dtype=torch.int8": call("library", "load", dtype="torch.int8"),
+    "dtype=torch.int8 of a model": call("library", "load model", dtype="torch.int8"),
+    "variant=path": call("library", "load", variant="path"),
+    "revision=10^5000": call("library", "load", revision="10^5000"),
+    "subfolder=NUL": call("library", "load model", subfolder="NUL"),
+    "timestep=None": call("library", "model", timestep="None"),
+    "num_images=10^5000 of the page": call("page", "generate", num_images="10^5000"),
+    "scheduler=tensor of the page": call("page", "generate", scheduler="tensor"),
+}
+PNG: Named = {
+    f"a PNG {how}": (
+        [Case("attention", (("chunk", how),), *door) for door in (("command", "info"), ("page", "upload"))],
+        DONE if how == "whole" else REFUSED,
+    )
+    for how in ("whole", "checksum", "length", "no UTF-8", "bomb", "long")
+}
+NAMED: Named = VAE | OPTIONS | BOUNDS | VERIFICATION | LISTS | WEIGHT_FILES | COMMAND | LIBRARY | PNG

@@ -1,0 +1,166 @@
+"""Watch a block of code: how long it took, how much memory it held at most, and which files it read and wrote.
+
+Python's own audit events name the files that Python opens; of a folder of sentinels the kernel itself (inotify) says
+that somebody opened one, such as the C++ and Rust that read weights. Both see the whole process: one block at a time.
+"""
+
+import ctypes
+import os
+import site
+import struct
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fastdiff
+
+MAX_SECONDS = 10  # of work, which a busy machine does not make more
+MAX_WAIT = 60  # seconds from beginning to end: whoever waits for what never comes waits longer
+MAX_GROWTH = 2**30  # bytes
+
+_PACKAGE = Path(fastdiff.__file__).resolve().parent
+# What Python, its packages and our own read of themselves; bytecode is written there too.
+_OWN = tuple(
+    {
+        *(os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values())),
+        *(os.path.realpath(path) for path in site.getsitepackages()),
+        str(_PACKAGE),
+        str(_PACKAGE.parent / "kernels"),
+        str(Path(__file__).parent),
+    }
+)
+_READABLE = (*_OWN, "/proc", "/sys", "/dev", "/usr/share", "/etc/mime.types", "/etc/localtime")
+_FILES = {  # events -> the arguments that are paths
+    "open": (0,),
+    "os.listdir": (0,),
+    "os.scandir": (0,),
+    "os.mkdir": (0,),
+    "os.remove": (0,),
+    "os.rmdir": (0,),
+    "os.rename": (0, 1),
+    "os.link": (0, 1),
+    "os.symlink": (1,),
+    "os.truncate": (0,),
+    "os.chmod": (0,),
+    "os.utime": (0,),
+}
+_NEVER = ("os.system", "os.exec", "os.fork", "os.posix_spawn", "subprocess.Popen", "socket.connect", "socket.bind")
+_watching: list["_Files"] = []  # at most one
+_IN_OPEN = 0x20
+
+
+@dataclass
+class _Files:
+    """The files that a block may read and write, and what else it did."""
+
+    folder: str  # the case's own
+    seen: list[str]
+
+    def see(self, event: str, args: tuple[Any, ...]) -> None:
+        if event in _NEVER:
+            self.seen.append(f"{event}: {args!r:.200}")
+            return
+        writes = event not in ("open", "os.listdir", "os.scandir") or _writes(event, args)
+        for place in _FILES[event]:
+            path = args[place]
+            if not isinstance(path, str | bytes | os.PathLike):  # a descriptor
+                continue
+            whole = os.path.abspath(os.fsdecode(path))
+            is_import = event == "os.listdir" and whole in map(os.path.abspath, sys.path)
+            if not (is_import or self._may(whole, writes)):
+                self.seen.append(f"{'wrote' if writes else 'read'} outside: {event} {os.fsdecode(path)[:200]!r}")
+
+    def _may(self, path: str, writes: bool) -> bool:
+        if _below(path, self.folder) or path == os.devnull:
+            return True
+        if writes:
+            return "__pycache__" in path and any(_below(path, own) for own in _OWN)
+        return any(_below(path, own) for own in _READABLE)
+
+
+def _writes(event: str, args: tuple[Any, ...]) -> bool:
+    flags = args[2] if event == "open" and len(args) > 2 and isinstance(args[2], int) else 0
+    return bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+
+
+def _below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if _watching and (event in _FILES or event in _NEVER):
+        _watching[0].see(event, args)
+
+
+def install() -> None:
+    """Begin to hear Python's audit events, for good: there is no way to end that. Twice is once."""
+    if not hasattr(sys, "_fastdiff_fuzz_audit"):
+        sys._fastdiff_fuzz_audit = True  # type: ignore[attr-defined]
+        sys.addaudithook(_audit)
+
+
+@contextmanager
+def watching(folder: Path, beside: Path) -> Iterator[list[str]]:
+    """Gives a list, which holds what went wrong when the block has ended: one line for each rule that was broken.
+
+    `folder` is what the block may read and write, `beside` one with files that nobody may open.
+    """
+    install()
+    problems: list[str] = []
+    sentinels = _Sentinels(beside)
+    before, start, worked = _resident_memory(), time.perf_counter(), time.process_time()
+    _watching.append(_Files(str(folder), problems))
+    try:
+        yield problems
+    finally:
+        _watching.clear()
+        worked, waited, growth = time.process_time() - worked, time.perf_counter() - start, _peak_memory() - before
+        problems += sentinels.opened()
+        if worked > MAX_SECONDS or waited > MAX_WAIT:
+            problems.append(f"hung: it worked for {worked:.0f} s, and took {waited:.0f} s")
+        if growth > MAX_GROWTH:
+            problems.append(f"grew: it held {growth / 2**30:.1f} GB more")
+
+
+class _Sentinels:
+    """The files of a folder, and who opened one."""
+
+    def __init__(self, folder: Path) -> None:
+        libc = ctypes.CDLL(None)
+        self._queue = libc.inotify_init1(os.O_NONBLOCK)
+        libc.inotify_add_watch(self._queue, os.fsencode(folder), _IN_OPEN)
+
+    def opened(self) -> list[str]:
+        """A line for each file that was opened; then nothing is heard any more."""
+        try:
+            events = os.read(self._queue, 2**16)
+        except BlockingIOError:
+            return []
+        finally:
+            os.close(self._queue)
+        names = []
+        while events:
+            _, _, _, length = struct.unpack_from("iIII", events)
+            names.append(events[16 : 16 + length].rstrip(b"\0").decode() or ".")
+            events = events[16 + length :]
+        return [f"opened {name!r} beside the case's folder" for name in dict.fromkeys(names)]
+
+
+def _resident_memory() -> int:
+    """Bytes; from now on the peak is counted anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _peak_memory() -> int:
+    return _status("VmHWM")
+
+
+def _status(key: str) -> int:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{key}:"))
