@@ -105,6 +105,8 @@ def test_the_best_come_first_and_equals_in_the_order_of_their_seeds(pipe):
     assert not values.any() and np.array_equal(trajectories, plain)
 
 
+ENDLESS: list = []
+ENDLESS.append(ENDLESS)
 CONDITIONS = {
     "no-mapping": ([1, 2], r"conditions: \[1, 2\] is not a mapping"),
     "beyond-the-horizon": ({8: [1.0]}, "conditions: position 8 is not one of horizon 8; they are 0 to 7"),
@@ -123,6 +125,11 @@ CONDITIONS = {
     "none": ({0: None}, r"conditions\[0\]: None is not numbers"),
     "nan": ({0: [float("nan")]}, r"conditions\[0\]: it holds NaN"),
     "beyond-float32": ({0: np.array([1e300])}, r"conditions\[0\]: it holds NaN or infinity"),
+    "a-long-range": ({0: range(2**60)}, r"conditions\[0\]: range\(0, .* is too many numbers"),
+    "long-rows": ({0: [[1.0], range(2**60)]}, r"conditions\[0\]: .* is too many numbers"),
+    "a-long-view": ({0: torch.zeros(1).expand(2**40)}, r"conditions\[0\]: .* is too many numbers"),
+    "in-itself": ({0: ENDLESS}, r"conditions\[0\]: .* is not numbers"),
+    "sparse": ({0: torch.ones(2).to_sparse()}, r"conditions\[0\]: .*; give dense real numbers"),
     "two-counts": (
         {0: torch.zeros(2, 1), 1: torch.zeros(3, 1)},
         "conditions: .* of 2 and 3 trajectories",
