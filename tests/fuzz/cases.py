@@ -141,6 +141,13 @@ ARGUMENTS = {
     ("library", "accelerate"): ["model", "sample", "timestep", "class_labels"],
     ("page", "generate"): _PAGE.split(),
 }
+FITTING = {  # values that a planner takes, or nearly
+    "conditions": [*CONDITIONS, *["{0: [0.5]}", "the last values", "rows"] * 20],
+    "horizon": ["2", "8", "64"],
+    "sort_by_value": ["True"],
+    "latents": ["trajectories", "one trajectory", "no horizon"],
+    "seed": ["2", "[0, 1]"],
+}
 PNG_CALLS = {("command", "from"), ("command", "info"), ("page", "upload")}
 FOLDER_CALLS = [
     *(("command", what) for what in ("sample", "sample", "models", "verify")),
@@ -270,28 +277,28 @@ def call_cases(draw: st.DrawFn) -> Case:
 
 
 @st.composite
-def plan_cases(draw: st.DrawFn) -> Case:
-    """Sound planners, and odd arguments of theirs."""
-    kind = draw(st.sampled_from(folders.PLANNERS))
-    door, what = draw(st.sampled_from([*[("library", "pipeline")] * 4, ("library", "model"), ("command", "sample")]))
-    if door == "command":
-        return Case(kind, (), door, what, (("--horizon", draw(st.sampled_from(sorted(WORDS)))),))
-    return Case(kind, (), door, what, draw(_arguments(kind, door, what)))
-
-
-@st.composite
 def _arguments(draw: st.DrawFn, kind: str, door: str, what: str) -> tuple[tuple[str, str], ...]:
     """One or two arguments of a call, and their values."""
     config = folders.KINDS[kind].config
     known = ARGUMENTS[door, what] or [*config, *CONFIG_OPTIONS[config["_class_name"]].split()]
-    is_planning = kind in folders.PLANNERS and (door, what) == ("library", "pipeline")
-    known = [*known, *_PLANNED.split() * 2] if is_planning else known
     names = draw(st.lists(st.sampled_from(known), min_size=1, max_size=2, unique=True))
-    values = sorted(OBJECTS)
+    values = sorted(OBJECTS.keys() - CONDITIONS.keys())
     if "name_or_path" in names or "model" in names:
         values = [value for value in values if value != "path"]  # a user may name a model anywhere
-    of_conditions = [*values, *sorted(CONDITIONS) * 2]
-    return tuple((name, draw(st.sampled_from(of_conditions if name == "conditions" else values))) for name in names)
+    return tuple((name, draw(st.sampled_from(values))) for name in names)
+
+
+@st.composite
+def plan_cases(draw: st.DrawFn) -> Case:
+    """Sound planners, and calls of them with at most one argument that is quite wrong."""
+    kind = draw(st.sampled_from(folders.PLANNERS))
+    if draw(st.integers(0, 4)) == 4:
+        return Case(kind, (), "command", "sample", (("--horizon", draw(st.sampled_from(sorted(WORDS)))),))
+    fitting = draw(st.lists(st.sampled_from(sorted(FITTING)), max_size=3, unique=True))
+    wrong = draw(st.lists(st.sampled_from([*_PLANNED.split(), "num_images", "generator", "output_type"]), max_size=1))
+    options = {name: draw(st.sampled_from(FITTING[name])) for name in fitting}
+    options |= {name: draw(st.sampled_from(sorted(OBJECTS))) for name in wrong}
+    return Case(kind, (), "library", "pipeline", tuple(options.items()))
 
 
 GROUPS: dict[str, st.SearchStrategy[Case]] = {
