@@ -231,3 +231,9 @@ def test_known_values_are_set_in_place_at_the_last_channels_alone():
 def test_moving_a_pipeline_moves_the_value_function(pipe):
     pipe.to(torch.float64)
     assert pipe.value_function.dtype == torch.float64
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 8), (1, 2, 8, 5), (1, 1, 8, 4)], ids=str)
+def test_what_is_no_state_of_trajectories_is_not_decoded(pipe, shape):
+    with pytest.raises(InputError, match=r"x: expected \(N, 1, L, 5\)"):
+        pipe.decode(torch.zeros(shape), "np")
