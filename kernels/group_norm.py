@@ -11,7 +11,7 @@ How a norm on the GPU gets them:
     (device.conv2d_epilogue)            +- Moments -+                            +-> mean, M2 -+
     moments_kernel, where nobody did, --+  in the   |                                          |
     reads x for them                       Feature  +- few: as they are -----------------------+-> normalise_kernel -> y
-                                           of x     (host.moments, fastdiff/models/layers.py)      merges them, a, b
+                                           of x     (host.moments, models/blocks/layers.py)        merges them, a, b
     A small picture, all of whose groups are in one program, conv2d's epilogue normalises itself: y, and no Moments.
 
 y is activation(a * (x - mean) + b), with a and b of each channel.

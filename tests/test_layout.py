@@ -30,6 +30,7 @@ FLOORS = (
     ("results",),
     ("diffusion",),
     ("models",),
+    ("models.blocks",),
     ("requests",),
     ("checkpoints",),
     ("execution",),
@@ -56,7 +57,11 @@ MODULES = {module_of(path): path for path in PACKAGE}
 
 def room_of(module: str) -> str:
     parts = module.split(".")
-    return ".".join(parts[:2]) if parts[:2] in (["kernels", "host"], ["kernels", "device"]) else parts[0]
+    return (
+        ".".join(parts[:2])
+        if parts[:2] in (["kernels", "host"], ["kernels", "device"], ["models", "blocks"])
+        else parts[0]
+    )
 
 
 def floor_of(module: str) -> int:

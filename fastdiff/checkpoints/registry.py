@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from fastdiff.arguments import naming
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
+from fastdiff.checkpoints.configs.model import ModelConfig
 from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.checkpoints.json_files import read_json
@@ -43,7 +44,14 @@ class Part:
 
 
 @dataclass(frozen=True)
-class DenoiserPart(Part):
+class ModelPart(Part):
+    """A part with weights."""
+
+    config: type[ModelConfig] = ModelConfig
+
+
+@dataclass(frozen=True)
+class DenoiserPart(ModelPart):
     """The part that is called at each step."""
 
     config: type[DenoiserConfig] = DenoiserConfig

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from fastdiff.arguments import naming
-from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
-from fastdiff.checkpoints.configs.places import Place
+from fastdiff.checkpoints.configs.model import ModelConfig, Place
 from fastdiff.checkpoints.hub import WEIGHTS, index_names, weights_name
 from fastdiff.checkpoints.json_files import MAX_BYTES, parse_json, read_json
 from fastdiff.checkpoints.names import Variant, is_file_name
@@ -56,7 +55,7 @@ def find(folder: str | Path, variant: str | None = None) -> list[WeightFile]:
     raise InputError(_no_weights(folder, variant))
 
 
-def check_fit(config: DenoiserConfig, folder: str | Path, variant: str | None, source: str | Path) -> None:
+def check_fit(config: ModelConfig, folder: str | Path, variant: str | None, source: str | Path) -> None:
     """InputError that names an option of `config` that the weights in `folder` were not saved with.
 
     It costs a look at the files, so that nothing is built that they could not fill. `source` names the config.

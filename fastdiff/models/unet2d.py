@@ -7,14 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from fastdiff.checkpoints import registry
-from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
+from fastdiff.checkpoints.configs.model import ModelConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.errors import InputError
-from fastdiff.models.denoiser import Conditioning, Denoiser
-from fastdiff.models.embeddings import GaussianFourierProjection, TimestepEmbedding, Timesteps, each_through
-from fastdiff.models.layers import ACTIVATIONS, Conv2d, Feature, GroupNorm
-from fastdiff.models.resnet import BlockOptions, ResnetBlock2D, ResnetBlockCondNorm2D
-from fastdiff.models.stages import (
+from fastdiff.models.blocks.embeddings import GaussianFourierProjection, TimestepEmbedding, Timesteps, each_through
+from fastdiff.models.blocks.layers import ACTIVATIONS, Conv2d, Feature, GroupNorm
+from fastdiff.models.blocks.resnet import BlockOptions, ResnetBlock2D, ResnetBlockCondNorm2D
+from fastdiff.models.blocks.stages import (
     DownBlock2D,
     DownStage,
     KDownBlock2D,
@@ -25,6 +24,7 @@ from fastdiff.models.stages import (
     UpBlock2D,
     UpStage,
 )
+from fastdiff.models.denoiser import Conditioning, Denoiser
 from fastdiff.schema import checked
 
 
@@ -69,7 +69,7 @@ class UNet2DModel(Denoiser):
         self._lay_out()
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any] | DenoiserConfig, source: str = "config") -> "UNet2DModel":
+    def from_config(cls, config: Mapping[str, Any] | ModelConfig, source: str = "config") -> "UNet2DModel":
         """Make a model with random weights of a mapping with diffusers' keys. InputError names a bad option."""
         model = super().from_config(config, source)
         if model.config.has_k_blocks and not _fits_together(model.config):

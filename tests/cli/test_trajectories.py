@@ -70,7 +70,7 @@ def test_files_that_exist_are_kept_without_overwrite(fastdiff, planner, tmp_path
     [
         ([], "horizon: planner does not say its own; give --horizon"),
         (["--horizon", 10], r"horizon 10: .*multiples of 4"),
-        (["--horizon", 0], "horizon: 0 is not a whole number of at least 1"),
+        (["--horizon", 0], "horizon: 0 is not a whole number from 1 to 65536"),
         (["--horizon", 16, "--grid"], "--grid: planner draws no pictures; leave it out"),
         (["--horizon", 16, "--resume"], "--resume: planner draws no pictures; leave it out"),
         (["--horizon", 16, "--label", 3], "label '3': planner has no labels"),

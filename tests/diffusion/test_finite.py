@@ -31,12 +31,13 @@ def test_the_first_step_that_is_not_finite_is_named(extremes, value):
         if step == 2:
             x[1, 3, 3, 2] = value
         extremes.note(step, x)
-    error = extremes.naming_step(NonFiniteError("pictures"))
-    assert "at step 3 of 4 (timestep 300); try --dtype float32" in str(error)
+    message = r"at step 3 of 4 \(timestep 300\); try --dtype float32"
+    with pytest.raises(NonFiniteError, match=message), extremes.naming_step():
+        raise NonFiniteError("pictures")
 
 
 def test_no_step_is_named_where_all_are_finite(extremes):
     """A VAE may be at fault; steps that are not taken yet are not either."""
     extremes.note(0, torch.full((1, 4, 4, 3), 3e38))
-    error = NonFiniteError("the VAE's output")
-    assert extremes.naming_step(error) is error
+    with pytest.raises(NonFiniteError, match=r"^the VAE's output$"), extremes.naming_step():
+        raise NonFiniteError("the VAE's output")

@@ -59,7 +59,7 @@ BAD_CONFIGS = {  # where diffusers builds or runs none, or something else than w
     "unknown-block": (POLICY, {"down_block_types": ["DownBlock2D"] * 3}, "down_block_types: 'DownBlock2D'"),
     "no-mid-block": (POLICY, {"mid_block_type": None}, "mid_block_type: None"),
     "unknown-out-block": (POLICY, {"out_block_type": "OutValueFunctionBlock"}, "out_block_type: 'OutValueFunctionBloc"),
-    "no-activation": (POLICY, {"act_fn": None}, "act_fn: None"),
+    "no-activation": (POLICY, {"act_fn": None}, "act_fn: diffusers cannot run"),
     "unknown-activation": (POLICY, {"act_fn": "selu"}, "act_fn: 'selu'"),
     "no-timestep-embedding": (POLICY, {"use_timestep_embedding": False}, "use_timestep_embedding: .* give true"),
     "unknown-time-embedding": (POLICY, {"time_embedding_type": "learned"}, "time_embedding_type: 'learned'"),

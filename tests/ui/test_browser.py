@@ -260,7 +260,7 @@ def test_a_dropped_jpeg_is_refused(page):
 
 
 def test_wrong_input_shows_its_message_and_the_page_goes_on(page):
-    for seed, message in (("-1", "seed -1: give a whole number from 0 to"), ("2.5", "seed 2.5: give a whole number")):
+    for seed, message in (("-1", "seed: -1 is not a whole number from 0"), ("2.5", "seed: 2.5 is not a whole number")):
         generate(page, seed=seed)
         page.get_by_role("alert").get_by_text(message).wait_for()
     generate(page, seed=3, steps=1)

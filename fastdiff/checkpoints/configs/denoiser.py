@@ -2,12 +2,11 @@
 
 from typing import ClassVar
 
-from fastdiff.checkpoints.configs.places import Place
+from fastdiff.checkpoints.configs.model import ModelConfig
 from fastdiff.errors import InputError
-from fastdiff.schema import Schema
 
 
-class DenoiserConfig(Schema):
+class DenoiserConfig(ModelConfig):
     """The questions that every denoiser's config answers. The options have diffusers' names and defaults."""
 
     AXES: ClassVar[tuple[str, ...]] = ("H", "W")  # of a sample, behind its pictures and channels
@@ -35,16 +34,6 @@ class DenoiserConfig(Schema):
     def null_label(self) -> int | None:
         """The index that stands for "no label", where the architecture has one."""
         return None
-
-    @property
-    def places(self) -> dict[str, Place]:
-        """Where each option shows in the weights that decides how much there is to build."""
-        raise NotImplementedError
-
-    @property
-    def least_parameters(self) -> dict[str, int]:
-        """The parameters that there are at least, by the option that asks for them."""
-        raise NotImplementedError
 
     @property
     def label_table(self) -> int | None:

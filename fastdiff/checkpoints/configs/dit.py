@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Interval
 
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
-from fastdiff.checkpoints.configs.places import Place
+from fastdiff.checkpoints.configs.model import Place
 from fastdiff.checkpoints.kinds import MAX_CHANNELS, MAX_LABELS, Channels, Fraction, Layers, Side
 from fastdiff.errors import InputError
 

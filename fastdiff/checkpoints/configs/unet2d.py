@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from annotated_types import Interval
 
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
-from fastdiff.checkpoints.configs.places import Place
+from fastdiff.checkpoints.configs.model import Place
 from fastdiff.checkpoints.kinds import (
     MAX_LABELS,
     Activation,

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastdiff.kernels.linear import linear
-from fastdiff.models.layers import ACTIVATIONS
+from fastdiff.models.blocks.layers import ACTIVATIONS
 
 
 class Timesteps(nn.Module):

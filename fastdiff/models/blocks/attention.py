@@ -7,7 +7,7 @@ from torch import nn
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import conv2d
 from fastdiff.kernels.linear import linear
-from fastdiff.models.layers import Feature, GroupNorm, as_feature
+from fastdiff.models.blocks.layers import Feature, GroupNorm, as_feature
 
 
 class Attention(nn.Module):

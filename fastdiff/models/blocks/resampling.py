@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastdiff.kernels.conv2d import Padding
-from fastdiff.models.layers import Conv2d, Feature
+from fastdiff.models.blocks.layers import Conv2d, Feature
 
 
 class Downsample2D(nn.Module):

@@ -5,10 +5,10 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from fastdiff.models.attention import Attention
-from fastdiff.models.layers import Conv2d, Feature, FeatureOrPair, GroupNorm
-from fastdiff.models.resampling import Downsample2D, Upsample2D, average_down, fir_down, fir_up, nearest_up
-from fastdiff.models.resnet import BlockOptions, Conditioned, Resample, ResnetBlock2D, ResnetBlockCondNorm2D
+from fastdiff.models.blocks.attention import Attention
+from fastdiff.models.blocks.layers import Conv2d, Feature, FeatureOrPair, GroupNorm
+from fastdiff.models.blocks.resampling import Downsample2D, Upsample2D, average_down, fir_down, fir_up, nearest_up
+from fastdiff.models.blocks.resnet import BlockOptions, Conditioned, Resample, ResnetBlock2D, ResnetBlockCondNorm2D
 
 Inputs = list[tuple[int, int]]  # of an up stage's residual blocks: the widths of the input and of its skip connection
 Down = tuple[

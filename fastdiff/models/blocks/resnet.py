@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fastdiff.kernels.conv2d import Norm
-from fastdiff.models.layers import Conv2d, Feature, FeatureOrPair, GroupNorm, join, normalise
+from fastdiff.models.blocks.layers import Conv2d, Feature, FeatureOrPair, GroupNorm, join, normalise
 
 Resample = Callable[[Feature], Feature]
 

@@ -1,0 +1,27 @@
+"""ModelConfig: the base of the config of each model, and where its options show in the weights."""
+
+from typing import NamedTuple
+
+from fastdiff.schema import Schema
+
+
+class Place(NamedTuple):
+    """A size of one tensor, or the number of modules below a key. Keys are diffusers'."""
+
+    key: str
+    dimension: int | None  # None: the modules below `key` are counted
+    size: int  # that the option asks for
+
+
+class ModelConfig(Schema):
+    """The questions that every model's config answers. The options have diffusers' names and defaults."""
+
+    @property
+    def places(self) -> dict[str, Place]:
+        """Where each option shows in the weights that decides how much there is to build."""
+        raise NotImplementedError
+
+    @property
+    def least_parameters(self) -> dict[str, int]:
+        """The parameters that there are at least, by the option that asks for them."""
+        raise NotImplementedError
