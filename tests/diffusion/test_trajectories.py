@@ -6,27 +6,10 @@ import torch
 
 from fastdiff import DDIMScheduler, DDPMScheduler, InputError, NonFiniteError, Pipeline, UNet1DModel, UNet2DModel
 from fastdiff.diffusion.trajectories import place_conditions, read_conditions, sort_trajectories
+from tests import planners
 
-POLICY = {
-    "in_channels": 5,
-    "out_channels": 5,
-    "block_out_channels": (8, 16, 16),
-    "time_embedding_type": "positional",
-    "use_timestep_embedding": True,
-    "down_block_types": ("DownResnetBlock1D",) * 3,
-    "up_block_types": ("UpResnetBlock1D",) * 2,
-    "mid_block_type": "MidResTemporalBlock1D",
-    "out_block_type": "OutConv1DBlock",
-    "act_fn": "mish",
-}
-VALUES = POLICY | {
-    "block_out_channels": (8, 32),
-    "down_block_types": ("DownResnetBlock1D",) * 2,
-    "up_block_types": (),
-    "mid_block_type": "ValueFunctionMidBlock1D",
-    "out_block_type": "ValueFunction",
-    "downsample_each_block": True,
-}
+POLICY = planners.policy(8, 16, 16, in_channels=5, out_channels=5)
+VALUES = planners.value_function(8, 32, in_channels=5, out_channels=5)
 CPU = torch.device("cpu")
 
 
