@@ -8,10 +8,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fastdiff.errors import NonFiniteError
+from fastdiff.errors import InputError, NonFiniteError
 from fastdiff.models.autoencoder import Autoencoder, decode_latents
 
 OutputType = Literal["pil", "np", "pt"]
+MOST_CHANNELS = 4  # of PIL: red, green, blue and alpha
 
 
 def decode(x: Tensor, output_type: str, vae: Autoencoder | None = None) -> Any:
@@ -27,6 +28,15 @@ def decode(x: Tensor, output_type: str, vae: Autoencoder | None = None) -> Any:
         return x.permute(0, 3, 1, 2)
     array = x.cpu().numpy()
     return array if output_type == "np" else [_to_image(picture) for picture in array]
+
+
+def check_channels(channels: int, output_type: str) -> None:
+    """Raise InputError where pictures of so many channels have no such output type."""
+    if output_type == "pil" and channels > MOST_CHANNELS:
+        raise InputError(
+            f"output_type: this model's pictures have {channels} channels, and PIL's and PNG's at most "
+            f"{MOST_CHANNELS}; give np or pt, from Python"
+        )
 
 
 def join(parts: list[Any], output_type: str) -> Any:
