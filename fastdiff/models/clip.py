@@ -26,7 +26,7 @@ QKV = ("q_proj", "k_proj", "v_proj")  # that transformers' attention holds apart
 
 
 class CLIPTextOutput(NamedTuple):
-    """What transformers' CLIPTextModel returns, BaseModelOutputWithPooling."""
+    """The output of transformers' CLIPTextModel, its BaseModelOutputWithPooling."""
 
     last_hidden_state: Tensor  # (N, L, C), after the final norm
     pooler_output: Tensor  # (N, C), of the end token
@@ -34,7 +34,7 @@ class CLIPTextOutput(NamedTuple):
 
 
 class CLIPTextModelOutput(NamedTuple):
-    """What transformers' CLIPTextModelWithProjection returns, its class of this name."""
+    """The output of transformers' CLIPTextModelWithProjection, its class of this name."""
 
     text_embeds: Tensor  # (N, projection_dim), the projection of the end token
     last_hidden_state: Tensor  # as those of CLIPTextOutput
