@@ -15,7 +15,7 @@ from fastdiff.checkpoints import registry
 from fastdiff.checkpoints.configs.clip import OLD_END, CLIPTextConfig, CLIPTextConfigWithProjection
 from fastdiff.errors import InputError
 from fastdiff.execution.cpu_workers import map_pictures
-from fastdiff.execution.tensors import INDICES, beside, tensor, within
+from fastdiff.execution.tensors import INDICES, tensor, within
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
@@ -142,7 +142,7 @@ class CLIPTextModel(Model):
         """Encode prompts, called like transformers' model.
 
         Args:
-            input_ids: (N, L) int64 or int32 on the model's device, L up to max_position_embeddings.
+            input_ids: (N, L) int64 or int32, L up to max_position_embeddings. Of those on a CPU the range is checked.
             attention_mask, position_ids, output_attentions: InputError for what transformers would do with them.
             output_hidden_states: whether the output has hidden_states too.
 
@@ -155,7 +155,8 @@ class CLIPTextModel(Model):
                 raise InputError(f"{name}: fastdiff's attention is causal and hands out no weights; leave it out")
         checked("output_hidden_states", output_hidden_states, bool | None)
         checked("return_dict", return_dict, bool)
-        output = self._run(input_ids, bool(output_hidden_states))
+        last, pooled, hidden = self._run(input_ids, bool(output_hidden_states))
+        output = self._output(last, pooled, hidden or None)
         return output if return_dict else tuple(each for each in output if each is not None)
 
     def prompt_embeds(self, input_ids: Tensor, clip_skip: int = 0) -> Tensor:
@@ -165,10 +166,11 @@ class CLIPTextModel(Model):
         InputError for more layers than there are.
         """
         self._check_skip(clip_skip, self.config.num_hidden_layers)
+        last, _, hidden = self._run(input_ids, clip_skip > 0)
         if clip_skip == 0:
-            return self._run(input_ids, False).last_hidden_state
-        (*_, states), norm = self._run(input_ids, True), self.final_layer_norm
-        normed = layer_norm(states[-1 - clip_skip], norm.weight, norm.bias, eps=norm.eps)
+            return last
+        norm = self.final_layer_norm
+        normed = layer_norm(hidden[-1 - clip_skip], norm.weight, norm.bias, eps=norm.eps)
         assert isinstance(normed, Tensor)
         return normed
 
@@ -179,16 +181,15 @@ class CLIPTextModel(Model):
         norm. The second is text_embeds where the class projects. InputError for more layers than there are.
         """
         self._check_skip(clip_skip, self.config.num_hidden_layers - 1)
-        output = self._run(input_ids, True)
-        assert output.hidden_states is not None
-        return output.hidden_states[-2 - clip_skip], self._pooled(output)
+        _, pooled, hidden = self._run(input_ids, True)
+        return hidden[-2 - clip_skip], pooled
 
-    def _run(self, input_ids: Tensor, with_hidden_states: bool) -> Any:
-        """`forward` without its names."""
+    def _run(self, input_ids: Tensor, with_hidden_states: bool) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """`_encode` of each prompt: (N, L, C), (N, C), and the hidden states, none where they are not wanted."""
         self._check_ids(input_ids)
         encode = self.graphed(("encode", with_hidden_states), partial(self._encode, with_hidden_states))
-        last, pooled, *hidden = map(torch.cat, zip(*map_pictures(encode, input_ids), strict=True))
-        return self._output(last, pooled, tuple(hidden) if with_hidden_states else None)
+        last, pooled, *hidden = map(torch.cat, zip(*map_pictures(encode, input_ids.to(self.device)), strict=True))
+        return last, pooled, tuple(hidden)
 
     @torch.no_grad()
     def _encode(self, with_hidden_states: bool, input_ids: Tensor) -> tuple[Tensor, ...]:
@@ -204,20 +205,17 @@ class CLIPTextModel(Model):
         return last, self._project(pooled), *((*hidden, total) if with_hidden_states else ())
 
     def _project(self, pooled: Tensor) -> Tensor:
+        """Return what a class makes of the end token."""
         return pooled
 
     def _output(self, last: Tensor, pooled: Tensor, hidden: tuple[Tensor, ...] | None) -> NamedTuple:
         return CLIPTextOutput(last, pooled, hidden)
-
-    def _pooled(self, output: Any) -> Tensor:
-        return output.pooler_output
 
     def _check_ids(self, input_ids: Tensor) -> None:
         tensor("input_ids", input_ids, INDICES)
         most = self.config.max_position_embeddings
         if input_ids.ndim != 2 or not input_ids.numel() or input_ids.shape[1] > most:
             raise InputError(f"input_ids: its shape is {tuple(input_ids.shape)}; it is (N, L) with L from 1 to {most}")
-        beside("input_ids", input_ids, self.device)
         within("input_ids", input_ids, 0, self.config.vocab_size - 1)
 
     def _check_skip(self, clip_skip: int, most: int) -> None:
@@ -241,6 +239,3 @@ class CLIPTextModelWithProjection(CLIPTextModel):
 
     def _output(self, last: Tensor, pooled: Tensor, hidden: tuple[Tensor, ...] | None) -> NamedTuple:
         return CLIPTextModelOutput(pooled, last, hidden)
-
-    def _pooled(self, output: Any) -> Tensor:
-        return output.text_embeds

@@ -20,7 +20,7 @@ AnyModel = TypeVar("AnyModel", bound="Model")
 
 
 class Model(nn.Module):
-    """A model of diffusers for inference: the same configs, weights and call, channels-last inside.
+    """A model of diffusers or transformers for inference: the same configs, weights and call, channels-last inside.
 
     Build it with `from_config` (random weights) or `from_pretrained`. Its parameters do not require grad.
     """
@@ -66,7 +66,7 @@ class Model(nn.Module):
     ) -> AnyModel:
         """Config and weights from a folder that diffusers saved, a bundled name, or a hub id.
 
-        `subfolder` is the part of a pipeline folder (default: `unet` or `transformer`, where there is one).
+        `subfolder` is the part of a pipeline folder (default: that of the class, such as `unet`, where there is one).
         `hub_options` are `revision`, `token` and `local_files_only`. Raises InputError for a bad folder, config or
         weights file, NonFiniteError for NaN or infinity in the weights.
         """

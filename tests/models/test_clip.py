@@ -98,8 +98,9 @@ def test_the_first_output_and_the_plain_tuple_are_transformers(kind, save):
 def test_a_prompt_has_the_same_bits_in_any_batch(kind, save, dtype):
     _, folder = save(kind)
     model, ids = kind.from_pretrained(folder, dtype=dtype), prompts(7)
-    together = model(ids, output_hidden_states=True)
+    together, skipped = model(ids, output_hidden_states=True), model.prompt_embeds(ids, 1)
     for i in range(7):
+        assert torch.equal(model.prompt_embeds(ids[i : i + 1], 1)[0], skipped[i])
         alone = model(ids[i : i + 1], output_hidden_states=True)
         assert torch.equal(alone[0][0], together[0][i]) and torch.equal(alone[1][0], together[1][i])
         for one, all_of_them in zip(alone.hidden_states, together.hidden_states, strict=True):
@@ -183,6 +184,17 @@ def test_half_precision(kind, save, dtype):
     ours = kind.from_pretrained(folder, dtype=dtype)
     assert ours.dtype == dtype
     assert (ours(prompts())[0].float() - expected).norm() <= 2 * (theirs - expected).norm()
+
+
+def test_the_encoders_of_a_pipelines_folder(save, tmp_path):
+    folders = {"text_encoder": CLIPTextModel, "text_encoder_2": CLIPTextModelWithProjection}
+    for name, kind in folders.items():
+        save(kind)[1].rename(tmp_path / name)
+    (tmp_path / "model_index.json").write_text("{}")
+    for name, kind in folders.items():
+        expected = kind.from_pretrained(tmp_path / name)(prompts())[0]
+        assert torch.equal(kind.from_pretrained(tmp_path)(prompts())[0], expected)
+        assert torch.equal(kind.from_pretrained(tmp_path, subfolder=name)(prompts())[0], expected)
 
 
 def test_every_parameter_is_transformers(kind, save):
