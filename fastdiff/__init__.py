@@ -11,6 +11,7 @@ from importlib.machinery import ModuleSpec
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "AutoencoderKL": "fastdiff.models.autoencoder",
     "DDIMScheduler": "fastdiff.diffusion.schedulers",
     "DDPMScheduler": "fastdiff.diffusion.schedulers",
     "DiTTransformer2DModel": "fastdiff.models.dit",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from fastdiff.arguments import naming
+from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.configs.model import ModelConfig
@@ -62,7 +63,7 @@ UNET_1D = DenoiserPart("unet", ("UNet1DModel",), config=UNet1DConfig)
 TRANSFORMER = DenoiserPart(
     "transformer", ("DiTTransformer2DModel", "Transformer2DModel"), config=DiTTransformer2DConfig
 )
-VAE = Part("vae", ("AutoencoderKL",), is_optional=True)
+VAE = ModelPart("vae", ("AutoencoderKL",), is_optional=True, config=AutoencoderKLConfig)
 VALUE_FUNCTION = Part("value_function", ("UNet1DModel",))
 SCHEDULER = Part("scheduler")
 
