@@ -19,11 +19,11 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.checkpoints.registry import SchedulerName
 from fastdiff.diffusion.conditions import choose_conditions
-from fastdiff.diffusion.decoding import OutputType, decode, join
+from fastdiff.diffusion.decoding import OutputType, check_channels, decode, join
 from fastdiff.diffusion.finite import Extremes
 from fastdiff.diffusion.loop import denoise
 from fastdiff.diffusion.noise import Generators, Noise, check_generators
-from fastdiff.diffusion.pictures import Label, check_latents, list_pictures, picture_shape
+from fastdiff.diffusion.pictures import Label, check_latents, check_state, list_pictures, picture_shape
 from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.schedulers import SCHEDULERS, Scheduler, scheduler_from_config
 from fastdiff.diffusion.trajectories import (
@@ -202,11 +202,11 @@ class Pipeline:
     def decode(self, x: Tensor, output_type: str) -> Any:
         """Return what the denoiser ends with, (N, H, W, C) float32, as pictures; see `decoding.decode`.
 
-        Trajectories, (N, 1, L, C), are returned as (N, C, L): see `trajectories.decode_trajectories`.
+        Trajectories, (N, 1, L, C), are returned as (N, C, L): see `trajectories.decode_trajectories`. InputError where
+        `x` is neither.
         """
-        if self.plans_trajectories:
-            return decode_trajectories(x, output_type)
-        return decode(x, output_type, self.vae)
+        x, output_type = check_state(x, self.denoiser.config), self._output_type(output_type)
+        return decode_trajectories(x, output_type) if self.plans_trajectories else decode(x, output_type, self.vae)
 
     def __call__(
         self, *, return_dict: bool = True, **options: Any
@@ -282,8 +282,7 @@ class Pipeline:
         """
         check_kind(self.denoiser.config, height=height, width=width, horizon=horizon, conditions=conditions)
         check_unguided(n_guide_steps)
-        kind = TrajectoryOutputType if self.plans_trajectories else OutputType
-        output_type = get_args(kind)[0] if output_type is None else checked("output_type", output_type, kind)
+        output_type = self._output_type(output_type)
         check_generators(generator, self.device)
         check_latents(latents, self.denoiser.config)
         known_positions = read_conditions(conditions)
@@ -345,6 +344,19 @@ class Pipeline:
             return TrajectoryOutput(trajectories)
         values = portions.map(lambda part: trajectory_values(value_function, x[part]), len(x))
         return sort_trajectories(trajectories, torch.cat(values))
+
+    def _output_type(self, output_type: Any) -> str:
+        """Return one that it has; for None the first. Raises InputError for any other."""
+        kind = TrajectoryOutputType if self.plans_trajectories else OutputType
+        if output_type is None:
+            output_type = get_args(kind)[0]
+        check_channels(self._channels, checked("output_type", output_type, kind))
+        return output_type
+
+    @property
+    def _channels(self) -> int:
+        """Those of what is drawn."""
+        return self.denoiser.config.sample_channels if self.vae is None else self.vae.config.out_channels
 
     def _complete(
         self, steps: int | None, eta: float | None, use_clipped_model_output: bool | None, guidance_scale: float | None

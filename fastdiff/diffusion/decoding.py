@@ -8,10 +8,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fastdiff.errors import NonFiniteError
+from fastdiff.errors import InputError, NonFiniteError
 from fastdiff.models.autoencoder import AutoencoderKL
 
 OutputType = Literal["pil", "np", "pt"]
+MOST_CHANNELS = 4  # of PIL: red, green, blue and alpha
 
 
 def decode(x: Tensor, output_type: str, vae: AutoencoderKL | None = None) -> Any:
@@ -33,6 +34,15 @@ def decode_latents(vae: AutoencoderKL, latents: Tensor) -> Tensor:
     """Return pictures (N, H, W, 3) float32, about in [-1, 1], of latents (N, h, w, C) float32: as DiTPipeline does."""
     (sample,) = vae.decode((latents / vae.config.scaling_factor).permute(0, 3, 1, 2))
     return sample.permute(0, 2, 3, 1)
+
+
+def check_channels(channels: int, output_type: str) -> None:
+    """Raise InputError where pictures of so many channels have no such output type."""
+    if output_type == "pil" and channels > MOST_CHANNELS:
+        raise InputError(
+            f"output_type: this model's pictures have {channels} channels, and PIL's and PNG's at most "
+            f"{MOST_CHANNELS}; give np or pt, from Python"
+        )
 
 
 def join(parts: list[Any], output_type: str) -> Any:

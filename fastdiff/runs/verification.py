@@ -262,8 +262,9 @@ def _halves(card: ModelCard, ours: "AutoencoderKL", theirs: Any) -> Iterator[Com
     x = torch.randn(2, ours.config.in_channels, *sides, generator=torch.Generator().manual_seed(_SEED)).to(ours.device)
     with torch.inference_mode(), _refusals(f"diffusers cannot run the VAE of {card.name}"):
         expected, moments = theirs.decode(z).sample, theirs.encode(x).latent_dist.parameters
-    yield _compare("VAE decode", ours.decode(z).sample, expected, FORWARD_TOLERANCE)
-    yield _compare("VAE encode", ours.encode(x).latent_dist.parameters, moments, FORWARD_TOLERANCE)
+    (sample,), (distribution,) = ours.decode(z), ours.encode(x)
+    yield _compare("VAE decode", sample, expected, FORWARD_TOLERANCE)
+    yield _compare("VAE encode", distribution.parameters, moments, FORWARD_TOLERANCE)
 
 
 def _loop(pipe: "Pipeline", reference: Reference, labels: Sequence[int]) -> Comparison:

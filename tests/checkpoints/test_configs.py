@@ -10,6 +10,7 @@ from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.diffusion.configs import DDPMConfig
 from fastdiff.errors import InputError
+from tests.planners import policy, value_function
 
 
 @pytest.mark.parametrize(("widths", "scale"), [([8], 1), ([8, 16], 2), ((128, 256, 512, 512), 8)])
@@ -64,20 +65,8 @@ def test_trained_size(sample_size, trained):
     assert UNet2DConfig(sample_size=sample_size).trained_size == trained
 
 
-PLANNER: dict = {
-    "use_timestep_embedding": True,
-    "down_block_types": ("DownResnetBlock1D",) * 3,
-    "up_block_types": ("UpResnetBlock1D",) * 2,
-    "mid_block_type": "MidResTemporalBlock1D",
-    "out_block_type": "OutConv1DBlock",
-    "act_fn": "mish",
-}
-VALUE = PLANNER | {
-    "up_block_types": (),
-    "mid_block_type": "ValueFunctionMidBlock1D",
-    "out_block_type": "ValueFunction",
-    "block_out_channels": (8, 16, 32),
-}
+PLANNER = policy(32, 32, 64)
+VALUE = value_function(8, 16, 32, downsample_each_block=False)
 
 
 @pytest.mark.parametrize(

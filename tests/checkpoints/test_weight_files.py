@@ -21,6 +21,7 @@ from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.dit import DiTTransformer2DModel
 from fastdiff.models.unet1d import UNet1DModel
 from fastdiff.models.unet2d import UNet2DModel
+from tests.planners import policy
 
 NAME = "diffusion_pytorch_model.safetensors"
 UNET = {
@@ -33,23 +34,13 @@ UNET = {
     "num_train_timesteps": 10,
 }
 DIT = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 2, "sample_size": 8, "num_embeds_ada_norm": 5}
-UNET_1D = {
-    "in_channels": 3,
-    "out_channels": 3,
-    "block_out_channels": (8, 16),
-    "down_block_types": ("DownResnetBlock1D",) * 2,
-    "up_block_types": ("UpResnetBlock1D",),
-    "mid_block_type": "MidResTemporalBlock1D",
-    "out_block_type": "OutConv1DBlock",
-    "use_timestep_embedding": True,
-    "act_fn": "mish",
-}
 VAE = {
     "block_out_channels": (8, 16),
     "down_block_types": ("DownEncoderBlock2D",) * 2,
     "up_block_types": ("UpDecoderBlock2D",) * 2,
     "norm_num_groups": 4,
 }
+UNET_1D = policy(8, 16, in_channels=3, out_channels=3, time_embedding_type="fourier")
 MODELS = {
     "unet": (UNet2DModel, UNet2DConfig, UNET),
     "unet-1d": (UNet1DModel, UNet1DConfig, UNET_1D),

@@ -17,6 +17,7 @@ import fastdiff
 from fastdiff import cli
 from fastdiff.runs import verification
 from fastdiff.runs.drawing import load_pipeline
+from tests.planners import policy, value_function
 
 
 @pytest.fixture(scope="module")
@@ -95,24 +96,7 @@ def test_a_folder_of_a_learned_variance_agrees(dit_folder, tmp_path, capsys, sch
     assert f"4 steps of {scheduler}, guidance 4 " in capsys.readouterr().out
 
 
-PLANNER = {
-    "in_channels": 14,
-    "out_channels": 14,
-    "time_embedding_type": "positional",
-    "use_timestep_embedding": True,
-    "down_block_types": ("DownResnetBlock1D",) * 3,
-    "up_block_types": ("UpResnetBlock1D",) * 2,
-    "mid_block_type": "MidResTemporalBlock1D",
-    "out_block_type": "OutConv1DBlock",
-    "block_out_channels": (8, 16, 32),
-    "act_fn": "mish",
-}
-VALUE = PLANNER | {
-    "up_block_types": (),
-    "mid_block_type": "ValueFunctionMidBlock1D",
-    "out_block_type": "ValueFunction",
-    "downsample_each_block": True,
-}
+PLANNER, VALUE = policy(8, 16, 32), value_function(8, 16, 32)
 UNET = {
     "sample_size": 8,
     "block_out_channels": (8, 16),
