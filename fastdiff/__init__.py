@@ -11,6 +11,7 @@ from importlib.machinery import ModuleSpec
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "AutoencoderKL": "fastdiff.models.autoencoder",
     "CLIPTextModel": "fastdiff.models.clip",
     "CLIPTextModelWithProjection": "fastdiff.models.clip",
     "DDIMScheduler": "fastdiff.diffusion.schedulers",

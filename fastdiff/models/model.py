@@ -66,7 +66,7 @@ class Model(nn.Module):
     ) -> AnyModel:
         """Config and weights from a folder that diffusers saved, a bundled name, or a hub id.
 
-        `subfolder` is the part of a pipeline folder (default: `unet` or `transformer`, where there is one).
+        `subfolder` is the part of a pipeline folder (default: `unet`, `transformer` or `vae`, where there is one).
         `hub_options` are `revision`, `token` and `local_files_only`. Raises InputError for a bad folder, config or
         weights file, NonFiniteError for NaN or infinity in the weights.
         """

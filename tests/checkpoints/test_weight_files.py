@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from fastdiff.checkpoints import weight_files
+from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
 from fastdiff.checkpoints.configs.clip import CLIPTextConfigWithProjection
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
@@ -17,6 +18,7 @@ from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.checkpoints.hub import bundled_models, weights_name
 from fastdiff.checkpoints.weights import diffusers_shapes, load_state_dict
 from fastdiff.errors import InputError
+from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.clip import CLIPTextModelWithProjection
 from fastdiff.models.dit import DiTTransformer2DModel
 from fastdiff.models.unet1d import UNet1DModel
@@ -34,6 +36,12 @@ UNET = {
     "num_train_timesteps": 10,
 }
 DIT = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 2, "sample_size": 8, "num_embeds_ada_norm": 5}
+VAE = {
+    "block_out_channels": (8, 16),
+    "down_block_types": ("DownEncoderBlock2D",) * 2,
+    "up_block_types": ("UpDecoderBlock2D",) * 2,
+    "norm_num_groups": 4,
+}
 UNET_1D = policy(8, 16, in_channels=3, out_channels=3, time_embedding_type="fourier")
 CLIP = {
     "vocab_size": 99,
@@ -49,6 +57,7 @@ MODELS = {
     "unet": (UNet2DModel, UNet2DConfig, UNET),
     "unet-1d": (UNet1DModel, UNet1DConfig, UNET_1D),
     "dit": (DiTTransformer2DModel, DiTTransformer2DConfig, DIT),
+    "vae": (AutoencoderKL, AutoencoderKLConfig, VAE),
 }
 
 
@@ -113,6 +122,11 @@ def test_a_header_tells_the_shapes_of_the_tensors(name):
         ("dit", "num_embeds_ada_norm", 90_000, "num_embeds_ada_norm"),
         ("dit", "attention_head_dim", 32_000, "num_attention_heads x attention_head_dim"),
         ("dit", "patch_size", 4, "patch_size"),
+        ("vae", "block_out_channels", [8, 60_000], r"block_out_channels\[1\]"),
+        ("vae", "layers_per_block", 60, "layers_per_block"),
+        ("vae", "in_channels", 60_000, "in_channels"),
+        ("vae", "out_channels", 60_000, "out_channels"),
+        ("vae", "latent_channels", 60_000, "latent_channels"),
     ],
 )
 def test_an_option_that_the_weights_were_not_saved_with_is_named(tmp_path, monkeypatch, kind, option, value, named):
@@ -147,6 +161,10 @@ def test_an_option_that_the_weights_were_not_saved_with_is_named(tmp_path, monke
         ("dit", "num_embeds_ada_norm", 90_000),
         ("dit", "in_channels", 60_000),
         ("dit", "out_channels", 60_000),
+        ("vae", "block_out_channels", [8, 60_000]),
+        ("vae", "in_channels", 60_000),
+        ("vae", "out_channels", 60_000),
+        ("vae", "latent_channels", 60_000),
     ],
 )
 def test_a_bin_must_be_as_large_as_its_config_asks(tmp_path, monkeypatch, kind, option, value):
