@@ -27,7 +27,9 @@ MAX_WIDTH = {torch.float32: 256, torch.float16: 512, torch.bfloat16: 512}  # of 
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall(Call[Tensor]):
-    """softmax(q k^T / sqrt(d) + bias) v for each head, Vaswani et al. 2017 (arXiv 1706.03762), as diffusers' AttnProcessor2_0.
+    """softmax(q k^T / sqrt(d) + bias) v for each head, Vaswani et al. 2017 (arXiv 1706.03762).
+
+    diffusers' AttnProcessor2_0.
 
     Args:
         q: (N, L, heads * d), float32, float16 or bfloat16; rows may be strided (a slice of a fused projection).
@@ -112,6 +114,7 @@ class AttentionCall(Call[Tensor]):
     def kernel(self) -> Tensor:
         (n, queries, channels), keys = self.q.shape, self.k.shape[1]
         q, k, v = side_by_side(self.q), side_by_side(self.k), side_by_side(self.v)
+        bias = None if self.bias is None else self.bias.contiguous()
         blocks, (first, second) = _blocks(self.width, q.dtype, queries, keys, q.device), _split(self.width, q.dtype)
         out = q.new_empty(n, queries, channels)
         because(
@@ -119,7 +122,7 @@ class AttentionCall(Call[Tensor]):
         )
         launch(
             attention_kernel, (n * self.heads * triton.cdiv(queries, blocks.queries),),
-            out, q, k, v, None if self.bias is None else self.bias.contiguous(), self.heads, queries, keys, self.width**-0.5 * LOG2_E.value,
+            out, q, k, v, bias, self.heads, queries, keys, self.width**-0.5 * LOG2_E.value,
             *(stride for tensor in (q, k, v) for stride in tensor.stride()[:2]),
             CAUSAL=self.causal, D=self.width, D1=first, D2=second, BM=blocks.queries, BN=blocks.keys,
             num_warps=blocks.warps, num_stages=blocks.stages,

@@ -1,4 +1,6 @@
-"""The Triton kernel of `linear`, `swiglu` and `geglu`: one main loop and one epilogue, loading by descriptors or by pointers.
+"""The Triton kernel of `linear`, `swiglu` and `geglu`: one main loop and one epilogue.
+
+Loads are by descriptors or by pointers.
 
 A program makes tiles of BM tokens of one picture x BN output channels, one after the other: the loads of the next begin
 while the last is finished. Every sum over the input channels has one order, whatever the tile: the tile changes no bit.
