@@ -21,6 +21,7 @@ _EXPORTS = {
     "NonFiniteError": "fastdiff.errors",
     "Pipeline": "fastdiff.pipeline",
     "UNet1DModel": "fastdiff.models.unet1d",
+    "UNet2DConditionModel": "fastdiff.models.unet2d_condition",
     "UNet2DModel": "fastdiff.models.unet2d",
     "accelerate": "fastdiff.acceleration",
     "report": "fastdiff.reporting",

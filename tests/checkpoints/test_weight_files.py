@@ -15,6 +15,7 @@ from fastdiff.checkpoints.configs.clip import CLIPTextConfigWithProjection
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
+from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.hub import bundled_models, weights_name
 from fastdiff.checkpoints.weights import diffusers_shapes, load_state_dict
 from fastdiff.errors import InputError
@@ -23,6 +24,7 @@ from fastdiff.models.clip import CLIPTextModelWithProjection
 from fastdiff.models.dit import DiTTransformer2DModel
 from fastdiff.models.unet1d import UNet1DModel
 from fastdiff.models.unet2d import UNet2DModel
+from fastdiff.models.unet2d_condition import UNet2DConditionModel
 from tests.planners import policy
 
 NAME = "diffusion_pytorch_model.safetensors"
@@ -36,6 +38,17 @@ UNET = {
     "num_train_timesteps": 10,
 }
 DIT = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 2, "sample_size": 8, "num_embeds_ada_norm": 5}
+UNET_CONDITION = {
+    "block_out_channels": (8, 16),
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    "norm_num_groups": 4,
+    "attention_head_dim": 2,
+    "cross_attention_dim": 12,
+    "encoder_hid_dim": 10,
+    "num_class_embeds": 5,
+    "time_cond_proj_dim": 6,
+}
 VAE = {
     "block_out_channels": (8, 16),
     "down_block_types": ("DownEncoderBlock2D",) * 2,
@@ -55,6 +68,7 @@ CLIP = {
 MODELS = {
     "clip": (CLIPTextModelWithProjection, CLIPTextConfigWithProjection, CLIP),
     "unet": (UNet2DModel, UNet2DConfig, UNET),
+    "unet-condition": (UNet2DConditionModel, UNet2DConditionConfig, UNET_CONDITION),
     "unet-1d": (UNet1DModel, UNet1DConfig, UNET_1D),
     "dit": (DiTTransformer2DModel, DiTTransformer2DConfig, DIT),
     "vae": (AutoencoderKL, AutoencoderKLConfig, VAE),
@@ -105,6 +119,28 @@ def test_a_header_tells_the_shapes_of_the_tensors(name):
         ("unet", "time_embedding_dim", 60_000, "time_embedding_dim"),
         ("unet", "in_channels", 60_000, "in_channels"),
         ("unet", "out_channels", 60_000, "out_channels"),
+        ("unet-condition", "num_class_embeds", 90_000, "num_class_embeds"),
+        ("unet-condition", "layers_per_block", 60, r"layers_per_block\[0\]"),
+        ("unet-condition", "block_out_channels", [8, 60_000], r"block_out_channels\[1\]"),
+        (
+            "unet-condition",
+            "transformer_layers_per_block",
+            60,
+            "transformer_layers_per_block of down_blocks.0, layer 0,",
+        ),
+        (
+            "unet-condition",
+            "reverse_transformer_layers_per_block",
+            [1, 60],
+            "transformer_layers_per_block of up_blocks.1",
+        ),
+        ("unet-condition", "cross_attention_dim", 60_000, "cross_attention_dim"),
+        ("unet-condition", "encoder_hid_dim", 60_000, "encoder_hid_dim"),
+        ("unet-condition", "time_cond_proj_dim", 60_000, "time_cond_proj_dim"),
+        ("unet-condition", "time_embedding_dim", 60_000, "time_embedding_dim"),
+        ("unet-condition", "in_channels", 60_000, "in_channels"),
+        ("unet-condition", "out_channels", 60_000, "out_channels"),
+        ("unet-condition", "conv_in_kernel", 31, "conv_in_kernel"),
         ("unet-1d", "layers_per_block", 60, r"1 \+ layers_per_block"),
         ("unet-1d", "block_out_channels", [8, 60_000], r"block_out_channels\[1\]"),
         ("unet-1d", "time_embedding_dim", 60_000, "time_embedding_dim"),
@@ -148,6 +184,12 @@ def test_an_option_that_the_weights_were_not_saved_with_is_named(tmp_path, monke
         ("unet", "time_embedding_dim", 60_000),
         ("unet", "in_channels", 60_000),
         ("unet", "out_channels", 60_000),
+        ("unet-condition", "num_class_embeds", 90_000),
+        ("unet-condition", "block_out_channels", [8, 60_000]),
+        ("unet-condition", "cross_attention_dim", 60_000),
+        ("unet-condition", "encoder_hid_dim", 60_000),
+        ("unet-condition", "time_embedding_dim", 60_000),
+        ("unet-condition", "in_channels", 60_000),
         ("clip", "num_hidden_layers", 1000),
         ("clip", "vocab_size", 900_000),
         ("clip", "intermediate_size", 60_000),
