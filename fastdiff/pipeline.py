@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fastdiff.arguments import instance, optional, text
 from fastdiff.checkpoints import hub
-from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
@@ -45,7 +44,7 @@ from fastdiff.diffusion.trajectories import (
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import check_move, dtype_name, naming_lost_device, resolve_device, resolve_dtype
 from fastdiff.execution.memory import Portions, or_explain, remedies
-from fastdiff.models.autoencoder import Autoencoder
+from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.classes import DENOISERS, load_models
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.requests.defaults import LIBRARY, SEED, ModelFacts, Sampling, SamplingOptions, complete_sampling
@@ -71,21 +70,19 @@ class Pipeline:
         scheduler: Any,
         info: ModelInfo | None = None,
         name: str = "model",
-        vae: Autoencoder | None = None,
+        vae: AutoencoderKL | None = None,
         value_function: Denoiser | None = None,
     ):
-        """`vae`: diffusers' AutoencoderKL, for a denoiser of latents. `value_function`: a UNet1DModel that says what
+        """`vae`: an AutoencoderKL, for a denoiser of latents. `value_function`: a UNet1DModel that says what
         trajectories are worth, for a denoiser of such. InputError where the models do not fit together.
         """
         instance("denoiser", denoiser, Denoiser, f"a {' or '.join(DENOISERS)} of fastdiff")
         optional(instance, "info", info, ModelInfo, "a ModelInfo")
         text("name", name)
-        channels = getattr(getattr(vae, "config", None), "latent_channels", None)
-        if vae is not None and channels is None:
-            raise InputError(f"vae: {type(vae).__name__} is none; give diffusers' AutoencoderKL")
-        if vae is not None and channels != denoiser.config.in_channels:
+        optional(instance, "vae", vae, AutoencoderKL, "an AutoencoderKL of fastdiff")
+        if vae is not None and vae.config.latent_channels != denoiser.config.in_channels:
             raise InputError(
-                f"vae: it decodes {channels} channels and the model denoises "
+                f"vae: it decodes {vae.config.latent_channels} channels and the model denoises "
                 f"{denoiser.config.in_channels}; give the VAE that the model was trained with"
             )
         check_parts(denoiser, value_function)
@@ -187,6 +184,11 @@ class Pipeline:
                 companion.to(*args, **kwargs)
         return self
 
+    def _release_graphs(self) -> None:
+        for model in (self.denoiser, self.vae, self.value_function):
+            if model is not None:
+                model.release_graphs()
+
     @property
     def plans_trajectories(self) -> bool:
         """Whether it plans trajectories, rather than to draw pictures."""
@@ -195,7 +197,7 @@ class Pipeline:
     @property
     def scale(self) -> int:
         """Pixels of a picture for one of the denoiser's, in height and in width."""
-        return 1 if self.vae is None else AutoencoderKLConfig.from_mapping(self.vae.config, "vae").scale
+        return 1 if self.vae is None else self.vae.config.scale
 
     def decode(self, x: Tensor, output_type: str) -> Any:
         """Return what the denoiser ends with, (N, H, W, C) float32, as pictures; see `decoding.decode`.
@@ -300,9 +302,7 @@ class Pipeline:
         known = place_conditions(known_positions, shape[-1], shape[0], self.device)
         value_function = choose_ranking(self.value_function, sort_by_value, shape[-1])
         noise = Noise(seeds, shape, generator, self.device, self.dtype)
-        portions = Portions(
-            len(seeds), self.device, self.dtype, halves=generator is None, release=self.denoiser.release_graphs
-        )
+        portions = Portions(len(seeds), self.device, self.dtype, halves=generator is None, release=self._release_graphs)
         start = partial(noise.start, None if latents is None else latents.reshape(-1, *shape))
         with naming_lost_device():
             x_t, from_steps = or_explain(start, portions.problem), noise.of_steps()

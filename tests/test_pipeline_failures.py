@@ -2,12 +2,12 @@
 
 from itertools import islice
 
-import diffusers
 import numpy as np
 import pytest
 import torch
 
 from fastdiff import (
+    AutoencoderKL,
     DDIMScheduler,
     DDPMScheduler,
     DiTTransformer2DModel,
@@ -52,7 +52,7 @@ def unet(randomise):
 def latent(randomise):
     """A transformer of latents, with a VAE."""
     denoiser = randomise(DiTTransformer2DModel.from_config(TINY_DIT))
-    return Pipeline(denoiser, DDIMScheduler(), vae=randomise(diffusers.AutoencoderKL(**TINY_VAE)))
+    return Pipeline(denoiser, DDIMScheduler(), vae=randomise(AutoencoderKL.from_config(TINY_VAE)))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)

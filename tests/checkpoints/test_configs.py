@@ -16,7 +16,25 @@ from tests.planners import policy, value_function
 
 @pytest.mark.parametrize(("widths", "scale"), [([8], 1), ([8, 16], 2), ((128, 256, 512, 512), 8)])
 def test_autoencoder_scale(widths, scale):
-    assert AutoencoderKLConfig(block_out_channels=widths).scale == scale
+    kinds = {
+        "down_block_types": ["DownEncoderBlock2D"] * len(widths),
+        "up_block_types": ["UpDecoderBlock2D"] * len(widths),
+    }
+    assert AutoencoderKLConfig(block_out_channels=widths, **kinds).scale == scale
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"down_block_types": ["DownBlock2D"]}, "down_block_types: block type 'DownBlock2D' is not supported; choose"),
+        ({"up_block_types": ["UpBlock2D"]}, "up_block_types: block type 'UpBlock2D' is not supported; choose"),
+        ({"block_out_channels": [8, 16]}, "block_out_channels, down_block_types and up_block_types must be of one len"),
+    ],
+    ids=["down", "up", "lengths"],
+)
+def test_stages_that_an_autoencoder_does_not_have(options, named):
+    with pytest.raises(InputError, match=f"^here: {named}"):
+        AutoencoderKLConfig.from_mapping(options, "here")
 
 
 @pytest.mark.parametrize("widths", [None, [], 8, "8"])

@@ -10,17 +10,21 @@ import torch
 from safetensors.torch import save_file
 
 from fastdiff.checkpoints import weight_files
+from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
 from fastdiff.checkpoints.configs.clip import CLIPTextConfigWithProjection
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
+from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.hub import bundled_models, weights_name
 from fastdiff.checkpoints.weights import diffusers_shapes, load_state_dict
 from fastdiff.errors import InputError
+from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.clip import CLIPTextModelWithProjection
 from fastdiff.models.dit import DiTTransformer2DModel
 from fastdiff.models.unet1d import UNet1DModel
 from fastdiff.models.unet2d import UNet2DModel
+from fastdiff.models.unet2d_condition import UNet2DConditionModel
 from tests.planners import policy
 
 NAME = "diffusion_pytorch_model.safetensors"
@@ -34,6 +38,23 @@ UNET = {
     "num_train_timesteps": 10,
 }
 DIT = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 2, "sample_size": 8, "num_embeds_ada_norm": 5}
+UNET_CONDITION = {
+    "block_out_channels": (8, 16),
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    "norm_num_groups": 4,
+    "attention_head_dim": 2,
+    "cross_attention_dim": 12,
+    "encoder_hid_dim": 10,
+    "num_class_embeds": 5,
+    "time_cond_proj_dim": 6,
+}
+VAE = {
+    "block_out_channels": (8, 16),
+    "down_block_types": ("DownEncoderBlock2D",) * 2,
+    "up_block_types": ("UpDecoderBlock2D",) * 2,
+    "norm_num_groups": 4,
+}
 UNET_1D = policy(8, 16, in_channels=3, out_channels=3, time_embedding_type="fourier")
 CLIP = {
     "vocab_size": 99,
@@ -47,8 +68,10 @@ CLIP = {
 MODELS = {
     "clip": (CLIPTextModelWithProjection, CLIPTextConfigWithProjection, CLIP),
     "unet": (UNet2DModel, UNet2DConfig, UNET),
+    "unet-condition": (UNet2DConditionModel, UNet2DConditionConfig, UNET_CONDITION),
     "unet-1d": (UNet1DModel, UNet1DConfig, UNET_1D),
     "dit": (DiTTransformer2DModel, DiTTransformer2DConfig, DIT),
+    "vae": (AutoencoderKL, AutoencoderKLConfig, VAE),
 }
 
 
@@ -96,6 +119,28 @@ def test_a_header_tells_the_shapes_of_the_tensors(name):
         ("unet", "time_embedding_dim", 60_000, "time_embedding_dim"),
         ("unet", "in_channels", 60_000, "in_channels"),
         ("unet", "out_channels", 60_000, "out_channels"),
+        ("unet-condition", "num_class_embeds", 90_000, "num_class_embeds"),
+        ("unet-condition", "layers_per_block", 60, r"layers_per_block\[0\]"),
+        ("unet-condition", "block_out_channels", [8, 60_000], r"block_out_channels\[1\]"),
+        (
+            "unet-condition",
+            "transformer_layers_per_block",
+            60,
+            "transformer_layers_per_block of down_blocks.0, layer 0,",
+        ),
+        (
+            "unet-condition",
+            "reverse_transformer_layers_per_block",
+            [1, 60],
+            "transformer_layers_per_block of up_blocks.1",
+        ),
+        ("unet-condition", "cross_attention_dim", 60_000, "cross_attention_dim"),
+        ("unet-condition", "encoder_hid_dim", 60_000, "encoder_hid_dim"),
+        ("unet-condition", "time_cond_proj_dim", 60_000, "time_cond_proj_dim"),
+        ("unet-condition", "time_embedding_dim", 60_000, "time_embedding_dim"),
+        ("unet-condition", "in_channels", 60_000, "in_channels"),
+        ("unet-condition", "out_channels", 60_000, "out_channels"),
+        ("unet-condition", "conv_in_kernel", 31, "conv_in_kernel"),
         ("unet-1d", "layers_per_block", 60, r"1 \+ layers_per_block"),
         ("unet-1d", "block_out_channels", [8, 60_000], r"block_out_channels\[1\]"),
         ("unet-1d", "time_embedding_dim", 60_000, "time_embedding_dim"),
@@ -113,6 +158,11 @@ def test_a_header_tells_the_shapes_of_the_tensors(name):
         ("dit", "num_embeds_ada_norm", 90_000, "num_embeds_ada_norm"),
         ("dit", "attention_head_dim", 32_000, "num_attention_heads x attention_head_dim"),
         ("dit", "patch_size", 4, "patch_size"),
+        ("vae", "block_out_channels", [8, 60_000], r"block_out_channels\[1\]"),
+        ("vae", "layers_per_block", 60, "layers_per_block"),
+        ("vae", "in_channels", 60_000, "in_channels"),
+        ("vae", "out_channels", 60_000, "out_channels"),
+        ("vae", "latent_channels", 60_000, "latent_channels"),
     ],
 )
 def test_an_option_that_the_weights_were_not_saved_with_is_named(tmp_path, monkeypatch, kind, option, value, named):
@@ -134,6 +184,12 @@ def test_an_option_that_the_weights_were_not_saved_with_is_named(tmp_path, monke
         ("unet", "time_embedding_dim", 60_000),
         ("unet", "in_channels", 60_000),
         ("unet", "out_channels", 60_000),
+        ("unet-condition", "num_class_embeds", 90_000),
+        ("unet-condition", "block_out_channels", [8, 60_000]),
+        ("unet-condition", "cross_attention_dim", 60_000),
+        ("unet-condition", "encoder_hid_dim", 60_000),
+        ("unet-condition", "time_embedding_dim", 60_000),
+        ("unet-condition", "in_channels", 60_000),
         ("clip", "num_hidden_layers", 1000),
         ("clip", "vocab_size", 900_000),
         ("clip", "intermediate_size", 60_000),
@@ -147,6 +203,10 @@ def test_an_option_that_the_weights_were_not_saved_with_is_named(tmp_path, monke
         ("dit", "num_embeds_ada_norm", 90_000),
         ("dit", "in_channels", 60_000),
         ("dit", "out_channels", 60_000),
+        ("vae", "block_out_channels", [8, 60_000]),
+        ("vae", "in_channels", 60_000),
+        ("vae", "out_channels", 60_000),
+        ("vae", "latent_channels", 60_000),
     ],
 )
 def test_a_bin_must_be_as_large_as_its_config_asks(tmp_path, monkeypatch, kind, option, value):
