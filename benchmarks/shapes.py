@@ -184,6 +184,14 @@ LINEARS: dict[str, tuple[int, int, int, int, dict[str, Any]]] = {
 }
 # workload -> N, L, C_in, C_out
 SWIGLUS = {"dit_b2": (2, 256, 1152, 3072), "dit_b32": (32, 256, 1152, 3072)}
+GEGLUS = {
+    "sd15_b2-L4096": (2, 4096, 320, 1280),
+    "sd15_b2-L1024": (2, 1024, 640, 2560),
+    "sd15_b2-L256": (2, 256, 1280, 5120),
+    "sd15_b2-L64": (2, 64, 1280, 5120),
+    "sdxl_b2-L4096": (2, 4096, 640, 2560),
+    "sdxl_b2-L1024": (2, 1024, 1280, 5120),
+}
 # workload -> N, L, C, whether the residual is added before and scale and shift are applied after, whether RMSNorm
 LAYER_NORMS = {
     "dit_b2-modulated": (2, 256, 1152, False, True, False),

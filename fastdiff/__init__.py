@@ -12,6 +12,8 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "AutoencoderKL": "fastdiff.models.autoencoder",
+    "CLIPTextModel": "fastdiff.models.clip",
+    "CLIPTextModelWithProjection": "fastdiff.models.clip",
     "DDIMScheduler": "fastdiff.diffusion.schedulers",
     "DDPMScheduler": "fastdiff.diffusion.schedulers",
     "DiTTransformer2DModel": "fastdiff.models.dit",
@@ -19,6 +21,7 @@ _EXPORTS = {
     "NonFiniteError": "fastdiff.errors",
     "Pipeline": "fastdiff.pipeline",
     "UNet1DModel": "fastdiff.models.unet1d",
+    "UNet2DConditionModel": "fastdiff.models.unet2d_condition",
     "UNet2DModel": "fastdiff.models.unet2d",
     "accelerate": "fastdiff.acceleration",
     "report": "fastdiff.reporting",

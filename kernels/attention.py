@@ -27,12 +27,18 @@ MAX_WIDTH = {torch.float32: 256, torch.float16: 512, torch.bfloat16: 512}  # of 
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall(Call[Tensor]):
-    """softmax(q k^T / sqrt(d)) v for each head, Vaswani et al. 2017 (arXiv 1706.03762), as diffusers' AttnProcessor2_0.
+    """softmax(q k^T / sqrt(d) + bias) v for each head, Vaswani et al. 2017 (arXiv 1706.03762).
+
+    diffusers' AttnProcessor2_0.
 
     Args:
         q: (N, L, heads * d), float32, float16 or bfloat16; rows may be strided (a slice of a fused projection).
         k, v: (N, L_keys, heads * d), the dtype of q.
         causal: token i sees keys 0 to i only.
+        bias: (N, L_keys), the dtype of q, finite: added to the scores of a key, for every query and head; a large
+            negative number hides the key.
+
+    Scores are float32 whatever the dtype: none overflows.
 
     Returns: (N, L, heads * d), contiguous, the dtype of q. Raises ValueError naming the argument that does not fit.
     """
@@ -43,6 +49,7 @@ class AttentionCall(Call[Tensor]):
     _: KW_ONLY
     heads: int
     causal: bool = False
+    bias: Tensor | None = None
 
     @property
     def device(self) -> torch.device:
@@ -66,11 +73,25 @@ class AttentionCall(Call[Tensor]):
                 )
         if heads < 1 or q.shape[2] % heads:
             raise ValueError(f"heads: {heads} does not divide the width {q.shape[2]}")
+        self._check_bias()
+
+    def _check_bias(self) -> None:
+        if self.bias is None:
+            return
+        if self.causal:
+            raise ValueError("bias: not together with causal")
+        if self.bias.shape != self.k.shape[:2]:
+            raise ValueError(f"bias: expected {tuple(self.k.shape[:2])}, got {tuple(self.bias.shape)}")
+        if (self.bias.dtype, self.bias.device) != (self.q.dtype, self.device):
+            given, wanted = f"{self.bias.dtype} on {self.bias.device}", f"{self.q.dtype} on {self.device}"
+            raise ValueError(f"bias: {given}, but q is {wanted}")
 
     def reference(self) -> Tensor:
         # (N, heads, L, d), views
         q, k, v = (tensor.unflatten(-1, (self.heads, -1)).transpose(1, 2) for tensor in (self.q, self.k, self.v))
-        return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2)
+        bias = None if self.bias is None else self.bias[:, None, None]
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=self.causal)
+        return y.transpose(1, 2).flatten(2)
 
     def obstacle(self) -> str | None:
         dtype = self.q.dtype
@@ -81,7 +102,7 @@ class AttentionCall(Call[Tensor]):
         return None
 
     def library_reason(self) -> str | None:
-        if not is_sm_90(self.device):
+        if not is_sm_90(self.device) or self.bias is not None:  # with which nobody has measured it
             return None
         if self.q.dtype == torch.float32:
             return "float32: torch's library is faster on sm_90"
@@ -93,6 +114,7 @@ class AttentionCall(Call[Tensor]):
     def kernel(self) -> Tensor:
         (n, queries, channels), keys = self.q.shape, self.k.shape[1]
         q, k, v = side_by_side(self.q), side_by_side(self.k), side_by_side(self.v)
+        bias = None if self.bias is None else self.bias.contiguous()
         blocks, (first, second) = _blocks(self.width, q.dtype, queries, keys, q.device), _split(self.width, q.dtype)
         out = q.new_empty(n, queries, channels)
         because(
@@ -100,7 +122,7 @@ class AttentionCall(Call[Tensor]):
         )
         launch(
             attention_kernel, (n * self.heads * triton.cdiv(queries, blocks.queries),),
-            out, q, k, v, self.heads, queries, keys, self.width**-0.5 * LOG2_E.value,
+            out, q, k, v, bias, self.heads, queries, keys, self.width**-0.5 * LOG2_E.value,
             *(stride for tensor in (q, k, v) for stride in tensor.stride()[:2]),
             CAUSAL=self.causal, D=self.width, D1=first, D2=second, BM=blocks.queries, BN=blocks.keys,
             num_warps=blocks.warps, num_stages=blocks.stages,

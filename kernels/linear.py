@@ -30,6 +30,7 @@ ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     None: lambda x: x,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "silu": F.silu,
 }
 # (C_in, C_out) of products that torch's library makes faster than the kernel on sm_90 in bfloat16, with bias and
@@ -47,7 +48,7 @@ class LinearCall(Call[Tensor]):
         x: (N, L, C_in), float32, float16 or bfloat16; tokens may be strided.
         weight: (C_out, C_in), the dtype of x. Q, K and V are one linear of 3 C rows, which attention reads in place.
         bias: (C_out,), the dtype of x.
-        activation: None, gelu (by erf), gelu_tanh or silu.
+        activation: None, gelu (by erf), gelu_tanh, quick_gelu (x sigmoid(1.702 x), of CLIP) or silu.
         gate: (N, C_out) of any float dtype, one row for all tokens of a picture: adaLN-Zero (Peebles and Xie 2022,
             arXiv 2212.09748); rows may be strided (columns of a wider table).
         residual: (N, L, C_out), the dtype of x.
@@ -154,7 +155,7 @@ def _only(y: Tensor | tuple[Tensor, Tensor]) -> Tensor:
 
 
 def products_obstacle(x: Tensor) -> str | None:
-    """Say why the kernel of `linear` and `swiglu` does not take these tokens, if it does not."""
+    """Say why the kernel of `linear`, `swiglu` and `geglu` does not take these tokens, if it does not."""
     return f"{tuple(x.shape)} of {x.dtype} has no kernel" if x.dtype not in DTYPES or x.numel() == 0 else None
 
 
@@ -200,12 +201,14 @@ def launch_products(
     bias: Tensor | None = None,
     *,
     activation: str | None = None,
+    activation2: str | None = None,
     gate: Tensor | None = None,
     residual: Tensor | None = None,
     rms_eps: float | None = None,
 ) -> Tensor:
-    """Launch the kernel: `linear` for a weight (1, C_out, C_in), `swiglu` for one of (2, C_out, C_in).
+    """Launch the kernel: `linear` for a weight (1, C_out, C_in), `swiglu` and `geglu` for one of (2, C_out, C_in).
 
+    activation2: of the second product, where there are two.
     rms_eps: where it is given, x is divided by its root mean square.
     """
     n, tokens, channels = x.shape
@@ -232,7 +235,7 @@ def launch_products(
         operand(out, tile.tokens, tile.out), operand(x, tile.tokens, tile.block),
         operand(weight, tile.channels, tile.block), bias, gate, operand(residual, tile.tokens, tile.out),
         *shape, channels, out_channels, *x.stride()[:2], 0 if gate is None else gate.stride(0), rms_eps or 0.0,
-        ACTIVATION=activation or "none", DUAL=parts == 2, NORMED=rms_eps is not None,
+        ACTIVATION=activation or "none", ACTIVATION2=activation2 or "none", DUAL=parts == 2, NORMED=rms_eps is not None,
         CHUNK=FLOAT32_CHUNK if y.dtype == torch.float32 else 0,
         BM=tile.tokens, BN=tile.channels, BK=tile.block, BY=tile.out, GROUP=GROUP,
         num_warps=tile.warps, num_stages=tile.stages,

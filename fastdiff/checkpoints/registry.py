@@ -10,11 +10,13 @@ from typing import Annotated, Literal
 
 from fastdiff.arguments import naming
 from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
+from fastdiff.checkpoints.configs.clip import CLIPTextConfig, CLIPTextConfigWithProjection
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.configs.model import ModelConfig
 from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
+from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.errors import InputError
 from fastdiff.schema import Wanted, checked
@@ -59,15 +61,18 @@ class DenoiserPart(ModelPart):
 
 
 UNET = DenoiserPart("unet", ("UNet2DModel",), config=UNet2DConfig)
+UNET_CONDITION = DenoiserPart("unet", ("UNet2DConditionModel",), config=UNet2DConditionConfig)
 UNET_1D = DenoiserPart("unet", ("UNet1DModel",), config=UNet1DConfig)
 TRANSFORMER = DenoiserPart(
     "transformer", ("DiTTransformer2DModel", "Transformer2DModel"), config=DiTTransformer2DConfig
 )
 VAE = ModelPart("vae", ("AutoencoderKL",), is_optional=True, config=AutoencoderKLConfig)
+TEXT_ENCODER = ModelPart("text_encoder", ("CLIPTextModel",), config=CLIPTextConfig)
+TEXT_ENCODER_2 = ModelPart("text_encoder_2", ("CLIPTextModelWithProjection",), config=CLIPTextConfigWithProjection)
 VALUE_FUNCTION = Part("value_function", ("UNet1DModel",))
 SCHEDULER = Part("scheduler")
 
-DENOISERS = (UNET, UNET_1D, TRANSFORMER)
+DENOISERS = (UNET, UNET_1D, UNET_CONDITION, TRANSFORMER)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from fastdiff.models.denoiser import Denoiser
 from fastdiff.models.dit import DiTTransformer2DModel
 from fastdiff.models.unet1d import UNet1DModel
 from fastdiff.models.unet2d import UNet2DModel
+from fastdiff.models.unet2d_condition import UNet2DConditionModel
 
 # By diffusers' class name, today's: the first of the classes of a part in fastdiff.checkpoints.registry.
 DENOISERS: dict[str, type[Denoiser]] = {
-    kind.__name__: kind for kind in (UNet2DModel, UNet1DModel, DiTTransformer2DModel)
+    kind.__name__: kind for kind in (UNet2DModel, UNet1DModel, UNet2DConditionModel, DiTTransformer2DModel)
 }
 
 

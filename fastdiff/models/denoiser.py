@@ -9,6 +9,7 @@ from fastdiff.arguments import as_float, naming, shown
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.registry import DenoiserPart
 from fastdiff.errors import InputError
+from fastdiff.execution.cuda_graphs import map_tensors
 from fastdiff.execution.tensors import INDICES, REAL, beside, tensor, within
 from fastdiff.models.blocks.resnet import Conditioned
 from fastdiff.models.model import Model
@@ -28,10 +29,11 @@ class Conditioning(NamedTuple):
 
     temb: Tensor  # (M, width): what the blocks read of time and class, side by side
     timesteps: Tensor  # (M,)
+    text: tuple[Tensor, ...] = ()  # (M, L, width): keys and values of a text, side by side; (M, L): a bias of its keys
 
     def of(self, conditions: Tensor) -> "Conditioning":
         """Return the entries with these indices (N,), in this order."""
-        return Conditioning(*(tensor[conditions] for tensor in self))
+        return map_tensors(lambda tensor: tensor[conditions], self)
 
 
 def in_groups(x: Tensor) -> tuple[Tensor, ...]:

@@ -90,7 +90,8 @@ class Model(nn.Module):
         weight_files.check_fit(options, folder, variant, path)
         with torch.device("meta"):
             model = cls.from_config(options, source=str(path))
-        state = weights.load_state_dict(folder, variant=variant)
+        state = weights.load_state_dict(folder, variant, options.LIBRARY)
+        state = weight_files.without_prefix(state, options.KEY_PREFIX)
         weights.load_weights(model, state, source=str(folder), dtype=dtype, device=device)
         return model
 

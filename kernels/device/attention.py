@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from fastdiff.kernels.device.language import tl, triton
-from fastdiff.kernels.device.math import await_inputs
+from fastdiff.kernels.device.math import LOG2_E, await_inputs
 
 
 class Walk(NamedTuple):
@@ -48,7 +48,7 @@ def _accumulate(acc, a, b):
 
 @triton.jit
 def _attend(
-    walk, q, q2, rows, start, stop, keys, k_row, v_row, scale,
+    walk, q, q2, rows, start, stop, keys, bias_ptr, k_row, v_row, scale,
     CAUSAL: tl.constexpr, width: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """The walk after keys start to stop."""
@@ -60,6 +60,9 @@ def _attend(
         if width.D2 > 0:
             k2 = _load_rows(k_ptrs, columns, width.D1, width.D, width.D2, keys, MASKED)
             scores = _accumulate(scores, q2, k2.T)
+        if bias_ptr is not None:
+            biases = tl.load(bias_ptr + columns, mask=columns < keys, other=0.0).to(tl.float32)
+            scores += (biases * (LOG2_E / scale))[None, :]
         if MASKED:
             visible = (columns < keys)[None, :]
             if CAUSAL:
@@ -83,7 +86,7 @@ def _attend(
 
 @triton.jit
 def attention_kernel(
-    out_ptr, q_ptr, k_ptr, v_ptr, heads, queries, keys, scale,
+    out_ptr, q_ptr, k_ptr, v_ptr, bias_ptr, heads, queries, keys, scale,
     q_picture, q_row, k_picture, k_row, v_picture, v_row,
     CAUSAL: tl.constexpr, D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -110,10 +113,11 @@ def attention_kernel(
     if CAUSAL:
         seen = tl.minimum(keys, (pid % blocks + 1) * BM)
         clear = tl.minimum(clear, pid % blocks * BM // BN * BN)
+    bias_ptrs = bias_ptr if bias_ptr is None else bias_ptr + n * keys
     width: tl.constexpr = Width(D, D1, D2)
     walk = Walk(acc, acc2, top, total, k_ptrs, v_ptrs)
-    walk = _attend(walk, q, q2, rows, 0, clear, keys, k_row, v_row, scale, CAUSAL, width, BN, False)
-    walk = _attend(walk, q, q2, rows, clear, seen, keys, k_row, v_row, scale, CAUSAL, width, BN, True)
+    walk = _attend(walk, q, q2, rows, 0, clear, keys, bias_ptrs, k_row, v_row, scale, CAUSAL, width, BN, False)
+    walk = _attend(walk, q, q2, rows, clear, seen, keys, bias_ptrs, k_row, v_row, scale, CAUSAL, width, BN, True)
 
     out_ptrs = out_ptr + (n * queries + rows)[:, None] * (heads * D) + head * D
     inside = (rows < queries)[:, None]

@@ -1,4 +1,6 @@
-"""The Triton kernel of `linear` and `swiglu`: one main loop and one epilogue, loading by descriptors or by pointers.
+"""The Triton kernel of `linear`, `swiglu` and `geglu`: one main loop and one epilogue.
+
+Loads are by descriptors or by pointers.
 
 A program makes tiles of BM tokens of one picture x BN output channels, one after the other: the loads of the next begin
 while the last is finished. Every sum over the input channels has one order, whatever the tile: the tile changes no bit.
@@ -107,23 +109,25 @@ def _add_bias(acc, bias_ptr, n, out_channels):
 @triton.jit
 def _finish(
     y, acc, acc2, bias_ptr, gate_ptr, residual, place,
-    ACTIVATION: tl.constexpr, DUAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BY: tl.constexpr,
+    ACTIVATION: tl.constexpr, ACTIVATION2: tl.constexpr, DUAL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BY: tl.constexpr,
 ):  # fmt: skip
     """The epilogue, BY columns at a time: what it loads and stores takes less shared memory then."""
     if BN > BY:
         tl.static_assert(not DUAL, "the second product is not cut")
         half: tl.constexpr = BN // 2
         halves = acc.reshape(BM, 2, half).permute(0, 2, 1).split()
-        _finish(y, halves[0], acc2, bias_ptr, gate_ptr, residual, place, ACTIVATION, DUAL, BM, half, BY)
+        _finish(y, halves[0], acc2, bias_ptr, gate_ptr, residual, place, ACTIVATION, ACTIVATION2, DUAL, BM, half, BY)
         right = Place(place.picture, place.row, place.column + half)
-        _finish(y, halves[1], acc2, bias_ptr, gate_ptr, residual, right, ACTIVATION, DUAL, BM, half, BY)
+        _finish(y, halves[1], acc2, bias_ptr, gate_ptr, residual, right, ACTIVATION, ACTIVATION2, DUAL, BM, half, BY)
     else:
         out_channels, picture, row, column = y.columns, place.picture, place.row, place.column
         n = column + tl.arange(0, BN)
         EXACT: tl.constexpr = not isinstance(y.source, tl.tensor_descriptor) and y.source.dtype.element_ty == tl.float32
         acc = activate(_add_bias(acc, bias_ptr, n, out_channels), ACTIVATION, EXACT)
         if DUAL:
-            acc *= _add_bias(acc2, bias_ptr if bias_ptr is None else bias_ptr + out_channels, n, out_channels)
+            acc2 = _add_bias(acc2, bias_ptr if bias_ptr is None else bias_ptr + out_channels, n, out_channels)
+            acc *= activate(acc2, ACTIVATION2, EXACT)
         if gate_ptr is not None:
             acc *= tl.load(gate_ptr + n, mask=n < out_channels, other=0.0).to(tl.float32)[None, :]
         if residual.source is not None:
@@ -140,12 +144,13 @@ def linear_kernel(
     y,
     x, weight, bias_ptr, gate_ptr, residual,
     pictures, tokens, channels, out_channels, x_picture, x_row, gate_stride, eps,
-    ACTIVATION: tl.constexpr, DUAL: tl.constexpr, NORMED: tl.constexpr, CHUNK: tl.constexpr,
+    ACTIVATION: tl.constexpr, ACTIVATION2: tl.constexpr, DUAL: tl.constexpr, NORMED: tl.constexpr, CHUNK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BY: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """y (pictures, tokens, out_channels) of x (pictures, tokens, channels) and weight (1, out_channels, channels).
 
-    DUAL (SwiGLU): weight is (2, out_channels, channels), and the activated first product multiplies the second.
+    DUAL (SwiGLU, GEGLU): weight is (2, out_channels, channels), and the product of the first, under ACTIVATION,
+    multiplies that of the second, under ACTIVATION2.
     NORMED: x is divided by its root mean square, which is to say that its products are.
     CHUNK: so many channels are summed on their own, then added to the sum of those before; 0 for all in one.
     """
@@ -179,4 +184,4 @@ def linear_kernel(
             acc *= scale
             acc2 *= scale
         gates = gate_ptr if gate_ptr is None else gate_ptr + place.picture.to(tl.int64) * gate_stride
-        _finish(output, acc, acc2, bias_ptr, gates, added, place, ACTIVATION, DUAL, BM, BN, BY)
+        _finish(output, acc, acc2, bias_ptr, gates, added, place, ACTIVATION, ACTIVATION2, DUAL, BM, BN, BY)

@@ -130,8 +130,9 @@ def test_the_denoise_step_is_the_one_of_a_pipeline(harness, load, monkeypatch, s
         ("linear", "LINEARS", (2, 4, 8, 8, {"gate": True, "residual": True, "activation": "gelu_tanh"})),
         ("layer_norm", "LAYER_NORMS", (2, 4, 8, True, True, False)),
         ("swiglu", "SWIGLUS", (2, 4, 8, 8)),
+        ("geglu", "GEGLUS", (2, 4, 8, 8)),
     ],
-    ids=["linear", "layer_norm", "swiglu"],
+    ids=["linear", "layer_norm", "swiglu", "geglu"],
 )
 def test_transformer_operations(harness, load, monkeypatch, name, table, workload):
     bench = load(f"bench_{name}")

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
+from fastdiff.checkpoints.configs.clip import CLIPTextConfig
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
@@ -146,6 +147,12 @@ BILLION = 10**9
             {"attention_head_dim": 50_000},
             "attention_head_dim: 16 heads of it are 800000",
         ),
+        (CLIPTextConfig, {"num_hidden_layers": BILLION}, "num_hidden_layers: .* to 1024"),
+        (CLIPTextConfig, {"vocab_size": BILLION}, "vocab_size: .* to 1048576"),
+        (CLIPTextConfig, {"hidden_size": BILLION}, "hidden_size: .* to 65536"),
+        (CLIPTextConfig, {"intermediate_size": BILLION}, "intermediate_size: .* to 65536"),
+        (CLIPTextConfig, {"projection_dim": BILLION}, "projection_dim: .* to 65536"),
+        (CLIPTextConfig, {"max_position_embeddings": BILLION}, "max_position_embeddings: .* to 65536"),
         (DDPMConfig, {"num_train_timesteps": BILLION}, "num_train_timesteps: .* to 100000"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,

@@ -51,10 +51,12 @@ def draw(device):
     return views
 
 
-def exact(q, k, v, heads, causal=False):
+def exact(q, k, v, heads, causal=False, bias=None):
     """In float64, as the formula says it."""
     q, k, v = (tensor.double().unflatten(-1, (heads, -1)).transpose(1, 2) for tensor in (q, k, v))
     scores = q @ k.mT / q.shape[-1] ** 0.5
+    if bias is not None:
+        scores = scores + bias.double()[:, None, None]
     if causal:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
     return (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
@@ -116,6 +118,35 @@ def test_large_scores(attend, draw, dot_dtype, assert_accurate):
     assert_accurate(y, attention.reference(q, k, v, heads=2), exact(q, k, v, 2))
 
 
+def test_scores_beyond_float16(attend, draw, assert_accurate):
+    """upcast_attention of diffusers' models: the scores are float32 whatever q and k are."""
+    q, k, v = draw(1, 40, 70, 2, 64, torch.float16, mean=40.0)
+    assert (q.float() @ k.float().mT).min() > torch.finfo(torch.float16).max
+    y = attend(q, k, v, heads=2)
+    assert y.isfinite().all()
+    assert_accurate(y, attention.reference(q, k, v, heads=2), exact(q, k, v, 2))
+
+
+@pytest.mark.parametrize("shape", ["N2-L48-h2-d64", "N2-L33-keys77-h2-d40-odd", "N1-L40-keys1-h2-d32"])
+def test_keys_with_a_bias(attend, draw, dot_dtype, assert_accurate, shape):
+    n, _, keys, heads, _ = SHAPES[shape]
+    q, k, v = draw(*SHAPES[shape], dot_dtype)
+    bias = torch.linspace(-2, 2, n * keys, device=q.device).view(n, keys).to(dot_dtype)
+    y = attend(q, k, v, heads=heads, bias=bias)
+    assert_accurate(y, attention.reference(q, k, v, heads=heads, bias=bias), exact(q, k, v, heads, bias=bias))
+    alone = attend(q[-1:], k[-1:], v[-1:], heads=heads, bias=bias[-1:])
+    torch.testing.assert_close(alone, y[-1:], rtol=0, atol=4 * torch.finfo(y.dtype).eps)
+
+
+def test_hidden_keys_are_as_if_not_there(attend, draw, dot_dtype, assert_accurate):
+    q, k, v = draw(1, 20, 77, 2, 40, dot_dtype)
+    bias = torch.full((1, 77), -1e4, dtype=dot_dtype, device=q.device)
+    bias[:, :9] = 0
+    seen = k[:, :9], v[:, :9]
+    y = attend(q, k, v, heads=2, bias=bias)
+    assert_accurate(y, attention.reference(q, *seen, heads=2), exact(q, *seen, 2))
+
+
 def test_non_contiguous_inputs(attend, draw, dot_dtype, runs_triton):
     """The kernel gives the same bits."""
     q, k, v = draw(2, 20, 30, 2, 40, dot_dtype)
@@ -175,6 +206,19 @@ REFUSED = {
     "heads-that-do-not-divide": ((X, X, X, 3), "heads: 3 does not divide the width 16"),
     "no-heads": ((X, X, X, 0), "heads: 0"),
 }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"bias": torch.zeros(2, 3)}, r"bias: expected \(2, 4\)", id="of-other-keys"),
+        pytest.param({"bias": torch.zeros(2, 4).half()}, "bias: torch.float16", id="of-another-dtype"),
+        pytest.param({"bias": torch.zeros(2, 4), "causal": True}, "bias: not together with causal", id="causal"),
+    ],
+)
+def test_a_bias_that_does_not_fit_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        attention(X, X, X, heads=2, **options)
 
 
 @pytest.mark.parametrize(("args", "message"), REFUSED.values(), ids=REFUSED)

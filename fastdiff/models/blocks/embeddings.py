@@ -1,4 +1,4 @@
-"""Embeddings of timesteps."""
+"""Embeddings of timesteps, and of what is added to them."""
 
 import math
 
@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastdiff.kernels.attention import attention
+from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.models.blocks.layers import ACTIVATIONS
 
@@ -47,15 +49,73 @@ class GaussianFourierProjection(nn.Module):
 class TimestepEmbedding(nn.Module):
     """Linear, activation, Linear; diffusers' TimestepEmbedding."""
 
-    def __init__(self, in_channels: int, width: int, out_channels: int | None = None, activation: str = "silu"):
+    def __init__(
+        self,
+        in_channels: int,
+        width: int,
+        out_channels: int | None = None,
+        activation: str = "silu",
+        *,
+        post_activation: str | None = None,
+        condition_width: int | None = None,  # of a further input: a guidance scale's embedding, for LCM
+    ):
         super().__init__()
-        self.activation = activation
+        self.activation, self.post_activation = activation, post_activation
         self.linear_1 = nn.Linear(in_channels, width)
+        self.cond_proj = None if condition_width is None else nn.Linear(condition_width, in_channels, bias=False)
         self.linear_2 = nn.Linear(width, out_channels or width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
+        """(M, in_channels), and (M, condition_width) -> (M, out_channels)."""
+        if condition is not None and self.cond_proj is not None:
+            x = x + each_through(condition, self.cond_proj)
         activate = ACTIVATIONS[self.activation]
-        return each_through(activate(each_through(x, self.linear_1)), self.linear_2)
+        x = each_through(activate(each_through(x, self.linear_1)), self.linear_2)
+        return x if self.post_activation is None else ACTIVATIONS[self.post_activation](x)
+
+
+class AttentionPooling(nn.Module):
+    """A text's tokens as one, which attends to them all and to their mean; diffusers' AttentionPooling."""
+
+    def __init__(self, heads: int, channels: int):
+        super().__init__()
+        self.heads = heads
+        self.positional_embedding = nn.Parameter(torch.randn(1, channels) / channels**0.5)
+        self.k_proj, self.q_proj, self.v_proj = (nn.Linear(channels, channels) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(M, L, C) -> (M, C)."""
+        means = torch.stack([tokens.mean(dim=0, keepdim=True) for tokens in x])  # alone, for the same bits in any batch
+        query = means + self.positional_embedding  # (M, 1, C)
+        x = torch.cat([query, x], dim=1)
+        q, k, v = (
+            linear(tokens, layer.weight, layer.bias)
+            for tokens, layer in ((query, self.q_proj), (x, self.k_proj), (x, self.v_proj))
+        )
+        return attention(q, k, v, heads=self.heads)[:, 0]
+
+
+class TextTimeEmbedding(nn.Module):
+    """A text, pooled and projected to what is added to the time; diffusers' TextTimeEmbedding."""
+
+    def __init__(self, channels: int, out_channels: int, heads: int):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(channels)
+        self.pool = AttentionPooling(heads, channels)
+        self.proj = nn.Linear(channels, out_channels)
+        self.norm2 = nn.LayerNorm(out_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(M, L, C) -> (M, out_channels)."""
+        x = each_through(self.pool(normed(x, self.norm1)), self.proj)
+        return normed(x[None], self.norm2)[0]
+
+
+def normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """Return x (N, L, C) through a LayerNorm."""
+    y = layer_norm(x, norm.weight, norm.bias, eps=norm.eps)
+    assert isinstance(y, Tensor)  # a pair comes of a residual only
+    return y
 
 
 def each_through(x: Tensor, layer: nn.Linear) -> Tensor:

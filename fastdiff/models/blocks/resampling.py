@@ -21,14 +21,17 @@ class Downsample2D(nn.Module):
 
 
 class Upsample2D(nn.Module):
-    """Nearest 2x, then a 3x3 convolution; diffusers' Upsample2D."""
+    """Nearest 2x, or to the size of a skip connection, then a 3x3 convolution; diffusers' Upsample2D."""
 
     def __init__(self, channels: int):
         super().__init__()
         self.conv = Conv2d(channels, channels, 3)
 
-    def forward(self, x: Feature) -> Feature:
-        return self.conv(x, upsample=True)
+    def forward(self, x: Feature, size: tuple[int, int] | None = None) -> Feature:
+        height, width = x.x.shape[1:3]
+        if size is None or size == (2 * height, 2 * width):
+            return self.conv(x, upsample=True)
+        return self.conv(_channels_last(F.interpolate(_channels_first(x), size)))
 
 
 def average_down(feature: Feature) -> Feature:

@@ -16,6 +16,7 @@ from fastdiff.checkpoints.json_files import read_json
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d
 from fastdiff.kernels.denoise import COLUMNS, StepOptions, denoise_step
+from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host import dispatch, launching
 from fastdiff.kernels.host.filters import k_first
@@ -96,9 +97,9 @@ def project(n, tokens, channels, out_channels, dtype=torch.bfloat16, gated=False
     return lambda: linear.kernel(x, weight, **options)
 
 
-def swiglu_of(n, tokens, channels, out_channels, dtype=torch.bfloat16):
+def two_products(operation, n, tokens, channels, out_channels, dtype=torch.bfloat16):
     x, weight = meta(n, tokens, channels, dtype=dtype), meta(2 * out_channels, channels, dtype=dtype)
-    return lambda: swiglu.kernel(x, weight)
+    return lambda: operation.kernel(x, weight)
 
 
 def token_norm(n, tokens, channels, dtype=torch.bfloat16, rms=False, added=False):
@@ -188,10 +189,12 @@ CASES = {
     "linear-N1-C1-smallest-fp32": project(1, 7, 1, 1, dtype=torch.float32, rms_norm=(None, 1e-6)),
     "linear-N2-C1152-fp32": project(2, 256, 1152, 3456, dtype=torch.float32, gated=True),
     "linear-N2-C1152-rms-norm-fp32": project(2, 256, 1152, 3456, dtype=torch.float32, rms_norm=(None, 1e-6)),
-    "swiglu-N32-C1152": swiglu_of(32, 256, 1152, 3072),
-    "swiglu-N2-C37-odd": swiglu_of(2, 77, 37, 41),
-    "swiglu-N1-C1-smallest": swiglu_of(1, 1, 1, 1),
-    "swiglu-N2-C256-fp32": swiglu_of(2, 256, 256, 512, dtype=torch.float32),
+    "swiglu-N32-C1152": two_products(swiglu, 32, 256, 1152, 3072),
+    "swiglu-N2-C37-odd": two_products(swiglu, 2, 77, 37, 41),
+    "swiglu-N1-C1-smallest": two_products(swiglu, 1, 1, 1, 1),
+    "swiglu-N2-C256-fp32": two_products(swiglu, 2, 256, 256, 512, dtype=torch.float32),
+    "geglu-N2-C1280": two_products(geglu, 2, 1024, 1280, 5120),
+    "geglu-N2-C36-odd-fp32": two_products(geglu, 2, 77, 36, 41, dtype=torch.float32),
     "layer_norm-N32-C1152-gated-residual": token_norm(32, 256, 1152, added=True),
     "layer_norm-N2-C36-rms": token_norm(2, 77, 36, rms=True),
     "layer_norm-N1-C1-smallest": token_norm(1, 1, 1, added=True),

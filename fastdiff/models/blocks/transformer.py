@@ -1,0 +1,161 @@
+"""The transformers of a text U-Net: pixels attend to one another and to a text.
+
+Tokens are (N, L, C), the pixels of a picture row by row: what a GroupNorm over (N, H, W, C) returns is read as tokens
+without a copy. A block's first two sums are part of the norms that follow them, its third of its last product. The keys
+and values of the text are columns of one tensor, which the model makes once per prompt: see TextAttention.
+"""
+
+from typing import Any, NamedTuple, cast
+
+from torch import Tensor, nn
+
+from fastdiff.kernels.attention import attention
+from fastdiff.kernels.conv2d import conv2d
+from fastdiff.kernels.geglu import geglu
+from fastdiff.kernels.layer_norm import layer_norm
+from fastdiff.kernels.linear import linear
+from fastdiff.models.blocks.embeddings import normed
+from fastdiff.models.blocks.layers import Feature, GroupNorm, as_feature
+
+EPS = 1e-6  # of the norm before a transformer, which diffusers fixes
+MLP = 4  # times the width, inside the MLP
+
+
+class Context(NamedTuple):
+    """All that the blocks read besides the picture, of each picture."""
+
+    temb: Tensor  # (N, width)
+    text: Tensor  # (N, L, width)
+    text_bias: Tensor | None = None  # (N, L), of the text's keys where attn2 reads them
+    bias: Tensor | None = None  # (N, keys of attn1)
+
+
+class SelfAttention(nn.Module):
+    """Attention of the pixels to one another; diffusers' Attention as attn1."""
+
+    def __init__(self, channels: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.to_qkv = nn.Linear(channels, 3 * channels, bias=False)
+        self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
+
+    def forward(self, x: Tensor, context: Context, bias: Tensor | None) -> Tensor:
+        qkv = linear(x, self.to_qkv.weight)  # (N, L, 3 C)
+        return _out(self.to_out, attention(*qkv.chunk(3, dim=-1), heads=self.heads, bias=bias))
+
+
+class TextAttention(nn.Module):
+    """Attention of the pixels to a text; diffusers' Attention as attn2, and as attn1 with only_cross_attention.
+
+    Its to_k and to_v are rows of one layer of the model, `text_projections`, and it reads their columns.
+    """
+
+    columns: slice  # the model's to say: the keys, then the values
+
+    def __init__(self, channels: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.projections = {"to_k": channels, "to_v": channels}
+        self.to_q = nn.Linear(channels, channels, bias=False)
+        self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
+
+    def forward(self, x: Tensor, context: Context, bias: Tensor | None) -> Tensor:
+        keys, values = context.text[..., self.columns].chunk(2, dim=-1)
+        q = linear(x, self.to_q.weight)
+        return _out(self.to_out, attention(q, keys, values, heads=self.heads, bias=bias))
+
+
+def _out(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    layer = cast(nn.Linear, layers[0])
+    return linear(x, layer.weight, layer.bias)
+
+
+class FeedForward(nn.Module):
+    """GEGLU, linear, and the sum; diffusers' FeedForward."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        inner, outer = nn.Linear(channels, 2 * MLP * channels), nn.Linear(MLP * channels, channels)
+        self.net = nn.ModuleDict({"0": nn.ModuleDict({"proj": inner}), "2": outer})
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        inner = cast(nn.Linear, cast(nn.ModuleDict, self.net["0"])["proj"])
+        outer = cast(nn.Linear, self.net["2"])
+        return linear(geglu(x, inner.weight, inner.bias), outer.weight, outer.bias, residual=residual)
+
+
+class BasicTransformerBlock(nn.Module):
+    """Attention, attention to the text and an MLP; diffusers' BasicTransformerBlock with layer_norm."""
+
+    def __init__(self, channels: int, heads: int, *, only_cross: bool):
+        super().__init__()
+        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(channels) for _ in range(3))
+        self.attn1 = TextAttention(channels, heads) if only_cross else SelfAttention(channels, heads)
+        self.attn2 = TextAttention(channels, heads)
+        self.ff = FeedForward(channels)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        h, x = _added_and_normed(self.attn1(normed(x, self.norm1), context, context.bias), x, self.norm2)
+        h, x = _added_and_normed(self.attn2(h, context, context.text_bias), x, self.norm3)
+        return self.ff(h, x)
+
+
+def _added_and_normed(branch: Tensor, x: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """-> the sum through a LayerNorm; and the sum."""
+    y = layer_norm(branch, norm.weight, norm.bias, eps=norm.eps, residual=x)
+    assert isinstance(y, tuple)
+    return y
+
+
+class Transformer2DModel(nn.Module):
+    """Transformer blocks over the pixels, with a residual; diffusers' Transformer2DModel of continuous inputs."""
+
+    def __init__(
+        self,
+        channels: int,
+        inner: int,
+        heads: int,
+        depth: int,
+        *,
+        groups: int,
+        linear_projection: bool,
+        only_cross: bool,
+    ):
+        super().__init__()
+        projection: Any = nn.Linear if linear_projection else _Conv1x1
+        self.norm = GroupNorm(groups, channels, eps=EPS)
+        self.proj_in = projection(channels, inner)
+        self.transformer_blocks = nn.ModuleList(
+            BasicTransformerBlock(inner, heads, only_cross=only_cross) for _ in range(depth)
+        )
+        self.proj_out = projection(inner, channels)
+
+    def forward(self, x: Feature, context: Context) -> Feature:
+        tokens = linear(self.norm(x).x.flatten(1, 2), self.proj_in.weight.flatten(1), self.proj_in.bias)
+        for block in self.transformer_blocks:
+            tokens = block(tokens, context)
+        out = self.proj_out  # a 1x1 convolution either way, for the moments
+        weight = out.weight.flatten(1)[:, :, None, None]
+        pixels = tokens.unflatten(1, x.x.shape[1:3])
+        return as_feature(conv2d(pixels, weight, out.bias, residual=x.x, moments=True))
+
+
+class _Conv1x1(nn.Conv2d):
+    """A linear layer whose weight diffusers keeps as that of a convolution."""
+
+    def __init__(self, in_channels: int, out_channels: int):
+        super().__init__(in_channels, out_channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise NotImplementedError  # its weight is read by the transformer
+
+
+def stack_text_projections(model: nn.Module, text_width: int) -> tuple[nn.Linear, dict[str, int]]:
+    """Return one layer for the text's keys and values of every attention, and diffusers' layers that it stacks."""
+    widths: dict[str, int] = {}
+    for path, layer in model.named_modules():
+        if isinstance(layer, TextAttention):
+            start = sum(widths.values())
+            layer.columns = slice(start, start + sum(layer.projections.values()))
+            widths |= {f"{path}.{name}.": width for name, width in layer.projections.items()}
+    return nn.Linear(text_width, sum(widths.values()), bias=False), widths

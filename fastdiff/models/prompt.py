@@ -1,0 +1,128 @@
+"""The tensors that a text U-Net is told beside sample, time and class: which there are, and their checks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastdiff.arguments import shown
+from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
+from fastdiff.errors import InputError
+from fastdiff.execution.tensors import FLOATS, REAL, beside, tensor
+
+Given = tuple[Tensor, ...]  # one, or none: a graph's inputs are tensors and tuples of them
+HIDDEN = -10_000.0  # the bias of a key that a mask hides, as diffusers has it
+
+
+class Prompt(NamedTuple):
+    """The text and what goes with it, an entry of each tensor for each picture, or for each condition."""
+
+    text: Tensor  # (M, L, text_width): encoder_hidden_states
+    bias: Given = ()  # (M, L), of encoder_attention_mask
+    added: Given = ()  # (M, projection_class_embeddings_input_dim): added_cond_kwargs as one, before its embedding
+    timestep_cond: Given = ()  # (M, time_cond_proj_dim)
+
+
+class Extras(NamedTuple):
+    """Tensors that are added inside the model, an entry for each picture."""
+
+    bias: Given = ()  # (N, keys of attn1), of attention_mask
+    down: Given = ()  # (N, H, W, C) for each skip connection
+    mid: Given = ()  # (N, H, W, C)
+
+
+class PromptCheck:
+    """The checks of one call: of a model's config, dtype and device, for `count` pictures."""
+
+    def __init__(self, config: UNet2DConditionConfig, dtype: torch.dtype, device: torch.device, count: int):
+        self.config, self.dtype, self.device, self.count = config, dtype, device, count
+
+    def prompt(
+        self,
+        encoder_hidden_states: Any,
+        encoder_attention_mask: Any = None,
+        added_cond_kwargs: Any = None,
+        timestep_cond: Any = None,
+    ) -> Prompt:
+        """Return the arguments of a call as a Prompt. InputError for what does not fit the model."""
+        text = self._rows("encoder_hidden_states", encoder_hidden_states, None, self.config.text_width)
+        if text.dtype != self.dtype:
+            raise InputError(
+                f"encoder_hidden_states: it is {text.dtype}, but the model is {self.dtype}; move one of them"
+            )
+        bias = self.bias("encoder_attention_mask", encoder_attention_mask, {text.shape[1]})
+        return Prompt(text, bias, self._added(added_cond_kwargs), self._timestep_cond(timestep_cond))
+
+    def bias(self, name: str, mask: Any, lengths: set[int]) -> Given:
+        """Return a mask (N, keys), 1 to keep and 0 to hide, as what is added to the scores; it has all `lengths`."""
+        if mask is None:
+            return ()
+        tensor(name, mask, (*REAL, torch.bool))
+        for length in sorted(lengths):
+            self._check_shape(name, mask, (length,))
+        return ((1 - beside(name, mask, self.device).to(self.dtype)) * HIDDEN,)
+
+    def residuals(self, down: Any, mid: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[Given, Given]:
+        """Return what a ControlNet adds, (N, C, H, W) each, over (N, H, W, C); shapes (C, H, W), the last of `mid`."""
+        names = "down_block_additional_residuals", "mid_block_additional_residual"
+        if down is None and mid is None:
+            return (), ()
+        if down is None or mid is None:
+            raise InputError(f"{names[down is not None]}: it is missing; give both {' and '.join(names)}")
+        if not isinstance(down, list | tuple) or len(down) != len(shapes) - 1:
+            found = len(down) if isinstance(down, list | tuple) else shown(down)
+            raise InputError(
+                f"{names[0]}: {found} given; give a list of {len(shapes) - 1}, one for each skip connection"
+            )
+        for name, each, shape in zip([names[0]] * len(down) + [names[1]], [*down, mid], shapes, strict=True):
+            self._rows(name, each, *shape)
+        *skips, middle = (each.to(self.dtype).permute(0, 2, 3, 1) for each in (*down, mid))
+        return tuple(skips), (middle,)
+
+    def _added(self, given: Any) -> Given:
+        kind = self.config.addition_embed_type
+        wanted = {"text_embeds", "time_ids"} if kind == "text_time" else set()
+        if given is not None and not isinstance(given, Mapping):
+            raise InputError(f"added_cond_kwargs: {shown(given)} is no dictionary; give one of tensors by name")
+        given = dict(given or {})
+        found = set(given)
+        if found - wanted:
+            raise InputError(f"added_cond_kwargs: this model takes no {', '.join(sorted(map(str, found - wanted)))}")
+        if wanted - found:
+            missing = ", ".join(sorted(wanted - found))
+            raise InputError(f"added_cond_kwargs: this model needs {missing}: addition_embed_type is {kind!r}")
+        if not wanted:
+            return ()
+        embeds = self._rows("added_cond_kwargs: text_embeds", given["text_embeds"], None)
+        ids = self._rows("added_cond_kwargs: time_ids", given["time_ids"], None, dtypes=REAL)
+        width = embeds.shape[1] + ids.shape[1] * (self.config.addition_time_embed_dim or 0)
+        if width != self.config.projection_class_embeddings_input_dim:
+            raise InputError(
+                f"added_cond_kwargs: text_embeds of {embeds.shape[1]} channels and {ids.shape[1]} time_ids make "
+                f"{width} channels, but the model takes {self.config.projection_class_embeddings_input_dim}"
+            )
+        return embeds, ids
+
+    def _timestep_cond(self, given: Any) -> Given:
+        if given is None:
+            return ()
+        width = self.config.time_cond_proj_dim
+        if width is None:
+            raise InputError("timestep_cond: this model takes none: its config has no time_cond_proj_dim")
+        return (self._rows("timestep_cond", given, width).to(self.dtype),)
+
+    def _rows(self, name: str, value: Any, *shape: int | None, dtypes: Sequence[torch.dtype] = FLOATS) -> Tensor:
+        """A tensor (N, *shape), None for any size, on the model's device."""
+        beside(name, tensor(name, value, dtypes), self.device)
+        self._check_shape(name, value, shape)
+        if value.requires_grad and torch.is_grad_enabled():
+            raise InputError(f"{name}: it requires grad, and this model is for inference only; give its .detach()")
+        return value
+
+    def _check_shape(self, name: str, value: Tensor, shape: tuple[int | None, ...]) -> None:
+        wanted = (self.count, *shape)
+        fits = value.ndim == len(wanted) and value.numel() > 0
+        if not fits or any(size not in (None, found) for size, found in zip(wanted, value.shape, strict=True)):
+            sizes = ", ".join("L" if size is None else str(size) for size in wanted)
+            raise InputError(f"{name}: its shape is {tuple(value.shape)}; it is ({sizes})")

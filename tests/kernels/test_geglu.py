@@ -1,0 +1,75 @@
+"""geglu against torch in higher precision: both ways of loading, and its bits."""
+
+import pytest
+import torch
+
+from fastdiff.kernels.geglu import geglu
+
+SHAPES = {  # N, L, C_in, C_out
+    "N2-L48-C64": (2, 48, 64, 128),
+    "N1-L33-C128-several-tiles": (1, 33, 128, 200),
+    "N2-L21-C36-odd": (2, 21, 36, 20),
+    "N1-L1-C1-smallest": (1, 1, 1, 1),
+    "N2-L1024-C640-sdxl": pytest.param((2, 1024, 640, 2560), marks=pytest.mark.gpu),
+}
+
+
+@pytest.fixture
+def run(runs_triton):
+    """The operation; where Triton runs, its kernel and nothing else."""
+    return geglu.kernel if runs_triton else geglu
+
+
+def inputs(randn, n, tokens, channels, out_channels, dtype):
+    weight = randn(2 * out_channels, channels, dtype=dtype) * channels**-0.5
+    return randn(n, tokens, channels, dtype=dtype), weight, randn(2 * out_channels, dtype=dtype)
+
+
+def truth(x, weight, bias=None):
+    """In the next wider dtype, as the formula says it."""
+    wide = torch.float64 if x.dtype == torch.float32 else torch.float32
+    y = x.to(wide) @ weight.to(wide).T + (0 if bias is None else bias.to(wide))
+    first, second = y.chunk(2, dim=-1)
+    return first * second / 2 * (1 + torch.erf(second / 2**0.5))
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("biased", [True, False], ids=["bias", "no-bias"])
+def test_output(randn, dot_dtype, run, loads, assert_accurate, shape, biased):
+    args = inputs(randn, *shape, dot_dtype)[: 3 if biased else 2]
+    for _ in range(4 if args[0].is_cuda else 1):
+        y = run(*args)
+        assert y.is_contiguous()
+        assert_accurate(y, geglu.reference(*args), truth(*args))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", ["N2-L48-C64", "N2-L21-C36-odd"])
+def test_bits_do_not_depend_on_the_batch(randn, dtype, run, shape):
+    x, weight, bias = inputs(randn, 64, *SHAPES[shape][1:], dtype)
+    together = run(x, weight, bias)
+    for n in (1, 3, 8):
+        assert torch.equal(run(x[:n], weight, bias), together[:n])
+    assert torch.equal(run(x[-1:], weight, bias), together[-1:])
+
+
+def test_strided_tokens(randn, dot_dtype, run, loads, assert_accurate):
+    x, weight, bias = inputs(randn, 2, 24, 64, 32, dot_dtype)
+    wide = torch.cat([x, x], dim=-1)[..., 64:]
+    assert not wide.is_contiguous()
+    assert_accurate(run(wide, weight, bias), geglu.reference(x, weight, bias), truth(x, weight, bias))
+
+
+X = torch.zeros(2, 4, 8)
+REFUSED = {
+    "two-dimensions": ((X[0], torch.zeros(6, 8)), "x: expected"),
+    "odd-rows": ((X, torch.zeros(5, 8)), "weight: expected"),
+    "weight-of-other-channels": ((X, torch.zeros(6, 4)), "weight: expected"),
+    "bias-of-one-half": ((X, torch.zeros(6, 8), torch.zeros(3)), "bias: expected"),
+}
+
+
+@pytest.mark.parametrize(("args", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_wrong_argument_is_named(args, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        geglu(*args)
