@@ -165,3 +165,17 @@ def test_the_profile_of_a_forward(harness, load, monkeypatch):
 def test_the_class_of_a_kernel(load, kernel, expected):
     pytest.importorskip("triton", reason="no Triton here")
     assert load("profile_models").class_of(kernel) == expected
+
+
+@pytest.mark.parametrize("half", ["decode", "encode"])
+def test_an_autoencoder(harness, load, monkeypatch, half):
+    bench = load("bench_autoencoder")
+    levels = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
+    monkeypatch.setattr(bench, "VAE", levels | {"block_out_channels": (8, 16), "norm_num_groups": 4})
+    monkeypatch.setattr(bench.torch, "compile", lambda function, mode: function)
+    bench.WORKLOADS["tiny"] = (half, 2, 16, "bf16")
+    row = bench.row("tiny")
+    assert all(row[f"{who}_ms"] > 0 for who in ("fastdiff", "eager", "compile"))
+    assert 0 < row["max_abs_err"] <= 2 * row["eager_err"] + 1e-2
+    assert row["launches"] > 0
+    json.dumps(row)
