@@ -11,6 +11,9 @@ from importlib.machinery import ModuleSpec
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "AutoencoderKL": "fastdiff.models.autoencoder",
+    "CLIPTextModel": "fastdiff.models.clip",
+    "CLIPTextModelWithProjection": "fastdiff.models.clip",
     "DDIMScheduler": "fastdiff.diffusion.schedulers",
     "DDPMScheduler": "fastdiff.diffusion.schedulers",
     "DiTTransformer2DModel": "fastdiff.models.dit",

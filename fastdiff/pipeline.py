@@ -14,17 +14,16 @@ from torch import Tensor
 
 from fastdiff.arguments import instance, optional, text
 from fastdiff.checkpoints import hub
-from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.checkpoints.registry import SchedulerName
 from fastdiff.diffusion.conditions import choose_conditions
-from fastdiff.diffusion.decoding import OutputType, decode, join
+from fastdiff.diffusion.decoding import OutputType, check_channels, decode, join
 from fastdiff.diffusion.finite import Extremes
 from fastdiff.diffusion.loop import denoise
 from fastdiff.diffusion.noise import Generators, Noise, check_generators
-from fastdiff.diffusion.pictures import Label, check_latents, list_pictures, picture_shape
+from fastdiff.diffusion.pictures import Label, check_latents, check_state, list_pictures, picture_shape
 from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.schedulers import SCHEDULERS, Scheduler, scheduler_from_config
 from fastdiff.diffusion.trajectories import (
@@ -45,7 +44,7 @@ from fastdiff.diffusion.trajectories import (
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import check_move, dtype_name, naming_lost_device, resolve_device, resolve_dtype
 from fastdiff.execution.memory import Portions, or_explain, remedies
-from fastdiff.models.autoencoder import Autoencoder
+from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.classes import DENOISERS, load_models
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.requests.defaults import LIBRARY, SEED, ModelFacts, Sampling, SamplingOptions, complete_sampling
@@ -71,21 +70,19 @@ class Pipeline:
         scheduler: Any,
         info: ModelInfo | None = None,
         name: str = "model",
-        vae: Autoencoder | None = None,
+        vae: AutoencoderKL | None = None,
         value_function: Denoiser | None = None,
     ):
-        """`vae`: diffusers' AutoencoderKL, for a denoiser of latents. `value_function`: a UNet1DModel that says what
+        """`vae`: an AutoencoderKL, for a denoiser of latents. `value_function`: a UNet1DModel that says what
         trajectories are worth, for a denoiser of such. InputError where the models do not fit together.
         """
         instance("denoiser", denoiser, Denoiser, f"a {' or '.join(DENOISERS)} of fastdiff")
         optional(instance, "info", info, ModelInfo, "a ModelInfo")
         text("name", name)
-        channels = getattr(getattr(vae, "config", None), "latent_channels", None)
-        if vae is not None and channels is None:
-            raise InputError(f"vae: {type(vae).__name__} is none; give diffusers' AutoencoderKL")
-        if vae is not None and channels != denoiser.config.in_channels:
+        optional(instance, "vae", vae, AutoencoderKL, "an AutoencoderKL of fastdiff")
+        if vae is not None and vae.config.latent_channels != denoiser.config.in_channels:
             raise InputError(
-                f"vae: it decodes {channels} channels and the model denoises "
+                f"vae: it decodes {vae.config.latent_channels} channels and the model denoises "
                 f"{denoiser.config.in_channels}; give the VAE that the model was trained with"
             )
         check_parts(denoiser, value_function)
@@ -187,6 +184,11 @@ class Pipeline:
                 companion.to(*args, **kwargs)
         return self
 
+    def _release_graphs(self) -> None:
+        for model in (self.denoiser, self.vae, self.value_function):
+            if model is not None:
+                model.release_graphs()
+
     @property
     def plans_trajectories(self) -> bool:
         """Whether it plans trajectories, rather than to draw pictures."""
@@ -195,16 +197,16 @@ class Pipeline:
     @property
     def scale(self) -> int:
         """Pixels of a picture for one of the denoiser's, in height and in width."""
-        return 1 if self.vae is None else AutoencoderKLConfig.from_mapping(self.vae.config, "vae").scale
+        return 1 if self.vae is None else self.vae.config.scale
 
     def decode(self, x: Tensor, output_type: str) -> Any:
         """Return what the denoiser ends with, (N, H, W, C) float32, as pictures; see `decoding.decode`.
 
-        Trajectories, (N, 1, L, C), are returned as (N, C, L): see `trajectories.decode_trajectories`.
+        Trajectories, (N, 1, L, C), are returned as (N, C, L): see `trajectories.decode_trajectories`. InputError where
+        `x` is neither.
         """
-        if self.plans_trajectories:
-            return decode_trajectories(x, output_type)
-        return decode(x, output_type, self.vae)
+        x, output_type = check_state(x, self.denoiser.config), self._output_type(output_type)
+        return decode_trajectories(x, output_type) if self.plans_trajectories else decode(x, output_type, self.vae)
 
     def __call__(
         self, *, return_dict: bool = True, **options: Any
@@ -280,8 +282,7 @@ class Pipeline:
         """
         check_kind(self.denoiser.config, height=height, width=width, horizon=horizon, conditions=conditions)
         check_unguided(n_guide_steps)
-        kind = TrajectoryOutputType if self.plans_trajectories else OutputType
-        output_type = get_args(kind)[0] if output_type is None else checked("output_type", output_type, kind)
+        output_type = self._output_type(output_type)
         check_generators(generator, self.device)
         check_latents(latents, self.denoiser.config)
         known_positions = read_conditions(conditions)
@@ -301,9 +302,7 @@ class Pipeline:
         known = place_conditions(known_positions, shape[-1], shape[0], self.device)
         value_function = choose_ranking(self.value_function, sort_by_value, shape[-1])
         noise = Noise(seeds, shape, generator, self.device, self.dtype)
-        portions = Portions(
-            len(seeds), self.device, self.dtype, halves=generator is None, release=self.denoiser.release_graphs
-        )
+        portions = Portions(len(seeds), self.device, self.dtype, halves=generator is None, release=self._release_graphs)
         start = partial(noise.start, None if latents is None else latents.reshape(-1, *shape))
         with naming_lost_device():
             x_t, from_steps = or_explain(start, portions.problem), noise.of_steps()
@@ -345,6 +344,19 @@ class Pipeline:
             return TrajectoryOutput(trajectories)
         values = portions.map(lambda part: trajectory_values(value_function, x[part]), len(x))
         return sort_trajectories(trajectories, torch.cat(values))
+
+    def _output_type(self, output_type: Any) -> str:
+        """Return one that it has; for None the first. Raises InputError for any other."""
+        kind = TrajectoryOutputType if self.plans_trajectories else OutputType
+        if output_type is None:
+            output_type = get_args(kind)[0]
+        check_channels(self._channels, checked("output_type", output_type, kind))
+        return output_type
+
+    @property
+    def _channels(self) -> int:
+        """Those of what is drawn."""
+        return self.denoiser.config.sample_channels if self.vae is None else self.vae.config.out_channels
 
     def _complete(
         self, steps: int | None, eta: float | None, use_clipped_model_output: bool | None, guidance_scale: float | None

@@ -5,6 +5,7 @@ holds values to it, strictly: a text is no number, and True is none. Imports no 
 """
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from types import NoneType
@@ -18,6 +19,7 @@ from fastdiff.errors import InputError
 
 AnySchema = TypeVar("AnySchema", bound="Schema")
 
+_MOST_VALUES = 2**20  # of an array that becomes a list; no option has as many
 _DEPTH = 4  # of lists in one another that become tuples; no option has as many
 
 
@@ -130,6 +132,8 @@ def _kinds(cls: type) -> dict[str, Any]:
 def _plain(value: Any, depth: int = _DEPTH) -> Any:
     """Return Python's own values for numpy's and torch's, tuples for lists, dicts for mappings."""
     if hasattr(value, "tolist"):
+        if math.prod(getattr(value, "shape", ())) > _MOST_VALUES:
+            return value
         try:
             value = value.tolist()
         except (RuntimeError, NotImplementedError):  # a tensor without memory

@@ -30,6 +30,7 @@ ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     None: lambda x: x,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "silu": F.silu,
 }
 # (C_in, C_out) of products that torch's library makes faster than the kernel on sm_90 in bfloat16, with bias and
@@ -47,7 +48,7 @@ class LinearCall(Call[Tensor]):
         x: (N, L, C_in), float32, float16 or bfloat16; tokens may be strided.
         weight: (C_out, C_in), the dtype of x. Q, K and V are one linear of 3 C rows, which attention reads in place.
         bias: (C_out,), the dtype of x.
-        activation: None, gelu (by erf), gelu_tanh or silu.
+        activation: None, gelu (by erf), gelu_tanh, quick_gelu (x sigmoid(1.702 x), of CLIP) or silu.
         gate: (N, C_out) of any float dtype, one row for all tokens of a picture: adaLN-Zero (Peebles and Xie 2022,
             arXiv 2212.09748); rows may be strided (columns of a wider table).
         residual: (N, L, C_out), the dtype of x.

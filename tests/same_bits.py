@@ -3,11 +3,11 @@
     python -m tests.same_bits --base REV
 
 REV is a commit, or a folder that holds another checkout. Each side draws in an interpreter of its own, which runs this
-very file over that side's fastdiff (`--draw`), so the runs keep to the public names that both sides have. On a GPU
-every run is drawn in every dtype and through CUDA graphs. Equal bits are promised on one machine only: kinds of CPU and
-of GPU differ.
+very file over that side's fastdiff (`--draw`), so the runs keep to the public names of both sides; one of a model
+that REV does not know is shown as new, and compared with nothing. On a GPU every run is drawn in every dtype and
+through CUDA graphs. Equal bits are promised on one machine only: kinds of CPU and of GPU differ.
 
-Exit codes: 0 all runs are equal; 1 some differ or fail; 2 there is no such REV.
+Exit codes: 0 all runs that both sides know are equal; 1 some differ or fail; 2 there is no such REV.
 """
 
 import argparse
@@ -70,10 +70,34 @@ DITS = {
     "dit-latents": dit(2, 72, out_channels=8),
     "dit-odd": dit(3, 12, sample_size=14, norm_elementwise_affine=True, activation_fn="gelu"),
 }
+PLANNER = {
+    "block_out_channels": (32, 64, 128),
+    "in_channels": 14,
+    "out_channels": 14,
+    "down_block_types": ("DownResnetBlock1D",) * 3,
+    "up_block_types": ("UpResnetBlock1D",) * 2,
+    "mid_block_type": "MidResTemporalBlock1D",
+    "out_block_type": "OutConv1DBlock",
+    "use_timestep_embedding": True,
+    "act_fn": "mish",
+}
+VALUES = {
+    "up_block_types": (),
+    "mid_block_type": "ValueFunctionMidBlock1D",
+    "out_block_type": "ValueFunction",
+    "downsample_each_block": True,
+}
+PLANNERS = {
+    "planner": PLANNER | {"time_embedding_type": "positional", "flip_sin_to_cos": False, "freq_shift": 1},
+    "planner-fourier": PLANNER,
+    "values": PLANNER | VALUES,
+}
+MODELS = {"UNet2DModel": UNETS, "DiTTransformer2DModel": DITS, "UNet1DModel": PLANNERS}
 VELOCITY = {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
 THRESHOLDING = {"thresholding": True, "dynamic_thresholding_ratio": 0.8, "sample_max_value": 3.0}
 UNCLIPPED = {"clip_sample": False}
 LEARNED = {"variance_type": "learned_range"}
+OBSERVED = {0: [0.5, -1.0, 0.25] * 3, 31: [1.0, -0.5]}
 EACH_ITS_OWN = {"class_labels": [7, 3, None], "seed": [1, 1, 2], "batch_size": 3}
 
 
@@ -81,7 +105,7 @@ EACH_ITS_OWN = {"class_labels": [7, 3, None], "seed": [1, 1, 2], "batch_size": 3
 class Run:
     """A model, its scheduler, and the options that it draws with."""
 
-    model: str  # of UNETS, of DITS, or bundled
+    model: str  # of MODELS, or bundled
     scheduler: str | None = None  # ddim or ddpm; None: the bundled model's own
     config: dict[str, Any] = field(default_factory=dict)  # of the scheduler
     options: dict[str, Any] = field(default_factory=dict)  # of the call, of each step, or the command's flags
@@ -111,6 +135,9 @@ RUNS = {
     "dit-learned-loop": Run("dit-pixels", "ddpm", LEARNED, way="loop", half=True),
     "dit-latents": Run("dit-latents", "ddim", UNCLIPPED, {"class_labels": 5, "guidance_scale": 4.0}),
     "dit-odd": Run("dit-odd", "ddim", options={"class_labels": [0, 19], "eta": 0.5}, half=True),
+    "planner": Run("planner", "ddpm", options={"horizon": 32, "seed": 4}, half=True),
+    "planner-conditions": Run("planner", "ddim", UNCLIPPED, {"horizon": 32, "conditions": OBSERVED, "eta": 0.5}),
+    "planner-sorted": Run("planner-fourier", "ddpm", options={"horizon": 32, "num_images": 5, "sort_by_value": True}),
 }
 
 
@@ -179,19 +206,29 @@ def drawn_by(side: Path, folder: Path) -> dict[str, dict[str, str]]:
 def compare(base: dict[str, dict[str, str]], tree: dict[str, dict[str, str]]) -> int:
     """Print a row for each run, and return the exit code."""
     width, different = max(map(len, tree)), 0
+    new = [name for name, ours in tree.items() if "unknown" in base[name] and "sha256" in ours]
     for name, ours in tree.items():
         theirs = base[name]
         equal = "sha256" in ours and ours["sha256"] == theirs.get("sha256")
-        different += not equal
+        different += not equal and name not in new
         verdict = "equal" if equal else f"DIFFERENT  {difference(theirs, ours)}"
+        verdict = f"new  the base has {theirs['unknown']}" if name in new else verdict
         print(f"{name:<{width}}  {ours.get('sha256', '-')[:12]:<12}  {verdict}")
-    print(f"{different} of {len(tree)} runs differ" if different else f"all {len(tree)} runs are equal")
+    compared = len(tree) - len(new)
+    summary = f"{different} of {compared} runs differ" if different else f"all {compared} runs are equal"
+    print(f"{summary}; {len(new)} are new, and compared with nothing" if new else summary)
     return int(different > 0)
+
+
+class UnknownError(Exception):
+    """A side's fastdiff has no such model."""
 
 
 def difference(theirs: dict[str, str], ours: dict[str, str]) -> str:
     """By how much two runs differ, in words."""
-    failed = [f"{side} failed: {run['error']}" for side, run in (("base", theirs), ("tree", ours)) if "error" in run]
+    sides = ("base", theirs), ("tree", ours)
+    failed = [f"{side} failed: {run['error']}" for side, run in sides if "error" in run]
+    failed += [f"{side} has {run['unknown']}" for side, run in sides if "unknown" in run]
     if failed:
         return "; ".join(failed)
     before, after = torch.load(theirs["file"]), torch.load(ours["file"])
@@ -218,6 +255,8 @@ def draw_run(run: Run, dtype: str, file: Path) -> dict[str, str]:
     """The hash of all bits of a run and the `file` that has them, or the error: one run's must not hide the others."""
     try:
         tensors = [tensor.cpu().contiguous() for tensor in WAYS[run.way](run, dtype)]
+    except UnknownError as error:
+        return {"unknown": str(error)}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     torch.save(tensors, file)
@@ -229,17 +268,21 @@ def draw_run(run: Run, dtype: str, file: Path) -> dict[str, str]:
 
 
 def pipeline(run: Run, dtype: str) -> Iterator[Tensor]:
-    """The states of every step and the pictures; on a GPU the pictures again, all through CUDA graphs."""
-    if run.model in UNETS or run.model in DITS:
-        pipe = fastdiff.Pipeline(random_model(run.model, dtype), scheduler(run))
+    """The states of every step and the pictures; on a GPU the pictures again, all through CUDA graphs.
+
+    Of planners the trajectories, and their values where they are sorted.
+    """
+    if any(run.model in configs for configs in MODELS.values()):
+        companion = {"value_function": random_model("values", dtype)} if "sort_by_value" in run.options else {}
+        pipe = fastdiff.Pipeline(random_model(run.model, dtype), scheduler(run), **companion)
     else:
         pipe = fastdiff.Pipeline.from_pretrained(run.model, device=DEVICE, dtype=dtype, scheduler=run.scheduler)
     options = {"num_inference_steps": STEPS, "num_images": PICTURES, "output_type": "pt"} | run.options
     for step in pipe.stream(**options | noise_source(run)):
         yield from (step.x_t, step.x0)
-    yield step.images
-    if ON_GPU:
-        yield pipe(**options | noise_source(run)).images
+    last = step.trajectories if step.images is None else (step.images,)
+    again = pipe(**options | noise_source(run), return_dict=False) if ON_GPU else ()
+    yield from (tensor for tensor in (*last, *again) if tensor is not None)
 
 
 def loop(run: Run, dtype: str) -> Iterator[Tensor]:
@@ -281,9 +324,14 @@ def noise_source(run: Run) -> dict[str, torch.Generator]:
 
 
 def random_model(name: str, dtype: str) -> nn.Module:
-    """A model in which no parameter is zero and no norm's weight is 1. A parameter's name alone decides its values."""
-    kind, configs = (fastdiff.UNet2DModel, UNETS) if name in UNETS else (fastdiff.DiTTransformer2DModel, DITS)
-    model = kind.from_config(configs[name])
+    """A model in which no parameter is zero and no norm's weight is 1. A parameter's name alone decides its values.
+
+    UnknownError where our side's fastdiff has no such model.
+    """
+    class_name = next(class_name for class_name, configs in MODELS.items() if name in configs)
+    if not hasattr(fastdiff, class_name):
+        raise UnknownError(f"no {class_name}")
+    model = getattr(fastdiff, class_name).from_config(MODELS[class_name][name])
     with torch.no_grad():
         for path, parameter in model.named_parameters():
             values = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(zlib.crc32(path.encode())))

@@ -7,6 +7,7 @@ import torch
 import fastdiff
 from fastdiff import DDIMScheduler, DDPMScheduler, DiTTransformer2DModel, InputError, Pipeline, UNet1DModel, UNet2DModel
 from fastdiff.checkpoints.model_info import ModelInfo
+from tests.planners import policy
 
 UNET = {
     "sample_size": 8,
@@ -25,18 +26,7 @@ DIT = {
     "attention_head_dim": 4,
     "num_embeds_ada_norm": 3,
 }
-PLANNER = {
-    "sample_size": 8,
-    "in_channels": 3,
-    "time_embedding_type": "positional",
-    "use_timestep_embedding": True,
-    "block_out_channels": (8, 16),
-    "down_block_types": ("DownResnetBlock1D",) * 2,
-    "up_block_types": ("UpResnetBlock1D",),
-    "mid_block_type": "MidResTemporalBlock1D",
-    "out_block_type": "OutConv1DBlock",
-    "act_fn": "mish",
-}
+PLANNER = policy(8, 16, sample_size=8, in_channels=3, out_channels=2)
 MODELS = {
     "plain": UNet2DModel.from_config(UNET),
     "labelled": UNet2DModel.from_config(UNET | {"num_class_embeds": 3}),

@@ -10,7 +10,18 @@ import pytest
 import fastdiff
 import fastdiff.kernels
 
-HEAVY = {"torch", "triton", "numpy", "PIL", "diffusers", "safetensors", "huggingface_hub", "tqdm", "gradio"}
+HEAVY = {
+    "torch",
+    "triton",
+    "numpy",
+    "PIL",
+    "diffusers",
+    "safetensors",
+    "tokenizers",
+    "huggingface_hub",
+    "tqdm",
+    "gradio",
+}
 PACKAGE = Path(fastdiff.__file__).parent
 SOURCES = sorted(path for folder in (PACKAGE, *map(Path, fastdiff.kernels.__path__)) for path in folder.rglob("*.py"))
 

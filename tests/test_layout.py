@@ -31,7 +31,7 @@ FLOORS = (
     ("diffusion",),
     ("models",),
     ("models.blocks",),
-    ("requests",),
+    ("requests", "text"),
     ("checkpoints",),
     ("execution",),
     ("kernels",),

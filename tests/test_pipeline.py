@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fastdiff import (
+    AutoencoderKL,
     DDIMScheduler,
     DDPMScheduler,
     DiTTransformer2DModel,
@@ -68,7 +69,7 @@ def make_dit(randomise):
 def vae(randomise):
     """A tiny one, two pixels of a picture for each latent."""
     blocks = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
-    return randomise(diffusers.AutoencoderKL(**blocks, block_out_channels=(8, 16), norm_num_groups=4))
+    return randomise(AutoencoderKL.from_config(blocks | {"block_out_channels": (8, 16), "norm_num_groups": 4}))
 
 
 @pytest.fixture(scope="module")
@@ -241,6 +242,11 @@ def test_latents_become_pictures_of_the_vaes_size(make_dit, vae):
 def test_a_vae_of_other_latents_is_refused(make_dit, vae):
     with pytest.raises(InputError, match="decodes 4 channels and the model denoises 3"):
         make_dit(vae=vae)
+
+
+def test_a_vae_of_another_class_is_refused(make_dit):
+    with pytest.raises(InputError, match=r"^vae: .* is none; give an AutoencoderKL of fastdiff"):
+        make_dit(vae=torch.nn.Identity())
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,20 @@
 
 from itertools import islice
 
-import diffusers
 import numpy as np
 import pytest
 import torch
 
-from fastdiff import DDIMScheduler, DDPMScheduler, DiTTransformer2DModel, NonFiniteError, Pipeline, UNet2DModel
+from fastdiff import (
+    AutoencoderKL,
+    DDIMScheduler,
+    DDPMScheduler,
+    DiTTransformer2DModel,
+    InputError,
+    NonFiniteError,
+    Pipeline,
+    UNet2DModel,
+)
 from fastdiff.diffusion import decoding, loop
 
 TINY = {
@@ -44,7 +52,7 @@ def unet(randomise):
 def latent(randomise):
     """A transformer of latents, with a VAE."""
     denoiser = randomise(DiTTransformer2DModel.from_config(TINY_DIT))
-    return Pipeline(denoiser, DDIMScheduler(), vae=randomise(diffusers.AutoencoderKL(**TINY_VAE)))
+    return Pipeline(denoiser, DDIMScheduler(), vae=randomise(AutoencoderKL.from_config(TINY_VAE)))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
@@ -136,3 +144,32 @@ def test_out_of_memory_for_the_noise_is_one_line(unet, monkeypatch):
     monkeypatch.setattr(torch, "randn", fail)
     with pytest.raises(MemoryError, match="for 3 pictures at a time; lower batch size"):
         Pipeline(unet, DDIMScheduler()).stream(num_images=3, num_inference_steps=2)
+
+
+def test_pictures_of_more_channels_than_a_png_has_are_refused_at_once():
+    pipe = Pipeline(UNet2DModel.from_config(TINY | {"in_channels": 5, "out_channels": 5}), DDIMScheduler())
+    with pytest.raises(InputError, match=r"output_type: this model's pictures have 5 channels, .*; give np or pt"):
+        pipe.stream(num_inference_steps=1)
+    assert pipe(num_inference_steps=1, num_images=1, output_type="np").images.shape == (1, 8, 8, 5)
+
+
+@pytest.mark.parametrize(
+    ("x", "named"),
+    [
+        pytest.param(None, "x: None is not a tensor", id="none"),
+        pytest.param(np.zeros((1, 8, 8, 3)), "x: .* is not a tensor", id="array"),
+        pytest.param(torch.zeros(1, 8, 8, 3, device="meta"), "x: it is a .* on meta", id="meta"),
+        pytest.param(torch.zeros(1, 8, 8, 3).to_sparse(), "x: it is a torch.sparse_coo", id="sparse"),
+        pytest.param(torch.zeros(1, 8, 8, 3, dtype=torch.int32), "x: it is torch.int32", id="whole-numbers"),
+        pytest.param(torch.zeros(1, 3, 8, 8), r"x: expected \(N, H, W, 3\)", id="channels-first"),
+        pytest.param(torch.zeros(8, 8, 3), r"x: expected \(N, H, W, 3\)", id="one-picture"),
+    ],
+)
+def test_what_is_no_state_is_not_decoded(unet, x, named):
+    with pytest.raises(InputError, match=named):
+        Pipeline(unet, DDIMScheduler()).decode(x, "np")
+
+
+def test_a_state_that_requires_grad_is_decoded(unet):
+    x = torch.zeros(1, 8, 8, 3, requires_grad=True)
+    assert (Pipeline(unet, DDIMScheduler()).decode(x, "np") == 0.5).all()

@@ -55,6 +55,7 @@ def test_taken(kind, value, taken):
             "a whole .* or a list of 2, each a .*",
         ),
         (Annotated[str, Len(0, 3)], ["abcd", 3, None], "a text of up to 3"),
+        (tuple[float, ...], [torch.zeros(1).expand(2**40), np.broadcast_to(0.5, 2**40)], "a list, each a number"),
         (dict[str, str], [{"a": 1}, {1: "a"}, [], "a"], "an object of names and, for each, a text"),
         (Annotated[str, Len(1), Wanted("a name")] | None, ["", 3], "a name"),
     ],

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fastdiff.arguments import path as checked_path
+from fastdiff.checkpoints.configs.model import Library
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.names import Revision, Variant
 from fastdiff.checkpoints.registry import DENOISERS, PIPELINES, read_denoiser_part, read_model_index
@@ -17,7 +18,11 @@ from fastdiff.errors import InputError
 from fastdiff.schema import checked
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
-WEIGHTS = "diffusion_pytorch_model"  # the stem of diffusers' weight files
+# The stems of each library's weight files, by their extension
+STEMS: dict[Library, dict[str, str]] = {
+    "diffusers": {"safetensors": "diffusion_pytorch_model", "bin": "diffusion_pytorch_model"},
+    "transformers": {"safetensors": "model", "bin": "pytorch_model"},
+}
 
 _CACHED = "models--"  # the beginning of the name of a model's folder in huggingface_hub's cache
 _CONFIGS = ("model_index.json", "config.json")  # a pipeline's folder has the first, a plain model's the second
@@ -140,23 +145,24 @@ def _is_broken(folder: Path) -> bool:
     return False
 
 
-def weights_name(extension: str, variant: str | None = None) -> str:
-    """diffusers' name of a file that holds all weights: `extension` is safetensors or bin."""
-    return ".".join(filter(None, (WEIGHTS, variant, extension)))
+def weights_name(extension: str, variant: str | None = None, library: Library = "diffusers") -> str:
+    """A library's name of a file that holds all weights: `extension` is safetensors or bin."""
+    return ".".join(filter(None, (STEMS[library][extension], variant, extension)))
 
 
-def index_names(extension: str, variant: str | None = None) -> list[str]:
-    """diffusers' names, the newer first, of the index of weights in shards."""
+def index_names(extension: str, variant: str | None = None, library: Library = "diffusers") -> list[str]:
+    """A library's names, the newer first, of the index of weights in shards."""
+    name = weights_name(extension, library=library)
     if variant is None:
-        return [f"{WEIGHTS}.{extension}.index.json"]
-    return [f"{WEIGHTS}.{extension}.index.{variant}.json", f"{WEIGHTS}.{extension}.{variant}.index.json"]
+        return [f"{name}.index.json"]
+    return [f"{name}.index.{variant}.json", f"{name}.{variant}.index.json"]
 
 
 def _shard_patterns(extension: str, variant: str | None) -> list[str]:
-    shard = "-?????-of-?????"
+    stem, shard = STEMS["diffusers"][extension], "-?????-of-?????"
     if variant is None:
-        return [f"{WEIGHTS}{shard}.{extension}"]
-    return [f"{WEIGHTS}.{variant}{shard}.{extension}", f"{WEIGHTS}{shard}.{variant}.{extension}"]
+        return [f"{stem}{shard}.{extension}"]
+    return [f"{stem}.{variant}{shard}.{extension}", f"{stem}{shard}.{variant}.{extension}"]
 
 
 def component_folder(root: str | Path, name: str) -> Path:

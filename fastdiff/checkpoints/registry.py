@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from fastdiff.arguments import naming
+from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
+from fastdiff.checkpoints.configs.clip import CLIPTextConfig, CLIPTextConfigWithProjection
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.configs.model import ModelConfig
@@ -64,7 +66,9 @@ UNET_1D = DenoiserPart("unet", ("UNet1DModel",), config=UNet1DConfig)
 TRANSFORMER = DenoiserPart(
     "transformer", ("DiTTransformer2DModel", "Transformer2DModel"), config=DiTTransformer2DConfig
 )
-VAE = Part("vae", ("AutoencoderKL",), is_optional=True)
+VAE = ModelPart("vae", ("AutoencoderKL",), is_optional=True, config=AutoencoderKLConfig)
+TEXT_ENCODER = ModelPart("text_encoder", ("CLIPTextModel",), config=CLIPTextConfig)
+TEXT_ENCODER_2 = ModelPart("text_encoder_2", ("CLIPTextModelWithProjection",), config=CLIPTextConfigWithProjection)
 VALUE_FUNCTION = Part("value_function", ("UNet1DModel",))
 SCHEDULER = Part("scheduler")
 

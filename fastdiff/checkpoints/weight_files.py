@@ -11,17 +11,18 @@ import stat
 import struct
 import zipfile
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 from fastdiff.arguments import naming
-from fastdiff.checkpoints.configs.model import ModelConfig, Place
-from fastdiff.checkpoints.hub import WEIGHTS, index_names, weights_name
+from fastdiff.checkpoints.configs.model import Library, ModelConfig, Place
+from fastdiff.checkpoints.hub import STEMS, index_names, weights_name
 from fastdiff.checkpoints.json_files import MAX_BYTES, parse_json, read_json
 from fastdiff.checkpoints.names import Variant, is_file_name
 from fastdiff.errors import InputError
 from fastdiff.schema import Wanted, checked
 
 WeightMap = Annotated[dict[str, str], Wanted("an object of keys and their files; save the model again")]
+Value = TypeVar("Value")
 Shapes = dict[str, tuple[int, ...]]  # by diffusers' keys
 
 _REMEDY = "use the weights that were saved with this config, or download them again"
@@ -35,8 +36,8 @@ class WeightFile(NamedTuple):
     keys: frozenset[str] | None = None
 
 
-def find(folder: str | Path, variant: str | None = None) -> list[WeightFile]:
-    """The files with a component's weights, one or the shards of one index.
+def find(folder: str | Path, variant: str | None = None, library: Library = "diffusers") -> list[WeightFile]:
+    """The files with a component's weights, one or the shards of one index, by the names that its `library` gives them.
 
     safetensors win over .bin. As in diffusers an index of shards wins over a single file, and a `variant` ("fp16")
     stands in the file's name. Raises InputError for weights that are missing, for an index that cannot be used, for
@@ -45,14 +46,14 @@ def find(folder: str | Path, variant: str | None = None) -> list[WeightFile]:
     checked("variant", variant, Variant | None)
     folder = Path(folder)
     for extension in ("safetensors", "bin"):
-        for index in index_names(extension, variant):
+        for index in index_names(extension, variant, library):
             if _is_there(folder / index):
                 return _shards(folder / index)
-        single = folder / weights_name(extension, variant)
+        single = folder / weights_name(extension, variant, library)
         if _is_there(single):
             _check_archive(single)
             return [WeightFile(single)]
-    raise InputError(_no_weights(folder, variant))
+    raise InputError(_no_weights(folder, variant, library))
 
 
 def check_fit(config: ModelConfig, folder: str | Path, variant: str | None, source: str | Path) -> None:
@@ -60,9 +61,9 @@ def check_fit(config: ModelConfig, folder: str | Path, variant: str | None, sour
 
     It costs a look at the files, so that nothing is built that they could not fill. `source` names the config.
     """
-    files = find(folder, variant)
+    files = find(folder, variant, config.LIBRARY)
     is_pickled = any(file.path.suffix != ".safetensors" for file in files)
-    shapes = {} if is_pickled else read_shapes(files)
+    shapes = {} if is_pickled else without_prefix(read_shapes(files), config.KEY_PREFIX)
     for option, place in config.places.items():
         there = size_at(place, shapes)
         if there is not None and there != place.size:
@@ -72,6 +73,14 @@ def check_fit(config: ModelConfig, folder: str | Path, variant: str | None, sour
     for option, count in config.least_parameters.items():
         if count > most:
             raise InputError(f"{source}: {option} makes {count} parameters, but the weights hold {most}; {_REMEDY}")
+
+
+def without_prefix(by_key: dict[str, Value], prefix: str) -> dict[str, Value]:
+    """Return it without `prefix` at the beginning of its keys; as it is, where two of them would become one."""
+    if not prefix:
+        return by_key
+    shortened = {key.removeprefix(prefix): value for key, value in by_key.items()}
+    return shortened if len(shortened) == len(by_key) else by_key
 
 
 def read_shapes(files: list[WeightFile]) -> Shapes:
@@ -155,11 +164,12 @@ def _shards(index: Path) -> list[WeightFile]:
     return [WeightFile(index.parent / shard, index, frozenset(shards[shard])) for shard in sorted(shards)]
 
 
-def _no_weights(folder: Path, variant: str | None) -> str:
-    pattern = re.compile(rf"{WEIGHTS}(?:-\d+-of-\d+)?\.([\w-]+?)(?:-\d+-of-\d+)?\.(?:safetensors|bin)")
+def _no_weights(folder: Path, variant: str | None, library: Library) -> str:
+    stems = "|".join(STEMS[library].values())
+    pattern = re.compile(rf"(?:{stems})(?:-\d+-of-\d+)?\.([\w-]+?)(?:-\d+-of-\d+)?\.(?:safetensors|bin)")
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     variants = sorted({match[1] for match in map(pattern.fullmatch, names) if match})
-    wanted = weights_name("safetensors", variant)
+    wanted = weights_name("safetensors", variant, library)
     if variants:
         return f"{folder} has no {wanted}; ask for one of its variants: {', '.join(variants)}"
     remedy = (

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fastdiff.checkpoints import weight_files
+from fastdiff.checkpoints.configs.model import Library
 from fastdiff.errors import InputError, NonFiniteError
 from fastdiff.kernels.host.filters import k_first
 
@@ -33,14 +34,16 @@ class Conversion(NamedTuple):
     convert: Callable[[Tensor], Tensor]
 
 
-def load_state_dict(folder: str | Path, variant: str | None = None) -> dict[str, Tensor]:
-    """The tensors of a component folder, on the CPU, by diffusers' names; safetensors win over .bin.
+def load_state_dict(
+    folder: str | Path, variant: str | None = None, library: Library = "diffusers"
+) -> dict[str, Tensor]:
+    """The tensors of a component folder, on the CPU, by its `library`'s names; safetensors win over .bin.
 
     As in diffusers an index of shards wins over a single file, and a `variant` ("fp16") stands in the file's name.
     Raises InputError for weights that are missing, damaged, or cannot be read without running code.
     """
     state: dict[str, Tensor] = {}
-    for path, index, keys in weight_files.find(folder, variant):
+    for path, index, keys in weight_files.find(folder, variant, library):
         tensors = _read_tensors(path)
         if keys is not None and tensors.keys() != keys:
             raise InputError(

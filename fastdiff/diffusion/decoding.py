@@ -8,16 +8,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fastdiff.errors import NonFiniteError
-from fastdiff.models.autoencoder import Autoencoder, decode_latents
+from fastdiff.errors import InputError, NonFiniteError
+from fastdiff.models.autoencoder import AutoencoderKL
 
 OutputType = Literal["pil", "np", "pt"]
+MOST_CHANNELS = 4  # of PIL: red, green, blue and alpha
 
 
-def decode(x: Tensor, output_type: str, vae: Autoencoder | None = None) -> Any:
+def decode(x: Tensor, output_type: str, vae: AutoencoderKL | None = None) -> Any:
     """Return x_0 (N, H, W, C) in [-1, 1] as PIL images, numpy (N, H, W, C) or torch (N, C, H, W) float32 in [0, 1].
 
-    With `vae`, diffusers' AutoencoderKL, x_0 are latents. As diffusers' DDPMPipeline and its numpy_to_pil.
+    With `vae` x_0 are latents. As diffusers' DDPMPipeline and its numpy_to_pil.
     Raises NonFiniteError for NaN or infinity.
     """
     x = x if vae is None else decode_latents(vae, x)
@@ -27,6 +28,21 @@ def decode(x: Tensor, output_type: str, vae: Autoencoder | None = None) -> Any:
         return x.permute(0, 3, 1, 2)
     array = x.cpu().numpy()
     return array if output_type == "np" else [_to_image(picture) for picture in array]
+
+
+def decode_latents(vae: AutoencoderKL, latents: Tensor) -> Tensor:
+    """Return pictures (N, H, W, 3) float32, about in [-1, 1], of latents (N, h, w, C) float32: as DiTPipeline does."""
+    (sample,) = vae.decode((latents / vae.config.scaling_factor).permute(0, 3, 1, 2))
+    return sample.permute(0, 2, 3, 1)
+
+
+def check_channels(channels: int, output_type: str) -> None:
+    """Raise InputError where pictures of so many channels have no such output type."""
+    if output_type == "pil" and channels > MOST_CHANNELS:
+        raise InputError(
+            f"output_type: this model's pictures have {channels} channels, and PIL's and PNG's at most "
+            f"{MOST_CHANNELS}; give np or pt, from Python"
+        )
 
 
 def join(parts: list[Any], output_type: str) -> Any:

@@ -62,6 +62,15 @@ def check_latents(latents: Any, config: DenoiserConfig) -> None:
         raise InputError(f"latents: expected (N, {channels}, {', '.join(axes)}), got {tuple(latents.shape)}")
 
 
+def check_state(x: Any, config: DenoiserConfig) -> Tensor:
+    """Return what a denoiser ends with, (N, H, W, C) or (N, 1, L, C), as float32. InputError for anything else."""
+    tensor("x", x, FLOATS)
+    channels, sides = config.sample_channels, "1, L" if config.of_trajectories else "H, W"
+    if x.ndim != 4 or x.shape[3] != channels or (config.of_trajectories and x.shape[1] != 1):
+        raise InputError(f"x: expected (N, {sides}, {channels}), got {tuple(x.shape)}")
+    return x.detach().float()
+
+
 def picture_shape(
     config: DenoiserConfig, scale: int, height: Any, width: Any, latents: Tensor | None
 ) -> tuple[int, int, int]:

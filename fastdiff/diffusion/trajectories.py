@@ -4,6 +4,7 @@ their order by value, and what a call returns.
 The models see them as pictures of one line, (N, 1, L, C).
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +23,7 @@ from fastdiff.models.denoiser import Denoiser
 from fastdiff.schema import checked
 
 TrajectoryOutputType = Literal["np", "pt"]
+MOST_VALUES = 2**24  # of one position: a view or a range of any length takes memory only where it is read
 
 
 class TrajectoryOutput(NamedTuple):
@@ -200,16 +202,30 @@ def sort_trajectories(trajectories: Any, values: Tensor) -> TrajectoryOutput:
 
 
 def _read_values(name: str, values: Any) -> Tensor:
+    wanted = f"give (k,) of them, or (N, k), up to {MOST_VALUES}"
     try:
-        found = values if isinstance(values, Tensor) else torch.tensor(np.array(values, order="C"))
+        is_readable = _count(values) <= MOST_VALUES
+        found = torch.tensor(np.array(values, order="C")) if is_readable and not isinstance(values, Tensor) else values
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise InputError(f"{name}: {shown(values)} is not numbers; give (k,) of them, or (N, k)") from None
-    if found.ndim not in (1, 2) or not found.numel() or found.dtype not in REAL or found.is_meta:
+        raise InputError(f"{name}: {shown(values)} is not numbers; {wanted}") from None
+    if not is_readable:
+        raise InputError(f"{name}: {shown(values)} is too many numbers; {wanted}")
+    is_dense = found.layout == torch.strided and not found.is_meta
+    if found.ndim not in (1, 2) or not found.numel() or found.dtype not in REAL or not is_dense:
         raise InputError(
-            f"{name}: it is of shape {tuple(found.shape)}, {found.dtype}; give real numbers, (k,) for all trajectories "
-            "or (N, k) with a row for each"
+            f"{name}: it is of shape {tuple(found.shape)}, {found.dtype}; give dense real numbers, (k,) for all "
+            "trajectories or (N, k) with a row for each"
         )
     found = found.detach().float()
     if found.device.type == "cpu" and not found.isfinite().all():  # to look at a GPU's would wait for it
         raise InputError(f"{name}: it holds NaN or infinity; give finite numbers")
     return found
+
+
+def _count(values: Any) -> int:
+    """Return how many numbers an array, a number, or a list of them holds; of a long list some that are too many."""
+    if not isinstance(values, list | tuple | range):
+        return math.prod(getattr(values, "shape", ()))
+    if values[MOST_VALUES : MOST_VALUES + 1]:
+        return MOST_VALUES + 1
+    return len(values) if isinstance(values, range) else sum(map(_count, values))

@@ -4,14 +4,17 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fastdiff.kernels.host.recording import recorder
 
+Result = TypeVar("Result")
 
-def map_pictures(function: Callable[..., Tensor], *batches: Tensor) -> Iterator[Tensor]:
+
+def map_pictures(function: Callable[..., Result], *batches: Tensor) -> Iterator[Result]:
     """Return `function` of each picture of the batches (N, ...) alone; on the CPU they run side by side, from now on.
 
     function takes a picture (1, ...) of each batch. A batched convolution of torch on the CPU gives a picture other

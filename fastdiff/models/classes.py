@@ -7,7 +7,7 @@ import torch
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import VALUE_FUNCTION
-from fastdiff.models.autoencoder import Autoencoder, load_autoencoder
+from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.models.dit import DiTTransformer2DModel
 from fastdiff.models.unet1d import UNet1DModel
@@ -22,11 +22,11 @@ DENOISERS: dict[str, type[Denoiser]] = {
 
 def load_models(
     card: ModelCard, *, device: torch.device, dtype: torch.dtype, variant: str | None
-) -> tuple[Denoiser, Autoencoder | None, Denoiser | None]:
+) -> tuple[Denoiser, AutoencoderKL | None, Denoiser | None]:
     """Return the denoiser of a pipeline's folder, and its VAE and its value function where it has them."""
     options: dict[str, Any] = {"variant": variant, "dtype": dtype, "device": device}
     kind = DENOISERS[card.denoiser.class_name]
     denoiser = kind.from_folder(hub.component_folder(card.folder, card.denoiser.name), **options)
-    vae = load_autoencoder(card.folder / "vae", **options) if "vae" in card.classes else None
+    vae = AutoencoderKL.from_folder(card.folder / AutoencoderKL.part.name, **options) if "vae" in card.classes else None
     has_values = VALUE_FUNCTION.name in card.classes
     return denoiser, vae, kind.from_folder(card.folder / VALUE_FUNCTION.name, **options) if has_values else None

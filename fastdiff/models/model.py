@@ -66,7 +66,7 @@ class Model(nn.Module):
     ) -> AnyModel:
         """Config and weights from a folder that diffusers saved, a bundled name, or a hub id.
 
-        `subfolder` is the part of a pipeline folder (default: `unet` or `transformer`, where there is one).
+        `subfolder` is the part of a pipeline folder (default: `unet`, `transformer` or `vae`, where there is one).
         `hub_options` are `revision`, `token` and `local_files_only`. Raises InputError for a bad folder, config or
         weights file, NonFiniteError for NaN or infinity in the weights.
         """
@@ -90,7 +90,8 @@ class Model(nn.Module):
         weight_files.check_fit(options, folder, variant, path)
         with torch.device("meta"):
             model = cls.from_config(options, source=str(path))
-        state = weights.load_state_dict(folder, variant=variant)
+        state = weights.load_state_dict(folder, variant, options.LIBRARY)
+        state = weight_files.without_prefix(state, options.KEY_PREFIX)
         weights.load_weights(model, state, source=str(folder), dtype=dtype, device=device)
         return model
 

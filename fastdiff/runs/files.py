@@ -82,20 +82,18 @@ def grid_path(name: str) -> Path:
     return Path(name)
 
 
-def check(paths: Sequence[Path], may_exist: bool, flag: str = "-o") -> None:
+def check(paths: Sequence[Path], may_exist: bool, flag: str = "-o", *, may_resume: bool = True) -> None:
     """InputError unless every path can be written: no such file yet (or `may_exist`), and a folder that takes files.
 
-    `flag` is the one that the message says names another place.
+    `flag` is the one that the message says names another place; `may_resume`: whether it speaks of --resume.
     """
+    kept = " --resume keeps it if this run would draw the same," if may_resume else ""
     for path in paths:
         mode = _mode(path, flag)
         if mode is not None and stat.S_ISDIR(mode):
             raise InputError(f"{path} is a folder; name another file with {flag}")
         if not may_exist and (mode is not None or os.path.lexists(path)):
-            raise InputError(
-                f"{path} already exists; --overwrite replaces it, --resume keeps it if this run would draw the same, "
-                f"{flag} names another place"
-            )
+            raise InputError(f"{path} already exists; --overwrite replaces it,{kept} {flag} names another place")
         if any(len(os.fsencode(part)) > 255 for part in path.parts):
             raise InputError(f"{path} cannot be written (a name in it is too long); name another file with {flag}")
     for folder in {path.parent for path in paths}:

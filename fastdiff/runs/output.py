@@ -38,13 +38,14 @@ class Output:
         A trajectory has a .npy beside its PNG. InputError for what cannot be written, and for other files than that in
         its place.
         """
-        if run.card.config.of_trajectories and (resume or grid):
+        plans = run.card.config.of_trajectories
+        if plans and (resume or grid):
             raise InputError(f"{'--resume' if resume else '--grid'}: {run.card.name} draws no pictures; leave it out")
         pattern = files.as_pattern(out, with_labels=bool(run.request.label))
         paths = files.picture_paths(pattern, run.cells, cell_names(run.cells, run.card.info))
-        files.check(paths, may_exist=overwrite or resume)
-        if run.card.config.of_trajectories:
-            files.check([trajectory_path(path) for path in paths], may_exist=overwrite)
+        files.check(paths, may_exist=overwrite or resume, may_resume=not plans)
+        if plans:
+            files.check([trajectory_path(path) for path in paths], may_exist=overwrite, may_resume=False)
         num_labels = len(run.request.label)
         columns = grid_columns(num_labels, len(run.cells) // max(1, num_labels))
         sheet = _grid_path(run, paths, columns, overwrite or resume, grid) if grid else None

@@ -1,6 +1,6 @@
 """A model in fastdiff against the same model in diffusers, in float32, number by number.
 
-Two checks on the same inputs: the denoiser alone, at several timesteps and labels, and, of a folder that has a
+Checks on the same inputs: the denoiser alone, at several timesteps and labels, a VAE alone, and, of a folder that has a
 scheduler too, a few steps of sampling, where the reference is a loop written out over diffusers' model and scheduler
 (its pipelines cannot guide a U-Net by labels).
 """
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
     from torch import device as Device
 
+    from fastdiff.models.autoencoder import AutoencoderKL
     from fastdiff.models.denoiser import Denoiser
     from fastdiff.pipeline import Pipeline
 
@@ -132,6 +133,8 @@ def _compare_pipeline(card: ModelCard, request: Request, cells: Sequence[Cell], 
     if pipe.value_function is not None:
         values = card.name, pipe.value_function, reference.value_function
         comparisons += _forwards(*values, card.num_train_timesteps, (), what="value")
+    if pipe.vae is not None:
+        comparisons += _halves(card, pipe.vae, reference.vae)
     return _verified(diffusers, card.name, pipe.device, comparisons)
 
 
@@ -259,6 +262,20 @@ def _forwards(
                     expected = _predict(theirs, *given, **prompt)
             of_label = "" if label is None else f" label={label}"
             yield _compare(f"{what} t={t}{of_label}", output, expected, FORWARD_TOLERANCE)
+
+
+def _halves(card: ModelCard, ours: "AutoencoderKL", theirs: Any) -> Iterator[Comparison]:
+    """Compare one decoding and one encoding, both of noise."""
+    import torch
+
+    z = _noise(card.config, 2).to(ours.device)
+    sides = (ours.config.scale * side for side in z.shape[2:])
+    x = torch.randn(2, ours.config.in_channels, *sides, generator=torch.Generator().manual_seed(_SEED)).to(ours.device)
+    with torch.inference_mode(), _refusals(f"diffusers cannot run the VAE of {card.name}"):
+        expected, moments = theirs.decode(z).sample, theirs.encode(x).latent_dist.parameters
+    (sample,), (distribution,) = ours.decode(z), ours.encode(x)
+    yield _compare("VAE decode", sample, expected, FORWARD_TOLERANCE)
+    yield _compare("VAE encode", distribution.parameters, moments, FORWARD_TOLERANCE)
 
 
 def _loop(pipe: "Pipeline", reference: Reference, labels: Sequence[int]) -> Comparison:

@@ -65,6 +65,8 @@ def activate(x, ACTIVATION: tl.constexpr, EXACT: tl.constexpr = False):
         # 0.5 (1 + tanh(u)) is 1 / (1 + e^-2u)
         u = x * (0.7978845608028654 + 0.035677408136300125 * x * x)
         x = x / (1 + tl.exp2(u * (-2 * LOG2_E)))
+    elif ACTIVATION == "quick_gelu":
+        x = x / (1 + tl.exp2(x * (-1.702 * LOG2_E)))
     elif ACTIVATION == "relu":
         x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     else:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fastdiff
+from tests.planners import policy
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = {
@@ -21,22 +22,9 @@ TINY = {
     "down_block_types": ("DownBlock2D", "DownBlock2D"),
     "up_block_types": ("UpBlock2D", "UpBlock2D"),
 }
-TINY_PLANNER = {
-    "sample_size": 8,
-    "in_channels": 5,
-    "out_channels": 5,
-    "extra_in_channels": 0,
-    "time_embedding_type": "positional",
-    "flip_sin_to_cos": False,
-    "freq_shift": 1,
-    "use_timestep_embedding": True,
-    "block_out_channels": (8, 16),
-    "down_block_types": ("DownResnetBlock1D",) * 2,
-    "mid_block_type": "MidResTemporalBlock1D",
-    "up_block_types": ("UpResnetBlock1D",),
-    "out_block_type": "OutConv1DBlock",
-    "act_fn": "mish",
-}
+TINY_PLANNER = policy(
+    8, 16, _class_name="UNet1DModel", sample_size=8, in_channels=5, out_channels=5, extra_in_channels=0
+)
 
 
 TINY_TEXT = TINY | {

@@ -5,16 +5,36 @@ import time
 import pytest
 
 from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
+from fastdiff.checkpoints.configs.clip import CLIPTextConfig
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.diffusion.configs import DDPMConfig
 from fastdiff.errors import InputError
+from tests.planners import policy, value_function
 
 
 @pytest.mark.parametrize(("widths", "scale"), [([8], 1), ([8, 16], 2), ((128, 256, 512, 512), 8)])
 def test_autoencoder_scale(widths, scale):
-    assert AutoencoderKLConfig(block_out_channels=widths).scale == scale
+    kinds = {
+        "down_block_types": ["DownEncoderBlock2D"] * len(widths),
+        "up_block_types": ["UpDecoderBlock2D"] * len(widths),
+    }
+    assert AutoencoderKLConfig(block_out_channels=widths, **kinds).scale == scale
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"down_block_types": ["DownBlock2D"]}, "down_block_types: block type 'DownBlock2D' is not supported; choose"),
+        ({"up_block_types": ["UpBlock2D"]}, "up_block_types: block type 'UpBlock2D' is not supported; choose"),
+        ({"block_out_channels": [8, 16]}, "block_out_channels, down_block_types and up_block_types must be of one len"),
+    ],
+    ids=["down", "up", "lengths"],
+)
+def test_stages_that_an_autoencoder_does_not_have(options, named):
+    with pytest.raises(InputError, match=f"^here: {named}"):
+        AutoencoderKLConfig.from_mapping(options, "here")
 
 
 @pytest.mark.parametrize("widths", [None, [], 8, "8"])
@@ -46,20 +66,8 @@ def test_trained_size(sample_size, trained):
     assert UNet2DConfig(sample_size=sample_size).trained_size == trained
 
 
-PLANNER: dict = {
-    "use_timestep_embedding": True,
-    "down_block_types": ("DownResnetBlock1D",) * 3,
-    "up_block_types": ("UpResnetBlock1D",) * 2,
-    "mid_block_type": "MidResTemporalBlock1D",
-    "out_block_type": "OutConv1DBlock",
-    "act_fn": "mish",
-}
-VALUE = PLANNER | {
-    "up_block_types": (),
-    "mid_block_type": "ValueFunctionMidBlock1D",
-    "out_block_type": "ValueFunction",
-    "block_out_channels": (8, 16, 32),
-}
+PLANNER = policy(32, 32, 64)
+VALUE = value_function(8, 16, 32, downsample_each_block=False)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +147,12 @@ BILLION = 10**9
             {"attention_head_dim": 50_000},
             "attention_head_dim: 16 heads of it are 800000",
         ),
+        (CLIPTextConfig, {"num_hidden_layers": BILLION}, "num_hidden_layers: .* to 1024"),
+        (CLIPTextConfig, {"vocab_size": BILLION}, "vocab_size: .* to 1048576"),
+        (CLIPTextConfig, {"hidden_size": BILLION}, "hidden_size: .* to 65536"),
+        (CLIPTextConfig, {"intermediate_size": BILLION}, "intermediate_size: .* to 65536"),
+        (CLIPTextConfig, {"projection_dim": BILLION}, "projection_dim: .* to 65536"),
+        (CLIPTextConfig, {"max_position_embeddings": BILLION}, "max_position_embeddings: .* to 65536"),
         (DDPMConfig, {"num_train_timesteps": BILLION}, "num_train_timesteps: .* to 100000"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,

@@ -72,7 +72,8 @@ def test_a_vae_multiplies_the_size(folder):
     root = folder()
     edit(root / "model_index.json", vae=["diffusers", "AutoencoderKL"])
     (root / "vae").mkdir()
-    (root / "vae" / "config.json").write_text(json.dumps({"block_out_channels": [8, 8, 8, 8]}))
+    config = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
+    (root / "vae" / "config.json").write_text(json.dumps(config | {"block_out_channels": [8, 8, 8, 8]}))
     card = ModelCard.read("x", root)
     assert (card.scale, card.size, card.size_factor) == (8, (512, 512), 8 * card.config.patch_size)
 

@@ -10,17 +10,22 @@ import torch
 from safetensors.torch import save_file
 
 from fastdiff.checkpoints import weight_files
+from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
+from fastdiff.checkpoints.configs.clip import CLIPTextConfigWithProjection
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
-from fastdiff.checkpoints.hub import bundled_models
+from fastdiff.checkpoints.hub import bundled_models, weights_name
 from fastdiff.checkpoints.weights import diffusers_shapes, load_state_dict
 from fastdiff.errors import InputError
+from fastdiff.models.autoencoder import AutoencoderKL
+from fastdiff.models.clip import CLIPTextModelWithProjection
 from fastdiff.models.dit import DiTTransformer2DModel
 from fastdiff.models.unet1d import UNet1DModel
 from fastdiff.models.unet2d import UNet2DModel
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
+from tests.planners import policy
 
 NAME = "diffusion_pytorch_model.safetensors"
 UNET = {
@@ -44,22 +49,29 @@ UNET_CONDITION = {
     "num_class_embeds": 5,
     "time_cond_proj_dim": 6,
 }
-UNET_1D = {
-    "in_channels": 3,
-    "out_channels": 3,
+VAE = {
     "block_out_channels": (8, 16),
-    "down_block_types": ("DownResnetBlock1D",) * 2,
-    "up_block_types": ("UpResnetBlock1D",),
-    "mid_block_type": "MidResTemporalBlock1D",
-    "out_block_type": "OutConv1DBlock",
-    "use_timestep_embedding": True,
-    "act_fn": "mish",
+    "down_block_types": ("DownEncoderBlock2D",) * 2,
+    "up_block_types": ("UpDecoderBlock2D",) * 2,
+    "norm_num_groups": 4,
+}
+UNET_1D = policy(8, 16, in_channels=3, out_channels=3, time_embedding_type="fourier")
+CLIP = {
+    "vocab_size": 99,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "projection_dim": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 9,
 }
 MODELS = {
+    "clip": (CLIPTextModelWithProjection, CLIPTextConfigWithProjection, CLIP),
     "unet": (UNet2DModel, UNet2DConfig, UNET),
     "unet-condition": (UNet2DConditionModel, UNet2DConditionConfig, UNET_CONDITION),
     "unet-1d": (UNet1DModel, UNet1DConfig, UNET_1D),
     "dit": (DiTTransformer2DModel, DiTTransformer2DConfig, DIT),
+    "vae": (AutoencoderKL, AutoencoderKLConfig, VAE),
 }
 
 
@@ -70,10 +82,11 @@ def save(folder, kind: str, extension: str) -> None:
         shapes = diffusers_shapes(model.from_config(config(**options)))
     state = {key: torch.full(shape, 0.1) for key, shape in shapes.items()}
     (folder / "config.json").write_text(json.dumps(options))
+    path = folder / weights_name(extension, library=config.LIBRARY)
     if extension == "bin":
-        torch.save(state, folder / NAME.replace("safetensors", "bin"))
+        torch.save(state, path)
     else:
-        save_file(state, folder / NAME)
+        save_file(state, path)
 
 
 def load(folder, kind: str, **changes: object):
@@ -135,10 +148,21 @@ def test_a_header_tells_the_shapes_of_the_tensors(name):
         ("unet-1d", "extra_in_channels", 60_000, r"in_channels \+ extra_in_channels"),
         ("unet-1d", "out_channels", 60_000, "out_channels"),
         ("unet-1d", "up_block_types", ["UpResnetBlock1D"] * 2, "up_block_types: its length"),
+        ("clip", "num_hidden_layers", 1000, "num_hidden_layers"),
+        ("clip", "vocab_size", 900_000, "vocab_size"),
+        ("clip", "hidden_size", 60_000, "hidden_size"),
+        ("clip", "intermediate_size", 60_000, "intermediate_size"),
+        ("clip", "max_position_embeddings", 60_000, "max_position_embeddings"),
+        ("clip", "projection_dim", 60_000, "projection_dim"),
         ("dit", "num_layers", 1000, "num_layers"),
         ("dit", "num_embeds_ada_norm", 90_000, "num_embeds_ada_norm"),
         ("dit", "attention_head_dim", 32_000, "num_attention_heads x attention_head_dim"),
         ("dit", "patch_size", 4, "patch_size"),
+        ("vae", "block_out_channels", [8, 60_000], r"block_out_channels\[1\]"),
+        ("vae", "layers_per_block", 60, "layers_per_block"),
+        ("vae", "in_channels", 60_000, "in_channels"),
+        ("vae", "out_channels", 60_000, "out_channels"),
+        ("vae", "latent_channels", 60_000, "latent_channels"),
     ],
 )
 def test_an_option_that_the_weights_were_not_saved_with_is_named(tmp_path, monkeypatch, kind, option, value, named):
@@ -166,6 +190,11 @@ def test_an_option_that_the_weights_were_not_saved_with_is_named(tmp_path, monke
         ("unet-condition", "encoder_hid_dim", 60_000),
         ("unet-condition", "time_embedding_dim", 60_000),
         ("unet-condition", "in_channels", 60_000),
+        ("clip", "num_hidden_layers", 1000),
+        ("clip", "vocab_size", 900_000),
+        ("clip", "intermediate_size", 60_000),
+        ("clip", "max_position_embeddings", 60_000),
+        ("clip", "projection_dim", 60_000),
         ("dit", "num_layers", 1000),
         ("unet-1d", "block_out_channels", [8, 60_000]),
         ("unet-1d", "time_embedding_dim", 60_000),
@@ -174,6 +203,10 @@ def test_an_option_that_the_weights_were_not_saved_with_is_named(tmp_path, monke
         ("dit", "num_embeds_ada_norm", 90_000),
         ("dit", "in_channels", 60_000),
         ("dit", "out_channels", 60_000),
+        ("vae", "block_out_channels", [8, 60_000]),
+        ("vae", "in_channels", 60_000),
+        ("vae", "out_channels", 60_000),
+        ("vae", "latent_channels", 60_000),
     ],
 )
 def test_a_bin_must_be_as_large_as_its_config_asks(tmp_path, monkeypatch, kind, option, value):
@@ -194,6 +227,35 @@ def test_a_model_has_at_least_as_many_parameters_as_counted(kind, options):
     shapes = diffusers_shapes(built)
     for option, place in built.config.places.items():
         assert weight_files.size_at(place, shapes) == place.size, option
+
+
+@pytest.mark.parametrize(
+    ("library", "variant", "name"),
+    [
+        ("diffusers", None, "diffusion_pytorch_model.safetensors"),
+        ("diffusers", "fp16", "diffusion_pytorch_model.fp16.bin"),
+        ("transformers", None, "model.safetensors"),
+        ("transformers", "fp16", "model.fp16.safetensors"),
+        ("transformers", None, "pytorch_model.bin"),
+        ("transformers", "fp16", "pytorch_model.fp16.bin"),
+    ],
+)
+def test_each_library_names_its_files_its_own_way(tmp_path, library, variant, name):
+    (tmp_path / name).write_bytes(b"")
+    assert [file.path.name for file in weight_files.find(tmp_path, variant, library)] == [name]
+    other = "transformers" if library == "diffusers" else "diffusers"
+    with pytest.raises(InputError, match=weights_name("safetensors", variant, other)):
+        weight_files.find(tmp_path, variant, other)
+    if variant:
+        with pytest.raises(InputError, match=f"ask for one of its variants: {variant}"):
+            weight_files.find(tmp_path, None, library)
+
+
+def test_a_prefix_goes_where_no_two_keys_become_one():
+    assert weight_files.without_prefix({"text_model.a": 1, "b": 2}, "text_model.") == {"a": 1, "b": 2}
+    both = {"text_model.a": 1, "a": 2}
+    assert weight_files.without_prefix(both, "text_model.") == both
+    assert weight_files.without_prefix(both, "") is both
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes and devices among the files")

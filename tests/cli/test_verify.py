@@ -17,6 +17,7 @@ import fastdiff
 from fastdiff import cli
 from fastdiff.runs import verification
 from fastdiff.runs.drawing import load_pipeline
+from tests.planners import policy, value_function
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,8 @@ def test_a_transformer_of_latents_agrees(dit_folder, capsys):
     assert cli.main(["verify", dit_folder, "--device", "cpu"]) == 0
     table = capsys.readouterr().out
     assert "4 steps of ddim, guidance 4 " in table
-    assert table.count(" ok\n") == 11 and "forward t=999 label=9 " in table
+    assert table.count(" ok\n") == 13
+    assert all(what in table for what in ("forward t=999 label=9 ", "VAE decode ", "VAE encode "))
 
 
 @pytest.mark.parametrize("scheduler", ["ddpm", "ddim"])
@@ -94,24 +96,7 @@ def test_a_folder_of_a_learned_variance_agrees(dit_folder, tmp_path, capsys, sch
     assert f"4 steps of {scheduler}, guidance 4 " in capsys.readouterr().out
 
 
-PLANNER = {
-    "in_channels": 14,
-    "out_channels": 14,
-    "time_embedding_type": "positional",
-    "use_timestep_embedding": True,
-    "down_block_types": ("DownResnetBlock1D",) * 3,
-    "up_block_types": ("UpResnetBlock1D",) * 2,
-    "mid_block_type": "MidResTemporalBlock1D",
-    "out_block_type": "OutConv1DBlock",
-    "block_out_channels": (8, 16, 32),
-    "act_fn": "mish",
-}
-VALUE = PLANNER | {
-    "up_block_types": (),
-    "mid_block_type": "ValueFunctionMidBlock1D",
-    "out_block_type": "ValueFunction",
-    "downsample_each_block": True,
-}
+PLANNER, VALUE = policy(8, 16, 32), value_function(8, 16, 32)
 UNET = {
     "sample_size": 8,
     "block_out_channels": (8, 16),
@@ -291,7 +276,8 @@ def test_a_vae_that_fastdiff_loads_wrong_is_found(dit_folder, capsys, monkeypatc
 
     monkeypatch.setattr(verification, "load_pipeline", load_wrong)
     assert cli.main(["verify", dit_folder, "--device", "cpu"]) == 1
-    assert capsys.readouterr().out.count(" FAILED\n") == 1
+    table = capsys.readouterr().out
+    assert table.count(" FAILED\n") == 2 and table.count("VAE decode") == 1  # the picture and the decoding
 
 
 def test_without_diffusers_the_remedy_is_named(ddpm_folder, capsys, monkeypatch):
@@ -300,11 +286,11 @@ def test_without_diffusers_the_remedy_is_named(ddpm_folder, capsys, monkeypatch)
     assert capsys.readouterr().err.endswith("which is not installed; pip install 'fastdiff[diffusers]'\n")
 
 
-def test_a_vae_without_diffusers(dit_folder, tmp_path, capsys, monkeypatch):
+def test_latents_are_decoded_without_diffusers(dit_folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers", None)
-    assert cli.main(["sample", "-m", dit_folder, "-o", str(tmp_path)]) == 2
-    message = capsys.readouterr().err
-    assert "the VAE of" in message and message.endswith("not installed; pip install 'fastdiff[diffusers]'\n")
+    options = ["--steps", "2", "--num-images", "1", "--device", "cpu"]
+    assert cli.main(["sample", "-m", dit_folder, "-o", str(tmp_path), *options]) == 0
+    assert list(tmp_path.glob("*.png"))
 
 
 @pytest.mark.parametrize(

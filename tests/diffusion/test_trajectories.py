@@ -6,27 +6,10 @@ import torch
 
 from fastdiff import DDIMScheduler, DDPMScheduler, InputError, NonFiniteError, Pipeline, UNet1DModel, UNet2DModel
 from fastdiff.diffusion.trajectories import place_conditions, read_conditions, sort_trajectories
+from tests import planners
 
-POLICY = {
-    "in_channels": 5,
-    "out_channels": 5,
-    "block_out_channels": (8, 16, 16),
-    "time_embedding_type": "positional",
-    "use_timestep_embedding": True,
-    "down_block_types": ("DownResnetBlock1D",) * 3,
-    "up_block_types": ("UpResnetBlock1D",) * 2,
-    "mid_block_type": "MidResTemporalBlock1D",
-    "out_block_type": "OutConv1DBlock",
-    "act_fn": "mish",
-}
-VALUES = POLICY | {
-    "block_out_channels": (8, 32),
-    "down_block_types": ("DownResnetBlock1D",) * 2,
-    "up_block_types": (),
-    "mid_block_type": "ValueFunctionMidBlock1D",
-    "out_block_type": "ValueFunction",
-    "downsample_each_block": True,
-}
+POLICY = planners.policy(8, 16, 16, in_channels=5, out_channels=5)
+VALUES = planners.value_function(8, 32, in_channels=5, out_channels=5)
 CPU = torch.device("cpu")
 
 
@@ -105,6 +88,8 @@ def test_the_best_come_first_and_equals_in_the_order_of_their_seeds(pipe):
     assert not values.any() and np.array_equal(trajectories, plain)
 
 
+ENDLESS: list = []
+ENDLESS.append(ENDLESS)
 CONDITIONS = {
     "no-mapping": ([1, 2], r"conditions: \[1, 2\] is not a mapping"),
     "beyond-the-horizon": ({8: [1.0]}, "conditions: position 8 is not one of horizon 8; they are 0 to 7"),
@@ -123,6 +108,11 @@ CONDITIONS = {
     "none": ({0: None}, r"conditions\[0\]: None is not numbers"),
     "nan": ({0: [float("nan")]}, r"conditions\[0\]: it holds NaN"),
     "beyond-float32": ({0: np.array([1e300])}, r"conditions\[0\]: it holds NaN or infinity"),
+    "a-long-range": ({0: range(2**60)}, r"conditions\[0\]: range\(0, .* is too many numbers"),
+    "long-rows": ({0: [[1.0], range(2**60)]}, r"conditions\[0\]: .* is too many numbers"),
+    "a-long-view": ({0: torch.zeros(1).expand(2**40)}, r"conditions\[0\]: .* is too many numbers"),
+    "in-itself": ({0: ENDLESS}, r"conditions\[0\]: .* is not numbers"),
+    "sparse": ({0: torch.ones(2).to_sparse()}, r"conditions\[0\]: .*; give dense real numbers"),
     "two-counts": (
         {0: torch.zeros(2, 1), 1: torch.zeros(3, 1)},
         "conditions: .* of 2 and 3 trajectories",
@@ -224,3 +214,9 @@ def test_known_values_are_set_in_place_at_the_last_channels_alone():
 def test_moving_a_pipeline_moves_the_value_function(pipe):
     pipe.to(torch.float64)
     assert pipe.value_function.dtype == torch.float64
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 8), (1, 2, 8, 5), (1, 1, 8, 4)], ids=str)
+def test_what_is_no_state_of_trajectories_is_not_decoded(pipe, shape):
+    with pytest.raises(InputError, match=r"x: expected \(N, 1, L, 5\)"):
+        pipe.decode(torch.zeros(shape), "np")

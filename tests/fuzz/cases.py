@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.fuzz import doors, edits, folders, pickles
 from tests.fuzz.doors import Outcome
 from tests.fuzz.edits import Edit
-from tests.fuzz.values import JSON, LEADING_OUT, OBJECTS, WORDS
+from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, WORDS
 from tests.fuzz.watch import watching
 
 KEPT = "case.json"  # beside the folder of a case that is kept
@@ -118,27 +118,35 @@ def _copy(source: str, target: str) -> None:
 
 _SAMPLE = "--label --num-images --seed --steps --scheduler --eta --cfg-scale --dtype --batch-size --variant --revision"
 FLAGS = {  # of each command
-    "sample": [*_SAMPLE.split(), "--device", "--out", "--grid", "--overwrite", "--resume", "--nothing"],
-    "from": ["--label", "--seed", "--num-images", "--variant", "--scheduler", "--grid"],
+    "sample": [*_SAMPLE.split(), "--horizon", "--device", "--out", "--grid", "--overwrite", "--resume", "--nothing"],
+    "from": ["--label", "--seed", "--num-images", "--variant", "--scheduler", "--grid", "--horizon"],
     "info": ["--json", "--nothing"],
     "models": ["", "--nothing"],
     "verify": ["--steps", "--json", "--variant", "--revision", "--device"],
-    "explain": ["--label", "--batch-size", "--json", "--scheduler"],
+    "explain": ["--label", "--batch-size", "--json", "--scheduler", "--horizon"],
 }
 ALONE = ("--overwrite", "--resume", "--json")
 _DRAWN = """num_inference_steps num_images seed class_labels guidance_scale eta batch_size height width generator
     latents output_type use_clipped_model_output nothing"""
+_PLANNED = "horizon conditions sort_by_value n_guide_steps"
 _LOADED = ["name_or_path", "device", "dtype", "variant", "revision", "token", "local_files_only"]
 _PAGE = "model label seed num_images steps scheduler eta guidance_scale width height batch_size"
 ARGUMENTS = {
-    ("library", "pipeline"): _DRAWN.split(),
+    ("library", "pipeline"): [*_DRAWN.split(), *_PLANNED.split()],
     ("library", "load"): [*_LOADED, "scheduler"],
     ("library", "model"): ["sample", "timestep", "class_labels", "return_dict", "nothing"],
     ("library", "load model"): [*_LOADED, "subfolder"],
-    ("library", "config"): [*folders.UNET, "num_class_embeds", "act_fn", "norm_eps"],
+    ("library", "config"): [],  # those of the model's class
     ("library", "scheduler"): [*doors.STEP, *folders.SCHEDULER, "num_inference_steps", "device", "timestep_spacing"],
     ("library", "accelerate"): ["model", "sample", "timestep", "class_labels"],
     ("page", "generate"): _PAGE.split(),
+}
+FITTING = {  # values that a planner takes, or nearly
+    "conditions": [*CONDITIONS, *["{0: [0.5]}", "the last values", "rows"] * 20],
+    "horizon": ["2", "8", "64"],
+    "sort_by_value": ["True"],
+    "latents": ["trajectories", "one trajectory", "no horizon"],
+    "seed": ["2", "[0, 1]"],
 }
 PNG_CALLS = {("command", "from"), ("command", "info"), ("page", "upload")}
 FOLDER_CALLS = [
@@ -152,6 +160,8 @@ CONFIG_OPTIONS = {
     mid_block_type mid_block_scale_factor downsample_padding downsample_type upsample_type dropout act_fn
     attn_norm_num_groups norm_eps resnet_time_scale_shift class_embed_type num_class_embeds num_train_timesteps
     in_channels out_channels unknown""",
+    "UNet1DModel": """sample_rate extra_in_channels flip_sin_to_cos freq_shift time_embedding_dim norm_num_groups
+    layers_per_block downsample_each_block unknown""",
     "DiTTransformer2DModel": """dropout norm_num_groups attention_bias activation_fn upcast_attention norm_type
     norm_elementwise_affine norm_eps attention_type caption_channels unknown""",
     "AutoencoderKL": """in_channels out_channels layers_per_block act_fn latent_channels scaling_factor shift_factor
@@ -219,7 +229,7 @@ def _flat(words: tuple) -> Edit:
 
 def png_edits() -> st.SearchStrategy[Edit]:
     """PNGs that are dropped on the page, printed, and drawn from."""
-    keys = st.sampled_from([*edits.PNG_RECORD, "schema", "unknown"])
+    keys = st.sampled_from([*edits.PNG_RECORD, "horizon", "schema", "unknown"])
     one = st.tuples(st.just("settings"), keys, st.sampled_from(sorted(JSON)))
     # a user may name a model anywhere, in a PNG too
     inside = one.filter(lambda edit: not (edit[1] == "model" and edit[2] in LEADING_OUT))
@@ -237,7 +247,7 @@ def folder_cases(draw: st.DrawFn, kind: str) -> Case:
 def png_cases(draw: st.DrawFn) -> Case:
     door, what = draw(st.sampled_from(sorted(PNG_CALLS)))
     flags = draw(_flags(what, 1)) if door == "command" else ()
-    return Case("attention", (draw(png_edits()),), door, what, flags)
+    return Case(draw(st.sampled_from(["attention", "attention", "policy"])), (draw(png_edits()),), door, what, flags)
 
 
 @st.composite
@@ -261,19 +271,41 @@ def _flags(what: str, most: int) -> st.SearchStrategy[tuple[tuple[str, str], ...
 @st.composite
 def call_cases(draw: st.DrawFn) -> Case:
     """Sound folders, and odd arguments of the library and of the page's API."""
+    kind = draw(st.sampled_from(sorted(folders.KINDS)))
     door, what = draw(st.sampled_from(sorted(ARGUMENTS)))
-    names = draw(st.lists(st.sampled_from(ARGUMENTS[door, what]), min_size=1, max_size=2, unique=True))
-    values = sorted(OBJECTS)
+    return Case(kind, (), door, what, draw(_arguments(kind, door, what)))
+
+
+@st.composite
+def _arguments(draw: st.DrawFn, kind: str, door: str, what: str) -> tuple[tuple[str, str], ...]:
+    """One or two arguments of a call, and their values."""
+    config = folders.KINDS[kind].config
+    known = ARGUMENTS[door, what] or [*config, *CONFIG_OPTIONS[config["_class_name"]].split()]
+    names = draw(st.lists(st.sampled_from(known), min_size=1, max_size=2, unique=True))
+    values = sorted(OBJECTS.keys() - CONDITIONS.keys())
     if "name_or_path" in names or "model" in names:
         values = [value for value in values if value != "path"]  # a user may name a model anywhere
-    options = tuple((name, draw(st.sampled_from(values))) for name in names)
-    return Case(draw(st.sampled_from(sorted(folders.KINDS))), (), door, what, options)
+    return tuple((name, draw(st.sampled_from(values))) for name in names)
+
+
+@st.composite
+def plan_cases(draw: st.DrawFn) -> Case:
+    """Sound planners, and calls of them with at most one argument that is quite wrong."""
+    kind = draw(st.sampled_from(folders.PLANNERS))
+    if draw(st.integers(0, 4)) == 4:
+        return Case(kind, (), "command", "sample", (("--horizon", draw(st.sampled_from(sorted(WORDS)))),))
+    fitting = draw(st.lists(st.sampled_from(sorted(FITTING)), max_size=3, unique=True))
+    wrong = draw(st.lists(st.sampled_from([*_PLANNED.split(), "num_images", "generator", "output_type"]), max_size=1))
+    options = {name: draw(st.sampled_from(FITTING[name])) for name in fitting}
+    options |= {name: draw(st.sampled_from(sorted(OBJECTS))) for name in wrong}
+    return Case(kind, (), "library", "pipeline", tuple(options.items()))
 
 
 GROUPS: dict[str, st.SearchStrategy[Case]] = {
     "png": png_cases(),
     "command": command_cases(),
     "call": call_cases(),
+    "plan": plan_cases(),
     **{kind: st.deferred(lambda kind=kind: folder_cases(kind)) for kind in folders.KINDS},
 }
 

@@ -25,22 +25,27 @@ from PIL import Image
 
 import fastdiff
 from fastdiff import cli
+from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.registry import read_denoiser_part
 from fastdiff.cli.streams import MAX_MESSAGE
+from fastdiff.diffusion.trajectories import TrajectoryOutput
 from fastdiff.errors import InputError, NonFiniteError
 from fastdiff.models.classes import DENOISERS
 from fastdiff.requests import png
+from fastdiff.runs import plot
 from fastdiff.ui.api import add_api
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.tabs.upload import read_record
 from tests.fuzz.edits import PNG_NAME
-from tests.fuzz.folders import SCHEDULER, UNET
+from tests.fuzz.folders import MODELS, SCHEDULER
 from tests.fuzz.values import OBJECTS, WORDS
 
 REFUSALS = (InputError, NonFiniteError)
 # Python's own, when an argument has no such name
 _UNBOUND = re.compile(r"unexpected keyword argument|missing \d+ required|multiple values|keywords must be strings")
+_BAR = re.compile(r"(pictures|trajectories) \[|trajectories/s")
 NOT_WITHIN = "NOT within tolerance"
 
 
@@ -98,7 +103,7 @@ def command(folder: Path, what: str, options: Options) -> Outcome:
             code = cli.main(argv)
     except Exception as error:
         return Outcome(False, "", [_traceback(error)])
-    said = [line for line in re.split(r"[\r\n]+", err.getvalue()) if line.strip() and "pictures [" not in line]
+    said = [line for line in re.split(r"[\r\n]+", err.getvalue()) if line.strip() and not _BAR.search(line)]
     problems = _check_lines(code, said, out.getvalue())
     if code == 0 and what == "sample":
         problems += _check_files(folder, out.getvalue())
@@ -140,11 +145,15 @@ def _check_lines(code: int, said: list[str], printed: str) -> list[str]:
 
 
 def _check_files(folder: Path, printed: str) -> list[str]:
-    """Every file that a line of --json names is a whole picture, of the size that the model's config says."""
-    size = ModelCard.read("model", folder).size
-    problems = []
-    for line in printed.splitlines():
-        path = folder.parent / "out" / json.loads(line)["path"]
+    """Every file that a line of --json names is whole: a picture of the model's size, or a plot and its trajectory."""
+    card, out = ModelCard.read("model", folder), folder.parent / "out"
+    problems: list[str] = []
+    size = (plot.WIDTH, plot.HEIGHT) if card.config.of_trajectories else card.size
+    for line in map(json.loads, printed.splitlines()):
+        path = out / line["path"]
+        if card.config.of_trajectories:
+            planned = np.load(out / line["trajectory"])[None]
+            problems += _check_plan(card.config, TrajectoryOutput(planned), line["settings"])
         with Image.open(path) as image:
             image.load()
         if size not in (None, image.size):
@@ -162,7 +171,10 @@ def library(folder: Path, what: str, options: Options) -> Outcome:
 
 
 def _draw(pipe: Any, options: dict[str, Any]) -> list[str]:
-    images = pipe(**{"num_inference_steps": 1, "num_images": 1, "seed": 3, "output_type": "np"} | options).images
+    output = pipe(**{"num_inference_steps": 1, "num_images": 1, "seed": 3, "output_type": "np"} | options)
+    if pipe.plans_trajectories:
+        return _check_plan(pipe.denoiser.config, output, options)
+    images = output.images
     if isinstance(images, list):  # of PIL
         return []
     values = images.numpy() if isinstance(images, torch.Tensor) else np.asarray(images)
@@ -176,6 +188,23 @@ def _draw(pipe: Any, options: dict[str, Any]) -> list[str]:
     return [] if fits else [f"a picture of {tuple(sides)} for {expected}"]
 
 
+def _check_plan(config: Any, output: TrajectoryOutput, options: dict[str, Any]) -> list[str]:
+    """Trajectories are finite, of the horizon asked for, as the conditions say, and the best of them is the first."""
+    planned, problems = np.asarray(output.trajectories), []
+    if not np.isfinite(planned).all():
+        problems.append("a trajectory that is not finite")
+    horizon = config.sample_size if options.get("horizon") is None else options["horizon"]
+    if "latents" not in options and planned.shape[1:] != (config.sample_channels, horizon):
+        problems.append(f"trajectories of {planned.shape} for horizon {horizon}")
+    for position, values in (options.get("conditions") or {}).items():
+        known = torch.as_tensor(values).detach().float().numpy()
+        if known.ndim == 1 and not (planned[:, -len(known) :, position] == known).all():
+            problems.append(f"a trajectory without its condition at {position}")
+    if output.values is not None and (np.diff(np.asarray(output.values)) > 0).any():
+        problems.append("a better trajectory behind a worse one")
+    return problems
+
+
 @_guarded
 def _pipeline(folder: Path, options: dict[str, Any]) -> list[str]:
     return _draw(fastdiff.Pipeline.from_pretrained(folder, device="cpu"), options)
@@ -187,11 +216,12 @@ def _load(folder: Path, options: dict[str, Any]) -> list[str]:
 
 
 def _denoiser_folder(folder: Path) -> tuple[Any, Path]:
-    """The class of the folder's denoiser, and its folder."""
-    for kind in DENOISERS.values():
-        if (folder / kind.part.name).is_dir():
-            return kind, folder / kind.part.name
-    return fastdiff.UNet2DModel, folder
+    """The class of the folder's denoiser, which its place says where its config says none, and its folder."""
+    kinds = [kind for kind in DENOISERS.values() if (folder / kind.part.name).is_dir()]
+    place = folder / kinds[0].part.name if kinds else folder
+    with contextlib.suppress(InputError):
+        kinds.insert(0, DENOISERS[read_denoiser_part(place / "config.json").class_name])
+    return (kinds or [fastdiff.UNet2DModel])[0], place
 
 
 @_guarded
@@ -207,20 +237,22 @@ def _call_model(folder: Path, options: dict[str, Any]) -> list[str]:
 
 
 def _call(model: Any, options: dict[str, Any]) -> list[str]:
-    config = model.config
+    output = model(**_arguments(model.config, model.dtype, options))
+    sample = output[0] if isinstance(output, tuple) else output.sample
+    return [] if "sample" in options or bool(sample.isfinite().all()) else ["an output that is not finite"]
+
+
+def _arguments(config: Any, dtype: torch.dtype, options: dict[str, Any]) -> dict[str, Any]:
+    """A sound call of a model, but for `options`, where `sample` is its first argument whatever its class calls it."""
     given: dict[str, Any] = {"timestep": torch.tensor(1)}
     if config.takes_labels:
         is_index = config.label_table is not None or config.num_timestep_embeds is not None
         given["class_labels"] = torch.zeros(2, *config.label_shape, dtype=torch.int64 if is_index else torch.float32)
-    first = "hidden_states" if isinstance(model, fastdiff.DiTTransformer2DModel) else "sample"
-    if "sample" in options:
-        options[first] = options.pop("sample")
-    size = config.trained_size or (8, 8)
-    given[first] = torch.zeros(2, config.in_channels, *size, dtype=model.dtype)
-    output = model(**given | options)
-    sample = output[0] if isinstance(output, tuple) else output.sample
-    is_finite = bool(sample.isfinite().all()) or not given[first].isfinite().all() or first in options
-    return [] if is_finite else ["an output that is not finite"]
+    size = (config.trained_size or (8, 8))[-len(config.AXES) :]
+    given |= {"sample": torch.zeros(2, config.sample_channels, *size, dtype=dtype)} | options
+    if isinstance(config, DiTTransformer2DConfig):
+        given["hidden_states"] = given.pop("sample")
+    return given
 
 
 @_guarded
@@ -262,8 +294,10 @@ STEP += ("variance_noise",)
 
 
 @functools.cache
-def _theirs() -> Any:
-    return diffusers.UNet2DModel.from_config({name: each for name, each in UNET.items() if not name.startswith("_")})
+def _theirs(class_name: str) -> Any:
+    """A model of diffusers."""
+    options = {name: each for name, each in MODELS[class_name].items() if not name.startswith("_")}
+    return getattr(diffusers, class_name).from_config(options)
 
 
 @_guarded
@@ -271,9 +305,12 @@ def _accelerate(folder: Path, options: dict[str, Any]) -> list[str]:
     if "model" in options:
         fastdiff.accelerate(options["model"])
         return ["accelerate took what is no model"]
-    model = fastdiff.accelerate(copy.deepcopy(_theirs()))
+    kind, _ = _denoiser_folder(folder)
+    model = copy.deepcopy(_theirs(kind.__name__))
+    config = kind.part.config.from_mapping(model.config, "config")
+    fastdiff.accelerate(model)
     try:
-        model(**{"sample": torch.zeros(2, 3, 8, 8), "timestep": 1} | options)
+        model(**_arguments(config, torch.float32, options))
     finally:
         fastdiff.restore(model)
     return []
@@ -335,9 +372,8 @@ def _api(folder: Path, options: dict[str, Any]) -> list[str]:
 def _list(folder: Path, options: dict[str, Any]) -> list[str]:
     models, _, list_models = _functions()
     models.__init__(folder.parent, device="cpu")  # type: ignore[misc]
-    found = [each["name"] for each in list_models()]
-    json.dumps(list_models())
-    return [] if "emoji64" in found else ["one bad folder took down the list"]
+    found = json.loads(json.dumps(list_models()))
+    return [] if "emoji64" in [each["name"] for each in found] else ["one bad folder took down the list"]
 
 
 @_guarded
@@ -353,7 +389,7 @@ def warm_up(folder: Path) -> None:
     """Import and build what the doors build once: it reads and writes more than a case may."""
     os.environ["GRADIO_TEMP_DIR"] = str(folder.parent / "out")
     _functions()
-    _theirs()
+    any(map(_theirs, DENOISERS))
     for what in ("verify", "explain"):
         command(folder, what, ())
     library(folder, "pipeline", ())

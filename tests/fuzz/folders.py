@@ -63,6 +63,34 @@ VAE = {
     "down_block_types": ["DownEncoderBlock2D"] * 2,
     "up_block_types": ["UpDecoderBlock2D"] * 2,
 }
+POLICY = {
+    "_class_name": "UNet1DModel",
+    "sample_size": 8,
+    "in_channels": 5,
+    "out_channels": 5,
+    "block_out_channels": [8, 32],
+    "down_block_types": ["DownResnetBlock1D"] * 2,
+    "up_block_types": ["UpResnetBlock1D"],
+    "mid_block_type": "MidResTemporalBlock1D",
+    "out_block_type": "OutConv1DBlock",
+    "time_embedding_type": "positional",
+    "use_timestep_embedding": True,
+    "act_fn": "mish",
+}
+FOURIER = {
+    "in_channels": 8,
+    "out_channels": 8,
+    "up_block_types": ["UpResnetBlock1D"] * 2,
+    "out_block_type": None,
+    "time_embedding_type": "fourier",
+}
+VALUES = {
+    "up_block_types": [],
+    "mid_block_type": "ValueFunctionMidBlock1D",
+    "out_block_type": "ValueFunction",
+    "downsample_each_block": True,
+}
+MODELS = {config["_class_name"]: config for config in (UNET, DIT, POLICY)}
 SCHEDULER = {"num_train_timesteps": 10, "beta_start": 0.0001, "beta_end": 0.02, "clip_sample": True}
 INFO = {
     "labels": ["cat", "dog", "red bird"],
@@ -87,7 +115,7 @@ class Kind(NamedTuple):
     shards: int = 1
     variant: str | None = None
     info: dict[str, Any] | None = None
-    has_vae: bool = False
+    companion: str | None = None  # vae or value_function: the part with weights beside the denoiser
 
 
 KINDS = {
@@ -99,8 +127,14 @@ KINDS = {
     "fp16": Kind("DDPMPipeline", UNET | {"time_embedding_type": "fourier"}, variant="fp16"),
     "bare": Kind(None, UNET | {"center_input_sample": True, "resnet_time_scale_shift": "scale_shift"}),
     "dit": Kind("DiTPipeline", DIT, "DDIMScheduler", info={"null_label": 3, "labels": ["cat", "dog", "bird"]}),
-    "dit-vae": Kind("DiTPipeline", DIT | {"in_channels": 4, "out_channels": 8}, "DDPMScheduler", has_vae=True),
+    "dit-vae": Kind("DiTPipeline", DIT | {"in_channels": 4, "out_channels": 8}, "DDPMScheduler", companion="vae"),
+    "policy": Kind("DDPMPipeline", POLICY),
+    "fourier-policy": Kind("DDIMPipeline", POLICY | FOURIER, "DDIMScheduler", shards=2),
+    "planner": Kind("ValueGuidedRLPipeline", POLICY, "DDIMScheduler", companion="value_function"),
+    "bare-policy": Kind(None, POLICY | {"extra_in_channels": 1, "layers_per_block": 0}, extension="bin"),
+    "values": Kind(None, POLICY | VALUES),
 }
+PLANNERS = [kind for kind, spec in KINDS.items() if spec.config["_class_name"] == "UNet1DModel" and spec.pipeline]
 
 
 def copy(kind: str, root: Path, folder: Path) -> None:
@@ -116,28 +150,36 @@ def _made(kind: str, root: Path) -> Path:
     folder, spec = root / kind, KINDS[kind]
     part = DENOISERS[spec.config["_class_name"]].part.name
     if spec.pipeline is None:
-        _save_model(folder, spec)
+        _save_model(folder, spec.config, spec)
         return folder
-    _save_model(folder / part, spec)
+    _save_model(folder / part, spec.config, spec)
     index: dict[str, Any] = {"_class_name": spec.pipeline, "scheduler": ["diffusers", spec.scheduler]}
     index[part] = ["diffusers", spec.config["_class_name"]]
-    learned = {"variance_type": "learned_range"} if spec.scheduler == "DDPMScheduler" and spec.has_vae else {}
+    learned = (
+        {"variance_type": "learned_range"} if spec.scheduler == "DDPMScheduler" and spec.companion == "vae" else {}
+    )
     write_json(folder / "scheduler" / "scheduler_config.json", {"_class_name": spec.scheduler} | SCHEDULER | learned)
     if spec.pipeline == "DiTPipeline":
-        index |= {"vae": ["diffusers", "AutoencoderKL"] if spec.has_vae else None, "id2label": {"0": "tench", "1": "x"}}
-    if spec.has_vae:
+        index |= {
+            "vae": ["diffusers", "AutoencoderKL"] if spec.companion else None,
+            "id2label": {"0": "tench", "1": "x"},
+        }
+    if spec.companion == "vae":
         _save_autoencoder(folder / "vae")
+    if spec.companion == "value_function":
+        index |= {"value_function": ["diffusers", "UNet1DModel"], "env": [None, None]}
+        _save_model(folder / "value_function", POLICY | VALUES, spec)
     if spec.info is not None:
         write_json(folder / "fastdiff.json", spec.info)
     write_json(folder / "model_index.json", index)
     return folder
 
 
-def _save_model(folder: Path, spec: Kind) -> None:
-    """Config and random weights, by diffusers' names."""
-    write_json(folder / "config.json", spec.config)
+def _save_model(folder: Path, config: dict[str, Any], spec: Kind) -> None:
+    """Config and random weights, by diffusers' names, in the files of a kind."""
+    write_json(folder / "config.json", config)
     with torch.device("meta"):
-        shapes = diffusers_shapes(DENOISERS[spec.config["_class_name"]].from_config(spec.config))
+        shapes = diffusers_shapes(DENOISERS[config["_class_name"]].from_config(config))
     generator = torch.Generator().manual_seed(0)
     state = {key: 0.1 * torch.randn(shape, generator=generator) for key, shape in shapes.items()}
     names = file_names(spec)

@@ -8,6 +8,7 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 THREE = (("command", "sample"), ("library", "pipeline"), ("page", "generate"))
 CONFIG = (*THREE, ("command", "models"), ("library", "config"))
 PNG_DOORS = (("command", "from"), ("page", "upload"))
+VALUES_CONFIG = "value_function/config.json"
 VAE_CONFIG = "vae/config.json"
 REFUSED, DONE, EITHER = "refused", "done", "either"
 
@@ -22,9 +23,7 @@ def everywhere(kind: str, *edits: Edit, ends: str = REFUSED, doors: tuple = THRE
 def config(option: str, value: str, kind: str = "plain") -> tuple[list[Case], str]:
     """An option of the denoiser's config, which is refused before anything is loaded: by the list of models too."""
     file = "transformer/config.json" if kind.startswith("dit") else DENOISER
-    return everywhere(
-        kind, ("option", file, option, value), doors=(*THREE, ("command", "models"), ("library", "config"))
-    )
+    return everywhere(kind, ("option", file, option, value), doors=CONFIG)
 
 
 def scheduler(option: str, value: str) -> tuple[list[Case], str]:
@@ -121,6 +120,109 @@ BOUNDS: Named = {
         for name in ("outside", "absolute", "folder", "itself", "NUL", "number")
     },
 }
+PLANNERS: Named = {
+    **{
+        f"{option} {value} of a planner": config(option, value, "policy")
+        for option, value in (
+            ("sample_size", "10^9"),
+            ("sample_size", "[1]"),
+            ("sample_rate", "-1"),
+            ("extra_in_channels", "-1"),
+            ("extra_in_channels", "10^9"),
+            ("time_embedding_type", "null"),
+            ("use_timestep_embedding", "false"),
+            ("use_timestep_embedding", "1"),
+            ("freq_shift", "NaN"),
+            ("freq_shift", "4"),
+            ("down_block_types", '["DownBlock1D", "DownBlock1D"]'),
+            ("down_block_types", "numbers"),
+            ("up_block_types", "[]"),
+            ("up_block_types", '["UpResnetBlock1D", "UpResnetBlock1D", "UpResnetBlock1D"]'),
+            ("mid_block_type", "null"),
+            ("mid_block_type", '"ValueFunctionMidBlock1D"'),
+            ("out_block_type", '"ValueFunction"'),
+            ("out_block_type", "{}"),
+            ("block_out_channels", "[8]"),
+            ("block_out_channels", "[8, 12]"),
+            ("block_out_channels", "[8, 0]"),
+            ("act_fn", "null"),
+            ("norm_num_groups", "0"),
+            ("norm_num_groups", "3"),
+            ("layers_per_block", "-1"),
+            ("layers_per_block", "10^9"),
+            ("downsample_each_block", "true"),
+            ("out_channels", "5,000 digits"),
+        )
+    },
+    "a planner that says it is another model": everywhere(
+        "policy", ("option", DENOISER, "_class_name", '"UNet2DModel"')
+    ),
+    "time_embedding_dim odd": config("time_embedding_dim", "3", "fourier-policy"),
+    "a planner of values": everywhere(
+        "planner", ("option", VALUES_CONFIG, "out_block_type", "null"), doors=(*THREE, ("command", "verify"))
+    ),
+    "a value function of other channels": everywhere(
+        "planner", ("option", VALUES_CONFIG, "in_channels", "6"), doors=(*THREE, ("command", "verify"))
+    ),
+    "a value function without a tensor": everywhere(
+        "planner", ("tensor", f"value_function/{WEIGHTS}", "missing", "500"), doors=(*THREE, ("command", "verify"))
+    ),
+    **{
+        f"a value function: {how}": everywhere(
+            "planner", ("strange", VALUES_CONFIG, how), doors=(*THREE, ("command", "verify"))
+        )
+        for how in ("pipe", "endless", "giant", "gone")
+    },
+    "a planner that does not say its horizon": everywhere("policy", ("option", DENOISER, "sample_size", "65536")),
+    "a planner of a horizon that it cannot plan": everywhere("policy", ("option", DENOISER, "sample_size", "3")),
+    **{
+        f"--horizon {word}": ([Case("policy", (), "command", "sample", (("--horizon", word),))], ends)
+        for word, ends in (
+            ("0", REFUSED),
+            ("1", REFUSED),
+            ("2", DONE),
+            ("-1", REFUSED),
+            ("1.9", REFUSED),
+            ("10^9", REFUSED),
+            ("5,000 digits", REFUSED),
+        )
+    },
+    "--horizon of pictures": flags(("--horizon", "8")),
+    "a PNG's horizon": (
+        [Case("policy", (("settings", "horizon", value),), "command", "from") for value in ("-1", '"x"', "10^9")],
+        REFUSED,
+    ),
+    **{
+        f"conditions={value}": call("library", "pipeline", kind="planner", conditions=value)
+        for value in (
+            "[0, 1]",
+            "{8: [0.5]}",
+            "{-1: [0.5]}",
+            "{10^400: [0.5]}",
+            "{True: [0.5]}",
+            "{nan: [0.5]}",
+            "{0: [nan]}",
+            "{0: long range}",
+            "{0: sparse}",
+            "{0: meta}",
+            "{0: a giant view}",
+            "{0: giant rows}",
+            "{0: ragged}",
+            "too many channels",
+        )
+    },
+    "conditions=rows": call("library", "pipeline", DONE, "planner", conditions="rows", sort_by_value="True"),
+    "sort_by_value": call("library", "pipeline", DONE, "planner", sort_by_value="True"),
+    "sort_by_value without a value_function": call("library", "pipeline", kind="policy", sort_by_value="True"),
+    "sort_by_value=1": call("library", "pipeline", kind="planner", sort_by_value="1"),
+    "sort_by_value at a long horizon": call("library", "pipeline", kind="planner", sort_by_value="True", horizon="64"),
+    "horizon=10^9": call("library", "pipeline", kind="policy", horizon="10^9"),
+    "horizon=a giant view": call("library", "pipeline", kind="policy", horizon="{0: a giant view}"),
+    "horizon of pictures": call("library", "pipeline", horizon="8"),
+    "n_guide_steps=2": call("library", "pipeline", kind="planner", n_guide_steps="2"),
+    "height of trajectories": call("library", "pipeline", kind="policy", height="8"),
+    "latents without a horizon": call("library", "pipeline", kind="policy", latents="no horizon"),
+}
 VERIFY = (("command", "verify"),)
 VERIFICATION: Named = {
     "verify: shards of several dtypes": everywhere(
@@ -199,11 +301,11 @@ LIBRARY: Named = {
         "eta": "nan",
         "batch_size": "10^9",
         "num_inference_steps": "10^400",
-        "output_type": "None",
         "generator": "x",
     }.items()
 } | {
     "latents of another height": call("library", "pipeline", latents="other size", height="8"),
+    "output_type=None": call("library", "pipeline", DONE, output_type="None"),
     "dtype=torch.int8": call("library", "load", dtype="torch.int8"),
     "dtype=torch.int8 of a model": call("library", "load model", dtype="torch.int8"),
     "variant=path": call("library", "load", variant="path"),
@@ -220,4 +322,4 @@ PNG: Named = {
     )
     for how in ("whole", "checksum", "length", "no UTF-8", "bomb", "long")
 }
-NAMED: Named = VAE | OPTIONS | BOUNDS | VERIFICATION | LISTS | WEIGHT_FILES | COMMAND | LIBRARY | PNG
+NAMED: Named = VAE | OPTIONS | BOUNDS | PLANNERS | VERIFICATION | LISTS | WEIGHT_FILES | COMMAND | LIBRARY | PNG

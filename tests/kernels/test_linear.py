@@ -75,6 +75,7 @@ CASES = {
     "N2-L48-C64-fc1": Case(2, 48, 64, 256, activation="gelu_tanh"),
     "N2-L48-C256-fc2": Case(2, 48, 256, 64, gate=True, residual=True),
     "N2-L40-C64-gelu-by-erf": Case(2, 40, 64, 64, activation="gelu"),
+    "N1-L77-C64-quick-gelu": Case(1, 77, 64, 256, activation="quick_gelu"),
     "N5-L1-C64-time-embedding": Case(5, 1, 64, 72, activation="silu"),
     "N2-L40-C96-rms-norm": Case(2, 40, 96, 64, bias=False, rms_norm=1e-6),
     "N1-L40-C64-rms-norm-of-a-large-mean": Case(1, 40, 64, 64, rms_norm=1e-6, mean=100.0),

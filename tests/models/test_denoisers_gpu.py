@@ -8,6 +8,7 @@ import torch
 from fastdiff import DDIMScheduler, DDPMScheduler, DiTTransformer2DModel, Pipeline, UNet1DModel, UNet2DModel, report
 from fastdiff.diffusion import conditioning
 from fastdiff.kernels.host.dispatch import references_only
+from tests.planners import policy, value_function
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,37 +62,10 @@ DITS = {
     "dit-odd": XL
     | {"sample_size": 14, "num_attention_heads": 3, "attention_head_dim": 12, "norm_elementwise_affine": True},
 }
-HOPPER = {
-    "sample_size": 32,
-    "in_channels": 14,
-    "out_channels": 14,
-    "time_embedding_type": "positional",
-    "use_timestep_embedding": True,
-    "block_out_channels": (32, 64, 128, 256),
-    "down_block_types": ("DownResnetBlock1D",) * 4,
-    "up_block_types": ("UpResnetBlock1D",) * 3,
-    "mid_block_type": "MidResTemporalBlock1D",
-    "out_block_type": "OutConv1DBlock",
-    "act_fn": "mish",
-}
 PLANNERS = {
-    "hopper": HOPPER,
-    "walker-128": HOPPER
-    | {
-        "sample_size": 128,
-        "in_channels": 23,
-        "out_channels": 23,
-        "block_out_channels": (32, 128, 256),
-        "down_block_types": ("DownResnetBlock1D",) * 3,
-        "up_block_types": ("UpResnetBlock1D",) * 2,
-    },
-    "hopper-values": HOPPER
-    | {
-        "up_block_types": (),
-        "mid_block_type": "ValueFunctionMidBlock1D",
-        "out_block_type": "ValueFunction",
-        "downsample_each_block": True,
-    },
+    "hopper": policy(32, 64, 128, 256, sample_size=32),
+    "walker-128": policy(32, 128, 256, sample_size=128, in_channels=23, out_channels=23),
+    "hopper-values": value_function(32, 64, 128, 256, sample_size=32),
 }
 MODELS = {
     name: (kind, config)

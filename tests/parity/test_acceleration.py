@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import fastdiff
+from tests.planners import policy, value_function
 
 CONFIG = {
     "sample_size": 8,
@@ -105,24 +106,7 @@ def test_pipelines_draw_the_same_pictures(kind, randomise):
     assert abs(draw() - expected).max() <= 1e-4
 
 
-POLICY = {
-    "in_channels": 14,
-    "out_channels": 14,
-    "time_embedding_type": "positional",
-    "use_timestep_embedding": True,
-    "down_block_types": ("DownResnetBlock1D",) * 3,
-    "up_block_types": ("UpResnetBlock1D",) * 2,
-    "mid_block_type": "MidResTemporalBlock1D",
-    "out_block_type": "OutConv1DBlock",
-    "block_out_channels": (8, 16, 32),
-    "act_fn": "mish",
-}
-VALUE = POLICY | {
-    "up_block_types": (),
-    "mid_block_type": "ValueFunctionMidBlock1D",
-    "out_block_type": "ValueFunction",
-    "downsample_each_block": True,
-}
+POLICY, VALUE = policy(8, 16, 32), value_function(8, 16, 32)
 
 
 class TestPolicy:

@@ -7,6 +7,7 @@ import torch
 import fastdiff
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.weights import load_weights
+from tests.planners import policy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,18 +27,7 @@ DDPM32 = {
     "down_block_types": ("DownBlock2D", "AttnDownBlock2D", "DownBlock2D", "DownBlock2D"),
     "up_block_types": ("UpBlock2D", "UpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
 }
-HOPPER = {
-    "in_channels": 14,
-    "out_channels": 14,
-    "time_embedding_type": "positional",
-    "use_timestep_embedding": True,
-    "block_out_channels": (32, 64, 128, 256),
-    "down_block_types": ("DownResnetBlock1D",) * 4,
-    "up_block_types": ("UpResnetBlock1D",) * 3,
-    "mid_block_type": "MidResTemporalBlock1D",
-    "out_block_type": "OutConv1DBlock",
-    "act_fn": "mish",
-}
+HOPPER = policy(32, 64, 128, 256)
 
 
 @pytest.fixture

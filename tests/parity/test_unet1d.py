@@ -6,30 +6,7 @@ import torch
 
 from fastdiff import UNet1DModel
 from fastdiff.checkpoints.weights import load_weights
-
-
-def policy(*widths: int, **options) -> dict:
-    levels = len(widths)
-    return {
-        "in_channels": 14,
-        "out_channels": 14,
-        "time_embedding_type": "positional",
-        "flip_sin_to_cos": False,
-        "freq_shift": 1,
-        "use_timestep_embedding": True,
-        "down_block_types": ("DownResnetBlock1D",) * levels,
-        "up_block_types": ("UpResnetBlock1D",) * (levels - 1),
-        "mid_block_type": "MidResTemporalBlock1D",
-        "out_block_type": "OutConv1DBlock",
-        "block_out_channels": widths,
-        "act_fn": "mish",
-    } | options
-
-
-def value(*widths: int, **options) -> dict:
-    blocks = {"up_block_types": (), "mid_block_type": "ValueFunctionMidBlock1D", "out_block_type": "ValueFunction"}
-    return policy(*widths) | blocks | {"downsample_each_block": True} | options
-
+from tests.planners import policy, value_function
 
 HOPPER, WALKER = {"in_channels": 14, "out_channels": 14}, {"in_channels": 23, "out_channels": 23}
 UP = "UpResnetBlock1D"
@@ -62,12 +39,12 @@ OPTIONS = {
     "relu": policy(8, 16, act_fn="relu"),
 }
 VALUES = {
-    "hopper": (value(32, 64, 128, 256), (1, 4, 16, 32, 63, 64)),
-    "walker-3-levels": (value(32, 128, 256, **WALKER), (16, 32)),
-    "whole-last-block": (value(8, 16, 32, downsample_each_block=False), (1, 13, 16)),
-    "relu": (value(8, 64, act_fn="relu", layers_per_block=0), (16,)),
-    "groups-of-no-use": (value(8, 32, norm_num_groups=7), (15,)),
-    "fourier": (value(8, 32, time_embedding_type="fourier"), (16,)),
+    "hopper": (value_function(32, 64, 128, 256), (1, 4, 16, 32, 63, 64)),
+    "walker-3-levels": (value_function(32, 128, 256, **WALKER), (16, 32)),
+    "whole-last-block": (value_function(8, 16, 32, downsample_each_block=False), (1, 13, 16)),
+    "relu": (value_function(8, 64, act_fn="relu", layers_per_block=0), (16,)),
+    "groups-of-no-use": (value_function(8, 32, norm_num_groups=7), (15,)),
+    "fourier": (value_function(8, 32, time_embedding_type="fourier"), (16,)),
 }
 
 

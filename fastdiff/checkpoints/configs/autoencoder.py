@@ -5,6 +5,7 @@ from typing import Annotated
 
 from annotated_types import Len
 
+from fastdiff.checkpoints.configs.model import ModelConfig, Place
 from fastdiff.checkpoints.kinds import (
     MAX_CHANNELS,
     Activation,
@@ -15,13 +16,13 @@ from fastdiff.checkpoints.kinds import (
     StageLayers,
     Widths,
 )
-from fastdiff.schema import Schema
+from fastdiff.errors import InputError
 
 PerChannel = Annotated[tuple[float, ...], Len(1, MAX_CHANNELS)]
 
 
 @dataclass(frozen=True)
-class AutoencoderKLConfig(Schema):
+class AutoencoderKLConfig(ModelConfig):
     """The options of diffusers' AutoencoderKL, by the same names and with the same defaults."""
 
     in_channels: Channels = 3
@@ -33,17 +34,67 @@ class AutoencoderKLConfig(Schema):
     act_fn: Activation = "silu"
     latent_channels: Channels = 4
     norm_num_groups: Channels = 32
-    sample_size: Side = 32  # pixels
+    sample_size: Side = 32  # pixels; of a tile, where tiles are asked for
     scaling_factor: PositiveNumber = 0.18215  # of latents, before the denoiser sees them
     shift_factor: float | None = None
     latents_mean: PerChannel | None = None
     latents_std: PerChannel | None = None
-    force_upcast: bool = True  # to float32, where the weights are 16-bit
+    force_upcast: bool = True  # weights in float16 are computed with in float32
     use_quant_conv: bool = True
     use_post_quant_conv: bool = True
     mid_block_add_attention: bool = True
+
+    def check(self) -> None:
+        for name, kinds, known in (
+            ("down_block_types", self.down_kinds, ("DownEncoderBlock2D", "AttnDownEncoderBlock2D")),
+            ("up_block_types", self.up_kinds, ("UpDecoderBlock2D", "AttnUpDecoderBlock2D")),
+        ):
+            unknown = [kind for kind in kinds if kind not in known]
+            if unknown:
+                raise InputError(f"{name}: block type {unknown[0]!r} is not supported; choose from {', '.join(known)}")
+        if not len(self.block_out_channels) == len(self.down_kinds) == len(self.up_kinds):
+            raise InputError("block_out_channels, down_block_types and up_block_types must be of one length")
+
+    @property
+    def activation(self) -> str:
+        """The canonical name of `act_fn`."""
+        return "silu" if self.act_fn == "swish" else self.act_fn
+
+    @property
+    def down_kinds(self) -> tuple[str, ...]:
+        """The down blocks' types without the prefix that early models carry."""
+        return tuple(kind.removeprefix("UNetRes") for kind in self.down_block_types)
+
+    @property
+    def up_kinds(self) -> tuple[str, ...]:
+        return tuple(kind.removeprefix("UNetRes") for kind in self.up_block_types)
 
     @property
     def scale(self) -> int:
         """How many pixels of a picture one latent stands for, in height and in width."""
         return 2 ** (len(self.block_out_channels) - 1)
+
+    @property
+    def places(self) -> dict[str, Place]:
+        down = "encoder.down_blocks."
+        stages = enumerate(self.block_out_channels)
+        found = {f"block_out_channels[{i}]": Place(f"{down}{i}.resnets.0.conv2.weight", 0, w) for i, w in stages}
+        return found | {
+            "block_out_channels: its length": Place(down, None, len(self.block_out_channels)),
+            "layers_per_block": Place(f"{down}0.resnets.", None, self.layers_per_block),
+            "in_channels": Place("encoder.conv_in.weight", 1, self.in_channels),
+            "out_channels": Place("decoder.conv_out.weight", 0, self.out_channels),
+            "latent_channels": Place("decoder.conv_in.weight", 1, self.latent_channels),
+        }
+
+    @property
+    def least_parameters(self) -> dict[str, int]:
+        first, last = self.block_out_channels[0], self.block_out_channels[-1]
+        convolutions = 9 * sum(width**2 for width in self.block_out_channels)  # of 3x3, one in each down block's layer
+        return {
+            "block_out_channels": convolutions,
+            "layers_per_block": self.layers_per_block * convolutions,
+            "in_channels": 9 * self.in_channels * first,
+            "out_channels": 9 * self.out_channels * first,
+            "latent_channels": 9 * self.latent_channels * last,
+        }

@@ -1,8 +1,10 @@
 """ModelConfig: the base of the config of each model, and where its options show in the weights."""
 
-from typing import NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from fastdiff.schema import Schema
+
+Library = Literal["diffusers", "transformers"]  # that a model is a class of, which names its weight files
 
 
 class Place(NamedTuple):
@@ -14,7 +16,10 @@ class Place(NamedTuple):
 
 
 class ModelConfig(Schema):
-    """The questions that every model's config answers. The options have diffusers' names and defaults."""
+    """The questions that every model's config answers. The options have the library's names and defaults."""
+
+    LIBRARY: ClassVar[Library] = "diffusers"
+    KEY_PREFIX: ClassVar[str] = ""  # that some files put before the keys of the weights, and others do not
 
     @property
     def places(self) -> dict[str, Place]:

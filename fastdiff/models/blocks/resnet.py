@@ -76,12 +76,13 @@ class ResnetBlock2D(Conditioned):
         needs_shortcut = shortcut or in_channels != out_channels
         self.conv_shortcut = Conv2d(in_channels, out_channels, 1) if needs_shortcut else None
 
-    def forward(self, x: FeatureOrPair, temb: Tensor) -> Feature:
-        temb = temb[:, self.columns]
+    def forward(self, x: FeatureOrPair, temb: Tensor | None = None) -> Feature:
+        """`temb`: None in a model without time, such as a VAE."""
+        temb = None if temb is None else temb[:, self.columns]
         h = self.norm1(x, activation=self.activation)
         if self.resample is not None:
             x, h = self.resample(join(x)), self.resample(h)
-        if self.scale_shift:
+        if self.scale_shift and temb is not None:
             scale, shift = temb.chunk(2, dim=1)
             h = self.conv1(h, norm=self.norm2.after(activation=self.activation, scale=scale, shift=shift))
         else:

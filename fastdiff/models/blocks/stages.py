@@ -29,7 +29,7 @@ class Stage(nn.Module):
         self.attentions = nn.ModuleList(attentions) if attentions else None
         self.resnets = nn.ModuleList(resnets)
 
-    def layer(self, i: int, x: FeatureOrPair, temb: Tensor) -> Feature:
+    def layer(self, i: int, x: FeatureOrPair, temb: Tensor | None = None) -> Feature:
         h: Feature = self.resnets[i](x, temb)
         return self.attentions[i](h) if self.attentions is not None else h
 
@@ -159,7 +159,7 @@ class SkipUpBlock2D(UpStage):
         self.skip_conv = Conv2d(out, 3, 3) if resample else None
         self.skip_norm = GroupNorm(_skip_groups(out), out, eps=options.eps) if resample else None
 
-    def layer(self, i: int, x: FeatureOrPair, temb: Tensor) -> Feature:
+    def layer(self, i: int, x: FeatureOrPair, temb: Tensor | None = None) -> Feature:
         return self.resnets[i](x, temb)
 
     def upsample(self, x: Feature, temb: Tensor, rgb: Feature | None) -> Up:
@@ -221,7 +221,7 @@ class MidBlock2D(Stage):
         resnets = [ResnetBlock2D(width, width, options, groups=(groups, groups), output_scale=scale) for _ in range(2)]
         super().__init__(resnets, [_attention(width, options, attention_groups, scale)] if add_attention else None)
 
-    def forward(self, x: Feature, temb: Tensor) -> Feature:
+    def forward(self, x: Feature, temb: Tensor | None = None) -> Feature:
         x = self.resnets[0](x, temb)
         x = self.attentions[0](x) if self.attentions is not None else x
         return self.resnets[1](x, temb)

@@ -18,6 +18,7 @@ from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.reporting import report
+from tests.planners import policy
 
 SMALL = {
     "sample_size": 8,
@@ -27,18 +28,7 @@ SMALL = {
     "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
     "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
 }
-PLANNER = {
-    "in_channels": 3,
-    "out_channels": 3,
-    "time_embedding_type": "positional",
-    "use_timestep_embedding": True,
-    "block_out_channels": (8, 16),
-    "down_block_types": ("DownResnetBlock1D",) * 2,
-    "up_block_types": ("UpResnetBlock1D",),
-    "mid_block_type": "MidResTemporalBlock1D",
-    "out_block_type": "OutConv1DBlock",
-    "act_fn": "mish",
-}
+PLANNER = policy(8, 16, in_channels=3, out_channels=3)
 DDPM256 = {  # google/ddpm-celebahq-256
     "sample_size": 256,
     "block_out_channels": (128, 128, 256, 256, 512, 512),

@@ -1,0 +1,107 @@
+"""The options of CLIP's text encoders. An unknown one is an error, never ignored."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from annotated_types import Interval
+
+from fastdiff.arguments import mapping as checked_mapping
+from fastdiff.checkpoints.configs.model import Library, ModelConfig, Place
+from fastdiff.checkpoints.kinds import Channels, Fraction, Layers, PositiveNumber
+from fastdiff.errors import InputError
+
+AnyConfig = TypeVar("AnyConfig", bound="CLIPTextConfig")
+TokenId = Annotated[int, Interval(ge=0, le=2**20)]
+
+OLD_END = 2  # the eos_token_id that transformers wrote before 4.30 for a vocabulary whose end token is its last
+
+# Keys of transformers' PreTrainedConfig that say who saved the model
+_BOOKKEEPING = ("architectures", "dtype", "torch_dtype", "transformers_version")
+
+
+@dataclass(frozen=True)
+class CLIPTextConfig(ModelConfig):
+    """The options of transformers' CLIPTextConfig, by the same names and with the same defaults."""
+
+    LIBRARY: ClassVar[Library] = "transformers"
+    KEY_PREFIX: ClassVar[str] = "text_model."  # which CLIPTextModel of transformers 5 no longer saves
+    SWITCHED_OFF: ClassVar[Mapping[str, Any]] = {
+        "model_type": "clip_text_model",
+        "output_attentions": False,
+        "output_hidden_states": False,
+        "return_dict": True,
+        "use_attention_mask": False,  # which diffusers would hand in then
+    }
+
+    vocab_size: Annotated[int, Interval(ge=1, le=2**20)] = 49408
+    hidden_size: Channels = 512
+    intermediate_size: Channels = 2048
+    projection_dim: Channels | None = 512  # of CLIPTextModelWithProjection
+    num_hidden_layers: Layers = 12
+    num_attention_heads: Channels = 8
+    max_position_embeddings: Annotated[int, Interval(ge=1, le=2**16)] = 77
+    hidden_act: Literal["quick_gelu", "gelu"] = "quick_gelu"
+    layer_norm_eps: PositiveNumber = 1e-5
+    eos_token_id: TokenId = 49407  # the output is pooled there; 2 is the largest id of a prompt
+    # Nothing here depends on these: the tokenizer pads, dropout and the first weights are the training's
+    pad_token_id: TokenId | None = 1
+    bos_token_id: TokenId | None = 49406
+    attention_dropout: Fraction | None = 0.0
+    dropout: Fraction | None = 0.0
+    initializer_range: float = 0.02
+    initializer_factor: float | None = 1.0
+
+    @classmethod
+    def from_mapping(cls: type[AnyConfig], mapping: Mapping[str, Any], source: object) -> AnyConfig:
+        """Make one of a config.json of transformers, whose bookkeeping is passed over. Raises as Schema's."""
+        options = checked_mapping(str(source), mapping)
+        known = {key: value for key, value in options.items() if key not in _BOOKKEEPING}
+        return super().from_mapping(known, source)
+
+    def check(self) -> None:
+        if self.hidden_size % self.num_attention_heads:
+            raise InputError(
+                f"num_attention_heads: {self.num_attention_heads} does not divide hidden_size {self.hidden_size}"
+            )
+
+    @property
+    def places(self) -> dict[str, Place]:
+        layer, tokens = "encoder.layers.", "embeddings.token_embedding.weight"
+        return {
+            "num_hidden_layers": Place(layer, None, self.num_hidden_layers),
+            "vocab_size": Place(tokens, 0, self.vocab_size),
+            "hidden_size": Place(tokens, 1, self.hidden_size),
+            "intermediate_size": Place(f"{layer}0.mlp.fc1.weight", 0, self.intermediate_size),
+            "max_position_embeddings": Place("embeddings.position_embedding.weight", 0, self.max_position_embeddings),
+        }
+
+    @property
+    def least_parameters(self) -> dict[str, int]:
+        layers, width = self.num_hidden_layers, self.hidden_size
+        return {
+            "num_hidden_layers": 4 * layers * width**2,
+            "vocab_size": self.vocab_size * width,
+            "intermediate_size": 2 * layers * self.intermediate_size * width,
+            "max_position_embeddings": self.max_position_embeddings * width,
+        }
+
+
+@dataclass(frozen=True)
+class CLIPTextConfigWithProjection(CLIPTextConfig):
+    """The same options, of an encoder whose pooled output is projected."""
+
+    def check(self) -> None:
+        super().check()
+        if self.projection_dim is None:
+            raise InputError("projection_dim: null, but this encoder projects; give the width of its text_embeds")
+
+    @property
+    def places(self) -> dict[str, Place]:
+        assert self.projection_dim is not None  # the check's
+        return super().places | {"projection_dim": Place("text_projection.weight", 0, self.projection_dim)}
+
+    @property
+    def least_parameters(self) -> dict[str, int]:
+        assert self.projection_dim is not None
+        return super().least_parameters | {"projection_dim": self.projection_dim * self.hidden_size}

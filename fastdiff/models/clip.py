@@ -1,0 +1,246 @@
+"""CLIPTextModel and CLIPTextModelWithProjection: the text encoders of CLIP (Radford et al. 2021, arXiv 2103.00020).
+
+Tokens are (1, L, C), one prompt at a time: its bits must not depend on its company. A layer is seven launches: norm,
+QKV, causal attention, projection; norm, linear with activation, linear. Each norm adds the branch before it, the first
+one the positions.
+"""
+
+from functools import partial
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from fastdiff.checkpoints import registry
+from fastdiff.checkpoints.configs.clip import OLD_END, CLIPTextConfig, CLIPTextConfigWithProjection
+from fastdiff.errors import InputError
+from fastdiff.execution.cpu_workers import map_pictures
+from fastdiff.execution.tensors import INDICES, beside, tensor, within
+from fastdiff.kernels.attention import attention
+from fastdiff.kernels.layer_norm import layer_norm
+from fastdiff.kernels.linear import linear
+from fastdiff.models.model import Model
+from fastdiff.schema import checked, whole
+
+QKV = ("q_proj", "k_proj", "v_proj")  # that transformers' attention holds apart
+
+
+class CLIPTextOutput(NamedTuple):
+    """The output of transformers' CLIPTextModel, its BaseModelOutputWithPooling."""
+
+    last_hidden_state: Tensor  # (N, L, C), after the final norm
+    pooler_output: Tensor  # (N, C), of the end token
+    hidden_states: tuple[Tensor, ...] | None = None  # (N, L, C): the embeddings, then each layer's, before any norm
+
+
+class CLIPTextModelOutput(NamedTuple):
+    """The output of transformers' CLIPTextModelWithProjection, its class of this name."""
+
+    text_embeds: Tensor  # (N, projection_dim), the projection of the end token
+    last_hidden_state: Tensor  # as those of CLIPTextOutput
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
+class CLIPTextEmbeddings(nn.Module):
+    """The tables of tokens and of positions; transformers' class of this name."""
+
+    def __init__(self, config: CLIPTextConfig):
+        super().__init__()
+        self.token_embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position_embedding = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+
+    def forward(self, input_ids: Tensor) -> "Stream":
+        """(1, L) -> the sum of both, yet to be made."""
+        positions = self.position_embedding.weight[: input_ids.shape[1]]
+        return Stream(positions[None], self.token_embedding(input_ids))
+
+
+class Stream(NamedTuple):
+    """The tokens between layers: x + branch. The sum is left to the norm that reads it."""
+
+    x: Tensor  # (1, L, C)
+    branch: Tensor  # (1, L, C)
+
+    def normed(self, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+        """Return the sum, normalised; and the sum."""
+        normed = layer_norm(self.branch, norm.weight, norm.bias, residual=self.x, eps=norm.eps)
+        assert isinstance(normed, tuple)
+        return normed
+
+
+class CLIPAttention(nn.Module):
+    """Causal self-attention of tokens; transformers' class of this name, with Q, K and V as one product."""
+
+    def __init__(self, config: CLIPTextConfig):
+        super().__init__()
+        self.heads = config.num_attention_heads
+        self.qkv_proj = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = linear(x, self.qkv_proj.weight, self.qkv_proj.bias)  # (1, L, 3 C)
+        x = attention(*qkv.chunk(3, dim=-1), heads=self.heads, causal=True)
+        return linear(x, self.out_proj.weight, self.out_proj.bias)
+
+
+class CLIPMLP(nn.Module):
+    """Linear, activation, linear; transformers' class of this name."""
+
+    def __init__(self, config: CLIPTextConfig):
+        super().__init__()
+        self.activation = config.hidden_act
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = linear(x, self.fc1.weight, self.fc1.bias, activation=self.activation)
+        return linear(x, self.fc2.weight, self.fc2.bias)
+
+
+class CLIPEncoderLayer(nn.Module):
+    """Attention and an MLP, each after a norm; transformers' class of this name."""
+
+    def __init__(self, config: CLIPTextConfig):
+        super().__init__()
+        self.self_attn = CLIPAttention(config)
+        self.layer_norm1 = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.mlp = CLIPMLP(config)
+        self.layer_norm2 = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+
+    def forward(self, stream: Stream) -> tuple[Stream, Tensor]:
+        """Return the stream after this layer, and its input as one tensor."""
+        h, before = stream.normed(self.layer_norm1)
+        h, x = Stream(before, self.self_attn(h)).normed(self.layer_norm2)
+        return Stream(x, self.mlp(h)), before
+
+
+class CLIPTextModel(Model):
+    """transformers' CLIPTextModel for inference: the same configs, weights and call; see Model."""
+
+    config: CLIPTextConfig
+    part = registry.TEXT_ENCODER
+
+    def __init__(self, config: CLIPTextConfig):
+        super().__init__(config)
+        self.embeddings = CLIPTextEmbeddings(config)
+        layers = nn.ModuleList(CLIPEncoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.encoder = nn.ModuleDict({"layers": layers})
+        self.final_layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        attentions = [f"encoder.layers.{i}.self_attn." for i in range(config.num_hidden_layers)]
+        self.stacked = {f"{path}qkv_proj.": {f"{path}{name}.": 1 for name in QKV} for path in attentions}
+        self._lay_out()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: None = None,
+        position_ids: None = None,
+        output_attentions: Literal[False] | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """Encode prompts, called like transformers' model.
+
+        Args:
+            input_ids: (N, L) int64 or int32 on the model's device, L up to max_position_embeddings.
+            attention_mask, position_ids, output_attentions: InputError for what transformers would do with them.
+            output_hidden_states: whether the output has hidden_states too.
+
+        Returns: CLIPTextOutput, CLIPTextModelOutput where the class projects; a plain tuple of what is not None in it
+            when not `return_dict`. A prompt has the same bits in any batch.
+        """
+        options = {"attention_mask": attention_mask, "position_ids": position_ids}
+        for name, value in (options | {"output_attentions": output_attentions or None}).items():
+            if value is not None:
+                raise InputError(f"{name}: fastdiff's attention is causal and hands out no weights; leave it out")
+        checked("output_hidden_states", output_hidden_states, bool | None)
+        checked("return_dict", return_dict, bool)
+        output = self._run(input_ids, bool(output_hidden_states))
+        return output if return_dict else tuple(each for each in output if each is not None)
+
+    def prompt_embeds(self, input_ids: Tensor, clip_skip: int = 0) -> Tensor:
+        """Return (N, L, C), what a U-Net of Stable Diffusion 1 or 2 reads of prompts (N, L).
+
+        As StableDiffusionPipeline.encode_prompt: the last `clip_skip` layers are left out, and the final norm is not.
+        InputError for more layers than there are.
+        """
+        self._check_skip(clip_skip, self.config.num_hidden_layers)
+        if clip_skip == 0:
+            return self._run(input_ids, False).last_hidden_state
+        (*_, states), norm = self._run(input_ids, True), self.final_layer_norm
+        normed = layer_norm(states[-1 - clip_skip], norm.weight, norm.bias, eps=norm.eps)
+        assert isinstance(normed, Tensor)
+        return normed
+
+    def penultimate_embeds(self, input_ids: Tensor, clip_skip: int = 0) -> tuple[Tensor, Tensor]:
+        """Return (N, L, C), what SDXL's U-Net reads of prompts (N, L), and (N, C) of the end token, for its embedding.
+
+        As StableDiffusionXLPipeline.encode_prompt: the last 1 + `clip_skip` layers are left out, and so is the final
+        norm. The second is text_embeds where the class projects. InputError for more layers than there are.
+        """
+        self._check_skip(clip_skip, self.config.num_hidden_layers - 1)
+        output = self._run(input_ids, True)
+        assert output.hidden_states is not None
+        return output.hidden_states[-2 - clip_skip], self._pooled(output)
+
+    def _run(self, input_ids: Tensor, with_hidden_states: bool) -> Any:
+        """`forward` without its names."""
+        self._check_ids(input_ids)
+        encode = self.graphed(("encode", with_hidden_states), partial(self._encode, with_hidden_states))
+        last, pooled, *hidden = map(torch.cat, zip(*map_pictures(encode, input_ids), strict=True))
+        return self._output(last, pooled, tuple(hidden) if with_hidden_states else None)
+
+    @torch.no_grad()
+    def _encode(self, with_hidden_states: bool, input_ids: Tensor) -> tuple[Tensor, ...]:
+        """(1, L) -> (1, L, C) after the final norm, (1, C) of the end token, and all hidden states if wanted."""
+        stream, hidden = self.embeddings(input_ids), []
+        for layer in cast(nn.ModuleList, self.encoder["layers"]):
+            stream, before = layer(stream)
+            hidden.append(before)
+        last, total = stream.normed(self.final_layer_norm)
+        end = self.config.eos_token_id
+        is_end = input_ids[0] if end == OLD_END else (input_ids[0] == end).int()
+        pooled = last[0].index_select(0, is_end.argmax()[None])  # (1, C), of the first such token
+        return last, self._project(pooled), *((*hidden, total) if with_hidden_states else ())
+
+    def _project(self, pooled: Tensor) -> Tensor:
+        return pooled
+
+    def _output(self, last: Tensor, pooled: Tensor, hidden: tuple[Tensor, ...] | None) -> NamedTuple:
+        return CLIPTextOutput(last, pooled, hidden)
+
+    def _pooled(self, output: Any) -> Tensor:
+        return output.pooler_output
+
+    def _check_ids(self, input_ids: Tensor) -> None:
+        tensor("input_ids", input_ids, INDICES)
+        most = self.config.max_position_embeddings
+        if input_ids.ndim != 2 or not input_ids.numel() or input_ids.shape[1] > most:
+            raise InputError(f"input_ids: its shape is {tuple(input_ids.shape)}; it is (N, L) with L from 1 to {most}")
+        beside("input_ids", input_ids, self.device)
+        within("input_ids", input_ids, 0, self.config.vocab_size - 1)
+
+    def _check_skip(self, clip_skip: int, most: int) -> None:
+        checked("clip_skip", clip_skip, whole(0, most))
+
+
+class CLIPTextModelWithProjection(CLIPTextModel):
+    """transformers' CLIPTextModelWithProjection for inference, the second encoder of SDXL; see CLIPTextModel."""
+
+    config: CLIPTextConfigWithProjection
+    part = registry.TEXT_ENCODER_2
+
+    def __init__(self, config: CLIPTextConfigWithProjection):
+        super().__init__(config)
+        assert config.projection_dim is not None  # the config's own check
+        self.text_projection = nn.Linear(config.hidden_size, config.projection_dim, bias=False)
+        self._lay_out()
+
+    def _project(self, pooled: Tensor) -> Tensor:
+        return linear(pooled[:, None], self.text_projection.weight)[:, 0]
+
+    def _output(self, last: Tensor, pooled: Tensor, hidden: tuple[Tensor, ...] | None) -> NamedTuple:
+        return CLIPTextModelOutput(pooled, last, hidden)
+
+    def _pooled(self, output: Any) -> Tensor:
+        return output.text_embeds

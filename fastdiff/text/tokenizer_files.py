@@ -1,0 +1,165 @@
+"""The files of a CLIP tokenizer: its vocabulary, merges, special tokens and length, read as transformers does.
+
+Imports neither torch nor the `tokenizers` library.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Interval, Len
+
+from fastdiff.arguments import mapping, naming
+from fastdiff.checkpoints.json_files import MAX_BYTES, read_json
+from fastdiff.errors import InputError
+from fastdiff.schema import Schema, Wanted, checked
+
+START, END = "<|startoftext|>", "<|endoftext|>"  # CLIP's own, where a folder names none
+LENGTH = 77  # CLIP's own, where a folder says none
+NAMED = {"bos_token": START, "eos_token": END, "unk_token": END, "pad_token": END}
+MAX_TOKENS = 2**20  # of a vocabulary; CLIP's has 49,408
+
+_REMEDY = "save the tokenizer again with save_pretrained"
+_Id = Annotated[int, Interval(ge=0, le=MAX_TOKENS)]
+_Ids = Annotated[dict[str, _Id], Wanted(f"an object of tokens and their ids; {_REMEDY}")]
+_Merges = Annotated[tuple[tuple[str, str], ...], Wanted(f"a list of pairs of tokens; {_REMEDY}")]
+_Objects = Annotated[tuple[dict[str, Any], ...], Wanted(f"a list of tokens with their options; {_REMEDY}")]
+
+
+@dataclass(frozen=True)
+class SpecialToken(Schema):
+    """A text that is one token wherever it stands; AddedToken of the `tokenizers` library."""
+
+    content: Annotated[str, Len(1, 256)]
+    id: _Id | None = None  # that its folder says
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool | None = None  # looked for in lower case; None: unless it is special
+    special: bool = False
+
+
+@dataclass(frozen=True)
+class TokenizerConfig(Schema):
+    """The options of a tokenizer_config.json, other than tokens, that decide which ids a prompt has."""
+
+    model_max_length: Annotated[int, Interval(ge=2, le=2**16)] = LENGTH
+    tokenizer_class: Literal["CLIPTokenizer", "CLIPTokenizerFast"] = "CLIPTokenizer"
+    padding_side: Literal["right"] = "right"
+    truncation_side: Literal["right"] = "right"
+    split_special_tokens: Literal[False] = False
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """All that a folder says of a tokenizer."""
+
+    length: int  # of a prompt in tokens, padding included
+    vocabulary: dict[str, int]
+    merges: tuple[tuple[str, str], ...]  # of two tokens, the first to be made first
+    named: dict[str, SpecialToken]  # by the keys of NAMED
+    added: tuple[SpecialToken, ...]  # every special token, in the order of their ids; then those without
+
+
+def read_tokenizer(folder: Path) -> TokenizerFiles:
+    """Read tokenizer.json, or vocab.json and merges.txt, and the tokens that other files of the folder name.
+
+    Raises InputError for a file that is missing, damaged, or asks for a tokenizer of another kind.
+    """
+    whole = _read_optional(folder / "tokenizer.json")
+    vocabulary, merges = _of_one_file(folder, whole) if whole else _of_two_files(folder)
+    path = folder / "tokenizer_config.json"
+    options = _read_optional(path)
+    names = TokenizerConfig.__dataclass_fields__.keys()
+    config = TokenizerConfig.from_mapping({key: options[key] for key in names & options.keys()}, path)
+    named, added = _special_tokens(folder, options, whole)
+    return TokenizerFiles(config.model_max_length, vocabulary, merges, named, added)
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _of_one_file(folder: Path, content: Mapping[str, Any]) -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
+    """Vocabulary and merges of a tokenizer.json. The rest of its model is CLIP's own, as in transformers."""
+    with naming(str(folder / "tokenizer.json")):
+        model = mapping("model", content.get("model"))
+        pairs = model.get("merges")
+        if isinstance(pairs, list):  # of texts in older files
+            pairs = [tuple(pair.split(" ")) if isinstance(pair, str) else pair for pair in pairs]
+        return checked("vocab", model.get("vocab"), _Ids), checked("merges", pairs, _Merges)
+
+
+def _of_two_files(folder: Path) -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
+    path = folder / "vocab.json"
+    if not path.exists():
+        raise InputError(f"{folder} has neither tokenizer.json nor vocab.json; {_REMEDY}")
+    with naming(str(path)):
+        vocabulary = checked("vocab", read_json(path), _Ids)
+    path = folder / "merges.txt"
+    lines = [line.removesuffix("\r") for line in _read_text(path).split("\n")]
+    pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    with naming(str(path)):
+        return vocabulary, checked("merges", pairs, _Merges)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if not path.is_file():
+            raise InputError(f"{path} is not there, or no file; {_REMEDY}")
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise InputError(f"{path} has more than the {MAX_BYTES >> 20} MB that fastdiff reads; {_REMEDY}")
+        return content.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not readable text ({error}); {_REMEDY}") from None
+
+
+def _special_tokens(
+    folder: Path, options: dict[str, Any], whole: dict[str, Any]
+) -> tuple[dict[str, SpecialToken], tuple[SpecialToken, ...]]:
+    """`named` and `added` of a TokenizerFiles. Files of before transformers 4.34 name tokens in several places."""
+    named = {key: options.get(key, default) for key, default in NAMED.items()}
+    decoder = options.get("added_tokens_decoder")
+    found: list[SpecialToken] = []
+    if decoder is not None:
+        path = folder / "tokenizer_config.json"
+        with naming(f"{path}: added_tokens_decoder"):
+            entries = checked("it", decoder, dict[str, dict[str, Any]]).items()
+        found += [_token({**entry, "id": _number(key)}, path) for key, entry in entries]
+    else:
+        path = folder / "special_tokens_map.json"
+        theirs = _read_optional(path)
+        named |= {key: theirs[key] for key in named.keys() & theirs.keys()}
+        path = folder / "added_tokens.json"
+        with naming(str(path)):
+            ids = checked("added tokens", _read_optional(path), _Ids)
+        found += [SpecialToken(content, id=number) for content, number in ids.items()]
+        with naming(str(folder / "tokenizer.json")):
+            entries = checked("added_tokens", whole.get("added_tokens", ()), _Objects)
+        found += [_token(entry, folder / "tokenizer.json") for entry in entries]
+
+    known = {token.id: token for token in found}  # a later file counts
+    added = {token.content: token for token in sorted(known.values(), key=lambda token: token.id or 0)}
+    tokens = {key: _named_token(key, value, added, path) for key, value in named.items()}
+    for token in reversed(tokens.values()):  # the first to name a text says how it is looked for
+        added[token.content] = token
+    return tokens, tuple(added.values())
+
+
+def _named_token(key: str, value: Any, added: Mapping[str, SpecialToken], path: Path) -> SpecialToken:
+    """Return a special token that a file names by its text, or with its options."""
+    with naming(f"{path}: {key}"):
+        token = _token(value if isinstance(value, dict) else {"content": value}, path)
+        token = added.get(token.content, token)
+    return replace(token, special=True)
+
+
+def _token(entry: Mapping[str, Any], source: Path) -> SpecialToken:
+    return SpecialToken.from_mapping(entry, source)
+
+
+def _number(key: str) -> int | str:
+    return int(key) if key.isascii() and key.isdigit() and len(key) < 10 else key

@@ -1,0 +1,154 @@
+"""CLIPTokenizer against transformers' own, on a vocabulary made by hand, in every layout of its files."""
+
+import json
+import random
+
+import pytest
+import transformers
+
+from fastdiff import InputError
+from fastdiff.text.tokenizer import CLIPTokenizer
+
+ALPHABETS = (
+    "abcdefghijklmnopqrstuvwxyz ",
+    "ABCabcXYZ 0123456789 .,!?'\"-()",
+    "äöüßéèñçøåÄÖÜÉ e\u0301a\u0308 ﬁﬃ ǅ İı ſ K Å",
+    "日本語 中文 한국어 кириллица ελληνικά עברית العربية हिन्दी ไทย",
+    "😀😂👩‍👩‍👧‍👦🏳️‍🌈🇩🇪❤️👍🏽🤷‍♀️✨🔥 ☃ ♥ ∞ → ½ Ⅷ ² ٣ 三",
+    " \t\n\r\u00a0\u2003\u3000\u200b\u200d\ufeff\u0085\x00\x1f",
+    "<|startoftext|> <|endoftext|> <|ENDOFTEXT|> 's 't 're 've 'm 'll 'd 'S 'LL",
+)
+WORDS = ("photo", "of a", "cat", "the cat's", "astronaut", "riding", "<|endoftext|>", "it'll", "4k", "!!!", "trending")
+
+
+def strings(count: int, seed: int = 0) -> list[str]:
+    """Texts of letters and words of many scripts, and of any characters at all but surrogates."""
+    rng = random.Random(seed)
+
+    def piece() -> str:
+        kind = rng.randrange(len(ALPHABETS) + 2)
+        if kind < len(ALPHABETS):
+            return "".join(rng.choices(ALPHABETS[kind], k=rng.randint(1, 12)))
+        if kind == len(ALPHABETS):
+            return rng.choice(WORDS)
+        ranges = rng.choices(((0, 0x2FF), (0x300, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x10FFFF)), k=3)
+        return "".join(chr(rng.randint(*each)) for each in ranges)
+
+    return [rng.choice(("", " ")).join(piece() for _ in range(rng.randint(0, 8))) for _ in range(count)]
+
+
+LAYOUTS = ("two-files", "one-file", "old", "both")
+
+
+@pytest.fixture(params=LAYOUTS)
+def folder(request, tmp_path, save_tokenizer):
+    return save_tokenizer(tmp_path / "tokenizer", layout=request.param, length=77)
+
+
+def theirs(folder, prompts):
+    tokenizer = transformers.CLIPTokenizer.from_pretrained(folder)
+    given = {"padding": "max_length", "max_length": tokenizer.model_max_length, "truncation": True}
+    return [tuple(ids) for ids in tokenizer(prompts, **given).input_ids]
+
+
+def test_ids_are_those_of_transformers(folder):
+    tokenizer, prompts = CLIPTokenizer(folder), strings(10_000)
+    for prompt, expected in zip(prompts, theirs(folder, prompts), strict=True):
+        assert tokenizer(prompt).ids == expected, ascii(prompt)
+
+
+def test_the_strings_say_something(tmp_path, save_tokenizer):
+    tokenizer = CLIPTokenizer(save_tokenizer(tmp_path))
+    made = [tokenizer(prompt) for prompt in strings(2000)]
+    assert len({tokens.ids for tokens in made}) > 1700
+    assert 100 < sum(bool(tokens.cut) for tokens in made) < 1900
+    assert len({each for tokens in made for each in tokens.ids}) > 300
+
+
+@pytest.mark.parametrize("pad", ["!", "<|endoftext|>"])
+def test_pad_token_and_length_are_the_folders(tmp_path, save_tokenizer, pad):
+    folder = save_tokenizer(tmp_path, pad=pad, length=9)
+    tokenizer = CLIPTokenizer(folder)
+    ids = tokenizer("cat").ids
+    assert tokenizer.length == len(ids) == 9
+    assert (ids[0], ids[-1]) == (tokenizer.start, tokenizer.pad)
+    assert (tokenizer.pad == tokenizer.end) == (pad == "<|endoftext|>")
+    assert [ids] == theirs(folder, ["cat"])
+
+
+def test_a_long_prompt_is_cut_and_the_warning_quotes_what_was(tmp_path, save_tokenizer):
+    tokenizer = CLIPTokenizer(save_tokenizer(tmp_path, length=6))
+    fits, long = tokenizer("the Cat, the"), tokenizer("the Cat, the\n  Astronaut 😀!")
+    assert (fits.cut, fits.warning) == ("", None)
+    assert long.ids == fits.ids
+    assert long.cut == "Astronaut 😀!"
+    assert long.warning == "prompt: longer than the 6 tokens that the model reads; cut: 'Astronaut 😀!'"
+
+
+def test_tokens_that_were_added_later(tmp_path, save_tokenizer):
+    tokenizer = transformers.CLIPTokenizer.from_pretrained(save_tokenizer(tmp_path / "before"))
+    tokenizer.add_tokens(["<sks>", "blurb"])
+    tokenizer.save_pretrained(tmp_path / "after")
+    prompts = ["a photo of <sks>", "<SKS> blurb", "blurbs of<sks>cat", *strings(200)]
+    ours = CLIPTokenizer(tmp_path / "after")
+    assert [ours(prompt).ids for prompt in prompts] == theirs(tmp_path / "after", prompts)
+    assert ours("<sks>").ids != ours("<sk>").ids
+
+
+def broken(folder, name, change):
+    """Change the text of one file."""
+    path = folder / name
+    path.write_text(change(path.read_text()))
+
+
+def options(**changes):
+    return lambda text: json.dumps(json.loads(text) | changes)
+
+
+BROKEN = {
+    "no-merges": ("merges.txt", lambda _: "#version: 0.2\nca x</w>\n", "it makes no tokenizer"),
+    "half-a-merge": ("merges.txt", lambda text: text + "\nalone", "merges.txt: merges: .* is not a list of pairs"),
+    "vocabulary-of-texts": ("vocab.json", options(a="1"), "vocab.json: vocab: .* is not an object of tokens"),
+    "id-below-0": ("vocab.json", options(a=-1), "vocab.json: vocab: .* is not an object of tokens"),
+    "another-class": (
+        "tokenizer_config.json",
+        options(tokenizer_class="T5Tokenizer"),
+        "tokenizer_class: 'T5Tokenizer'",
+    ),
+    "no-room": ("tokenizer_config.json", options(model_max_length=1), "model_max_length: 1 is not"),
+    "endless": ("tokenizer_config.json", options(model_max_length=10**30), "more than 20 digits"),
+    "left": ("tokenizer_config.json", options(padding_side="left"), "padding_side: 'left' is not one of right"),
+    "no-pad-token": ("tokenizer_config.json", options(pad_token=None), "pad_token: .* None is not a text"),
+    "another-id": (
+        "tokenizer_config.json",
+        options(added_tokens_decoder={"7": {"content": "<sks>"}}),
+        "the token '<sks>' is .*, not 7",
+    ),
+    "no-json": ("vocab.json", lambda _: "{", "not readable JSON"),
+}
+
+
+@pytest.mark.parametrize(("name", "change", "message"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_file_is_named(tmp_path, save_tokenizer, name, change, message):
+    broken(save_tokenizer(tmp_path), name, change)
+    with pytest.raises(InputError, match=message) as error:
+        CLIPTokenizer(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [("vocab.json", "neither tokenizer.json nor vocab.json"), ("merges.txt", "merges.txt is not there")],
+)
+def test_a_missing_file_is_named(tmp_path, save_tokenizer, missing, message):
+    (save_tokenizer(tmp_path) / missing).unlink()
+    with pytest.raises(InputError, match=message):
+        CLIPTokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"), [(7, "prompt: 7 is none; give a text"), ("\ud83d", "half a surrogate pair")]
+)
+def test_a_prompt_that_is_no_text(tmp_path, save_tokenizer, prompt, message):
+    with pytest.raises(InputError, match=message):
+        CLIPTokenizer(save_tokenizer(tmp_path))(prompt)
