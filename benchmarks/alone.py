@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from forwards import WORKLOADS, class_name, dtype_of, inputs
+from forwards import WORKLOADS, class_name, dtype_of, in_dtype, inputs
 from harness import DEVICE
 from torch import nn
 
@@ -37,9 +37,9 @@ def main() -> None:
 def measure_alone(who: str, name: str) -> dict[str, float]:
     """The numbers of "fastdiff", or of diffusers by "eager" torch or "compile"."""
     config, batch, _ = WORKLOADS[name]
-    sample, *condition = inputs(config, batch)
     dtype = dtype_of(name)
-    given = sample.to(dtype), *condition
+    given = in_dtype(inputs(config, batch), dtype)
+    sample, *condition = given
     library = importlib.import_module("fastdiff" if who == "fastdiff" else "diffusers")
     kind = getattr(library, class_name(config))
     start = time.perf_counter()
@@ -54,7 +54,7 @@ def measure_alone(who: str, name: str) -> dict[str, float]:
         return first | memory
     side = 3 * sample.shape[-1] // 2
     sides = sample.ndim - 2
-    larger = sample.repeat(1, 1, *(2,) * sides)[(..., *(slice(side),) * sides)].to(dtype)
+    larger = sample.repeat(1, 1, *(2,) * sides)[(..., *(slice(side),) * sides)]
     return first | memory | {"new_resolution_s": seconds_to(lambda: run(larger, *condition), time.perf_counter())}
 
 

@@ -23,7 +23,7 @@ import diffusers
 import sampling
 import torch
 from alone import compile_diffusers
-from forwards import GPU, WORKLOADS, class_name, dtype_of, inputs
+from forwards import GPU, WORKLOADS, class_name, dtype_of, in_dtype, inputs
 from harness import DEVICE, ceilings, chosen, launches, measure, report
 
 import fastdiff
@@ -48,10 +48,10 @@ def row(name: str, tflops: float | None) -> dict[str, Any]:
     config, batch, gflop = WORKLOADS[name]
     dtype = dtype_of(name)
     theirs, ours = build(config, dtype)
-    sample, *condition = inputs(config, batch)
-    expected = theirs(sample, *condition).sample.float()
+    exact = inputs(config, batch)
+    expected = theirs(*exact).sample.float()
     theirs = theirs.to(dtype).to(memory_format=torch.channels_last if GPU else torch.preserve_format)
-    given = sample.to(dtype), *condition
+    given = in_dtype(exact, dtype)
     errors = {
         f"{who}_err": ((model(*given).sample.float() - expected).abs().max() / expected.abs().max()).item()
         for who, model in (("fastdiff", ours), ("eager", theirs))

@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from harness import DEVICE
 from shapes import MODELS_CPU, MODELS_GPU
-from torch import nn
+from torch import Tensor, nn
 
 import fastdiff
+from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 
 GPU = DEVICE.type == "cuda"
 DTYPE = torch.bfloat16 if GPU else torch.float32  # where a workload does not name another
@@ -28,6 +29,8 @@ def class_name(config: dict) -> str:
     """The name of the model's class, in diffusers and here."""
     if is_planner(config):
         return "UNet1DModel"
+    if "cross_attention_dim" in config:
+        return "UNet2DConditionModel"
     return "DiTTransformer2DModel" if "patch_size" in config else "UNet2DModel"
 
 
@@ -39,11 +42,33 @@ def random_model(config: dict, dtype: torch.dtype) -> nn.Module:
 
 
 def inputs(config: dict, batch: int) -> tuple[Any, ...]:
-    """Sample (N, C, H, W) or (N, C, L) float32, timesteps (N,); of pictures labels (N,), or None."""
+    """Sample (N, C, H, W) or (N, C, L) float32, timesteps (N,); of pictures labels (N,) or None, or a text."""
     timesteps = torch.full((batch,), 500, device=DEVICE)
     if is_planner(config):
         return torch.randn(batch, config["in_channels"], config["sample_size"], device=DEVICE), timesteps
+    if "cross_attention_dim" in config:
+        return text_inputs(config, timesteps)
     side, labelled = config["sample_size"], config.keys() & {"num_class_embeds", "num_embeds_ada_norm"}
     sample = torch.randn(batch, config.get("in_channels", 3), side, side, device=DEVICE)
     labels = torch.zeros(batch, dtype=torch.int64, device=DEVICE) if labelled else None
     return sample, timesteps, labels
+
+
+def text_inputs(config: dict, timesteps: Tensor) -> tuple[Any, ...]:
+    """Sample, timesteps, a text (N, 77, C), and SDXL's numbers and pooled text at their place among the arguments."""
+    shapes = UNet2DConditionConfig(**config).prompt_shapes
+    batch, side = len(timesteps), config["sample_size"]
+    text, *added = (torch.randn(batch, *shape, device=DEVICE) for shape in shapes.values())
+    given = torch.randn(batch, 4, side, side, device=DEVICE), timesteps, text
+    return (*given, *[None] * 4, dict(zip(("text_embeds", "time_ids"), added, strict=True))) if added else given
+
+
+def in_dtype(given: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """The same arguments with all floats in `dtype`."""
+
+    def cast(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: cast(each) for name, each in value.items()}
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return tuple(map(cast, given))

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from forwards import dtype_of, inputs, random_model
+from forwards import dtype_of, in_dtype, inputs, random_model
 from harness import capture, chosen, kernel_modules, measure, needs_gpu, report
 from shapes import MODELS_GPU
 from torch.autograd import DeviceType
@@ -58,8 +58,7 @@ def main() -> None:
 def row(name: str) -> dict[str, Any]:
     config, batch, _ = MODELS_GPU[name]
     model: Any = random_model(config, dtype_of(name))
-    sample, *condition = inputs(config, batch)
-    given = sample.to(dtype_of(name)), *condition
+    given = in_dtype(inputs(config, batch), dtype_of(name))
     model(*given)  # compiles the kernels side by side
     model.use_graphs = False  # the graph is made here, without the copies into and out of the model's own
     model(*given)

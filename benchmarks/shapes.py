@@ -41,6 +41,20 @@ DIT_XL2: dict[str, Any] = {  # facebook/DiT-XL-2-256
     "num_embeds_ada_norm": 1000,
     "activation_fn": "gelu-approximate",
 }
+SD15: dict[str, Any] = {"sample_size": 64, "cross_attention_dim": 768}  # Stable Diffusion 1.5
+SDXL: dict[str, Any] = {  # Stable Diffusion XL
+    "sample_size": 128,
+    "cross_attention_dim": 2048,
+    "attention_head_dim": (5, 10, 20),
+    "block_out_channels": (320, 640, 1280),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "transformer_layers_per_block": (1, 2, 10),
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 256,
+    "projection_class_embeddings_input_dim": 2816,
+}
 HOPPER32: dict[str, Any] = {  # the policy of bglick13/hopper-medium-v2-value-function-hor32, of its horizon
     "sample_size": 32,
     "in_channels": 14,
@@ -83,6 +97,9 @@ MODELS_GPU: dict[str, tuple[dict[str, Any], int, float | None]] = {
     "emoji64_b64": (EMOJI64, 64, None),
     "dit_b2": (DIT_XL2, 2, 475),
     "dit_b32": (DIT_XL2, 32, 7595),
+    "sd15_b2": (SD15, 2, None),
+    "sd15_b16": (SD15, 16, None),
+    "sdxl_b2": (SDXL, 2, None),
     **PLANNERS,
 }
 MODELS_CPU: dict[str, tuple[dict[str, Any], int, float | None]] = {

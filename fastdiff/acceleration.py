@@ -19,7 +19,9 @@ Accelerated = TypeVar("Accelerated")
 
 
 def accelerate(model_or_pipeline: Accelerated) -> Accelerated:
-    """Run a live diffusers UNet2DModel, UNet1DModel or DiTTransformer2DModel, or that of a pipeline, on fastdiff.
+    """Run a live diffusers UNet2DModel, UNet2DConditionModel, UNet1DModel or DiTTransformer2DModel on fastdiff.
+
+    Or that of a pipeline. Attention processors of its own, LoRA layers and FreeU are refused.
 
     Returns the same object. The call signature, `state_dict()`, `config`, scheduler and `to()` stay what they are. For
     inference only: a sample that requires grad is an error. Raises InputError for a model of another class, or one
@@ -60,6 +62,7 @@ def share_parameters(model: nn.Module) -> Denoiser:
     theirs = dict(model.named_parameters())
     if len({(tensor.dtype, tensor.device) for tensor in theirs.values()}) != 1:
         raise InputError("accelerate: the model's parameters have several dtypes or devices; move it with .to() first")
+    _check_changes(model)
     config: Any = model.config
     with torch.device("meta"):
         ours = _our_class(model).from_config(config)
@@ -84,6 +87,20 @@ def share_parameters(model: nn.Module) -> Denoiser:
     ours.load_state_dict(state, assign=True)
     ours.sources = {name: theirs[name].data for name in ours.conversions}
     return ours.requires_grad_(False)
+
+
+def _check_changes(model: Any) -> None:
+    """InputError where attention or blocks of a text U-Net do not do what its config says."""
+    if type(model).__name__ != "UNet2DConditionModel":
+        return
+    kinds = {type(processor).__name__ for processor in model.attn_processors.values()}
+    changed = sorted(kinds - {"AttnProcessor", "AttnProcessor2_0"})
+    if changed:
+        raise InputError(
+            f"accelerate: {', '.join(changed)} is not supported; call set_default_attn_processor() on the U-Net first"
+        )
+    if any(getattr(block, "s1", None) is not None for block in model.up_blocks):
+        raise InputError("accelerate: FreeU is not supported; call disable_freeu() on the U-Net first")
 
 
 def _denoiser_of(model_or_pipeline: Any) -> nn.Module:

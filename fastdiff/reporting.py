@@ -178,7 +178,7 @@ def _prediction(
     if class_labels is None and model.config.num_class_embeds is not None:
         class_labels = torch.zeros(batch_size, dtype=torch.int64, device=model.device)
     x = torch.randn(batch_size, height, width, model.config.sample_channels, device=model.device, dtype=model.dtype)
-    conditioning = model.conditioning(torch.ones(batch_size, device=model.device), class_labels)
+    conditioning = model.usual_conditioning(torch.ones(batch_size, device=model.device), class_labels)
     with record(model.device) as recorded:
         model.predict(x, conditioning)
     return recorded, x

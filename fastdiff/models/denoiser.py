@@ -73,6 +73,10 @@ class Denoiser(Model):
         """
         raise NotImplementedError
 
+    def usual_conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
+        """Return `conditioning` of an example of whatever else the model is told, for a look at what it runs on."""
+        return self.conditioning(timesteps, class_labels)
+
     def predict(self, x: Tensor, conditioning: Conditioning) -> Tensor:
         """Return (N, H, W, C_out) of x (N, H, W, C_in), contiguous; the conditioning has N entries, or one for all."""
         raise NotImplementedError

@@ -143,6 +143,13 @@ class UNet2DConditionModel(Denoiser):
         temb = self.embed(timesteps, class_labels, prompt)
         return Conditioning(temb, timesteps, (self.project_text(prompt.text), *prompt.bias))
 
+    def usual_conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
+        shapes = self.config.prompt_shapes.items()
+        text, *added = (
+            torch.zeros(len(timesteps), *shape, dtype=self.dtype, device=self.device) for _, shape in shapes
+        )
+        return self.conditioning(timesteps, class_labels, Prompt(text, added=tuple(added)))
+
     @torch.no_grad()
     def project_text(self, text: Tensor) -> Tensor:
         """Return the keys and values of every attention to a text (M, L, text_width), side by side: (M, L, width)."""

@@ -228,10 +228,21 @@ def _load(kind: Any, folder: Path, variant: str | None) -> Any:
         return model.float().eval()  # of shards each tensor has kept its own dtype
 
 
-def _predict(model: Any, x_t: "Tensor", t: "Tensor", classes: "Tensor | None") -> "Tensor":
+def _predict(model: Any, x_t: "Tensor", t: "Tensor", classes: "Tensor | None", **prompt: Any) -> "Tensor":
     """The output of a model of either side, of which some take no labels."""
     labels = {} if classes is None else {"class_labels": classes}
-    return model(x_t, t, **labels).sample
+    return model(x_t, t, **labels, **prompt).sample
+
+
+def _prompt(ours: "Denoiser", count: int) -> dict[str, Any]:
+    """A random text, and what goes with it, where the model is told one: arguments of its call."""
+    import torch
+
+    generator = torch.Generator().manual_seed(_SEED)
+    shapes = ours.config.prompt_shapes.items()
+    given = {name: torch.randn(count, *shape, generator=generator).to(ours.device) for name, shape in shapes}
+    text = {name: given.pop(name) for name in ("encoder_hidden_states",) if name in given}
+    return text | ({"added_cond_kwargs": given} if given else {})
 
 
 def _forwards(
@@ -240,15 +251,15 @@ def _forwards(
     """One call for each of five of the `steps` of training and, where there are labels, for each of these."""
     import torch
 
-    x_t = _noise(ours.config, 2).to(ours.device)
+    x_t, prompt = _noise(ours.config, 2).to(ours.device), _prompt(ours, 2)
     for t in sorted({(steps - 1) * quarter // 4 for quarter in range(5)}):
         for label in choices or (None,):
             classes = None if label is None else torch.full((2,), label, device=ours.device)
             given = x_t, torch.full((2,), t, device=ours.device), classes
             with torch.inference_mode():
-                output = _predict(ours, *given)
+                output = _predict(ours, *given, **prompt)
                 with _refusals(f"diffusers cannot run {name}"):
-                    expected = _predict(theirs, *given)
+                    expected = _predict(theirs, *given, **prompt)
             of_label = "" if label is None else f" label={label}"
             yield _compare(f"{what} t={t}{of_label}", output, expected, FORWARD_TOLERANCE)
 

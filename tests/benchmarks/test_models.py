@@ -27,6 +27,31 @@ TINY_PLANNER = policy(
 )
 
 
+TINY_TEXT = TINY | {
+    "num_class_embeds": None,
+    "cross_attention_dim": 12,
+    "attention_head_dim": 2,
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+}
+TINY_SDXL = TINY_TEXT | {
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 4,
+    "projection_class_embeddings_input_dim": 10 + 6 * 4,
+}
+
+
+@pytest.mark.parametrize("config", [TINY_TEXT, TINY_SDXL], ids=["sd", "sdxl"])
+def test_models_of_a_text(harness, load, config):
+    bench = load("bench_models")
+    bench.WORKLOADS["tiny"] = (config, 2, None)
+    row = bench.row("tiny", 1.0)
+    assert row["max_abs_err"] < 2e-5 and row["fastdiff_ms"] > 0
+    sample, t, text, *rest = bench.in_dtype(bench.inputs(config, 2), torch.bfloat16)
+    assert {each.dtype for each in (sample, text, *(rest[-1].values() if rest else ()))} == {torch.bfloat16}
+    assert t.dtype == torch.int64
+
+
 @pytest.mark.parametrize(
     ("config", "loops"), [(TINY, "pictures_s"), (TINY_PLANNER, "plans_s")], ids=["pictures", "plans"]
 )

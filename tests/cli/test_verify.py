@@ -105,6 +105,17 @@ UNET = {
     "norm_num_groups": 4,
 }
 DIT = {"sample_size": 8, "num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 8, "num_embeds_ada_norm": 9}
+TEXT_UNET = UNET | {
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    "attention_head_dim": 2,
+    "cross_attention_dim": 12,
+}
+SDXL = {
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 4,
+    "projection_class_embeddings_input_dim": 10 + 6 * 4,
+}
 MODELS = {
     "policy": ("UNet1DModel", PLANNER, 5),
     "value": ("UNet1DModel", VALUE, 5),
@@ -112,6 +123,8 @@ MODELS = {
     "unet": ("UNet2DModel", UNET, 5),
     "unet-of-labels": ("UNet2DModel", UNET | {"num_class_embeds": 3}, 5),
     "dit": ("DiTTransformer2DModel", DIT, 10),
+    "unet-of-text": ("UNet2DConditionModel", TEXT_UNET, 5),
+    "unet-of-sdxl": ("UNet2DConditionModel", TEXT_UNET | SDXL, 5),
 }
 
 

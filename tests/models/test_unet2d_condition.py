@@ -8,7 +8,7 @@ import diffusers
 import pytest
 import torch
 
-from fastdiff import InputError, UNet2DConditionModel
+from fastdiff import InputError, UNet2DConditionModel, report
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.models.prompt import Prompt
 
@@ -216,6 +216,17 @@ def test_a_text_is_projected_once_and_serves_every_step(model, randomise):
     assert [len(each) for each in (chosen.temb, chosen.timesteps, *chosen.text)] == [2, 2, 2]
     with pytest.raises(InputError, match="prompt: this model reads a text"):
         model.conditioning(t)
+
+
+@pytest.mark.parametrize("options", [{}, SDXL], ids=["sd", "sdxl"])
+def test_a_report_tells_of_an_example_of_a_text(options):
+    found = report(UNet2DConditionModel.from_config(TINY | options), batch_size=2)
+    counts = {row.operation: 0 for row in found.rows}
+    for row in found.rows:
+        counts[row.operation] += row.count
+    blocks = 4  # of transformers, one down, one in the middle, two up
+    assert counts["geglu"] == blocks and counts["layer_norm"] == 3 * blocks and counts["attention"] == 2 * blocks
+    assert counts["linear"] == (1 + 5) * blocks  # in; Q K V, out, Q, out, the MLP's second: none of the text
 
 
 def test_half_precision_stays_near_float32(randomise):

@@ -270,3 +270,42 @@ def test_several_dtypes(model):
     model.conv_out.half()
     with pytest.raises(fastdiff.InputError, match="several dtypes"):
         fastdiff.accelerate(model)
+
+
+class TestTextUNet:
+    """A live UNet2DConditionModel."""
+
+    GIVEN = torch.randn(2, 4, 8, 8), 10, torch.randn(2, 5, 12)
+
+    @pytest.fixture
+    def unet(self, randomise):
+        config = CONFIG | {"num_class_embeds": None, "cross_attention_dim": 12, "attention_head_dim": 2}
+        config["down_block_types"] = ("CrossAttnDownBlock2D", "DownBlock2D")
+        config["up_block_types"] = ("UpBlock2D", "CrossAttnUpBlock2D")
+        return randomise(diffusers.UNet2DConditionModel(**config | {"in_channels": 4, "out_channels": 4}))
+
+    def test_same_outputs_and_names_and_shared_memory(self, unet):
+        before = {name: tensor.clone() for name, tensor in unet.state_dict().items()}
+        with torch.no_grad():
+            expected = unet(*self.GIVEN).sample
+        output = fastdiff.accelerate(unet)(*self.GIVEN)
+        assert isinstance(output, diffusers.models.unets.unet_2d_condition.UNet2DConditionOutput)
+        torch.testing.assert_close(output.sample, expected, rtol=0, atol=1e-4)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in unet.state_dict().items())
+        with torch.no_grad():
+            unet.get_parameter("mid_block.attentions.0.transformer_blocks.0.attn2.to_v.weight").mul_(1.5)
+        changed = unet(*self.GIVEN).sample
+        assert not torch.allclose(changed, expected, atol=1e-3)
+        with torch.no_grad():
+            torch.testing.assert_close(fastdiff.restore(unet)(*self.GIVEN).sample, changed, rtol=0, atol=1e-4)
+
+    def test_changes_that_it_would_not_follow_are_refused(self, unet):
+        unet.enable_freeu(0.9, 0.2, 1.2, 1.4)
+        with pytest.raises(fastdiff.InputError, match="FreeU is not supported"):
+            fastdiff.accelerate(unet)
+        unet.disable_freeu()
+        unet.set_attention_slice("max")
+        with pytest.raises(fastdiff.InputError, match="SlicedAttnProcessor is not supported"):
+            fastdiff.accelerate(unet)
+        unet.set_default_attn_processor()
+        fastdiff.accelerate(unet)

@@ -46,6 +46,11 @@ class DenoiserConfig(ModelConfig):
         return ()
 
     @property
+    def prompt_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape, of a picture's entry, of each further tensor that a call needs, of a text of the usual length."""
+        return {}
+
+    @property
     def num_timestep_embeds(self) -> int | None:
         """The size of the table that timesteps are indices into, where there is one."""
         return None

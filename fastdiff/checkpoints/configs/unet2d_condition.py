@@ -30,6 +30,9 @@ LevelLayers = Annotated[tuple[StageLayers, ...], Len(1, MAX_LEVELS)]
 LevelFlags = Annotated[tuple[bool, ...], Len(1, MAX_LEVELS)]
 Kernel = Annotated[int, Interval(ge=1, le=31)]  # pixels
 
+USUAL_LENGTH = 77  # tokens of a text, those of CLIP
+TIME_IDS = 6  # of SDXL: original size, corner, target size
+
 
 class StagePlan(NamedTuple):
     """The shape of a down, middle or up block."""
@@ -179,6 +182,16 @@ class UNet2DConditionConfig(DenoiserConfig):
         depths = _each(depth, 1)[:1] if self.mid_block_type == "UNetMidBlock2DCrossAttn" else ()
         heads = _per_level(self.attention_head_dim, levels)[-1]
         return StagePlan("mid_block", self.block_out_channels[-1], 1, depths, heads, only_cross=False)
+
+    @property
+    def prompt_shapes(self) -> dict[str, tuple[int, ...]]:
+        """See DenoiserConfig; text_embeds and time_ids are of added_cond_kwargs."""
+        shapes: dict[str, tuple[int, ...]] = {"encoder_hidden_states": (USUAL_LENGTH, self.text_width)}
+        if self._has_time_ids:
+            of_ids = TIME_IDS * (self.addition_time_embed_dim or 0)
+            shapes |= {"text_embeds": ((self.projection_class_embeddings_input_dim or 0) - of_ids,)}
+            shapes |= {"time_ids": (TIME_IDS,)}
+        return shapes
 
     @property
     def size_factor(self) -> int:
@@ -350,6 +363,9 @@ class UNet2DConditionConfig(DenoiserConfig):
             raise InputError(f"projection_class_embeddings_input_dim: {needs_width[0]} needs it")
         if self._has_time_ids and self.addition_time_embed_dim is None:
             raise InputError("addition_time_embed_dim: addition_embed_type 'text_time' needs it")
+        self._check_time()
+
+    def _check_time(self) -> None:
         if self.class_embeddings_concat and (not self.takes_labels or self.addition_embed_type is not None):
             raise InputError(
                 "class_embeddings_concat: it needs a class embedding, and no addition_embed_type beside it"
