@@ -13,6 +13,8 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "DDIMScheduler": "fastdiff.diffusion.schedulers",
     "DDPMScheduler": "fastdiff.diffusion.schedulers",
+    "EulerAncestralDiscreteScheduler": "fastdiff.diffusion.schedulers",
+    "EulerDiscreteScheduler": "fastdiff.diffusion.schedulers",
     "DiTTransformer2DModel": "fastdiff.models.dit",
     "InputError": "fastdiff.errors",
     "NonFiniteError": "fastdiff.errors",

@@ -5,6 +5,7 @@ picture's noise depends on its seed, the step and the element alone: not on the 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
@@ -68,7 +69,8 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
     step            (1,) int32 on the same device: which step this is, read when the step runs
     earlier         of a sampler of several steps: s, h1, h2 and h3, like x_t; zeros where no call has kept one yet
 
-    Returns x_{t-1} and x0, both (N, ..., C) in x_t's dtype, and given `earlier` the next call's s and h1. Raises ValueError naming the argument that does not fit.
+    Returns x_{t-1} and x0, both (N, ..., C) in x_t's dtype, and given `earlier` the next call's s and h1.
+    Raises ValueError naming the argument that does not fit.
     """
 
     model_output: Tensor
@@ -194,6 +196,13 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
 
 
 denoise_step = Operation("denoise_step", DenoiseStepCall)
+
+
+def keep(earlier: tuple[Tensor, ...], kept: Sequence[Tensor], keeps_output: bool) -> tuple[Tensor, ...]:
+    """Return the next call's `earlier`, of this one's and what it kept: y, and its output where that is kept."""
+    sample, output = kept
+    _, *outputs = earlier
+    return (sample, output, *outputs[:-1]) if keeps_output else (sample, *outputs)
 
 
 def dynamic_threshold(x0: Tensor, ratio: float, maximum: float) -> Tensor:

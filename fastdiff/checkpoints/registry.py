@@ -4,9 +4,10 @@ Whoever wants to know which class may stand where asks here. Imports no torch: w
 said in fastdiff.models.classes.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastdiff.arguments import naming
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
@@ -17,8 +18,17 @@ from fastdiff.checkpoints.json_files import read_json
 from fastdiff.errors import InputError
 from fastdiff.schema import Wanted, checked
 
-SchedulerName = Literal["ddim", "ddpm"]  # that people give
-SCHEDULERS: dict[str, str] = {"ddim": "DDIMScheduler", "ddpm": "DDPMScheduler"}  # to diffusers' class
+SchedulerName = Literal["ddim", "ddpm", "euler", "euler-karras", "euler-a"]  # that people give
+SCHEDULERS: dict[str, str] = {  # to diffusers' class
+    "ddim": "DDIMScheduler",
+    "ddpm": "DDPMScheduler",
+    "euler": "EulerDiscreteScheduler",
+    "euler-karras": "EulerDiscreteScheduler",
+    "euler-a": "EulerAncestralDiscreteScheduler",
+}
+SCHEDULER_OPTIONS: dict[str, dict[str, Any]] = {  # that a name asks for beside the class
+    "euler-karras": {"use_karras_sigmas": True, "use_exponential_sigmas": False},
+}
 
 # In model_index.json
 ClassPair = Annotated[tuple[str, str], Wanted("a [library, class] pair of names; save the pipeline again")]
@@ -93,6 +103,17 @@ PIPELINES = {
 }
 
 PART_NAMES = tuple(dict.fromkeys(part.name for pipeline in PIPELINES.values() for part in pipeline.parts))
+
+
+def scheduler_name(class_name: str, options: Mapping[str, Any]) -> str | None:
+    """The name that people give for a scheduler class with these options; None where fastdiff has no such class."""
+    names = [name for name, known in SCHEDULERS.items() if known == class_name]
+    fitting = [name for name in names if _holds(options, SCHEDULER_OPTIONS.get(name, {}))]
+    return max(fitting, key=lambda name: len(SCHEDULER_OPTIONS.get(name, {})), default=names[0] if names else None)
+
+
+def _holds(options: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+    return all((options.get(key) or False) == value for key, value in asked.items())
 
 
 def denoiser_part(class_name: object) -> DenoiserPart | None:
