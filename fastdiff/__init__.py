@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "DDIMScheduler": "fastdiff.diffusion.schedulers",
     "DDPMScheduler": "fastdiff.diffusion.schedulers",
+    "DPMSolverMultistepScheduler": "fastdiff.diffusion.schedulers",
     "EulerAncestralDiscreteScheduler": "fastdiff.diffusion.schedulers",
     "EulerDiscreteScheduler": "fastdiff.diffusion.schedulers",
     "DiTTransformer2DModel": "fastdiff.models.dit",

@@ -18,16 +18,28 @@ from fastdiff.checkpoints.json_files import read_json
 from fastdiff.errors import InputError
 from fastdiff.schema import Wanted, checked
 
-SchedulerName = Literal["ddim", "ddpm", "euler", "euler-karras", "euler-a"]  # that people give
+SchedulerName = Literal[  # that people give
+    "ddim", "ddpm", "euler", "euler-karras", "euler-a",
+    "dpm++2m", "dpm++2m-karras", "dpm++2m-sde", "dpm++2m-sde-karras",
+]  # fmt: skip
 SCHEDULERS: dict[str, str] = {  # to diffusers' class
     "ddim": "DDIMScheduler",
     "ddpm": "DDPMScheduler",
     "euler": "EulerDiscreteScheduler",
     "euler-karras": "EulerDiscreteScheduler",
     "euler-a": "EulerAncestralDiscreteScheduler",
+    "dpm++2m": "DPMSolverMultistepScheduler",
+    "dpm++2m-karras": "DPMSolverMultistepScheduler",
+    "dpm++2m-sde": "DPMSolverMultistepScheduler",
+    "dpm++2m-sde-karras": "DPMSolverMultistepScheduler",
 }
+_KARRAS: dict[str, Any] = {"use_karras_sigmas": True, "use_exponential_sigmas": False}
 SCHEDULER_OPTIONS: dict[str, dict[str, Any]] = {  # that a name asks for beside the class
-    "euler-karras": {"use_karras_sigmas": True, "use_exponential_sigmas": False},
+    "euler-karras": _KARRAS,
+    "dpm++2m": {"algorithm_type": "dpmsolver++"},
+    "dpm++2m-karras": {"algorithm_type": "dpmsolver++", **_KARRAS},
+    "dpm++2m-sde": {"algorithm_type": "sde-dpmsolver++"},
+    "dpm++2m-sde-karras": {"algorithm_type": "sde-dpmsolver++", **_KARRAS},
 }
 
 # In model_index.json

@@ -1,10 +1,12 @@
 """Options of the samplers, read from diffusers' scheduler_config.json and checked. Imports no torch."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from annotated_types import Interval, Len
+from pydantic import AllowInfNan, BeforeValidator
 
 from fastdiff.arguments import naming
 from fastdiff.checkpoints.kinds import MAX_TRAIN_STEPS, Fraction, PositiveNumber, TrainSteps
@@ -12,6 +14,12 @@ from fastdiff.errors import InputError
 from fastdiff.schema import Schema, checked
 
 AnyConfig = TypeVar("AnyConfig", bound="DiffusionConfig")
+
+VarianceType = Literal["fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", "learned", "learned_range"]
+
+# What other schedulers have under names of DPMSolverMultistepScheduler's options, and what it takes instead
+_INSTEAD = {"logrho": "midpoint", "bh1": "midpoint", "bh2": "midpoint"}
+_OF_OTHERS = BeforeValidator(lambda value: _INSTEAD.get(value, value) if isinstance(value, str) else value)
 
 
 # Options of diffusers' other schedulers, of its two that we have, and of its early releases: a scheduler file may carry
@@ -95,9 +103,7 @@ class ClippingConfig(DiffusionConfig):
 class DDPMConfig(ClippingConfig):
     """The options of diffusers' DDPMScheduler."""
 
-    variance_type: Literal[
-        "fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", "learned", "learned_range"
-    ] = "fixed_small"
+    variance_type: VarianceType = "fixed_small"
 
     BETA_SCHEDULES: ClassVar[tuple[str, ...]] = (*DiffusionConfig.BETA_SCHEDULES, "sigmoid", "laplace")
 
@@ -160,3 +166,39 @@ class EulerAncestralConfig(SigmaConfig):
     """The options of diffusers' EulerAncestralDiscreteScheduler."""
 
     prediction_type: Literal["epsilon", "v_prediction"] = "epsilon"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPMSolverConfig(SpacedSigmaConfig):
+    """The options of diffusers' DPMSolverMultistepScheduler; flows and the deprecated solvers are not here."""
+
+    solver_order: Annotated[int, Interval(ge=1, le=3)] = 2
+    thresholding: bool = False
+    dynamic_thresholding_ratio: Fraction = 0.995
+    sample_max_value: PositiveNumber = 1.0  # of thresholding
+    algorithm_type: Literal["dpmsolver++", "sde-dpmsolver++"] = "dpmsolver++"
+    solver_type: Annotated[Literal["midpoint", "heun"], _OF_OTHERS] = "midpoint"
+    lower_order_final: bool = True  # of fewer than 15 steps
+    euler_at_final: bool = False
+    use_lu_lambdas: bool | None = False
+    use_flow_sigmas: Literal[False] | None = False
+    flow_shift: float = 1.0  # of use_flow_sigmas
+    lambda_min_clipped: Annotated[float, AllowInfNan()] = -math.inf
+    variance_type: VarianceType | None = None  # the model's channels of a learned one are left aside
+    use_dynamic_shifting: Literal[False] = False
+    time_shift_type: Literal["exponential"] = "exponential"  # of use_dynamic_shifting
+
+    @property
+    def learns_variance(self) -> bool:
+        """Whether the model's output has channels of a variance."""
+        return (self.variance_type or "").startswith("learned")
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether steps add noise."""
+        return self.algorithm_type == "sde-dpmsolver++"
+
+    @property
+    def sigma_spacing(self) -> str | None:
+        spacing = super().sigma_spacing
+        return "lu" if self.use_lu_lambdas and spacing != "karras" else spacing

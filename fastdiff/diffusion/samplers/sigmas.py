@@ -89,10 +89,13 @@ def spaced_sigmas(
 ) -> Array:
     """Return `steps` sigmas from sigma_max to sigma_min, (steps,) float64; None is the last or the first of `sigmas`.
 
-    karras: Karras et al. 2022, eq. 5. exponential: evenly in the logarithm.
+    karras: Karras et al. 2022, eq. 5. exponential and lu: evenly in the logarithm (Lu et al. 2022, section 3.3).
     """
     last = sigmas[-1].item() if sigma_min is None else sigma_min
     first = sigmas[0].item() if sigma_max is None else sigma_max
+    if spacing == "lu":
+        start, end = np.log(sigmas[0]).item(), np.log(sigmas[-1]).item()
+        return np.exp(start + np.linspace(0, 1, steps) * (end - start))
     if spacing == "karras":
         start, end = first ** (1 / RHO), last ** (1 / RHO)
         return (start + np.linspace(0, 1, steps) * (end - start)) ** RHO

@@ -8,6 +8,7 @@ from fastdiff.checkpoints import registry
 from fastdiff.diffusion.schedulers.base import Scheduler, SchedulerOutput
 from fastdiff.diffusion.schedulers.ddim import DDIMScheduler
 from fastdiff.diffusion.schedulers.ddpm import DDPMScheduler
+from fastdiff.diffusion.schedulers.dpm_solver import DPMSolverMultistepScheduler
 from fastdiff.diffusion.schedulers.euler import EulerAncestralDiscreteScheduler, EulerDiscreteScheduler
 from fastdiff.errors import InputError
 
@@ -15,6 +16,7 @@ __all__ = [
     "SCHEDULERS",
     "DDIMScheduler",
     "DDPMScheduler",
+    "DPMSolverMultistepScheduler",
     "EulerAncestralDiscreteScheduler",
     "EulerDiscreteScheduler",
     "Scheduler",
@@ -23,7 +25,13 @@ __all__ = [
     "scheduler_from_config",
 ]
 
-_KINDS = (DDIMScheduler, DDPMScheduler, EulerDiscreteScheduler, EulerAncestralDiscreteScheduler)
+_KINDS = (
+    DDIMScheduler,
+    DDPMScheduler,
+    EulerDiscreteScheduler,
+    EulerAncestralDiscreteScheduler,
+    DPMSolverMultistepScheduler,
+)
 _CLASSES: dict[str, type[Scheduler]] = {kind.__name__: kind for kind in _KINDS}
 SCHEDULERS = {name: _CLASSES[class_name] for name, class_name in registry.SCHEDULERS.items()}  # by people's names
 

@@ -172,3 +172,13 @@ def _checked_timestep(timestep: Any) -> Any:
             raise InputError(f"timestep has shape {tuple(timestep.shape)}; give one of the scheduler's timesteps")
         return timestep
     return checked("timestep", timestep, float)
+
+
+class VariancePreservingScheduler(SigmaScheduler):
+    """One whose x_t is alpha * x_0 + sigma * alpha * eps, with alpha = 1 / sqrt(sigma^2 + 1)."""
+
+    def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
+        """Return x_t of x0 and noise, at timesteps (N,) of the run. Samples (N, ...)."""
+        sigma = self._sigmas_of(original_samples, noise, timesteps)
+        alpha = 1 / (sigma**2 + 1) ** 0.5
+        return alpha * original_samples + sigma * alpha * noise
