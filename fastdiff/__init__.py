@@ -19,6 +19,7 @@ _EXPORTS = {
     "DiTTransformer2DModel": "fastdiff.models.dit",
     "InputError": "fastdiff.errors",
     "NonFiniteError": "fastdiff.errors",
+    "PNDMScheduler": "fastdiff.diffusion.schedulers",
     "Pipeline": "fastdiff.pipeline",
     "UNet1DModel": "fastdiff.models.unet1d",
     "UNet2DModel": "fastdiff.models.unet2d",

@@ -20,7 +20,7 @@ from fastdiff.schema import Wanted, checked
 
 SchedulerName = Literal[  # that people give
     "ddim", "ddpm", "euler", "euler-karras", "euler-a",
-    "dpm++2m", "dpm++2m-karras", "dpm++2m-sde", "dpm++2m-sde-karras",
+    "dpm++2m", "dpm++2m-karras", "dpm++2m-sde", "dpm++2m-sde-karras", "pndm",
 ]  # fmt: skip
 SCHEDULERS: dict[str, str] = {  # to diffusers' class
     "ddim": "DDIMScheduler",
@@ -32,6 +32,7 @@ SCHEDULERS: dict[str, str] = {  # to diffusers' class
     "dpm++2m-karras": "DPMSolverMultistepScheduler",
     "dpm++2m-sde": "DPMSolverMultistepScheduler",
     "dpm++2m-sde-karras": "DPMSolverMultistepScheduler",
+    "pndm": "PNDMScheduler",
 }
 _KARRAS: dict[str, Any] = {"use_karras_sigmas": True, "use_exponential_sigmas": False}
 SCHEDULER_OPTIONS: dict[str, dict[str, Any]] = {  # that a name asks for beside the class
@@ -39,8 +40,11 @@ SCHEDULER_OPTIONS: dict[str, dict[str, Any]] = {  # that a name asks for beside 
     "dpm++2m": {"algorithm_type": "dpmsolver++"},
     "dpm++2m-karras": {"algorithm_type": "dpmsolver++", **_KARRAS},
     "dpm++2m-sde": {"algorithm_type": "sde-dpmsolver++"},
+    "pndm": {"skip_prk_steps": True},
     "dpm++2m-sde-karras": {"algorithm_type": "sde-dpmsolver++", **_KARRAS},
 }
+
+_UNSAID = {"algorithm_type": "dpmsolver++"}  # what such an option is where a config does not say
 
 # In model_index.json
 ClassPair = Annotated[tuple[str, str], Wanted("a [library, class] pair of names; save the pipeline again")]
@@ -118,14 +122,14 @@ PART_NAMES = tuple(dict.fromkeys(part.name for pipeline in PIPELINES.values() fo
 
 
 def scheduler_name(class_name: str, options: Mapping[str, Any]) -> str | None:
-    """The name that people give for a scheduler class with these options; None where fastdiff has no such class."""
+    """The name that people give for a scheduler class with these options; None where fastdiff has none such."""
     names = [name for name, known in SCHEDULERS.items() if known == class_name]
     fitting = [name for name in names if _holds(options, SCHEDULER_OPTIONS.get(name, {}))]
-    return max(fitting, key=lambda name: len(SCHEDULER_OPTIONS.get(name, {})), default=names[0] if names else None)
+    return max(fitting, key=lambda name: len(SCHEDULER_OPTIONS.get(name, {})), default=None)
 
 
 def _holds(options: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-    return all((options.get(key) or False) == value for key, value in asked.items())
+    return all((options.get(key, _UNSAID.get(key)) or False) == value for key, value in asked.items())
 
 
 def denoiser_part(class_name: object) -> DenoiserPart | None:

@@ -202,3 +202,18 @@ class DPMSolverConfig(SpacedSigmaConfig):
     def sigma_spacing(self) -> str | None:
         spacing = super().sigma_spacing
         return "lu" if self.use_lu_lambdas and spacing != "karras" else spacing
+
+
+@dataclass(frozen=True, kw_only=True)
+class PNDMConfig(DiffusionConfig):
+    """The options of diffusers' PNDMScheduler. Runge-Kutta steps before the linear ones are not here."""
+
+    prediction_type: Literal["epsilon", "v_prediction"] = "epsilon"
+    skip_prk_steps: bool = False
+    set_alpha_to_one: bool = False  # the alpha_bar after the last step is 1, else that of timestep 0
+    rescale_betas_zero_snr: Literal[False] = False
+
+    def check(self) -> None:
+        super().check()
+        if not self.skip_prk_steps:
+            raise InputError("skip_prk_steps False is not supported; fastdiff runs PNDM with skip_prk_steps True only")

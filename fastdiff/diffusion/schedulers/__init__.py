@@ -10,6 +10,7 @@ from fastdiff.diffusion.schedulers.ddim import DDIMScheduler
 from fastdiff.diffusion.schedulers.ddpm import DDPMScheduler
 from fastdiff.diffusion.schedulers.dpm_solver import DPMSolverMultistepScheduler
 from fastdiff.diffusion.schedulers.euler import EulerAncestralDiscreteScheduler, EulerDiscreteScheduler
+from fastdiff.diffusion.schedulers.pndm import PNDMScheduler
 from fastdiff.errors import InputError
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "DPMSolverMultistepScheduler",
     "EulerAncestralDiscreteScheduler",
     "EulerDiscreteScheduler",
+    "PNDMScheduler",
     "Scheduler",
     "SchedulerOutput",
     "name_of",
@@ -31,6 +33,7 @@ _KINDS = (
     EulerDiscreteScheduler,
     EulerAncestralDiscreteScheduler,
     DPMSolverMultistepScheduler,
+    PNDMScheduler,
 )
 _CLASSES: dict[str, type[Scheduler]] = {kind.__name__: kind for kind in _KINDS}
 SCHEDULERS = {name: _CLASSES[class_name] for name, class_name in registry.SCHEDULERS.items()}  # by people's names
