@@ -21,6 +21,7 @@ _EXPORTS = {
     "NonFiniteError": "fastdiff.errors",
     "PNDMScheduler": "fastdiff.diffusion.schedulers",
     "Pipeline": "fastdiff.pipeline",
+    "UniPCMultistepScheduler": "fastdiff.diffusion.schedulers",
     "UNet1DModel": "fastdiff.models.unet1d",
     "UNet2DModel": "fastdiff.models.unet2d",
     "accelerate": "fastdiff.acceleration",

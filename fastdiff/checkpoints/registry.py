@@ -20,7 +20,7 @@ from fastdiff.schema import Wanted, checked
 
 SchedulerName = Literal[  # that people give
     "ddim", "ddpm", "euler", "euler-karras", "euler-a",
-    "dpm++2m", "dpm++2m-karras", "dpm++2m-sde", "dpm++2m-sde-karras", "pndm",
+    "dpm++2m", "dpm++2m-karras", "dpm++2m-sde", "dpm++2m-sde-karras", "pndm", "unipc",
 ]  # fmt: skip
 SCHEDULERS: dict[str, str] = {  # to diffusers' class
     "ddim": "DDIMScheduler",
@@ -33,6 +33,7 @@ SCHEDULERS: dict[str, str] = {  # to diffusers' class
     "dpm++2m-sde": "DPMSolverMultistepScheduler",
     "dpm++2m-sde-karras": "DPMSolverMultistepScheduler",
     "pndm": "PNDMScheduler",
+    "unipc": "UniPCMultistepScheduler",
 }
 _KARRAS: dict[str, Any] = {"use_karras_sigmas": True, "use_exponential_sigmas": False}
 SCHEDULER_OPTIONS: dict[str, dict[str, Any]] = {  # that a name asks for beside the class

@@ -19,6 +19,7 @@ VarianceType = Literal["fixed_small", "fixed_small_log", "fixed_large", "fixed_l
 
 # What other schedulers have under names of DPMSolverMultistepScheduler's options, and what it takes instead
 _INSTEAD = {"logrho": "midpoint", "bh1": "midpoint", "bh2": "midpoint"}
+_OF_UNIPC = BeforeValidator(lambda value: "bh2" if value in ("midpoint", "heun", "logrho") else value)
 _OF_OTHERS = BeforeValidator(lambda value: _INSTEAD.get(value, value) if isinstance(value, str) else value)
 
 
@@ -217,3 +218,30 @@ class PNDMConfig(DiffusionConfig):
         super().check()
         if not self.skip_prk_steps:
             raise InputError("skip_prk_steps False is not supported; fastdiff runs PNDM with skip_prk_steps True only")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniPCConfig(SpacedSigmaConfig):
+    """The options of diffusers' UniPCMultistepScheduler; flows, predict_x0 False and solver_p are not here."""
+
+    solver_order: Annotated[int, Interval(ge=1, le=3)] = 2
+    thresholding: bool = False
+    dynamic_thresholding_ratio: Fraction = 0.995
+    sample_max_value: PositiveNumber = 1.0  # of thresholding
+    predict_x0: Literal[True] = True
+    solver_type: Annotated[Literal["bh1", "bh2"], _OF_UNIPC] = "bh2"
+    lower_order_final: bool = True
+    disable_corrector: tuple[Annotated[int, Interval(ge=0)], ...] = ()  # steps that the next one does not correct
+    solver_p: Literal[None] = None
+    use_flow_sigmas: Literal[False] | None = False
+    flow_shift: float = 1.0  # of use_flow_sigmas
+    use_dynamic_shifting: Literal[False] = False
+    time_shift_type: Literal["exponential"] = "exponential"  # of use_dynamic_shifting
+    sigma_min: PositiveNumber | None = None  # of karras and exponential sigmas
+    sigma_max: PositiveNumber | None = None
+    shift_terminal: Literal[None] = None
+
+    def check(self) -> None:
+        super().check()
+        if self.final_sigmas_type == "zero" and self.solver_order > 1 and not self.lower_order_final:
+            raise InputError("lower_order_final False has no step to sigma zero; use final_sigmas_type sigma_min")

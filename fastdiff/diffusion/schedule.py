@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fastdiff.diffusion.configs import ClippingConfig, DiffusionConfig, DPMSolverConfig
+from fastdiff.diffusion.configs import ClippingConfig, DiffusionConfig, DPMSolverConfig, UniPCConfig
 from fastdiff.errors import InputError
 from fastdiff.kernels.denoise import COLUMNS, StepOptions
 
@@ -44,7 +44,7 @@ class Schedule:
 
 def step_options(config: DiffusionConfig) -> StepOptions:
     """Return what every step of `config` has in common: how x0 is clipped, and where the variance comes from."""
-    if isinstance(config, DPMSolverConfig) and config.thresholding:
+    if isinstance(config, DPMSolverConfig | UniPCConfig) and config.thresholding:
         return StepOptions(threshold_ratio=config.dynamic_thresholding_ratio, threshold_max=config.sample_max_value)
     if not isinstance(config, ClippingConfig):
         return StepOptions()

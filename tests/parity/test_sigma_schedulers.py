@@ -59,6 +59,28 @@ OPTIONS = {
             "prediction_type": "v_prediction",
         },
     },
+    "UniPCMultistepScheduler": PROCESS
+    | SPACED
+    | {
+        "first-order": {**STABLE_DIFFUSION, "solver_order": 1},
+        "third-order": {**STABLE_DIFFUSION, "solver_order": 3},
+        "bh1": {**STABLE_DIFFUSION, "solver_type": "bh1", "final_sigmas_type": "sigma_min"},
+        "sample": {**STABLE_DIFFUSION, "prediction_type": "sample"},
+        "thresholding": {**STABLE_DIFFUSION, "thresholding": True, "sample_max_value": 2.0},
+        "full-order-to-the-end": {
+            **STABLE_DIFFUSION,
+            "lower_order_final": False,
+            "final_sigmas_type": "sigma_min",
+        },
+        "uncorrected": {**STABLE_DIFFUSION, "disable_corrector": [0, 3]},
+        "karras-bounds": {
+            **STABLE_DIFFUSION,
+            "use_karras_sigmas": True,
+            "sigma_min": 0.05,
+            "sigma_max": 9.0,
+            "final_sigmas_type": "sigma_min",
+        },
+    },
     "DPMSolverMultistepScheduler": PROCESS
     | SPACED
     | {
@@ -75,6 +97,11 @@ OPTIONS = {
         },
         "euler-at-final": {**STABLE_DIFFUSION, "euler_at_final": True, "final_sigmas_type": "sigma_min"},
         "clipped-cosine": {"beta_schedule": "squaredcos_cap_v2", "lambda_min_clipped": -5.1},
+        "karras-sigma-min-last": {
+            **STABLE_DIFFUSION,
+            "use_karras_sigmas": True,
+            "final_sigmas_type": "sigma_min",
+        },
         "lu": {**STABLE_DIFFUSION, "use_lu_lambdas": True},
         "sde": {**STABLE_DIFFUSION, "algorithm_type": "sde-dpmsolver++"},
         "sde-heun-karras": {
@@ -328,6 +355,19 @@ REFUSED = {
     "flow-sigmas": (
         lambda: fastdiff.DPMSolverMultistepScheduler(use_flow_sigmas=True),
         "use_flow_sigmas: True is not",
+    ),
+    "unipc-to-zero": (
+        lambda: fastdiff.UniPCMultistepScheduler(lower_order_final=False),
+        "lower_order_final False has no step to sigma zero",
+    ),
+    "unipc-flow": (lambda: fastdiff.UniPCMultistepScheduler(use_flow_sigmas=True), "use_flow_sigmas: True is not"),
+    "repeated-timesteps": (
+        lambda: fastdiff.UniPCMultistepScheduler(num_train_timesteps=10).schedule(10),
+        "repeats a timestep; use fewer steps",
+    ),
+    "dpm-repeated-timesteps": (
+        lambda: fastdiff.DPMSolverMultistepScheduler(num_train_timesteps=10, solver_order=2).schedule(10),
+        "repeats a timestep; use fewer steps",
     ),
     "runge-kutta": (lambda: fastdiff.PNDMScheduler(), "skip_prk_steps False is not supported"),
     "mu": (lambda: fastdiff.DPMSolverMultistepScheduler().set_timesteps(5, mu=1.0), "mu is of use_dynamic_shifting"),

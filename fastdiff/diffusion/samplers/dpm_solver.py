@@ -27,6 +27,7 @@ from fastdiff.diffusion.samplers.sigmas import (
     with_final,
 )
 from fastdiff.diffusion.schedule import Schedule, stack_sigma_columns, step_options
+from fastdiff.errors import InputError
 
 FEW_STEPS = 15  # in which lower_order_final lowers the order
 
@@ -114,11 +115,15 @@ def _step(config: DPMSolverConfig, sigmas: list[float], i: int, order: int) -> d
     """Return the coefficients of x_next by column."""
     (alpha, noise), (_, noise_now) = variance_preserving(sigmas[i + 1]), variance_preserving(sigmas[i])
     h = math.inf if sigmas[i + 1] == 0 else math.log(sigmas[i] / sigmas[i + 1])
+    if h == 0:  # the least sigma twice, or timesteps that are one
+        return {"prev_x": 1.0}
     twice = 2 if config.stochastic else 1
     shrunk = -math.expm1(-twice * h)  # 1 - exp(-h), or 1 - exp(-2h)
     prev_x = noise / noise_now * (math.exp(-h) if config.stochastic else 1.0)
     first = alpha * shrunk  # of x0, of its first difference, and of its second
     ratios = [math.log(sigmas[i - k - 1] / sigmas[i - k]) / h for k in range(order - 1)]
+    if any(ratio == 0 for ratio in ratios):
+        raise InputError(f"step {i + 1} of {len(sigmas) - 1} repeats a timestep; use fewer steps")
     weights = [first]
     if order == 2:
         weights.append(first / 2 if config.solver_type == "midpoint" else alpha * (1 - shrunk / (twice * h)))

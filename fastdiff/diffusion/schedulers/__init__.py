@@ -11,6 +11,7 @@ from fastdiff.diffusion.schedulers.ddpm import DDPMScheduler
 from fastdiff.diffusion.schedulers.dpm_solver import DPMSolverMultistepScheduler
 from fastdiff.diffusion.schedulers.euler import EulerAncestralDiscreteScheduler, EulerDiscreteScheduler
 from fastdiff.diffusion.schedulers.pndm import PNDMScheduler
+from fastdiff.diffusion.schedulers.unipc import UniPCMultistepScheduler
 from fastdiff.errors import InputError
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "PNDMScheduler",
     "Scheduler",
     "SchedulerOutput",
+    "UniPCMultistepScheduler",
     "name_of",
     "scheduler_from_config",
 ]
@@ -34,6 +36,7 @@ _KINDS = (
     EulerAncestralDiscreteScheduler,
     DPMSolverMultistepScheduler,
     PNDMScheduler,
+    UniPCMultistepScheduler,
 )
 _CLASSES: dict[str, type[Scheduler]] = {kind.__name__: kind for kind in _KINDS}
 SCHEDULERS = {name: _CLASSES[class_name] for name, class_name in registry.SCHEDULERS.items()}  # by people's names
