@@ -25,7 +25,7 @@ from fastdiff.diffusion.loop import denoise
 from fastdiff.diffusion.noise import Generators, Noise, check_generators
 from fastdiff.diffusion.pictures import Label, check_latents, check_state, list_pictures, picture_shape
 from fastdiff.diffusion.schedule import Schedule
-from fastdiff.diffusion.schedulers import SCHEDULERS, Scheduler, scheduler_from_config
+from fastdiff.diffusion.schedulers import Scheduler, name_of, scheduler_from_config
 from fastdiff.diffusion.trajectories import (
     TrajectoryOutput,
     TrajectoryOutputType,
@@ -106,7 +106,8 @@ class Pipeline:
         Args:
             device: auto takes a GPU where there is one.
             dtype: auto is float32 on the CPU and bfloat16 on a GPU.
-            scheduler: ddim or ddpm, made from the folder's scheduler config. Default: what the folder says.
+            scheduler: a name such as ddim, ddpm, euler or euler-a (an unknown one is told all), made from the folder's
+                scheduler config. Default: what the folder says.
             variant: of the weights' files, such as fp16.
             hub_options: `revision`, `token`, `local_files_only`.
 
@@ -152,20 +153,20 @@ class Pipeline:
 
     @scheduler.setter
     def scheduler(self, scheduler: Any) -> None:
-        """Ours, or diffusers' DDPMScheduler or DDIMScheduler, whose config is taken over."""
+        """One of ours, or diffusers' class of the same name, whose config is taken over."""
         if not isinstance(scheduler, Scheduler):
             config = getattr(scheduler, "config", None)
             if not isinstance(config, Mapping):
                 raise InputError(
-                    f"scheduler: {type(scheduler).__name__} is none; give a DDIMScheduler or DDPMScheduler"
+                    f"scheduler: {type(scheduler).__name__} is none; give one of fastdiff's, such as a DDIMScheduler"
                 )
             scheduler = scheduler_from_config({**config, "_class_name": type(scheduler).__name__})
         self._scheduler = scheduler
 
     @property
     def scheduler_name(self) -> str:
-        """The scheduler's name in requests: ddim or ddpm."""
-        return next(name for name, kind in SCHEDULERS.items() if isinstance(self.scheduler, kind))
+        """The scheduler's name in requests: ddim, ddpm, euler-karras."""
+        return name_of(self.scheduler)
 
     @property
     def device(self) -> torch.device:
@@ -305,7 +306,10 @@ class Pipeline:
         portions = Portions(len(seeds), self.device, self.dtype, halves=generator is None, release=self._release_graphs)
         start = partial(noise.start, None if latents is None else latents.reshape(-1, *shape))
         with naming_lost_device():
-            x_t, from_steps = or_explain(start, portions.problem), noise.of_steps()
+            x_t = or_explain(start, portions.problem)
+            if schedule.init_noise_sigma != 1:
+                x_t = x_t * schedule.init_noise_sigma
+            from_steps = noise.of_steps(schedule.noise_dtype)
         steps = denoise(
             self.denoiser, x_t, schedule, labels_and_guidance, noise=from_steps, portions=portions, known=known
         )
@@ -328,7 +332,7 @@ class Pipeline:
                 trajectories = None
                 if self.plans_trajectories and images is not None:
                     images, trajectories = None, self._sort(x, images, portions, value_function)
-                timestep = int(schedule.timesteps[i])
+                timestep = schedule.timesteps[i].item()
                 yield Step(i, len(schedule), timestep, images, x, x0, portions.size, decoder, trajectories)
 
     def _decode(self, portions: Portions, extremes: Extremes, x: Tensor, output_type: str) -> Any:
@@ -375,6 +379,8 @@ class Pipeline:
             eta=sampling.eta,
             use_clipped_model_output=sampling.use_clipped_model_output,
         )
+        if self.plans_trajectories and (schedule.scales_input or schedule.keeps_output is not None):
+            raise InputError(f"scheduler {self.scheduler_name}: trajectories are planned with ddim or ddpm; choose one")
         channels = self.denoiser.config.sample_channels, self.denoiser.config.out_channels
         halves = (1, 2) if schedule.options.variance == "fixed" else (2,)
         if channels[1] not in [half * channels[0] for half in halves]:

@@ -24,7 +24,7 @@ class Step:
 
     index: int  # 0 to num_steps - 1
     num_steps: int
-    timestep: int
+    timestep: float  # a whole number for most schedulers
     images: Any  # the finished pictures after the last step, else None
     x_t: Tensor  # (N, H, W, C) float32, the state after the step; latents where the pipeline has a VAE
     x0: Tensor  # (N, H, W, C) float32, the end of it as the model predicts it now; of trajectories (N, 1, L, C)

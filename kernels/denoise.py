@@ -5,6 +5,7 @@ picture's noise depends on its seed, the step and the element alone: not on the 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
@@ -21,7 +22,18 @@ from fastdiff.kernels.host.philox import philox_normal
 #   x0      = clip((x0_x * x_t + x0_m * m) / x0_div)
 #   x_{t-1} = prev_x0 * x0 + prev_x * x_t + prev_m * m + std * z
 # std is sigma, or with a learned variance sigma times what the model says, between the two log variances.
-COLUMNS = ("x0_x", "x0_m", "x0_div", "prev_x0", "prev_x", "prev_m", "sigma", "log_variance_min", "log_variance_max")
+#
+# A sampler of several steps also reads a sample s that an earlier call kept, and what the three calls before this one
+# kept of their outputs, h1 (the latest), h2 and h3. x_{t-1} is what stands above and prev_y * y + prev_h1 * h1 + ...:
+#   y      = y_x * x_t + y_x0 * x0 + y_s * s + y_h1 * h1 + y_h2 * h2 + y_h3 * h3, kept as the next call's s
+#   output = keep_x * x_t + keep_x0 * x0 + keep_m * m, kept as the next call's h1
+# input_div is what x_t is divided by for the model, outside of the step.
+COLUMNS = (
+    "x0_x", "x0_m", "x0_div", "prev_x0", "prev_x", "prev_m", "sigma", "log_variance_min", "log_variance_max",
+    "prev_y", "prev_h1", "prev_h2", "prev_h3", "y_x", "y_x0", "y_s", "y_h1", "y_h2", "y_h3",
+    "keep_x", "keep_x0", "keep_m", "input_div",
+)  # fmt: skip
+EARLIER = 4  # tensors that an earlier call kept: s, h1, h2 and h3
 
 VARIANCES = ("fixed", "learned", "learned_range")
 BLOCK = 512  # elements of a program; chosen, not measured
@@ -44,8 +56,8 @@ class StepOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class DenoiseStepCall(Call[tuple[Tensor, Tensor]]):
-    """One step of DDPM (Ho et al. 2020, eq. 7) or DDIM (Song et al. 2021, eq. 12), as `row` says.
+class DenoiseStepCall(Call[tuple[Tensor, ...]]):
+    """One step of a sampler, such as DDPM (Ho et al. 2020, eq. 7) or DDIM (Song et al. 2021, eq. 12), as `row` says.
 
     model_output    (N, ..., C) of any float dtype, or (N, ..., 2C) where `options` says the variance is learned
     x_t             (N, ..., C) float32 (or float64, then all arithmetic is)
@@ -55,8 +67,10 @@ class DenoiseStepCall(Call[tuple[Tensor, Tensor]]):
     unguided        like model_output: what the model says of the null label (Ho & Salimans 2022, eq. 6)
     guidance_scale  1 is the guided output as it is
     step            (1,) int32 on the same device: which step this is, read when the step runs
+    earlier         of a sampler of several steps: s, h1, h2 and h3, like x_t; zeros where no call has kept one yet
 
-    Returns x_{t-1} and x0, both (N, ..., C) in x_t's dtype. Raises ValueError naming the argument that does not fit.
+    Returns x_{t-1} and x0, both (N, ..., C) in x_t's dtype, and given `earlier` the next call's s and h1.
+    Raises ValueError naming the argument that does not fit.
     """
 
     model_output: Tensor
@@ -68,6 +82,7 @@ class DenoiseStepCall(Call[tuple[Tensor, Tensor]]):
     unguided: Tensor | None = None
     guidance_scale: float = 1.0
     step: Tensor | None = None
+    earlier: tuple[Tensor, ...] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -91,12 +106,16 @@ class DenoiseStepCall(Call[tuple[Tensor, Tensor]]):
         check("unguided", self.unguided, [output_shape])
         check("row", row, [(width,) if self.step is None else (len(row), width)], torch.float32)
         check("step", self.step, [(1,)], torch.int32)
+        if self.earlier is not None and len(self.earlier) != EARLIER:
+            raise ValueError(f"earlier has {len(self.earlier)} tensors; it is {EARLIER}: s, h1, h2 and h3")
+        for each in self.earlier or ():
+            check("earlier", each, [shape], x_t.dtype)
         if self.seeded:
             check("noise", self.noise, [shape[:1]], torch.int64)
         else:
             check("noise", self.noise, [shape])
 
-    def reference(self) -> tuple[Tensor, Tensor]:
+    def reference(self) -> tuple[Tensor, ...]:
         row, noise = self.row, self.noise
         if self.step is not None:
             row = row.index_select(0, self.step)[0]
@@ -104,9 +123,9 @@ class DenoiseStepCall(Call[tuple[Tensor, Tensor]]):
                 noise = philox_normal(noise, self.step.long(), self.x_t.shape[1:])
         return self._by_row(row, noise)
 
-    def _by_row(self, row: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _by_row(self, row: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
         """The step by one row (len(COLUMNS),), with noise (N, ..., C)."""
-        x0_x, x0_m, x0_div, prev_x0, prev_x, prev_m, sigma, log_variance_min, log_variance_max = row.unbind()
+        x0_x, x0_m, x0_div, prev_x0, prev_x, prev_m = row[:6].unbind()
         x_t, options, channels = self.x_t, self.options, self.x_t.shape[-1]
         eps = self.model_output[..., :channels].to(x_t.dtype)
         if self.unguided is not None:
@@ -121,11 +140,28 @@ class DenoiseStepCall(Call[tuple[Tensor, Tensor]]):
             x0 = dynamic_threshold(x0, options.threshold_ratio, options.threshold_max)
 
         x_prev = (prev_x0 * x0).add_(prev_x * x_t).add_(prev_m * eps)
-        if noise is None:
-            return x_prev, x0
-        noise = noise.to(x_t.dtype)
+        kept = () if self.earlier is None else self._keep(row, x0, eps, x_prev)
+        if noise is not None:
+            self._add_noise(row, noise.to(x_t.dtype), x_prev)
+        return x_prev, x0, *kept
+
+    def _keep(self, row: Tensor, x0: Tensor, eps: Tensor, x_prev: Tensor) -> tuple[Tensor, Tensor]:
+        """Add what earlier calls kept to `x_prev`, and return what this one keeps: s and h1 of the next call."""
+        prev_y, prev_h1, prev_h2, prev_h3, y_x, y_x0, y_s, y_h1, y_h2, y_h3, keep_x, keep_x0, keep_m = row[
+            9:22
+        ].unbind()
+        s, h1, h2, h3 = self.earlier  # type: ignore[misc]  # of a call that has them
+        y = (y_x * self.x_t).add_(y_x0 * x0).add_(y_s * s).add_(y_h1 * h1).add_(y_h2 * h2).add_(y_h3 * h3)
+        x_prev.add_(prev_y * y).add_(prev_h1 * h1).add_(prev_h2 * h2).add_(prev_h3 * h3)
+        return y, (keep_x * self.x_t).add_(keep_x0 * x0).add_(keep_m * eps)
+
+    def _add_noise(self, row: Tensor, noise: Tensor, x_prev: Tensor) -> None:
+        sigma, log_variance_min, log_variance_max = row[6:9].unbind()
+        x_t, options = self.x_t, self.options
         if options.variance == "fixed":
-            return x_prev.add_(sigma * noise), x0
+            x_prev.add_(sigma * noise)
+            return
+        channels = x_t.shape[-1]
         learned = self.model_output[..., channels:].to(x_t.dtype)
         if options.variance == "learned":
             std = sigma * learned.sqrt()
@@ -133,31 +169,40 @@ class DenoiseStepCall(Call[tuple[Tensor, Tensor]]):
             # Nichol & Dhariwal 2021, eq. 15: the model's output in [-1, 1] interpolates between the two log variances
             log_variance = log_variance_min + (learned + 1) / 2 * (log_variance_max - log_variance_min)
             std = sigma * (log_variance / 2).exp()
-        return x_prev.add_(torch.where(sigma > 0, std * noise, 0)), x0  # at sigma 0 the model may say anything
+        x_prev.add_(torch.where(sigma > 0, std * noise, 0))  # at sigma 0 the model may say anything
 
     def obstacle(self) -> str | None:
         if self.options.threshold_ratio is not None:
             return "the quantile of dynamic thresholding is a sort"
-        tensors = (self.model_output, self.unguided, self.x_t, self.noise)
+        tensors = (self.model_output, self.unguided, self.x_t, self.noise)  # those of `earlier` are as x_t is
         if any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors):
             return "torch.float64 has no kernel"
         return None
 
-    def kernel(self) -> tuple[Tensor, Tensor]:
-        given = (self.model_output, self.unguided, self.x_t, self.row, self.step, self.noise)
+    def kernel(self) -> tuple[Tensor, ...]:
+        earlier = self.earlier or (None,) * EARLIER
+        given = (self.model_output, self.unguided, self.x_t, self.row, self.step, self.noise, *earlier)
         inputs = [None if tensor is None else tensor.contiguous() for tensor in given]
-        x_prev, x0 = (torch.empty(self.x_t.shape, dtype=torch.float32, device=self.device) for _ in range(2))
+        kept = 0 if self.earlier is None else 2
+        outputs = [torch.empty(self.x_t.shape, dtype=torch.float32, device=self.device) for _ in range(2 + kept)]
         pictures, channels = self.x_t.shape[0], self.x_t.shape[-1]
         elements = self.x_t.numel() // pictures
         launch(
             denoise_kernel, (pictures * triton.cdiv(elements, BLOCK),),
-            x_prev, x0, *inputs, elements, channels, self.guidance_scale, self.options.clip_range,
+            *outputs, *(None,) * (2 - kept), *inputs, elements, channels, self.guidance_scale, self.options.clip_range,
             COLUMNS=len(COLUMNS), VARIANCE=self.options.variance, BLOCK=BLOCK, num_warps=4, fp_fusion=False,
         )  # fmt: skip
-        return x_prev, x0
+        return tuple(outputs)
 
 
 denoise_step = Operation("denoise_step", DenoiseStepCall)
+
+
+def keep(earlier: tuple[Tensor, ...], kept: Sequence[Tensor], keeps_output: bool) -> tuple[Tensor, ...]:
+    """Return the next call's `earlier`, of this one's and what it kept: y, and its output where that is kept."""
+    sample, output = kept
+    _, *outputs = earlier
+    return (sample, output, *outputs[:-1]) if keeps_output else (sample, *outputs)
 
 
 def dynamic_threshold(x0: Tensor, ratio: float, maximum: float) -> Tensor:

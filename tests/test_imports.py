@@ -40,7 +40,7 @@ def python(*args: str) -> subprocess.CompletedProcess:
         ("models emoji64", 0),
         ("", 2),
         ("sample --steps 0", 2),
-        ("sample --scheduler euler", 2),
+        ("sample --scheduler eular", 2),
         ("sample --label hippogriff", 2),
         ("sample -m no-such-model", 2),
         ("sample -o picture.jpg", 2),

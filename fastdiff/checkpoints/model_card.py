@@ -22,7 +22,7 @@ class ModelCard:
     folder: Path
     classes: Mapping[str, str]  # of the parts there are, and of the `pipeline`: see read_model_index
     config: DenoiserConfig
-    scheduler: str | None  # ddim, ddpm; None where the folder's is another
+    scheduler: str | None  # one of registry.SCHEDULERS; None where the folder's is another
     num_train_timesteps: int
     info: ModelInfo
     scale: int = 1  # pixels of a picture for one of the denoiser's, in height and in width
@@ -36,13 +36,13 @@ class ModelCard:
         config_path = hub.component_folder(folder, denoiser.name) / "config.json"
         config = denoiser.config.from_mapping(read_json(config_path), config_path)
         vae_path = folder / "vae" / "config.json"
-        names = {class_name: name for name, class_name in registry.SCHEDULERS.items()}
+        scheduler = read_json(_scheduler_path(folder))
         return cls(
             name=name,
             folder=folder,
             classes=classes,
             config=config,
-            scheduler=pipeline.scheduler or names.get(classes["scheduler"]),
+            scheduler=pipeline.scheduler or registry.scheduler_name(classes["scheduler"], scheduler),
             num_train_timesteps=_num_train_timesteps(folder),
             info=ModelInfo.from_folder(folder, config.num_class_embeds, config.null_label),
             scale=AutoencoderKLConfig.from_mapping(read_json(vae_path), vae_path).scale if "vae" in classes else 1,
@@ -100,6 +100,10 @@ def _denoiser(classes: Mapping[str, str]) -> registry.DenoiserPart:
 
 
 def _num_train_timesteps(folder: Path) -> int:
-    path = hub.component_folder(folder, registry.SCHEDULER.name) / "scheduler_config.json"
+    path = _scheduler_path(folder)
     with naming(str(path)):
         return checked("num_train_timesteps", read_json(path).get("num_train_timesteps", 1000), TrainSteps)
+
+
+def _scheduler_path(folder: Path) -> Path:
+    return hub.component_folder(folder, registry.SCHEDULER.name) / "scheduler_config.json"

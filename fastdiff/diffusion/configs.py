@@ -1,10 +1,12 @@
 """Options of the samplers, read from diffusers' scheduler_config.json and checked. Imports no torch."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from annotated_types import Interval, Len
+from pydantic import AllowInfNan, BeforeValidator
 
 from fastdiff.arguments import naming
 from fastdiff.checkpoints.kinds import MAX_TRAIN_STEPS, Fraction, PositiveNumber, TrainSteps
@@ -13,15 +15,23 @@ from fastdiff.schema import Schema, checked
 
 AnyConfig = TypeVar("AnyConfig", bound="DiffusionConfig")
 
+VarianceType = Literal["fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", "learned", "learned_range"]
+
+# What other schedulers have under names of DPMSolverMultistepScheduler's options, and what it takes instead
+_INSTEAD = {"logrho": "midpoint", "bh1": "midpoint", "bh2": "midpoint"}
+_OF_UNIPC = BeforeValidator(lambda value: "bh2" if value in ("midpoint", "heun", "logrho") else value)
+_OF_OTHERS = BeforeValidator(lambda value: _INSTEAD.get(value, value) if isinstance(value, str) else value)
+
 
 # Options of diffusers' other schedulers, of its two that we have, and of its early releases: a scheduler file may carry
 # them and diffusers ignores them. Any further key is an error, since it could change the picture.
 FOREIGN_OPTIONS = frozenset(
     """
-    algorithm_type corrector_order disable_corrector euler_at_final final_sigmas_type flow_shift interpolation_type
-    lambda_min_clipped lower_order_final noise_sampler_seed original_inference_steps predict_epsilon predict_x0
-    predictor_order rho set_alpha_to_one shift_terminal sigma_data sigma_max sigma_min sigma_schedule skip_prk_steps
-    solver_order solver_p solver_type tau_func tensor_format time_shift_type timestep_scaling timestep_type
+    algorithm_type clip_sample clip_sample_range corrector_order disable_corrector dynamic_thresholding_ratio
+    euler_at_final final_sigmas_type flow_shift interpolation_type lambda_min_clipped lower_order_final
+    noise_sampler_seed original_inference_steps predict_epsilon predict_x0 predictor_order rho sample_max_value
+    set_alpha_to_one shift_terminal sigma_data sigma_max sigma_min sigma_schedule skip_prk_steps solver_order
+    solver_p solver_type tau_func tensor_format thresholding time_shift_type timestep_scaling timestep_type
     timestep_values use_beta_sigmas use_dynamic_shifting use_exponential_sigmas use_flow_sigmas use_karras_sigmas
     use_lu_lambdas variance_type
     """.split()  # noqa: SIM905 (a list would be a page)
@@ -35,7 +45,7 @@ def marked_defaults(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class DiffusionConfig(Schema):
-    """The options that diffusers' DDPMScheduler and DDIMScheduler share, with their names and defaults."""
+    """The options that diffusers' schedulers share: of the forward process and its timesteps."""
 
     num_train_timesteps: TrainSteps = 1000
     beta_start: Fraction = 0.0001
@@ -43,12 +53,7 @@ class DiffusionConfig(Schema):
     beta_schedule: str = "linear"
     # Replaces the four above, but for num_train_timesteps
     trained_betas: Annotated[tuple[Fraction, ...], Len(1, MAX_TRAIN_STEPS)] | None = None
-    clip_sample: bool = True
     prediction_type: Literal["epsilon", "sample", "v_prediction"] = "epsilon"
-    thresholding: bool = False  # instead of clip_sample
-    dynamic_thresholding_ratio: Fraction = 0.995
-    clip_sample_range: PositiveNumber = 1.0
-    sample_max_value: PositiveNumber = 1.0  # of thresholding
     timestep_spacing: Literal["leading", "trailing", "linspace"] = "leading"
     steps_offset: Annotated[int, Interval(ge=-MAX_TRAIN_STEPS, le=MAX_TRAIN_STEPS)] = 0  # of leading
     rescale_betas_zero_snr: bool = False
@@ -78,6 +83,17 @@ class DiffusionConfig(Schema):
         skipped = (FOREIGN_OPTIONS - own).union(defaults)
         return super().from_mapping({key: value for key, value in mapping.items() if key not in skipped}, source)
 
+
+@dataclass(frozen=True, kw_only=True)
+class ClippingConfig(DiffusionConfig):
+    """The options that diffusers' DDPMScheduler and DDIMScheduler share, with their names and defaults."""
+
+    clip_sample: bool = True
+    thresholding: bool = False  # instead of clip_sample
+    dynamic_thresholding_ratio: Fraction = 0.995
+    clip_sample_range: PositiveNumber = 1.0
+    sample_max_value: PositiveNumber = 1.0  # of thresholding
+
     @property
     def variance(self) -> str:
         """Where a step's variance comes from, one of `kernels.denoise.VARIANCES`: the betas, or the model."""
@@ -85,12 +101,10 @@ class DiffusionConfig(Schema):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DDPMConfig(DiffusionConfig):
+class DDPMConfig(ClippingConfig):
     """The options of diffusers' DDPMScheduler."""
 
-    variance_type: Literal[
-        "fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", "learned", "learned_range"
-    ] = "fixed_small"
+    variance_type: VarianceType = "fixed_small"
 
     BETA_SCHEDULES: ClassVar[tuple[str, ...]] = (*DiffusionConfig.BETA_SCHEDULES, "sigmoid", "laplace")
 
@@ -100,7 +114,134 @@ class DDPMConfig(DiffusionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DDIMConfig(DiffusionConfig):
+class DDIMConfig(ClippingConfig):
     """The options of diffusers' DDIMScheduler."""
 
     set_alpha_to_one: bool = True  # the alpha_bar after the last step is 1, else that of timestep 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SigmaConfig(DiffusionConfig):
+    """The options of diffusers' schedulers whose steps go from one noise level sigma to the next."""
+
+    timestep_spacing: Literal["leading", "trailing", "linspace"] = "linspace"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpacedSigmaConfig(SigmaConfig):
+    """The options of those that can space the sigmas in other ways than the timesteps."""
+
+    use_karras_sigmas: bool | None = False
+    use_exponential_sigmas: bool | None = False
+    use_beta_sigmas: Literal[False] | None = False  # not here yet
+    final_sigmas_type: Literal["zero", "sigma_min"] = "zero"  # the sigma after the last step
+
+    def check(self) -> None:
+        super().check()
+        if self.use_karras_sigmas and self.use_exponential_sigmas:
+            raise InputError("use_karras_sigmas and use_exponential_sigmas exclude each other; choose one")
+
+    @property
+    def sigma_spacing(self) -> str | None:
+        """The way that the sigmas are spaced in, where it is not the timesteps'."""
+        return "karras" if self.use_karras_sigmas else "exponential" if self.use_exponential_sigmas else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EulerConfig(SpacedSigmaConfig):
+    """The options of diffusers' EulerDiscreteScheduler."""
+
+    interpolation_type: Literal["linear", "log_linear"] = "linear"
+    sigma_min: PositiveNumber | None = None  # of the other spacings
+    sigma_max: PositiveNumber | None = None
+    timestep_type: Literal["discrete", "continuous"] = "discrete"
+
+    @property
+    def tells_log_sigma(self) -> bool:
+        """Whether the model is told log(sigma) / 4 for a timestep: continuous types do so for velocities alone."""
+        return self.timestep_type == "continuous" and self.prediction_type == "v_prediction"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EulerAncestralConfig(SigmaConfig):
+    """The options of diffusers' EulerAncestralDiscreteScheduler."""
+
+    prediction_type: Literal["epsilon", "v_prediction"] = "epsilon"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPMSolverConfig(SpacedSigmaConfig):
+    """The options of diffusers' DPMSolverMultistepScheduler; flows and the deprecated solvers are not here."""
+
+    solver_order: Annotated[int, Interval(ge=1, le=3)] = 2
+    thresholding: bool = False
+    dynamic_thresholding_ratio: Fraction = 0.995
+    sample_max_value: PositiveNumber = 1.0  # of thresholding
+    algorithm_type: Literal["dpmsolver++", "sde-dpmsolver++"] = "dpmsolver++"
+    solver_type: Annotated[Literal["midpoint", "heun"], _OF_OTHERS] = "midpoint"
+    lower_order_final: bool = True  # of fewer than 15 steps
+    euler_at_final: bool = False
+    use_lu_lambdas: bool | None = False
+    use_flow_sigmas: Literal[False] | None = False
+    flow_shift: float = 1.0  # of use_flow_sigmas
+    lambda_min_clipped: Annotated[float, AllowInfNan()] = -math.inf
+    variance_type: VarianceType | None = None  # the model's channels of a learned one are left aside
+    use_dynamic_shifting: Literal[False] = False
+    time_shift_type: Literal["exponential"] = "exponential"  # of use_dynamic_shifting
+
+    @property
+    def learns_variance(self) -> bool:
+        """Whether the model's output has channels of a variance."""
+        return (self.variance_type or "").startswith("learned")
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether steps add noise."""
+        return self.algorithm_type == "sde-dpmsolver++"
+
+    @property
+    def sigma_spacing(self) -> str | None:
+        spacing = super().sigma_spacing
+        return "lu" if self.use_lu_lambdas and spacing != "karras" else spacing
+
+
+@dataclass(frozen=True, kw_only=True)
+class PNDMConfig(DiffusionConfig):
+    """The options of diffusers' PNDMScheduler. Runge-Kutta steps before the linear ones are not here."""
+
+    prediction_type: Literal["epsilon", "v_prediction"] = "epsilon"
+    skip_prk_steps: bool = False
+    set_alpha_to_one: bool = False  # the alpha_bar after the last step is 1, else that of timestep 0
+    rescale_betas_zero_snr: Literal[False] = False
+
+    def check(self) -> None:
+        super().check()
+        if not self.skip_prk_steps:
+            raise InputError("skip_prk_steps False is not supported; fastdiff runs PNDM with skip_prk_steps True only")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniPCConfig(SpacedSigmaConfig):
+    """The options of diffusers' UniPCMultistepScheduler; flows, predict_x0 False and solver_p are not here."""
+
+    solver_order: Annotated[int, Interval(ge=1, le=3)] = 2
+    thresholding: bool = False
+    dynamic_thresholding_ratio: Fraction = 0.995
+    sample_max_value: PositiveNumber = 1.0  # of thresholding
+    predict_x0: Literal[True] = True
+    solver_type: Annotated[Literal["bh1", "bh2"], _OF_UNIPC] = "bh2"
+    lower_order_final: bool = True
+    disable_corrector: tuple[Annotated[int, Interval(ge=0)], ...] = ()  # steps that the next one does not correct
+    solver_p: Literal[None] = None
+    use_flow_sigmas: Literal[False] | None = False
+    flow_shift: float = 1.0  # of use_flow_sigmas
+    use_dynamic_shifting: Literal[False] = False
+    time_shift_type: Literal["exponential"] = "exponential"  # of use_dynamic_shifting
+    sigma_min: PositiveNumber | None = None  # of karras and exponential sigmas
+    sigma_max: PositiveNumber | None = None
+    shift_terminal: Literal[None] = None
+
+    def check(self) -> None:
+        super().check()
+        if self.final_sigmas_type == "zero" and self.solver_order > 1 and not self.lower_order_final:
+            raise InputError("lower_order_final False has no step to sigma zero; use final_sigmas_type sigma_min")

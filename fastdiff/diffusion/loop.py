@@ -7,6 +7,7 @@ does not keep that promise, so there each picture is computed on its own, by a f
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +19,11 @@ from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.trajectories import KnownValues
 from fastdiff.execution.cpu_workers import map_pictures
 from fastdiff.execution.memory import Portions
-from fastdiff.kernels.denoise import StepOptions, denoise_step
+from fastdiff.kernels.denoise import COLUMNS, EARLIER, StepOptions, denoise_step, keep
 from fastdiff.models.denoiser import Conditioning, Denoiser
 
 ALL = slice(None)
+INPUT_DIV = COLUMNS.index("input_div")
 
 
 def denoise(
@@ -37,7 +39,7 @@ def denoise(
     """Yield x_{t-1} and x0, each (N, H, W, C) float32, after every step.
 
     Args:
-        x_t: (N, H, W, C) float32 on the model's device, the starting noise.
+        x_t: (N, H, W, C) float32 on the model's device, the starting noise, of the schedule's init_noise_sigma.
         schedule: its rows on the model's device.
         conditions: what the N pictures are drawn under, on the model's device.
         noise: where the noise of a step comes from.
@@ -51,19 +53,22 @@ def denoise(
     take_step = loop.step_by_picture if denoiser.device.type == "cpu" else loop.step_as_graph
     if known is not None:
         x_t = known.set_in(x_t.clone())  # it may be the caller's
+    earlier = None if schedule.keeps_output is None else (torch.zeros_like(x_t),) * EARLIER
     for i, draws in enumerate(schedule.draws_noise):
         z = (noise if isinstance(noise, Tensor) else noise()) if draws else None
-        x_t, x0 = _join(portions.map(functools.partial(take_step, x_t, i, z), len(x_t)))
+        state: dict[str, Any] = {} if earlier is None else {"earlier": earlier}
+        x_t, x0, *kept = _join(portions.map(functools.partial(take_step, x_t, i, z, **state), len(x_t)))
+        if earlier is not None and schedule.keeps_output is not None:
+            earlier = keep(earlier, kept, schedule.keeps_output[i])
         if known is not None:
             known.set_in(x_t)
         yield x_t, x0
 
 
-def _join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _join(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     if len(parts) == 1:  # no copy
         return parts[0]
-    x_prev, x0 = zip(*parts, strict=True)
-    return torch.cat(x_prev), torch.cat(x0)
+    return tuple(torch.cat(each) for each in zip(*parts, strict=True))
 
 
 @dataclass(frozen=True)
@@ -73,35 +78,57 @@ class _Step:
     denoiser: Denoiser
     options: StepOptions
     guidance_scale: float | None  # None: unguided
+    scales_input: bool
 
     def __call__(
-        self, x_t: Tensor, conditioning: Conditioning, rows: Tensor, step: Tensor, noise: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """x_t (N, H, W, C) -> x_{t-1} and x0; a guided batch's two halves, an entry each, are one call."""
+        self,
+        x_t: Tensor,
+        conditioning: Conditioning,
+        rows: Tensor,
+        step: Tensor,
+        earlier: tuple[Tensor, ...],
+        noise: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """x_t (N, H, W, C) -> x_{t-1}, x0 and what is kept; a guided batch's halves, an entry each, are one call."""
         guided = self.guidance_scale is not None
-        x = x_t.to(self.denoiser.dtype)
+        x = self.input(x_t, rows, step)
         x = torch.cat([x, x]) if guided else x
         outputs = self.denoiser.predict(x, conditioning).split(len(x_t))
         output, unguided = outputs if guided else (*outputs, None)
-        return self.update(output, unguided, x_t, rows, step, noise)
+        return self.update(output, unguided, x_t, rows, step, earlier, noise)
+
+    def input(self, x_t: Tensor, rows: Tensor, step: Tensor) -> Tensor:
+        """Return what the model is given of x_t (N, H, W, C)."""
+        if self.scales_input:
+            x_t = x_t / rows.index_select(0, step)[0, INPUT_DIV]
+        return x_t.to(self.denoiser.dtype)
 
     def update(
-        self, output: Tensor, unguided: Tensor | None, x_t: Tensor, rows: Tensor, step: Tensor, noise: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        output: Tensor,
+        unguided: Tensor | None,
+        x_t: Tensor,
+        rows: Tensor,
+        step: Tensor,
+        earlier: tuple[Tensor, ...],
+        noise: Tensor | None,
+    ) -> tuple[Tensor, ...]:
         if self.options.variance == "fixed":  # a learned variance goes unused, as in diffusers' DiTPipeline
             channels = x_t.shape[-1]
             output, unguided = output[..., :channels], None if unguided is None else unguided[..., :channels]
         scale = 1.0 if self.guidance_scale is None else self.guidance_scale
         return denoise_step(
-            output, x_t, rows, self.options, unguided=unguided, guidance_scale=scale, noise=noise, step=step
-        )
+            output, x_t, rows, self.options,
+            unguided=unguided, guidance_scale=scale, noise=noise, step=step, earlier=earlier or None,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Loop:
     """All that steps have in common, and the two ways to take step i: x_t and its noise -> x_{t-1} and x0 of a part.
 
-    x_t is (N, H, W, C); the noise too, or it is the pictures' seeds (N,), or None. The part is a slice of the N.
+    x_t is (N, H, W, C); the noise too, or it is the pictures' seeds (N,), or None. The part is a slice of the N. Given
+    what `earlier` steps kept, each (N, H, W, C), what this one keeps comes third and fourth.
     """
 
     denoiser: Denoiser
@@ -115,7 +142,8 @@ class _Loop:
     @functools.cached_property
     def step(self) -> _Step:
         guidance = self.conditions.guidance
-        return _Step(self.denoiser, self.schedule.options, None if guidance is None else guidance.scale)
+        scale = None if guidance is None else guidance.scale
+        return _Step(self.denoiser, self.schedule.options, scale, self.schedule.scales_input)
 
     @functools.cached_property
     def step_indices(self) -> Tensor:
@@ -133,29 +161,35 @@ class _Loop:
         pictures, null = self.conditions.of_pictures, self.null_conditions
         return pictures[None] if null is None else torch.stack([pictures, null])
 
-    def step_as_graph(self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL) -> tuple[Tensor, Tensor]:
+    def step_as_graph(
+        self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: tuple[Tensor, ...] = ()
+    ) -> tuple[Tensor, ...]:
         """The pictures of the part at once."""
-        run = self.denoiser.graphed((self.step.options, self.step.guidance_scale), self.step)
+        name = self.step.options, self.step.guidance_scale, self.step.scales_input
+        run = self.denoiser.graphed(name, self.step)
         conditioning = self.table.at(i).of(self.all_conditions[:, part].flatten())
-        given = (x_t[part], conditioning, self.schedule.rows, self.step_indices[i : i + 1])
+        kept = tuple(each[part] for each in earlier)
+        given = (x_t[part], conditioning, self.schedule.rows, self.step_indices[i : i + 1], kept)
         return run(*given) if noise is None else run(*given, noise[part])
 
-    def step_by_picture(self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL) -> tuple[Tensor, Tensor]:
+    def step_by_picture(
+        self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: tuple[Tensor, ...] = ()
+    ) -> tuple[Tensor, ...]:
         """Each picture, and each half of a guided one, in a model call of its own; the calls run side by side."""
         conditioning = self.table.at(i)
+        rows, step = self.schedule.rows, self.step_indices[i : i + 1]
 
         def predict(x: Tensor, condition: Tensor) -> Tensor:
-            return self.denoiser.predict(x.to(self.denoiser.dtype), conditioning.of(condition))
+            return self.denoiser.predict(self.step.input(x, rows, step), conditioning.of(condition))
 
         x_t, null_conditions = x_t[part], self.null_conditions
         nothing = [None] * len(x_t)
         outputs = map_pictures(predict, x_t, self.conditions.of_pictures[part])
         unguided = nothing if null_conditions is None else map_pictures(predict, x_t, null_conditions[part])
         noises = nothing if noise is None else noise[part].split(1)
-        rows, step = self.schedule.rows, self.step_indices[i : i + 1]
+        kept = zip(*(each[part].split(1) for each in earlier), strict=True) if earlier else [()] * len(x_t)
         results = [
-            self.step.update(output, null, x, rows, step, z)
-            for output, null, x, z in zip(outputs, unguided, x_t.split(1), noises, strict=True)
+            self.step.update(output, null, x, rows, step, its_kept, z)
+            for output, null, x, its_kept, z in zip(outputs, unguided, x_t.split(1), kept, noises, strict=True)
         ]
-        x_prev, x0 = zip(*results, strict=True)
-        return torch.cat(x_prev), torch.cat(x0)
+        return tuple(torch.cat(each) for each in zip(*results, strict=True))

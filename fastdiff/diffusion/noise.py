@@ -42,14 +42,14 @@ class Noise:
             noise = torch.stack(each).to(self.device)
         return noise.float().permute(0, 2, 3, 1).contiguous()
 
-    def of_steps(self) -> NoiseSource:
-        """Return where the noise that steps add comes from."""
+    def of_steps(self, dtype: torch.dtype | None = None) -> NoiseSource:
+        """Return where the noise that steps add comes from; `dtype`: a generator's, None: as the start."""
         if self.generator is None:
             return torch.tensor(self.seeds, device=self.device)
-        return lambda: self._draw().permute(0, 2, 3, 1)
+        return lambda: self._draw(dtype).permute(0, 2, 3, 1)
 
-    def _draw(self) -> Tensor:
-        return randn_tensor((len(self.seeds), *self.shape), self.generator, self.device, self.dtype)
+    def _draw(self, dtype: torch.dtype | None = None) -> Tensor:
+        return randn_tensor((len(self.seeds), *self.shape), self.generator, self.device, dtype or self.dtype)
 
 
 def check_generators(generator: Any, device: torch.device) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fastdiff.diffusion.configs import DiffusionConfig
+from fastdiff.diffusion.configs import ClippingConfig, DiffusionConfig, DPMSolverConfig, UniPCConfig
 from fastdiff.errors import InputError
 from fastdiff.kernels.denoise import COLUMNS, StepOptions
 
@@ -19,15 +19,20 @@ from fastdiff.kernels.denoise import COLUMNS, StepOptions
 class Schedule:
     """The steps of a run, made once.
 
-    What a further sampler needs to know of a step (the weight of an earlier output, the scale of the model's input) is
-    one more column: its name and its use stand in COLUMNS and `denoise_step`, its values in that sampler's rows. The
-    rows of all other samplers hold zero there.
+    A step is a call of the model. What a further sampler needs to know of one is one more column: its name and its use
+    stand in COLUMNS and `denoise_step`, its values in that sampler's rows. The rows of all other samplers hold zero
+    there.
     """
 
-    timesteps: Tensor  # (steps,) int64, on the CPU: what the model is told
+    timesteps: Tensor  # (steps,) int64 or float32, on the CPU: what the model is told
     rows: Tensor  # (steps, len(COLUMNS)) float32
     options: StepOptions
     draws_noise: tuple[bool, ...]  # per step, whether noise is added to it
+    init_noise_sigma: float = 1.0  # the deviation of the noise that it starts from
+    scales_input: bool = False  # whether the model sees x_t divided by input_div
+    # Of a sampler of several steps: per step, whether its output is kept among the earlier ones
+    keeps_output: tuple[bool, ...] | None = None
+    noise_dtype: torch.dtype | None = None  # that a generator draws the steps' noise in; None: the model's
 
     def __len__(self) -> int:
         return len(self.timesteps)
@@ -39,6 +44,10 @@ class Schedule:
 
 def step_options(config: DiffusionConfig) -> StepOptions:
     """Return what every step of `config` has in common: how x0 is clipped, and where the variance comes from."""
+    if isinstance(config, DPMSolverConfig | UniPCConfig) and config.thresholding:
+        return StepOptions(threshold_ratio=config.dynamic_thresholding_ratio, threshold_max=config.sample_max_value)
+    if not isinstance(config, ClippingConfig):
+        return StepOptions()
     return StepOptions(
         clip_range=config.clip_sample_range if config.clip_sample and not config.thresholding else None,
         threshold_ratio=config.dynamic_thresholding_ratio if config.thresholding else None,
@@ -57,8 +66,7 @@ def stack_columns(
 
     Raises InputError naming the option that leaves a step undefined.
     """
-    zero = torch.zeros_like(alpha_bar)
-    rows = torch.stack([columns.get(name, zero) for name in COLUMNS], dim=1)
+    rows = _stack(columns, alpha_bar)
     undefined = ~rows.isfinite().all(dim=1)
     if step_options(config).clip_range is None:  # clipping brings an infinite x0 back, as it does in diffusers
         undefined |= columns["x0_div"] == 0
@@ -66,6 +74,26 @@ def stack_columns(
         first = int(undefined.nonzero()[0])
         raise _undefined_step(int(timesteps[first]), alpha_bar[first].item(), bool(rows[first].isfinite().all()))
     return rows.float()
+
+
+def stack_sigma_columns(columns: Mapping[str, Tensor], sigmas: Tensor) -> Tensor:
+    """Return the rows of steps from `sigmas` (steps,) on, as `stack_columns`. InputError where there is no such step.
+
+    The model sees x_t divided by sqrt(sigma^2 + 1), where the schedule `scales_input` (Karras et al. 2022, table 1).
+    """
+    rows = _stack({**columns, "input_div": (sigmas**2 + 1).sqrt()}, sigmas)
+    undefined = ~rows.isfinite().all(dim=1)
+    if undefined.any():
+        first = int(undefined.nonzero()[0])
+        raise InputError(
+            f"step {first + 1} of {len(sigmas)} cannot be, from sigma {sigmas[first]:g}; use other sigmas, or betas"
+        )
+    return rows.float()
+
+
+def _stack(columns: Mapping[str, Tensor], like: Tensor) -> Tensor:
+    zero = torch.zeros_like(like)
+    return torch.stack([columns.get(name, zero) for name in COLUMNS], dim=1)
 
 
 def _undefined_step(timestep: int, alpha_bar: float, finite: bool) -> InputError:

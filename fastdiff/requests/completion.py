@@ -56,7 +56,7 @@ def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Req
 def _check_sampling(sampling: Sampling, card: ModelCard, labelled: bool) -> None:
     for name in ("eta", "use_clipped_model_output"):
         value = getattr(sampling, name)
-        if sampling.scheduler == "ddpm" and value is not None:
+        if sampling.scheduler not in ("ddim", None) and value is not None:
             raise InputError(f"{name} {value} is an option of ddim; leave it out, or give --scheduler ddim")
     steps, most = sampling.num_inference_steps, card.num_train_timesteps
     if steps > most:

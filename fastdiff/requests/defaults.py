@@ -46,7 +46,7 @@ LIBRARY = Defaults(labels=0, pictures=1, batch_size=None, ddpm_steps=None)
 class SamplingOptions:
     """Options of the way from noise to a picture; None leaves one open."""
 
-    scheduler: str | None = None  # ddim, ddpm
+    scheduler: str | None = None  # one of registry.SCHEDULERS
     num_inference_steps: int | None = None
     eta: float | None = None  # of DDIM
     use_clipped_model_output: bool | None = None  # of DDIM
@@ -55,7 +55,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True)
 class Sampling(SamplingOptions):
-    """Options with every choice made. Those of DDIM stay None for DDPM."""
+    """Options with every choice made. Those of DDIM stay None for all other schedulers."""
 
     num_inference_steps: int = STEPS
     guidance_scale: float = GUIDANCE_SCALE
@@ -86,16 +86,19 @@ def complete_sampling(asked: SamplingOptions, model: ModelFacts, defaults: Defau
     info = model.info
     scheduler = asked.scheduler or model.default_scheduler
     is_ddpm = scheduler == "ddpm"
+    is_ddim = scheduler in ("ddim", None)
     steps = info.num_inference_steps or (defaults.ddpm_steps if is_ddpm else STEPS) or model.num_train_timesteps
     steps = min(steps, model.num_train_timesteps, defaults.most_steps or steps)
     guidance_scale = info.guidance_scale if labelled and info.null_label is not None else None
     return Sampling(
         scheduler=scheduler,
         num_inference_steps=_first(asked.num_inference_steps, steps),
-        eta=asked.eta if is_ddpm else _first(asked.eta, info.eta, ETA),
-        use_clipped_model_output=asked.use_clipped_model_output
-        if is_ddpm
-        else _first(asked.use_clipped_model_output, info.use_clipped_model_output, USE_CLIPPED_MODEL_OUTPUT),
+        eta=_first(asked.eta, info.eta, ETA) if is_ddim else asked.eta,
+        use_clipped_model_output=_first(
+            asked.use_clipped_model_output, info.use_clipped_model_output, USE_CLIPPED_MODEL_OUTPUT
+        )
+        if is_ddim
+        else asked.use_clipped_model_output,
         guidance_scale=_first(asked.guidance_scale, guidance_scale, GUIDANCE_SCALE),
     )
 

@@ -19,7 +19,7 @@ from fastdiff.checkpoints import hub, registry
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.checkpoints.registry import SCHEDULERS, VALUE_FUNCTION
+from fastdiff.checkpoints.registry import SCHEDULER_OPTIONS, SCHEDULERS, VALUE_FUNCTION
 from fastdiff.errors import InputError, in_one_line
 from fastdiff.extras import import_diffusers
 from fastdiff.requests.completion import Cell, complete
@@ -184,7 +184,8 @@ class Reference:
             self.value_function = _load(diffusers.UNet1DModel, card.folder / VALUE_FUNCTION.name, request.variant)
         folder = hub.component_folder(card.folder, "scheduler")
         with _refusals(f"diffusers cannot load {folder}"):
-            self.scheduler = getattr(diffusers, SCHEDULERS[scheduler]).from_pretrained(folder)
+            kind, options = getattr(diffusers, SCHEDULERS[scheduler]), SCHEDULER_OPTIONS.get(scheduler, {})
+            self.scheduler = kind.from_pretrained(folder, **options)
 
     def to(self, device: "Device") -> None:
         for model in filter(None, (self.denoiser, self.vae, self.value_function)):
@@ -197,16 +198,18 @@ class Reference:
         request, null_label = self.request, self.card.info.null_label
         scale = 1.0 if request.guidance_scale is None else request.guidance_scale
         options = {"eta": request.eta, "use_clipped_model_output": request.use_clipped_model_output}
-        options = {} if request.scheduler == "ddpm" else options
+        options = options if request.scheduler == "ddim" else {}
         classes = torch.tensor(labels, device=x_t.device) if labels else None
         null_classes = None if classes is None or null_label is None else torch.full_like(classes, null_label)
         self.scheduler.set_timesteps(request.num_inference_steps)
         # DDIM keeps the option in its config, and makes nothing of it
         learned = request.scheduler == "ddpm" and self.scheduler.config.variance_type.startswith("learned")
+        x_t = x_t * self.scheduler.init_noise_sigma
         for t in self.scheduler.timesteps:
-            eps, variance = self.predict(x_t, t, classes)
+            x = self.scheduler.scale_model_input(x_t, t)
+            eps, variance = self.predict(x, t, classes)
             if scale != 1:
-                unguided, _ = self.predict(x_t, t, null_classes)
+                unguided, _ = self.predict(x, t, null_classes)
                 eps = unguided + scale * (eps - unguided)
             output = torch.cat([eps, variance], dim=1) if learned else eps
             x_t = self.scheduler.step(output, t, x_t, generator=generator, **options).prev_sample

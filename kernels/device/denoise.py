@@ -26,7 +26,8 @@ def _philox_normal(seed, step, first, BLOCK: tl.constexpr):
 
 @triton.jit
 def denoise_kernel(
-    x_prev_ptr, x0_ptr, output_ptr, unguided_ptr, x_t_ptr, rows_ptr, step_ptr, noise_ptr,
+    x_prev_ptr, x0_ptr, kept_sample_ptr, kept_output_ptr, output_ptr, unguided_ptr, x_t_ptr, rows_ptr, step_ptr,
+    noise_ptr, s_ptr, h1_ptr, h2_ptr, h3_ptr,
     elements, channels, guidance_scale, clip_range,
     COLUMNS: tl.constexpr, VARIANCE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -52,6 +53,22 @@ def denoise_kernel(
     if clip_range is not None:
         x0 = tl.clamp(x0, -clip_range, clip_range, propagate_nan=tl.PropagateNan.ALL)
     x_prev = tl.load(row + 3) * x0 + tl.load(row + 4) * x_t + tl.load(row + 5) * eps
+    if kept_sample_ptr is not None:
+        s = tl.load(s_ptr + n * elements + e, mask=mask, other=0.0)
+        h1 = tl.load(h1_ptr + n * elements + e, mask=mask, other=0.0)
+        h2 = tl.load(h2_ptr + n * elements + e, mask=mask, other=0.0)
+        h3 = tl.load(h3_ptr + n * elements + e, mask=mask, other=0.0)
+        y = tl.load(row + 13) * x_t + tl.load(row + 14) * x0 + tl.load(row + 15) * s
+        y += tl.load(row + 16) * h1
+        y += tl.load(row + 17) * h2
+        y += tl.load(row + 18) * h3
+        x_prev += tl.load(row + 9) * y
+        x_prev += tl.load(row + 10) * h1
+        x_prev += tl.load(row + 11) * h2
+        x_prev += tl.load(row + 12) * h3
+        kept_output = tl.load(row + 19) * x_t + tl.load(row + 20) * x0 + tl.load(row + 21) * eps
+        tl.store(kept_sample_ptr + n * elements + e, y, mask=mask)
+        tl.store(kept_output_ptr + n * elements + e, kept_output, mask=mask)
     if noise_ptr is not None:
         sigma = tl.load(row + 6)
         if sigma > 0:

@@ -55,7 +55,7 @@ def test_all_keys_are_read(tmp_path):
         pytest.param({"guidance_scale": "2"}, "guidance_scale", id="guidance-is-text"),
         pytest.param({"num_inference_steps": 0}, "num_inference_steps", id="no-steps"),
         pytest.param({"num_inference_steps": 50.0}, "num_inference_steps", id="steps-is-a-float"),
-        pytest.param({"scheduler": "euler"}, "ddim, ddpm", id="unknown-scheduler"),
+        pytest.param({"scheduler": "eular"}, "ddim, ddpm", id="unknown-scheduler"),
         pytest.param({"scheduler": ["ddim"]}, "ddim, ddpm", id="scheduler-is-a-list"),
         pytest.param({"eta": 1.5}, "eta", id="eta-above-1"),
         pytest.param({"use_clipped_model_output": 1}, "use_clipped_model_output", id="bool-is-a-number"),

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from fastdiff.kernels.denoise import COLUMNS, StepOptions, denoise_step, dynamic_threshold
+from fastdiff.kernels.denoise import COLUMNS, EARLIER, StepOptions, denoise_step, dynamic_threshold
 from fastdiff.kernels.host.philox import philox_normal
 
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
@@ -24,7 +24,10 @@ OPTIONS = {
     "learned": StepOptions(clip_range=1.0, variance="learned"),
     "learned_range": StepOptions(variance="learned_range"),
 }
-ROW = torch.tensor([0.9, -0.7, 0.4, 0.3, 0.6, 0.2, 0.1, -4.0, -2.0], device=DEVICE)
+ROW = torch.tensor([0.9, -0.7, 0.4, 0.3, 0.6, 0.2, 0.1, -4.0, -2.0] + [0.0] * (len(COLUMNS) - 9), device=DEVICE)
+MULTISTEP = torch.tensor(
+    [*ROW[:9].tolist(), 0.8, -0.3, 0.25, -0.15, 0.5, -0.6, 0.7, 0.35, -0.45, 0.55, 1.5, -1.25, 0.75, 1.0], device=DEVICE
+)
 
 
 def randn(shape, seed, dtype=torch.float32, mean=0.0):
@@ -153,6 +156,31 @@ def test_threshold_of_a_picture_that_torchs_quantile_refuses():
     assert (dynamic_threshold(x0, 0.9, 2.0) == 1).all()
 
 
+def earlier_tensors(shape):
+    return tuple(randn(shape, 10 + i) for i in range(EARLIER))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_earlier_outputs_and_an_earlier_sample(options):
+    output, unguided, x_t, noise = inputs((2, 5, 7, 3), options)
+    earlier = earlier_tensors(x_t.shape)
+    mean, x0, size = exact_step(output, unguided, x_t, noise, MULTISTEP, options, scale=1.0)
+    s, h1, h2, h3 = (tensor.double() for tensor in earlier)
+    x, m, c = x_t.double(), output[..., :3].double(), dict(zip(COLUMNS, MULTISTEP.double().tolist(), strict=True))
+    y = c["y_x"] * x + c["y_x0"] * x0 + c["y_s"] * s + c["y_h1"] * h1 + c["y_h2"] * h2 + c["y_h3"] * h3
+    x_prev = mean + c["prev_y"] * y + c["prev_h1"] * h1 + c["prev_h2"] * h2 + c["prev_h3"] * h3
+    kept = c["keep_x"] * x + c["keep_x0"] * x0 + c["keep_m"] * m
+    actual = denoise_step(output, x_t, MULTISTEP, options, noise=noise, earlier=earlier)
+    assert_close(actual, (x_prev, x0, y, kept, 2 * size))
+
+
+def test_without_earlier_ones_their_columns_are_not_read():
+    output, _, x_t, noise = inputs((1, 4, 4, 3), OPTIONS["clip"])
+    expected = denoise_step(output, x_t, ROW, OPTIONS["clip"], noise=noise)
+    actual = denoise_step(output, x_t, MULTISTEP, OPTIONS["clip"], noise=noise)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
 @pytest.fixture
 def step_kernel(runs_triton):
     """The kernel and nothing else."""
@@ -171,8 +199,18 @@ def test_kernel_has_the_references_bits(step_kernel, shape, name, dtype):
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_kernel_with_earlier_ones_has_the_references_bits(step_kernel, shape, dtype):
+    output, unguided, x_t, noise = inputs(shape, OPTIONS["clip"], dtype)
+    arguments = {"noise": noise, "unguided": unguided, "guidance_scale": 2.5, "earlier": earlier_tensors(shape)}
+    expected = denoise_step.reference(output, x_t, MULTISTEP, OPTIONS["clip"], **arguments)
+    actual = step_kernel(output, x_t, MULTISTEP, OPTIONS["clip"], **arguments)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
 def test_kernel_draws_the_references_noise(step_kernel):
-    row = torch.tensor([[0.0, 0, 1, 0, 0, 0, 1, 0, 0]], device=DEVICE).expand(10, -1)  # x_{t-1} is the noise
+    row = torch.zeros(10, len(COLUMNS), device=DEVICE)  # x_{t-1} is the noise
+    row[:, COLUMNS.index("x0_div")] = row[:, COLUMNS.index("sigma")] = 1
     seeds = torch.tensor([0, 7, 2**32 - 1, 2**62 + 12345, -1], device=DEVICE)
     x = torch.zeros(5, 31, 3, device=DEVICE)
     noise, _ = step_kernel(x, x, row, OPTIONS["free"], noise=seeds, step=STEP + 9)
@@ -254,10 +292,13 @@ REFUSED = {
     "integer-noise": ((X, X, ROW), {"noise": X.int()}, "noise is torch.int32"),
     "unguided-of-another-shape": ((X, X, ROW), {"unguided": X[:1]}, "unguided has shape"),
     "float64-row": ((X, X, ROW.double()), {}, "row is torch.float64"),
-    "whole-table": ((X, X, ROW[None]), {}, r"row has shape \(1, 9\)"),
+    "whole-table": ((X, X, ROW[None]), {}, rf"row has shape \(1, {len(COLUMNS)}\)"),
     "row-on-another-device": ((X, X, ROW.to("meta")), {}, "row is on meta"),
     "step-of-int64": ((X, X, ROW[None]), {"step": STEP.long()}, "step is torch.int64"),
-    "row-for-a-step": ((X, X, ROW), {"step": STEP}, r"row has shape \(9,\)"),
+    "row-for-a-step": ((X, X, ROW), {"step": STEP}, rf"row has shape \({len(COLUMNS)},\)"),
+    "too-few-earlier": ((X, X, ROW), {"earlier": (X, X)}, "earlier has 2 tensors; it is 4"),
+    "earlier-of-another-shape": ((X, X, ROW), {"earlier": (X, X, X, X[:1])}, "earlier has shape"),
+    "earlier-of-another-dtype": ((X, X, ROW), {"earlier": (X, X, X, X.half())}, "earlier is torch.float16"),
     "seeds-without-a-step": ((X, X, ROW), {"noise": SEEDS}, "noise is torch.int64"),
     "seeds-of-another-batch": ((X, X, ROW[None]), {"step": STEP, "noise": SEEDS[:1]}, "noise has shape"),
     "output-on-another-device": ((X.to("meta"), X, ROW), {}, "model_output is on meta"),

@@ -200,11 +200,11 @@ REFUSED = {
     "sigmoid-ddim": (lambda: fastdiff.DDIMScheduler(beta_schedule="sigmoid"), "'sigmoid' is not one of"),
     "unknown-option": (lambda: fastdiff.DDPMScheduler(beta_edn=0.1), "DDPMScheduler: unknown option beta_edn"),
     "another-scheduler": (
-        lambda: scheduler_from_config({"_class_name": "PNDMScheduler"}),
-        "the model's scheduler is PNDMScheduler; choose the scheduler ddim or ddpm",
+        lambda: scheduler_from_config({"_class_name": "EDMEulerScheduler"}),
+        "the model's scheduler is EDMEulerScheduler; choose the scheduler ddim, ddpm, euler",
     ),
     "no-scheduler": (lambda: scheduler_from_config({}), "the model's scheduler is without a _class_name"),
-    "unknown-name": (lambda: scheduler_from_config({}, "euler"), "scheduler 'euler' is unknown; use ddim or ddpm"),
+    "unknown-name": (lambda: scheduler_from_config({}, "eular"), "scheduler 'eular' is unknown; use ddim, ddpm, euler"),
     "eta-for-ddpm": (lambda: fastdiff.DDPMScheduler().schedule(5, eta=0.5), "eta is an option of ddim"),
     "clipped-for-ddpm": (
         lambda: fastdiff.DDPMScheduler().schedule(5, use_clipped_model_output=True),

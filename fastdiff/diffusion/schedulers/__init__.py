@@ -8,25 +8,64 @@ from fastdiff.checkpoints import registry
 from fastdiff.diffusion.schedulers.base import Scheduler, SchedulerOutput
 from fastdiff.diffusion.schedulers.ddim import DDIMScheduler
 from fastdiff.diffusion.schedulers.ddpm import DDPMScheduler
+from fastdiff.diffusion.schedulers.dpm_solver import DPMSolverMultistepScheduler
+from fastdiff.diffusion.schedulers.euler import EulerAncestralDiscreteScheduler, EulerDiscreteScheduler
+from fastdiff.diffusion.schedulers.pndm import PNDMScheduler
+from fastdiff.diffusion.schedulers.unipc import UniPCMultistepScheduler
 from fastdiff.errors import InputError
 
-__all__ = ["SCHEDULERS", "DDIMScheduler", "DDPMScheduler", "Scheduler", "SchedulerOutput", "scheduler_from_config"]
+__all__ = [
+    "SCHEDULERS",
+    "DDIMScheduler",
+    "DDPMScheduler",
+    "DPMSolverMultistepScheduler",
+    "EulerAncestralDiscreteScheduler",
+    "EulerDiscreteScheduler",
+    "PNDMScheduler",
+    "Scheduler",
+    "SchedulerOutput",
+    "UniPCMultistepScheduler",
+    "name_of",
+    "scheduler_from_config",
+]
 
-_CLASSES: dict[str, type[Scheduler]] = {kind.__name__: kind for kind in (DDIMScheduler, DDPMScheduler)}
+_KINDS = (
+    DDIMScheduler,
+    DDPMScheduler,
+    EulerDiscreteScheduler,
+    EulerAncestralDiscreteScheduler,
+    DPMSolverMultistepScheduler,
+    PNDMScheduler,
+    UniPCMultistepScheduler,
+)
+_CLASSES: dict[str, type[Scheduler]] = {kind.__name__: kind for kind in _KINDS}
 SCHEDULERS = {name: _CLASSES[class_name] for name, class_name in registry.SCHEDULERS.items()}  # by people's names
 
 
 def scheduler_from_config(config: Mapping[str, Any], name: str | None = None) -> Scheduler:
-    """Return the scheduler that a config's `_class_name` says, or `name` ("ddpm", "ddim") made from that config.
+    """Return the scheduler that a config's `_class_name` says, or `name` ("ddpm", "euler") made from that config.
 
     Raises InputError for a scheduler that we do not have.
     """
     config = mapping("config", config)
     if name is not None:
         if not isinstance(name, str) or name not in SCHEDULERS:
-            raise InputError(f"scheduler {shown(name)} is unknown; use {' or '.join(SCHEDULERS)}")
-        return SCHEDULERS[name].from_config(config)
+            raise InputError(f"scheduler {shown(name)} is unknown; use {_choices()}")
+        return SCHEDULERS[name].from_config(config, **registry.SCHEDULER_OPTIONS.get(name, {}))
     said = config.get("_class_name", "without a _class_name")
     if not isinstance(said, str) or said not in _CLASSES:
-        raise InputError(f"the model's scheduler is {said}; choose the scheduler {' or '.join(SCHEDULERS)} instead")
+        raise InputError(f"the model's scheduler is {said}; choose the scheduler {_choices()} instead")
     return _CLASSES[said].from_config(config)
+
+
+def name_of(scheduler: Scheduler) -> str:
+    """Return the name of a scheduler in requests: ddim, ddpm, euler-karras."""
+    name = registry.scheduler_name(type(scheduler).__name__, scheduler.config)
+    if name is None:
+        raise InputError(f"scheduler: {type(scheduler).__name__} is none of {_choices()}")
+    return name
+
+
+def _choices() -> str:
+    *names, last = SCHEDULERS
+    return f"{', '.join(names)} or {last}"

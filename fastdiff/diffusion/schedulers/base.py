@@ -54,7 +54,7 @@ class Scheduler:
     """A sampler called as diffusers' schedulers are. Options are diffusers', by keyword; see its `config_class`."""
 
     order = 1  # model calls a step
-    init_noise_sigma = 1.0
+    init_noise_sigma: float | Tensor = 1.0
     config_class: ClassVar[type[DiffusionConfig]]
 
     _options: DiffusionConfig
@@ -86,7 +86,9 @@ class Scheduler:
         values = {field.name: getattr(self._options, field.name) for field in fields(self._options)}
         # another scheduler's options stay in the config, so that it can be made from this one
         kept = {key: value for key, value in mapping.items() if not key.startswith("_") and key not in values}
-        self.config = FrozenDict({**values, **kept, "_class_name": type(self).__name__})
+        marked = {*(values.keys() - mapping.keys()), *(values.keys() & {*marked_defaults(mapping)})}
+        own = {"_class_name": type(self).__name__, "_use_default_values": sorted(marked)}
+        self.config = FrozenDict({**values, **kept, **own})
         self.betas = make_betas(self._options)
         self.alphas = 1.0 - self.betas
         self.alphas_cumprod = make_alpha_bar(self.betas)
@@ -101,7 +103,7 @@ class Scheduler:
         return self._options.num_train_timesteps
 
     def scale_model_input(self, sample: Tensor, timestep: int | Tensor | None = None) -> Tensor:
-        """Return the sample as it is: neither of these samplers scales it."""
+        """Return the sample as it is: DDPM and DDIM do not scale it."""
         if isinstance(timestep, Tensor):
             tensor("timestep", timestep, REAL)
         else:
@@ -121,6 +123,13 @@ class Scheduler:
 
     def _schedule(self, num_inference_steps: int, eta: float, use_clipped_model_output: bool) -> Schedule:
         """`schedule` with its options checked; 0 and False are diffusers' defaults."""
+        if eta or use_clipped_model_output:
+            name = "eta" if eta else "use_clipped_model_output"
+            raise InputError(f"{name} is an option of ddim, not of {type(self).__name__}; leave it out or choose ddim")
+        return self._make_schedule(num_inference_steps)
+
+    def _make_schedule(self, num_inference_steps: int) -> Schedule:
+        """`schedule` of a sampler that has none of the options."""
         raise NotImplementedError
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
@@ -163,6 +172,13 @@ class Scheduler:
         **others: Tensor,
     ) -> int:
         """Return the timestep of a step as an int, where the arguments that all samplers' steps share can be used."""
+        self._check_tensors(sample, generator, return_dict, **others)
+        found = as_int(timestep)
+        if found is None or not 0 <= found < len(self):
+            raise InputError(f"timestep is {shown(timestep)}; it is from 0 to {len(self) - 1}")
+        return found
+
+    def _check_tensors(self, sample: Tensor, generator: Generators | None, return_dict: bool, **others: Tensor) -> None:
         tensor("sample", sample, FLOATS)
         if not sample.ndim or not sample.numel():
             raise InputError(f"sample: its shape is {tuple(sample.shape)}; give (N, C, ...)")
@@ -170,10 +186,6 @@ class Scheduler:
             beside(name, tensor(name, value, FLOATS), sample.device)
         check_generators(generator, sample.device)
         checked("return_dict", return_dict, bool)
-        found = as_int(timestep)
-        if found is None or not 0 <= found < len(self):
-            raise InputError(f"timestep is {shown(timestep)}; it is from 0 to {len(self) - 1}")
-        return found
 
     def _row(self, timestep: int, device: torch.device, *options: float) -> Tensor:
         """Return a step's row on the device; it is made with those of all `timesteps`, or alone where not of them."""
@@ -195,15 +207,28 @@ class Scheduler:
         self, model_output: Tensor, sample: Tensor, row: Tensor, noise: Tensor | None, return_dict: bool
     ) -> SchedulerOutput | tuple[Tensor, Tensor]:
         dtype = torch.promote_types(sample.dtype, model_output.dtype)
+        x_prev, x0 = self._stepped(model_output, sample, row, noise)
+        result = SchedulerOutput(x_prev.to(dtype), x0.to(dtype))
+        return result if return_dict else (result.prev_sample, result.pred_original_sample)
+
+    def _stepped(
+        self,
+        model_output: Tensor,
+        sample: Tensor,
+        row: Tensor,
+        noise: Tensor | None,
+        earlier: tuple[Tensor, ...] | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Return what the step function does of samples (N, C, ...), in the dtype of the arithmetic."""
         x_t = sample.to(torch.promote_types(sample.dtype, torch.float32))
         output, x_t = _channels_last(model_output), _channels_last(x_t)
         noise = None if noise is None else _channels_last(noise)
+        kept = None if earlier is None else tuple(_channels_last(each) for each in earlier)
         try:
-            x_prev, x0 = denoise_step(output, x_t, row, self._step_options, noise=noise)
+            results = denoise_step(output, x_t, row, self._step_options, noise=noise, earlier=kept)
         except ValueError as error:  # that names the tensor of another shape
             raise InputError(f"step: {error}") from None
-        result = SchedulerOutput(_channels_first(x_prev).to(dtype), _channels_first(x0).to(dtype))
-        return result if return_dict else (result.prev_sample, result.pred_original_sample)
+        return tuple(_channels_first(each) for each in results)
 
 
 def _channels_last(tensor: Tensor) -> Tensor:

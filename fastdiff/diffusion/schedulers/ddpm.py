@@ -43,11 +43,7 @@ class DDPMScheduler(Scheduler):
             self.num_inference_steps = len(self.timesteps)
         self._spaced = True
 
-    def _schedule(self, num_inference_steps: int, eta: float, use_clipped_model_output: bool) -> Schedule:
-        """Raises InputError for the two options that only DDIM has."""
-        if eta or use_clipped_model_output:
-            name = "eta" if eta else "use_clipped_model_output"
-            raise InputError(f"{name} is an option of ddim, and the scheduler is ddpm; leave it out or choose ddim")
+    def _make_schedule(self, num_inference_steps: int) -> Schedule:
         return ddpm_schedule(self._options, num_inference_steps)
 
     def previous_timestep(self, timestep: int | Tensor) -> int:
