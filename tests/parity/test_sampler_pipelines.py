@@ -90,6 +90,7 @@ def test_an_unknown_name_is_told_which_there_are(save_pipeline):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gpu_draws_through_graphs_what_the_cpu_draws(name, save_pipeline):
     _, folder = save_pipeline("DDPM")
