@@ -5,10 +5,13 @@ import torch
 
 from fastdiff import UNet2DModel
 from fastdiff.diffusion.conditions import Conditions, Guidance
-from fastdiff.diffusion.configs import DDIMConfig, DDPMConfig
+from fastdiff.diffusion.configs import DDIMConfig, DDPMConfig, DPMSolverConfig, EulerAncestralConfig, UniPCConfig
 from fastdiff.diffusion.loop import _Loop, denoise
 from fastdiff.diffusion.samplers.ddim import ddim_schedule
 from fastdiff.diffusion.samplers.ddpm import ddpm_schedule
+from fastdiff.diffusion.samplers.dpm_solver import dpm_schedule
+from fastdiff.diffusion.samplers.euler import ancestral_schedule
+from fastdiff.diffusion.samplers.unipc import unipc_schedule
 from fastdiff.execution.memory import OutOfMemoryError, Portions
 from fastdiff.kernels.denoise import denoise_step, philox_normal
 
@@ -142,3 +145,24 @@ def test_a_part_of_the_batch_takes_the_step_of_its_pictures(denoiser, part, nois
     z = {"seeds": SEEDS, "given": torch.randn(4, 8, 8, 3), None: None}[noise]
     for expected, found in zip(loop.step_by_picture(x, 1, z), loop.step_as_graph(x, 1, z, part), strict=True):
         torch.testing.assert_close(found, expected[part], rtol=0, atol=1e-4)
+
+
+OTHER_WAYS = {
+    "scaled-input": lambda: ancestral_schedule(EulerAncestralConfig(), 3),
+    "earlier-outputs": lambda: dpm_schedule(DPMSolverConfig(algorithm_type="sde-dpmsolver++"), 3),
+    "earlier-sample": lambda: unipc_schedule(UniPCConfig(), 3),
+}
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(1, 3)], ids=["all", "part"])
+@pytest.mark.parametrize("kind", OTHER_WAYS)
+def test_a_step_reads_and_keeps_the_same_either_way(denoiser, kind, part):
+    """What earlier steps kept, and the input's scale: picture by picture, and as a GPU does it."""
+    loop = _Loop(denoiser, OTHER_WAYS[kind](), Conditions(LABELS, PICTURES, Guidance(3.0, null_condition=2)))
+    x, *earlier = (torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(i)) for i in range(5))
+    given = {} if loop.schedule.keeps_output is None else {"earlier": tuple(earlier)}
+    noise = SEEDS if loop.schedule.draws_noise[1] else None
+    expected, found = loop.step_by_picture(x, 1, noise, **given), loop.step_as_graph(x, 1, noise, part, **given)
+    assert len(found) == (4 if given else 2)
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(other, one[part], rtol=0, atol=1e-4)

@@ -87,3 +87,18 @@ def test_an_unknown_name_is_told_which_there_are(save_pipeline):
     _, folder = save_pipeline("DDPM")
     with pytest.raises(InputError, match=r"scheduler: 'eular' is not one of ddim, ddpm, euler"):
         Pipeline.from_pretrained(folder, device="cpu", scheduler="eular")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gpu_draws_through_graphs_what_the_cpu_draws(name, save_pipeline):
+    _, folder = save_pipeline("DDPM")
+    options = {"num_inference_steps": 8, "output_type": "pt", "seed": [7, 3, 9]}
+    expected = Pipeline.from_pretrained(folder, device="cpu", scheduler=name)(**options).images
+    gpu = Pipeline.from_pretrained(folder, device="cuda", dtype="float32", scheduler=name)
+    together = gpu(**options).images
+    torch.testing.assert_close(together.cpu(), expected, rtol=0, atol=1e-3)
+    assert torch.equal(gpu(**options | {"seed": 3}).images[0], together[1])
+    gpu.denoiser.use_graphs = False
+    assert torch.equal(gpu(**options).images, together)
