@@ -157,7 +157,7 @@ OTHER_WAYS = {
 @pytest.mark.parametrize("part", [slice(None), slice(1, 3)], ids=["all", "part"])
 @pytest.mark.parametrize("kind", OTHER_WAYS)
 def test_a_step_reads_and_keeps_the_same_either_way(denoiser, kind, part):
-    """What earlier steps kept, and the input's scale: picture by picture, and as a GPU does it."""
+    """A step reads what earlier ones kept, and the input's scale: picture by picture, and as a GPU does it."""
     loop = _Loop(denoiser, OTHER_WAYS[kind](), Conditions(LABELS, PICTURES, Guidance(3.0, null_condition=2)))
     x, *earlier = (torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(i)) for i in range(5))
     given = {} if loop.schedule.keeps_output is None else {"earlier": tuple(earlier)}

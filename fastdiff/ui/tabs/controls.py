@@ -12,6 +12,7 @@ from gradio.components import Component
 
 from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.requests.defaults import SCHEDULER, SEED
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
@@ -149,7 +150,7 @@ class Sampling(Controls):
         sampling = cls(
             steps=gr.Slider(1, step=1, label="Steps", info="More are slower and finer", **properties["steps"]),
             scheduler=gr.Radio(
-                [("DDIM", "ddim"), ("DDPM", "ddpm")],
+                [(name.upper(), name) for name in SCHEDULERS],
                 label="Scheduler",
                 info="How noise is removed",
                 **properties["scheduler"],
