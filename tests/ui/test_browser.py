@@ -250,6 +250,7 @@ def test_a_dropped_png_restores_its_settings(page, server, models, tmp_path):
     values = {label: number(page, label).input_value() for label in ("Steps", "Guidance", "Width", "Height")}
     assert values == {"Steps": "3", "Guidance": "1.5", "Width": "72", "Height": "64"}
     assert page.get_by_role("radio", name="DDPM").locator("visible=true").is_checked()
+    assert page.get_by_role("radio", name="DPM++2M-KARRAS").locator("visible=true").count() == 1
     page.get_by_role("button", name="Generate").click()
     wait_for_status(page, "Drew 1 picture")
 

@@ -4,7 +4,6 @@ import gradio as gr
 import pytest
 
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.tabs.controls import Sampling, Size, Subject, _choices, can_guide
 
@@ -147,10 +146,3 @@ def test_only_sizes_that_the_model_can_draw(card):
 
 def test_a_model_without_a_size_gets_one(card):
     assert Size.properties(card(sample_size=None), Limits())["width"]["value"] == 64
-
-
-def test_every_scheduler_can_be_chosen(models):
-    card = models.cards()[0]
-    with gr.Blocks():
-        sampling = Sampling.build(models, card, Limits())
-    assert [value for _, value in sampling.scheduler.choices] == list(SCHEDULERS)
