@@ -159,6 +159,35 @@ def products_obstacle(x: Tensor) -> str | None:
     return f"{tuple(x.shape)} of {x.dtype} has no kernel" if x.dtype not in DTYPES or x.numel() == 0 else None
 
 
+@dataclass(frozen=True, eq=False)
+class GatedCall(Call[Tensor]):
+    """Two linear layers of the same tokens as one product, multiplied: what `swiglu` and `geglu` share."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+    def check(self) -> None:
+        LinearCall(self.x, self.weight, self.bias)  # both layers as one
+        if self.weight.shape[0] % 2:
+            raise ValueError(f"weight: expected (2 C_out, C_in), got {tuple(self.weight.shape)}")
+
+    def products(self) -> tuple[Tensor, ...]:
+        """Return what torch makes of the two layers, (N, L, C_out) each."""
+        return F.linear(self.x, self.weight, self.bias).chunk(2, dim=-1)
+
+    def obstacle(self) -> str | None:
+        return products_obstacle(self.x)
+
+    def launch(self, **activations: str) -> Tensor:
+        """Launch the kernel with an activation of the first product, or of the second."""
+        return launch_products(self.x, self.weight.unflatten(0, (2, -1)), self.bias, **activations)  # type: ignore[arg-type]
+
+
 class TokenTile(NamedTuple):
     """The piece of the output that one program makes at a time, and how."""
 

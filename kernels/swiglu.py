@@ -2,16 +2,15 @@
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastdiff.kernels.host.dispatch import Call, Operation
-from fastdiff.kernels.linear import LinearCall, launch_products, products_obstacle
+from fastdiff.kernels.host.dispatch import Operation
+from fastdiff.kernels.linear import GatedCall
 
 
 @dataclass(frozen=True, eq=False)
-class SwigluCall(Call[Tensor]):
+class SwigluCall(GatedCall):
     """silu(x W1^T + b1) * (x W2^T + b2), Shazeer 2020 (arXiv 2002.05202).
 
     Args:
@@ -22,28 +21,12 @@ class SwigluCall(Call[Tensor]):
     Returns: (N, L, C_out), contiguous, the dtype of x. Raises ValueError naming the argument that does not fit.
     """
 
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None = None
-
-    @property
-    def device(self) -> torch.device:
-        return self.x.device
-
-    def check(self) -> None:
-        LinearCall(self.x, self.weight, self.bias)  # both layers as one
-        if self.weight.shape[0] % 2:
-            raise ValueError(f"weight: expected (2 C_out, C_in), got {tuple(self.weight.shape)}")
-
     def reference(self) -> Tensor:
-        first, second = F.linear(self.x, self.weight, self.bias).chunk(2, dim=-1)
+        first, second = self.products()
         return F.silu(first) * second
 
-    def obstacle(self) -> str | None:
-        return products_obstacle(self.x)
-
     def kernel(self) -> Tensor:
-        return launch_products(self.x, self.weight.unflatten(0, (2, -1)), self.bias, activation="silu")
+        return self.launch(activation="silu")
 
 
 swiglu = Operation("swiglu", SwigluCall)
