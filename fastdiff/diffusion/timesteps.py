@@ -1,6 +1,7 @@
 """Timesteps of a run, and the timestep that each step goes to."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +18,7 @@ def spaced_timesteps(config: DiffusionConfig, num_inference_steps: int) -> Tenso
 
     Raises InputError for a number of steps that the training does not have, and an offset that leaves it.
     """
-    total = config.num_train_timesteps
-    steps = as_int(num_inference_steps)
-    if steps is None:
-        raise InputError(f"num_inference_steps is {shown(num_inference_steps)}; it is a whole number")
-    if not 1 <= steps <= total:
-        raise InputError(f"num_inference_steps is {shown(steps)}; it is from 1 to the {total} steps of the training")
+    steps, total = checked_steps(config, num_inference_steps), config.num_train_timesteps
     timesteps: np.ndarray
     if config.timestep_spacing == "linspace":
         timesteps = np.linspace(0, total - 1, steps).round()[::-1]
@@ -31,12 +27,28 @@ def spaced_timesteps(config: DiffusionConfig, num_inference_steps: int) -> Tenso
         timesteps = np.round(np.arange(total, 0, -total / steps))[:steps] - 1
     else:
         timesteps = np.arange(steps)[::-1] * (total // steps) + config.steps_offset
-    if not (timesteps[0] < total and timesteps[-1] >= 0):
+    return torch.from_numpy(check_within(config, timesteps).astype(np.int64))
+
+
+def checked_steps(config: DiffusionConfig, num_inference_steps: Any) -> int:
+    """Return a number of steps that the training has. Raises InputError for another."""
+    steps, total = as_int(num_inference_steps), config.num_train_timesteps
+    if steps is None:
+        raise InputError(f"num_inference_steps is {shown(num_inference_steps)}; it is a whole number")
+    if not 1 <= steps <= total:
+        raise InputError(f"num_inference_steps is {shown(steps)}; it is from 1 to the {total} steps of the training")
+    return steps
+
+
+def check_within(config: DiffusionConfig, timesteps: np.ndarray) -> np.ndarray:
+    """Return `timesteps`. Raises InputError where an offset moves them out of the training."""
+    last = config.num_train_timesteps - 1
+    if timesteps.max() > last or timesteps.min() < 0:
         raise InputError(
-            f"steps_offset {config.steps_offset} moves {steps} steps to timesteps {timesteps[-1]} to {timesteps[0]}, "
-            f"outside the training's 0 to {total - 1}; use fewer steps or timestep_spacing trailing"
+            f"steps_offset {config.steps_offset} moves {len(timesteps)} steps to timesteps {timesteps.min():g} to "
+            f"{timesteps.max():g}, outside the training's 0 to {last}; use fewer steps or timestep_spacing trailing"
         )
-    return torch.from_numpy(timesteps.astype(np.int64))
+    return timesteps
 
 
 def custom_timesteps(config: DiffusionConfig, timesteps: Sequence[int]) -> Tensor:

@@ -17,16 +17,16 @@ from torch import Tensor
 
 from fastdiff.diffusion.configs import DPMSolverConfig
 from fastdiff.diffusion.samplers.sigmas import (
-    check_within,
-    checked_steps,
     sigma_alpha_bar,
     sigmas_at,
+    solver_timesteps,
     spaced_sigmas,
     timesteps_of,
     training_sigmas,
     with_final,
 )
 from fastdiff.diffusion.schedule import Schedule, stack_sigma_columns, step_options
+from fastdiff.diffusion.timesteps import checked_steps
 from fastdiff.errors import InputError
 
 FEW_STEPS = 15  # in which lower_order_final lowers the order
@@ -34,25 +34,14 @@ FEW_STEPS = 15  # in which lower_order_final lowers the order
 
 def dpm_sigmas(config: DPMSolverConfig, alpha_bar: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """Return the timesteps (steps,) int64 and sigmas (steps + 1,) float32 of a run."""
-    return _finish(config, alpha_bar, check_within(config, _spaced_timesteps(config, alpha_bar, steps)), steps)
+    log_snr = torch.log(torch.sqrt(alpha_bar)) - torch.log(torch.sqrt(1 - alpha_bar))
+    clipped = int(torch.searchsorted(log_snr.flip(0), config.lambda_min_clipped))
+    return _finish(config, alpha_bar, solver_timesteps(config, steps, config.num_train_timesteps - clipped), steps)
 
 
 def dpm_sigmas_at(config: DPMSolverConfig, alpha_bar: Tensor, timesteps: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return `dpm_sigmas` of a run over custom timesteps."""
     return _finish(config, alpha_bar, np.array(timesteps).astype(np.int64), len(timesteps))
-
-
-def _spaced_timesteps(config: DPMSolverConfig, alpha_bar: Tensor, steps: int) -> np.ndarray:
-    """One timestep more than there are steps, without the last."""
-    total = config.num_train_timesteps
-    log_snr = torch.log(torch.sqrt(alpha_bar)) - torch.log(torch.sqrt(1 - alpha_bar))
-    last = total - int(torch.searchsorted(log_snr.flip(0), config.lambda_min_clipped))
-    if config.timestep_spacing == "linspace":
-        return np.linspace(0, last - 1, steps + 1).round()[::-1][:-1].astype(np.int64)
-    if config.timestep_spacing == "leading":
-        ratio = last // (steps + 1)
-        return (np.arange(0, steps + 1) * ratio).round()[::-1][:-1].astype(np.int64) + config.steps_offset
-    return np.arange(last, 0, -total / steps).round().astype(np.int64) - 1
 
 
 def _finish(config: DPMSolverConfig, alpha_bar: Tensor, timesteps: np.ndarray, steps: int) -> tuple[Tensor, Tensor]:

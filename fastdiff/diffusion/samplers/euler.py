@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fastdiff.diffusion.configs import EulerAncestralConfig, EulerConfig, SigmaConfig
 from fastdiff.diffusion.samplers.sigmas import (
-    checked_steps,
     float_timesteps,
     sigma_alpha_bar,
     sigmas_at,
@@ -23,6 +22,7 @@ from fastdiff.diffusion.samplers.sigmas import (
     with_final,
 )
 from fastdiff.diffusion.schedule import Schedule, stack_sigma_columns, step_options
+from fastdiff.diffusion.timesteps import checked_steps
 
 
 def initial_sigma(config: SigmaConfig, sigmas: Tensor) -> Tensor:

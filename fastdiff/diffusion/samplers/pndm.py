@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fastdiff.diffusion.betas import make_alpha_bar, make_betas
 from fastdiff.diffusion.configs import PNDMConfig
-from fastdiff.diffusion.samplers.sigmas import check_within, checked_steps
 from fastdiff.diffusion.schedule import Schedule, stack_columns, step_options
+from fastdiff.diffusion.timesteps import check_within, checked_steps
 
 # Of the output and of h1, h2 and h3, by how many steps were taken; the second call is apart
 MEANS = ((1.0, 0.0, 0.0, 0.0), (3 / 2, -1 / 2, 0.0, 0.0), (23 / 12, -16 / 12, 5 / 12, 0.0))

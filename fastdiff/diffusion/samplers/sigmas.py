@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastdiff.arguments import as_int, shown
 from fastdiff.diffusion.betas import make_alpha_bar, make_betas
 from fastdiff.diffusion.configs import DiffusionConfig
-from fastdiff.errors import InputError
+from fastdiff.diffusion.timesteps import check_within
 
 RHO = 7.0  # Karras et al. 2022, appendix D.1
 
@@ -33,16 +32,6 @@ def training_sigmas(alpha_bar: Tensor) -> Tensor:
     return ((1 - alpha_bar) / alpha_bar) ** 0.5
 
 
-def checked_steps(config: DiffusionConfig, num_inference_steps: Any) -> int:
-    """Return a number of steps that the training has. Raises InputError for another."""
-    steps, total = as_int(num_inference_steps), config.num_train_timesteps
-    if steps is None:
-        raise InputError(f"num_inference_steps is {shown(num_inference_steps)}; it is a whole number")
-    if not 1 <= steps <= total:
-        raise InputError(f"num_inference_steps is {shown(steps)}; it is from 1 to the {total} steps of the training")
-    return steps
-
-
 def float_timesteps(config: DiffusionConfig, steps: int) -> Array:
     """Return the timesteps of Euler's family, descending: (steps,) float32, fractions among them."""
     total = config.num_train_timesteps
@@ -55,15 +44,19 @@ def float_timesteps(config: DiffusionConfig, steps: int) -> Array:
     return check_within(config, timesteps)
 
 
-def check_within(config: DiffusionConfig, timesteps: Array) -> Array:
-    """Return `timesteps`. Raises InputError where an offset moves them out of the training."""
-    last = config.num_train_timesteps - 1
-    if timesteps.max() > last or timesteps.min() < 0:
-        raise InputError(
-            f"steps_offset {config.steps_offset} moves {len(timesteps)} steps to timesteps {timesteps.min():g} to "
-            f"{timesteps.max():g}, outside the training's 0 to {last}; use fewer steps or timestep_spacing trailing"
-        )
-    return timesteps
+def solver_timesteps(config: DiffusionConfig, steps: int, total: int) -> Array:
+    """Return the timesteps of the solvers of several steps, descending: (steps,) int64, of `total` of the training.
+
+    They are one more, spaced over all, without the last.
+    """
+    if config.timestep_spacing == "linspace":
+        timesteps = np.linspace(0, total - 1, steps + 1).round()[::-1][:-1].astype(np.int64)
+    elif config.timestep_spacing == "leading":
+        ratio = total // (steps + 1)
+        timesteps = (np.arange(0, steps + 1) * ratio).round()[::-1][:-1].astype(np.int64) + config.steps_offset
+    else:
+        timesteps = np.arange(total, 0, -config.num_train_timesteps / steps).round().astype(np.int64) - 1
+    return check_within(config, timesteps)
 
 
 def sigmas_at(timesteps: Array, sigmas: Array) -> Array:

@@ -18,16 +18,16 @@ from torch import Tensor
 from fastdiff.diffusion.configs import UniPCConfig
 from fastdiff.diffusion.samplers.dpm_solver import variance_preserving, vp_x0_columns
 from fastdiff.diffusion.samplers.sigmas import (
-    check_within,
-    checked_steps,
     sigma_alpha_bar,
     sigmas_at,
+    solver_timesteps,
     spaced_sigmas,
     timesteps_of,
     training_sigmas,
     with_final,
 )
 from fastdiff.diffusion.schedule import Schedule, stack_sigma_columns, step_options
+from fastdiff.diffusion.timesteps import checked_steps
 from fastdiff.errors import InputError
 
 EARLIER_OUTPUTS = ("h1", "h2", "h3")
@@ -35,7 +35,7 @@ EARLIER_OUTPUTS = ("h1", "h2", "h3")
 
 def unipc_sigmas(config: UniPCConfig, alpha_bar: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """Return the timesteps (steps,) int64 and sigmas (steps + 1,) float32 of a run."""
-    timesteps = check_within(config, _spaced_timesteps(config, steps))
+    timesteps = solver_timesteps(config, steps, config.num_train_timesteps)
     trained = training_sigmas(alpha_bar).numpy()
     spacing = config.sigma_spacing
     if spacing is None:
@@ -46,17 +46,6 @@ def unipc_sigmas(config: UniPCConfig, alpha_bar: Tensor, steps: int) -> tuple[Te
     times = times.round() if spacing == "karras" else times
     final = levels[-1] if config.final_sigmas_type == "sigma_min" else 0.0
     return torch.from_numpy(times.astype(np.int64)), torch.from_numpy(np.append(levels, final).astype(np.float32))
-
-
-def _spaced_timesteps(config: UniPCConfig, steps: int) -> np.ndarray:
-    """One timestep more than there are steps, without the last."""
-    total = config.num_train_timesteps
-    if config.timestep_spacing == "linspace":
-        return np.linspace(0, total - 1, steps + 1).round()[::-1][:-1].astype(np.int64)
-    if config.timestep_spacing == "leading":
-        ratio = total // (steps + 1)
-        return (np.arange(0, steps + 1) * ratio).round()[::-1][:-1].astype(np.int64) + config.steps_offset
-    return np.arange(total, 0, -total / steps).round().astype(np.int64) - 1
 
 
 def unipc_rows(config: UniPCConfig, sigmas: Tensor, begin: int = 0) -> Tensor:

@@ -8,11 +8,10 @@ from torch import Generator, Tensor
 from fastdiff.diffusion.configs import DPMSolverConfig
 from fastdiff.diffusion.noise import randn_tensor
 from fastdiff.diffusion.samplers.dpm_solver import dpm_rows, dpm_schedule, dpm_sigmas, dpm_sigmas_at
-from fastdiff.diffusion.samplers.sigmas import checked_steps
 from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.schedulers.base import SchedulerOutput
 from fastdiff.diffusion.schedulers.sigma import VariancePreservingScheduler
-from fastdiff.diffusion.timesteps import custom_timesteps
+from fastdiff.diffusion.timesteps import checked_steps, custom_timesteps
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, beside, tensor
 

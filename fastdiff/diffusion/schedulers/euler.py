@@ -20,10 +20,10 @@ from fastdiff.diffusion.samplers.euler import (
     euler_sigmas_at,
     initial_sigma,
 )
-from fastdiff.diffusion.samplers.sigmas import checked_steps
 from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.schedulers.base import SchedulerOutput
 from fastdiff.diffusion.schedulers.sigma import SigmaScheduler
+from fastdiff.diffusion.timesteps import checked_steps
 from fastdiff.errors import InputError
 from fastdiff.schema import checked
 

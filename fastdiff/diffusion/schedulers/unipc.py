@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from fastdiff.diffusion.configs import UniPCConfig
-from fastdiff.diffusion.samplers.sigmas import checked_steps
 from fastdiff.diffusion.samplers.unipc import unipc_rows, unipc_schedule, unipc_sigmas
 from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.schedulers.base import SchedulerOutput
 from fastdiff.diffusion.schedulers.sigma import VariancePreservingScheduler
+from fastdiff.diffusion.timesteps import checked_steps
 
 
 class UniPCMultistepScheduler(VariancePreservingScheduler):
