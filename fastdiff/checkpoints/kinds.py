@@ -38,6 +38,12 @@ FrequencyShift = Annotated[float, Interval(ge=-MAX_CHANNELS, le=MAX_CHANNELS)]
 TrainSteps = Annotated[int, Interval(ge=1, le=MAX_TRAIN_STEPS)]
 Activation = Annotated[Literal["silu", "swish", "mish", "gelu", "relu"], BeforeValidator(_in_small_letters)]
 
+
+def canonical(activation: str) -> str:
+    """Return the one name of an Activation that has two."""
+    return "silu" if activation == "swish" else activation
+
+
 # Of pictures and trajectories
 Horizon = Annotated[int, Interval(ge=1, le=2**16)]
 Label = Annotated[int, Interval(ge=0, le=MAX_LABELS)]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from annotated_types import Len
 
-from fastdiff.checkpoints.configs.model import ModelConfig, Place
+from fastdiff.checkpoints.configs.model import ModelConfig, Place, check_block_types
 from fastdiff.checkpoints.kinds import (
     MAX_CHANNELS,
     Activation,
@@ -15,6 +15,7 @@ from fastdiff.checkpoints.kinds import (
     Side,
     StageLayers,
     Widths,
+    canonical,
 )
 from fastdiff.errors import InputError
 
@@ -49,16 +50,14 @@ class AutoencoderKLConfig(ModelConfig):
             ("down_block_types", self.down_kinds, ("DownEncoderBlock2D", "AttnDownEncoderBlock2D")),
             ("up_block_types", self.up_kinds, ("UpDecoderBlock2D", "AttnUpDecoderBlock2D")),
         ):
-            unknown = [kind for kind in kinds if kind not in known]
-            if unknown:
-                raise InputError(f"{name}: block type {unknown[0]!r} is not supported; choose from {', '.join(known)}")
+            check_block_types(name, kinds, known)
         if not len(self.block_out_channels) == len(self.down_kinds) == len(self.up_kinds):
             raise InputError("block_out_channels, down_block_types and up_block_types must be of one length")
 
     @property
     def activation(self) -> str:
         """The canonical name of `act_fn`."""
-        return "silu" if self.act_fn == "swish" else self.act_fn
+        return canonical(self.act_fn)
 
     @property
     def down_kinds(self) -> tuple[str, ...]:

@@ -1,7 +1,9 @@
 """ModelConfig: the base of the config of each model, and where its options show in the weights."""
 
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
+from fastdiff.errors import InputError
 from fastdiff.schema import Schema
 
 Library = Literal["diffusers", "transformers"]  # that a model is a class of, which names its weight files
@@ -13,6 +15,13 @@ class Place(NamedTuple):
     key: str
     dimension: int | None  # None: the modules below `key` are counted
     size: int  # that the option asks for
+
+
+def check_block_types(option: str, kinds: Iterable[str], known: Sequence[str]) -> None:
+    """InputError naming an option of block types that holds one which is not known."""
+    unknown = [kind for kind in kinds if kind not in known]
+    if unknown:
+        raise InputError(f"{option}: block type {unknown[0]!r} is not supported; choose from {', '.join(known)}")
 
 
 class ModelConfig(Schema):

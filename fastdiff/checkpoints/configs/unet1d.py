@@ -21,6 +21,7 @@ from fastdiff.checkpoints.kinds import (
     FrequencyShift,
     Horizon,
     Widths,
+    canonical,
 )
 from fastdiff.errors import InputError
 
@@ -90,7 +91,7 @@ class UNet1DConfig(DenoiserConfig):
     def activation(self) -> str:
         """The canonical name of `act_fn`."""
         assert self.act_fn is not None  # the check's
-        return "silu" if self.act_fn == "swish" else self.act_fn
+        return canonical(self.act_fn)
 
     @property
     def num_class_embeds(self) -> None:

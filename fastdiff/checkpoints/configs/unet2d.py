@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from annotated_types import Interval
 
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
-from fastdiff.checkpoints.configs.model import Place
+from fastdiff.checkpoints.configs.model import Place, check_block_types
 from fastdiff.checkpoints.kinds import (
     MAX_LABELS,
     Activation,
@@ -19,6 +19,7 @@ from fastdiff.checkpoints.kinds import (
     StageLayers,
     TrainSteps,
     Widths,
+    canonical,
 )
 from fastdiff.errors import InputError
 
@@ -64,9 +65,7 @@ class UNet2DConfig(DenoiserConfig):
             ("down_block_types", self.down_kinds, _DOWN_BLOCKS),
             ("up_block_types", self.up_kinds, _UP_BLOCKS),
         ):
-            unknown = [kind for kind in kinds if kind not in known]
-            if unknown:
-                raise InputError(f"{name}: block type {unknown[0]!r} is not supported; choose from {', '.join(known)}")
+            check_block_types(name, kinds, known)
         if not len(self.block_out_channels) == len(self.down_kinds) == len(self.up_kinds):
             raise InputError("block_out_channels, down_block_types and up_block_types must be of one length")
         self._check_time()
@@ -75,7 +74,7 @@ class UNet2DConfig(DenoiserConfig):
     @property
     def activation(self) -> str:
         """The canonical name of `act_fn`."""
-        return "silu" if self.act_fn == "swish" else self.act_fn
+        return canonical(self.act_fn)
 
     @property
     def down_kinds(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from annotated_types import Interval, Len
 
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
-from fastdiff.checkpoints.configs.model import Place
+from fastdiff.checkpoints.configs.model import Place, check_block_types
 from fastdiff.checkpoints.kinds import (
     MAX_LABELS,
     MAX_LEVELS,
@@ -21,6 +21,7 @@ from fastdiff.checkpoints.kinds import (
     Side,
     StageLayers,
     Widths,
+    canonical,
 )
 from fastdiff.errors import InputError
 
@@ -119,7 +120,7 @@ class UNet2DConditionConfig(DenoiserConfig):
     @property
     def activation(self) -> str:
         """The canonical name of `act_fn`."""
-        return _canonical(self.act_fn)
+        return canonical(self.act_fn)
 
     @property
     def temb_channels(self) -> int:
@@ -315,9 +316,7 @@ class UNet2DConditionConfig(DenoiserConfig):
             ("down_block_types", self.down_block_types, ("CrossAttnDownBlock2D", "DownBlock2D")),
             ("up_block_types", self.up_block_types, ("CrossAttnUpBlock2D", "UpBlock2D")),
         ):
-            unknown = [kind for kind in kinds if kind not in known]
-            if unknown:
-                raise InputError(f"{name}: block type {unknown[0]!r} is not supported; choose from {', '.join(known)}")
+            check_block_types(name, kinds, known)
         levels = len(self.block_out_channels)
         for name in (
             "down_block_types",
@@ -378,10 +377,6 @@ class UNet2DConditionConfig(DenoiserConfig):
         widths += [self.addition_time_embed_dim or 0] if self._has_time_ids else []
         if any(width // 2 == self.freq_shift for width in widths):
             raise InputError(f"freq_shift: {self.freq_shift} leaves no frequencies; give 0 or 1")
-
-
-def _canonical(activation: str) -> str:
-    return "silu" if activation == "swish" else activation
 
 
 def _is_cross(kind: str) -> bool:
