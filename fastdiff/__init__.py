@@ -23,7 +23,7 @@ _EXPORTS = {
     "InputError": "fastdiff.errors",
     "NonFiniteError": "fastdiff.errors",
     "PNDMScheduler": "fastdiff.diffusion.schedulers",
-    "Pipeline": "fastdiff.pipeline",
+    "Pipeline": "fastdiff.pipelines",
     "UniPCMultistepScheduler": "fastdiff.diffusion.schedulers",
     "UNet1DModel": "fastdiff.models.unet1d",
     "UNet2DConditionModel": "fastdiff.models.unet2d_condition",

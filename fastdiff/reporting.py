@@ -21,7 +21,7 @@ from fastdiff.execution.devices import device_name, dtype_name
 from fastdiff.kernels.host.recording import TORCH, Recorder, record, shape_text
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
-from fastdiff.pipeline import Pipeline
+from fastdiff.pipelines import Pipeline
 from fastdiff.requests.request import Pictures
 from fastdiff.schema import checked
 

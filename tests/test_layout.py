@@ -26,7 +26,7 @@ FLOORS = (
     ("cli",),
     ("ui",),
     ("runs",),
-    ("pipeline", "acceleration", "reporting"),
+    ("pipelines", "acceleration", "reporting"),
     ("results",),
     ("diffusion",),
     ("models",),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-    from fastdiff.pipeline import Pipeline
+    from fastdiff.pipelines import Pipeline
     from fastdiff.reporting import Report
     from fastdiff.results import Step
 
@@ -96,7 +96,7 @@ def find_model(request: Request) -> ModelCard:
 
 def load_pipeline(card: ModelCard, request: Request, device: str) -> "Pipeline":
     """The pipeline of a completed request, with the scheduler it asks for. Raises as Pipeline.from_card."""
-    from fastdiff.pipeline import Pipeline
+    from fastdiff.pipelines import Pipeline
 
     return Pipeline.from_card(
         card, device=device, dtype=request.dtype, scheduler=request.scheduler, variant=request.variant

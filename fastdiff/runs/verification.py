@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from fastdiff.models.autoencoder import AutoencoderKL
     from fastdiff.models.denoiser import Denoiser
-    from fastdiff.pipeline import Pipeline
+    from fastdiff.pipelines import Pipeline
 
 FORWARD_TOLERANCE = 1e-4  # of one call of the denoiser
 FINAL_TOLERANCE = 1e-3  # of the picture after the steps, in [-1, 1], or of the trajectory

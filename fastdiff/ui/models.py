@@ -12,7 +12,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.diffusion.schedulers import scheduler_from_config
 from fastdiff.errors import DeviceLostError, InputError, in_one_line
 from fastdiff.execution.devices import resolve_device
-from fastdiff.pipeline import Pipeline
+from fastdiff.pipelines import Pipeline
 from fastdiff.requests.defaults import (
     DEVICE,
     PAGE,

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from fastdiff import cli
 from fastdiff.errors import InputError
-from fastdiff.pipeline import Pipeline
+from fastdiff.pipelines import Pipeline
 from tests.fuzz import __main__ as long_run
 from tests.fuzz import cases, doors, watch, workers
 from tests.fuzz.cases import Case

@@ -9,7 +9,7 @@ from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.cli import sample
 from fastdiff.cli.arguments import Parser
-from fastdiff.pipeline import Pipeline
+from fastdiff.pipelines import Pipeline
 from fastdiff.requests.completion import complete
 from fastdiff.requests.defaults import COMMAND, LIBRARY, PAGE, PAGE_ON_CPU, SamplingOptions
 from fastdiff.requests.request import Request

@@ -10,7 +10,7 @@ import torch
 
 from fastdiff.diffusion.loop import _Loop
 from fastdiff.errors import DeviceLostError, InputError
-from fastdiff.pipeline import Pipeline
+from fastdiff.pipelines import Pipeline
 from fastdiff.requests.completion import Cell
 from fastdiff.requests.defaults import COMMAND, LIBRARY, PAGE
 from fastdiff.requests.request import Request

@@ -10,7 +10,7 @@ from gradio_client.exceptions import AppError
 from PIL import Image
 
 from fastdiff.models.unet2d import UNet2DModel
-from fastdiff.pipeline import Pipeline
+from fastdiff.pipelines import Pipeline
 from fastdiff.requests import png
 
 

@@ -8,7 +8,7 @@ from PIL import Image
 from fastdiff.diffusion.loop import _Loop
 from fastdiff.errors import DeviceLostError, NonFiniteError
 from fastdiff.models.unet2d import UNet2DModel
-from fastdiff.pipeline import Pipeline
+from fastdiff.pipelines import Pipeline
 from fastdiff.requests import png
 from fastdiff.ui.drawn import draw
 from fastdiff.ui.limits import Limits

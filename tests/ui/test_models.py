@@ -10,7 +10,7 @@ import pytest
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import DeviceLostError, InputError
-from fastdiff.pipeline import Pipeline
+from fastdiff.pipelines import Pipeline
 from fastdiff.ui.models import MAX_LOADED, Models
 
 BUNDLED = list(hub.bundled_models())

@@ -4,7 +4,7 @@ import pytest
 
 from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.errors import InputError
-from fastdiff.pipeline import Pipeline
+from fastdiff.pipelines import Pipeline
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.options import Options, prepare
 
