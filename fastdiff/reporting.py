@@ -21,7 +21,7 @@ from fastdiff.execution.devices import device_name, dtype_name
 from fastdiff.kernels.host.recording import TORCH, Recorder, record, shape_text
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
-from fastdiff.pipelines import Pipeline
+from fastdiff.pipelines import BasePipeline
 from fastdiff.requests.request import Pictures
 from fastdiff.schema import checked
 
@@ -110,7 +110,7 @@ class Report:
 
 
 def report(
-    model: Pipeline | Denoiser,
+    model: BasePipeline | Denoiser,
     *,
     batch_size: int = 1,
     height: int | None = None,
@@ -133,7 +133,7 @@ def report(
     if isinstance(model, Denoiser):
         recorded, x = _prediction(model, batch_size, height, width, **options)
     else:
-        instance("model", model, Pipeline, f"a Pipeline, {' or '.join(DENOISERS)}")
+        instance("model", model, BasePipeline, f"a Pipeline, {' or '.join(DENOISERS)}")
         recorded, x = _denoising_step(model, batch_size, height, width, **options)
     what = f"{type(model).__name__}, {shape_text(x)}, {dtype_name(model.dtype)}, {device_name(model.device)}"
     return Report(what, _rows(recorded), len(recorded.variants) or None)
@@ -154,7 +154,7 @@ def _rows(recorded: Recorder) -> tuple[Row, ...]:
 
 
 def _denoising_step(
-    pipe: Pipeline, batch_size: int, height: int | None, width: int | None, **options: Any
+    pipe: BasePipeline, batch_size: int, height: int | None, width: int | None, **options: Any
 ) -> tuple[Recorder, Tensor]:
     size: dict[str, Any] = {"batch_size": batch_size, "height": height, "width": width}
     steps = pipe.stream(**{"num_inference_steps": min(3, len(pipe.scheduler))} | size | options)

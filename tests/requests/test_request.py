@@ -120,7 +120,8 @@ def test_a_rule_names_the_value_and_the_remedy(values, message):
 
 def record_of(request: Request, **own) -> dict:
     versions = {"fastdiff": "0.1.0"}
-    return request.as_record() | {"width": 1, "height": 1, "versions": versions, "seed": 0, "label": None} | own
+    size = {"width": request.width or 64, "height": request.height or 64}
+    return request.as_record() | size | {"versions": versions, "seed": 0, "label": None} | own
 
 
 def write_png(folder, record: dict) -> str:
