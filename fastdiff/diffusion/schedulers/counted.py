@@ -25,6 +25,7 @@ class CountedScheduler(Scheduler):
     scales_input = False  # whether the model sees x_t / sqrt(sigma^2 + 1)
     multistep = False  # whether a step reads what earlier ones kept
     returns_x0 = True  # beside x_{t-1}
+    rounds_to_output = True  # whether x_{t-1} has the model output's dtype, else the wider of its and the sample's
 
     def _build(self, mapping: Mapping[str, Any]) -> None:
         super()._build(mapping)
@@ -116,7 +117,9 @@ class CountedScheduler(Scheduler):
         if self._earlier is not None:
             self._earlier = keep(self._earlier, kept, self._keeps(index, self._begun))
         self._step_index = index + 1
-        result = SchedulerOutput(x_prev.to(model_output.dtype), x0)
+        dtype = model_output.dtype
+        dtype = dtype if self.rounds_to_output else torch.promote_types(dtype, sample.dtype)
+        result = SchedulerOutput(x_prev.to(dtype), x0)
         return result if return_dict else tuple(result[: 2 if self.returns_x0 else 1])
 
     def _earlier_of(self, sample: Tensor) -> tuple[Tensor, ...] | None:

@@ -22,6 +22,7 @@ class HeunDiscreteScheduler(ScaledScheduler, NoiselessScheduler):
     order = 2
     config_class = HeunConfig
     multistep = True
+    rounds_to_output = False
     _options: HeunConfig
 
     def set_timesteps(

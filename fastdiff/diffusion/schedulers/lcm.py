@@ -28,6 +28,7 @@ class LCMScheduler(CountedScheduler):
     """Latent consistency models (Luo et al. 2023), called as diffusers' LCMScheduler. Its options: LCMConfig."""
 
     config_class = LCMConfig
+    rounds_to_output = False
     _options: LCMConfig
 
     def set_timesteps(
@@ -58,6 +59,7 @@ class LCMScheduler(CountedScheduler):
                 raise InputError(f"strength {strength:g} leaves none of {steps} timesteps; give more of either")
         self._begin_run(chosen, device)
         self.num_inference_steps = steps
+        self._scalings = torch.stack(boundary_scalings(self._options, chosen), dim=1).tolist()
 
     def _make_schedule(self, num_inference_steps: int) -> Schedule:
         return lcm_schedule(self._options, num_inference_steps)
@@ -83,10 +85,11 @@ class LCMScheduler(CountedScheduler):
         Raises InputError naming a timestep that is not of the run, or a tensor of a wrong kind, shape or dtype.
         """
         index = self._checked_index(timestep, sample, generator, return_dict, model_output)
+        dtype = torch.promote_types(model_output.dtype, sample.dtype)
         noise = None
         if index != self._last:
-            noise = randn_tensor(model_output.shape, generator, sample.device, model_output.dtype)
+            noise = randn_tensor(model_output.shape, generator, sample.device, dtype)
         x_prev, x0 = self._take(model_output, sample, noise, return_dict=False)
-        c_skip, c_out = (share.item() for share in boundary_scalings(self._options, self.timesteps[index]))
-        result = LCMSchedulerOutput(x_prev, (c_out * x0 + c_skip * sample).to(model_output.dtype))
+        c_skip, c_out = self._scalings[index]
+        result = LCMSchedulerOutput(x_prev, (c_out * x0 + c_skip * sample).to(dtype))
         return result if return_dict else tuple(result)

@@ -18,6 +18,7 @@ class LMSDiscreteScheduler(ScaledScheduler):
 
     config_class = LMSConfig
     multistep = True
+    rounds_to_output = False
     _options: LMSConfig
 
     def set_timesteps(self, num_inference_steps: int, device: torch.device | str | None = None) -> None:

@@ -127,6 +127,23 @@ def test_lcm_says_the_denoised_picture(dtype):
         assert (found - theirs).abs().max() <= tolerance * theirs.abs().max()
 
 
+@pytest.mark.parametrize("kind", ["LMSDiscreteScheduler", "HeunDiscreteScheduler", "LCMScheduler"])
+@pytest.mark.parametrize("dtypes", [(torch.float16, torch.float32), (torch.float32, torch.float16)], ids=str)
+def test_a_half_beside_a_float_is_a_float(kind, dtypes):
+    """Steps of these classes keep the wider of the two dtypes, and draw their noise in it."""
+    theirs, ours = pair(kind, STABLE_DIFFUSION)
+    sample, output = (randn(2, 3, 8, 8, seed=i).to(dtype) for i, dtype in enumerate(dtypes))
+    steps = []
+    for scheduler in (theirs, ours):
+        scheduler.set_timesteps(5)
+        scheduler.scale_model_input(sample, scheduler.timesteps[0])
+        taken = {"generator": torch.Generator().manual_seed(3)} if kind == "LCMScheduler" else {}
+        steps.append(scheduler.step(output, scheduler.timesteps[0], sample, **taken).prev_sample)
+    expected, actual = steps
+    assert actual.dtype == expected.dtype == torch.float32
+    assert (actual - expected).abs().max() <= 2e-3 * expected.abs().max()
+
+
 def test_beta_sigmas_without_scipy_name_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.stats", None)
     with pytest.raises(InputError, match="use_beta_sigmas needs scipy, which is not installed; pip install scipy"):
