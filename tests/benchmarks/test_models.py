@@ -196,7 +196,7 @@ def test_the_class_of_a_kernel(load, kernel, expected):
 def test_an_autoencoder(harness, load, monkeypatch, half):
     bench = load("bench_autoencoder")
     levels = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
-    monkeypatch.setattr(bench, "VAE", levels | {"block_out_channels": (8, 16), "norm_num_groups": 4})
+    monkeypatch.setattr(bench, "SDXL_VAE", levels | {"block_out_channels": (8, 16), "norm_num_groups": 4})
     monkeypatch.setattr(bench.torch, "compile", lambda function, mode: function)
     bench.WORKLOADS["tiny"] = (half, 2, 16, "bf16")
     row = bench.row("tiny")
