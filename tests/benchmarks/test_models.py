@@ -46,7 +46,9 @@ def test_models_of_a_text(harness, load, config):
     bench = load("bench_models")
     bench.WORKLOADS["tiny"] = (config, 2, None)
     row = bench.row("tiny", 1.0)
-    assert row["max_abs_err"] < 2e-5 and row["fastdiff_ms"] > 0
+    assert row["max_abs_err"] < 2e-5 and row["fastdiff_ms"] > 0 and row["text_outside_ms"] > 0
+    ours, given = bench.build(config, torch.float32)[1], bench.inputs(config, 2)
+    assert torch.equal(bench.with_text_outside(ours, given)(), ours(*given).sample)
     sample, t, text, *rest = bench.in_dtype(bench.inputs(config, 2), torch.bfloat16)
     assert {each.dtype for each in (sample, text, *(rest[-1].values() if rest else ()))} == {torch.bfloat16}
     assert t.dtype == torch.int64
