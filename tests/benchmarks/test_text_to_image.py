@@ -52,7 +52,10 @@ def bench(load, monkeypatch):
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 99)
-    return bench
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several wait for one another at each tiny operation, where the cores are busy
+    yield bench
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=["sd15", "sdxl"])
