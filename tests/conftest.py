@@ -1,5 +1,7 @@
 """Fixtures that several folders of tests share."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -109,57 +111,23 @@ def save_value_guided(tmp_path, randomise):
     return save
 
 
-_MERGED = ("the", "photo", "of", "cat", "astronaut", "riding", "trending", "'s", "'ll", "!!", "ne")  # of the vocabulary
-
-
-def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """CLIP's vocabulary in small: every byte, within a word and at its end, and a few words, merged from the left."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    letters = ["!", *sorted(set(ByteLevel.alphabet()) - {"!"})]  # "!" is 0, as CLIP has it
-    merges: dict[tuple[str, str], None] = {}
-    for word in _MERGED:
-        parts = [*word[:-1], f"{word[-1]}</w>"]
-        while len(parts) > 1:
-            merges[parts[0], parts[1]] = None
-            parts[:2] = ["".join(parts[:2])]
-    tokens = [*letters, *(f"{letter}</w>" for letter in letters), *dict.fromkeys("".join(pair) for pair in merges)]
-    return {token: i for i, token in enumerate([*tokens, "<|startoftext|>", "<|endoftext|>"])}, list(merges)
-
-
 @pytest.fixture
 def save_tokenizer():
     """Save a CLIP tokenizer of a small vocabulary in one of the layouts that folders have; returns the folder."""
-    import json
+    from tests.text_pipelines import save_tokenizer
 
-    from transformers import CLIPTokenizer
+    return save_tokenizer
 
-    def save(folder, layout="two-files", pad="<|endoftext|>", length=24):
-        vocabulary, merges = _vocabulary()
-        folder.mkdir(parents=True, exist_ok=True)
-        if layout in ("one-file", "both"):
-            CLIPTokenizer(vocabulary, merges, pad_token=pad, model_max_length=length).save_pretrained(folder)
-        if layout == "one-file":
-            return folder
-        (folder / "vocab.json").write_text(json.dumps(vocabulary))
-        (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, merges), ""]))
-        if layout == "both":
-            return folder
 
-        def as_object(content):  # as transformers 4 wrote them
-            return {"content": content, "lstrip": False, "normalized": True, "rstrip": False, "single_word": False}
+@pytest.fixture(scope="session")
+def text_folder(tmp_path_factory):
+    """Return the folder of a tiny text pipeline of a kind (tests/text_pipelines.py), saved once and never changed."""
+    from tests.text_pipelines import text_pipeline
 
-        named = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
-        named = {key: as_object(content) for key, content in named.items()} | {"pad_token": pad}
-        config = {"model_max_length": length, "tokenizer_class": "CLIPTokenizer", "do_lower_case": True}
-        if layout == "old":
-            (folder / "special_tokens_map.json").write_text(json.dumps(named))
-            config |= {"bos_token": {"__type": "AddedToken", **as_object("<|startoftext|>")}, "pad_token": "!"}
-        else:
-            config |= {
-                key: value if key == "pad_token" else {"__type": "AddedToken"} | value for key, value in named.items()
-            }
-        (folder / "tokenizer_config.json").write_text(json.dumps(config))
-        return folder
+    @functools.cache
+    def folder(kind: str):
+        path = tmp_path_factory.mktemp(kind)
+        text_pipeline(kind).save_pretrained(path)
+        return path
 
-    return save
+    return folder
