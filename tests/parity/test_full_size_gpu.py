@@ -252,11 +252,12 @@ def test_activations_beyond_float16(name, caplog):
     theirs = random_model(part)
     for layer in (theirs.decoder.up_blocks[0].upsamplers[0].conv, theirs.encoder.down_blocks[0].downsamplers[0].conv):
         for parameter in layer.parameters():
-            parameter.mul_(1e5)
+            parameter.mul_(3e5)
     ours = ours_of(part, theirs, torch.float16)
     theirs.half()
     assert not any(output.isfinite().all() for output in run(part, theirs, 1, torch.float16))
     theirs.float()  # of weights that float16 rounded
     for found, expected in zip(run(part, ours, 1), run(part, theirs, 1), strict=True):
         assert_close(found, expected)
-    assert len(caplog.messages) == (0 if part.config["force_upcast"] else 1)
+    warnings = [record for record in caplog.records if record.name.startswith("fastdiff")]
+    assert len(warnings) == (0 if part.config["force_upcast"] else 1)
