@@ -75,8 +75,6 @@ def check(numbers: dict[str, float], new_shapes: bool) -> None:
 
 @pytest.mark.parametrize("who", ["fastdiff", "accelerate", "eager", "compile"])
 def test_a_pipeline_alone(bench, load, monkeypatch, folder, who):
-    if who == "fastdiff":
-        pytest.importorskip("fastdiff.pipelines.text_to_image", reason="our pipeline of a text is not here yet")
     alone = load("pictures_alone")
     monkeypatch.setattr(load("alone").torch, "compile", lambda function, **options: function)
     check(alone.measure_alone(who, folder, 3, time.time()), new_shapes=who in ("fastdiff", "accelerate"))
