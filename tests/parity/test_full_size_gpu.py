@@ -18,6 +18,7 @@ import fastdiff
 from benchmarks import stable_diffusion as sd
 from fastdiff.checkpoints.weight_files import without_prefix
 from fastdiff.checkpoints.weights import load_weights
+from fastdiff.pipelines.text_to_image import TextToImagePipeline
 
 pytestmark = [
     pytest.mark.gpu,
@@ -210,6 +211,27 @@ def test_a_few_steps_err_at_most_twice_as_much(name, dtype):
     expected = sample(theirs, diffusers, name)
     found = sample(ours_of(PARTS[name], theirs, dtype), fastdiff, name, dtype)
     assert_errs_at_most_twice(found, sample(theirs.to(dtype), diffusers, name, dtype), expected)
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_pictures_have_the_same_bits_in_any_batch(name):
+    """Guided, from a text to pixels."""
+    kind, config = SCHEDULERS[name]
+    unet, vae = (
+        ours_of(part, random_model(part), torch.bfloat16)
+        for part in (PARTS[name], PARTS["sdxl-vae" if name == "sdxl-unet" else "sd15-vae"])
+    )
+    pipe = TextToImagePipeline(unet, getattr(fastdiff, kind)(**config), vae)
+    given = inputs(PARTS[name], 2, torch.bfloat16)
+    names = {"encoder_hidden_states": "prompt_embeds", "text_embeds": "pooled_prompt_embeds"}
+    options: dict[str, Any] = {"num_inference_steps": STEPS, "guidance_scale": GUIDANCE, "output_type": "pt"}
+    for key, embeds in names.items():
+        if key in given:
+            options |= {f"negative_{embeds}": given[key][:1], embeds: given[key][1:]}
+    alone = pipe(seed=11, **options).images
+    assert alone.isfinite().all() and alone.std() > 0
+    for seeds in ([1, 11, 2], [11, *range(7)]):
+        assert torch.equal(pipe(seed=seeds, **options).images[seeds.index(11)], alone[0])
 
 
 def overflow_scores(unet: Any) -> None:
