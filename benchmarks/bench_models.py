@@ -115,7 +115,8 @@ def in_new_process(who: str, name: str) -> dict[str, float]:
 def build(config: dict, dtype: torch.dtype) -> tuple[Any, Any]:
     """diffusers' model in float32 and ours with its weights in `dtype`."""
     torch.manual_seed(0)
-    theirs = getattr(diffusers, class_name(config))(**config).to(DEVICE).eval()
+    with DEVICE:  # random numbers of a large model take the CPU long
+        theirs = getattr(diffusers, class_name(config))(**config).eval()
     with torch.device("meta"):
         ours = getattr(fastdiff, class_name(config)).from_config(config)
     load_weights(ours, theirs.state_dict(), source="benchmark", dtype=dtype, device=DEVICE)
