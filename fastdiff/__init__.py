@@ -24,6 +24,7 @@ _EXPORTS = {
     "NonFiniteError": "fastdiff.errors",
     "PNDMScheduler": "fastdiff.diffusion.schedulers",
     "Pipeline": "fastdiff.pipelines",
+    "TextToImagePipeline": "fastdiff.pipelines",
     "UniPCMultistepScheduler": "fastdiff.diffusion.schedulers",
     "UNet1DModel": "fastdiff.models.unet1d",
     "UNet2DConditionModel": "fastdiff.models.unet2d_condition",

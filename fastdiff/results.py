@@ -30,6 +30,7 @@ class Step:
     x0: Tensor  # (N, H, W, C) float32, the end of it as the model predicts it now; of trajectories (N, 1, L, C)
     at_once: int  # pictures that were computed together: fewer than all where more do not fit in memory
     decoder: Callable[[Tensor, str], Any] = decode  # of x_t or x0, and an output type
+    small: Callable[[Tensor], Tensor] | None = None  # of x0: less of it for a preview, where all would take long
     trajectories: TrajectoryOutput | None = None  # the finished trajectories after the last step, instead of pictures
 
     @property
@@ -40,6 +41,6 @@ class Step:
     def preview(self) -> list[Image.Image]:
         """The finished pictures as the model predicts them now: a preview that sharpens step by step.
 
-        InputError for trajectories, which are no pictures.
+        Of large latents it is smaller than the pictures will be. InputError for trajectories, which are no pictures.
         """
-        return self.decoder(self.x0, "pil")
+        return self.decoder(self.x0 if self.small is None else self.small(self.x0), "pil")

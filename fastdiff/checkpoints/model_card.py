@@ -1,17 +1,21 @@
 """ModelCard: all that the JSON files of a model folder say, in one value. Imports no torch."""
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastdiff.arguments import naming
 from fastdiff.checkpoints import hub, registry
 from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
+from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.kinds import TrainSteps
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.schema import checked
+
+SAMPLE_SIZE = 64  # of Stable Diffusion 1, of whose files the oldest say less
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class ModelCard:
     num_train_timesteps: int
     info: ModelInfo
     scale: int = 1  # pixels of a picture for one of the denoiser's, in height and in width
+    unused: tuple[str, ...] = ()  # parts of the folder that are not run
+    zeros_for_no_prompt: bool = False  # where the negative prompt is left open, SDXL's guidance starts from zeros
 
     @classmethod
     def read(cls, name: str, folder: Path) -> "ModelCard":
@@ -34,7 +40,7 @@ class ModelCard:
         pipeline = registry.PIPELINES[classes["pipeline"]]
         denoiser = _denoiser(classes)
         config_path = hub.component_folder(folder, denoiser.name) / "config.json"
-        config = denoiser.config.from_mapping(read_json(config_path), config_path)
+        config = _of_its_time(denoiser.config.from_mapping(read_json(config_path), config_path), pipeline, config_path)
         vae_path = folder / "vae" / "config.json"
         scheduler = read_json(_scheduler_path(folder))
         return cls(
@@ -46,7 +52,30 @@ class ModelCard:
             num_train_timesteps=_num_train_timesteps(folder),
             info=ModelInfo.from_folder(folder, config.num_class_embeds, config.null_label),
             scale=AutoencoderKLConfig.from_mapping(read_json(vae_path), vae_path).scale if "vae" in classes else 1,
+            unused=registry.unused_parts(folder),
+            zeros_for_no_prompt=_zeros_for_no_prompt(folder, pipeline),
         )
+
+    @property
+    def pipeline(self) -> registry.PipelineClass:
+        """The class of diffusers that the folder was saved by."""
+        return registry.PIPELINES[self.classes["pipeline"]]
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether its pictures are drawn from prompts."""
+        return self.pipeline.reads_text
+
+    @property
+    def tokenizers(self) -> tuple[registry.TokenizerPart, ...]:
+        """The folder's tokenizers."""
+        parts = self.pipeline.companions
+        return tuple(part for part in parts if isinstance(part, registry.TokenizerPart) and part.name in self.classes)
+
+    @property
+    def notice(self) -> str | None:
+        """A line that names the folder's parts that are not run; None where there are none."""
+        return f"{self.name}: its {' and '.join(self.unused)} will not be run" if self.unused else None
 
     @property
     def denoiser(self) -> registry.DenoiserPart:
@@ -97,6 +126,23 @@ def _denoiser(classes: Mapping[str, str]) -> registry.DenoiserPart:
     pipeline = registry.PIPELINES[classes["pipeline"]]
     class_name = classes[pipeline.denoiser.name]
     return next(part for part in pipeline.denoisers if class_name in part.classes)
+
+
+def _of_its_time(config: DenoiserConfig, pipeline: registry.PipelineClass, path: Path) -> DenoiserConfig:
+    """The config as StableDiffusionPipeline takes it, which mends the sample_size that diffusers wrote before 0.9."""
+    version = re.match(r"0\.([0-9])\.", str(read_json(path).get("_diffusers_version")))
+    is_old = pipeline.name == "StableDiffusionPipeline" and version is not None
+    if not is_old or not isinstance(config, UNet2DConditionConfig) or not isinstance(config.sample_size, int):
+        return config
+    return replace(config, sample_size=max(SAMPLE_SIZE, config.sample_size))
+
+
+def _zeros_for_no_prompt(folder: Path, pipeline: registry.PipelineClass) -> bool:
+    option, path = "force_zeros_for_empty_prompt", folder / "model_index.json"
+    if option not in pipeline.options:
+        return False
+    with naming(str(path)):
+        return checked(option, read_json(path).get(option, True), bool)
 
 
 def _num_train_timesteps(folder: Path) -> int:

@@ -5,7 +5,7 @@ said in fastdiff.models.classes.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
 from fastdiff.checkpoints.configs.clip import CLIPTextConfig, CLIPTextConfigWithProjection
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
-from fastdiff.checkpoints.configs.model import ModelConfig
+from fastdiff.checkpoints.configs.model import Library, ModelConfig
 from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
@@ -60,12 +60,16 @@ class Part:
     """One part of a pipeline: its name in model_index.json, which is that of its folder, and the classes it may be of.
 
     Of the classes the first is today's name, the others are older names of it. Where there are none, any class of
-    diffusers will do.
+    its library will do.
     """
 
     name: str
     classes: tuple[str, ...] = ()
-    is_optional: bool = False  # null in model_index.json where the pipeline does without
+
+    @property
+    def library(self) -> Library:
+        """The library that its classes are of."""
+        return "diffusers"
 
     @property
     def class_name(self) -> str:
@@ -78,6 +82,19 @@ class ModelPart(Part):
     """A part with weights."""
 
     config: type[ModelConfig] = ModelConfig
+
+    @property
+    def library(self) -> Library:
+        return self.config.LIBRARY
+
+
+@dataclass(frozen=True)
+class TokenizerPart(Part):
+    """A part that turns a prompt into token ids."""
+
+    @property
+    def library(self) -> Library:
+        return "transformers"
 
 
 @dataclass(frozen=True)
@@ -93,10 +110,12 @@ UNET_1D = DenoiserPart("unet", ("UNet1DModel",), config=UNet1DConfig)
 TRANSFORMER = DenoiserPart(
     "transformer", ("DiTTransformer2DModel", "Transformer2DModel"), config=DiTTransformer2DConfig
 )
-VAE = ModelPart("vae", ("AutoencoderKL",), is_optional=True, config=AutoencoderKLConfig)
+VAE = ModelPart("vae", ("AutoencoderKL",), config=AutoencoderKLConfig)
 TEXT_ENCODER = ModelPart("text_encoder", ("CLIPTextModel",), config=CLIPTextConfig)
 TEXT_ENCODER_2 = ModelPart("text_encoder_2", ("CLIPTextModelWithProjection",), config=CLIPTextConfigWithProjection)
-VALUE_FUNCTION = Part("value_function", ("UNet1DModel",))
+TOKENIZER = TokenizerPart("tokenizer", ("CLIPTokenizer", "CLIPTokenizerFast"))
+TOKENIZER_2 = TokenizerPart("tokenizer_2", TOKENIZER.classes)
+VALUE_FUNCTION = ModelPart("value_function", ("UNet1DModel",), config=UNet1DConfig)
 SCHEDULER = Part("scheduler")
 
 DENOISERS = (UNET, UNET_1D, UNET_CONDITION, TRANSFORMER)
@@ -108,9 +127,12 @@ class PipelineClass:
 
     name: str
     denoisers: tuple[DenoiserPart, ...]  # of one place: which of them a folder holds, its class says
-    companions: tuple[Part, ...] = ()  # parts with weights beside the denoiser
+    companions: tuple[Part, ...] = ()  # parts beside the denoiser
+    optional: tuple[Part, ...] = ()  # of those, null in model_index.json where the pipeline does without
+    unused: tuple[str, ...] = ()  # parts that are not run: no picture from a prompt depends on them
     options: tuple[str, ...] = ()  # keys of model_index.json that are no parts
     scheduler: str | None = None  # the one that it makes of whatever scheduler its folder holds
+    scheduler_options: Mapping[str, Any] = field(default_factory=dict)  # that it sets in its folder's scheduler
     guidance_scale: float | None = None  # its default, where it guides
 
     @property
@@ -122,15 +144,44 @@ class PipelineClass:
     def parts(self) -> tuple[Part, ...]:
         return (self.denoiser, *self.companions, SCHEDULER)
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether its pictures are drawn from prompts."""
+        return TOKENIZER in self.companions
+
 
 PIPELINES = {
     pipeline.name: pipeline
     for pipeline in (
         PipelineClass("DDIMPipeline", (UNET, UNET_1D), scheduler="ddim"),
         PipelineClass("DDPMPipeline", (UNET, UNET_1D)),
-        PipelineClass("DiTPipeline", (TRANSFORMER,), (VAE,), options=("id2label",), guidance_scale=4.0),
+        PipelineClass(
+            "DiTPipeline", (TRANSFORMER,), (VAE,), optional=(VAE,), options=("id2label",), guidance_scale=4.0
+        ),
         PipelineClass("ValueGuidedRLPipeline", (UNET_1D,), (VALUE_FUNCTION,), options=("env",)),
+        PipelineClass(
+            "StableDiffusionPipeline",
+            (UNET_CONDITION,),
+            (VAE, TEXT_ENCODER, TOKENIZER),
+            unused=("safety_checker", "feature_extractor", "image_encoder"),
+            options=("requires_safety_checker",),
+            scheduler_options={"steps_offset": 1, "clip_sample": False},
+            guidance_scale=7.5,
+        ),
+        PipelineClass(
+            "StableDiffusionXLPipeline",
+            (UNET_CONDITION,),
+            (VAE, TEXT_ENCODER, TEXT_ENCODER_2, TOKENIZER, TOKENIZER_2),
+            optional=(TEXT_ENCODER, TEXT_ENCODER_2, TOKENIZER, TOKENIZER_2),
+            unused=("image_encoder", "feature_extractor"),
+            options=("force_zeros_for_empty_prompt", "add_watermarker"),
+            guidance_scale=5.0,
+        ),
     )
+}
+
+_REFUSED = {  # pipeline classes that people may take for one of those, and what to give instead
+    "StableDiffusionXLImg2ImgPipeline": "SDXL's refiner draws over a picture of the base model; give the base model",
 }
 
 PART_NAMES = tuple(dict.fromkeys(part.name for pipeline in PIPELINES.values() for part in pipeline.parts))
@@ -167,31 +218,44 @@ def read_model_index(folder: str | Path) -> dict[str, str]:
 
     A DiTPipeline has a `transformer` instead of the `unet`, and a `vae` unless it draws pixels (null in the file).
     Raises InputError for a pipeline or model class that fastdiff does not run, and for anything that asks for code
-    from outside diffusers (custom pipelines, classes of other modules).
+    from outside diffusers and transformers (custom pipelines, classes of other modules).
     """
     path = Path(folder) / "model_index.json"
     index = read_json(path)
     name = index.get("_class_name")
     pipeline = PIPELINES.get(name) if isinstance(name, str) else None
     if pipeline is None:
-        raise InputError(f"{path}: pipeline class {name!r} is not supported; fastdiff runs {', '.join(PIPELINES)}")
-    known = {*(part.name for part in pipeline.parts), *pipeline.options}
+        remedy = _REFUSED.get(str(name), f"fastdiff runs {', '.join(PIPELINES)}")
+        raise InputError(f"{path}: pipeline class {name!r} is not supported; {remedy}")
+    known = {*(part.name for part in pipeline.parts), *pipeline.unused, *pipeline.options}
     extra = sorted(key for key in index.keys() - known if not key.startswith("_"))
     if extra:
         raise InputError(
             f"{path}: {', '.join(extra)} is not part of a {pipeline.name}; remove it or save the pipeline again"
         )
-    there = [part for part in pipeline.parts if not (part.is_optional and index.get(part.name) in (None, [None, None]))]
+    there = [part for part in pipeline.parts if not (part in pipeline.optional and _is_null(index.get(part.name)))]
     return {"pipeline": pipeline.name} | {part.name: _part_class(path, part, index.get(part.name)) for part in there}
+
+
+def unused_parts(folder: str | Path) -> tuple[str, ...]:
+    """The parts that a pipeline's folder has, and that are not run. Raises as `read_model_index`."""
+    index = read_json(Path(folder) / "model_index.json")
+    pipeline = PIPELINES[read_model_index(folder)["pipeline"]]
+    return tuple(name for name in pipeline.unused if not _is_null(index.get(name)))
+
+
+def _is_null(entry: object) -> bool:
+    """Whether an entry of model_index.json stands for no part."""
+    return entry in (None, [None, None])
 
 
 def _part_class(path: Path, part: Part, entry: object) -> str:
     """The class that a [library, class] pair names."""
     with naming(str(path)):
         library, class_name = checked(part.name, entry, ClassPair)
-    if library != "diffusers":
+    if library != part.library:
         raise InputError(
-            f"{path}: {part.name} comes from {library!r}; fastdiff runs no code of a model, only diffusers' classes"
+            f"{path}: {part.name} comes from {library!r}, not {part.library!r}; fastdiff runs no code of a model"
         )
     if part.classes and class_name not in part.classes:
         known = ", ".join(part.classes)

@@ -1,6 +1,7 @@
-"""Conditions of a run: the distinct labels that its pictures are drawn under, and guidance.
+"""Conditions of a run: the distinct labels or prompts that its pictures are drawn under, and guidance.
 
-A *condition* is what pictures are drawn under: a label, or none. Pictures under one label share its condition.
+A *condition* is what pictures are drawn under: a label, a prompt, or none. Pictures under one label share its
+condition.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion.pictures import Label
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import REAL
+from fastdiff.models.prompt import Prompt
 from fastdiff.schema import checked
 
 
@@ -24,16 +26,23 @@ class Guidance:
     """Classifier-free guidance, Ho and Salimans 2022 (arXiv 2207.12598)."""
 
     scale: float
-    null_condition: int  # the index of the null label's condition
+    null_conditions: Tensor  # (N,) int64, the index of the condition that each picture is guided away from
+    rescale: float = 0.0  # the share of the guided output that has the unguided one's deviation; Lin et al. 2024, 3.4
 
 
 @dataclass(frozen=True)
 class Conditions:
     """The conditions of a run, each of them once, and which of them each picture is drawn under."""
 
-    labels: Tensor | None  # (conditions, ...), different ones; None: the one condition of a model that takes no labels
+    labels: Tensor | None  # (conditions, ...), different ones; None for a model that takes no labels
     of_pictures: Tensor  # (N,) int64, the index of each picture's condition
     guidance: Guidance | None = None
+    prompt: Prompt | None = None  # with an entry for each condition, of a model that reads a text
+
+    def __len__(self) -> int:
+        """The number of conditions: one where a model is told nothing."""
+        told = self.labels if self.prompt is None else self.prompt.text
+        return 1 if told is None else len(told)
 
 
 def choose_conditions(
@@ -65,12 +74,12 @@ def choose_conditions(
 
 
 def _of_indices(indices: Sequence[int], scale: float, null_label: int | None, device: torch.device) -> Conditions:
-    asked, guidance = sorted(set(indices)), None
-    if scale != 1 and null_label is not None and asked != [null_label]:
-        asked = sorted({*asked, null_label})
-        guidance = Guidance(scale, asked.index(null_label))
-    of_pictures = torch.tensor([asked.index(index) for index in indices], device=device)
-    return Conditions(torch.tensor(asked, device=device), of_pictures, guidance)
+    asked = set(indices)
+    null = null_label if scale != 1 and asked != {null_label} else None
+    listed = sorted(asked if null is None else {*asked, null})
+    of_pictures = torch.tensor([listed.index(index) for index in indices], device=device)
+    guidance = None if null is None else Guidance(scale, torch.full_like(of_pictures, listed.index(null)))
+    return Conditions(torch.tensor(listed, device=device), of_pictures, guidance)
 
 
 def _label_index(label: Label, seed: int, config: DenoiserConfig, info: ModelInfo) -> int:

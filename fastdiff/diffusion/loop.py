@@ -5,8 +5,8 @@ does not keep that promise, so there each picture is computed on its own, by a f
 """
 
 import functools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,9 @@ from fastdiff.execution.memory import Portions
 from fastdiff.kernels.denoise import COLUMNS, EARLIER, StepOptions, denoise_step, keep
 from fastdiff.models.denoiser import Conditioning, Denoiser
 
+# Takes the number of a step and x_{t-1}; see `denoise`
+AfterStep = Callable[[int, Tensor], tuple[Tensor, Conditions | None]]
+
 ALL = slice(None)
 INPUT_DIV = COLUMNS.index("input_div")
 
@@ -35,6 +38,7 @@ def denoise(
     noise: NoiseSource,
     portions: Portions,
     known: KnownValues | None = None,
+    after_step: AfterStep | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield x_{t-1} and x0, each (N, H, W, C) float32, after every step.
 
@@ -46,22 +50,26 @@ def denoise(
         portions: the N pictures as they are computed together. One that is too large is taken again in smaller ones, so
             that what was yielded stands.
         known: of trajectories, set in x_t before the first step and after every one; x0 stays what the model says.
+        after_step: takes the number of a step and x_{t-1}, and returns what the next step goes on from: x_{t-1}, and
+            other conditions, or None for the same.
 
     Raises OutOfMemoryError.
     """
     loop = _Loop(denoiser, schedule, conditions)
-    take_step = loop.step_by_picture if denoiser.device.type == "cpu" else loop.step_as_graph
     if known is not None:
         x_t = known.set_in(x_t.clone())  # it may be the caller's
     earlier = None if schedule.keeps_output is None else (torch.zeros_like(x_t),) * EARLIER
     for i, draws in enumerate(schedule.draws_noise):
         z = (noise if isinstance(noise, Tensor) else noise()) if draws else None
         state: dict[str, Any] = {} if earlier is None else {"earlier": earlier}
-        x_t, x0, *kept = _join(portions.map(functools.partial(take_step, x_t, i, z, **state), len(x_t)))
+        x_t, x0, *kept = _join(portions.map(functools.partial(loop.take_step, x_t, i, z, **state), len(x_t)))
         if earlier is not None and schedule.keeps_output is not None:
             earlier = keep(earlier, kept, schedule.keeps_output[i])
         if known is not None:
             known.set_in(x_t)
+        if after_step is not None:
+            x_t, changed = after_step(i, x_t)
+            loop = loop if changed is None else replace(loop, conditions=changed)
         yield x_t, x0
 
 
@@ -78,6 +86,7 @@ class _Step:
     denoiser: Denoiser
     options: StepOptions
     guidance_scale: float | None  # None: unguided
+    guidance_rescale: float
     scales_input: bool
 
     def __call__(
@@ -117,10 +126,24 @@ class _Step:
             channels = x_t.shape[-1]
             output, unguided = output[..., :channels], None if unguided is None else unguided[..., :channels]
         scale = 1.0 if self.guidance_scale is None else self.guidance_scale
+        if unguided is not None and self.guidance_rescale:
+            output, unguided = _rescaled(output, unguided, scale, self.guidance_rescale), None
         return denoise_step(
             output, x_t, rows, self.options,
             unguided=unguided, guidance_scale=scale, noise=noise, step=step, earlier=earlier or None,
         )  # fmt: skip
+
+
+def _rescaled(output: Tensor, unguided: Tensor, scale: float, share: float) -> Tensor:
+    """Return the guided output (N, H, W, C) float32, with a share of it as spread as the output was before guidance.
+
+    Lin et al. 2024 (arXiv 2305.08891), section 3.4. Each picture alone, so that its bits know no company.
+    """
+    output, unguided = output.float(), unguided.float()
+    guided = unguided + scale * (output - unguided)
+    spreads = [(each.std(), its_guided.std()) for each, its_guided in zip(output, guided, strict=True)]
+    factors = torch.stack([share * (before / after) + (1 - share) for before, after in spreads])
+    return guided * factors[:, None, None, None]
 
 
 @dataclass(frozen=True)
@@ -137,35 +160,34 @@ class _Loop:
 
     @functools.cached_property
     def table(self) -> ConditioningTable:
-        return ConditioningTable(self.denoiser, self.schedule.timesteps, self.conditions.labels)
+        return ConditioningTable(self.denoiser, self.schedule.timesteps, self.conditions)
 
     @functools.cached_property
     def step(self) -> _Step:
         guidance = self.conditions.guidance
-        scale = None if guidance is None else guidance.scale
-        return _Step(self.denoiser, self.schedule.options, scale, self.schedule.scales_input)
+        scale, rescale = (None, 0.0) if guidance is None else (guidance.scale, guidance.rescale)
+        return _Step(self.denoiser, self.schedule.options, scale, rescale, self.schedule.scales_input)
+
+    def take_step(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        """Take a step in the way of the model's device."""
+        by_picture = self.denoiser.device.type == "cpu"
+        return self.step_by_picture(*args, **kwargs) if by_picture else self.step_as_graph(*args, **kwargs)
 
     @functools.cached_property
     def step_indices(self) -> Tensor:
         return torch.arange(len(self.schedule), dtype=torch.int32, device=self.denoiser.device)
 
     @functools.cached_property
-    def null_conditions(self) -> Tensor | None:
-        """The conditions (N,) of a guided batch's unguided half."""
-        pictures, guidance = self.conditions.of_pictures, self.conditions.guidance
-        return None if guidance is None else torch.full_like(pictures, guidance.null_condition)
-
-    @functools.cached_property
     def all_conditions(self) -> Tensor:
         """The conditions of both halves of a guided batch, (2, N), or (1, N) of an unguided one."""
-        pictures, null = self.conditions.of_pictures, self.null_conditions
-        return pictures[None] if null is None else torch.stack([pictures, null])
+        pictures, guidance = self.conditions.of_pictures, self.conditions.guidance
+        return pictures[None] if guidance is None else torch.stack([pictures, guidance.null_conditions])
 
     def step_as_graph(
         self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: tuple[Tensor, ...] = ()
     ) -> tuple[Tensor, ...]:
         """The pictures of the part at once."""
-        name = self.step.options, self.step.guidance_scale, self.step.scales_input
+        name = tuple(value for key, value in vars(self.step).items() if key != "denoiser")
         run = self.denoiser.graphed(name, self.step)
         conditioning = self.table.at(i).of(self.all_conditions[:, part].flatten())
         kept = tuple(each[part] for each in earlier)
@@ -182,10 +204,10 @@ class _Loop:
         def predict(x: Tensor, condition: Tensor) -> Tensor:
             return self.denoiser.predict(self.step.input(x, rows, step), conditioning.of(condition))
 
-        x_t, null_conditions = x_t[part], self.null_conditions
+        x_t = x_t[part]
         nothing = [None] * len(x_t)
-        outputs = map_pictures(predict, x_t, self.conditions.of_pictures[part])
-        unguided = nothing if null_conditions is None else map_pictures(predict, x_t, null_conditions[part])
+        outputs, *away = (map_pictures(predict, x_t, each) for each in self.all_conditions[:, part])
+        unguided = away[0] if away else nothing
         noises = nothing if noise is None else noise[part].split(1)
         kept = zip(*(each[part].split(1) for each in earlier), strict=True) if earlier else [()] * len(x_t)
         results = [

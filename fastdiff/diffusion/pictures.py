@@ -26,8 +26,9 @@ def list_pictures(
     num_images: int,
     class_labels: Label | Sequence[Label],
     counts: dict[str, int | None],
+    told: str = "class_labels",
 ) -> tuple[list[Label], list[int]]:
-    """Return the label and the seed of every picture.
+    """Return the label and the seed of every picture; `told` is the name of what the labels are, in a message.
 
     They are labels x seeds, in that order. Where one of the named `counts` says how many pictures there are (or
     `class_labels` is a tensor), they are that many, each with a seed and a label of its own.
@@ -35,7 +36,7 @@ def list_pictures(
     """
     labels, num_images = _label_list(class_labels), _count("num_images", num_images)
     if isinstance(class_labels, Tensor):
-        counts = counts | {"class_labels": len(labels)}
+        counts = counts | {told: len(labels)}
     known = {name: _count(name, count) for name, count in counts.items() if count is not None}
     if len(set(known.values())) > 1:
         raise InputError(
@@ -43,10 +44,10 @@ def list_pictures(
         )
     if not known:
         seeds = _seeds(seed, num_images)
-        _count("class_labels times seeds", len(labels) * len(seeds))
+        _count(f"{told} times seeds", len(labels) * len(seeds))
         return [label for label in labels for _ in seeds], seeds * len(labels)
     (count,) = set(known.values())
-    return _one_each("class_labels", labels, count), _one_each("seed", _seeds(seed, count), count)
+    return _one_each(told, labels, count), _one_each("seed", _seeds(seed, count), count)
 
 
 def check_latents(latents: Any, config: DenoiserConfig) -> None:

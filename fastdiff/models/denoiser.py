@@ -13,6 +13,7 @@ from fastdiff.execution.cuda_graphs import map_tensors
 from fastdiff.execution.tensors import INDICES, REAL, beside, tensor, within
 from fastdiff.models.blocks.resnet import Conditioned
 from fastdiff.models.model import Model
+from fastdiff.models.prompt import Prompt
 
 # Timesteps that are embedded together, filled up where there are fewer: a product of one shape gives each the same bits
 # in any company. 32 is the largest batch of the benchmarks, so that this costs them nothing (68ecf61).
@@ -71,6 +72,14 @@ class Denoiser(Model):
         Args: timesteps (M,); class_labels as in `forward`, M of them or one for all. Raises InputError where labels are
         missing, not taken or of another number.
         """
+        raise NotImplementedError
+
+    def embed(self, timesteps: Tensor, class_labels: Tensor | None, prompt: Prompt | None) -> Tensor:
+        """Return a Conditioning's temb alone, (M, conditioning_width), which changes from step to step."""
+        return self.conditioning(timesteps, class_labels).temb
+
+    def project(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Return a Conditioning's text, which does not; of a model that reads one."""
         raise NotImplementedError
 
     def usual_conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:

@@ -136,12 +136,15 @@ class UNet2DConditionModel(Denoiser):
     ) -> Conditioning:
         """Return what depends on time, class and text alone; see Denoiser. The prompt has M entries.
 
-        A sampling loop calls `project_text` once per prompt, and `embed` for what the time changes.
+        A sampling loop calls `project` once per prompt, and `embed` for what the time changes.
         """
         if prompt is None:
             raise InputError("prompt: this model reads a text; give one")
         temb = self.embed(timesteps, class_labels, prompt)
         return Conditioning(temb, timesteps, (self.project_text(prompt.text), *prompt.bias))
+
+    def project(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        return torch.cat([self.project_text(each[None]) for each in prompt.text]), *prompt.bias
 
     def usual_conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
         shapes = self.config.prompt_shapes.items()
@@ -158,8 +161,9 @@ class UNet2DConditionModel(Denoiser):
         return linear(text, self.text_projections.weight)
 
     @torch.no_grad()
-    def embed(self, timesteps: Tensor, class_labels: Tensor | None, prompt: Prompt) -> Tensor:
+    def embed(self, timesteps: Tensor, class_labels: Tensor | None, prompt: Prompt | None) -> Tensor:
         """Return what the residual blocks read of time, class and what is added to them: (M, conditioning_width)."""
+        assert prompt is not None  # the callers' to say
         self._check_labels(timesteps, class_labels)
         emb = self.time_embedding(self.time_proj(timesteps).to(self.dtype), *prompt.timestep_cond)
         if class_labels is not None:

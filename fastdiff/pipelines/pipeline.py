@@ -3,29 +3,22 @@
 Seeds and labels -> noise, schedule and conditions -> the denoising loop -> pictures.
 """
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from fastdiff.arguments import instance, optional, text
-from fastdiff.checkpoints import hub
-from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.checkpoints.registry import SchedulerName
 from fastdiff.diffusion.conditions import choose_conditions
-from fastdiff.diffusion.decoding import OutputType, check_channels, decode, join
-from fastdiff.diffusion.finite import Extremes
 from fastdiff.diffusion.loop import denoise
 from fastdiff.diffusion.noise import Generators, Noise, check_generators
 from fastdiff.diffusion.pictures import Label, check_latents, check_state, list_pictures, picture_shape
 from fastdiff.diffusion.schedule import Schedule
-from fastdiff.diffusion.schedulers import Scheduler, name_of, scheduler_from_config
+from fastdiff.diffusion.schedulers import Scheduler
 from fastdiff.diffusion.trajectories import (
     TrajectoryOutput,
     TrajectoryOutputType,
@@ -42,19 +35,19 @@ from fastdiff.diffusion.trajectories import (
     trajectory_values,
 )
 from fastdiff.errors import InputError
-from fastdiff.execution.devices import check_move, dtype_name, naming_lost_device, resolve_device, resolve_dtype
-from fastdiff.execution.memory import Portions, or_explain, remedies
+from fastdiff.execution.devices import naming_lost_device
+from fastdiff.execution.memory import Portions, or_explain
 from fastdiff.models.autoencoder import AutoencoderKL
-from fastdiff.models.classes import DENOISERS, load_models
+from fastdiff.models.classes import Models
 from fastdiff.models.denoiser import Denoiser
+from fastdiff.models.model import Model
+from fastdiff.pipelines.base import BasePipeline
 from fastdiff.requests.defaults import LIBRARY, SEED, ModelFacts, Sampling, SamplingOptions, complete_sampling
 from fastdiff.results import PipelineOutput, Step
 from fastdiff.schema import checked
 
-_log = logging.getLogger(__name__)
 
-
-class Pipeline:
+class Pipeline(BasePipeline):
     """A denoiser, its scheduler and its labels: draws as diffusers' DDPMPipeline, DDIMPipeline and DiTPipeline do.
 
     With a UNet1DModel it plans trajectories, as diffusers' ValueGuidedRLPipeline without guidance by the value's
@@ -76,138 +69,28 @@ class Pipeline:
         """`vae`: an AutoencoderKL, for a denoiser of latents. `value_function`: a UNet1DModel that says what
         trajectories are worth, for a denoiser of such. InputError where the models do not fit together.
         """
-        instance("denoiser", denoiser, Denoiser, f"a {' or '.join(DENOISERS)} of fastdiff")
-        optional(instance, "info", info, ModelInfo, "a ModelInfo")
-        text("name", name)
-        optional(instance, "vae", vae, AutoencoderKL, "an AutoencoderKL of fastdiff")
-        if vae is not None and vae.config.latent_channels != denoiser.config.in_channels:
-            raise InputError(
-                f"vae: it decodes {vae.config.latent_channels} channels and the model denoises "
-                f"{denoiser.config.in_channels}; give the VAE that the model was trained with"
-            )
+        super().__init__(denoiser, scheduler, info, name, vae)
         check_parts(denoiser, value_function)
-        self.denoiser, self.name, self.vae, self.value_function = denoiser, name, vae, value_function
-        self.info = info or ModelInfo(null_label=denoiser.config.null_label)
-        self.scheduler = scheduler
+        self.value_function = value_function
 
     @classmethod
-    def from_pretrained(
-        cls,
-        name_or_path: str | Path,
-        *,
-        device: str | torch.device = "auto",
-        dtype: str | torch.dtype = "auto",
-        scheduler: str | None = None,
-        variant: str | None = None,
-        **hub_options: Any,
-    ) -> "Pipeline":
-        """A bundled name, a pipeline folder that diffusers saved, or a hub id.
-
-        Args:
-            device: auto takes a GPU where there is one.
-            dtype: auto is float32 on the CPU and bfloat16 on a GPU.
-            scheduler: a name such as ddim, ddpm, euler or euler-a (an unknown one is told all), made from the folder's
-                scheduler config. Default: what the folder says.
-            variant: of the weights' files, such as fp16.
-            hub_options: `revision`, `token`, `local_files_only`.
-
-        Raises InputError for whatever cannot be loaded, NonFiniteError for NaN in the weights; OutOfMemoryError, which
-        is Python's MemoryError and torch's OutOfMemoryError, and DeviceLostError where the GPU fails.
-        """
-        device = resolve_device(device)  # before anything is downloaded for it
-        dtype = resolve_dtype(dtype, device)
-        checked("scheduler", scheduler, SchedulerName | None)
-        folder = hub.resolve(name_or_path, variant=variant, **hub_options)
-        if not (folder / "model_index.json").is_file():
-            raise InputError(f"{folder} has no model_index.json; a pipeline folder also holds the model's scheduler")
-        card = ModelCard.read(str(name_or_path), folder)
-        return cls.from_card(card, device=device, dtype=dtype, scheduler=scheduler, variant=variant)
-
-    @classmethod
-    def from_card(
-        cls,
-        card: ModelCard,
-        *,
-        device: str | torch.device = "auto",
-        dtype: str | torch.dtype = "auto",
-        scheduler: str | None = None,
-        variant: str | None = None,
-    ) -> "Pipeline":
-        """The pipeline of a model folder that was found and whose configs were read. As `from_pretrained` otherwise."""
-        device = resolve_device(device)
-        dtype = resolve_dtype(dtype, device)
-        checked("scheduler", scheduler, SchedulerName | None)
-        with naming_lost_device():
-            denoiser, vae, value_function = or_explain(
-                partial(load_models, card, device=device, dtype=dtype, variant=variant),
-                f"{device}: out of memory for the weights of {card.name} in {dtype_name(dtype)}; "
-                + remedies("end what else runs there", dtype),
-            )
-        config = read_json(hub.component_folder(card.folder, "scheduler") / "scheduler_config.json")
-        scheduler = scheduler or ModelFacts.of(card).default_scheduler
-        return cls(denoiser, scheduler_from_config(config, scheduler), card.info, card.name, vae, value_function)
+    def _of_card(cls, card: ModelCard, models: Models, scheduler: Scheduler) -> "Pipeline":
+        return cls(models.denoiser, scheduler, card.info, card.name, models.vae, models.value_function)
 
     @property
-    def scheduler(self) -> Scheduler:
-        return self._scheduler
-
-    @scheduler.setter
-    def scheduler(self, scheduler: Any) -> None:
-        """One of ours, or diffusers' class of the same name, whose config is taken over."""
-        if not isinstance(scheduler, Scheduler):
-            config = getattr(scheduler, "config", None)
-            if not isinstance(config, Mapping):
-                raise InputError(
-                    f"scheduler: {type(scheduler).__name__} is none; give one of fastdiff's, such as a DDIMScheduler"
-                )
-            scheduler = scheduler_from_config({**config, "_class_name": type(scheduler).__name__})
-        self._scheduler = scheduler
-
-    @property
-    def scheduler_name(self) -> str:
-        """The scheduler's name in requests: ddim, ddpm, euler-karras."""
-        return name_of(self.scheduler)
-
-    @property
-    def device(self) -> torch.device:
-        return self.denoiser.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.denoiser.dtype
-
-    def to(self, *args: Any, **kwargs: Any) -> "Pipeline":
-        """Move the models to a device or dtype, as torch's Module.to does. InputError where they cannot go there."""
-        check_move(*args, **kwargs)
-        self.denoiser.to(*args, **kwargs)
-        for companion in (self.vae, self.value_function):
-            if companion is not None:
-                companion.to(*args, **kwargs)
-        return self
-
-    def _release_graphs(self) -> None:
-        for model in (self.denoiser, self.vae, self.value_function):
-            if model is not None:
-                model.release_graphs()
+    def models(self) -> tuple[Model, ...]:
+        return (*super().models, *(() if self.value_function is None else (self.value_function,)))
 
     @property
     def plans_trajectories(self) -> bool:
         """Whether it plans trajectories, rather than to draw pictures."""
         return self.denoiser.config.of_trajectories
 
-    @property
-    def scale(self) -> int:
-        """Pixels of a picture for one of the denoiser's, in height and in width."""
-        return 1 if self.vae is None else self.vae.config.scale
-
     def decode(self, x: Tensor, output_type: str) -> Any:
-        """Return what the denoiser ends with, (N, H, W, C) float32, as pictures; see `decoding.decode`.
-
-        Trajectories, (N, 1, L, C), are returned as (N, C, L): see `trajectories.decode_trajectories`. InputError where
-        `x` is neither.
-        """
-        x, output_type = check_state(x, self.denoiser.config), self._output_type(output_type)
-        return decode_trajectories(x, output_type) if self.plans_trajectories else decode(x, output_type, self.vae)
+        """As BasePipeline's; trajectories, (N, 1, L, C), are returned as (N, C, L): see `decode_trajectories`."""
+        if not self.plans_trajectories:
+            return super().decode(x, output_type)
+        return decode_trajectories(check_state(x, self.denoiser.config), self._output_type(output_type))
 
     def __call__(
         self, *, return_dict: bool = True, **options: Any
@@ -217,14 +100,7 @@ class Pipeline:
         Returns PipelineOutput or TrajectoryOutput, or a plain tuple of what that holds. Where memory runs out it
         computes fewer of them at a time, and logs a warning.
         """
-        checked("return_dict", return_dict, bool)
-        warned = False
-        for step in self.stream(**options):
-            output = step.trajectories or PipelineOutput(step.images)
-            if step.notice and not warned:
-                _log.warning(step.notice)
-                warned = True
-        return output if return_dict else tuple(output)
+        return self._call(options, return_dict)
 
     def stream(
         self,
@@ -246,6 +122,7 @@ class Pipeline:
         generator: Generators | None = None,
         latents: Tensor | None = None,
         output_type: str | None = None,
+        prompt: None = None,
     ) -> Iterator[Step]:
         """Draw pictures and yield a Step after each step; the last one has the finished `images`, or `trajectories`.
 
@@ -273,6 +150,7 @@ class Pipeline:
                 in the order (N, C, L), as a loop over diffusers' UNet1DModel.
             latents: (N, C, H, W) or (N, C, L), the starting noise, of the size that the denoiser works at.
             output_type: pil, np or pt; of trajectories np or pt. Default: the first.
+            prompt: of a model that reads text, which this is not: InputError.
 
         Where memory runs out, pictures that have seeds go on half as many at a time, with the same bits: see
         `Step.at_once`. Those of a generator do not.
@@ -283,6 +161,8 @@ class Pipeline:
         """
         check_kind(self.denoiser.config, height=height, width=width, horizon=horizon, conditions=conditions)
         check_unguided(n_guide_steps)
+        if prompt is not None:
+            raise InputError("prompt: this model has no text encoder; leave it out, or give a Stable Diffusion model")
         output_type = self._output_type(output_type)
         check_generators(generator, self.device)
         check_latents(latents, self.denoiser.config)
@@ -313,32 +193,18 @@ class Pipeline:
         steps = denoise(
             self.denoiser, x_t, schedule, labels_and_guidance, noise=from_steps, portions=portions, known=known
         )
-        return self._run(steps, schedule, portions, output_type, value_function)
+        drawn = self._run(steps, schedule, portions, output_type)
+        return self._planned(drawn, portions, value_function) if self.plans_trajectories else drawn
 
-    def _run(
-        self,
-        steps: Iterator[tuple[Tensor, Tensor]],
-        schedule: Schedule,
-        portions: Portions,
-        output_type: Any,
-        value_function: Denoiser | None,
-    ) -> Iterator[Step]:
-        extremes = Extremes(schedule, self.device)
-        decoder = partial(self._decode, portions, extremes)
-        with naming_lost_device():
-            for i, (x, x0) in enumerate(steps):
-                extremes.note(i, x)
-                images = decoder(x, output_type) if i == len(schedule) - 1 else None
-                trajectories = None
-                if self.plans_trajectories and images is not None:
-                    images, trajectories = None, self._sort(x, images, portions, value_function)
-                timestep = schedule.timesteps[i].item()
-                yield Step(i, len(schedule), timestep, images, x, x0, portions.size, decoder, trajectories)
-
-    def _decode(self, portions: Portions, extremes: Extremes, x: Tensor, output_type: str) -> Any:
-        """`decode` during a run: as many pictures at a time as fit, and an error names the step."""
-        with naming_lost_device(), extremes.naming_step():
-            return join(portions.map(lambda part: self.decode(x[part], output_type), len(x)), output_type)
+    def _planned(self, steps: Iterator[Step], portions: Portions, value_function: Denoiser | None) -> Iterator[Step]:
+        """Yield the steps; the last one has finished trajectories, the best first where there is a value function."""
+        for step in steps:
+            if step.images is None:
+                yield step
+                continue
+            with naming_lost_device():
+                trajectories = self._sort(step.x_t, step.images, portions, value_function)
+            yield replace(step, images=None, trajectories=trajectories)
 
     def _sort(
         self, x: Tensor, trajectories: Any, portions: Portions, value_function: Denoiser | None
@@ -350,17 +216,10 @@ class Pipeline:
         return sort_trajectories(trajectories, torch.cat(values))
 
     def _output_type(self, output_type: Any) -> str:
-        """Return one that it has; for None the first. Raises InputError for any other."""
-        kind = TrajectoryOutputType if self.plans_trajectories else OutputType
-        if output_type is None:
-            output_type = get_args(kind)[0]
-        check_channels(self._channels, checked("output_type", output_type, kind))
-        return output_type
-
-    @property
-    def _channels(self) -> int:
-        """Those of what is drawn."""
-        return self.denoiser.config.sample_channels if self.vae is None else self.vae.config.out_channels
+        if not self.plans_trajectories:
+            return super()._output_type(output_type)
+        default, *_ = get_args(TrajectoryOutputType)
+        return checked("output_type", default if output_type is None else output_type, TrajectoryOutputType)
 
     def _complete(
         self, steps: int | None, eta: float | None, use_clipped_model_output: bool | None, guidance_scale: float | None
@@ -374,21 +233,10 @@ class Pipeline:
         )
 
     def _schedule(self, sampling: Sampling) -> Schedule:
-        schedule = self.scheduler.schedule(
-            sampling.num_inference_steps,
-            eta=sampling.eta,
-            use_clipped_model_output=sampling.use_clipped_model_output,
-        )
+        schedule = super()._schedule(sampling)
         if self.plans_trajectories and (schedule.scales_input or schedule.keeps_output is not None):
             raise InputError(f"scheduler {self.scheduler_name}: trajectories are planned with ddim or ddpm; choose one")
-        channels = self.denoiser.config.sample_channels, self.denoiser.config.out_channels
-        halves = (1, 2) if schedule.options.variance == "fixed" else (2,)
-        if channels[1] not in [half * channels[0] for half in halves]:
-            raise InputError(
-                f"the model has {channels[0]} input and {channels[1]} output channels, which does not fit the "
-                f"scheduler's {schedule.options.variance} variance; correct variance_type in its config"
-            )
-        return schedule.to(self.device)
+        return schedule
 
     def _shape(
         self, height: int | None, width: int | None, horizon: int | None, latents: Tensor | None

@@ -68,10 +68,11 @@ class ModelFacts:
     info: ModelInfo
     scheduler: str | None  # that the folder names; None where it is none of ours
     num_train_timesteps: int
+    reads_text: bool = False
 
     @classmethod
     def of(cls, card: ModelCard) -> "ModelFacts":
-        return cls(card.info, card.scheduler, card.num_train_timesteps)
+        return cls(card.info, card.scheduler, card.num_train_timesteps, card.reads_text)
 
     @property
     def default_scheduler(self) -> str | None:
@@ -85,11 +86,12 @@ def complete_sampling(asked: SamplingOptions, model: ModelFacts, defaults: Defau
     """
     info = model.info
     scheduler = asked.scheduler or model.default_scheduler
-    is_ddpm = scheduler == "ddpm"
+    is_ddpm = scheduler == "ddpm" and not model.reads_text
     is_ddim = scheduler in ("ddim", None)
     steps = info.num_inference_steps or (defaults.ddpm_steps if is_ddpm else STEPS) or model.num_train_timesteps
     steps = min(steps, model.num_train_timesteps, defaults.most_steps or steps)
-    guidance_scale = info.guidance_scale if labelled and info.null_label is not None else None
+    guidable = model.reads_text or (labelled and info.null_label is not None)
+    guidance_scale = info.guidance_scale if guidable else None
     return Sampling(
         scheduler=scheduler,
         num_inference_steps=_first(asked.num_inference_steps, steps),

@@ -71,8 +71,7 @@ class Models:
     def pipeline(self, card: ModelCard, scheduler: str | None) -> Pipeline:
         """A pipeline with a `scheduler` of its own around the model that all requests share."""
         shared = self._load(card)
-        own = scheduler_from_config(shared.scheduler.config, scheduler)
-        return Pipeline(shared.denoiser, own, shared.info, card.name, shared.vae)
+        return shared.with_scheduler(scheduler_from_config(shared.scheduler.config, scheduler))
 
     def warm_up(self, name: str) -> None:
         """Load a model and draw one step, so that the first picture comes at once."""

@@ -5,6 +5,7 @@ import torch
 
 from fastdiff import DiTTransformer2DModel
 from fastdiff.diffusion import conditioning
+from fastdiff.diffusion.conditions import Conditions
 from fastdiff.models.denoiser import Conditioning
 
 TINY = {
@@ -15,6 +16,7 @@ TINY = {
     "attention_head_dim": 8,
     "num_embeds_ada_norm": 20,
 }
+CONDITIONS = Conditions(torch.tensor([0, 5, 19]), torch.arange(3))
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def test_a_chunk_of_the_table_keeps_to_its_bytes(denoiser, monkeypatch):
     make_table = conditioning.make_table
     monkeypatch.setattr(conditioning, "make_table", lambda *args: made.append(make_table(*args)) or made[-1])
     monkeypatch.setattr(conditioning, "TABLE_BYTES", 40 * 3 * 4 * denoiser.conditioning_width)
-    table = conditioning.ConditioningTable(denoiser, torch.arange(50), torch.tensor([0, 5, 19]))
+    table = conditioning.ConditioningTable(denoiser, torch.arange(50), CONDITIONS)
     temb = torch.stack([table.at(step).temb for step in range(50)])
     assert [chunk.shape[1] for chunk in made] == [32, 18]
     assert max(chunk.nbytes for chunk in made) <= conditioning.TABLE_BYTES
@@ -35,7 +37,7 @@ def test_a_chunk_of_the_table_keeps_to_its_bytes(denoiser, monkeypatch):
 
 
 def test_a_step_has_an_entry_for_each_condition_and_its_own_timestep(denoiser):
-    table = conditioning.ConditioningTable(denoiser, torch.tensor([7, 3]), torch.tensor([0, 5, 19]))
+    table = conditioning.ConditioningTable(denoiser, torch.tensor([7, 3]), CONDITIONS)
     for step, timestep in enumerate((7, 3)):
         found = table.at(step)
         assert found.temb.shape == (3, denoiser.conditioning_width)

@@ -5,7 +5,7 @@ import torch
 
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.diffusion.conditions import Guidance, choose_conditions
+from fastdiff.diffusion.conditions import choose_conditions
 from fastdiff.errors import InputError
 
 CPU = torch.device("cpu")
@@ -27,7 +27,8 @@ def test_pictures_under_one_label_share_its_condition():
 def test_guidance_adds_the_null_label():
     found = choose(["cow", "cat"], scale=2)
     assert found.labels.tolist() == [0, 2, 4]
-    assert (found.of_pictures.tolist(), found.guidance) == ([1, 0], Guidance(2.0, null_condition=2))
+    assert (found.of_pictures.tolist(), found.guidance.scale) == ([1, 0], 2)
+    assert found.guidance.null_conditions.tolist() == [2, 2]
 
 
 def test_null_labels_alone_are_not_guided():

@@ -26,6 +26,7 @@ TINY = {
 }
 LABELS = torch.tensor([0, 2, 3])  # the conditions of the run; 3 is the null label
 PICTURES = torch.tensor([1, 0, 1, 2])  # the condition of each of four pictures
+NULL = torch.full_like(PICTURES, 2)
 SEEDS = torch.tensor([5, 6, 7, 2**32 - 1])
 SCHEDULES = {
     "ddpm": lambda: ddpm_schedule(DDPMConfig(), 3),
@@ -52,7 +53,7 @@ def predict(denoiser, x, timestep, labels):
 def test_steps_are_prediction_guidance_and_row(denoiser, kind, scale):
     schedule = SCHEDULES[kind]()
     x = torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(0))
-    conditions = Conditions(LABELS, PICTURES, None if scale is None else Guidance(scale, null_condition=2))
+    conditions = Conditions(LABELS, PICTURES, None if scale is None else Guidance(scale, null_conditions=NULL))
     steps = list(denoise(denoiser, x, schedule, conditions, noise=SEEDS, portions=portions()))
     assert len(steps) == 3
     for i, (x_prev, x0) in enumerate(steps):
@@ -82,7 +83,7 @@ def test_noise_is_asked_for_only_where_a_step_adds_it(denoiser):
     assert len(asked) == 2  # not at timestep 0
 
 
-@pytest.mark.parametrize("guidance", [None, Guidance(3.0, null_condition=2)], ids=["plain", "guided"])
+@pytest.mark.parametrize("guidance", [None, Guidance(3.0, null_conditions=NULL)], ids=["plain", "guided"])
 @pytest.mark.parametrize("noise", ["seeds", "given", None], ids=str)
 def test_the_whole_batch_at_once_takes_the_same_step(denoiser, guidance, noise):
     """The way of a GPU, here without a graph: up to roundings it is that of the CPU, picture by picture."""
@@ -115,7 +116,7 @@ def fits(monkeypatch):
     return fits
 
 
-@pytest.mark.parametrize("guidance", [None, Guidance(3.0, null_condition=2)], ids=["plain", "guided"])
+@pytest.mark.parametrize("guidance", [None, Guidance(3.0, null_conditions=NULL)], ids=["plain", "guided"])
 def test_out_of_memory_halves_what_is_computed_together_and_repeats_no_step(denoiser, fits, guidance):
     x = torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(0))
     given = denoiser, x, SCHEDULES["ddim-eta"](), Conditions(LABELS, PICTURES, guidance)
@@ -140,7 +141,7 @@ def test_without_halves_the_first_time_is_the_last(denoiser, fits):
 @pytest.mark.parametrize("noise", ["seeds", "given", None], ids=str)
 def test_a_part_of_the_batch_takes_the_step_of_its_pictures(denoiser, part, noise):
     """The way of a GPU, here without a graph."""
-    loop = _Loop(denoiser, SCHEDULES["ddim-eta"](), Conditions(LABELS, PICTURES, Guidance(3.0, null_condition=2)))
+    loop = _Loop(denoiser, SCHEDULES["ddim-eta"](), Conditions(LABELS, PICTURES, Guidance(3.0, null_conditions=NULL)))
     x = torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(0))
     z = {"seeds": SEEDS, "given": torch.randn(4, 8, 8, 3), None: None}[noise]
     for expected, found in zip(loop.step_by_picture(x, 1, z), loop.step_as_graph(x, 1, z, part), strict=True):
@@ -158,7 +159,7 @@ OTHER_WAYS = {
 @pytest.mark.parametrize("kind", OTHER_WAYS)
 def test_a_step_reads_and_keeps_the_same_either_way(denoiser, kind, part):
     """A step reads what earlier ones kept, and the input's scale: picture by picture, and as a GPU does it."""
-    loop = _Loop(denoiser, OTHER_WAYS[kind](), Conditions(LABELS, PICTURES, Guidance(3.0, null_condition=2)))
+    loop = _Loop(denoiser, OTHER_WAYS[kind](), Conditions(LABELS, PICTURES, Guidance(3.0, null_conditions=NULL)))
     x, *earlier = (torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(i)) for i in range(5))
     given = {} if loop.schedule.keeps_output is None else {"earlier": tuple(earlier)}
     noise = SEEDS if loop.schedule.draws_noise[1] else None

@@ -5,6 +5,7 @@ from typing import Any
 
 from fastdiff.arguments import mapping, shown
 from fastdiff.checkpoints import registry
+from fastdiff.diffusion.configs import marked_defaults
 from fastdiff.diffusion.schedulers.base import Scheduler, SchedulerOutput
 from fastdiff.diffusion.schedulers.ddim import DDIMScheduler
 from fastdiff.diffusion.schedulers.ddpm import DDPMScheduler
@@ -25,6 +26,7 @@ __all__ = [
     "Scheduler",
     "SchedulerOutput",
     "UniPCMultistepScheduler",
+    "folder_scheduler",
     "name_of",
     "scheduler_from_config",
 ]
@@ -56,6 +58,22 @@ def scheduler_from_config(config: Mapping[str, Any], name: str | None = None) ->
     if not isinstance(said, str) or said not in _CLASSES:
         raise InputError(f"the model's scheduler is {said}; choose the scheduler {_choices()} instead")
     return _CLASSES[said].from_config(config)
+
+
+def folder_scheduler(
+    config: Mapping[str, Any], name: str | None, own_name: str | None, changes: Mapping[str, Any]
+) -> Scheduler:
+    """Return the scheduler `name` of a pipeline's folder, whose scheduler_config.json is `config`.
+
+    own_name: of the scheduler that the config says. changes: options that diffusers' pipeline class sets in it when
+    the pipeline is made. Any other scheduler is made of the changed one, as X.from_config(pipe.scheduler.config):
+    an option that the file leaves out is not handed on. Raises as `scheduler_from_config`.
+    """
+    if name in (None, own_name):
+        marked = [option for option in marked_defaults(config) if option not in changes]
+        return scheduler_from_config({**config, **changes, "_use_default_values": marked}, name)
+    handed = {option: value for option, value in changes.items() if option in config}
+    return scheduler_from_config({**config, **handed}, name)
 
 
 def name_of(scheduler: Scheduler) -> str:

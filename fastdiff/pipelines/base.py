@@ -1,0 +1,257 @@
+"""BasePipeline, the base of all: loads the parts of a folder, and runs the denoising loop to pictures."""
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastdiff.arguments import instance, optional, text
+from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.json_files import read_json
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.checkpoints.registry import SchedulerName
+from fastdiff.diffusion.decoding import OutputType, check_channels, decode, join
+from fastdiff.diffusion.finite import Extremes
+from fastdiff.diffusion.pictures import check_state
+from fastdiff.diffusion.schedule import Schedule
+from fastdiff.diffusion.schedulers import Scheduler, folder_scheduler, name_of, scheduler_from_config
+from fastdiff.errors import InputError
+from fastdiff.execution.devices import check_move, dtype_name, naming_lost_device, resolve_device, resolve_dtype
+from fastdiff.execution.memory import Portions, or_explain, remedies
+from fastdiff.models.autoencoder import AutoencoderKL
+from fastdiff.models.classes import DENOISERS, Models, load_models
+from fastdiff.models.denoiser import Denoiser
+from fastdiff.models.model import Model
+from fastdiff.requests.defaults import ModelFacts, Sampling
+from fastdiff.results import PipelineOutput, Step
+from fastdiff.schema import checked
+
+AnyPipeline = TypeVar("AnyPipeline", bound="BasePipeline")
+
+PREVIEW_SIDE = 32  # of latents: those of a preview are averaged down to about it, so that decoding costs little
+
+_log = logging.getLogger(__name__)
+
+
+class BasePipeline:
+    """A denoiser, its scheduler, and whatever else draws with it. `stream` and the parts differ from class to class."""
+
+    stream: Callable[..., Iterator[Step]]  # draws, and yields a Step after each step; the last has what is finished
+
+    reads_text: ClassVar[bool] = False  # whether it draws from prompts
+    _kinds: ClassVar[dict[bool, type["BasePipeline"]]] = {}  # by `reads_text`, what a folder is drawn with
+
+    def __init_subclass__(cls) -> None:
+        BasePipeline._kinds.setdefault(cls.reads_text, cls)
+
+    def __init__(
+        self, denoiser: Denoiser, scheduler: Any, info: ModelInfo | None, name: str, vae: AutoencoderKL | None
+    ):
+        instance("denoiser", denoiser, Denoiser, f"a {' or '.join(DENOISERS)} of fastdiff")
+        optional(instance, "info", info, ModelInfo, "a ModelInfo")
+        text("name", name)
+        optional(instance, "vae", vae, AutoencoderKL, "an AutoencoderKL of fastdiff")
+        if vae is not None and vae.config.latent_channels != denoiser.config.in_channels:
+            raise InputError(
+                f"vae: it decodes {vae.config.latent_channels} channels and the model denoises "
+                f"{denoiser.config.in_channels}; give the VAE that the model was trained with"
+            )
+        self.denoiser, self.name, self.vae = denoiser, name, vae
+        self.info = info or ModelInfo(null_label=denoiser.config.null_label)
+        self.scheduler = scheduler
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | Path,
+        *,
+        device: str | torch.device = "auto",
+        dtype: str | torch.dtype = "auto",
+        scheduler: str | None = None,
+        variant: str | None = None,
+        **hub_options: Any,
+    ) -> Any:
+        """A bundled name, a pipeline folder that diffusers saved, or a hub id; of the class that draws that folder.
+
+        Args:
+            device: auto takes a GPU where there is one.
+            dtype: auto is float32 on the CPU and bfloat16 on a GPU.
+            scheduler: a name such as ddim, ddpm, euler or euler-a (an unknown one is told all), made from the folder's
+                scheduler config. Default: what the folder says.
+            variant: of the weights' files, such as fp16.
+            hub_options: `revision`, `token`, `local_files_only`.
+
+        Raises InputError for whatever cannot be loaded, NonFiniteError for NaN in the weights; OutOfMemoryError, which
+        is Python's MemoryError and torch's OutOfMemoryError, and DeviceLostError where the GPU fails.
+        """
+        device = resolve_device(device)  # before anything is downloaded for it
+        dtype = resolve_dtype(dtype, device)
+        checked("scheduler", scheduler, SchedulerName | None)
+        folder = hub.resolve(name_or_path, variant=variant, **hub_options)
+        if not (folder / "model_index.json").is_file():
+            raise InputError(f"{folder} has no model_index.json; a pipeline folder also holds the model's scheduler")
+        card = ModelCard.read(str(name_or_path), folder)
+        pipe = cls.from_card(card, device=device, dtype=dtype, scheduler=scheduler, variant=variant)
+        if card.notice:
+            _log.warning(card.notice)
+        return pipe
+
+    @classmethod
+    def from_card(
+        cls,
+        card: ModelCard,
+        *,
+        device: str | torch.device = "auto",
+        dtype: str | torch.dtype = "auto",
+        scheduler: str | None = None,
+        variant: str | None = None,
+    ) -> Any:
+        """The pipeline of a model folder that was found and whose configs were read. As `from_pretrained` otherwise."""
+        device = resolve_device(device)
+        dtype = resolve_dtype(dtype, device)
+        checked("scheduler", scheduler, SchedulerName | None)
+        with naming_lost_device():
+            models = or_explain(
+                partial(load_models, card, device=device, dtype=dtype, variant=variant),
+                f"{device}: out of memory for the weights of {card.name} in {dtype_name(dtype)}; "
+                + remedies("end what else runs there", dtype),
+            )
+        config = read_json(hub.component_folder(card.folder, "scheduler") / "scheduler_config.json")
+        scheduler = scheduler or ModelFacts.of(card).default_scheduler
+        own = folder_scheduler(config, scheduler, card.scheduler, card.pipeline.scheduler_options)
+        return cls._kinds[card.reads_text]._of_card(card, models, own)
+
+    @classmethod
+    def _of_card(cls, card: ModelCard, models: Models, scheduler: Scheduler) -> "BasePipeline":
+        """The pipeline of loaded models."""
+        raise NotImplementedError
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._scheduler
+
+    @scheduler.setter
+    def scheduler(self, scheduler: Any) -> None:
+        """One of ours, or diffusers' class of the same name, whose config is taken over."""
+        if not isinstance(scheduler, Scheduler):
+            config = getattr(scheduler, "config", None)
+            if not isinstance(config, Mapping):
+                raise InputError(
+                    f"scheduler: {type(scheduler).__name__} is none; give one of fastdiff's, such as a DDIMScheduler"
+                )
+            scheduler = scheduler_from_config({**config, "_class_name": type(scheduler).__name__})
+        self._scheduler = scheduler
+
+    def with_scheduler(self: AnyPipeline, scheduler: Any) -> AnyPipeline:
+        """Return a pipeline of the same models with a scheduler of its own."""
+        other = copy.copy(self)
+        other.scheduler = scheduler
+        return other
+
+    @property
+    def scheduler_name(self) -> str:
+        """The scheduler's name in requests: ddim, ddpm, euler-karras."""
+        return name_of(self.scheduler)
+
+    @property
+    def device(self) -> torch.device:
+        return self.denoiser.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.denoiser.dtype
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """The parts with weights."""
+        return (self.denoiser, *(() if self.vae is None else (self.vae,)))
+
+    def to(self: AnyPipeline, *args: Any, **kwargs: Any) -> AnyPipeline:
+        """Move the models to a device or dtype, as torch's Module.to does. InputError where they cannot go there."""
+        check_move(*args, **kwargs)
+        for model in self.models:
+            model.to(*args, **kwargs)
+        return self
+
+    def _release_graphs(self) -> None:
+        for model in self.models:
+            model.release_graphs()
+
+    @property
+    def scale(self) -> int:
+        """Pixels of a picture for one of the denoiser's, in height and in width."""
+        return 1 if self.vae is None else self.vae.config.scale
+
+    def decode(self, x: Tensor, output_type: str) -> Any:
+        """Return what the denoiser ends with, (N, H, W, C) float32, as pictures; see `decoding.decode`.
+
+        InputError where `x` is no such.
+        """
+        return decode(check_state(x, self.denoiser.config), self._output_type(output_type), self.vae)
+
+    def _call(self, options: Mapping[str, Any], return_dict: bool) -> Any:
+        """Return what `stream` with these options ends with, as a named tuple or a plain one."""
+        checked("return_dict", return_dict, bool)
+        warned = False
+        for step in self.stream(**options):
+            output = step.trajectories or PipelineOutput(step.images)
+            if step.notice and not warned:
+                _log.warning(step.notice)
+                warned = True
+        return output if return_dict else tuple(output)
+
+    def _run(
+        self, steps: Iterator[tuple[Tensor, Tensor]], schedule: Schedule, portions: Portions, output_type: str
+    ) -> Iterator[Step]:
+        """Yield a Step for each of the loop's; the last one has the pictures."""
+        extremes = Extremes(schedule, self.device)
+        decoder = partial(self._decode, portions, extremes)
+        with naming_lost_device():
+            for i, (x, x0) in enumerate(steps):
+                extremes.note(i, x)
+                images = decoder(x, output_type) if i == len(schedule) - 1 else None
+                timestep = schedule.timesteps[i].item()
+                yield Step(i, len(schedule), timestep, images, x, x0, portions.size, decoder, self._small)
+
+    def _decode(self, portions: Portions, extremes: Extremes, x: Tensor, output_type: str) -> Any:
+        """`decode` during a run: as many pictures at a time as fit, and an error names the step."""
+        with naming_lost_device(), extremes.naming_step():
+            return join(portions.map(lambda part: self.decode(x[part], output_type), len(x)), output_type)
+
+    def _small(self, x0: Tensor) -> Tensor:
+        """Return x0 (N, H, W, C) for a preview: large latents averaged, as decoding those takes longer than a step."""
+        factor = 1 if self.vae is None else max(1, min(x0.shape[1:3]) // PREVIEW_SIDE)
+        return x0 if factor == 1 else F.avg_pool2d(x0.permute(0, 3, 1, 2), factor).permute(0, 2, 3, 1)
+
+    def _output_type(self, output_type: Any) -> str:
+        """Return one that it has; for None the first. Raises InputError for any other."""
+        output_type = checked("output_type", "pil" if output_type is None else output_type, OutputType)
+        check_channels(self._channels, output_type)
+        return output_type
+
+    @property
+    def _channels(self) -> int:
+        """Those of what is drawn."""
+        return self.denoiser.config.sample_channels if self.vae is None else self.vae.config.out_channels
+
+    def _schedule(self, sampling: Sampling) -> Schedule:
+        schedule = self.scheduler.schedule(
+            sampling.num_inference_steps,
+            eta=sampling.eta,
+            use_clipped_model_output=sampling.use_clipped_model_output,
+        )
+        channels = self.denoiser.config.sample_channels, self.denoiser.config.out_channels
+        halves = (1, 2) if schedule.options.variance == "fixed" else (2,)
+        if channels[1] not in [half * channels[0] for half in halves]:
+            raise InputError(
+                f"the model has {channels[0]} input and {channels[1]} output channels, which does not fit the "
+                f"scheduler's {schedule.options.variance} variance; correct variance_type in its config"
+            )
+        return schedule.to(self.device)

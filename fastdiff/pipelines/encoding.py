@@ -1,0 +1,72 @@
+"""TextEncoders: prompts to what a U-Net reads of them, as diffusers' `encode_prompt` does. One prompt at a time."""
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastdiff.arguments import instance
+from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
+from fastdiff.diffusion.decoding import check_finite
+from fastdiff.errors import InputError
+from fastdiff.models.clip import CLIPTextModel, CLIPTextModelWithProjection
+from fastdiff.text.tokenizer import CLIPTokenizer
+
+_log = logging.getLogger(__name__)
+
+
+class Encoded(NamedTuple):
+    """A text as a U-Net reads it."""
+
+    text: Tensor  # (L, text_width)
+    pooled: Tensor | None = None  # (width,), of SDXL
+
+
+class TextEncoders:
+    """The text encoders of a pipeline, each with its tokenizer: one of Stable Diffusion 1 and 2, two of SDXL."""
+
+    def __init__(
+        self, models: Sequence[CLIPTextModel], tokenizers: Sequence[CLIPTokenizer], config: UNet2DConditionConfig
+    ):
+        """`config` is that of the U-Net. InputError where they do not fit it, or one another."""
+        for model, tokenizer in zip(models, tokenizers, strict=True):
+            instance("text_encoder", model, CLIPTextModel, "a CLIPTextModel of fastdiff")
+            instance("tokenizer", tokenizer, CLIPTokenizer, "a CLIPTokenizer of fastdiff")
+        self.models, self.tokenizers = tuple(models), tuple(tokenizers)
+        self.of_sdxl = config.addition_embed_type == "text_time"
+        if self.models:
+            self._check_widths(config)
+
+    def _check_widths(self, config: UNet2DConditionConfig) -> None:
+        widths = [model.config.hidden_size for model in self.models]
+        if sum(widths) != config.text_width:
+            raise InputError(
+                f"text_encoder: {' and '.join(map(str, widths))} channels of text, and the U-Net reads "
+                f"{config.text_width}; give the text encoders that it was trained with"
+            )
+        if len({tokenizer.length for tokenizer in self.tokenizers}) > 1:
+            raise InputError("tokenizer_2: its prompts have another length than the first's; save one of them again")
+        if self.of_sdxl and not isinstance(self.models[-1], CLIPTextModelWithProjection):
+            raise InputError("text_encoder_2: this U-Net reads its text_embeds; give a CLIPTextModelWithProjection")
+
+    def encode(self, texts: Sequence[str], clip_skip: int = 0) -> Encoded:
+        """Return a prompt, which each encoder is given a text of, as the U-Net reads it.
+
+        clip_skip: the last layers that are left out, beside those that the kind of pipeline leaves out itself. Raises
+        InputError for more of them than there are, NonFiniteError for NaN or infinity in what an encoder makes of it.
+        """
+        embeds, pooled = [], None
+        for text, tokenizer, model in zip(texts, self.tokenizers, self.models, strict=True):
+            tokens = tokenizer(text)
+            if tokens.warning:
+                _log.warning(tokens.warning)
+            ids = torch.tensor([tokens.ids])
+            if self.of_sdxl:
+                embed, pooled = model.penultimate_embeds(ids, clip_skip)
+            else:
+                embed = model.prompt_embeds(ids, clip_skip)
+            check_finite(embed, "text encoder")
+            embeds.append(embed)
+        return Encoded(torch.cat(embeds, dim=-1)[0], None if pooled is None else pooled[0])

@@ -1,0 +1,171 @@
+"""Prompts of a call, as texts or as embeddings: checked, then encoded.
+
+The arguments have the names of diffusers' StableDiffusionPipeline and StableDiffusionXLPipeline.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Len
+from torch import Tensor
+
+from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
+from fastdiff.checkpoints.kinds import MAX_LAYERS
+from fastdiff.errors import InputError
+from fastdiff.execution.tensors import FLOATS, tensor
+from fastdiff.pipelines.encoding import Encoded, TextEncoders
+from fastdiff.requests.request import MAX_PICTURES
+from fastdiff.schema import Wanted, checked, whole
+
+Texts = str | Sequence[str] | None
+
+_Texts = Annotated[
+    str | Annotated[tuple[str, ...], Len(1, MAX_PICTURES)], Wanted(f"a text, or a list of 1 to {MAX_PICTURES} of them")
+]
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """The arguments of a call that say what its pictures show, and what they do not."""
+
+    prompt: Texts = None
+    prompt_2: Texts = None
+    negative_prompt: Texts = None
+    negative_prompt_2: Texts = None
+    prompt_embeds: Tensor | None = None
+    pooled_prompt_embeds: Tensor | None = None
+    negative_prompt_embeds: Tensor | None = None
+    negative_pooled_prompt_embeds: Tensor | None = None
+    clip_skip: int | None = None
+
+
+class Prompts:
+    """The prompts of a call, `count` of them, and what guidance leads away from."""
+
+    def __init__(
+        self, options: PromptOptions, encoders: TextEncoders, config: UNet2DConditionConfig, *, zeros_for_none: bool
+    ):
+        """config: of the U-Net. zeros_for_none: guidance without a negative prompt leads away from zeros, as SDXL's.
+
+        InputError for arguments that do not go together or do not fit the models. Nothing is encoded yet.
+        """
+        self._encoders, self._config, self._zeros_for_none = encoders, config, zeros_for_none
+        self._embeds = self._given(options, "prompt")
+        self._negative_embeds = self._given(options, "negative_prompt")
+        if self._embeds is None and options.prompt is None:
+            raise InputError("prompt: this model draws from a text; give a prompt, or prompt_embeds")
+        self._texts = _texts("prompt", options.prompt, None)
+        self.count = len(self._texts) if self._embeds is None else len(self._embeds)
+        self._second = self._second_texts("prompt_2", options.prompt_2)
+        self._negative = _texts("negative_prompt", options.negative_prompt, self.count)
+        self._second_negative = self._second_texts("negative_prompt_2", options.negative_prompt_2)
+        self._clip_skip = self._checked_skip(options.clip_skip)
+        self._check_counts()
+
+    def encode(self) -> list[Encoded]:
+        """Return each prompt as the U-Net reads it; equal texts are one and the same object."""
+        if self._embeds is not None:
+            return self._embeds
+        second = self._second or self._texts
+        return [self._encode(pair, self._clip_skip) for pair in zip(self._texts, second, strict=True)]
+
+    def encode_negative(self, prompts: Sequence[Encoded]) -> list[Encoded]:
+        """Return what guidance leads away from, for each of the encoded `prompts`; clip_skip does not bear on it."""
+        if self._negative_embeds is not None:
+            return self._negative_embeds
+        if not self._negative and self._zeros_for_none:
+            return _zeros_like(prompts)
+        if not self._encoders.models:
+            raise InputError("negative_prompt_embeds: there is no text encoder, so guidance needs them; give them")
+        negative = self._negative or [""] * self.count
+        return [self._encode(pair, 0) for pair in zip(negative, self._second_negative or negative, strict=True)]
+
+    @functools.cached_property
+    def _cache(self) -> dict[tuple, Encoded]:
+        return {}
+
+    def _encode(self, texts: tuple[str, str], clip_skip: int) -> Encoded:
+        key = texts[: len(self._encoders.models)], clip_skip
+        if key not in self._cache:
+            self._cache[key] = self._encoders.encode(*key)
+        return self._cache[key]
+
+    def _given(self, options: PromptOptions, name: str) -> list[Encoded] | None:
+        """Return the embeddings of `prompt` or `negative_prompt`; None where texts stand for them."""
+        embeds, pooled = getattr(options, f"{name}_embeds"), getattr(options, f"{_pooled(name)}_embeds")
+        if pooled is not None and not self._encoders.of_sdxl:
+            raise InputError(f"{_pooled(name)}_embeds: this model reads none; leave them out")
+        if (pooled is not None) != (embeds is not None) and self._encoders.of_sdxl:
+            missing, there = (f"{name}_embeds", f"{_pooled(name)}_embeds")[:: 1 if embeds is None else -1]
+            raise InputError(f"{missing}: missing beside {there}; give both, of the same encoders")
+        if embeds is None:
+            return None
+        for text in (name, f"{name}_2"):
+            if getattr(options, text) is not None:
+                raise InputError(f"{text}: {name}_embeds are given too; leave one of the two out")
+        self._check_rows(f"{name}_embeds", embeds, ("P", "L", self._config.text_width))
+        if pooled is None:
+            return [Encoded(text) for text in embeds.detach()]
+        width = self._config.prompt_shapes["text_embeds"][-1]
+        self._check_rows(f"{_pooled(name)}_embeds", pooled, (len(embeds), width))
+        return [Encoded(*each) for each in zip(embeds.detach(), pooled.detach(), strict=True)]
+
+    @staticmethod
+    def _check_rows(name: str, value: Any, shape: tuple[int | str, ...]) -> None:
+        """InputError unless `value` is a floating-point tensor of this shape; letters stand for any size."""
+        tensor(name, value, FLOATS)
+        fits = value.ndim == len(shape) and value.numel()
+        if not fits or any(size not in (found, "P", "L") for size, found in zip(shape, value.shape, strict=True)):
+            wanted = ", ".join(map(str, shape))
+            raise InputError(f"{name}: its shape is {tuple(value.shape)}; this model reads ({wanted})")
+
+    def _second_texts(self, name: str, value: Texts) -> list[str]:
+        if value is not None and len(self._encoders.models) < 2:
+            raise InputError(f"{name}: this model has no second text encoder; leave it out")
+        return _texts(name, None if value == "" else value, self.count)  # diffusers takes no text for the first
+
+    def _checked_skip(self, clip_skip: Any) -> int:
+        if clip_skip is not None and self._embeds is not None:
+            raise InputError("clip_skip: prompt_embeds are encoded already; leave it out")
+        most = min((model.config.num_hidden_layers for model in self._encoders.models), default=MAX_LAYERS)
+        return checked("clip_skip", clip_skip, whole(0, most - self._encoders.of_sdxl) | None) or 0
+
+    def _check_counts(self) -> None:
+        if self._texts and not self._encoders.models:
+            raise InputError("prompt: this pipeline has no text encoder; give prompt_embeds")
+        if self._negative_embeds is not None and len(self._negative_embeds) not in (1, self.count):
+            raise InputError(
+                f"negative_prompt_embeds: {len(self._negative_embeds)} given for {self.count} prompts; "
+                "give one, or one for each"
+            )
+        if self._negative_embeds is not None and len(self._negative_embeds) < self.count:
+            self._negative_embeds = self._negative_embeds * self.count
+
+
+def _pooled(name: str) -> str:
+    """The name of a prompt's pooled embeddings without its end: prompt -> pooled_prompt."""
+    return name.replace("prompt", "pooled_prompt")
+
+
+def _texts(name: str, value: Any, count: int | None) -> list[str]:
+    """Return `count` texts, of one for all or a list with one for each; none for None."""
+    if value is None:
+        return []
+    found = checked(name, value, _Texts)
+    texts = [found] if isinstance(found, str) else list(found)
+    texts = texts * count if count and len(texts) == 1 else texts
+    if count is not None and len(texts) != count:
+        raise InputError(f"{name}: {len(texts)} given for {count} prompts; give one, or one for each")
+    return texts
+
+
+def _zeros_like(prompts: Sequence[Encoded]) -> list[Encoded]:
+    """Return zeros for each prompt, the same object for all that are of one shape."""
+    zeros: dict[Any, Encoded] = {}
+    for text, pooled in prompts:
+        nothing = Encoded(torch.zeros_like(text), None if pooled is None else torch.zeros_like(pooled))
+        zeros.setdefault(text.shape, nothing)
+    return [zeros[text.shape] for text, _ in prompts]

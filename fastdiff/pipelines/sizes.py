@@ -1,0 +1,51 @@
+"""Sizes that SDXL is told beside its prompt, section 2.2 of Podell et al. 2023 (arXiv 2307.01952)."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Interval
+from torch import Tensor
+
+from fastdiff.errors import InputError
+from fastdiff.schema import Wanted, checked
+
+_Number = Annotated[int, Interval(ge=0, le=2**16)]
+_Pair = Annotated[tuple[_Number, _Number], Wanted("two whole numbers from 0 to 65536, down and across")]
+
+Pair = tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class SizeOptions:
+    """The arguments of a call of SDXL, (height, width) and (top, left), as diffusers' StableDiffusionXLPipeline."""
+
+    original_size: Pair = None  # default: that of the pictures
+    crops_coords_top_left: Pair = None  # default: (0, 0)
+    target_size: Pair = None  # default: that of the pictures
+    negative_original_size: Pair = None  # the negative ones count where both sizes are given
+    negative_crops_coords_top_left: Pair = None
+    negative_target_size: Pair = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, checked(name, value, _Pair | None))
+
+    def check_unused(self) -> None:
+        """Raise InputError for sizes given to a model that is told none."""
+        given = [name for name, value in vars(self).items() if value is not None]
+        if given:
+            raise InputError(f"{given[0]}: this model is not told sizes, as SDXL is; leave it out")
+
+    def time_ids(self, height: int, width: int) -> tuple[Tensor, Tensor]:
+        """Return the six numbers of pictures of this size, (6,) float32, and those that guidance leads away from."""
+        size = height, width
+        ids = _ids(self.original_size or size, self.crops_coords_top_left, self.target_size or size)
+        if self.negative_original_size is None or self.negative_target_size is None:
+            return ids, ids
+        away = self.negative_original_size, self.negative_crops_coords_top_left, self.negative_target_size
+        return ids, _ids(*away)
+
+
+def _ids(original: Any, crop: Any, target: Any) -> Tensor:
+    return torch.tensor([*original, *(crop or (0, 0)), *target], dtype=torch.float32)
