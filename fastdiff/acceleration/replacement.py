@@ -1,4 +1,4 @@
-"""What stands in the place of a live model's own methods, until `restore`."""
+"""Our models in the place of the methods of live ones, until `restore`."""
 
 import sys
 from typing import Any, ClassVar
