@@ -169,7 +169,7 @@ class TestRefused:
         assert "_apply" not in vars(pipe.unet) and "_apply" not in vars(pipe.vae)
         undo()
         expected = draw(pipe)
-        assert abs(draw(fastdiff.accelerate(pipe)) - expected).max() <= 1e-3
+        assert abs(draw(fastdiff.accelerate(pipe)) - expected).max() <= 1e-4
 
     def test_after(self, pipe, change, message):
         expected = draw(fastdiff.accelerate(pipe))
@@ -242,7 +242,7 @@ def test_a_lora_that_was_fused_counts(pipe):
     layer.weight.data = layer.weight.data + torch.randn(layer.weight.shape)
     again = draw(pipe)
     assert abs(again - changed).max() > 1e-3
-    assert abs(draw(fastdiff.restore(pipe)) - again).max() <= 1e-3
+    assert abs(draw(fastdiff.restore(pipe)) - again).max() <= 1e-4
 
 
 class Offload:
@@ -280,7 +280,7 @@ def test_offload_of_whole_models_goes_on(pipe, when):
     else:
         fastdiff.accelerate(pipe)
         hook.add(pipe.unet)
-    assert abs(draw(pipe) - expected).max() <= 1e-3
+    assert abs(draw(pipe) - expected).max() <= 1e-4
     moves = hook.moves
     assert moves > 0
     hook.remove(pipe.unet)  # as diffusers does after each drawing, to add it anew
@@ -291,7 +291,7 @@ def test_offload_of_whole_models_goes_on(pipe, when):
     assert abs(draw(fastdiff.restore(pipe)) - expected).max() == 0
     assert hook.moves > moves + 1
     hook.remove(pipe.unet)
-    assert abs(draw(fastdiff.accelerate(pipe)) - expected).max() <= 1e-3
+    assert abs(draw(fastdiff.accelerate(pipe)) - expected).max() <= 1e-4
     assert abs(draw(fastdiff.restore(pipe)) - expected).max() == 0
 
 

@@ -29,8 +29,9 @@ def assert_as_before(pipe, **options):
     """Latents and pictures are those that diffusers drew."""
     latents, pictures = draw(pipe, output_type="latent", **options), draw(pipe, **options)
     fastdiff.accelerate(pipe)
-    assert (draw(pipe, output_type="latent", **options) - latents).abs().max() <= 1e-4 * max(1, latents.abs().max())
-    assert abs(draw(pipe, **options) - pictures).max() <= 1e-3
+    error = (draw(pipe, output_type="latent", **options) - latents).abs().max()
+    assert error <= 1e-4 and error <= 1e-5 * latents.abs().max()
+    assert abs(draw(pipe, **options) - pictures).max() <= 1e-4
 
 
 def runs_on_fastdiff(pipe) -> bool:
@@ -86,7 +87,7 @@ def test_schedulers_are_swapped_as_before(name):
     pipe.scheduler = kind.from_config(pipe.scheduler.config, **SCHEDULERS[name])
     pictures = draw(pipe)
     pipe = fastdiff.restore(pipe)
-    assert abs(draw(pipe) - pictures).max() <= 1e-3
+    assert abs(draw(pipe) - pictures).max() <= 1e-4
 
 
 @pytest.mark.parametrize("kind", ["pil", "np", "pt", "latent"])
@@ -120,12 +121,23 @@ def replace_latents(pipe, step, t, tensors):
     return {"latents": tensors["latents"].flip(-1)}
 
 
+def end_guidance(pipe, step, t, tensors):
+    """Leave guidance midway, as diffusers' guide does: half the batch from there on."""
+    if step != 1:
+        return {}
+    pipe._guidance_scale = 0.0
+    return {name: tensor.chunk(2)[-1] for name, tensor in tensors.items() if name != "latents"}
+
+
 def stop(pipe, step, t, tensors):
     pipe._interrupt = True
     return {}
 
 
-@pytest.mark.parametrize("callback", [replace_text, edit_text, replace_latents, stop], ids=lambda each: each.__name__)
+CALLBACKS = [replace_text, edit_text, replace_latents, end_guidance, stop]
+
+
+@pytest.mark.parametrize("callback", CALLBACKS, ids=lambda each: each.__name__)
 def test_callbacks_change_what_they_changed(pipe, callback):
     plain, seen = draw(pipe), []
 
@@ -133,12 +145,13 @@ def test_callbacks_change_what_they_changed(pipe, callback):
         seen.append((step, int(t), sorted(tensors)))
         return callback(pipe, step, t, tensors)
 
-    options = {"callback_on_step_end": watched, "callback_on_step_end_tensor_inputs": ["latents", "prompt_embeds"]}
+    names = ["latents", "prompt_embeds", *(["add_text_embeds", "add_time_ids"] if "XL" in type(pipe).__name__ else [])]
+    options = {"callback_on_step_end": watched, "callback_on_step_end_tensor_inputs": names}
     changed = draw(pipe, **options)
     before = list(seen)
     assert abs(changed - plain).max() > 1e-2
     fastdiff.accelerate(pipe)
-    assert abs(draw(pipe, **options) - changed).max() <= 1e-3
+    assert abs(draw(pipe, **options) - changed).max() <= 1e-4
     assert seen == 2 * before
 
 
@@ -181,7 +194,7 @@ def test_another_pipeline_of_the_same_parts():
     picture = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     expected = draw(other, image=picture, strength=0.8)
     fastdiff.accelerate(pipe)
-    assert abs(draw(other, image=picture, strength=0.8) - expected).max() <= 1e-3
+    assert abs(draw(other, image=picture, strength=0.8) - expected).max() <= 1e-4
     assert runs_on_fastdiff(other) and runs_on_fastdiff(fastdiff.accelerate(other))
 
 
@@ -196,7 +209,7 @@ def test_another_vae_stays_diffusers():
     expected = draw(pipe)
     fastdiff.accelerate(pipe)
     assert "forward" in vars(pipe.unet) and "_decode" not in vars(tiny)
-    assert abs(draw(pipe) - expected).max() <= 1e-3
+    assert abs(draw(pipe) - expected).max() <= 1e-4
     assert "forward" not in vars(fastdiff.restore(pipe).unet)
 
 
@@ -242,6 +255,15 @@ class TestMoves:
         finally:
             gc.enable()
 
+    def test_a_move_within_inference_mode(self, pipe):
+        expected = draw(fastdiff.accelerate(pipe))
+        with torch.inference_mode():
+            pipe.unet.double().float()
+            assert abs(draw(pipe) - expected).max() == 0
+        with torch.no_grad():
+            pipe.unet.conv_in.weight.neg_()
+        assert abs(draw(pipe) - expected).max() > 1e-3
+
     def test_a_deep_copy_runs_its_own_weights(self, pipe):
         expected = draw(fastdiff.accelerate(pipe))
         other = copy.deepcopy(pipe.unet)
@@ -252,7 +274,7 @@ class TestMoves:
         pipe.unet = other
         assert abs(draw(pipe) - expected).max() > 1e-2
         expected = draw(pipe)
-        assert abs(draw(fastdiff.restore(pipe)) - expected).max() <= 1e-3
+        assert abs(draw(fastdiff.restore(pipe)) - expected).max() <= 1e-4
 
     def test_weights_that_change_change_the_picture(self, pipe):
         """In place, through data, by other memory, and of the VAE."""
@@ -270,4 +292,4 @@ class TestMoves:
                         (weight if change == "in place" else weight.data).neg_()
                 changed = draw(pipe)
                 assert abs(changed - before).max() > 1e-3, change
-        assert abs(draw(fastdiff.restore(pipe)) - changed).max() <= 1e-3
+        assert abs(draw(fastdiff.restore(pipe)) - changed).max() <= 1e-4
