@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from fastdiff.acceleration.replacement import Replacement, replacement_for, replacement_of
+from fastdiff.acceleration.replacement import replacement_for, replacement_of
 from fastdiff.acceleration.sharing import our_class
 from fastdiff.errors import InputError
 from fastdiff.models.autoencoder import AutoencoderKL
@@ -31,7 +31,7 @@ def accelerate(model_or_pipeline: Accelerated) -> Accelerated:
 
     Raises InputError for a model of another class or one that we cannot run, and where a change to it would be passed
     over: LoRA layers that are not fused, IP-Adapter, FreeU, changed attention processors, hooks and offload of single
-    layers. A change that comes later is refused at the next call, until it is undone.
+    layers. A change that comes later, but for a forward hook, is refused at the next call, until it is undone.
     """
     for replacement in [replacement_for(model) for model in _models_of(model_or_pipeline)]:
         replacement.install()
@@ -40,8 +40,8 @@ def accelerate(model_or_pipeline: Accelerated) -> Accelerated:
 
 def restore(model_or_pipeline: Accelerated) -> Accelerated:
     """Undo `accelerate`: diffusers computes again, over the same parameters. Returns the same object."""
-    found = [replacement_of(model) for model in _models_of(model_or_pipeline)]
-    replacements: list[Replacement] = [replacement for replacement in found if replacement is not None]
+    models = _models_of(model_or_pipeline)
+    replacements = [replacement for model in models if (replacement := replacement_of(model)) is not None]
     if not replacements:
         raise InputError("restore: this model is not accelerated")
     for replacement in replacements:

@@ -68,7 +68,7 @@ def check_changes(model: nn.Module) -> None:
 
 
 def _check_adapters(model: Any) -> None:
-    if getattr(model, "peft_config", None):
+    if getattr(model, "peft_config", None) or any(_library(type(module)) == "peft" for module in model.modules()):
         raise InputError(
             "accelerate: LoRA layers are not supported unless they are fused; "
             "call fuse_lora() and unload_lora_weights() on the pipeline first"

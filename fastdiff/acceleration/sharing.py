@@ -13,7 +13,7 @@ from fastdiff.models.classes import DENOISERS
 from fastdiff.models.model import Model
 
 KINDS: dict[str, type[Model]] = {**DENOISERS, AutoencoderKL.__name__: AutoencoderKL}
-FUSED = ("to_qkv", "to_kv")  # copies that diffusers' fuse_qkv_projections makes, and leaves when it is undone
+FUSED = {"to_qkv", "to_kv"}  # copies that diffusers' fuse_qkv_projections makes, and leaves when it is undone
 
 
 def our_class(model: Any) -> type[Model] | None:
@@ -35,7 +35,7 @@ def share_parameters(model: nn.Module) -> Model:
         raise InputError("accelerate: the model's parameters have several dtypes or devices; move it with .to() first")
     ours = _build(model)
     state = {}
-    unused = {key for key in theirs if key.split(".")[-2] not in FUSED}
+    unused = {key for key in theirs if FUSED.isdisjoint(key.split("."))}
     for name in ours.state_dict():
         keys = diffusers_keys(ours, name)
         missing = [key for key in keys if key not in theirs]

@@ -43,6 +43,10 @@ class LoraLinear(nn.Module):
         return self.base_layer(x) + self.lora_B(x)
 
 
+class PeftLinear(LoraLinear):
+    __module__ = "peft.tuners.lora.layer"
+
+
 class FloatParameter(nn.Parameter):
     pass
 
@@ -106,10 +110,13 @@ def lora(pipe):
     return unload
 
 
-def another_layer(pipe):
-    parent = pipe.unet.get_submodule(ATTENTION)
-    layer, parent.to_k = parent.to_k, LoraLinear(parent.to_k)
-    return lambda: setattr(parent, "to_k", layer)
+def another_layer(kind):
+    def change(pipe):
+        parent = pipe.unet.get_submodule(ATTENTION)
+        layer, parent.to_k = parent.to_k, kind(parent.to_k)
+        return lambda: setattr(parent, "to_k", layer)
+
+    return change
 
 
 def more_layers(pipe):
@@ -146,8 +153,9 @@ REFUSED = {
     "fused-vae": (fused("vae"), "FusedAttnProcessor2_0 is not supported; call unfuse_qkv_projections()"),
     "ip-adapter": (ip_adapter, "IP-Adapter is not supported; call unload_ip_adapter()"),
     "lora": (lora, "LoRA layers are not supported unless they are fused; call fuse_lora() and unload_lora_weights()"),
+    "lora-without-adapters": (another_layer(PeftLinear), "LoRA layers are not supported unless they are fused"),
     "another-layer": (
-        another_layer,
+        another_layer(LoraLinear),
         f"{ATTENTION}.to_k is a LoraLinear of tests; put the layer of diffusers back",
     ),
     "more-layers": (more_layers, "the model's config knows no position_net.bias"),
