@@ -198,6 +198,21 @@ def test_another_pipeline_of_the_same_parts():
     assert runs_on_fastdiff(other) and runs_on_fastdiff(fastdiff.accelerate(other))
 
 
+def test_a_controlnet_is_followed(randomise):
+    """It stays diffusers'; what it adds to the U-Net is an argument of each call."""
+    pipe = text_pipeline("sd1")
+    controlnet = diffusers.ControlNetModel.from_unet(pipe.unet, conditioning_embedding_out_channels=(8, 16))
+    parts = pipe.components | {"controlnet": randomise(controlnet)}
+    other = diffusers.StableDiffusionControlNetPipeline(**parts, requires_safety_checker=False)
+    other.set_progress_bar_config(disable=True)
+    picture = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    expected = draw(other, image=picture)
+    assert abs(draw(other, image=picture, controlnet_conditioning_scale=0.0) - expected).max() > 1e-2
+    fastdiff.accelerate(other)
+    assert abs(draw(other, image=picture) - expected).max() <= 1e-4
+    assert runs_on_fastdiff(other) and "forward" not in vars(controlnet)
+
+
 def test_another_vae_stays_diffusers():
     tiny = diffusers.AutoencoderTiny(
         encoder_block_out_channels=(8, 8),
