@@ -17,8 +17,7 @@ from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.cli.arguments import add_model_arguments, count
 from fastdiff.cli.interruption import CTRL_C
-from fastdiff.cli.notices import Notices
-from fastdiff.cli.streams import require_stdout, say
+from fastdiff.cli.streams import Notices, require_stdout, say
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
 from fastdiff.requests.defaults import COMMAND

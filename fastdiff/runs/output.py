@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
+_REST = 2**12  # bytes of settings that are known only once pictures are drawn: the device, versions, sizes
+
 
 @dataclass(frozen=True)
 class Output:
@@ -101,4 +103,7 @@ def _grid_path(run: Run, paths: Sequence[Path], columns: int, may_exist: bool, n
     files.check([grid], may_exist, "--grid")
     if run.size:
         sheet_size(len(paths), columns, run.size)
+    kept = run.request.as_record() | resuming.grid_settings(run)
+    if len(png.canonical_json(kept)) > png.MAX_TEXT - _REST:
+        raise InputError("--grid: its prompts are too long for the settings of one PNG; leave it out")
     return grid

@@ -64,8 +64,9 @@ def test_pictures_are_prompts_by_seeds_and_equal_the_librarys(sample, text_folde
         assert sheet.size == (2 * 26 + 2, 2 * 34 + 2)
 
 
-def test_from_redraws_the_same_bytes(sample, text_folder, tmp_path):
-    args = ["-m", text_folder("sd1"), "--prompt", CAT, "--prompt", RIDER, "--negative-prompt", "the\nocean"]
+@pytest.mark.parametrize("kind", ["sd1", "sd2", "sdxl"])
+def test_from_redraws_the_same_bytes(sample, text_folder, tmp_path, kind):
+    args = ["-m", text_folder(kind), "--prompt", CAT, "--prompt", RIDER, "--negative-prompt", "the\nocean"]
     args += ["--steps", 2, "--height", 24, "--clip-skip", 2, "-s", 9, "--grid"]
     assert sample(*args)[0] == 0
     first = tmp_path / "outputs/a-photo-of-the-cat-9.png"

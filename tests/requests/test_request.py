@@ -204,6 +204,13 @@ def test_what_hangs_on_a_replaced_value_is_dropped(tmp_path):
         {"num_inference_steps": "50"},
         {"eta": [0]},
         {"dtype": "__import__('os')"},
+        {"prompt": {"a": 1}},
+        {"prompt": [["a"]]},
+        {"prompt": "a" * 10_001},
+        {"negative_prompt": 7},
+        {"clip_skip": "1"},
+        {"height": "64"},
+        {"width": 2**17},
     ],
     ids=str,
 )
