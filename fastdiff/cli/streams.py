@@ -1,4 +1,4 @@
-"""Streams of the process: some may be closed (`>&-`), full, or without a reader; and readable lines of errors and notices."""
+"""Streams of the process: some may be closed (`>&-`), full, or without a reader; errors and notices as lines."""
 
 import contextlib
 import io
