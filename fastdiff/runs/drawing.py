@@ -15,7 +15,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import Defaults
 from fastdiff.requests.request import Request
-from fastdiff.runs.model_hash import begin_hash
+from fastdiff.checkpoints.model_hash import begin_hash
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

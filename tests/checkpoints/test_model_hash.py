@@ -9,7 +9,7 @@ import pytest
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
-from fastdiff.runs.model_hash import begin_hash
+from fastdiff.checkpoints.model_hash import begin_hash
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
