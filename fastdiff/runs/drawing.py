@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import fastdiff
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.model_hash import begin_hash
 from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import Defaults
 from fastdiff.requests.request import Request
-from fastdiff.checkpoints.model_hash import begin_hash
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -8,8 +8,8 @@ import pytest
 
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.errors import InputError
 from fastdiff.checkpoints.model_hash import begin_hash
+from fastdiff.errors import InputError
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
