@@ -14,10 +14,10 @@ from fastdiff.arguments import instance
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.diffusion.decoding import check_finite
+from fastdiff.diffusion.decoding import check_finite, with_mean_and_std
 from fastdiff.diffusion.loop import denoise
 from fastdiff.diffusion.noise import Generators, Noise, check_generators
-from fastdiff.diffusion.pictures import check_latents, list_pictures, picture_shape
+from fastdiff.diffusion.pictures import check_latents, check_state, list_pictures, picture_shape
 from fastdiff.diffusion.schedulers import Scheduler
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import naming_lost_device
@@ -232,8 +232,10 @@ class TextToImagePipeline(BasePipeline):
 
     def decode(self, x: Tensor, output_type: str) -> Any:
         """As BasePipeline's; `latent` returns x as (N, C, H, W)."""
-        if output_type != LATENT:
-            return super().decode(x, output_type)
+        x = check_state(x, self.denoiser.config)
+        if self._output_type(output_type) != LATENT:
+            assert self.vae is not None
+            return super().decode(with_mean_and_std(self.vae, x) if self.encoders.of_sdxl else x, output_type)
         check_finite(x)
         return x.permute(0, 3, 1, 2)
 
