@@ -132,7 +132,9 @@ def _sd2(parts: dict[str, Any]) -> diffusers.DiffusionPipeline:
 
 def _stable_diffusion(parts: dict[str, Any]) -> diffusers.DiffusionPipeline:
     unused = {"safety_checker": None, "feature_extractor": None, "image_encoder": None}
-    return diffusers.StableDiffusionPipeline(**unused | parts, requires_safety_checker=False)
+    pipe = diffusers.StableDiffusionPipeline(**unused | parts, requires_safety_checker=False)
+    pipe.text_encoder.__dict__["text_model"] = pipe.text_encoder  # that clip_skip asks for; transformers 5 has it not
+    return pipe
 
 
 def _sdxl(parts: dict[str, Any]) -> diffusers.DiffusionPipeline:

@@ -31,7 +31,7 @@ def test_autoencoder_scale(widths, scale):
         ({"latents_mean": [0.0] * 3}, "latents_mean: 3 given for 4 latent_channels; give one for each"),
         ({"block_out_channels": [8, 16]}, "block_out_channels, down_block_types and up_block_types must be of one len"),
     ],
-    ids=["down", "up", "lengths"],
+    ids=["down", "up", "channels", "lengths"],
 )
 def test_stages_that_an_autoencoder_does_not_have(options, named):
     with pytest.raises(InputError, match=f"^here: {named}"):

@@ -1,53 +1,28 @@
 """Whole text pipelines against diffusers' in float32: the same noise, the latents of every step, and the pictures."""
 
-import functools
-
 import diffusers
 import numpy as np
 import pytest
 import torch
 
 from fastdiff import Pipeline
+from tests.text_parity import assert_both_draw_the_same, assert_same, draw
 from tests.text_pipelines import KINDS, text_pipeline, tiny_unet, tiny_vae
 
-LATENTS = 1e-5  # of the largest value of a step
-PICTURES = 1e-3
 ALL = pytest.mark.parametrize("kind", KINDS)
 SDXL = "sdxl"
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")  # theirs
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Several wait for one another at each tiny operation."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def pipes(text_folder):
-    """Return diffusers' pipeline of a kind and ours, of the same weights."""
-
-    @functools.cache
-    def pipes(kind):
-        theirs = text_pipeline(kind)
-        if kind != SDXL:  # whose clip_skip in diffusers 0.42 reads an attribute that transformers 5 has not
-            theirs.text_encoder.__dict__["text_model"] = theirs.text_encoder
-        return theirs, Pipeline.from_pretrained(text_folder(kind), device="cpu")
-
-    return pipes
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),  # theirs
+]
 
 
 @pytest.fixture
-def both(pipes, tmp_path):
-    """Return the two of a kind, or, where parts of it are replaced, a pipeline of these in both libraries."""
+def both(tmp_path):
+    """Return diffusers' pipeline of a kind, of which some parts are others, and ours."""
 
     def both(kind, **parts):
-        if not parts:
-            return pipes(kind)
         theirs = text_pipeline(kind, **parts)
         theirs.save_pretrained(tmp_path)
         return theirs, Pipeline.from_pretrained(tmp_path, device="cpu")
@@ -55,46 +30,14 @@ def both(pipes, tmp_path):
     return both
 
 
-def draw(pipe, **options):
-    """Return the latents after each step, and the pictures."""
-    states = []
-
-    def keep(pipe, step, timestep, tensors):
-        states.append((float(timestep), tensors["latents"].clone()))
-        return tensors
-
-    options = {"num_inference_steps": 3, "output_type": "pt", "prompt": "the photo of a cat"} | options
-    options.setdefault("generator", 5)
-    if isinstance(options["generator"], int):
-        options["generator"] = torch.Generator().manual_seed(options["generator"])
-    elif isinstance(options["generator"], list):
-        options["generator"] = [torch.Generator().manual_seed(seed) for seed in options["generator"]]
-    images = pipe(**options, callback_on_step_end=keep).images
-    return states, images
-
-
-def assert_same(drawn, expected):
-    (ours, our_pictures), (theirs, their_pictures) = drawn, expected
-    assert [timestep for timestep, _ in ours] == [timestep for timestep, _ in theirs]
-    for i, ((_, x), (_, wanted)) in enumerate(zip(ours, theirs, strict=True)):
-        error = (x - wanted).abs().max() / wanted.abs().max()
-        assert error <= LATENTS, f"step {i}: {error:.1e}"
-    np.testing.assert_allclose(our_pictures, their_pictures, rtol=0, atol=PICTURES)
-
-
-def assert_both_draw_the_same(theirs, ours, **options):
-    expected = draw(theirs, **options)
-    assert_same(draw(ours, **options), expected)
-    return expected
-
-
 @ALL
-def test_other_words_are_another_picture(kind, pipes):
+def test_other_words_are_another_picture(kind, text_pipes):
     """The comparison below can fail: each text counts."""
-    _, ours = pipes(kind)
-    expected = draw(ours)
+    _, ours = text_pipes(kind)
+    others = {"negative_prompt": "a dog"}
+    expected = draw(ours, **others)
     names = ("prompt", "negative_prompt") + (("prompt_2", "negative_prompt_2") if kind == SDXL else ())
-    drawn = {name: draw(ours, **{"negative_prompt": "a dog", name: "astronaut riding"}) for name in names}
+    drawn = {name: draw(ours, **others | {name: "astronaut riding"}) for name in names}
     for found in drawn.values():
         with pytest.raises(AssertionError):
             assert_same(found, expected)
@@ -117,7 +60,7 @@ CASES = {
     "prompts-of-one": (("sd1",), {"prompt": ["a cat"]}),
     "negatives": (KINDS, {"prompt": ["a cat", "the astronaut"], "negative_prompt": ["dog", ""]}),
     "images-per-prompt": (KINDS, {"prompt": ["a cat", "riding"], "num_images_per_prompt": 2}),
-    "generators": (("sd2", SDXL), {"prompt": ["a cat", "riding"], "generator": [1, 2]}),
+    "generators": (("sd2", SDXL), {"prompt": ["a cat", "riding"], "seed": [1, 2]}),
     "clip-skip-0": (KINDS, {"clip_skip": 0, "negative_prompt": "dog"}),
     "clip-skip": (KINDS, {"clip_skip": 1, "negative_prompt": "dog"}),
     "wide": (KINDS, {"height": 16, "width": 40}),
@@ -149,20 +92,20 @@ CASES = {
     ("kind", "options"),
     [pytest.param(kind, options, id=f"{kind}-{case}") for case, (kinds, options) in CASES.items() for kind in kinds],
 )
-def test_options(kind, options, pipes):
-    assert_both_draw_the_same(*pipes(kind), **options)
+def test_options(kind, options, text_pipes):
+    assert_both_draw_the_same(*text_pipes(kind), **options)
 
 
-def test_odd_sizes(pipes):
-    """Of latents, as diffusers takes heights in steps of 8 alone, whatever the VAE's factor."""
+def test_odd_sizes(text_pipes):
+    """Draw odd latents: diffusers takes heights in steps of 8 alone, whatever the VAE's factor."""
     latents = torch.randn(1, 4, 7, 11, generator=torch.Generator().manual_seed(3))
     sizes = {"original_size": (14, 22), "target_size": (14, 22)}  # diffusers would tell the default size
     for kind, options in (("sd1", {}), ("sdxl", sizes)):
-        assert_both_draw_the_same(*pipes(kind), latents=latents, **options)
+        assert_both_draw_the_same(*text_pipes(kind), latents=latents, **options)
 
 
-def test_pil_pictures_are_rounded_as_diffusers(pipes):
-    theirs, ours = (draw(pipe, output_type="pil")[1][0] for pipe in pipes("sd1"))
+def test_pil_pictures_are_rounded_as_diffusers(text_pipes):
+    theirs, ours = (draw(pipe, output_type="pil")[1][0] for pipe in text_pipes("sd1"))
     levels = np.abs(np.asarray(ours, dtype=int) - np.asarray(theirs, dtype=int))
     assert levels.max() <= 1 and (levels == 0).mean() > 0.99
 
@@ -184,10 +127,10 @@ SCHEDULERS = {
 
 @ALL
 @pytest.mark.parametrize("case", SCHEDULERS)
-def test_schedulers(kind, case, pipes):
+def test_schedulers(kind, case, text_pipes):
     """Made of the folder's own, so of a v-prediction too, and with noise of steps in diffusers' order."""
     name, options = SCHEDULERS[case]
-    theirs, ours = pipes(kind)
+    theirs, ours = text_pipes(kind)
     before = theirs.scheduler
     try:
         theirs.scheduler = getattr(diffusers, name).from_config(before.config, **options)
@@ -206,9 +149,9 @@ def embeds_of(theirs, kind, prompt):
 
 @ALL
 @pytest.mark.parametrize("given", ["both", "prompts", "negatives", "two-of-each"])
-def test_embeddings(kind, given, pipes):
-    """Of the prompts, of what guidance leads away from, with texts on the other side, and more than one."""
-    theirs, ours = pipes(kind)
+def test_embeddings(kind, given, text_pipes):
+    """Draw from embeddings of the prompts, of what guidance leads away from, with texts on the other side, of two."""
+    theirs, ours = text_pipes(kind)
     embeds = embeds_of(theirs, kind, ["the astronaut", "a cat"] if given == "two-of-each" else "the astronaut")
     is_negative = {name: name.startswith("negative") for name in embeds}
     if given == "prompts":
@@ -221,9 +164,9 @@ def test_embeddings(kind, given, pipes):
     assert_both_draw_the_same(theirs, ours, **options, num_images_per_prompt=2)
 
 
-def test_longer_and_shorter_embeddings(pipes):
+def test_longer_and_shorter_embeddings(text_pipes):
     """As those of tools that weight prompts, which put several texts one after the other."""
-    theirs, ours = pipes("sd1")
+    theirs, ours = text_pipes("sd1")
     for length in (7, 61):
         embeds = torch.randn(2, length, 32, generator=torch.Generator().manual_seed(length))
         options = {"prompt": None, "prompt_embeds": embeds[:1], "negative_prompt_embeds": embeds[1:]}
