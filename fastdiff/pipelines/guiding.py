@@ -37,16 +37,12 @@ def make_conditions(
     options: GuidanceOptions,
     time_ids: tuple[Tensor, Tensor] | None,
     unet: UNet2DConditionModel,
-    *,
-    by_picture: bool,
 ) -> Conditions:
-    """Encode the prompts and return the conditions of pictures, each of which has one.
+    """Encode the prompts and return the conditions of pictures; those that are told the same share one.
 
     Args:
         of_pictures: the index of each picture's prompt.
         time_ids: of SDXL, what it is told beside the prompt and beside what guidance leads away from, (6,) each.
-        by_picture: each half of each picture has a condition of its own, for a callback to change; else pictures that
-            are told the same share one. As diffusers lays them out: first what guidance leads away from.
 
     Raises as `TextEncoders.encode`; InputError where the two halves have texts of two lengths.
     """
@@ -56,17 +52,15 @@ def make_conditions(
     if scale > 1 and not is_told:
         away = prompts.encode_negative(encoded)
         halves.insert(0, [(away[i], ids_away) for i in of_pictures])
-    listed, places = _list([told for half in halves for told in half], all_differ=by_picture)
+    listed, places = _list([told for half in halves for told in half])
     *null, own = torch.tensor(places, device=unet.device).split(len(of_pictures))
     guidance = Guidance(scale, null[0], options.guidance_rescale) if null else None
     prompt = _stack(listed, unet, scale if is_told else None)
     return Conditions(None, own, guidance, prompt)
 
 
-def _list(told: Sequence[Told], *, all_differ: bool) -> tuple[list[Told], list[int]]:
+def _list(told: Sequence[Told]) -> tuple[list[Told], list[int]]:
     """Return the different ones of what pictures are told, and the place of each in that list."""
-    if all_differ:
-        return list(told), list(range(len(told)))
     keys = [tuple(map(id, each)) for each in told]  # equal texts are one object
     different = dict(zip(keys, told, strict=True))
     order = list(different)
