@@ -238,7 +238,7 @@ def test_hub_fetches_a_plain_model(remote):
 @pytest.mark.parametrize(
     ("names", "index", "named"),
     [
-        pytest.param([], INDEX | {"_class_name": "StableDiffusionPipeline"}, "StableDiffusionPipeline", id="pipeline"),
+        pytest.param([], INDEX | {"_class_name": "LDMPipeline"}, "'LDMPipeline'", id="pipeline"),
         pytest.param(["model.gguf"], None, "neither model_index.json nor config.json", id="no-config"),
     ],
 )
@@ -327,7 +327,7 @@ def cache(tmp_path, monkeypatch):
 def test_cached_models_are_those_that_fastdiff_can_draw_with(cache):
     pipeline = write_cache(cache, "org/pipeline")
     model = write_cache(cache, "org/model", "config.json", index=None)
-    write_cache(cache, "org/text-to-image", index=INDEX | {"_class_name": "StableDiffusionPipeline"})
+    write_cache(cache, "org/unsupported", index=INDEX | {"_class_name": "LDMPipeline"})
     write_cache(cache, "org/empty", index=None)
     bert = write_cache(cache, "org/bert", index=None)
     (bert / "config.json").write_text("{}")
