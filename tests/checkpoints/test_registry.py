@@ -219,7 +219,7 @@ def test_a_folder_without_a_safety_checker(tmp_path):
 
 def test_sdxl_does_without_its_text_encoders(tmp_path):
     optional = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
-    classes = read_model_index(write(tmp_path, SDXL_INDEX | dict.fromkeys(optional, [None, None])))
+    classes = read_model_index(write(tmp_path, SDXL_INDEX | {key: [None, None] for key in optional}))
     assert not {*optional} & classes.keys()
     assert classes["unet"] == "UNet2DConditionModel"
 
