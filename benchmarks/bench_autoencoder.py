@@ -14,18 +14,12 @@ from typing import Any
 import diffusers
 import torch
 from harness import DEVICE, chosen, launches, measure, needs_gpu, peak_bytes, report
+from stable_diffusion import SDXL_VAE
 from torch import Tensor
 
 import fastdiff
 from fastdiff.checkpoints.weights import load_weights
 
-VAE = {
-    "block_out_channels": (128, 256, 512, 512),
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "layers_per_block": 2,
-    "sample_size": 1024,
-}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 WORKLOADS = {  # half, pictures, pixels of a side, dtype
     f"{half}-{pixels}-b{pictures}-{dtype}": (half, pictures, pixels, dtype)
@@ -51,7 +45,7 @@ def run(half: str, model: Any, x: Tensor) -> Tensor:
 def row(name: str) -> dict[str, Any]:
     """Times, errors and memory of a workload."""
     half, pictures, pixels, dtype = WORKLOADS[name]
-    theirs, ours = build(VAE, DTYPES[dtype])
+    theirs, ours = build(SDXL_VAE, DTYPES[dtype])
     channels, side = (4, pixels // ours.config.scale) if half == "decode" else (3, pixels)
     x = torch.randn(pictures, channels, side, side, device=DEVICE)
     expected = run(half, theirs, x)

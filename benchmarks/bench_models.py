@@ -4,9 +4,10 @@
 
 On a GPU in bfloat16, or where a name says so in float32 without TF32: diffusers eager, and under torch.compile
 (reduce-overhead, fused projections), both channels-last with cudnn.benchmark on. On a CPU in float32: diffusers eager.
-Errors are against diffusers in float32, as fractions of the largest output. `pictures_s` counts pictures of 50 DDIM
-steps, `plans_s` plans of 20. `first_result_s`, `new_resolution_s`, `weights_bytes` and the `peak_bytes` are each
-model's alone in a new process with an empty Triton cache; `alone.py` says what they are.
+Errors are against diffusers in float32, as fractions of the largest output. `text_outside_ms` is our forward where the
+keys and values of its text were made before, as in a sampling loop. `pictures_s` counts pictures of 50 DDIM steps,
+`plans_s` plans of 20. `first_result_s`, `new_resolution_s`, `weights_bytes` and the `peak_bytes` are each model's alone
+in a new process with an empty Triton cache; `alone.py` says what they are.
 """
 
 import json
@@ -23,7 +24,7 @@ import diffusers
 import sampling
 import torch
 from alone import compile_diffusers
-from forwards import GPU, WORKLOADS, class_name, dtype_of, in_dtype, inputs
+from forwards import GPU, WORKLOADS, class_name, dtype_of, in_dtype, inputs, with_text_outside
 from harness import DEVICE, ceilings, chosen, launches, measure, report
 
 import fastdiff
@@ -56,11 +57,13 @@ def row(name: str, tflops: float | None) -> dict[str, Any]:
         f"{who}_err": ((model(*given).sample.float() - expected).abs().max() / expected.abs().max()).item()
         for who, model in (("fastdiff", ours), ("eager", theirs))
     }
-    times = measure({"fastdiff": lambda: ours(*given), "eager": lambda: theirs(*given)}, graph=False)
+    calls = {"fastdiff": lambda: ours(*given), "eager": lambda: theirs(*given)}
+    if isinstance(ours, fastdiff.UNet2DConditionModel):
+        calls["text_outside"] = with_text_outside(ours, given)
+    times = measure(calls, graph=False)
     return {
         "workload": name,
-        "fastdiff_ms": times["fastdiff"],
-        "eager_ms": times["eager"],
+        **{f"{who}_ms": milliseconds for who, milliseconds in times.items()},
         "speedup": times["eager"] / times["fastdiff"],
         "floor_ms": gflop / tflops if tflops and gflop else None,
         "max_abs_err": errors["fastdiff_err"],
@@ -112,7 +115,8 @@ def in_new_process(who: str, name: str) -> dict[str, float]:
 def build(config: dict, dtype: torch.dtype) -> tuple[Any, Any]:
     """diffusers' model in float32 and ours with its weights in `dtype`."""
     torch.manual_seed(0)
-    theirs = getattr(diffusers, class_name(config))(**config).to(DEVICE).eval()
+    with DEVICE:  # random numbers of a large model take the CPU long
+        theirs = getattr(diffusers, class_name(config))(**config).eval()
     with torch.device("meta"):
         ours = getattr(fastdiff, class_name(config)).from_config(config)
     load_weights(ours, theirs.state_dict(), source="benchmark", dtype=dtype, device=DEVICE)

@@ -1,5 +1,6 @@
 """A forward of the measured models: how ours is built of a config, and what it is given."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 
 import fastdiff
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
+from fastdiff.models.denoiser import Conditioning
+from fastdiff.models.prompt import Prompt, PromptCheck
 
 GPU = DEVICE.type == "cuda"
 DTYPE = torch.bfloat16 if GPU else torch.float32  # where a workload does not name another
@@ -72,3 +75,18 @@ def in_dtype(given: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
         return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
     return tuple(map(cast, given))
+
+
+def with_text_outside(ours: fastdiff.UNet2DConditionModel, given: tuple[Any, ...]) -> Callable[[], Tensor]:
+    """The forward of `given` without the keys and values of its text, which are made here, as a sampling loop does."""
+    sample, timesteps, text, *rest = given
+    check = PromptCheck(ours.config, ours.dtype, ours.device, len(sample))
+    prompt = check.prompt(text, added_cond_kwargs=rest[-1] if rest else None)
+    projected = ours.project_text(text)
+
+    def predict(x: Tensor, timesteps: Tensor, prompt: Prompt) -> tuple[Tensor]:
+        conditioning = Conditioning(ours.embed(timesteps, None, prompt), timesteps, (projected,))
+        return (ours.predict(x.contiguous(), conditioning),)
+
+    run = ours.graphed("text outside", predict)
+    return lambda: ours.channels_first(run(ours.channels_last(sample), timesteps, prompt)[0])

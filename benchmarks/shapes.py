@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from stable_diffusion import SD15, SDXL
+
 DDPM32: dict[str, Any] = {  # google/ddpm-cifar10-32
     "sample_size": 32,
     "block_out_channels": (128, 256, 256, 256),
@@ -40,20 +42,6 @@ DIT_XL2: dict[str, Any] = {  # facebook/DiT-XL-2-256
     "attention_head_dim": 72,
     "num_embeds_ada_norm": 1000,
     "activation_fn": "gelu-approximate",
-}
-SD15: dict[str, Any] = {"sample_size": 64, "cross_attention_dim": 768}  # Stable Diffusion 1.5
-SDXL: dict[str, Any] = {  # Stable Diffusion XL
-    "sample_size": 128,
-    "cross_attention_dim": 2048,
-    "attention_head_dim": (5, 10, 20),
-    "block_out_channels": (320, 640, 1280),
-    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-    "transformer_layers_per_block": (1, 2, 10),
-    "use_linear_projection": True,
-    "addition_embed_type": "text_time",
-    "addition_time_embed_dim": 256,
-    "projection_class_embeddings_input_dim": 2816,
 }
 HOPPER32: dict[str, Any] = {  # the policy of bglick13/hopper-medium-v2-value-function-hor32, of its horizon
     "sample_size": 32,

@@ -46,7 +46,9 @@ def test_models_of_a_text(harness, load, config):
     bench = load("bench_models")
     bench.WORKLOADS["tiny"] = (config, 2, None)
     row = bench.row("tiny", 1.0)
-    assert row["max_abs_err"] < 2e-5 and row["fastdiff_ms"] > 0
+    assert row["max_abs_err"] < 2e-5 and row["fastdiff_ms"] > 0 and row["text_outside_ms"] > 0
+    ours, given = bench.build(config, torch.float32)[1], bench.inputs(config, 2)
+    assert torch.equal(bench.with_text_outside(ours, given)(), ours(*given).sample)
     sample, t, text, *rest = bench.in_dtype(bench.inputs(config, 2), torch.bfloat16)
     assert {each.dtype for each in (sample, text, *(rest[-1].values() if rest else ()))} == {torch.bfloat16}
     assert t.dtype == torch.int64
@@ -196,7 +198,7 @@ def test_the_class_of_a_kernel(load, kernel, expected):
 def test_an_autoencoder(harness, load, monkeypatch, half):
     bench = load("bench_autoencoder")
     levels = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
-    monkeypatch.setattr(bench, "VAE", levels | {"block_out_channels": (8, 16), "norm_num_groups": 4})
+    monkeypatch.setattr(bench, "SDXL_VAE", levels | {"block_out_channels": (8, 16), "norm_num_groups": 4})
     monkeypatch.setattr(bench.torch, "compile", lambda function, mode: function)
     bench.WORKLOADS["tiny"] = (half, 2, 16, "bf16")
     row = bench.row("tiny")

@@ -1,9 +1,9 @@
-"""AutoencoderKL on a GPU: against the CPU's float32 reference and diffusers, in any batch, with graphs and without."""
+"""AutoencoderKL on a GPU: against the CPU's float32 reference, in any batch, with graphs and without."""
 
-import diffusers
 import pytest
 import torch
 
+from benchmarks.stable_diffusion import SD15_VAE
 from fastdiff import AutoencoderKL, DDIMScheduler, DiTTransformer2DModel, Pipeline
 from fastdiff.kernels.host.dispatch import references_only
 from fastdiff.models import autoencoder
@@ -31,13 +31,6 @@ MODELS = {
     },
     "odd": SMALL | {"block_out_channels": (24, 40), "latent_channels": 5, "in_channels": 1, "act_fn": "gelu"},
     "wide": SMALL | {"block_out_channels": (128, 512), "norm_num_groups": 32},  # SD's head of 512 channels
-}
-SD = {  # the VAE of Stable Diffusion and SDXL
-    "block_out_channels": (128, 256, 512, 512),
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "layers_per_block": 2,
-    "sample_size": 512,
 }
 HALVES = ("decode", "encode")
 
@@ -147,24 +140,8 @@ def test_float16_that_overflows_is_computed_in_float32(name, make, caplog, force
     assert (vae.decode(x.cuda()).sample - found.cuda()).mean() > 0.99
 
 
-@pytest.mark.parametrize("half", HALVES)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-def test_the_size_of_sd_errs_at_most_twice_as_much_as_diffusers(half, dtype, tmp_path):
-    torch.manual_seed(0)
-    theirs = diffusers.AutoencoderKL(**SD).eval().requires_grad_(False)
-    theirs.save_pretrained(tmp_path)
-    theirs.cuda()
-    ours = AutoencoderKL.from_pretrained(tmp_path, dtype=dtype, device="cuda")
-    x = given(ours, half, 2, side=64).cuda()
-    expected = run(theirs, half, x)
-    error = (run(ours, half, x) - expected).norm()
-    assert error <= 2 * (run(theirs.to(dtype), half, x.to(dtype)).float() - expected).norm()
-    alone = run(ours, half, x[:1])
-    assert all(torch.equal(run(ours, half, torch.cat([x[:1]] * n))[-1], alone[0]) for n in (1, 3, 8))
-
-
-def test_tiles_of_a_large_picture_take_less_memory(tmp_path):
-    vae = AutoencoderKL.from_config(SD | {"sample_size": 256}).to("cuda", torch.bfloat16)
+def test_tiles_of_a_large_picture_take_less_memory():
+    vae = AutoencoderKL.from_config(SD15_VAE | {"sample_size": 256}).to("cuda", torch.bfloat16)
     vae.use_graphs = False
     z = given(vae, "decode", 1, side=128).cuda()
     peaks = []
