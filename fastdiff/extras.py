@@ -8,9 +8,16 @@ from fastdiff.errors import InputError
 
 def import_diffusers(purpose: str) -> ModuleType:
     """diffusers. InputError names the `purpose` that needs it and the remedy."""
+    return _imported("diffusers", purpose)
+
+
+def import_transformers(purpose: str) -> ModuleType:
+    """transformers. InputError names the `purpose` that needs it and the remedy."""
+    return _imported("transformers", purpose)
+
+
+def _imported(name: str, purpose: str) -> ModuleType:
     try:
-        return import_module("diffusers")
+        return import_module(name)
     except ImportError:
-        raise InputError(
-            f"{purpose} needs diffusers, which is not installed; pip install 'fastdiff[diffusers]'"
-        ) from None
+        raise InputError(f"{purpose} needs {name}, which is not installed; pip install 'fastdiff[diffusers]'") from None
