@@ -115,7 +115,9 @@ class AttentionCall(Call[Tensor]):
         (n, queries, channels), keys = self.q.shape, self.k.shape[1]
         q, k, v = side_by_side(self.q), side_by_side(self.k), side_by_side(self.v)
         bias = None if self.bias is None else self.bias.contiguous()
-        blocks, (first, second) = _blocks(self.width, q.dtype, queries, keys, q.device), _split(self.width, q.dtype)
+        blocks = _blocks(self.width, q.dtype, queries, keys, q.device)
+        aligned = all(tensor.stride(1) % 16 == 0 for tensor in (q, k, v))
+        first, second = _split(self.width, q.dtype, aligned=aligned)
         out = q.new_empty(n, queries, channels)
         because(
             lambda: f"{blocks.queries} queries x {blocks.keys} keys a step, {self.width} columns as {first} + {second}"
@@ -160,12 +162,16 @@ def _blocks(width: int, dtype: torch.dtype, queries: int, keys: int, device: tor
     )
 
 
-def _split(width: int, dtype: torch.dtype) -> tuple[int, int]:
+def _split(width: int, dtype: torch.dtype, *, aligned: bool) -> tuple[int, int]:
     """Two powers of two, or one and 0, that cover the head width; tensor cores take 16 columns or more.
 
-    In float32 two even where one would do: shorter sums round less. Beyond 128 the registers would not do.
+    In float32 two even where one would do: shorter sums round less. Beyond 128 the registers would not do. In 16 bits
+    one where rows are not `aligned` to 16 elements: there the second part came out wrong on an H200 (Triton 3.6, heads
+    of 40 and 160), as if most of the keys were not summed; its code up to PTX shows no fault.
     """
     whole = max(16, triton.next_power_of_2(width))
+    if not aligned and dtype != torch.float32:
+        return whole, 0
     rest = max(16, triton.next_power_of_2(max(1, width - whole // 2)))
     halves = whole // 2 + rest < whole or (dtype == torch.float32 and 16 < whole <= 128)
     return (whole // 2, rest) if halves else (whole, 0)

@@ -21,6 +21,7 @@ HEAVY = {
     "huggingface_hub",
     "tqdm",
     "gradio",
+    "scipy",
 }
 PACKAGE = Path(fastdiff.__file__).parent
 SOURCES = sorted(path for folder in (PACKAGE, *map(Path, fastdiff.kernels.__path__)) for path in folder.rglob("*.py"))

@@ -24,7 +24,8 @@ from fastdiff.schema import Wanted, checked
 
 SchedulerName = Literal[  # that people give
     "ddim", "ddpm", "euler", "euler-karras", "euler-a",
-    "dpm++2m", "dpm++2m-karras", "dpm++2m-sde", "dpm++2m-sde-karras", "pndm", "unipc",
+    "dpm++2m", "dpm++2m-karras", "dpm++2m-sde", "dpm++2m-sde-karras",
+    "heun", "heun-karras", "lms", "lms-karras", "pndm", "unipc", "unipc-karras", "lcm",
 ]  # fmt: skip
 SCHEDULERS: dict[str, str] = {  # to diffusers' class
     "ddim": "DDIMScheduler",
@@ -36,17 +37,26 @@ SCHEDULERS: dict[str, str] = {  # to diffusers' class
     "dpm++2m-karras": "DPMSolverMultistepScheduler",
     "dpm++2m-sde": "DPMSolverMultistepScheduler",
     "dpm++2m-sde-karras": "DPMSolverMultistepScheduler",
+    "heun": "HeunDiscreteScheduler",
+    "heun-karras": "HeunDiscreteScheduler",
+    "lms": "LMSDiscreteScheduler",
+    "lms-karras": "LMSDiscreteScheduler",
     "pndm": "PNDMScheduler",
     "unipc": "UniPCMultistepScheduler",
+    "unipc-karras": "UniPCMultistepScheduler",
+    "lcm": "LCMScheduler",
 }
-_KARRAS: dict[str, Any] = {"use_karras_sigmas": True, "use_exponential_sigmas": False}
+_KARRAS: dict[str, Any] = {"use_karras_sigmas": True, "use_exponential_sigmas": False, "use_beta_sigmas": False}
 SCHEDULER_OPTIONS: dict[str, dict[str, Any]] = {  # that a name asks for beside the class
     "euler-karras": _KARRAS,
     "dpm++2m": {"algorithm_type": "dpmsolver++"},
     "dpm++2m-karras": {"algorithm_type": "dpmsolver++", **_KARRAS},
     "dpm++2m-sde": {"algorithm_type": "sde-dpmsolver++"},
-    "pndm": {"skip_prk_steps": True},
     "dpm++2m-sde-karras": {"algorithm_type": "sde-dpmsolver++", **_KARRAS},
+    "heun-karras": _KARRAS,
+    "lms-karras": _KARRAS,
+    "pndm": {"skip_prk_steps": True},
+    "unipc-karras": _KARRAS,
 }
 
 _UNSAID = {"algorithm_type": "dpmsolver++"}  # what such an option is where a config does not say

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from fastdiff.diffusion.configs import DiffusionConfig
+from fastdiff.diffusion.configs import DiffusionConfig, ZeroSNRConfig
 
 
 def make_betas(config: DiffusionConfig) -> Tensor:
@@ -20,11 +20,16 @@ def make_betas(config: DiffusionConfig) -> Tensor:
     elif config.beta_schedule == "sigmoid":
         betas = torch.linspace(-6, 6, steps, dtype=torch.float32).sigmoid() * (end - start) + start
     else:
-        alpha_bar = {"squaredcos_cap_v2": _cosine_alpha_bar, "laplace": _laplace_alpha_bar}[config.beta_schedule]
+        alpha_bar = _ALPHA_BARS[config.beta_schedule]
         # at most 0.999: the last step of the cosine would leave no signal
         ratios = (alpha_bar((i + 1) / steps) / alpha_bar(i / steps) for i in range(steps))
         betas = torch.tensor([min(1 - ratio, 0.999) for ratio in ratios], dtype=torch.float32)
-    return _rescale_to_zero_snr(betas) if config.rescale_betas_zero_snr else betas
+    return _rescale_to_zero_snr(betas) if ends_in_noise(config) else betas
+
+
+def ends_in_noise(config: DiffusionConfig) -> bool:
+    """Return whether no signal is left at the last timestep."""
+    return isinstance(config, ZeroSNRConfig) and config.rescale_betas_zero_snr
 
 
 def make_alpha_bar(betas: Tensor) -> Tensor:
@@ -42,6 +47,13 @@ def _laplace_alpha_bar(time: float) -> float:
     log_snr = -0.5 * math.copysign(1, 0.5 - time) * math.log(1 - 2 * abs(0.5 - time) + 1e-6)
     snr = math.exp(log_snr)
     return math.sqrt(snr / (1 + snr))
+
+
+def _exponential_alpha_bar(time: float) -> float:
+    return math.exp(time * -12.0)
+
+
+_ALPHA_BARS = {"squaredcos_cap_v2": _cosine_alpha_bar, "laplace": _laplace_alpha_bar, "exp": _exponential_alpha_bar}
 
 
 def _rescale_to_zero_snr(betas: Tensor) -> Tensor:

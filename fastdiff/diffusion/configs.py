@@ -9,12 +9,13 @@ from annotated_types import Interval, Len
 from pydantic import AllowInfNan, BeforeValidator
 
 from fastdiff.arguments import naming
-from fastdiff.checkpoints.kinds import MAX_TRAIN_STEPS, Fraction, PositiveNumber, TrainSteps
+from fastdiff.checkpoints.kinds import MAX_TRAIN_STEPS, Fraction, NotNegative, PositiveNumber, TrainSteps
 from fastdiff.errors import InputError
 from fastdiff.schema import Schema, checked
 
 AnyConfig = TypeVar("AnyConfig", bound="DiffusionConfig")
 
+FinalSigma = Literal["zero", "sigma_min"]  # after the last step
 VarianceType = Literal["fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", "learned", "learned_range"]
 
 # What other schedulers have under names of DPMSolverMultistepScheduler's options, and what it takes instead
@@ -29,11 +30,11 @@ FOREIGN_OPTIONS = frozenset(
     """
     algorithm_type clip_sample clip_sample_range corrector_order disable_corrector dynamic_thresholding_ratio
     euler_at_final final_sigmas_type flow_shift interpolation_type lambda_min_clipped lower_order_final
-    noise_sampler_seed original_inference_steps predict_epsilon predict_x0 predictor_order rho sample_max_value
-    set_alpha_to_one shift_terminal sigma_data sigma_max sigma_min sigma_schedule skip_prk_steps solver_order
-    solver_p solver_type tau_func tensor_format thresholding time_shift_type timestep_scaling timestep_type
-    timestep_values use_beta_sigmas use_dynamic_shifting use_exponential_sigmas use_flow_sigmas use_karras_sigmas
-    use_lu_lambdas variance_type
+    noise_sampler_seed original_inference_steps predict_epsilon predict_x0 predictor_order
+    rescale_betas_zero_snr rho sample_max_value set_alpha_to_one shift_terminal sigma_data sigma_max sigma_min
+    sigma_schedule skip_prk_steps solver_order solver_p solver_type tau_func tensor_format thresholding
+    time_shift_type timestep_scaling timestep_type timestep_values use_beta_sigmas use_dynamic_shifting
+    use_exponential_sigmas use_flow_sigmas use_karras_sigmas use_lu_lambdas variance_type
     """.split()  # noqa: SIM905 (a list would be a page)
 )
 
@@ -56,7 +57,6 @@ class DiffusionConfig(Schema):
     prediction_type: Literal["epsilon", "sample", "v_prediction"] = "epsilon"
     timestep_spacing: Literal["leading", "trailing", "linspace"] = "leading"
     steps_offset: Annotated[int, Interval(ge=-MAX_TRAIN_STEPS, le=MAX_TRAIN_STEPS)] = 0  # of leading
-    rescale_betas_zero_snr: bool = False
 
     BETA_SCHEDULES: ClassVar[tuple[str, ...]] = ("linear", "scaled_linear", "squaredcos_cap_v2")
 
@@ -68,6 +68,11 @@ class DiffusionConfig(Schema):
                 f"trained_betas has {len(self.trained_betas)} values for {self.num_train_timesteps} training steps;"
                 " give one for each, or lower num_train_timesteps"
             )
+
+    @property
+    def variance(self) -> str:
+        """Where a step's variance comes from, one of `kernels.denoise.VARIANCES`: the betas, or the model."""
+        return "fixed"
 
     @classmethod
     def from_mapping(
@@ -85,23 +90,31 @@ class DiffusionConfig(Schema):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClippingConfig(DiffusionConfig):
-    """The options that diffusers' DDPMScheduler and DDIMScheduler share, with their names and defaults."""
+class ZeroSNRConfig(DiffusionConfig):
+    """The option of those that can make the last timestep pure noise."""
 
-    clip_sample: bool = True
-    thresholding: bool = False  # instead of clip_sample
-    dynamic_thresholding_ratio: Fraction = 0.995
-    clip_sample_range: PositiveNumber = 1.0
-    sample_max_value: PositiveNumber = 1.0  # of thresholding
-
-    @property
-    def variance(self) -> str:
-        """Where a step's variance comes from, one of `kernels.denoise.VARIANCES`: the betas, or the model."""
-        return "fixed"
+    rescale_betas_zero_snr: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class DDPMConfig(ClippingConfig):
+class ClippingConfig(DiffusionConfig):
+    """The options of those that can clip x0."""
+
+    clip_sample: bool = True
+    clip_sample_range: PositiveNumber = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThresholdingConfig(DiffusionConfig):
+    """The options of those that can scale x0 by a quantile of it, instead of clipping."""
+
+    thresholding: bool = False
+    dynamic_thresholding_ratio: Fraction = 0.995
+    sample_max_value: PositiveNumber = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDPMConfig(ClippingConfig, ThresholdingConfig, ZeroSNRConfig):
     """The options of diffusers' DDPMScheduler."""
 
     variance_type: VarianceType = "fixed_small"
@@ -114,7 +127,7 @@ class DDPMConfig(ClippingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DDIMConfig(ClippingConfig):
+class DDIMConfig(ClippingConfig, ThresholdingConfig, ZeroSNRConfig):
     """The options of diffusers' DDIMScheduler."""
 
     set_alpha_to_one: bool = True  # the alpha_bar after the last step is 1, else that of timestep 0
@@ -126,6 +139,11 @@ class SigmaConfig(DiffusionConfig):
 
     timestep_spacing: Literal["leading", "trailing", "linspace"] = "linspace"
 
+    @property
+    def sigma_spacing(self) -> str | None:
+        """The way that the sigmas are spaced in, where it is not the timesteps'."""
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpacedSigmaConfig(SigmaConfig):
@@ -133,27 +151,30 @@ class SpacedSigmaConfig(SigmaConfig):
 
     use_karras_sigmas: bool | None = False
     use_exponential_sigmas: bool | None = False
-    use_beta_sigmas: Literal[False] | None = False  # not here yet
-    final_sigmas_type: Literal["zero", "sigma_min"] = "zero"  # the sigma after the last step
+    use_beta_sigmas: bool | None = False
 
     def check(self) -> None:
         super().check()
-        if self.use_karras_sigmas and self.use_exponential_sigmas:
-            raise InputError("use_karras_sigmas and use_exponential_sigmas exclude each other; choose one")
+        if len(self._spacings()) > 1:
+            named = " and ".join(f"use_{name}_sigmas" for name in self._spacings())
+            raise InputError(f"{named} exclude each other; choose one")
+
+    def _spacings(self) -> list[str]:
+        return [name for name in ("karras", "exponential", "beta") if getattr(self, f"use_{name}_sigmas")]
 
     @property
     def sigma_spacing(self) -> str | None:
-        """The way that the sigmas are spaced in, where it is not the timesteps'."""
-        return "karras" if self.use_karras_sigmas else "exponential" if self.use_exponential_sigmas else None
+        return next(iter(self._spacings()), None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EulerConfig(SpacedSigmaConfig):
+class EulerConfig(SpacedSigmaConfig, ZeroSNRConfig):
     """The options of diffusers' EulerDiscreteScheduler."""
 
     interpolation_type: Literal["linear", "log_linear"] = "linear"
     sigma_min: PositiveNumber | None = None  # of the other spacings
     sigma_max: PositiveNumber | None = None
+    final_sigmas_type: FinalSigma = "zero"
     timestep_type: Literal["discrete", "continuous"] = "discrete"
 
     @property
@@ -163,20 +184,46 @@ class EulerConfig(SpacedSigmaConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EulerAncestralConfig(SigmaConfig):
+class EulerAncestralConfig(SigmaConfig, ZeroSNRConfig):
     """The options of diffusers' EulerAncestralDiscreteScheduler."""
 
     prediction_type: Literal["epsilon", "v_prediction"] = "epsilon"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPMSolverConfig(SpacedSigmaConfig):
+class LMSConfig(SpacedSigmaConfig):
+    """The options of diffusers' LMSDiscreteScheduler."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeunConfig(SpacedSigmaConfig, ClippingConfig):
+    """The options of diffusers' HeunDiscreteScheduler."""
+
+    beta_start: Fraction = 0.00085
+    beta_end: Fraction = 0.012
+    clip_sample: bool = False
+
+    BETA_SCHEDULES: ClassVar[tuple[str, ...]] = (*DiffusionConfig.BETA_SCHEDULES, "exp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LCMConfig(ClippingConfig, ThresholdingConfig, ZeroSNRConfig):
+    """The options of diffusers' LCMScheduler; the timesteps are its own, whatever timestep_spacing and steps_offset."""
+
+    beta_start: Fraction = 0.00085
+    beta_end: Fraction = 0.012
+    beta_schedule: str = "scaled_linear"
+    original_inference_steps: TrainSteps = 50  # that the model was distilled for
+    clip_sample: bool = False
+    set_alpha_to_one: bool = True  # the alpha_bar of a timestep below zero, to which no step goes
+    timestep_scaling: NotNegative = 10.0  # of the boundary condition
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPMSolverConfig(SpacedSigmaConfig, ThresholdingConfig, ZeroSNRConfig):
     """The options of diffusers' DPMSolverMultistepScheduler; flows and the deprecated solvers are not here."""
 
     solver_order: Annotated[int, Interval(ge=1, le=3)] = 2
-    thresholding: bool = False
-    dynamic_thresholding_ratio: Fraction = 0.995
-    sample_max_value: PositiveNumber = 1.0  # of thresholding
     algorithm_type: Literal["dpmsolver++", "sde-dpmsolver++"] = "dpmsolver++"
     solver_type: Annotated[Literal["midpoint", "heun"], _OF_OTHERS] = "midpoint"
     lower_order_final: bool = True  # of fewer than 15 steps
@@ -184,6 +231,7 @@ class DPMSolverConfig(SpacedSigmaConfig):
     use_lu_lambdas: bool | None = False
     use_flow_sigmas: Literal[False] | None = False
     flow_shift: float = 1.0  # of use_flow_sigmas
+    final_sigmas_type: FinalSigma = "zero"
     lambda_min_clipped: Annotated[float, AllowInfNan()] = -math.inf
     variance_type: VarianceType | None = None  # the model's channels of a learned one are left aside
     use_dynamic_shifting: Literal[False] = False
@@ -212,7 +260,6 @@ class PNDMConfig(DiffusionConfig):
     prediction_type: Literal["epsilon", "v_prediction"] = "epsilon"
     skip_prk_steps: bool = False
     set_alpha_to_one: bool = False  # the alpha_bar after the last step is 1, else that of timestep 0
-    rescale_betas_zero_snr: Literal[False] = False
 
     def check(self) -> None:
         super().check()
@@ -221,13 +268,10 @@ class PNDMConfig(DiffusionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UniPCConfig(SpacedSigmaConfig):
+class UniPCConfig(SpacedSigmaConfig, ThresholdingConfig, ZeroSNRConfig):
     """The options of diffusers' UniPCMultistepScheduler; flows, predict_x0 False and solver_p are not here."""
 
     solver_order: Annotated[int, Interval(ge=1, le=3)] = 2
-    thresholding: bool = False
-    dynamic_thresholding_ratio: Fraction = 0.995
-    sample_max_value: PositiveNumber = 1.0  # of thresholding
     predict_x0: Literal[True] = True
     solver_type: Annotated[Literal["bh1", "bh2"], _OF_UNIPC] = "bh2"
     lower_order_final: bool = True
@@ -237,7 +281,8 @@ class UniPCConfig(SpacedSigmaConfig):
     flow_shift: float = 1.0  # of use_flow_sigmas
     use_dynamic_shifting: Literal[False] = False
     time_shift_type: Literal["exponential"] = "exponential"  # of use_dynamic_shifting
-    sigma_min: PositiveNumber | None = None  # of karras and exponential sigmas
+    final_sigmas_type: FinalSigma = "zero"
+    sigma_min: PositiveNumber | None = None  # of the other spacings
     sigma_max: PositiveNumber | None = None
     shift_terminal: Literal[None] = None
 

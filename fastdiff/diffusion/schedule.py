@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fastdiff.diffusion.configs import ClippingConfig, DiffusionConfig, DPMSolverConfig, UniPCConfig
+from fastdiff.diffusion.configs import ClippingConfig, DiffusionConfig, ThresholdingConfig
 from fastdiff.errors import InputError
 from fastdiff.kernels.denoise import COLUMNS, StepOptions
 
@@ -44,16 +44,15 @@ class Schedule:
 
 def step_options(config: DiffusionConfig) -> StepOptions:
     """Return what every step of `config` has in common: how x0 is clipped, and where the variance comes from."""
-    if isinstance(config, DPMSolverConfig | UniPCConfig) and config.thresholding:
-        return StepOptions(threshold_ratio=config.dynamic_thresholding_ratio, threshold_max=config.sample_max_value)
-    if not isinstance(config, ClippingConfig):
-        return StepOptions()
-    return StepOptions(
-        clip_range=config.clip_sample_range if config.clip_sample and not config.thresholding else None,
-        threshold_ratio=config.dynamic_thresholding_ratio if config.thresholding else None,
-        threshold_max=config.sample_max_value,
-        variance=config.variance,
-    )
+    if isinstance(config, ThresholdingConfig) and config.thresholding:
+        return StepOptions(
+            threshold_ratio=config.dynamic_thresholding_ratio,
+            threshold_max=config.sample_max_value,
+            variance=config.variance,
+        )
+    if isinstance(config, ClippingConfig) and config.clip_sample:
+        return StepOptions(clip_range=config.clip_sample_range, variance=config.variance)
+    return StepOptions(variance=config.variance)
 
 
 def stack_columns(

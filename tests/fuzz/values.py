@@ -47,6 +47,7 @@ WORDS = {
     **{
         word: word for word in ("ddpm", "ddim", "float16", "int8", "fp16", "cuda:99", "cpu", "é ☃ 😀", "٣", "1_0", " 1")
     },
+    **{word: word for word in ("euler-a", "heun", "lms-karras", "lcm")},
     "nothing": "",
     "10^9": str(10**9),
     "10^18": str(10**18),

@@ -16,6 +16,8 @@ SHAPES = {  # N, queries, keys, heads, width
     "N1-L40-keys1-h2-d32": (1, 40, 1, 2, 32),
     "N1-L1-h1-d20-smallest": (1, 1, 1, 1, 20),
     "N1-L150-keys200-h1-d16-several-blocks": (1, 150, 200, 1, 16),
+    "N2-L80-h1-d40-rows-not-aligned": (2, 80, 80, 1, 40),
+    "N1-L70-h1-d152-rows-not-aligned": (1, 70, 70, 1, 152),
 }
 REAL_SHAPES = {
     "N8-L256-h1-d512-ddpm256": (8, 256, 256, 1, 512),

@@ -51,7 +51,7 @@ LIMITS = Limits(pictures=4, steps=50, side=128, batch_size=4)
         pytest.param({"label": 1.5}, "label: 1.5 is not a whole number", id="fraction as label"),
         pytest.param({"model": "./plain/tiny", "label": 0}, "has no labels; leave it out", id="label without labels"),
         pytest.param({"model": "./plain/tiny", "guidance_scale": 2}, "no null label", id="guidance without labels"),
-        pytest.param({"scheduler": "heun"}, "scheduler: 'heun' is not one of ddim, ddpm", id="unknown scheduler"),
+        pytest.param({"scheduler": "eular"}, "scheduler: 'eular' is not one of ddim, ddpm", id="unknown scheduler"),
         pytest.param({"scheduler": "ddpm", "eta": 0.5}, "eta 0.5 is an option of ddim", id="eta of DDPM"),
         pytest.param({"eta": float("inf")}, "eta: inf is not a number from 0 to 1", id="infinite eta"),
         pytest.param({"guidance_scale": "2"}, "cfg-scale: '2' is not a number", id="guidance as text"),

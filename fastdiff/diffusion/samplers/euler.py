@@ -13,8 +13,11 @@ from torch import Tensor
 
 from fastdiff.diffusion.configs import EulerAncestralConfig, EulerConfig, SigmaConfig
 from fastdiff.diffusion.samplers.sigmas import (
+    float_sigmas,
     float_timesteps,
+    initial_sigma,
     sigma_alpha_bar,
+    sigma_x0_columns,
     sigmas_at,
     spaced_sigmas,
     timesteps_of,
@@ -23,12 +26,6 @@ from fastdiff.diffusion.samplers.sigmas import (
 )
 from fastdiff.diffusion.schedule import Schedule, stack_sigma_columns, step_options
 from fastdiff.diffusion.timesteps import checked_steps
-
-
-def initial_sigma(config: SigmaConfig, sigmas: Tensor) -> Tensor:
-    """Return the deviation of the noise that a run over `sigmas` starts from, a float32 scalar."""
-    largest = sigmas.max()
-    return largest if config.timestep_spacing in ("linspace", "trailing") else (largest**2 + 1) ** 0.5
 
 
 def euler_sigmas(config: EulerConfig, alpha_bar: Tensor, steps: int) -> tuple[Tensor, Tensor]:
@@ -69,23 +66,7 @@ def _told(config: EulerConfig, sigmas: Tensor, timesteps: np.ndarray) -> tuple[T
 
 def ancestral_sigmas(config: EulerAncestralConfig, alpha_bar: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """Return the timesteps (steps,) and sigmas (steps + 1,) of a run, both float32."""
-    timesteps = float_timesteps(config, steps)
-    sigmas = sigmas_at(timesteps, training_sigmas(alpha_bar).numpy())
-    return torch.from_numpy(timesteps), with_final(sigmas, alpha_bar, "zero")
-
-
-def sigma_x0_columns(prediction_type: str, sigmas: Tensor, noised: Tensor | None = None) -> dict[str, Tensor]:
-    """Return the columns of x0 for a model that sees x / sqrt(sigma^2 + 1); sigmas (steps,) float64.
-
-    noised  the sigmas of x itself, where noise was added to it since. A velocity does not hear of them, in diffusers.
-    """
-    zero, one, square = torch.zeros_like(sigmas), torch.ones_like(sigmas), sigmas**2 + 1
-    x0_x, x0_m = {
-        "epsilon": (one, -(sigmas if noised is None else noised)),
-        "sample": (zero, one),
-        "v_prediction": (1 / square, -sigmas / square.sqrt()),
-    }[prediction_type]
-    return {"x0_x": x0_x, "x0_m": x0_m, "x0_div": one}
+    return float_sigmas(config, alpha_bar, float_timesteps(config, steps))
 
 
 def euler_rows(config: EulerConfig, sigmas: Tensor, churn: float = 1.0) -> Tensor:

@@ -11,6 +11,9 @@ from fastdiff.diffusion.schedulers.ddim import DDIMScheduler
 from fastdiff.diffusion.schedulers.ddpm import DDPMScheduler
 from fastdiff.diffusion.schedulers.dpm_solver import DPMSolverMultistepScheduler
 from fastdiff.diffusion.schedulers.euler import EulerAncestralDiscreteScheduler, EulerDiscreteScheduler
+from fastdiff.diffusion.schedulers.heun import HeunDiscreteScheduler
+from fastdiff.diffusion.schedulers.lcm import LCMScheduler
+from fastdiff.diffusion.schedulers.lms import LMSDiscreteScheduler
 from fastdiff.diffusion.schedulers.pndm import PNDMScheduler
 from fastdiff.diffusion.schedulers.unipc import UniPCMultistepScheduler
 from fastdiff.errors import InputError
@@ -22,6 +25,9 @@ __all__ = [
     "DPMSolverMultistepScheduler",
     "EulerAncestralDiscreteScheduler",
     "EulerDiscreteScheduler",
+    "HeunDiscreteScheduler",
+    "LCMScheduler",
+    "LMSDiscreteScheduler",
     "PNDMScheduler",
     "Scheduler",
     "SchedulerOutput",
@@ -38,8 +44,11 @@ _KINDS = (
     EulerDiscreteScheduler,
     EulerAncestralDiscreteScheduler,
     DPMSolverMultistepScheduler,
+    HeunDiscreteScheduler,
+    LMSDiscreteScheduler,
     PNDMScheduler,
     UniPCMultistepScheduler,
+    LCMScheduler,
 )
 _CLASSES: dict[str, type[Scheduler]] = {kind.__name__: kind for kind in _KINDS}
 SCHEDULERS = {name: _CLASSES[class_name] for name, class_name in registry.SCHEDULERS.items()}  # by people's names

@@ -12,7 +12,7 @@ from fastdiff.arguments import as_int, mapping, optional, path, shown, text
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.kinds import NotNegative
 from fastdiff.diffusion.betas import make_alpha_bar, make_betas
-from fastdiff.diffusion.configs import DiffusionConfig, marked_defaults
+from fastdiff.diffusion.configs import FOREIGN_OPTIONS, DiffusionConfig, marked_defaults
 from fastdiff.diffusion.noise import Generators, check_generators
 from fastdiff.diffusion.schedule import Schedule, step_options
 from fastdiff.errors import InputError
@@ -60,16 +60,18 @@ class Scheduler:
     _options: DiffusionConfig
 
     def __init__(self, num_train_timesteps: int = 1000, **options: Any):
-        """Raises InputError naming an unknown option or a wrong value."""
+        """Raises InputError naming an option that this scheduler does not have, or a wrong value."""
+        self._check_own(options)
         self._build({"num_train_timesteps": num_train_timesteps, **options})
 
     @classmethod
     def from_config(cls: type[AnyScheduler], config: Mapping[str, Any], **overrides: Any) -> AnyScheduler:
         """Make one of a scheduler's `.config` (ours or diffusers', of any kind) or a dict; keywords replace options.
 
-        Raises InputError naming an unknown option or a wrong value.
+        Raises InputError naming a keyword that is no option of this scheduler, an unknown option or a wrong value.
         """
         config = mapping("config", config)
+        cls._check_own(overrides)
         scheduler = cls.__new__(cls)
         defaults = [name for name in marked_defaults(config) if name not in overrides]
         scheduler._build({**config, **overrides, "_use_default_values": defaults})
@@ -80,6 +82,14 @@ class Scheduler:
         """Make one of the scheduler_config.json in a local folder. Raises InputError where it cannot be used."""
         part = optional(text, "subfolder", subfolder) or ""
         return cls.from_config(read_json(Path(path("folder", folder), part, CONFIG_NAME)))
+
+    @classmethod
+    def _check_own(cls, asked: Mapping[str, Any]) -> None:
+        """Raise InputError for options of other schedulers: a config may carry them, but nobody can ask for them."""
+        own = {field.name for field in fields(cls.config_class)}
+        others = sorted(name for name in asked if name in FOREIGN_OPTIONS - own)
+        if others:
+            raise InputError(f"{cls.__name__} has no {', '.join(others)}; leave it out, or choose another scheduler")
 
     def _build(self, mapping: Mapping[str, Any]) -> None:
         self._options = self.config_class.from_mapping(mapping, type(self).__name__)

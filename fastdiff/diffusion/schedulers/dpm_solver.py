@@ -10,7 +10,7 @@ from fastdiff.diffusion.noise import randn_tensor
 from fastdiff.diffusion.samplers.dpm_solver import dpm_rows, dpm_schedule, dpm_sigmas, dpm_sigmas_at
 from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.schedulers.base import SchedulerOutput
-from fastdiff.diffusion.schedulers.sigma import VariancePreservingScheduler
+from fastdiff.diffusion.schedulers.sigma import VariancePreservingScheduler, check_chosen
 from fastdiff.diffusion.timesteps import checked_steps, custom_timesteps
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, beside, tensor
@@ -38,16 +38,13 @@ class DPMSolverMultistepScheduler(VariancePreservingScheduler):
         """
         if mu is not None:
             raise InputError("mu is of use_dynamic_shifting, which is not here; leave it out")
-        if (num_inference_steps is None) == (timesteps is None):
-            raise InputError("give either num_inference_steps or timesteps")
+        check_chosen(self._options, num_inference_steps=num_inference_steps, timesteps=timesteps)
         if timesteps is None:
             steps = checked_steps(self._options, num_inference_steps)
             chosen = dpm_sigmas(self._options, self.alphas_cumprod, steps)
-        elif self._options.sigma_spacing is None:
+        else:
             own = custom_timesteps(self._options, timesteps).tolist()
             chosen = dpm_sigmas_at(self._options, self.alphas_cumprod, own)
-        else:
-            raise InputError("timesteps: this scheduler's sigmas are not the timesteps'; give num_inference_steps")
         self._choose(*chosen, device)
 
     def _make_schedule(self, num_inference_steps: int) -> Schedule:

@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from fastdiff.checkpoints.kinds import NotNegative
-from fastdiff.diffusion.configs import EulerAncestralConfig, EulerConfig, SigmaConfig
+from fastdiff.diffusion.configs import EulerAncestralConfig, EulerConfig
 from fastdiff.diffusion.noise import randn_tensor
 from fastdiff.diffusion.samplers.euler import (
     ancestral_rows,
@@ -18,29 +18,16 @@ from fastdiff.diffusion.samplers.euler import (
     euler_schedule,
     euler_sigmas,
     euler_sigmas_at,
-    initial_sigma,
 )
 from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.schedulers.base import SchedulerOutput
-from fastdiff.diffusion.schedulers.sigma import SigmaScheduler
+from fastdiff.diffusion.schedulers.sigma import ScaledScheduler, check_chosen, numbers
 from fastdiff.diffusion.timesteps import checked_steps
 from fastdiff.errors import InputError
 from fastdiff.schema import checked
 
 
-class _ScaledScheduler(SigmaScheduler):
-    """One in the variables of Karras et al. 2022, where x = x_0 + sigma * eps."""
-
-    scales_input = True
-    _options: SigmaConfig
-
-    @property
-    def init_noise_sigma(self) -> Tensor:  # type: ignore[override]  # a number in the others
-        """The deviation of the noise that a run starts from, a float32 scalar as in diffusers."""
-        return initial_sigma(self._options, self.sigmas)
-
-
-class EulerDiscreteScheduler(_ScaledScheduler):
+class EulerDiscreteScheduler(ScaledScheduler):
     """Euler's method (Karras et al. 2022), called as diffusers' EulerDiscreteScheduler. Its options: EulerConfig."""
 
     config_class = EulerConfig
@@ -57,14 +44,13 @@ class EulerDiscreteScheduler(_ScaledScheduler):
 
         Raises InputError unless one of them is given, and where the config's sigmas leave no choice of timesteps.
         """
-        if sum(each is not None for each in (num_inference_steps, timesteps, sigmas)) != 1:
-            raise InputError("give one of num_inference_steps, timesteps and sigmas")
+        check_chosen(self._options, num_inference_steps=num_inference_steps, timesteps=timesteps, sigmas=sigmas)
         if timesteps is not None:
-            if self._options.sigma_spacing is not None or self._options.tells_log_sigma:
+            if self._options.tells_log_sigma:
                 raise InputError("timesteps: this scheduler's sigmas are not the timesteps'; give num_inference_steps")
-            chosen = euler_sigmas_at(self._options, self.alphas_cumprod, _numbers("timesteps", timesteps))
+            chosen = euler_sigmas_at(self._options, self.alphas_cumprod, numbers("timesteps", timesteps))
         elif sigmas is not None:
-            chosen = euler_custom_sigmas(self._options, self.alphas_cumprod, _numbers("sigmas", sigmas, least=2))
+            chosen = euler_custom_sigmas(self._options, self.alphas_cumprod, numbers("sigmas", sigmas, least=2))
         else:
             chosen = euler_sigmas(self._options, self.alphas_cumprod, checked_steps(self._options, num_inference_steps))
         self._choose(*chosen, device)
@@ -107,7 +93,7 @@ class EulerDiscreteScheduler(_ScaledScheduler):
         return self._take(model_output, noised, None, return_dict, row)
 
 
-class EulerAncestralDiscreteScheduler(_ScaledScheduler):
+class EulerAncestralDiscreteScheduler(ScaledScheduler):
     """Ancestral steps of Euler's method, called as diffusers' class of this name. Its options: EulerAncestralConfig."""
 
     config_class = EulerAncestralConfig
@@ -139,10 +125,3 @@ class EulerAncestralDiscreteScheduler(_ScaledScheduler):
         self._checked_index(timestep, sample, generator, return_dict, model_output)
         noise = randn_tensor(model_output.shape, generator, sample.device, model_output.dtype)
         return self._take(model_output, sample, noise, return_dict)
-
-
-def _numbers(name: str, values: Sequence[float], least: int = 1) -> tuple[float, ...]:
-    numbers = checked(name, values, tuple[float, ...])
-    if len(numbers) < least:
-        raise InputError(f"{name}: {len(numbers)} given; give at least {least}")
-    return numbers

@@ -1,95 +1,33 @@
-"""SigmaScheduler, the base of those whose steps go from one noise level to the next and are counted, not looked up."""
+"""SigmaScheduler, the base of those whose steps go from one noise level sigma to the next."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastdiff.arguments import shown
-from fastdiff.diffusion.noise import Generators
-from fastdiff.diffusion.samplers.sigmas import sigma_alpha_bar, training_sigmas
-from fastdiff.diffusion.schedulers.base import Scheduler, SchedulerOutput
+from fastdiff.diffusion.configs import SigmaConfig, SpacedSigmaConfig
+from fastdiff.diffusion.samplers.sigmas import initial_sigma, sigma_alpha_bar, training_sigmas
+from fastdiff.diffusion.schedulers.counted import CountedScheduler
 from fastdiff.errors import InputError
-from fastdiff.execution.devices import resolve_device
 from fastdiff.execution.tensors import FLOATS, REAL, beside, tensor
-from fastdiff.kernels.denoise import EARLIER, keep
-from fastdiff.schema import checked, whole
+from fastdiff.schema import checked
 
 
-class SigmaScheduler(Scheduler):
-    """A sampler whose step i goes from sigmas[i] to sigmas[i + 1].
+class SigmaScheduler(CountedScheduler):
+    """A sampler whose step i goes from sigmas[i] to sigmas[i + 1]."""
 
-    The first timestep that it sees says where a loop begins (or `set_begin_index` does), and each step goes one on.
-    """
-
-    scales_input = False  # whether the model sees x_t / sqrt(sigma^2 + 1)
-    multistep = False  # whether a step reads what earlier ones kept
-    returns_x0 = True  # beside x_{t-1}
+    _options: SigmaConfig
 
     def _build(self, mapping: Mapping[str, Any]) -> None:
         super()._build(mapping)
         self.alphas_cumprod = sigma_alpha_bar(self._options)
         self.sigmas = training_sigmas(self.alphas_cumprod)
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self._step_index: int | None = None
-        self._begin_index: int | None = None
-        self._begun = 0  # the step that the loop began with
-        self._table: Tensor | None = None  # its rows, on the device of its samples
-        self._earlier: tuple[Tensor, ...] | None = None
 
     def _choose(self, timesteps: Tensor, sigmas: Tensor, device: torch.device | str | None) -> None:
         """Take over the timesteps (steps,) and sigmas of a run."""
-        self.timesteps = timesteps.to(None if device is None else resolve_device(device))
+        self._begin_run(timesteps, device)
         self.sigmas = sigmas
-        self.num_inference_steps = len(timesteps)
-        self._begin_anew()
-
-    @property
-    def step_index(self) -> int | None:
-        """Which step comes next, once the first was taken."""
-        return self._step_index
-
-    @property
-    def begin_index(self) -> int | None:
-        """The step that a loop begins with, where it was set."""
-        return self._begin_index
-
-    def set_begin_index(self, begin_index: int = 0) -> None:
-        """Say which step a loop begins with. Raises InputError for one that the run does not have."""
-        self._begin_index = checked("begin_index", begin_index, whole(0, len(self.timesteps) - 1))
-
-    def index_for_timestep(self, timestep: float | Tensor, schedule_timesteps: Tensor | None = None) -> int:
-        """Return the place of a timestep in the run; of one that comes twice the second, as diffusers does.
-
-        Raises InputError for a timestep that is not of the run.
-        """
-        timesteps = self.timesteps if schedule_timesteps is None else schedule_timesteps
-        found = (timesteps == torch.as_tensor(timestep, device=timesteps.device)).nonzero()
-        if not len(found):
-            raise InputError(
-                f"timestep {shown(_number(timestep))} is not one of the scheduler's timesteps; call set_timesteps"
-            )
-        return int(found[1 if len(found) > 1 else 0])
-
-    def _first_index(self, timestep: float | Tensor) -> int:
-        if self._begin_index is not None:
-            return self._begin_index
-        if _number(timestep) == self.timesteps[0].item():  # where it comes twice, diffusers skips a step and fails
-            return 0
-        return self.index_for_timestep(timestep)
-
-    def _index(self, timestep: float | Tensor) -> int:
-        """Return the step to take. Raises InputError before `set_timesteps`, and after the last step."""
-        if self.num_inference_steps is None:
-            raise InputError("the number of steps is not set; call set_timesteps before step")
-        if self._step_index is None:
-            self._step_index = self._first_index(timestep)
-        if self._step_index >= len(self.timesteps):
-            raise InputError(f"all {len(self.timesteps)} steps are taken; call set_timesteps for another loop")
-        return self._step_index
 
     def scale_model_input(self, sample: Tensor, timestep: float | Tensor | None = None) -> Tensor:
         """Return what the model is given for a sample of the next step: sample / sqrt(sigma^2 + 1), or as it is."""
@@ -99,45 +37,6 @@ class SigmaScheduler(Scheduler):
         if timestep is None:
             raise InputError("timestep is None; give the one that the model is told")
         return sample / (self.sigmas[self._index(timestep)] ** 2 + 1) ** 0.5
-
-    def _make_table(self, begin: int) -> Tensor:
-        """Return the rows of the run (steps, len(COLUMNS)), for a loop that begins with step `begin`."""
-        raise NotImplementedError
-
-    def _keeps(self, index: int, begin: int) -> bool:
-        """Whether the output of a step of such a loop is kept among the earlier ones."""
-        return True
-
-    def _checked_index(
-        self, timestep: float | Tensor, sample: Tensor, generator: Generators | None, return_dict: bool, output: Tensor
-    ) -> int:
-        """Return the step to take, where the arguments that all steps share can be used."""
-        self._check_tensors(sample, generator, return_dict, model_output=output)
-        return self._index(_checked_timestep(timestep))
-
-    def _take(
-        self, model_output: Tensor, sample: Tensor, noise: Tensor | None, return_dict: bool, row: Tensor | None = None
-    ) -> SchedulerOutput | tuple[Tensor, ...]:
-        """Take the step that `_index` said; `row` (len(COLUMNS),) replaces that of the table."""
-        index = self._step_index or 0
-        if self._table is None or self._table.device != sample.device:
-            self._begun = index if self._table is None else self._begun
-            self._table = self._make_table(self._begun).to(sample.device)
-        x_prev, x0, *kept = self._stepped(
-            model_output, sample, self._table[index] if row is None else row, noise, self._earlier_of(sample)
-        )
-        if self._earlier is not None:
-            self._earlier = keep(self._earlier, kept, self._keeps(index, self._begun))
-        self._step_index = index + 1
-        result = SchedulerOutput(x_prev.to(model_output.dtype), x0)
-        return result if return_dict else tuple(result[: 2 if self.returns_x0 else 1])
-
-    def _earlier_of(self, sample: Tensor) -> tuple[Tensor, ...] | None:
-        """Return s, h1, h2 and h3, (N, C, ...): zeros before the first step."""
-        if self.multistep and self._earlier is None:
-            zeros = torch.zeros_like(sample, dtype=torch.promote_types(sample.dtype, torch.float32))
-            self._earlier = (zeros,) * EARLIER
-        return self._earlier
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """Return x_t of x0 and noise, at timesteps (N,) of the run: x0 + sigma * noise. Samples (N, ...)."""
@@ -161,17 +60,15 @@ class SigmaScheduler(Scheduler):
         raise InputError(f"{type(self).__name__} has no get_velocity; use DDPMScheduler's or DDIMScheduler's")
 
 
-def _number(timestep: float | Tensor) -> Any:
-    return timestep.item() if isinstance(timestep, Tensor) and timestep.numel() == 1 else timestep
+class ScaledScheduler(SigmaScheduler):
+    """One in the variables of Karras et al. 2022, where x = x_0 + sigma * eps."""
 
+    scales_input = True
 
-def _checked_timestep(timestep: Any) -> Any:
-    if isinstance(timestep, Tensor):
-        tensor("timestep", timestep, REAL)
-        if timestep.numel() != 1:
-            raise InputError(f"timestep has shape {tuple(timestep.shape)}; give one of the scheduler's timesteps")
-        return timestep
-    return checked("timestep", timestep, float)
+    @property
+    def init_noise_sigma(self) -> Tensor:  # type: ignore[override]  # a number in the others
+        """The deviation of the noise that a run starts from, a float32 scalar as in diffusers."""
+        return initial_sigma(self._options, self.sigmas)
 
 
 class VariancePreservingScheduler(SigmaScheduler):
@@ -182,3 +79,20 @@ class VariancePreservingScheduler(SigmaScheduler):
         sigma = self._sigmas_of(original_samples, noise, timesteps)
         alpha = 1 / (sigma**2 + 1) ** 0.5
         return alpha * original_samples + sigma * alpha * noise
+
+
+def check_chosen(options: SpacedSigmaConfig, **choices: Any) -> None:
+    """Raise InputError unless one way to choose a run's steps is given, that leaves the config's sigmas a say."""
+    if sum(choice is not None for choice in choices.values()) != 1:
+        *names, last = choices
+        raise InputError(f"give one of {', '.join(names)} and {last}")
+    if choices.get("timesteps") is not None and options.sigma_spacing is not None:
+        raise InputError("timesteps: this scheduler's sigmas are not the timesteps'; give num_inference_steps")
+
+
+def numbers(name: str, values: Sequence[float], least: int = 1) -> tuple[float, ...]:
+    """Return `values` of an argument, at least so many. Raises InputError for others."""
+    given = checked(name, values, tuple[float, ...])
+    if len(given) < least:
+        raise InputError(f"{name}: {len(given)} given; give at least {least}")
+    return given

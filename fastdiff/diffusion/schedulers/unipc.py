@@ -6,12 +6,12 @@ from torch import Tensor
 from fastdiff.diffusion.configs import UniPCConfig
 from fastdiff.diffusion.samplers.unipc import unipc_rows, unipc_schedule, unipc_sigmas
 from fastdiff.diffusion.schedule import Schedule
-from fastdiff.diffusion.schedulers.base import SchedulerOutput
+from fastdiff.diffusion.schedulers.counted import NoiselessScheduler
 from fastdiff.diffusion.schedulers.sigma import VariancePreservingScheduler
 from fastdiff.diffusion.timesteps import checked_steps
 
 
-class UniPCMultistepScheduler(VariancePreservingScheduler):
+class UniPCMultistepScheduler(VariancePreservingScheduler, NoiselessScheduler):
     """Predictor and corrector (Zhao et al. 2023), called as diffusers' class of this name. Its options: UniPCConfig."""
 
     config_class = UniPCConfig
@@ -29,13 +29,3 @@ class UniPCMultistepScheduler(VariancePreservingScheduler):
 
     def _make_table(self, begin: int) -> Tensor:
         return unipc_rows(self._options, self.sigmas, begin)
-
-    def step(
-        self, model_output: Tensor, timestep: float | Tensor, sample: Tensor, return_dict: bool = True
-    ) -> SchedulerOutput | tuple[Tensor, ...]:
-        """Return x_{t-1} and x0 of x_t and the model output, both (N, C, ...) of any float dtype.
-
-        Raises InputError naming a timestep that is not of the run, or a tensor of a wrong kind, shape or dtype.
-        """
-        self._checked_index(timestep, sample, None, return_dict, model_output)
-        return self._take(model_output, sample, None, return_dict)

@@ -1,0 +1,152 @@
+"""Our models in the place of the methods of live ones, until `restore`."""
+
+import sys
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fastdiff.acceleration.changes import Watch, check_changes
+from fastdiff.acceleration.sharing import our_class, share_parameters
+from fastdiff.errors import InputError
+from fastdiff.models.autoencoder import AutoencoderKL
+from fastdiff.models.model import Model
+
+TILING = ("use_tiling", "tile_sample_min_size", "tile_latent_min_size", "tile_overlap_factor")
+
+
+class Replacement:
+    """Our model, over the parameters of a live one of diffusers, and the methods that call it."""
+
+    METHODS: ClassVar[tuple[str, ...]]  # of the live model, replaced by those of this name here
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self._strides = {name: parameter.stride() for name, parameter in model.named_parameters()}
+        self._current: tuple[Model, Watch] | None = None
+
+    def check(self) -> None:
+        """InputError where our model cannot run in the place of the live one."""
+        for name in self.METHODS:
+            owner = _owner(self.model, name)
+            if owner is not self.model and owner is not self:
+                raise InputError(f"accelerate: the model's {name} was replaced by another; undo that first")
+        self.ours()
+
+    def install(self) -> None:
+        """Put the methods in their places."""
+        for name in self.METHODS:
+            setattr(self.model, _slot(self.model, name), getattr(self, name))
+
+    def remove(self) -> None:
+        """Give the model its own methods back, and its parameters their own memory, laid out as it was.
+
+        InputError where something else has taken the methods' places since.
+        """
+        if any(_owner(self.model, name) is not self for name in self.METHODS):
+            raise InputError("restore: a method of the model was replaced since it was accelerated; undo that first")
+        for name in self.METHODS:
+            slot = _slot(self.model, name)
+            delattr(self.model, slot)
+            if slot != name:  # a hook calls it there
+                setattr(self.model, slot, getattr(type(self.model), name).__get__(self.model))
+        self._release()
+        for name, parameter in self.model.named_parameters():
+            own = torch.empty_strided(
+                parameter.shape,
+                self._strides.get(name, parameter.stride()),
+                dtype=parameter.dtype,
+                device=parameter.device,
+            )
+            parameter.data = own.copy_(parameter.data)
+
+    def ours(self) -> Model:
+        """Our model, which reads the parameters where they are now. InputError for changes that it would not follow."""
+        if self._current is None or self._current[1].sees_a_change():
+            self._release()
+            check_changes(self.model)
+            self._current = share_parameters(self.model), Watch(self.model)
+        return self._current[0]
+
+    def _apply(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """Move the model, as `to()` does; ours must not keep the memory that it leaves."""
+        self._release()
+        return type(self.model)._apply(self.model, *args, **kwargs)
+
+    def _release(self) -> None:
+        if self._current is not None:
+            self._current[0].release_graphs()
+        self._current = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_current": None}  # a copy of the model makes its own
+
+    def _in_their_words(self, output: Any) -> Any:
+        """Return an output of ours as diffusers' class of the same name; a plain tuple as it is."""
+        if not hasattr(output, "sample"):
+            return output
+        outputs = sys.modules[type(self.model).forward.__module__]
+        return getattr(outputs, type(output).__name__)(output.sample)
+
+
+class DenoiserReplacement(Replacement):
+    """The forward of a denoiser."""
+
+    METHODS = ("forward", "_apply")
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Predict once, called like diffusers' model."""
+        return self._in_their_words(self.ours()(*args, **kwargs))
+
+
+class AutoencoderReplacement(Replacement):
+    """The two halves of a VAE. diffusers' own `encode`, `decode` and `forward` call them.
+
+    So slicing, offload and what is returned stay theirs.
+    """
+
+    METHODS = ("_encode", "_decode", "_apply")
+
+    def _encode(self, x: Tensor) -> Tensor:
+        """(N, C_in, H, W) -> (N, 2 C, h, w), means and logarithms of variances."""
+        (distribution,) = self._autoencoder().encode(x, return_dict=False)
+        return distribution.parameters
+
+    def _decode(self, z: Tensor, return_dict: bool = True) -> Any:
+        """(N, C, h, w) -> (N, C_out, H, W), as diffusers returns it."""
+        return self._in_their_words(self._autoencoder().decode(z, return_dict))
+
+    def _autoencoder(self) -> AutoencoderKL:
+        """Our model, which tiles as the live one says."""
+        ours = self.ours()
+        assert isinstance(ours, AutoencoderKL)
+        for name in TILING:
+            setattr(ours, name, getattr(self.model, name))
+        return ours
+
+
+def replacement_for(model: nn.Module) -> Replacement:
+    """The replacement that a live model has, or a new one for it. InputError for one that we cannot run."""
+    kind = our_class(model)
+    assert kind is not None
+    new = AutoencoderReplacement if issubclass(kind, AutoencoderKL) else DenoiserReplacement
+    replacement = replacement_of(model) or new(model)
+    replacement.check()
+    return replacement
+
+
+def replacement_of(model: nn.Module) -> Replacement | None:
+    """The replacement that a live model has; None where it runs on diffusers."""
+    owner = _owner(model, "_apply")
+    return owner if isinstance(owner, Replacement) else None
+
+
+def _slot(model: nn.Module, name: str) -> str:
+    """The attribute that holds a method: a hook of accelerate's keeps the forward that it calls under another name."""
+    is_hooked = name == "forward" and "_hf_hook" in vars(model) and "_old_forward" in vars(model)
+    return "_old_forward" if is_hooked else name
+
+
+def _owner(model: nn.Module, name: str) -> Any:
+    """Whose a method of the model is: its own, a replacement's, or None for a function that somebody put there."""
+    return getattr(getattr(model, _slot(model, name)), "__self__", None)

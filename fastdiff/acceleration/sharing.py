@@ -1,0 +1,70 @@
+"""Our model of a live diffusers model, over the memory of its parameters."""
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastdiff.checkpoints.weights import diffusers_keys, laid_out, split_stacked
+from fastdiff.errors import InputError
+from fastdiff.models.autoencoder import AutoencoderKL
+from fastdiff.models.classes import DENOISERS
+from fastdiff.models.model import Model
+
+KINDS: dict[str, type[Model]] = {**DENOISERS, AutoencoderKL.__name__: AutoencoderKL}
+FUSED = {"to_qkv", "to_kv"}  # copies that diffusers' fuse_qkv_projections makes, and leaves when it is undone
+
+
+def our_class(model: Any) -> type[Model] | None:
+    """The class of ours that runs a live model of diffusers; None where there is none."""
+    diffusers = sys.modules.get("diffusers")
+    if diffusers is None:
+        return None
+    return next((kind for name, kind in KINDS.items() if isinstance(model, getattr(diffusers, name))), None)
+
+
+def share_parameters(model: nn.Module) -> Model:
+    """Our model over the memory of diffusers' `model`, whose parameters become views of ours.
+
+    Those that ours has in another form stay where they are, and ours is made of them anew at each call. Raises
+    InputError where the parameters are not those of the model's config.
+    """
+    theirs = dict(model.named_parameters())
+    if len({(tensor.dtype, tensor.device) for tensor in theirs.values()}) != 1:
+        raise InputError("accelerate: the model's parameters have several dtypes or devices; move it with .to() first")
+    ours = _build(model)
+    state = {}
+    unused = {key for key in theirs if FUSED.isdisjoint(key.split("."))}
+    for name in ours.state_dict():
+        keys = diffusers_keys(ours, name)
+        missing = [key for key in keys if key not in theirs]
+        if missing:
+            raise InputError(f"accelerate: the model has no {missing[0]}; undo changes to its layers first")
+        unused -= keys.keys()
+        parts = [theirs[key].data for key in keys]
+        if name in ours.conversions:
+            state[name] = laid_out(ours.conversions[name].convert(parts[0]), torch.channels_last)
+            continue
+        state[name] = laid_out(torch.cat(parts) if len(parts) > 1 else parts[0], torch.channels_last)
+        for key, view in split_stacked(state[name], keys).items():
+            theirs[key].data = view
+    if unused:
+        raise InputError(f"accelerate: the model's config knows no {min(unused)}; undo changes to its layers first")
+    ours.load_state_dict(state, assign=True)
+    ours.sources = {name: theirs[name].data for name in ours.conversions}
+    return ours.requires_grad_(False)
+
+
+def _build(model: Any) -> Model:
+    """Our model of a live one's config, without weights. InputError where we cannot run it."""
+    kind = our_class(model)
+    assert kind is not None
+    with torch.device("meta"):
+        ours = kind.from_config(model.config)
+    if getattr(ours.config, "is_value_function", False):
+        raise InputError(
+            "accelerate: a value function stays diffusers', because planners differentiate it and fastdiff is for "
+            "inference only; load it with fastdiff.UNet1DModel.from_pretrained to rate trajectories"
+        )
+    return ours

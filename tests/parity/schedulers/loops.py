@@ -1,0 +1,53 @@
+"""Loops over a scheduler of diffusers and over ours of the same options, picture for picture."""
+
+import diffusers
+import torch
+
+import fastdiff
+
+TOLERANCE = 1e-5  # of the largest value
+STABLE_DIFFUSION = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
+
+
+def pair(kind, options):
+    options = options | ({"skip_prk_steps": True} if kind == "PNDMScheduler" else {})
+    return getattr(diffusers, kind)(**options), getattr(fastdiff, kind)(**options)
+
+
+def randn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def network(sample, timestep):
+    """A smooth stand-in for a model, that knows the timestep."""
+    return torch.tanh(1.3 * sample.roll(1, dims=-1) - 0.4 * sample) + 0.3 * torch.cos(torch.as_tensor(timestep) / 100)
+
+
+def drawn_loop(scheduler, begin=0, dtype=torch.float32, **kwargs):
+    """Pictures of every step after `set_timesteps`, and the generator's state after the loop."""
+    generator, taken = torch.Generator().manual_seed(0), {}
+    sample = (randn(2, 3, 8, 8, seed=1) * scheduler.init_noise_sigma).to(dtype)
+    if "generator" in type(scheduler).step.__code__.co_varnames:
+        taken = {"generator": generator}
+    pictures = []
+    for t in scheduler.timesteps[begin:]:
+        output = network(scheduler.scale_model_input(sample, t), t)
+        sample = scheduler.step(output, t, sample, **taken, **kwargs).prev_sample
+        pictures.append(sample)
+    return pictures, generator.get_state()
+
+
+def assert_loops_agree(theirs, ours, begin=0, tolerance=TOLERANCE, dtype=torch.float32, **kwargs):
+    """`dtype`: that diffusers computes in."""
+    if dtype == torch.float64:
+        theirs.sigmas = theirs.sigmas.double()
+    expected, their_state = drawn_loop(theirs, begin, dtype, **kwargs)
+    actual, our_state = drawn_loop(ours, begin, **kwargs)
+    start = float(theirs.init_noise_sigma)
+    # without signal at the beginning sigma is 4096 there: a float32 that large, and so diffusers' step, is off by this
+    rounding = 4 * torch.finfo(torch.float32).eps * start if start > 1000 else 0.0
+    for picture, other in zip(actual, expected, strict=True):
+        assert (picture.dtype, other.dtype) == (torch.float32, dtype)
+        assert picture.isfinite().all()
+        assert (picture - other).abs().max() <= tolerance * other.abs().max() + rounding
+    assert torch.equal(our_state, their_state)
