@@ -15,8 +15,9 @@ from huggingface_hub import constants
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import doors, edits, folders, pickles
-from tests.fuzz.doors import Outcome
+from tests.fuzz import edits, folders, pickles
+from tests.fuzz.doors import command, library, page
+from tests.fuzz.doors.outcomes import Options, Outcome
 from tests.fuzz.edits import Edit
 from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, WORDS
 from tests.fuzz.watch import watching
@@ -67,17 +68,22 @@ def run(case: Case, folder: Path) -> Outcome:
     """Go through the case's door, and hold what comes out against every promise."""
     prepare()
     with watching(folder.parent, folder.parent.parent / "beside") as broken:
-        outcome = doors.DOORS[case.door](folder, case.what, case.options)
+        outcome = DOORS[case.door](folder, case.what, case.options)
     outcome.problems += broken
     is_drawn = outcome.is_done and (case.door, case.what) in DRAWING
     wrong = [edit for edit in case.edits if edits.must_be_refused(edit)]
     if is_drawn and len(case.edits) == 1 and wrong:
         outcome.problems.append(f"drawn in spite of {wrong[0]}")
     if any(edit[0] in edits.OF_WEIGHTS for edit in case.edits):  # which may make rounding large
-        outcome.problems = [problem for problem in outcome.problems if problem != doors.NOT_WITHIN]
+        outcome.problems = [problem for problem in outcome.problems if problem != command.NOT_WITHIN]
     return outcome
 
 
+DOORS: dict[str, Callable[[Path, str, Options], Outcome]] = {
+    "command": command.call,
+    "library": library.call,
+    "page": page.call,
+}
 DRAWING = {("command", "sample"), ("command", "from"), ("library", "pipeline"), ("page", "generate")}
 
 
@@ -93,7 +99,19 @@ def prepare() -> None:
     """Keep off the network, and warm the doors up."""
     constants.HF_HUB_OFFLINE = True
     with made(Case("plain", (), "", "")) as folder:
-        doors.warm_up(folder)
+        _warm_up(folder)
+
+
+def _warm_up(folder: Path) -> None:
+    """Import and build what the doors build once: it reads and writes more than a case may."""
+    os.environ["GRADIO_TEMP_DIR"] = str(folder.parent / "out")
+    page.functions()
+    for name in folders.MODELS:
+        library.theirs(name)
+    for what in ("verify", "explain"):
+        command.call(folder, what, ())
+    library.call(folder, "pipeline", ())
+    page.call(folder, "generate", ())
 
 
 @cache
@@ -137,7 +155,7 @@ ARGUMENTS = {
     ("library", "model"): ["sample", "timestep", "class_labels", "return_dict", "nothing"],
     ("library", "load model"): [*_LOADED, "subfolder"],
     ("library", "config"): [],  # those of the model's class
-    ("library", "scheduler"): [*doors.STEP, *folders.SCHEDULER, "num_inference_steps", "device", "timestep_spacing"],
+    ("library", "scheduler"): [*library.STEP, *folders.SCHEDULER, "num_inference_steps", "device", "timestep_spacing"],
     ("library", "accelerate"): ["model", "sample", "timestep", "class_labels"],
     ("page", "generate"): _PAGE.split(),
 }
@@ -264,7 +282,7 @@ def _flags(what: str, most: int) -> st.SearchStrategy[tuple[tuple[str, str], ...
     flag = st.one_of(
         st.tuples(st.sampled_from(FLAGS[what]), words).filter(lambda pair: pair[0] not in ("--out", "--grid")),
         st.tuples(st.sampled_from(FLAGS[what]), inside),
-    ).map(lambda pair: (pair[0], doors.NO_VALUE) if pair[0] in ALONE else pair)
+    ).map(lambda pair: (pair[0], command.NO_VALUE) if pair[0] in ALONE else pair)
     return st.lists(flag, max_size=most).map(tuple)
 
 
