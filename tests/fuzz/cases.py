@@ -19,7 +19,7 @@ from tests.fuzz import edits, folders, pickles
 from tests.fuzz.doors import command, library, page
 from tests.fuzz.doors.outcomes import Options, Outcome
 from tests.fuzz.edits import Edit
-from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, WORDS
+from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, TEXTS, WORDS
 from tests.fuzz.watch import watching
 
 KEPT = "case.json"  # beside the folder of a case that is kept
@@ -166,6 +166,34 @@ FITTING = {  # values that a planner takes, or nearly
     "latents": ["trajectories", "one trajectory", "no horizon"],
     "seed": ["2", "[0, 1]"],
 }
+OF_PROMPTS = {  # arguments of pipelines that draw from prompts, and values that fit, or nearly
+    **dict.fromkeys(
+        ("prompt", "prompt_2", "negative_prompt", "negative_prompt_2"),
+        ("prompt", "prompts", "empty prompt", "one prompt", "long prompt", "odd prompt"),
+    ),
+    **dict.fromkeys(
+        ("prompt_embeds", "negative_prompt_embeds"),
+        ("embeds of sd1", "embeds of sdxl", "two embeds of sd1", "two embeds of sdxl", "short embeds", "double embeds"),
+    ),
+    **dict.fromkeys(("pooled_prompt_embeds", "negative_pooled_prompt_embeds"), ("pooled", "two pooled")),
+    **dict.fromkeys(
+        ("original_size", "target_size", "crops_coords_top_left", "negative_original_size", "negative_target_size"),
+        ("size", "size of numpy", "size as a list"),
+    ),
+    **dict.fromkeys(("height", "width"), ("8", "64", "2")),
+    "clip_skip": ("0", "1", "2"),
+    "num_images_per_prompt": ("1", "2"),
+    "guidance_scale": ("0", "1", "1.9"),
+    "guidance_rescale": ("0", "1"),
+    "latents": ("latents", "two latents", "one-pixel latents"),
+    "output_type": ("np", "pt", "pil", "latent"),
+    "callback_on_step_end": ("callback", "callback of NaN"),
+    "callback_on_step_end_tensor_inputs": ("tensor inputs",),
+    "generator": ("generator", "generators"),
+    "seed": ("2", "[0, 1]"),
+    "batch_size": ("1", "2"),
+    "num_inference_steps": ("1", "2"),
+}
 PNG_CALLS = {("command", "from"), ("command", "info"), ("page", "upload")}
 FOLDER_CALLS = [
     *(("command", what) for what in ("sample", "sample", "models", "verify")),
@@ -182,6 +210,7 @@ CONFIG_OPTIONS = {
     layers_per_block downsample_each_block unknown""",
     "DiTTransformer2DModel": """dropout norm_num_groups attention_bias activation_fn upcast_attention norm_type
     norm_elementwise_affine norm_eps attention_type caption_channels unknown""",
+    "UNet2DConditionModel": "unknown",  # diffusers writes every option
     "AutoencoderKL": """in_channels out_channels layers_per_block act_fn latent_channels scaling_factor shift_factor
     force_upcast use_quant_conv use_post_quant_conv mid_block_add_attention unknown""",
     "DDPMScheduler": """beta_schedule trained_betas prediction_type thresholding dynamic_thresholding_ratio
@@ -209,7 +238,7 @@ def folder_edits(kind: str) -> st.SearchStrategy[Edit]:
     """Edits of the files of a kind."""
     files = _files(kind)
     options = [(name, key) for name, keys in files.items() for key in keys]
-    weights = [name for name in files if not name.endswith(".json")]
+    weights = [name for name in files if name.endswith((".safetensors", ".bin"))]
     indices = [name for name in files if name.endswith("index.json") and name != "model_index.json"]
     values, place = st.sampled_from(sorted(JSON)), st.integers(0, 1000).map(str)
     a_file, a_weight = st.sampled_from(sorted(files)), st.sampled_from(weights)
@@ -319,11 +348,23 @@ def plan_cases(draw: st.DrawFn) -> Case:
     return Case(kind, (), "library", "pipeline", tuple(options.items()))
 
 
+@st.composite
+def text_cases(draw: st.DrawFn) -> Case:
+    """Sound pipelines of prompts, and calls of them with at most one argument that is quite wrong."""
+    fitting = draw(st.lists(st.sampled_from(sorted(OF_PROMPTS)), max_size=4, unique=True))
+    options = {name: draw(st.sampled_from(OF_PROMPTS[name])) for name in fitting}
+    wrong = draw(st.lists(st.sampled_from([*OF_PROMPTS, "class_labels", "timesteps", "eta", "nothing"]), max_size=1))
+    values = sorted(TEXTS) * 2 + sorted(OBJECTS.keys() - CONDITIONS.keys())
+    options |= {name: draw(st.sampled_from(values)) for name in wrong}
+    return Case(draw(st.sampled_from(folders.OF_PROMPTS)), (), "library", "pipeline", tuple(options.items()))
+
+
 GROUPS: dict[str, st.SearchStrategy[Case]] = {
     "png": png_cases(),
     "command": command_cases(),
     "call": call_cases(),
     "plan": plan_cases(),
+    "text": text_cases(),
     **{kind: st.deferred(lambda kind=kind: folder_cases(kind)) for kind in folders.KINDS},
 }
 

@@ -29,8 +29,13 @@ def call(folder: Path, what: str, options: Options) -> Outcome:
 
 
 def _draw(pipe: Any, options: dict[str, Any]) -> list[str]:
-    output = pipe(**{"num_inference_steps": 1, "num_images": 1, "seed": 3, "output_type": "np"} | options)
-    if pipe.plans_trajectories:
+    given = {"num_inference_steps": 1, "seed": 3, "output_type": "np"}
+    if pipe.reads_text:
+        given |= {} if "prompt_embeds" in options else {"prompt": "a photo of the cat"}
+    else:
+        given["num_images"] = 1
+    output = pipe(**given | options)
+    if not pipe.reads_text and pipe.plans_trajectories:
         return check_plan(pipe.denoiser.config, output, options)
     images = output.images
     if isinstance(images, list):  # of PIL
@@ -42,7 +47,7 @@ def _draw(pipe: Any, options: dict[str, Any]) -> list[str]:
     trained = pipe.denoiser.config.trained_size or sides
     asked = [options.get(name) for name in ("height", "width")]
     expected = [trained[i] * pipe.scale if asked[i] is None else asked[i] for i in range(2)]
-    fits = "latents" in options or list(sides) == expected
+    fits = "latents" in options or options.get("output_type") == "latent" or list(sides) == expected
     return [] if fits else [f"a picture of {tuple(sides)} for {expected}"]
 
 
@@ -106,6 +111,9 @@ def _arguments(config: Any, dtype: torch.dtype, options: dict[str, Any]) -> dict
     if config.takes_labels:
         is_index = config.label_table is not None or config.num_timestep_embeds is not None
         given["class_labels"] = torch.zeros(2, *config.label_shape, dtype=torch.int64 if is_index else torch.float32)
+    told = {name: torch.zeros(2, *shape, dtype=dtype) for name, shape in config.prompt_shapes.items()}
+    given |= {name: told.pop(name) for name in ("encoder_hidden_states",) if name in told}
+    given |= {"added_cond_kwargs": told} if told else {}
     size = (config.trained_size or (8, 8))[-len(config.AXES) :]
     given |= {"sample": torch.zeros(2, config.sample_channels, *size, dtype=dtype)} | options
     if isinstance(config, DiTTransformer2DConfig):
