@@ -131,3 +131,25 @@ def text_folder(tmp_path_factory):
         return path
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def text_pipes(text_folder):
+    """Return diffusers' tiny text pipeline of a kind and ours, of the same weights; nobody changes them."""
+    from fastdiff import Pipeline
+    from tests.text_pipelines import text_pipeline
+
+    @functools.cache
+    def pipes(kind: str):
+        return text_pipeline(kind), Pipeline.from_pretrained(text_folder(kind), device="cpu")
+
+    return pipes
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Tiny operations in one thread: several wait for one another at each."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

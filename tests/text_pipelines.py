@@ -111,7 +111,7 @@ def text_pipeline(kind: str, **parts: Any) -> diffusers.DiffusionPipeline:
 
     Pictures are 16 x 16. The U-Net is tame, so that rounding does not grow from step to step, and reads its text.
     """
-    given = {"unet": _unet(kind), "vae": _vae(kind)}
+    given = {"unet": tiny_unet(kind), "vae": tiny_vae(kind)}
     pipe = _PIPELINES[kind](given | parts)
     pipe.set_progress_bar_config(disable=True)
     return pipe
@@ -132,7 +132,9 @@ def _sd2(parts: dict[str, Any]) -> diffusers.DiffusionPipeline:
 
 def _stable_diffusion(parts: dict[str, Any]) -> diffusers.DiffusionPipeline:
     unused = {"safety_checker": None, "feature_extractor": None, "image_encoder": None}
-    return diffusers.StableDiffusionPipeline(**unused | parts, requires_safety_checker=False)
+    pipe = diffusers.StableDiffusionPipeline(**unused | parts, requires_safety_checker=False)
+    pipe.text_encoder.__dict__["text_model"] = pipe.text_encoder  # that clip_skip asks for; transformers 5 has it not
+    return pipe
 
 
 def _sdxl(parts: dict[str, Any]) -> diffusers.DiffusionPipeline:
@@ -155,14 +157,16 @@ _PIPELINES: dict[str, Callable[[dict[str, Any]], diffusers.DiffusionPipeline]] =
 KINDS = tuple(_PIPELINES)
 
 
-def _unet(kind: str) -> nn.Module:
-    unet = _randomised(diffusers.UNet2DConditionModel(**UNETS[kind]), seed=2)
+def tiny_unet(kind: str, **options: Any) -> nn.Module:
+    """Return the U-Net of a kind, with some other options."""
+    unet = _randomised(diffusers.UNet2DConditionModel(**UNETS[kind] | options), seed=2)
     unet.conv_out.weight.data *= 0.3
     return unet
 
 
-def _vae(kind: str) -> nn.Module:
-    return _randomised(diffusers.AutoencoderKL(**VAES[kind]), seed=3)
+def tiny_vae(kind: str, **options: Any) -> nn.Module:
+    """Return the VAE of a kind, with some other options."""
+    return _randomised(diffusers.AutoencoderKL(**VAES[kind] | options), seed=3)
 
 
 def _encoder(config: dict[str, Any], model: type = transformers.CLIPTextModel, seed: int = 0) -> nn.Module:

@@ -36,6 +36,17 @@ def decode_latents(vae: AutoencoderKL, latents: Tensor) -> Tensor:
     return sample.permute(0, 2, 3, 1)
 
 
+def with_mean_and_std(vae: AutoencoderKL, latents: Tensor) -> Tensor:
+    """Return latents (N, h, w, C) of mean 0 and deviation 1 with those that the VAE's config says, where it says both.
+
+    As StableDiffusionXLPipeline does before decoding; diffusers' other pipelines leave them out.
+    """
+    mean, std = vae.config.latents_mean, vae.config.latents_std
+    if mean is None or std is None:
+        return latents
+    return latents * latents.new_tensor(std) + vae.config.scaling_factor * latents.new_tensor(mean)
+
+
 def check_channels(channels: int, output_type: str) -> None:
     """Raise InputError where pictures of so many channels have no such output type."""
     if output_type == "pil" and channels > MOST_CHANNELS:

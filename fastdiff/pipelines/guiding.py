@@ -37,16 +37,14 @@ def make_conditions(
     options: GuidanceOptions,
     time_ids: tuple[Tensor, Tensor] | None,
     unet: UNet2DConditionModel,
-    *,
-    by_picture: bool,
+    device: torch.device,
 ) -> Conditions:
-    """Encode the prompts and return the conditions of pictures, each of which has one.
+    """Encode the prompts and return the conditions of pictures; those that are told the same share one.
 
     Args:
         of_pictures: the index of each picture's prompt.
         time_ids: of SDXL, what it is told beside the prompt and beside what guidance leads away from, (6,) each.
-        by_picture: each half of each picture has a condition of its own, for a callback to change; else pictures that
-            are told the same share one. As diffusers lays them out: first what guidance leads away from.
+        device: where the U-Net works.
 
     Raises as `TextEncoders.encode`; InputError where the two halves have texts of two lengths.
     """
@@ -56,38 +54,36 @@ def make_conditions(
     if scale > 1 and not is_told:
         away = prompts.encode_negative(encoded)
         halves.insert(0, [(away[i], ids_away) for i in of_pictures])
-    listed, places = _list([told for half in halves for told in half], all_differ=by_picture)
-    *null, own = torch.tensor(places, device=unet.device).split(len(of_pictures))
+    listed, places = _list([told for half in halves for told in half])
+    *null, own = torch.tensor(places, device=device).split(len(of_pictures))
     guidance = Guidance(scale, null[0], options.guidance_rescale) if null else None
-    prompt = _stack(listed, unet, scale if is_told else None)
+    prompt = _stack(listed, unet, device, scale if is_told else None)
     return Conditions(None, own, guidance, prompt)
 
 
-def _list(told: Sequence[Told], *, all_differ: bool) -> tuple[list[Told], list[int]]:
+def _list(told: Sequence[Told]) -> tuple[list[Told], list[int]]:
     """Return the different ones of what pictures are told, and the place of each in that list."""
-    if all_differ:
-        return list(told), list(range(len(told)))
     keys = [tuple(map(id, each)) for each in told]  # equal texts are one object
     different = dict(zip(keys, told, strict=True))
     order = list(different)
     return list(different.values()), [order.index(key) for key in keys]
 
 
-def _stack(listed: Sequence[Told], unet: UNet2DConditionModel, scale: float | None) -> Prompt:
-    """Return what the U-Net is told, on its device; `scale` is what one of LCM is told beside."""
+def _stack(listed: Sequence[Told], unet: UNet2DConditionModel, device: torch.device, scale: float | None) -> Prompt:
+    """Return what the U-Net is told, on `device`; `scale` is what one of LCM is told beside."""
     lengths = sorted({len(encoded.text) for encoded, _ in listed})
     if len(lengths) > 1:
         raise InputError(
             f"prompt_embeds, negative_prompt_embeds: texts of {lengths[0]} and of {lengths[1]} tokens; "
             "give both of one length"
         )
-    text = torch.stack([encoded.text.to(unet.device, unet.dtype) for encoded, _ in listed])
+    text = torch.stack([encoded.text.to(device, unet.dtype) for encoded, _ in listed])
     added = [
-        (encoded.pooled.to(unet.device, unet.dtype), ids.to(unet.device))
+        (encoded.pooled.to(device, unet.dtype), ids.to(device))
         for encoded, ids in listed
         if encoded.pooled is not None and ids is not None
     ]
-    cond = () if scale is None else (_embedded_scale(scale, unet).expand(len(text), -1),)
+    cond = () if scale is None else (_embedded_scale(scale, unet).to(device).expand(len(text), -1),)
     return Prompt(text, added=tuple(map(torch.stack, zip(*added, strict=True))), timestep_cond=cond)
 
 
@@ -96,4 +92,4 @@ def _embedded_scale(scale: float, unet: UNet2DConditionModel) -> Tensor:
     width = unet.config.time_cond_proj_dim
     assert width is not None
     waves = Timesteps(width, flip_sin_to_cos=False, freq_shift=1)
-    return waves(torch.tensor([(scale - 1) * 1000], device=unet.device)).to(unet.dtype)
+    return waves(torch.tensor([(scale - 1) * 1000])).to(unet.dtype)

@@ -14,10 +14,10 @@ from fastdiff.arguments import instance
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.diffusion.decoding import check_finite
+from fastdiff.diffusion.decoding import check_finite, with_mean_and_std
 from fastdiff.diffusion.loop import denoise
 from fastdiff.diffusion.noise import Generators, Noise, check_generators
-from fastdiff.diffusion.pictures import check_latents, list_pictures, picture_shape
+from fastdiff.diffusion.pictures import check_latents, check_state, list_pictures, picture_shape
 from fastdiff.diffusion.schedulers import Scheduler
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import naming_lost_device
@@ -28,7 +28,7 @@ from fastdiff.models.clip import CLIPTextModel, CLIPTextModelWithProjection
 from fastdiff.models.model import Model
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
 from fastdiff.pipelines.base import BasePipeline
-from fastdiff.pipelines.callbacks import Callback, StepCallback, check_callback
+from fastdiff.pipelines.callbacks import Callback, RunningPipeline, StepCallback, check_callback
 from fastdiff.pipelines.encoding import TextEncoders
 from fastdiff.pipelines.guiding import GuidanceOptions, make_conditions
 from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
@@ -163,6 +163,7 @@ class TextToImagePipeline(BasePipeline):
             output_type: pil, np, pt, or latent for what the U-Net ends with, (N, C, h, w) float32.
             callback_on_step_end: called after each step as diffusers', with the pipeline, the number of the step, its
                 timestep, and the tensors that `callback_on_step_end_tensor_inputs` names; see `callbacks.StepCallback`.
+                Those of diffusers.callbacks are such.
             prompt_and_sizes: the further fields of PromptOptions (prompt_2, prompt_embeds, clip_skip ...) and, of SDXL,
                 those of SizeOptions (original_size ...).
 
@@ -189,13 +190,14 @@ class TextToImagePipeline(BasePipeline):
         with naming_lost_device():
             x_t = or_explain(partial(noise.start, latents), portions.problem) * schedule.init_noise_sigma
             time_ids = sizes.time_ids(*(self.scale * side for side in shape[1:])) if self.encoders.of_sdxl else None
-            conditions = make_conditions(
-                prompts, cast(list[int], of_pictures), guidance, time_ids, self.denoiser, by_picture=len(names) > 1
-            )
+            with self._working(*self.encoders.models):
+                of_prompts = cast(list[int], of_pictures)
+                conditions = make_conditions(prompts, of_prompts, guidance, time_ids, self.denoiser, self.device)
             from_steps = noise.of_steps(schedule.noise_dtype)
         after_step = None
         if callback_on_step_end is not None:
-            after_step = StepCallback(self, callback_on_step_end, names, schedule.timesteps, conditions)
+            running = RunningPipeline(self, len(schedule), guidance.guidance_scale)
+            after_step = StepCallback(running, callback_on_step_end, names, schedule.timesteps, conditions)
         steps = denoise(
             self.denoiser, x_t, schedule, conditions, noise=from_steps, portions=portions, after_step=after_step
         )
@@ -232,8 +234,10 @@ class TextToImagePipeline(BasePipeline):
 
     def decode(self, x: Tensor, output_type: str) -> Any:
         """As BasePipeline's; `latent` returns x as (N, C, H, W)."""
-        if output_type != LATENT:
-            return super().decode(x, output_type)
+        x = check_state(x, self.denoiser.config)
+        if self._output_type(output_type) != LATENT:
+            assert self.vae is not None
+            return super().decode(with_mean_and_std(self.vae, x) if self.encoders.of_sdxl else x, output_type)
         check_finite(x)
         return x.permute(0, 3, 1, 2)
 

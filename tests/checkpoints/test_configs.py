@@ -28,9 +28,10 @@ def test_autoencoder_scale(widths, scale):
     [
         ({"down_block_types": ["DownBlock2D"]}, "down_block_types: block type 'DownBlock2D' is not supported; choose"),
         ({"up_block_types": ["UpBlock2D"]}, "up_block_types: block type 'UpBlock2D' is not supported; choose"),
+        ({"latents_mean": [0.0] * 3}, "latents_mean: 3 given for 4 latent_channels; give one for each"),
         ({"block_out_channels": [8, 16]}, "block_out_channels, down_block_types and up_block_types must be of one len"),
     ],
-    ids=["down", "up", "lengths"],
+    ids=["down", "up", "channels", "lengths"],
 )
 def test_stages_that_an_autoencoder_does_not_have(options, named):
     with pytest.raises(InputError, match=f"^here: {named}"):

@@ -53,6 +53,12 @@ class AutoencoderKLConfig(ModelConfig):
             check_block_types(name, kinds, known)
         if not len(self.block_out_channels) == len(self.down_kinds) == len(self.up_kinds):
             raise InputError("block_out_channels, down_block_types and up_block_types must be of one length")
+        for name in ("latents_mean", "latents_std"):
+            value = getattr(self, name)
+            if value is not None and len(value) != self.latent_channels:
+                raise InputError(
+                    f"{name}: {len(value)} given for {self.latent_channels} latent_channels; give one for each"
+                )
 
     @property
     def activation(self) -> str:
