@@ -125,7 +125,8 @@ class Prompts:
     def _second_texts(self, name: str, value: Texts) -> list[str]:
         if value is not None and len(self._encoders.models) < 2:
             raise InputError(f"{name}: this model has no second text encoder; leave it out")
-        return _texts(name, None if value == "" else value, self.count)  # diffusers takes no text for the first
+        is_empty = isinstance(value, str) and not value  # for which diffusers takes the first
+        return _texts(name, None if is_empty else value, self.count)
 
     def _checked_skip(self, clip_skip: Any) -> int:
         if clip_skip is not None and self._embeds is not None:
