@@ -194,7 +194,9 @@ class TextToImagePipeline(BasePipeline):
         with naming_lost_device():
             x_t = or_explain(partial(noise.start, latents), portions.problem) * schedule.init_noise_sigma
             time_ids = sizes.time_ids(*(self.scale * side for side in shape[1:])) if self.encoders.of_sdxl else None
-            conditions = make_conditions(prompts, cast(list[int], of_pictures), guidance, time_ids, self.denoiser)
+            with self._working(*self.encoders.models):
+                of_prompts = cast(list[int], of_pictures)
+                conditions = make_conditions(prompts, of_prompts, guidance, time_ids, self.denoiser, self.device)
             from_steps = noise.of_steps(schedule.noise_dtype)
         after_step = None
         if callback_on_step_end is not None:
