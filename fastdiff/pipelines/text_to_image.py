@@ -174,7 +174,8 @@ class TextToImagePipeline(BasePipeline):
         is NaN or infinite; OutOfMemoryError and DeviceLostError as Pipeline.stream.
         """
         prompts, sizes = self._read(prompt, negative_prompt, prompt_and_sizes)
-        shown = check_callback(callback_on_step_end, callback_on_step_end_tensor_inputs, of_sdxl=self.encoders.of_sdxl)
+        of_sdxl = self.encoders.of_sdxl
+        tensor_names = check_callback(callback_on_step_end, callback_on_step_end_tensor_inputs, of_sdxl=of_sdxl)
         output_type = self._output_type(output_type)
         check_generators(generator, self.device)
         check_latents(latents, self.denoiser.config)
@@ -183,8 +184,9 @@ class TextToImagePipeline(BasePipeline):
             "generator": len(generator) if isinstance(generator, list) else None,
             "latents": len(latents) if latents is not None else None,
         }
-        names = "prompt", "num_images_per_prompt"
-        of_pictures, seeds = list_pictures(seed, num_images_per_prompt, range(prompts.count), counts, names)
+        of_pictures, seeds = list_pictures(
+            seed, num_images_per_prompt, range(prompts.count), counts, ("prompt", "num_images_per_prompt")
+        )
         sampling = self._complete(num_inference_steps, eta, guidance_scale)
         schedule = self._schedule(sampling)
         shape = picture_shape(self.denoiser.config, self.scale, height, width, latents)
@@ -193,7 +195,7 @@ class TextToImagePipeline(BasePipeline):
         portions = Portions(len(seeds), self.device, self.dtype, halves=generator is None, release=self._release_graphs)
         with naming_lost_device():
             x_t = or_explain(partial(noise.start, latents), portions.problem) * schedule.init_noise_sigma
-            time_ids = sizes.time_ids(*(self.scale * side for side in shape[1:])) if self.encoders.of_sdxl else None
+            time_ids = sizes.time_ids(*(self.scale * side for side in shape[1:])) if of_sdxl else None
             with self._working(*self.encoders.models):
                 of_prompts = cast(list[int], of_pictures)
                 conditions = make_conditions(prompts, of_prompts, guidance, time_ids, self.denoiser, self.device)
@@ -201,7 +203,7 @@ class TextToImagePipeline(BasePipeline):
         after_step = None
         if callback_on_step_end is not None:
             running = RunningPipeline(self, len(schedule), guidance.guidance_scale)
-            after_step = StepCallback(running, callback_on_step_end, shown, schedule.timesteps, conditions)
+            after_step = StepCallback(running, callback_on_step_end, tensor_names, schedule.timesteps, conditions)
         steps = denoise(
             self.denoiser, x_t, schedule, conditions, noise=from_steps, portions=portions, after_step=after_step
         )

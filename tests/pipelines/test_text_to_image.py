@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fastdiff
-from fastdiff import Pipeline, TextToImagePipeline
+from fastdiff import InputError, Pipeline, TextToImagePipeline
 from tests.text_pipelines import KINDS
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -150,6 +150,8 @@ def test_output_types(text_pipes):
     assert pil[0].size == (16, 16) and array.shape == (1, 16, 16, 3) and tensor.shape == (1, 3, 16, 16)
     assert latents.shape == (1, 4, 8, 8) and latents.dtype == torch.float32
     assert torch.equal(pipe.decode(latents.permute(0, 2, 3, 1), "pt"), tensor)
+    with pytest.raises(InputError, match=r"^x: expected \(N, H, W, 4\)"):
+        pipe.decode(latents, "latent")
     (images,) = pipe("a cat", num_inference_steps=2, return_dict=False)
     assert images[0].tobytes() == pil[0].tobytes()
 
