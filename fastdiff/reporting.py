@@ -120,11 +120,12 @@ def report(
     """Return what one step of `model` runs on, seen as it runs: without CUDA graphs, which change no kernel.
 
     Args:
-        model: a Pipeline, for one denoising step; or a denoiser, for one prediction. What is made once for all steps,
-            before their loop, is left out.
+        model: a pipeline, for one denoising step; or a denoiser, for one prediction. What is made once for all steps,
+            before their loop, is left out: text encoders among it.
         height, width: of the pictures or latents; default: the model's sample_size.
-        options: of a pipeline those of its `stream`; of a denoiser `class_labels` as its `conditioning` takes them, by
-            default the first, and the `horizon` of trajectories, by default the model's sample_size.
+        options: of a pipeline those of its `stream`, a prompt where it reads one is "" by default; of a denoiser
+            `class_labels` as its `conditioning` takes them, by default the first, and the `horizon` of trajectories,
+            by default the model's sample_size.
 
     Raises InputError naming what the model cannot do.
     """
@@ -157,7 +158,10 @@ def _denoising_step(
     pipe: BasePipeline, batch_size: int, height: int | None, width: int | None, **options: Any
 ) -> tuple[Recorder, Tensor]:
     size: dict[str, Any] = {"batch_size": batch_size, "height": height, "width": width}
-    steps = pipe.stream(**{"num_inference_steps": min(3, len(pipe.scheduler))} | size | options)
+    usual: dict[str, Any] = {"num_inference_steps": min(3, len(pipe.scheduler))}
+    if pipe.reads_text and options.get("prompt_embeds") is None:
+        usual["prompt"] = ""  # all prompts cost the same
+    steps = pipe.stream(**usual | size | options)
     if next(steps).num_steps == 1:  # the first, and what comes before the loop
         raise InputError("num_inference_steps: a report shows the second step of a run; give at least 2")
     with record(pipe.device) as recorded:

@@ -139,7 +139,7 @@ def _denoiser(classes: Mapping[str, str]) -> registry.DenoiserPart:
 
 def _of_its_time(config: DenoiserConfig, pipeline: registry.PipelineClass, path: Path) -> DenoiserConfig:
     """The config as StableDiffusionPipeline takes it, which mends the sample_size that diffusers wrote before 0.9."""
-    version = re.match(r"0\.([0-9])\.", str(read_json(path).get("_diffusers_version")))
+    version = re.match(r"0\.[0-8]\b", str(read_json(path).get("_diffusers_version")))
     is_old = pipeline.name == "StableDiffusionPipeline" and version is not None
     if not is_old or not isinstance(config, UNet2DConditionConfig) or not isinstance(config.sample_size, int):
         return config

@@ -8,8 +8,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import DTYPES, Request
 
 if TYPE_CHECKING:
+    from fastdiff.pipelines import Pipeline
     from fastdiff.runs.drawing import Finished, Run
     from fastdiff.runs.output import Output
 
@@ -33,6 +35,8 @@ _BAR = "{percentage:3.0f}%|{bar}| {n:.1f}/{total:.0f}{unit} [{elapsed}<{remainin
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = add_model_arguments(parser, "-m", "--model", note=f" (default: {defaults.MODEL})")
     add("--dtype", choices=DTYPES, help=f"number format of the model (default: {defaults.DTYPE})")
+    offload = "have each part of the model on the GPU only while it works: less memory, the same pictures"
+    add("--offload", action="store_true", help=offload)
     add(
         "-b",
         "--batch-size",
@@ -110,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sample(args: argparse.Namespace, notices: Notices) -> int:
-    from fastdiff.runs.drawing import Run, find_model
+    from fastdiff.runs.drawing import Run, find_model, load_pipeline
     from fastdiff.runs.notices import find_notices
     from fastdiff.runs.output import Output
     from fastdiff.runs.resuming import with_number_format
@@ -123,9 +127,10 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
         raise InputError("--resume draws the seeds that the run began with; name them with --seed")
     run = Run.prepare(request, find_model(request), COMMAND, batch_size=args.batch_size)
     lines = find_notices(run)
+    load = partial(load_pipeline, run.card, run.request, args.device, offload=args.offload)
     if args.explain:
         notices.say(*lines)
-        return _explain(run, args.device, args.json)
+        return _explain(run, load(), args.json)
     if args.resume:
         run = with_number_format(run, args.device)
     output = Output.check(run, args.out, overwrite=args.overwrite, resume=args.resume, grid=args.grid)
@@ -133,20 +138,20 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     notices.say(*lines)
     written: list[Path] = []
     CTRL_C.describe = lambda: f"\nfastdiff: interrupted; {_summary(run, output, written)}"  # below the bar
-    _draw(run, output, args.device, args.json, written)
+    _draw(run, output, load, args.json, written)
     say(f"{_summary(run, output, written)} in {time.perf_counter() - start:.1f} s")
     return 0
 
 
-def _explain(run: "Run", device: str, as_json: bool) -> int:
-    from fastdiff.runs.drawing import explain, load_pipeline
+def _explain(run: "Run", pipe: "Pipeline", as_json: bool) -> int:
+    from fastdiff.runs.drawing import explain
 
-    report = explain(run, load_pipeline(run.card, run.request, device))
+    report = explain(run, pipe)
     print(json.dumps(report.as_dict()) if as_json else report)
     return 0
 
 
-def _draw(run: "Run", output: "Output", device: str, as_json: bool, written: list[Path]) -> None:
+def _draw(run: "Run", output: "Output", load: Callable[[], "Pipeline"], as_json: bool, written: list[Path]) -> None:
     """Draw and write the pictures that are not kept, then the grid; `written` has each path whose file is whole."""
     from tqdm import tqdm
 
@@ -160,7 +165,7 @@ def _draw(run: "Run", output: "Output", device: str, as_json: bool, written: lis
             sheet.paste(place, load_picture(output.paths[place], record))
         if as_json:
             print(_json_line(output.paths[place], record), flush=True)
-    for finished in _draw_missing(run, output, device) if output.missing else ():
+    for finished in _draw_missing(run, output, load()) if output.missing else ():
         record = finished.record
         with CTRL_C.deferred():  # a file, its line and its place among the written ones belong together
             path = output.write(finished)
@@ -175,13 +180,12 @@ def _draw(run: "Run", output: "Output", device: str, as_json: bool, written: lis
             written.append(output.write_grid(output.grid, sheet.image, run, record))
 
 
-def _draw_missing(run: "Run", output: "Output", device: str) -> Iterator["Finished"]:
+def _draw_missing(run: "Run", output: "Output", pipe: "Pipeline") -> Iterator["Finished"]:
     """Draw the pictures that are not kept, below a progress bar."""
     from tqdm import tqdm
 
-    from fastdiff.runs.drawing import draw, load_pipeline
+    from fastdiff.runs.drawing import draw
 
-    pipe = load_pipeline(run.card, run.request, device)
     missing = output.missing
     rest = replace(run, cells=[run.cells[place] for place in missing])
     with tqdm(total=len(rest.cells), unit=f" {_things(run, 2)}", bar_format=_BAR, file=sys.stderr) as bar:

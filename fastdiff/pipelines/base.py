@@ -2,7 +2,8 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -21,10 +22,11 @@ from fastdiff.diffusion.decoding import OutputType, check_channels, decode, join
 from fastdiff.diffusion.finite import Extremes
 from fastdiff.diffusion.pictures import check_state
 from fastdiff.diffusion.schedule import Schedule
-from fastdiff.diffusion.schedulers import Scheduler, folder_scheduler, name_of, scheduler_from_config
+from fastdiff.diffusion.schedulers import Scheduler, folder_scheduler, name_of, scheduler_like
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import check_move, dtype_name, naming_lost_device, resolve_device, resolve_dtype
 from fastdiff.execution.memory import Portions, or_explain, remedies
+from fastdiff.execution.offloading import on_card, rest_on_host
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.classes import DENOISERS, Models, load_models
 from fastdiff.models.denoiser import Denoiser
@@ -38,6 +40,16 @@ AnyPipeline = TypeVar("AnyPipeline", bound="BasePipeline")
 PREVIEW_SIDE = 32  # of latents: those of a preview are averaged down to about it, so that decoding costs little
 
 _log = logging.getLogger(__name__)
+
+
+def scheduler_of(card: ModelCard, name: str | None) -> Scheduler:
+    """Return the scheduler `name` of a model folder; for None the one that its pictures are drawn with by default.
+
+    Raises InputError where the folder's scheduler config cannot be used.
+    """
+    config = read_json(hub.component_folder(card.folder, "scheduler") / "scheduler_config.json")
+    name = name or ModelFacts.of(card).default_scheduler
+    return folder_scheduler(config, name, card.scheduler, card.pipeline.scheduler_options)
 
 
 class BasePipeline:
@@ -66,6 +78,7 @@ class BasePipeline:
         self.denoiser, self.name, self.vae = denoiser, name, vae
         self.info = info or ModelInfo(null_label=denoiser.config.null_label)
         self.scheduler = scheduler
+        self._card: torch.device | None = None  # where the models work, if they do not stay there
 
     @classmethod
     def from_pretrained(
@@ -76,6 +89,7 @@ class BasePipeline:
         dtype: str | torch.dtype = "auto",
         scheduler: str | None = None,
         variant: str | None = None,
+        offload: bool = False,
         **hub_options: Any,
     ) -> Any:
         """A bundled name, a pipeline folder that diffusers saved, or a hub id; of the class that draws that folder.
@@ -86,6 +100,8 @@ class BasePipeline:
             scheduler: a name such as ddim, ddpm, euler or euler-a (an unknown one is told all), made from the folder's
                 scheduler config. Default: what the folder says.
             variant: of the weights' files, such as fp16.
+            offload: each part waits in the host's memory and is on the GPU only while it works. Same pictures, less
+                memory there, more time.
             hub_options: `revision`, `token`, `local_files_only`.
 
         Raises InputError for whatever cannot be loaded, NonFiniteError for NaN in the weights; OutOfMemoryError, which
@@ -98,7 +114,8 @@ class BasePipeline:
         if not (folder / "model_index.json").is_file():
             raise InputError(f"{folder} has no model_index.json; a pipeline folder also holds the model's scheduler")
         card = ModelCard.read(str(name_or_path), folder)
-        pipe = cls.from_card(card, device=device, dtype=dtype, scheduler=scheduler, variant=variant)
+        options: dict[str, Any] = {"scheduler": scheduler, "variant": variant, "offload": offload}
+        pipe = cls.from_card(card, device=device, dtype=dtype, **options)
         if card.notice:
             _log.warning(card.notice)
         return pipe
@@ -112,21 +129,23 @@ class BasePipeline:
         dtype: str | torch.dtype = "auto",
         scheduler: str | None = None,
         variant: str | None = None,
+        offload: bool = False,
     ) -> Any:
         """The pipeline of a model folder that was found and whose configs were read. As `from_pretrained` otherwise."""
         device = resolve_device(device)
         dtype = resolve_dtype(dtype, device)
         checked("scheduler", scheduler, SchedulerName | None)
+        if checked("offload", offload, bool) and device.type == "cpu":
+            raise InputError("offload: there is no GPU whose memory it would save; leave it out")
+        home = torch.device("cpu") if offload else device
         with naming_lost_device():
             models = or_explain(
-                partial(load_models, card, device=device, dtype=dtype, variant=variant),
-                f"{device}: out of memory for the weights of {card.name} in {dtype_name(dtype)}; "
+                partial(load_models, card, device=home, dtype=dtype, variant=variant),
+                f"{home}: out of memory for the weights of {card.name} in {dtype_name(dtype)}; "
                 + remedies("end what else runs there", dtype),
             )
-        config = read_json(hub.component_folder(card.folder, "scheduler") / "scheduler_config.json")
-        scheduler = scheduler or ModelFacts.of(card).default_scheduler
-        own = folder_scheduler(config, scheduler, card.scheduler, card.pipeline.scheduler_options)
-        return cls._kinds[card.reads_text]._of_card(card, models, own)
+        pipe = cls._kinds[card.reads_text]._of_card(card, models, scheduler_of(card, scheduler))
+        return pipe.offloaded_from(device) if offload else pipe
 
     @classmethod
     def _of_card(cls, card: ModelCard, models: Models, scheduler: Scheduler) -> "BasePipeline":
@@ -140,14 +159,7 @@ class BasePipeline:
     @scheduler.setter
     def scheduler(self, scheduler: Any) -> None:
         """One of ours, or diffusers' class of the same name, whose config is taken over."""
-        if not isinstance(scheduler, Scheduler):
-            config = getattr(scheduler, "config", None)
-            if not isinstance(config, Mapping):
-                raise InputError(
-                    f"scheduler: {type(scheduler).__name__} is none; give one of fastdiff's, such as a DDIMScheduler"
-                )
-            scheduler = scheduler_from_config({**config, "_class_name": type(scheduler).__name__})
-        self._scheduler = scheduler
+        self._scheduler = scheduler if isinstance(scheduler, Scheduler) else scheduler_like(scheduler)
 
     def with_scheduler(self: AnyPipeline, scheduler: Any) -> AnyPipeline:
         """Return a pipeline of the same models with a scheduler of its own."""
@@ -162,7 +174,8 @@ class BasePipeline:
 
     @property
     def device(self) -> torch.device:
-        return self.denoiser.device
+        """Where the models work."""
+        return self._card or self.denoiser.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -176,9 +189,24 @@ class BasePipeline:
     def to(self: AnyPipeline, *args: Any, **kwargs: Any) -> AnyPipeline:
         """Move the models to a device or dtype, as torch's Module.to does. InputError where they cannot go there."""
         check_move(*args, **kwargs)
+        if self._card is not None:
+            raise InputError("to: an offloaded pipeline moves its parts itself; load it without offload to move it")
         for model in self.models:
             model.to(*args, **kwargs)
         return self
+
+    def offloaded_from(self: AnyPipeline, card: torch.device) -> AnyPipeline:
+        """Let the models, which are on the CPU, be on this GPU only while they work. Returns the pipeline itself."""
+        for model in self.models:
+            rest_on_host(model)
+        self._card = card
+        return self
+
+    def _working(self, *models: Model | None) -> AbstractContextManager[None]:
+        """Have models where they work during a block; nothing is done for those that stay there."""
+        if self._card is None:
+            return nullcontext()
+        return on_card({model: model.release_graphs for model in models if model is not None}, self._card)
 
     def _release_graphs(self) -> None:
         for model in self.models:
@@ -194,7 +222,8 @@ class BasePipeline:
 
         InputError where `x` is no such.
         """
-        return decode(check_state(x, self.denoiser.config), self._output_type(output_type), self.vae)
+        with self._working(self.vae):
+            return decode(check_state(x, self.denoiser.config), self._output_type(output_type), self.vae)
 
     def _call(self, options: Mapping[str, Any], return_dict: bool) -> Any:
         """Return what `stream` with these options ends with, as a named tuple or a plain one."""
@@ -213,12 +242,21 @@ class BasePipeline:
         """Yield a Step for each of the loop's; the last one has the pictures."""
         extremes = Extremes(schedule, self.device)
         decoder = partial(self._decode, portions, extremes)
+        steps = self._denoising(steps)
         with naming_lost_device():
             for i, (x, x0) in enumerate(steps):
                 extremes.note(i, x)
-                images = decoder(x, output_type) if i == len(schedule) - 1 else None
+                images = None
+                if i == len(schedule) - 1:
+                    steps.close()  # the denoiser has done its work, and may make room for the VAE
+                    images = decoder(x, output_type)
                 timestep = schedule.timesteps[i].item()
                 yield Step(i, len(schedule), timestep, images, x, x0, portions.size, decoder, self._small)
+
+    def _denoising(self, steps: Iterator[tuple[Tensor, Tensor]]) -> Generator[tuple[Tensor, Tensor]]:
+        """Yield the steps of the loop, the denoiser being where it works."""
+        with self._working(self.denoiser):
+            yield from steps
 
     def _decode(self, portions: Portions, extremes: Extremes, x: Tensor, output_type: str) -> Any:
         """`decode` during a run: as many pictures at a time as fit, and an error names the step."""

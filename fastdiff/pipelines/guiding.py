@@ -37,12 +37,14 @@ def make_conditions(
     options: GuidanceOptions,
     time_ids: tuple[Tensor, Tensor] | None,
     unet: UNet2DConditionModel,
+    device: torch.device,
 ) -> Conditions:
     """Encode the prompts and return the conditions of pictures; those that are told the same share one.
 
     Args:
         of_pictures: the index of each picture's prompt.
         time_ids: of SDXL, what it is told beside the prompt and beside what guidance leads away from, (6,) each.
+        device: where the U-Net works.
 
     Raises as `TextEncoders.encode`; InputError where the two halves have texts of two lengths.
     """
@@ -53,9 +55,9 @@ def make_conditions(
         away = prompts.encode_negative(encoded)
         halves.insert(0, [(away[i], ids_away) for i in of_pictures])
     listed, places = _list([told for half in halves for told in half])
-    *null, own = torch.tensor(places, device=unet.device).split(len(of_pictures))
+    *null, own = torch.tensor(places, device=device).split(len(of_pictures))
     guidance = Guidance(scale, null[0], options.guidance_rescale) if null else None
-    prompt = _stack(listed, unet, scale if is_told else None)
+    prompt = _stack(listed, unet, device, scale if is_told else None)
     return Conditions(None, own, guidance, prompt)
 
 
@@ -67,21 +69,21 @@ def _list(told: Sequence[Told]) -> tuple[list[Told], list[int]]:
     return list(different.values()), [order.index(key) for key in keys]
 
 
-def _stack(listed: Sequence[Told], unet: UNet2DConditionModel, scale: float | None) -> Prompt:
-    """Return what the U-Net is told, on its device; `scale` is what one of LCM is told beside."""
+def _stack(listed: Sequence[Told], unet: UNet2DConditionModel, device: torch.device, scale: float | None) -> Prompt:
+    """Return what the U-Net is told, on `device`; `scale` is what one of LCM is told beside."""
     lengths = sorted({len(encoded.text) for encoded, _ in listed})
     if len(lengths) > 1:
         raise InputError(
             f"prompt_embeds, negative_prompt_embeds: texts of {lengths[0]} and of {lengths[1]} tokens; "
             "give both of one length"
         )
-    text = torch.stack([encoded.text.to(unet.device, unet.dtype) for encoded, _ in listed])
+    text = torch.stack([encoded.text.to(device, unet.dtype) for encoded, _ in listed])
     added = [
-        (encoded.pooled.to(unet.device, unet.dtype), ids.to(unet.device))
+        (encoded.pooled.to(device, unet.dtype), ids.to(device))
         for encoded, ids in listed
         if encoded.pooled is not None and ids is not None
     ]
-    cond = () if scale is None else (_embedded_scale(scale, unet).expand(len(text), -1),)
+    cond = () if scale is None else (_embedded_scale(scale, unet).to(device).expand(len(text), -1),)
     return Prompt(text, added=tuple(map(torch.stack, zip(*added, strict=True))), timestep_cond=cond)
 
 
@@ -90,4 +92,4 @@ def _embedded_scale(scale: float, unet: UNet2DConditionModel) -> Tensor:
     width = unet.config.time_cond_proj_dim
     assert width is not None
     waves = Timesteps(width, flip_sin_to_cos=False, freq_shift=1)
-    return waves(torch.tensor([(scale - 1) * 1000], device=unet.device)).to(unet.dtype)
+    return waves(torch.tensor([(scale - 1) * 1000])).to(unet.dtype)

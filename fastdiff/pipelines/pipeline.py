@@ -212,7 +212,8 @@ class Pipeline(BasePipeline):
         """Return the finished trajectories of x (N, 1, L, C), the best first where there is a value function."""
         if value_function is None:
             return TrajectoryOutput(trajectories)
-        values = portions.map(lambda part: trajectory_values(value_function, x[part]), len(x))
+        with self._working(value_function):
+            values = portions.map(lambda part: trajectory_values(value_function, x[part]), len(x))
         return sort_trajectories(trajectories, torch.cat(values))
 
     def _output_type(self, output_type: Any) -> str:

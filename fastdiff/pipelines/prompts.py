@@ -116,17 +116,20 @@ class Prompts:
 
     @staticmethod
     def _check_rows(name: str, value: Any, shape: tuple[int | str, ...]) -> None:
-        """InputError unless `value` is a floating-point tensor of this shape; letters stand for any size."""
+        """InputError unless `value` is a tensor of finite numbers, of this shape; letters stand for any size."""
         tensor(name, value, FLOATS)
         fits = value.ndim == len(shape) and value.numel()
         if not fits or any(size not in (found, "P", "L") for size, found in zip(shape, value.shape, strict=True)):
             wanted = ", ".join(map(str, shape))
             raise InputError(f"{name}: its shape is {tuple(value.shape)}; this model reads ({wanted})")
+        if not value.isfinite().all():
+            raise InputError(f"{name}: NaN or infinity in it; give numbers")
 
     def _second_texts(self, name: str, value: Texts) -> list[str]:
         if value is not None and len(self._encoders.models) < 2:
             raise InputError(f"{name}: this model has no second text encoder; leave it out")
-        return _texts(name, None if value == "" else value, self.count)  # diffusers takes no text for the first
+        is_empty = isinstance(value, str) and not value  # for which diffusers takes the first
+        return _texts(name, None if is_empty else value, self.count)
 
     def _checked_skip(self, clip_skip: Any) -> int:
         if clip_skip is not None and self._embeds is not None:
@@ -135,8 +138,9 @@ class Prompts:
         return checked("clip_skip", clip_skip, whole(0, most - self._encoders.of_sdxl) | None) or 0
 
     def _check_counts(self) -> None:
-        if self._texts and not self._encoders.models:
-            raise InputError("prompt: this pipeline has no text encoder; give prompt_embeds")
+        for name, texts in (("prompt", self._texts), ("negative_prompt", self._negative)):
+            if texts and not self._encoders.models:
+                raise InputError(f"{name}: this pipeline has no text encoder; give {name}_embeds")
         if self._negative_embeds is not None and len(self._negative_embeds) not in (1, self.count):
             raise InputError(
                 f"negative_prompt_embeds: {len(self._negative_embeds)} given for {self.count} prompts; "

@@ -92,12 +92,17 @@ def find_model(request: Request) -> ModelCard:
     return ModelCard.read(request.model, hub.resolve(request.model, revision=request.revision, variant=request.variant))
 
 
-def load_pipeline(card: ModelCard, request: Request, device: str) -> "Pipeline":
+def load_pipeline(card: ModelCard, request: Request, device: str, *, offload: bool = False) -> "Pipeline":
     """The pipeline of a completed request, with the scheduler it asks for. Raises as Pipeline.from_card."""
     from fastdiff.pipelines import Pipeline
 
     return Pipeline.from_card(
-        card, device=device, dtype=request.dtype, scheduler=request.scheduler, variant=request.variant
+        card,
+        device=device,
+        dtype=request.dtype,
+        scheduler=request.scheduler,
+        variant=request.variant,
+        offload=offload,
     )
 
 

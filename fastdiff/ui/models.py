@@ -9,10 +9,10 @@ from pathlib import Path
 
 from fastdiff.checkpoints import hub, registry
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.diffusion.schedulers import scheduler_from_config
 from fastdiff.errors import DeviceLostError, InputError, in_one_line
 from fastdiff.execution.devices import resolve_device
 from fastdiff.pipelines import Pipeline
+from fastdiff.pipelines.base import scheduler_of
 from fastdiff.requests.defaults import (
     DEVICE,
     PAGE,
@@ -71,7 +71,7 @@ class Models:
     def pipeline(self, card: ModelCard, scheduler: str | None) -> Pipeline:
         """A pipeline with a `scheduler` of its own around the model that all requests share."""
         shared = self._load(card)
-        return shared.with_scheduler(scheduler_from_config(shared.scheduler.config, scheduler))
+        return shared.with_scheduler(scheduler_of(card, scheduler))
 
     def warm_up(self, name: str) -> None:
         """Load a model and draw one step, so that the first picture comes at once."""

@@ -69,6 +69,18 @@ def test_models_that_cannot_be_drawn_with_are_not_offered(card_folder, tmp_path)
         offered.card("./embeds")
 
 
+def test_a_scheduler_is_made_of_the_folders_and_not_of_the_models_default(card_folder, tmp_path):
+    folder = card_folder("model", info={"scheduler": "euler-karras"})
+    (weights,) = hub.bundled_models()["emoji64"].glob("unet/*.safetensors")
+    shutil.copy(weights, folder / "unet")
+    offered = Models(tmp_path, device="cpu")
+    card = offered.card("./model")
+    assert offered.pipeline(card, None).scheduler.config.use_karras_sigmas
+    asked = offered.pipeline(card, "euler").scheduler
+    assert not asked.config.use_karras_sigmas
+    assert asked.config == Pipeline.from_card(ModelCard.read("m", folder), scheduler="euler").scheduler.config
+
+
 @pytest.fixture
 def spoil(tmp_path):
     """Spoil a model folder below tmp_path in the way of that name, or put something else in its place."""

@@ -1,0 +1,34 @@
+"""Models that wait in the host's memory and are on the card only while they work."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+def rest_on_host(model: nn.Module) -> None:
+    """Keep a CPU's model in pinned memory, which a card reads at full speed, where there is a card."""
+    if torch.cuda.is_available():
+        for parameter in model.parameters():
+            parameter.data = parameter.data.pin_memory()
+
+
+@contextmanager
+def on_card(models: Mapping[nn.Module, Callable[[], None]], device: torch.device) -> Iterator[None]:
+    """Have CPU models on `device` during the block; each with what lets go of all that it keeps there beside weights.
+
+    Nothing is copied on the way back: their weights on the host stayed where they were.
+    """
+    homes: list[tuple[nn.Parameter, Tensor]] = [
+        (parameter, parameter.data) for model in models for parameter in model.parameters()
+    ]
+    try:
+        for model in models:
+            model.to(device)
+        yield
+    finally:
+        for release in models.values():
+            release()
+        for parameter, data in homes:
+            parameter.data = data

@@ -1,0 +1,42 @@
+"""Models that are on the card only while they work."""
+
+import pytest
+import torch
+from torch import nn
+
+from fastdiff.execution.offloading import on_card
+
+CARD = torch.device("cuda")
+
+
+class Movable(nn.Linear):
+    """A layer that moves to other memory of the host, which stands for a card's."""
+
+    def to(self, device):
+        assert device == CARD
+        for parameter in self.parameters():
+            parameter.data = parameter.data.clone()
+        return self
+
+
+def places(*models):
+    return [parameter.data_ptr() for model in models for parameter in model.parameters()]
+
+
+def test_models_are_back_as_they_were():
+    model, released = Movable(3, 2), []
+    before, home = model.weight.clone(), places(model)
+    with on_card({model: lambda: released.append(places(model))}, CARD):
+        there = places(model)
+        assert not {*there} & {*home}
+    assert places(model) == home
+    assert torch.equal(model.weight, before)
+    assert released == [there]  # while its memory was still there
+
+
+def test_an_error_leaves_none_behind():
+    models = Movable(3, 2), Movable(2, 2)
+    home = places(*models)
+    with pytest.raises(RuntimeError), on_card({model: lambda: None for model in models}, CARD):
+        raise RuntimeError
+    assert places(*models) == home
