@@ -134,31 +134,13 @@ def _copy(source: str, target: str) -> None:
 
 # -- what is tried --
 
-_SAMPLE = "--label --num-images --seed --steps --scheduler --eta --cfg-scale --dtype --batch-size --variant --revision"
-_TOLD = "--height --width --prompt --prompt-file --negative-prompt --clip-skip"
+_SAMPLE = """--label --num-images --seed --steps --scheduler --eta --cfg-scale --dtype --batch-size --variant --revision
+    --height --width --prompt --prompt-file --negative-prompt --clip-skip
+    --horizon --device --out --grid --overwrite --resume --nothing"""
+_FROM = "--label --seed --num-images --variant --scheduler --grid --horizon --prompt --height"
 FLAGS = {  # of each command
-    "sample": [
-        *_SAMPLE.split(),
-        *_TOLD.split(),
-        "--horizon",
-        "--device",
-        "--out",
-        "--grid",
-        "--overwrite",
-        "--resume",
-        "--nothing",
-    ],
-    "from": [
-        "--label",
-        "--seed",
-        "--num-images",
-        "--variant",
-        "--scheduler",
-        "--grid",
-        "--horizon",
-        "--prompt",
-        "--height",
-    ],
+    "sample": _SAMPLE.split(),
+    "from": _FROM.split(),
     "info": ["--json", "--nothing"],
     "models": ["", "--nothing"],
     "verify": ["--steps", "--json", "--variant", "--revision", "--device"],
