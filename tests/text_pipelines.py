@@ -119,14 +119,14 @@ def text_pipeline(kind: str, **parts: Any) -> diffusers.DiffusionPipeline:
 
 def _sd1(parts: dict[str, Any]) -> diffusers.DiffusionPipeline:
     scheduler = diffusers.PNDMScheduler(**BETAS, skip_prk_steps=True, set_alpha_to_one=False)
-    own = {"text_encoder": _encoder(CLIP), "tokenizer": _tokenizer("<|endoftext|>"), "scheduler": scheduler}
+    own = {"text_encoder": tiny_encoder(CLIP), "tokenizer": _tokenizer("<|endoftext|>"), "scheduler": scheduler}
     return _stable_diffusion(own | parts)
 
 
 def _sd2(parts: dict[str, Any]) -> diffusers.DiffusionPipeline:
     options = {"clip_sample": False, "set_alpha_to_one": False, "prediction_type": "v_prediction"}
     scheduler = diffusers.DDIMScheduler(**BETAS, **options)
-    own = {"text_encoder": _encoder(OPEN_CLIP), "tokenizer": _tokenizer("!"), "scheduler": scheduler}
+    own = {"text_encoder": tiny_encoder(OPEN_CLIP), "tokenizer": _tokenizer("!"), "scheduler": scheduler}
     return _stable_diffusion(own | parts)
 
 
@@ -140,8 +140,8 @@ def _stable_diffusion(parts: dict[str, Any]) -> diffusers.DiffusionPipeline:
 def _sdxl(parts: dict[str, Any]) -> diffusers.DiffusionPipeline:
     projecting = OPEN_CLIP | {"hidden_size": 40, "projection_dim": 24}
     own = {
-        "text_encoder": _encoder(CLIP),
-        "text_encoder_2": _encoder(projecting, transformers.CLIPTextModelWithProjection, seed=1),
+        "text_encoder": tiny_encoder(CLIP),
+        "text_encoder_2": tiny_encoder(projecting, transformers.CLIPTextModelWithProjection, seed=1),
         "tokenizer": _tokenizer("<|endoftext|>"),
         "tokenizer_2": _tokenizer("!"),
         "scheduler": diffusers.EulerDiscreteScheduler(**BETAS, timestep_spacing="leading"),
@@ -169,8 +169,10 @@ def tiny_vae(kind: str, **options: Any) -> nn.Module:
     return _randomised(diffusers.AutoencoderKL(**VAES[kind] | options), seed=3)
 
 
-def _encoder(config: dict[str, Any], model: type = transformers.CLIPTextModel, seed: int = 0) -> nn.Module:
-    return _randomised(model(transformers.CLIPTextConfig(vocab_size=len(vocabulary()[0]), **config)), seed)
+def tiny_encoder(config: dict[str, Any], model: type = transformers.CLIPTextModel, seed: int = 0) -> nn.Module:
+    """Return a text encoder of the vocabulary, unless the config says of another."""
+    config = {"vocab_size": len(vocabulary()[0])} | config
+    return _randomised(model(transformers.CLIPTextConfig(**config)), seed)
 
 
 def _tokenizer(pad: str, length: int = LENGTH) -> transformers.CLIPTokenizer:

@@ -8,8 +8,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,14 @@ from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.cli.arguments import add_model_arguments, count
 from fastdiff.cli.interruption import CTRL_C
-from fastdiff.cli.streams import require_stdout, say
+from fastdiff.cli.streams import Notices, require_stdout, say
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import DTYPES, Request
 
 if TYPE_CHECKING:
+    from fastdiff.pipelines import Pipeline
     from fastdiff.runs.drawing import Finished, Run
     from fastdiff.runs.output import Output
 
@@ -33,6 +35,8 @@ _BAR = "{percentage:3.0f}%|{bar}| {n:.1f}/{total:.0f}{unit} [{elapsed}<{remainin
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = add_model_arguments(parser, "-m", "--model", note=f" (default: {defaults.MODEL})")
     add("--dtype", choices=DTYPES, help=f"number format of the model (default: {defaults.DTYPE})")
+    offload = "have each part of the model on the GPU only while it works: less memory, the same pictures"
+    add("--offload", action="store_true", help=offload)
     add(
         "-b",
         "--batch-size",
@@ -50,7 +54,10 @@ def _add_picture_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("picture").add_argument
     labels = f"name or index of a label, may be repeated (default: up to {COMMAND.labels}, evenly spread)"
     add("--label", action="append", help=labels)
-    pictures = f"pictures per label (default: {COMMAND.pictures} pictures in all)"
+    add("--prompt", action="append", help="text that a picture is drawn from, may be repeated")
+    add("--prompt-file", metavar="FILE", help="text file of further prompts, one a line; blank lines are skipped")
+    add("--negative-prompt", metavar="PROMPT", help="text that the pictures are led away from")
+    pictures = f"pictures per label or prompt (default: one per prompt, or {COMMAND.pictures} pictures in all)"
     add("--num-images", type=int, metavar="N", help=pictures)
     seeds = f"7, 1,2,5-10 or random, 0 to {MAX_SEED}; picture i has seed + i (default: {defaults.SEED})"
     add("-s", "--seed", help=seeds)
@@ -58,9 +65,11 @@ def _add_picture_arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", "--num-inference-steps", dest="num_inference_steps", type=int, metavar="N", help=steps)
     add("--scheduler", choices=SCHEDULERS, help="how noise is removed (default: as the model asks)")
     add("--eta", type=float, help=f"noise added in a DDIM step, from 0 to 1 (default: {defaults.ETA:g})")
-    add(
-        "--cfg-scale", "--guidance-scale", dest="guidance_scale", type=float, help="how much the label counts; 1: plain"
-    )
+    guidance = "how much the prompt or the label counts; 1: plain"
+    add("--cfg-scale", "--guidance", "--guidance-scale", dest="guidance_scale", type=float, help=guidance)
+    add("--clip-skip", type=int, metavar="N", help="last layers of the text encoder that are left out (default: 0)")
+    for side in ("height", "width"):
+        add(f"--{side}", type=int, metavar="PIXELS", help="(default: as the model was trained)")
     add("--horizon", type=int, metavar="N", help="positions of a trajectory, of a model that plans them")
     add("--from", dest="source", metavar="FILE.png", help="reuse the settings of this PNG; other flags win")
 
@@ -68,7 +77,12 @@ def _add_picture_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     add = group.add_argument
-    add("-o", "--out", default="outputs", help="folder, PNG file or pattern of {seed} and {label} (default: outputs)")
+    add(
+        "-o",
+        "--out",
+        default="outputs",
+        help="folder, PNG file or pattern of {seed} and {label} or {prompt} (default: outputs)",
+    )
     either = group.add_mutually_exclusive_group().add_argument
     either("--overwrite", action="store_true", help="replace files that exist, which is otherwise refused")
     either(
@@ -95,7 +109,13 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw what `args` ask for. Raises what `main` turns into exit codes."""
-    from fastdiff.runs.drawing import Run, find_model
+    with Notices() as notices:
+        return _sample(args, notices)
+
+
+def _sample(args: argparse.Namespace, notices: Notices) -> int:
+    from fastdiff.runs.drawing import Run, find_model, load_pipeline
+    from fastdiff.runs.notices import find_notices
     from fastdiff.runs.output import Output
     from fastdiff.runs.resuming import with_number_format
 
@@ -106,28 +126,32 @@ def run(args: argparse.Namespace) -> int:
     if args.resume and request.seed == "random":
         raise InputError("--resume draws the seeds that the run began with; name them with --seed")
     run = Run.prepare(request, find_model(request), COMMAND, batch_size=args.batch_size)
+    lines = find_notices(run)
+    load = partial(load_pipeline, run.card, run.request, args.device, offload=args.offload)
     if args.explain:
-        return _explain(run, args.device, args.json)
+        notices.say(*lines)
+        return _explain(run, load(), args.json)
     if args.resume:
         run = with_number_format(run, args.device)
     output = Output.check(run, args.out, overwrite=args.overwrite, resume=args.resume, grid=args.grid)
     output.remove_abandoned()
+    notices.say(*lines)
     written: list[Path] = []
     CTRL_C.describe = lambda: f"\nfastdiff: interrupted; {_summary(run, output, written)}"  # below the bar
-    _draw(run, output, args.device, args.json, written)
+    _draw(run, output, load, args.json, written)
     say(f"{_summary(run, output, written)} in {time.perf_counter() - start:.1f} s")
     return 0
 
 
-def _explain(run: "Run", device: str, as_json: bool) -> int:
-    from fastdiff.runs.drawing import explain, load_pipeline
+def _explain(run: "Run", pipe: "Pipeline", as_json: bool) -> int:
+    from fastdiff.runs.drawing import explain
 
-    report = explain(run, load_pipeline(run.card, run.request, device))
+    report = explain(run, pipe)
     print(json.dumps(report.as_dict()) if as_json else report)
     return 0
 
 
-def _draw(run: "Run", output: "Output", device: str, as_json: bool, written: list[Path]) -> None:
+def _draw(run: "Run", output: "Output", load: Callable[[], "Pipeline"], as_json: bool, written: list[Path]) -> None:
     """Draw and write the pictures that are not kept, then the grid; `written` has each path whose file is whole."""
     from tqdm import tqdm
 
@@ -141,7 +165,7 @@ def _draw(run: "Run", output: "Output", device: str, as_json: bool, written: lis
             sheet.paste(place, load_picture(output.paths[place], record))
         if as_json:
             print(_json_line(output.paths[place], record), flush=True)
-    for finished in _draw_missing(run, output, device) if output.missing else ():
+    for finished in _draw_missing(run, output, load()) if output.missing else ():
         record = finished.record
         with CTRL_C.deferred():  # a file, its line and its place among the written ones belong together
             path = output.write(finished)
@@ -156,13 +180,12 @@ def _draw(run: "Run", output: "Output", device: str, as_json: bool, written: lis
             written.append(output.write_grid(output.grid, sheet.image, run, record))
 
 
-def _draw_missing(run: "Run", output: "Output", device: str) -> Iterator["Finished"]:
+def _draw_missing(run: "Run", output: "Output", pipe: "Pipeline") -> Iterator["Finished"]:
     """Draw the pictures that are not kept, below a progress bar."""
     from tqdm import tqdm
 
-    from fastdiff.runs.drawing import draw, load_pipeline
+    from fastdiff.runs.drawing import draw
 
-    pipe = load_pipeline(run.card, run.request, device)
     missing = output.missing
     rest = replace(run, cells=[run.cells[place] for place in missing])
     with tqdm(total=len(rest.cells), unit=f" {_things(run, 2)}", bar_format=_BAR, file=sys.stderr) as bar:
@@ -187,6 +210,7 @@ def _json_line(path: Path, record: Mapping[str, Any]) -> str:
     from fastdiff.runs.output import trajectory_path
 
     line = {"path": str(path), "seed": record["seed"], "label": record["label"], "settings": record}
+    line |= {"prompt": record["prompt"]} if "prompt" in record else {}
     return json.dumps(line | ({"trajectory": str(trajectory_path(path))} if "horizon" in record else {}))
 
 

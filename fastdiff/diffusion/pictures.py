@@ -2,21 +2,18 @@
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from annotated_types import Interval
 from torch import Tensor
 
 from fastdiff.arguments import as_int, naming, shown
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
-from fastdiff.checkpoints.kinds import MAX_SEED
+from fastdiff.checkpoints.kinds import MAX_SEED, Pixels
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, REAL, tensor
 from fastdiff.requests.request import MAX_PICTURES, Pictures
 from fastdiff.schema import checked
-
-Pixels = Annotated[int, Interval(ge=1, le=2**16)]
 
 Label = int | str | Tensor | None  # None: the null label; a tensor: of a model that embeds labels itself
 
@@ -26,15 +23,16 @@ def list_pictures(
     num_images: int,
     class_labels: Label | Sequence[Label],
     counts: dict[str, int | None],
-    told: str = "class_labels",
+    names: tuple[str, str] = ("class_labels", "num_images"),
 ) -> tuple[list[Label], list[int]]:
-    """Return the label and the seed of every picture; `told` is the name of what the labels are, in a message.
+    """Return the label and the seed of every picture; `names` are those of the arguments, in a message.
 
     They are labels x seeds, in that order. Where one of the named `counts` says how many pictures there are (or
-    `class_labels` is a tensor), they are that many, each with a seed and a label of its own.
-    Raises InputError naming the argument.
+    `class_labels` is a tensor), they are that many, each with a seed of its own, and with a label of its own or, of
+    labels x `num_images` pictures, the label in its place of those. Raises InputError naming the argument.
     """
-    labels, num_images = _label_list(class_labels), _count("num_images", num_images)
+    told, told_count = names
+    labels, num_images = _label_list(class_labels), _count(told_count, num_images)
     if isinstance(class_labels, Tensor):
         counts = counts | {told: len(labels)}
     known = {name: _count(name, count) for name, count in counts.items() if count is not None}
@@ -47,6 +45,8 @@ def list_pictures(
         _count(f"{told} times seeds", len(labels) * len(seeds))
         return [label for label in labels for _ in seeds], seeds * len(labels)
     (count,) = set(known.values())
+    if len(labels) * num_images == count:
+        labels = [label for label in labels for _ in range(num_images)]
     return _one_each(told, labels, count), _one_each("seed", _seeds(seed, count), count)
 
 

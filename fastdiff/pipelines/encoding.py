@@ -37,7 +37,35 @@ class TextEncoders:
         self.models, self.tokenizers = tuple(models), tuple(tokenizers)
         self.of_sdxl = config.addition_embed_type == "text_time"
         if self.models:
+            self._check_tokenizers()
+            self._check_kinds(config)
             self._check_widths(config)
+
+    def _check_tokenizers(self) -> None:
+        for model, tokenizer in zip(self.models, self.tokenizers, strict=True):
+            tokens, positions = model.config.vocab_size, model.config.max_position_embeddings
+            if tokenizer.length > positions or tokenizer.size > tokens:
+                raise InputError(
+                    f"tokenizer: prompts of {tokenizer.length} out of {tokenizer.size} tokens, and its text encoder "
+                    f"knows {positions} places and {tokens} tokens; give the tokenizer that it was trained with"
+                )
+        if len({tokenizer.length for tokenizer in self.tokenizers}) > 1:
+            raise InputError("tokenizer_2: its prompts have another length than the first's; save one of them again")
+
+    def _check_kinds(self, config: UNet2DConditionConfig) -> None:
+        last = self.models[-1]
+        if not self.of_sdxl:
+            if len(self.models) > 1:
+                raise InputError("text_encoder_2: this U-Net is not SDXL's, and reads one text encoder; leave it out")
+            return
+        if not isinstance(last, CLIPTextModelWithProjection):
+            raise InputError("text_encoder_2: this U-Net reads its text_embeds; give a CLIPTextModelWithProjection")
+        (pooled,) = config.prompt_shapes["text_embeds"]
+        if last.config.projection_dim != pooled:
+            raise InputError(
+                f"text_encoder_2: its projection has {last.config.projection_dim} channels, and the U-Net reads "
+                f"{pooled}; give the text encoders that it was trained with"
+            )
 
     def _check_widths(self, config: UNet2DConditionConfig) -> None:
         widths = [model.config.hidden_size for model in self.models]
@@ -46,22 +74,19 @@ class TextEncoders:
                 f"text_encoder: {' and '.join(map(str, widths))} channels of text, and the U-Net reads "
                 f"{config.text_width}; give the text encoders that it was trained with"
             )
-        if len({tokenizer.length for tokenizer in self.tokenizers}) > 1:
-            raise InputError("tokenizer_2: its prompts have another length than the first's; save one of them again")
-        if self.of_sdxl and not isinstance(self.models[-1], CLIPTextModelWithProjection):
-            raise InputError("text_encoder_2: this U-Net reads its text_embeds; give a CLIPTextModelWithProjection")
 
-    def encode(self, texts: Sequence[str], clip_skip: int = 0) -> Encoded:
+    def encode(self, texts: Sequence[str], clip_skip: int = 0, name: str = "prompt") -> Encoded:
         """Return a prompt, which each encoder is given a text of, as the U-Net reads it.
 
-        clip_skip: the last layers that are left out, beside those that the kind of pipeline leaves out itself. Raises
-        InputError for more of them than there are, NonFiniteError for NaN or infinity in what an encoder makes of it.
+        clip_skip: the last layers that are left out, beside those that the kind of pipeline leaves out itself. `name`
+        stands in the warning of an end that is cut. Raises InputError for more layers than there are, NonFiniteError
+        for NaN or infinity in what an encoder makes of it.
         """
+        every = [tokenizer(text) for text, tokenizer in zip(texts, self.tokenizers, strict=True)]
+        for warning in filter(None, dict.fromkeys(tokens.warning(name) for tokens in every)):
+            _log.warning(warning)
         embeds, pooled = [], None
-        for text, tokenizer, model in zip(texts, self.tokenizers, self.models, strict=True):
-            tokens = tokenizer(text)
-            if tokens.warning:
-                _log.warning(tokens.warning)
+        for tokens, model in zip(every, self.models, strict=True):
             ids = torch.tensor([tokens.ids])
             if self.of_sdxl:
                 embed, pooled = model.penultimate_embeds(ids, clip_skip)

@@ -70,7 +70,7 @@ class Prompts:
         if self._embeds is not None:
             return self._embeds
         second = self._second or self._texts
-        return [self._encode(pair, self._clip_skip) for pair in zip(self._texts, second, strict=True)]
+        return [self._encode(pair, self._clip_skip, "prompt") for pair in zip(self._texts, second, strict=True)]
 
     def encode_negative(self, prompts: Sequence[Encoded]) -> list[Encoded]:
         """Return what guidance leads away from, for each of the encoded `prompts`; clip_skip does not bear on it."""
@@ -81,16 +81,17 @@ class Prompts:
         if not self._encoders.models:
             raise InputError("negative_prompt_embeds: there is no text encoder, so guidance needs them; give them")
         negative = self._negative or [""] * self.count
-        return [self._encode(pair, 0) for pair in zip(negative, self._second_negative or negative, strict=True)]
+        pairs = zip(negative, self._second_negative or negative, strict=True)
+        return [self._encode(pair, 0, "negative prompt") for pair in pairs]
 
     @functools.cached_property
     def _cache(self) -> dict[tuple, Encoded]:
         return {}
 
-    def _encode(self, texts: tuple[str, str], clip_skip: int) -> Encoded:
+    def _encode(self, texts: tuple[str, str], clip_skip: int, name: str) -> Encoded:
         key = texts[: len(self._encoders.models)], clip_skip
         if key not in self._cache:
-            self._cache[key] = self._encoders.encode(*key)
+            self._cache[key] = self._encoders.encode(*key, name)
         return self._cache[key]
 
     def _given(self, options: PromptOptions, name: str) -> list[Encoded] | None:
@@ -115,12 +116,14 @@ class Prompts:
 
     @staticmethod
     def _check_rows(name: str, value: Any, shape: tuple[int | str, ...]) -> None:
-        """InputError unless `value` is a floating-point tensor of this shape; letters stand for any size."""
+        """InputError unless `value` is a tensor of finite numbers, of this shape; letters stand for any size."""
         tensor(name, value, FLOATS)
         fits = value.ndim == len(shape) and value.numel()
         if not fits or any(size not in (found, "P", "L") for size, found in zip(shape, value.shape, strict=True)):
             wanted = ", ".join(map(str, shape))
             raise InputError(f"{name}: its shape is {tuple(value.shape)}; this model reads ({wanted})")
+        if not value.isfinite().all():
+            raise InputError(f"{name}: NaN or infinity in it; give numbers")
 
     def _second_texts(self, name: str, value: Texts) -> list[str]:
         if value is not None and len(self._encoders.models) < 2:
@@ -135,8 +138,9 @@ class Prompts:
         return checked("clip_skip", clip_skip, whole(0, most - self._encoders.of_sdxl) | None) or 0
 
     def _check_counts(self) -> None:
-        if self._texts and not self._encoders.models:
-            raise InputError("prompt: this pipeline has no text encoder; give prompt_embeds")
+        for name, texts in (("prompt", self._texts), ("negative_prompt", self._negative)):
+            if texts and not self._encoders.models:
+                raise InputError(f"{name}: this pipeline has no text encoder; give {name}_embeds")
         if self._negative_embeds is not None and len(self._negative_embeds) not in (1, self.count):
             raise InputError(
                 f"negative_prompt_embeds: {len(self._negative_embeds)} given for {self.count} prompts; "

@@ -6,7 +6,7 @@ Prompts -> text encoders -> conditions; seeds -> noise; the denoising loop -> VA
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from fastdiff.arguments import instance
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.diffusion.decoding import check_finite, with_mean_and_std
+from fastdiff.diffusion.decoding import OutputType, check_finite, with_mean_and_std
 from fastdiff.diffusion.loop import denoise
 from fastdiff.diffusion.noise import Generators, Noise, check_generators
 from fastdiff.diffusion.pictures import check_latents, check_state, list_pictures, picture_shape
@@ -39,8 +39,11 @@ from fastdiff.schema import checked
 from fastdiff.text.tokenizer import CLIPTokenizer
 
 LATENT = "latent"  # an output type: what the U-Net ends with
-NOT_HERE = {  # arguments of diffusers' pipelines, and why they are refused
+NOT_HERE = {  # arguments of other pipelines and of diffusers', and why they are refused
     "class_labels": "this model draws from prompts",
+    "num_images": "pictures are counted by num_images_per_prompt",
+    "callback": "callback_on_step_end has taken its place",
+    "callback_steps": "callback_on_step_end is called after each step",
     "timesteps": "steps of one's own are not supported",
     "sigmas": "sigmas of one's own are not supported",
     "denoising_end": "SDXL's refiner, which would go on from there, is not supported",
@@ -171,7 +174,8 @@ class TextToImagePipeline(BasePipeline):
         is NaN or infinite; OutOfMemoryError and DeviceLostError as Pipeline.stream.
         """
         prompts, sizes = self._read(prompt, negative_prompt, prompt_and_sizes)
-        names = check_callback(callback_on_step_end, callback_on_step_end_tensor_inputs, of_sdxl=self.encoders.of_sdxl)
+        of_sdxl = self.encoders.of_sdxl
+        tensor_names = check_callback(callback_on_step_end, callback_on_step_end_tensor_inputs, of_sdxl=of_sdxl)
         output_type = self._output_type(output_type)
         check_generators(generator, self.device)
         check_latents(latents, self.denoiser.config)
@@ -180,7 +184,9 @@ class TextToImagePipeline(BasePipeline):
             "generator": len(generator) if isinstance(generator, list) else None,
             "latents": len(latents) if latents is not None else None,
         }
-        of_pictures, seeds = list_pictures(seed, num_images_per_prompt, range(prompts.count), counts, told="prompt")
+        of_pictures, seeds = list_pictures(
+            seed, num_images_per_prompt, range(prompts.count), counts, ("prompt", "num_images_per_prompt")
+        )
         sampling = self._complete(num_inference_steps, eta, guidance_scale)
         schedule = self._schedule(sampling)
         shape = picture_shape(self.denoiser.config, self.scale, height, width, latents)
@@ -189,7 +195,7 @@ class TextToImagePipeline(BasePipeline):
         portions = Portions(len(seeds), self.device, self.dtype, halves=generator is None, release=self._release_graphs)
         with naming_lost_device():
             x_t = or_explain(partial(noise.start, latents), portions.problem) * schedule.init_noise_sigma
-            time_ids = sizes.time_ids(*(self.scale * side for side in shape[1:])) if self.encoders.of_sdxl else None
+            time_ids = sizes.time_ids(*(self.scale * side for side in shape[1:])) if of_sdxl else None
             with self._working(*self.encoders.models):
                 of_prompts = cast(list[int], of_pictures)
                 conditions = make_conditions(prompts, of_prompts, guidance, time_ids, self.denoiser, self.device)
@@ -197,7 +203,7 @@ class TextToImagePipeline(BasePipeline):
         after_step = None
         if callback_on_step_end is not None:
             running = RunningPipeline(self, len(schedule), guidance.guidance_scale)
-            after_step = StepCallback(running, callback_on_step_end, names, schedule.timesteps, conditions)
+            after_step = StepCallback(running, callback_on_step_end, tensor_names, schedule.timesteps, conditions)
         steps = denoise(
             self.denoiser, x_t, schedule, conditions, noise=from_steps, portions=portions, after_step=after_step
         )
@@ -206,10 +212,10 @@ class TextToImagePipeline(BasePipeline):
     def _read(self, prompt: Texts, negative_prompt: Texts, others: Mapping[str, Any]) -> tuple[Prompts, SizeOptions]:
         """Return the prompts of a call and its sizes. Raises InputError for what the model cannot be told."""
         of_prompts, of_sizes = ({field.name for field in fields(kind)} for kind in (PromptOptions, SizeOptions))
-        unknown = [name for name, value in others.items() if name not in of_prompts | of_sizes and value is not None]
-        if unknown:
+        unknown = others.keys() - of_prompts - of_sizes - {name for name in NOT_HERE if others.get(name) is None}
+        for name in sorted(unknown):
             raise InputError(
-                f"{unknown[0]}: {NOT_HERE.get(unknown[0], 'a text-to-image model is not told it')}; leave it out"
+                f"{name}: {NOT_HERE.get(name, 'text-to-image pipelines have no such argument')}; leave it out"
             )
         options = {"prompt": prompt, "negative_prompt": negative_prompt} | {
             name: value for name, value in others.items() if name in of_prompts
@@ -229,8 +235,8 @@ class TextToImagePipeline(BasePipeline):
         )
 
     def _output_type(self, output_type: Any) -> str:
-        is_latent = isinstance(output_type, str) and output_type == LATENT
-        return LATENT if is_latent else super()._output_type(output_type)
+        checked("output_type", output_type, Literal[OutputType, "latent"] | None)
+        return LATENT if output_type == LATENT else super()._output_type(output_type)
 
     def decode(self, x: Tensor, output_type: str) -> Any:
         """As BasePipeline's; `latent` returns x as (N, C, H, W)."""

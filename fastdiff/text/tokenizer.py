@@ -23,18 +23,18 @@ class Tokens(NamedTuple):
     ids: tuple[int, ...]  # as many as the tokenizer is long: the start token, the prompt, the end token, padding
     cut: str = ""  # the end of the prompt, as it was given, that there was no room for
 
-    @property
-    def warning(self) -> str | None:
-        """The line that says what was cut; None where nothing was."""
+    def warning(self, name: str = "prompt") -> str | None:
+        """The line that says what was cut of the text of this name; None where nothing was."""
         cut = " ".join(self.cut.split())
-        return f"prompt: longer than the {len(self.ids)} tokens that the model reads; cut: {cut!r}" if cut else None
+        return f"{name}: longer than the {len(self.ids)} tokens that the model reads; cut: {cut!r}" if cut else None
 
 
 class CLIPTokenizer:
     """The tokenizer in a folder, a pipeline's `tokenizer` or `tokenizer_2`; the ids are those of transformers' class.
 
-    `length` is the number of tokens of a prompt, `start`, `end` and `pad` are the ids of the tokens around it. Raises
-    InputError for files that are missing, damaged, do not fit one another, or ask for a tokenizer of another kind.
+    `length` is the number of tokens of a prompt, `size` that of the vocabulary; `start`, `end` and `pad` are the ids of
+    the tokens around a prompt. Raises InputError for files that are missing, damaged, do not fit one another, or ask
+    for a tokenizer of another kind.
     """
 
     def __init__(self, folder: str | Path):
@@ -49,6 +49,7 @@ class CLIPTokenizer:
             there = self._tokenizer.token_to_id(token.content)
             if token.id not in (None, there):
                 raise InputError(f"{folder}: the token {token.content!r} is {there}, not {token.id}; save it again")
+        self.size = self._tokenizer.get_vocab_size()
         ids = {name: self._tokenizer.token_to_id(token.content) for name, token in files.named.items()}
         self.start, self.end, self.pad = (cast(int, ids[name]) for name in ("bos_token", "eos_token", "pad_token"))
 

@@ -129,6 +129,8 @@ def _read_card(name: str, folder: Path) -> ModelCard:
         raise InputError(f"model {name} cannot be read ({in_one_line(error)}); save it again") from None
     if card.config.of_trajectories:
         raise InputError(f"model {name}: it plans trajectories, and the page draws pictures; use fastdiff sample")
+    if card.reads_text:
+        raise InputError(f"model {name}: it draws from prompts, which the page does not take yet; use fastdiff sample")
     if card.config.class_embed_type is not None:
         raise InputError(f"model {name}: the page has no control for class_embed_type {card.config.class_embed_type}")
     return card

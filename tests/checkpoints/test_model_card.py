@@ -90,6 +90,19 @@ def test_a_vae_multiplies_the_size(folder):
     assert (card.scale, card.size, card.size_factor) == (8, (512, 512), 8 * card.config.patch_size)
 
 
+@pytest.mark.parametrize(("kind", "layers", "most"), [("sd1", (3,), 3), ("sdxl", (3, 3), 2)])
+def test_how_many_layers_of_text_encoders_may_be_left_out(text_folder, kind, layers, most):
+    card = ModelCard.read(kind, text_folder(kind))
+    assert (card.text_layers, card.most_clip_skip) == (layers, most)
+
+
+def test_a_text_encoder_without_config_is_no_model(text_folder, tmp_path):
+    folder = shutil.copytree(text_folder("sdxl"), tmp_path / "sdxl")
+    (folder / "text_encoder_2" / "config.json").unlink()
+    with pytest.raises(InputError, match=r"text_encoder_2/config\.json does not exist"):
+        ModelCard.read("sdxl", folder)
+
+
 @pytest.mark.parametrize(
     ("pipeline", "scheduler", "expected"),
     [

@@ -135,9 +135,30 @@ def _copy(source: str, target: str) -> None:
 # -- what is tried --
 
 _SAMPLE = "--label --num-images --seed --steps --scheduler --eta --cfg-scale --dtype --batch-size --variant --revision"
+_TOLD = "--height --width --prompt --prompt-file --negative-prompt --clip-skip"
 FLAGS = {  # of each command
-    "sample": [*_SAMPLE.split(), "--horizon", "--device", "--out", "--grid", "--overwrite", "--resume", "--nothing"],
-    "from": ["--label", "--seed", "--num-images", "--variant", "--scheduler", "--grid", "--horizon"],
+    "sample": [
+        *_SAMPLE.split(),
+        *_TOLD.split(),
+        "--horizon",
+        "--device",
+        "--out",
+        "--grid",
+        "--overwrite",
+        "--resume",
+        "--nothing",
+    ],
+    "from": [
+        "--label",
+        "--seed",
+        "--num-images",
+        "--variant",
+        "--scheduler",
+        "--grid",
+        "--horizon",
+        "--prompt",
+        "--height",
+    ],
     "info": ["--json", "--nothing"],
     "models": ["", "--nothing"],
     "verify": ["--steps", "--json", "--variant", "--revision", "--device"],

@@ -140,6 +140,17 @@ def test_planners_of_trajectories_are_left_out_with_the_reason(save_planner, tmp
         models.card("./planner")
 
 
+def test_models_that_draw_from_prompts_are_left_out_with_the_reason(text_folder, tmp_path):
+    for kind in ("sd1", "sdxl"):
+        shutil.copytree(text_folder(kind), tmp_path / kind)
+    models = Models(tmp_path, device="cpu")
+    assert not any(name.startswith("./") for name in models.names())
+    reason = "it draws from prompts, which the page does not take yet; use fastdiff sample"
+    assert models.left_out() == {f"./{kind}": f"model ./{kind}: {reason}" for kind in ("sd1", "sdxl")}
+    with pytest.raises(InputError, match="it draws from prompts"):
+        models.card("./sd1")
+
+
 def test_a_circle_of_links_in_a_model_stops_no_list(card_folder, tmp_path, spoil):
     card_folder("a")
     spoil(card_folder("bad"), "circle-inside")

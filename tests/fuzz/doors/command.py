@@ -81,18 +81,19 @@ def _check_lines(code: int, said: list[str], printed: str) -> list[str]:
 
 
 def _check_files(folder: Path, printed: str) -> list[str]:
-    """Every file that a line of --json names is whole: a picture of the model's size, or a plot and its trajectory."""
+    """Every file that a line of --json names is whole: a picture of the size in it, or a plot and its trajectory."""
     card, out = ModelCard.read("model", folder), folder.parent / "out"
     problems: list[str] = []
-    size = (plot.WIDTH, plot.HEIGHT) if card.config.of_trajectories else card.size
     for line in map(json.loads, printed.splitlines()):
-        path = out / line["path"]
+        path, settings = out / line["path"], line["settings"]
+        size = settings["width"], settings["height"]
         if card.config.of_trajectories:
             planned = np.load(out / line["trajectory"])[None]
-            problems += check_plan(card.config, TrajectoryOutput(planned), line["settings"])
+            problems += check_plan(card.config, TrajectoryOutput(planned), settings)
+            problems += [] if size == (plot.WIDTH, plot.HEIGHT) else [f"a plot of {size}"]
         with Image.open(path) as image:
             image.load()
-        if size not in (None, image.size):
+        if size != image.size:
             problems.append(f"a picture of {image.size} for {size}")
         png.read_settings(path)
     return problems if printed.strip() else ["exit code 0 without a picture"]
