@@ -12,7 +12,13 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import SCHEDULER, SCHEDULER_OPTIONS, SCHEDULERS, ModelPart
 from fastdiff.errors import InputError
 from fastdiff.extras import import_transformers
-from fastdiff.requests.defaults import LIBRARY, ModelFacts, SamplingOptions, complete_sampling
+from fastdiff.requests.defaults import (
+    LIBRARY,
+    VERIFICATION_STEPS,
+    ModelFacts,
+    SamplingOptions,
+    complete_sampling,
+)
 from fastdiff.requests.request import Request
 from fastdiff.runs.comparisons import (
     FINAL_TOLERANCE,
@@ -53,7 +59,7 @@ TEXTS = (  # on which tokenizers differ, if anywhere
 
 def compare_text_pipeline(card: ModelCard, request: Request, device: str) -> Verification:
     """Make every comparison for a folder of StableDiffusionPipeline or its SDXL kin; see `compare_with_diffusers`."""
-    steps, most = request.num_inference_steps or 1, card.num_train_timesteps
+    steps, most = request.num_inference_steps or VERIFICATION_STEPS, card.num_train_timesteps
     if steps > most:
         raise InputError(f"steps {steps}: {card.name} was trained with {most} steps; give a number from 1 to {most}")
     libraries = _import_transformers(), import_verified()

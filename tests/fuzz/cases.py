@@ -19,7 +19,7 @@ from tests.fuzz import edits, folders, pickles
 from tests.fuzz.doors import command, library, page
 from tests.fuzz.doors.outcomes import Options, Outcome
 from tests.fuzz.edits import Edit
-from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, TEXTS, WORDS
+from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, OF_PROMPTS, TEXTS, WORDS
 from tests.fuzz.watch import watching
 
 KEPT = "case.json"  # beside the folder of a case that is kept
@@ -168,34 +168,6 @@ FITTING = {  # values that a planner takes, or nearly
     "sort_by_value": ["True"],
     "latents": ["trajectories", "one trajectory", "no horizon"],
     "seed": ["2", "[0, 1]"],
-}
-OF_PROMPTS = {  # arguments of pipelines that draw from prompts, and values that fit, or nearly
-    **dict.fromkeys(
-        ("prompt", "prompt_2", "negative_prompt", "negative_prompt_2"),
-        ("prompt", "prompts", "empty prompt", "one prompt", "long prompt", "odd prompt"),
-    ),
-    **dict.fromkeys(
-        ("prompt_embeds", "negative_prompt_embeds"),
-        ("embeds of sd1", "embeds of sdxl", "two embeds of sd1", "two embeds of sdxl", "short embeds", "double embeds"),
-    ),
-    **dict.fromkeys(("pooled_prompt_embeds", "negative_pooled_prompt_embeds"), ("pooled", "two pooled")),
-    **dict.fromkeys(
-        ("original_size", "target_size", "crops_coords_top_left", "negative_original_size", "negative_target_size"),
-        ("size", "size of numpy", "size as a list"),
-    ),
-    **dict.fromkeys(("height", "width"), ("8", "64", "2")),
-    "clip_skip": ("0", "1", "2"),
-    "num_images_per_prompt": ("1", "2"),
-    "guidance_scale": ("0", "1", "1.9"),
-    "guidance_rescale": ("0", "1"),
-    "latents": ("latents", "two latents", "one-pixel latents"),
-    "output_type": ("np", "pt", "pil", "latent"),
-    "callback_on_step_end": ("callback", "callback of NaN"),
-    "callback_on_step_end_tensor_inputs": ("tensor inputs",),
-    "generator": ("generator", "generators"),
-    "seed": ("2", "[0, 1]"),
-    "batch_size": ("1", "2"),
-    "num_inference_steps": ("1", "2"),
 }
 PNG_CALLS = {("command", "from"), ("command", "info"), ("page", "upload")}
 FOLDER_CALLS = [

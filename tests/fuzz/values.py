@@ -240,3 +240,31 @@ TEXTS: dict[str, Callable[[], Any]] = {  # arguments of pipelines that draw from
     "unknown inputs": lambda: ["latents", "attention"],
 }
 OBJECTS |= TEXTS
+OF_PROMPTS = {  # arguments of pipelines that draw from prompts, and values that fit, or nearly
+    **dict.fromkeys(
+        ("prompt", "prompt_2", "negative_prompt", "negative_prompt_2"),
+        ("prompt", "prompts", "empty prompt", "one prompt", "long prompt", "odd prompt"),
+    ),
+    **dict.fromkeys(
+        ("prompt_embeds", "negative_prompt_embeds"),
+        ("embeds of sd1", "embeds of sdxl", "two embeds of sd1", "two embeds of sdxl", "short embeds", "double embeds"),
+    ),
+    **dict.fromkeys(("pooled_prompt_embeds", "negative_pooled_prompt_embeds"), ("pooled", "two pooled")),
+    **dict.fromkeys(
+        ("original_size", "target_size", "crops_coords_top_left", "negative_original_size", "negative_target_size"),
+        ("size", "size of numpy", "size as a list"),
+    ),
+    **dict.fromkeys(("height", "width"), ("8", "64", "2")),
+    "clip_skip": ("0", "1", "2"),
+    "num_images_per_prompt": ("1", "2"),
+    "guidance_scale": ("0", "1", "1.9"),
+    "guidance_rescale": ("0", "1"),
+    "latents": ("latents", "two latents", "one-pixel latents"),
+    "output_type": ("np", "pt", "pil", "latent"),
+    "callback_on_step_end": ("callback", "callback of NaN"),
+    "callback_on_step_end_tensor_inputs": ("tensor inputs",),
+    "generator": ("generator", "generators"),
+    "seed": ("2", "[0, 1]"),
+    "batch_size": ("1", "2"),
+    "num_inference_steps": ("1", "2"),
+}

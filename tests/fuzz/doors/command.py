@@ -59,13 +59,22 @@ def _in_folder(folder: Path) -> Iterator[None]:
 COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "sample": lambda folder: [
         *("sample", "-m", str(folder), "--device", "cpu", "--steps", "1", "--num-images", "1", "--json"),
+        *_prompt(folder),
     ],
     "from": lambda folder: ["sample", "--from", str(folder / PNG_NAME), "-m", str(folder), "--steps", "1", "--json"],
     "info": lambda folder: ["info", str(folder / PNG_NAME)],
     "models": lambda folder: ["models", str(folder)],
     "verify": lambda folder: ["verify", str(folder), "--steps", "2", "--device", "cpu"],
-    "explain": lambda folder: ["sample", "-m", str(folder), "--explain", "--steps", "1", "--device", "cpu"],
+    "explain": lambda folder: [
+        *("sample", "-m", str(folder), "--explain", "--steps", "1", "--device", "cpu"),
+        *_prompt(folder),
+    ],
 }
+
+
+def _prompt(folder: Path) -> list[str]:
+    """The flag that a model needs which draws from prompts."""
+    return ["--prompt", "a photo of the cat"] if (folder / "tokenizer").is_dir() else []
 
 
 def _check_lines(code: int, said: list[str], printed: str) -> list[str]:
