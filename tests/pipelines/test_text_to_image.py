@@ -99,7 +99,7 @@ def test_a_callback_is_followed(load, kind, device, dtype):
 
     def draw(callback):
         options = {"callback_on_step_end": callback, "callback_on_step_end_tensor_inputs": names}
-        return [pipe("a cat", **options, **STEPS).images for _ in range(3)]
+        return [pipe("a cat", **options, **STEPS).images for _ in range(1 if device == "cpu" else 3)]
 
     plain, replaced, edited, ended, halved = map(draw, (lambda *args: args[-1], replace, edit, end, halve))
     assert torch.equal(plain[0], pipe("a cat", **STEPS).images)
