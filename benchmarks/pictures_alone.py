@@ -1,9 +1,10 @@
 """A pipeline of a text alone in its process: the seconds of a picture, cold and warm, and the memory that it takes.
 
-    python benchmarks/pictures_alone.py {fastdiff,accelerate,eager,compile} FOLDER STEPS STARTED
+    python benchmarks/pictures_alone.py {fastdiff,offload,accelerate,eager,eager-offload,compile} FOLDER STEPS STARTED
 
 `fastdiff` is our Pipeline of the FOLDER, `accelerate` diffusers' pipeline with our models in it, `eager` and `compile`
-diffusers' own. Prints JSON, of which `bench_text_to_image.py` makes a row:
+diffusers' own; `offload` has each part on the GPU only while it works, `eager-offload` by enable_model_cpu_offload.
+Prints JSON, of which `bench_text_to_image.py` makes a row:
 
     loaded_s           from STARTED, when the process began (`time.time()`), to the models on the GPU
     first_picture_s    from STARTED to the first PNG
@@ -22,6 +23,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +89,10 @@ def seconds_of(draw: Draw, **options: int) -> float:
     return time.perf_counter() - start
 
 
-def of_fastdiff(folder: Path) -> Draw:
+def of_fastdiff(folder: Path, *, offload: bool = False) -> Draw:
     import fastdiff
 
-    pipe = fastdiff.Pipeline.from_pretrained(folder, device=DEVICE, dtype=torch.bfloat16)
+    pipe = fastdiff.Pipeline.from_pretrained(folder, device=DEVICE, dtype=torch.bfloat16, offload=offload)
     return lambda **options: pipe(prompt=PROMPT, **options).images
 
 
@@ -98,11 +100,15 @@ def of_diffusers(pipe: Any) -> Draw:
     return lambda **options: pipe(PROMPT, **options).images
 
 
-def loaded(folder: Path) -> Any:
+def loaded(folder: Path, *, offload: bool = False) -> Any:
     """diffusers' pipeline of the folder."""
     import diffusers
 
-    pipe = diffusers.DiffusionPipeline.from_pretrained(folder, dtype=torch.bfloat16).to(DEVICE)
+    pipe = diffusers.DiffusionPipeline.from_pretrained(folder, dtype=torch.bfloat16)
+    if offload:
+        pipe.enable_model_cpu_offload(device=DEVICE)
+    else:
+        pipe.to(DEVICE)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -129,8 +135,16 @@ def compiled(folder: Path) -> Draw:
     return of_diffusers(pipe)
 
 
-OURS: dict[str, Callable[[Path], Draw]] = {"fastdiff": of_fastdiff, "accelerate": accelerated}
-WAYS = OURS | {"eager": lambda folder: of_diffusers(channels_last(loaded(folder))), "compile": compiled}
+OURS: dict[str, Callable[[Path], Draw]] = {
+    "fastdiff": of_fastdiff,
+    "offload": partial(of_fastdiff, offload=True),
+    "accelerate": accelerated,
+}
+WAYS = OURS | {
+    "eager": lambda folder: of_diffusers(channels_last(loaded(folder))),
+    "eager-offload": lambda folder: of_diffusers(channels_last(loaded(folder, offload=True))),
+    "compile": compiled,
+}
 
 
 if __name__ == "__main__":

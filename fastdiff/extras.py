@@ -8,17 +8,22 @@ from fastdiff.errors import InputError
 
 def import_diffusers(purpose: str) -> ModuleType:
     """diffusers. InputError names the `purpose` that needs it and the remedy."""
-    try:
-        return import_module("diffusers")
-    except ImportError:
-        raise InputError(
-            f"{purpose} needs diffusers, which is not installed; pip install 'fastdiff[diffusers]'"
-        ) from None
+    return _imported("diffusers", purpose, "'fastdiff[diffusers]'")
+
+
+def import_transformers(purpose: str) -> ModuleType:
+    """transformers. InputError names the `purpose` that needs it and the remedy."""
+    return _imported("transformers", purpose, "'fastdiff[diffusers]'")
 
 
 def import_scipy_stats(purpose: str) -> ModuleType:
     """scipy.stats. InputError names the `purpose` that needs it and the remedy."""
+    return _imported("scipy.stats", purpose, "scipy")
+
+
+def _imported(name: str, purpose: str, wanted: str) -> ModuleType:
     try:
-        return import_module("scipy.stats")
+        return import_module(name)
     except ImportError:
-        raise InputError(f"{purpose} needs scipy, which is not installed; pip install scipy") from None
+        package = name.partition(".")[0]
+        raise InputError(f"{purpose} needs {package}, which is not installed; pip install {wanted}") from None

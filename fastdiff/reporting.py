@@ -21,7 +21,7 @@ from fastdiff.execution.devices import device_name, dtype_name
 from fastdiff.kernels.host.recording import TORCH, Recorder, record, shape_text
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
-from fastdiff.pipelines import Pipeline
+from fastdiff.pipelines import BasePipeline
 from fastdiff.requests.request import Pictures
 from fastdiff.schema import checked
 
@@ -110,7 +110,7 @@ class Report:
 
 
 def report(
-    model: Pipeline | Denoiser,
+    model: BasePipeline | Denoiser,
     *,
     batch_size: int = 1,
     height: int | None = None,
@@ -120,11 +120,12 @@ def report(
     """Return what one step of `model` runs on, seen as it runs: without CUDA graphs, which change no kernel.
 
     Args:
-        model: a Pipeline, for one denoising step; or a denoiser, for one prediction. What is made once for all steps,
-            before their loop, is left out.
+        model: a pipeline, for one denoising step; or a denoiser, for one prediction. What is made once for all steps,
+            before their loop, is left out: text encoders among it.
         height, width: of the pictures or latents; default: the model's sample_size.
-        options: of a pipeline those of its `stream`; of a denoiser `class_labels` as its `conditioning` takes them, by
-            default the first, and the `horizon` of trajectories, by default the model's sample_size.
+        options: of a pipeline those of its `stream`, a prompt where it reads one is "" by default; of a denoiser
+            `class_labels` as its `conditioning` takes them, by default the first, and the `horizon` of trajectories,
+            by default the model's sample_size.
 
     Raises InputError naming what the model cannot do.
     """
@@ -133,7 +134,7 @@ def report(
     if isinstance(model, Denoiser):
         recorded, x = _prediction(model, batch_size, height, width, **options)
     else:
-        instance("model", model, Pipeline, f"a Pipeline, {' or '.join(DENOISERS)}")
+        instance("model", model, BasePipeline, f"a Pipeline, {' or '.join(DENOISERS)}")
         recorded, x = _denoising_step(model, batch_size, height, width, **options)
     what = f"{type(model).__name__}, {shape_text(x)}, {dtype_name(model.dtype)}, {device_name(model.device)}"
     return Report(what, _rows(recorded), len(recorded.variants) or None)
@@ -154,10 +155,13 @@ def _rows(recorded: Recorder) -> tuple[Row, ...]:
 
 
 def _denoising_step(
-    pipe: Pipeline, batch_size: int, height: int | None, width: int | None, **options: Any
+    pipe: BasePipeline, batch_size: int, height: int | None, width: int | None, **options: Any
 ) -> tuple[Recorder, Tensor]:
     size: dict[str, Any] = {"batch_size": batch_size, "height": height, "width": width}
-    steps = pipe.stream(**{"num_inference_steps": min(3, len(pipe.scheduler))} | size | options)
+    usual: dict[str, Any] = {"num_inference_steps": min(3, len(pipe.scheduler))}
+    if pipe.reads_text and options.get("prompt_embeds") is None:
+        usual["prompt"] = ""  # all prompts cost the same
+    steps = pipe.stream(**usual | size | options)
     if next(steps).num_steps == 1:  # the first, and what comes before the loop
         raise InputError("num_inference_steps: a report shows the second step of a run; give at least 2")
     with record(pipe.device) as recorded:

@@ -6,14 +6,23 @@ Nothing in a model folder is imported or executed: its JSON is read, its weights
 import difflib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Collection
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from fastdiff.arguments import path as checked_path
 from fastdiff.checkpoints.configs.model import Library
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.names import Revision, Variant
-from fastdiff.checkpoints.registry import DENOISERS, PIPELINES, read_denoiser_part, read_model_index
+from fastdiff.checkpoints.registry import (
+    DENOISERS,
+    PIPELINES,
+    ModelPart,
+    TokenizerPart,
+    read_denoiser_part,
+    read_model_index,
+)
 from fastdiff.errors import InputError
 from fastdiff.schema import checked
 
@@ -34,6 +43,10 @@ _JSON_FILES = [
     "scheduler/scheduler_config.json",
     "fastdiff.json",
 ]
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json"),  # of older ones
+)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
@@ -158,11 +171,13 @@ def index_names(extension: str, variant: str | None = None, library: Library = "
     return [f"{name}.index.{variant}.json", f"{name}.{variant}.index.json"]
 
 
-def _shard_patterns(extension: str, variant: str | None) -> list[str]:
-    stem, shard = STEMS["diffusers"][extension], "-?????-of-?????"
-    if variant is None:
-        return [f"{stem}{shard}.{extension}"]
-    return [f"{stem}.{variant}{shard}.{extension}", f"{stem}{shard}.{variant}.{extension}"]
+def _weight_names(extension: str, variant: str | None, library: Library) -> list[str]:
+    """All names that a library gives to files of weights and their index; those of shards are patterns."""
+    stem, shard = STEMS[library][extension], "-?????-of-?????"
+    shards = [f"{stem}{shard}.{extension}"]
+    if variant is not None:
+        shards = [f"{stem}.{variant}{shard}.{extension}", f"{stem}{shard}.{variant}.{extension}"]
+    return [weights_name(extension, variant, library), *index_names(extension, variant, library), *shards]
 
 
 def component_folder(root: str | Path, name: str) -> Path:
@@ -175,23 +190,31 @@ def _is_model(folder: str | Path) -> bool:
     return os.path.isdir(folder) and any(os.path.isfile(os.path.join(folder, config)) for config in _CONFIGS)
 
 
-def _weight_folders(root: Path) -> list[Path]:
-    """The folders below `root` that hold weights: `root` itself where it is a plain model.
+class _Needed(NamedTuple):
+    """The folders of a model that more than its first JSON files are needed of."""
+
+    models: dict[Path, Library]  # with weights, and the library that names their files
+    tokenizers: list[Path]
+
+
+def _needed(root: Path) -> _Needed:
+    """The folders of the pipeline below `root`, or `root` itself where it is a plain model.
 
     Raises InputError for a pipeline or model that fastdiff does not run.
     """
-    if (root / "model_index.json").is_file():
-        classes = read_model_index(root)
-        pipeline = PIPELINES[classes["pipeline"]]
-        companions = [root / part.name for part in pipeline.companions if part.name in classes]
-        return [component_folder(root, pipeline.denoiser.name), *companions]
-    read_denoiser_part(root / "config.json")
-    return [root]
+    if not (root / "model_index.json").is_file():
+        return _Needed({root: read_denoiser_part(root / "config.json").library}, [])
+    classes = read_model_index(root)
+    pipeline = PIPELINES[classes["pipeline"]]
+    parts = [part for part in pipeline.companions if part.name in classes]
+    denoiser = {component_folder(root, pipeline.denoiser.name): pipeline.denoiser.library}
+    companions = {root / part.name: part.library for part in parts if isinstance(part, ModelPart)}
+    return _Needed(denoiser | companions, [root / part.name for part in parts if isinstance(part, TokenizerPart)])
 
 
 def _is_supported(folder: Path) -> bool:
     try:
-        _weight_folders(folder)
+        _needed(folder)
     except InputError:
         return False
     return True
@@ -205,33 +228,32 @@ def is_hub_id(name: str) -> bool:
 def _download(
     repo_id: str, revision: str | None, token: str | None, variant: str | None, local_files_only: bool
 ) -> Path:
-    """Configs first, so that an unsupported pipeline is refused before its gigabytes come; then the weights.
+    """Configs first, so that an unsupported pipeline is refused before its gigabytes come; then what it needs.
 
     The later requests name the commit that the first one found: a push in between cannot mix two versions.
     """
-
-    def snapshot(patterns: list[str], revision: str | None) -> Path:
-        return _snapshot(repo_id, patterns, revision=revision, token=token, local_files_only=local_files_only)
-
-    root = snapshot(_JSON_FILES, revision)
+    snapshot = partial(_snapshot, repo_id, token=token, local_files_only=local_files_only)
+    root = snapshot(_JSON_FILES, revision=revision)
     if not _is_model(root):
         raise InputError(f"hub model {repo_id} holds neither {' nor '.join(_CONFIGS)}; give one in diffusers' layout")
-    for folder in _weight_folders(root):
-        if not any(_fetch_weights(snapshot, root, folder, kind, variant) for kind in ("safetensors", "bin")):
+    needed = _needed(root)
+
+    def fetch(folder: Path, names: Collection[str]) -> bool:
+        """Download those files of a folder, and its config. Whether there are any of them."""
+        wanted = [(folder / name).relative_to(root).as_posix() for name in ("config.json", *names)]
+        snapshot(wanted, revision=root.name)
+        return any(any(folder.glob(name)) for name in names)
+
+    where = f"in diffusers' layout that can be had; see https://huggingface.co/{repo_id}/tree/{revision or 'main'}"
+    for folder in needed.tokenizers:
+        if not fetch(folder, _TOKENIZER_FILES):
+            raise InputError(f"hub model {repo_id} has no {folder.name} {where}")
+    for folder, library in needed.models.items():
+        if not any(fetch(folder, _weight_names(extension, variant, library)) for extension in STEMS[library]):
+            of_part = "" if folder == root else f" of its {folder.name}"
             wanted = "weights" if variant is None else f"weights of variant {variant!r}"
-            where = f"https://huggingface.co/{repo_id}/tree/{revision or 'main'}"
-            raise InputError(f"hub model {repo_id} has no {wanted} in diffusers' layout that can be had; see {where}")
+            raise InputError(f"hub model {repo_id} has no {wanted}{of_part} {where}")
     return root
-
-
-def _fetch_weights(
-    snapshot: Callable[[list[str], str], Path], root: Path, folder: Path, extension: str, variant: str | None
-) -> bool:
-    """Download a component's weights, and the config of one that is no denoiser. Whether there are any weights."""
-    shards = _shard_patterns(extension, variant)
-    names = [weights_name(extension, variant), *index_names(extension, variant), *shards]
-    snapshot([(folder / name).relative_to(root).as_posix() for name in ("config.json", *names)], root.name)
-    return any(any(folder.glob(name)) for name in names)
 
 
 def _snapshot(

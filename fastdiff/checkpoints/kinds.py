@@ -47,5 +47,6 @@ def canonical(activation: str) -> str:
 # Of pictures and trajectories
 Horizon = Annotated[int, Interval(ge=1, le=2**16)]
 Label = Annotated[int, Interval(ge=0, le=MAX_LABELS)]
+Pixels = Annotated[int, Interval(ge=1, le=2**16)]  # of a picture's side
 Seed = Annotated[int, Interval(ge=0, le=MAX_SEED)]
 Steps = Annotated[int, Interval(ge=1)]  # at most those of the training

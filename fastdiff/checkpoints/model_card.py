@@ -4,10 +4,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from fastdiff.arguments import naming
 from fastdiff.checkpoints import hub, registry
 from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
+from fastdiff.checkpoints.configs.clip import CLIPTextConfig
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.json_files import read_json
@@ -31,6 +33,7 @@ class ModelCard:
     info: ModelInfo
     scale: int = 1  # pixels of a picture for one of the denoiser's, in height and in width
     unused: tuple[str, ...] = ()  # parts of the folder that are not run
+    text_layers: tuple[int, ...] = ()  # of each text encoder
     zeros_for_no_prompt: bool = False  # where the negative prompt is left open, SDXL's guidance starts from zeros
 
     @classmethod
@@ -53,6 +56,7 @@ class ModelCard:
             info=ModelInfo.from_folder(folder, config.num_class_embeds, config.null_label),
             scale=AutoencoderKLConfig.from_mapping(read_json(vae_path), vae_path).scale if "vae" in classes else 1,
             unused=registry.unused_parts(folder),
+            text_layers=_text_layers(folder, classes),
             zeros_for_no_prompt=_zeros_for_no_prompt(folder, pipeline),
         )
 
@@ -71,6 +75,11 @@ class ModelCard:
         """The folder's tokenizers."""
         parts = self.pipeline.companions
         return tuple(part for part in parts if isinstance(part, registry.TokenizerPart) and part.name in self.classes)
+
+    @property
+    def most_clip_skip(self) -> int:
+        """The most layers of its text encoders that a clip_skip may leave out; SDXL leaves out one more itself."""
+        return min(self.text_layers, default=0) - (registry.TEXT_ENCODER_2 in self.pipeline.companions)
 
     @property
     def notice(self) -> str | None:
@@ -130,11 +139,21 @@ def _denoiser(classes: Mapping[str, str]) -> registry.DenoiserPart:
 
 def _of_its_time(config: DenoiserConfig, pipeline: registry.PipelineClass, path: Path) -> DenoiserConfig:
     """The config as StableDiffusionPipeline takes it, which mends the sample_size that diffusers wrote before 0.9."""
-    version = re.match(r"0\.([0-9])\.", str(read_json(path).get("_diffusers_version")))
+    version = re.match(r"0\.[0-8]\b", str(read_json(path).get("_diffusers_version")))
     is_old = pipeline.name == "StableDiffusionPipeline" and version is not None
     if not is_old or not isinstance(config, UNet2DConditionConfig) or not isinstance(config.sample_size, int):
         return config
     return replace(config, sample_size=max(SAMPLE_SIZE, config.sample_size))
+
+
+def _text_layers(folder: Path, classes: Mapping[str, str]) -> tuple[int, ...]:
+    layers = []
+    for part in (registry.TEXT_ENCODER, registry.TEXT_ENCODER_2):
+        if part.name in classes:
+            path = folder / part.name / "config.json"
+            config = cast(CLIPTextConfig, part.config.from_mapping(read_json(path), path))
+            layers.append(config.num_hidden_layers)
+    return tuple(layers)
 
 
 def _zeros_for_no_prompt(folder: Path, pipeline: registry.PipelineClass) -> bool:

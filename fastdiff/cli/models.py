@@ -53,4 +53,5 @@ def _described(card: ModelCard) -> str:
     size = "x".join(map(str, card.size)) if card.size else "any size"
     if card.config.of_trajectories:
         size = f"trajectories of {card.config.in_channels} channels, horizon {card.horizon or 'any'}"
-    return f"{size}, {card.scheduler or 'no scheduler'}, {len(card.labels) or 'no'} labels"
+    subject = "draws from prompts" if card.reads_text else f"{len(card.labels) or 'no'} labels"
+    return f"{size}, {card.scheduler or 'no scheduler'}, {subject}"

@@ -17,7 +17,7 @@ from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.cli.arguments import add_model_arguments, count
 from fastdiff.cli.interruption import CTRL_C
-from fastdiff.cli.streams import require_stdout, say
+from fastdiff.cli.streams import Notices, require_stdout, say
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
 from fastdiff.requests.defaults import COMMAND
@@ -50,7 +50,10 @@ def _add_picture_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("picture").add_argument
     labels = f"name or index of a label, may be repeated (default: up to {COMMAND.labels}, evenly spread)"
     add("--label", action="append", help=labels)
-    pictures = f"pictures per label (default: {COMMAND.pictures} pictures in all)"
+    add("--prompt", action="append", help="text that a picture is drawn from, may be repeated")
+    add("--prompt-file", metavar="FILE", help="text file of further prompts, one a line; blank lines are skipped")
+    add("--negative-prompt", metavar="PROMPT", help="text that the pictures are led away from")
+    pictures = f"pictures per label or prompt (default: one per prompt, or {COMMAND.pictures} pictures in all)"
     add("--num-images", type=int, metavar="N", help=pictures)
     seeds = f"7, 1,2,5-10 or random, 0 to {MAX_SEED}; picture i has seed + i (default: {defaults.SEED})"
     add("-s", "--seed", help=seeds)
@@ -58,9 +61,11 @@ def _add_picture_arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", "--num-inference-steps", dest="num_inference_steps", type=int, metavar="N", help=steps)
     add("--scheduler", choices=SCHEDULERS, help="how noise is removed (default: as the model asks)")
     add("--eta", type=float, help=f"noise added in a DDIM step, from 0 to 1 (default: {defaults.ETA:g})")
-    add(
-        "--cfg-scale", "--guidance-scale", dest="guidance_scale", type=float, help="how much the label counts; 1: plain"
-    )
+    guidance = "how much the prompt or the label counts; 1: plain"
+    add("--cfg-scale", "--guidance", "--guidance-scale", dest="guidance_scale", type=float, help=guidance)
+    add("--clip-skip", type=int, metavar="N", help="last layers of the text encoder that are left out (default: 0)")
+    for side in ("height", "width"):
+        add(f"--{side}", type=int, metavar="PIXELS", help="(default: as the model was trained)")
     add("--horizon", type=int, metavar="N", help="positions of a trajectory, of a model that plans them")
     add("--from", dest="source", metavar="FILE.png", help="reuse the settings of this PNG; other flags win")
 
@@ -68,7 +73,12 @@ def _add_picture_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     add = group.add_argument
-    add("-o", "--out", default="outputs", help="folder, PNG file or pattern of {seed} and {label} (default: outputs)")
+    add(
+        "-o",
+        "--out",
+        default="outputs",
+        help="folder, PNG file or pattern of {seed} and {label} or {prompt} (default: outputs)",
+    )
     either = group.add_mutually_exclusive_group().add_argument
     either("--overwrite", action="store_true", help="replace files that exist, which is otherwise refused")
     either(
@@ -95,7 +105,13 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw what `args` ask for. Raises what `main` turns into exit codes."""
+    with Notices() as notices:
+        return _sample(args, notices)
+
+
+def _sample(args: argparse.Namespace, notices: Notices) -> int:
     from fastdiff.runs.drawing import Run, find_model
+    from fastdiff.runs.notices import find_notices
     from fastdiff.runs.output import Output
     from fastdiff.runs.resuming import with_number_format
 
@@ -106,12 +122,15 @@ def run(args: argparse.Namespace) -> int:
     if args.resume and request.seed == "random":
         raise InputError("--resume draws the seeds that the run began with; name them with --seed")
     run = Run.prepare(request, find_model(request), COMMAND, batch_size=args.batch_size)
+    lines = find_notices(run)
     if args.explain:
+        notices.say(*lines)
         return _explain(run, args.device, args.json)
     if args.resume:
         run = with_number_format(run, args.device)
     output = Output.check(run, args.out, overwrite=args.overwrite, resume=args.resume, grid=args.grid)
     output.remove_abandoned()
+    notices.say(*lines)
     written: list[Path] = []
     CTRL_C.describe = lambda: f"\nfastdiff: interrupted; {_summary(run, output, written)}"  # below the bar
     _draw(run, output, args.device, args.json, written)
@@ -187,6 +206,7 @@ def _json_line(path: Path, record: Mapping[str, Any]) -> str:
     from fastdiff.runs.output import trajectory_path
 
     line = {"path": str(path), "seed": record["seed"], "label": record["label"], "settings": record}
+    line |= {"prompt": record["prompt"]} if "prompt" in record else {}
     return json.dumps(line | ({"trajectory": str(trajectory_path(path))} if "horizon" in record else {}))
 
 

@@ -1,7 +1,8 @@
-"""Streams of the process: some may be closed (`>&-`), full, or without a reader; and one readable line of an error."""
+"""Streams of the process: some may be closed (`>&-`), full, or without a reader; errors and notices as lines."""
 
 import contextlib
 import io
+import logging
 import os
 import re
 import sys
@@ -9,6 +10,7 @@ import sys
 from fastdiff.errors import InputError
 
 MAX_MESSAGE = 500  # characters of a line; the longest of ours without an input in it has some 300
+_LOG = logging.getLogger("fastdiff")  # the library's
 
 
 def prepare() -> None:
@@ -62,3 +64,31 @@ def error_line(text: str) -> str:
         half = MAX_MESSAGE // 2 - 3
         line = f"{line[:half]} ... {line[-half:]}"
     return line
+
+
+class Notices(logging.Handler):
+    """Says each line once, above a progress bar; within its block also those that the library logs."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._said: set[str] = set()
+
+    def __enter__(self) -> "Notices":
+        _LOG.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _LOG.removeHandler(self)
+
+    def say(self, *lines: str) -> None:
+        """Print those lines on stderr that were not yet said."""
+        from tqdm import tqdm
+
+        for line in lines:
+            if line not in self._said:
+                self._said.add(line)
+                with tqdm.external_write_mode(file=sys.stderr):
+                    say(error_line(line))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.say(record.getMessage())

@@ -2,21 +2,18 @@
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from annotated_types import Interval
 from torch import Tensor
 
 from fastdiff.arguments import as_int, naming, shown
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
-from fastdiff.checkpoints.kinds import MAX_SEED
+from fastdiff.checkpoints.kinds import MAX_SEED, Pixels
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, REAL, tensor
 from fastdiff.requests.request import MAX_PICTURES, Pictures
 from fastdiff.schema import checked
-
-Pixels = Annotated[int, Interval(ge=1, le=2**16)]
 
 Label = int | str | Tensor | None  # None: the null label; a tensor: of a model that embeds labels itself
 

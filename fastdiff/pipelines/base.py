@@ -22,7 +22,7 @@ from fastdiff.diffusion.decoding import OutputType, check_channels, decode, join
 from fastdiff.diffusion.finite import Extremes
 from fastdiff.diffusion.pictures import check_state
 from fastdiff.diffusion.schedule import Schedule
-from fastdiff.diffusion.schedulers import Scheduler, folder_scheduler, name_of, scheduler_from_config
+from fastdiff.diffusion.schedulers import Scheduler, folder_scheduler, name_of, scheduler_like
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import check_move, dtype_name, naming_lost_device, resolve_device, resolve_dtype
 from fastdiff.execution.memory import Portions, or_explain, remedies
@@ -40,6 +40,16 @@ AnyPipeline = TypeVar("AnyPipeline", bound="BasePipeline")
 PREVIEW_SIDE = 32  # of latents: those of a preview are averaged down to about it, so that decoding costs little
 
 _log = logging.getLogger(__name__)
+
+
+def scheduler_of(card: ModelCard, name: str | None) -> Scheduler:
+    """Return the scheduler `name` of a model folder; for None the one that its pictures are drawn with by default.
+
+    Raises InputError where the folder's scheduler config cannot be used.
+    """
+    config = read_json(hub.component_folder(card.folder, "scheduler") / "scheduler_config.json")
+    name = name or ModelFacts.of(card).default_scheduler
+    return folder_scheduler(config, name, card.scheduler, card.pipeline.scheduler_options)
 
 
 class BasePipeline:
@@ -134,10 +144,7 @@ class BasePipeline:
                 f"{home}: out of memory for the weights of {card.name} in {dtype_name(dtype)}; "
                 + remedies("end what else runs there", dtype),
             )
-        config = read_json(hub.component_folder(card.folder, "scheduler") / "scheduler_config.json")
-        scheduler = scheduler or ModelFacts.of(card).default_scheduler
-        own = folder_scheduler(config, scheduler, card.scheduler, card.pipeline.scheduler_options)
-        pipe = cls._kinds[card.reads_text]._of_card(card, models, own)
+        pipe = cls._kinds[card.reads_text]._of_card(card, models, scheduler_of(card, scheduler))
         return pipe.offloaded_from(device) if offload else pipe
 
     @classmethod
@@ -152,14 +159,7 @@ class BasePipeline:
     @scheduler.setter
     def scheduler(self, scheduler: Any) -> None:
         """One of ours, or diffusers' class of the same name, whose config is taken over."""
-        if not isinstance(scheduler, Scheduler):
-            config = getattr(scheduler, "config", None)
-            if not isinstance(config, Mapping):
-                raise InputError(
-                    f"scheduler: {type(scheduler).__name__} is none; give one of fastdiff's, such as a DDIMScheduler"
-                )
-            scheduler = scheduler_from_config({**config, "_class_name": type(scheduler).__name__})
-        self._scheduler = scheduler
+        self._scheduler = scheduler if isinstance(scheduler, Scheduler) else scheduler_like(scheduler)
 
     def with_scheduler(self: AnyPipeline, scheduler: Any) -> AnyPipeline:
         """Return a pipeline of the same models with a scheduler of its own."""

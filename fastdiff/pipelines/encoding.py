@@ -75,17 +75,18 @@ class TextEncoders:
                 f"{config.text_width}; give the text encoders that it was trained with"
             )
 
-    def encode(self, texts: Sequence[str], clip_skip: int = 0) -> Encoded:
+    def encode(self, texts: Sequence[str], clip_skip: int = 0, name: str = "prompt") -> Encoded:
         """Return a prompt, which each encoder is given a text of, as the U-Net reads it.
 
-        clip_skip: the last layers that are left out, beside those that the kind of pipeline leaves out itself. Raises
-        InputError for more of them than there are, NonFiniteError for NaN or infinity in what an encoder makes of it.
+        clip_skip: the last layers that are left out, beside those that the kind of pipeline leaves out itself. `name`
+        stands in the warning of an end that is cut. Raises InputError for more layers than there are, NonFiniteError
+        for NaN or infinity in what an encoder makes of it.
         """
+        every = [tokenizer(text) for text, tokenizer in zip(texts, self.tokenizers, strict=True)]
+        for warning in filter(None, dict.fromkeys(tokens.warning(name) for tokens in every)):
+            _log.warning(warning)
         embeds, pooled = [], None
-        for text, tokenizer, model in zip(texts, self.tokenizers, self.models, strict=True):
-            tokens = tokenizer(text)
-            if tokens.warning:
-                _log.warning(tokens.warning)
+        for tokens, model in zip(every, self.models, strict=True):
             ids = torch.tensor([tokens.ids])
             if self.of_sdxl:
                 embed, pooled = model.penultimate_embeds(ids, clip_skip)

@@ -70,7 +70,7 @@ class Prompts:
         if self._embeds is not None:
             return self._embeds
         second = self._second or self._texts
-        return [self._encode(pair, self._clip_skip) for pair in zip(self._texts, second, strict=True)]
+        return [self._encode(pair, self._clip_skip, "prompt") for pair in zip(self._texts, second, strict=True)]
 
     def encode_negative(self, prompts: Sequence[Encoded]) -> list[Encoded]:
         """Return what guidance leads away from, for each of the encoded `prompts`; clip_skip does not bear on it."""
@@ -81,16 +81,17 @@ class Prompts:
         if not self._encoders.models:
             raise InputError("negative_prompt_embeds: there is no text encoder, so guidance needs them; give them")
         negative = self._negative or [""] * self.count
-        return [self._encode(pair, 0) for pair in zip(negative, self._second_negative or negative, strict=True)]
+        pairs = zip(negative, self._second_negative or negative, strict=True)
+        return [self._encode(pair, 0, "negative prompt") for pair in pairs]
 
     @functools.cached_property
     def _cache(self) -> dict[tuple, Encoded]:
         return {}
 
-    def _encode(self, texts: tuple[str, str], clip_skip: int) -> Encoded:
+    def _encode(self, texts: tuple[str, str], clip_skip: int, name: str) -> Encoded:
         key = texts[: len(self._encoders.models)], clip_skip
         if key not in self._cache:
-            self._cache[key] = self._encoders.encode(*key)
+            self._cache[key] = self._encoders.encode(*key, name)
         return self._cache[key]
 
     def _given(self, options: PromptOptions, name: str) -> list[Encoded] | None:
@@ -127,7 +128,8 @@ class Prompts:
     def _second_texts(self, name: str, value: Texts) -> list[str]:
         if value is not None and len(self._encoders.models) < 2:
             raise InputError(f"{name}: this model has no second text encoder; leave it out")
-        return _texts(name, None if value == "" else value, self.count)  # diffusers takes no text for the first
+        is_empty = isinstance(value, str) and not value  # for which diffusers takes the first
+        return _texts(name, None if is_empty else value, self.count)
 
     def _checked_skip(self, clip_skip: Any) -> int:
         if clip_skip is not None and self._embeds is not None:

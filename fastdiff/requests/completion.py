@@ -1,32 +1,36 @@
 """The pictures that a request asks for: what it leaves open is chosen for a model, and checked against it."""
 
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fastdiff.arguments import shown
 from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.requests.defaults import Defaults, ModelFacts, Sampling, SamplingOptions, complete_sampling
-from fastdiff.requests.request import MAX_PICTURES, Request
+from fastdiff.requests.request import MAX_PICTURES, OF_PROMPTS, Request
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A picture that is to be drawn: a cell of the table of labels x seeds."""
+    """A picture that is to be drawn: a cell of the table of labels x seeds, or of prompts x seeds."""
 
     seed: int
-    label: int | None  # index; None for an unconditional model
+    label: int | None  # index; None for a model without labels
     label_name: str | int | None  # the index where the label has no name
+    prompt: str | None = None  # None for a model that reads no text
 
 
 def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Request, list[Cell]]:
     """`request` with every choice made that `card` can make and its seeds listed, and the pictures it asks for.
 
-    They are labels x seeds, in that order. The labels of a group take turns from seed to seed.
+    They are labels x seeds, in that order, or prompts x seeds. The labels of a group take turns from seed to seed.
     InputError for what the model cannot do.
     """
+    _check_prompts(request, card)
     labels = _labels(request, card, defaults)
     asked = SamplingOptions(
         scheduler=request.scheduler,
@@ -37,18 +41,22 @@ def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Req
     )
     sampling = complete_sampling(asked, ModelFacts.of(card), defaults, labelled=bool(labels))
     _check_sampling(sampling, card, labelled=bool(labels))
-    seeds = _seeds(request, max(1, len(labels)), defaults)
+    height, width = _size(request, card)
+    seeds = _seeds(request, labels or request.prompt, defaults)
     completed = replace(
         request,
         **vars(sampling),
         revision=card.revision or request.revision,
+        height=height,
+        width=width,
         horizon=_horizon(request, card),
+        clip_skip=request.clip_skip or None,
         label=tuple(card.choices_name(choices) for choices in labels),
         seed=seeds,
         num_images=None,
     )
     if not labels:
-        return completed, [Cell(seed, None, None) for seed in seeds]
+        return completed, [Cell(seed, None, None, prompt) for prompt in request.prompt or (None,) for seed in seeds]
     turns = [(seed, choices[seed % len(choices)]) for choices in labels for seed in seeds]
     return completed, [Cell(seed, label, card.label_name(label)) for seed, label in turns]
 
@@ -61,10 +69,51 @@ def _check_sampling(sampling: Sampling, card: ModelCard, labelled: bool) -> None
     steps, most = sampling.num_inference_steps, card.num_train_timesteps
     if steps > most:
         raise InputError(f"steps {steps}: {card.name} was trained with {most} steps; give a number from 1 to {most}")
-    if sampling.guidance_scale != 1 and not (labelled and card.info.null_label is not None):
+    guidable = card.reads_text or (labelled and card.info.null_label is not None)
+    if sampling.guidance_scale != 1 and not guidable:
         raise InputError(
             f"cfg-scale {sampling.guidance_scale}: {card.name} has no null label to guide with; leave it out"
         )
+
+
+def _check_prompts(request: Request, card: ModelCard) -> None:
+    """InputError for prompts and their options that the model is not told, and for none where it needs one."""
+    if not card.reads_text:
+        asked = {"prompt": request.prompt[:1] or None, **{name: getattr(request, name) for name in OF_PROMPTS}}
+        name = next((name for name, value in asked.items() if value is not None), None)
+        if name is not None:
+            labels = ", or give a --label" if card.config.num_class_embeds else ""
+            raise InputError(f"{name.replace('_', '-')}: {card.name} has no text encoder; leave it out{labels}")
+        return
+    if request.label:
+        raise InputError(f"label {shown(request.label[0])}: {card.name} draws from prompts; leave it out")
+    if not card.tokenizers:
+        raise InputError(f"prompt: {card.name} has no text encoder, and reads prompt_embeds in Python alone")
+    if not request.prompt:
+        raise InputError(f"prompt: {card.name} draws from a text; give --prompt or --prompt-file")
+    twice = [prompt for prompt, count in Counter(request.prompt).items() if count > 1]
+    if twice:
+        raise InputError(f"prompt {shown(twice[0])} is given twice; for more pictures of it give --num-images")
+    if (request.clip_skip or 0) > card.most_clip_skip:
+        raise InputError(
+            f"clip-skip {request.clip_skip}: the text encoder of {card.name} can do without 0 to "
+            f"{card.most_clip_skip} of its layers; give such a number"
+        )
+
+
+def _size(request: Request, card: ModelCard) -> tuple[int | None, int | None]:
+    """Height and width of the pictures; None for trajectories."""
+    height, width = request.height, request.width
+    if card.config.of_trajectories:
+        if (height, width) != (None, None):
+            raise InputError(f"height, width: {card.name} plans trajectories, which have none; leave them out")
+        return None, None
+    default = card.size or (None, None)
+    height, width = height or default[1], width or default[0]
+    if height is None or width is None:
+        raise InputError(f"width, height: {card.name} was trained at no size of its own; give both")
+    card.config.check_size(height, width, scale=card.scale)
+    return height, width
 
 
 def _horizon(request: Request, card: ModelCard) -> int | None:
@@ -84,6 +133,8 @@ def _labels(request: Request, card: ModelCard, defaults: Defaults) -> tuple[tupl
     """The indices of each label asked for, or of the default ones."""
     if request.label and not card.config.num_class_embeds:
         raise InputError(f"label {shown(request.label[0])}: {card.name} has no labels; leave it out")
+    if card.reads_text:
+        return ()
     asked = request.label or _spread_labels(card, defaults.labels)
     labels = tuple(card.info.label_choices(label, card.config.num_class_embeds) for label in asked)
     if len(set(labels)) < len(labels):
@@ -98,18 +149,20 @@ def _spread_labels(card: ModelCard, most: int) -> Sequence[str | int]:
     return [every[i * (len(every) - 1) // max(1, count - 1)] for i in range(count)]
 
 
-def _seeds(request: Request, num_labels: int, defaults: Defaults) -> tuple[int, ...]:
-    seed, count = request.seed, request.num_images
+def _seeds(request: Request, subjects: Sequence[Any], defaults: Defaults) -> tuple[int, ...]:
+    """The seeds of each of the labels or prompts, of which there may be none."""
+    seed, count, num_subjects = request.seed, request.num_images, max(1, len(subjects))
     if isinstance(seed, tuple):
         if count not in (None, len(seed)):
             raise InputError(f"num-images {count}: the list has {len(seed)} seeds; leave one of the two out")
         seeds = seed
     else:
-        count = count or max(1, defaults.pictures // num_labels)
+        count = count or (1 if request.prompt else max(1, defaults.pictures // num_subjects))
         first = secrets.randbelow(MAX_SEED + 2 - count) if isinstance(seed, str) else seed
         if first + count - 1 > MAX_SEED:
             raise InputError(f"seed {first}: {count} pictures would pass the last seed {MAX_SEED}; give a smaller seed")
         seeds = tuple(range(first, first + count))
-    if num_labels * len(seeds) > MAX_PICTURES:
-        raise InputError(f"{num_labels} labels x {len(seeds)} seeds are too many; a run draws up to {MAX_PICTURES}")
+    if num_subjects * len(seeds) > MAX_PICTURES:
+        what = "prompts" if request.prompt else "labels"
+        raise InputError(f"{num_subjects} {what} x {len(seeds)} seeds are too many; a run draws up to {MAX_PICTURES}")
     return seeds

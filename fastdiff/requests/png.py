@@ -23,6 +23,15 @@ MAX_TEXT = 2**20  # bytes of one text chunk, before and after decompression
 MAX_CHUNKS = 2**20
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
+_SAMPLERS = {  # A1111's names where they are not ours in capitals
+    "euler": "Euler",
+    "euler-a": "Euler a",
+    "heun": "Heun",
+    "dpm++2m": "DPM++ 2M",
+    "dpm++2m-sde": "DPM++ 2M SDE",
+    "pndm": "PLMS",
+    "unipc": "UniPC",
+}
 
 
 def encode(image, record: dict[str, Any]) -> bytes:
@@ -43,27 +52,58 @@ def canonical_json(record: dict[str, Any]) -> str:
 
 
 def parameters_text(record: dict[str, Any]) -> str:
-    """`record` in A1111's syntax: the class as the prompt, then one line of settings that starts with Steps.
+    """`record` in A1111's syntax: the prompt, or the class, then one line of settings that starts with Steps.
 
-    Civitai takes the first line that starts with "Steps: " and every parser splits at "Negative prompt:", so a label
+    Civitai takes the first line that starts with "Steps: " and every parser splits at "Negative prompt:", so a text
     that holds either is changed here, in this copy only. A value must be free of commas, colons and line breaks.
     """
+    lines = [_prompt(record)]
+    if record.get("negative_prompt"):
+        lines.append(f"Negative prompt: {_harmless(record['negative_prompt'])}")
+    lines.append(", ".join(f"{key}: {value}" for key, value in _settings(record).items()))
+    return "\n".join(filter(None, lines)).encode(errors="replace").decode()
+
+
+def _prompt(record: dict[str, Any]) -> str:
+    """The prompt as it is, or the label; of a grid all of them."""
+    if record.get("prompt") is not None:
+        prompts = record["prompt"] if isinstance(record["prompt"], list) else [record["prompt"]]
+        return _harmless("\n".join(prompts))
+    labels = record["label"] if isinstance(record["label"], list) else [record["label"]]
+    names = (f"class {label}" if isinstance(label, int) else label for label in labels if label is not None)
+    return _harmless(" ".join(", ".join(names).split()))
+
+
+def _harmless(text: str) -> str:
+    return re.sub(r"(Steps|Negative prompt):", r"\1 :", text.replace("\0", " "))
+
+
+def _settings(record: dict[str, Any]) -> dict[str, Any]:
+    """The settings by A1111's names, in its order; Schedule type, Model hash and Clip skip only where there are any.
+
+    Clip skip counts from 1 there: 1 is all layers.
+    """
+    sampler, schedule_type = sampler_name(record["scheduler"])
     settings = {
         "Steps": record["num_inference_steps"],
-        "Sampler": record["scheduler"].upper(),
+        "Sampler": sampler,
+        "Schedule type": schedule_type,
         "CFG scale": record["guidance_scale"],
         "Seed": record["seed"][0] if isinstance(record["seed"], list) else record["seed"],
         "Size": f"{record['width']}x{record['height']}",
+        "Model hash": record["model_hash"][:10] if record.get("model_hash") else None,
         "Model": re.sub(r"[,:\s]+", " ", re.split(r"[\\/]", record["model"].rstrip("\\/"))[-1]),
+        "Clip skip": record["clip_skip"] + 1 if record.get("clip_skip") else None,
         "Version": f"fastdiff {record['versions']['fastdiff']}",
+        "Eta": record["eta"] or None,
     }
-    if record["eta"]:
-        settings["Eta"] = record["eta"]
-    labels = record["label"] if isinstance(record["label"], list) else [record["label"]]
-    names = (f"class {label}" if isinstance(label, int) else label for label in labels if label is not None)
-    prompt = re.sub(r"(Steps|Negative prompt):", r"\1 :", " ".join(", ".join(names).split()))
-    line = ", ".join(f"{key}: {value}" for key, value in settings.items())
-    return (f"{prompt}\n{line}" if prompt else line).encode(errors="replace").decode()
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def sampler_name(scheduler: str) -> tuple[str, str | None]:
+    """The sampler and the schedule type that A1111 has for a scheduler's name."""
+    name = scheduler.removesuffix("-karras")
+    return _SAMPLERS.get(name, name.upper()), None if name == scheduler else "Karras"
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:

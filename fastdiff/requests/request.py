@@ -11,19 +11,28 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from annotated_types import Interval, Len, Predicate
 
 from fastdiff.arguments import shown
-from fastdiff.checkpoints.kinds import MAX_SEED, Fraction, Horizon, Label, NotNegative, Seed, Steps
+from fastdiff.checkpoints.kinds import MAX_LAYERS, MAX_SEED, Fraction, Horizon, Label, NotNegative, Pixels, Seed, Steps
 from fastdiff.checkpoints.names import Revision, Variant
 from fastdiff.checkpoints.registry import SchedulerName
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults, png
+from fastdiff.requests.prompt_file import read_prompts
 from fastdiff.schema import Schema, Wanted, wanted
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DtypeName)
 MAX_PICTURES = 50_000  # of one run: as many as FID is computed on
+MAX_PROMPT = 10_000  # characters: CLIP reads some 300, and a PNG must hold all of them
 
 # A flag that replaces the first drops the recorded values that only made sense with it.
-_DEPENDENTS = {"model": ("revision", "variant", "horizon"), "scheduler": ("eta", "use_clipped_model_output")}
+_DEPENDENTS: dict[str, dict[str, Any]] = {
+    "model": {"revision": None, "variant": None, "horizon": None, "height": None, "width": None},
+    "scheduler": {"eta": None, "use_clipped_model_output": None},
+    "label": {"prompt": (), "negative_prompt": None, "clip_skip": None},
+    "prompt": {"label": ()},
+}
+PICTURE = "picture_"  # before the names of a picture's size in the settings of a grid
+OF_PROMPTS = ("negative_prompt", "clip_skip")  # settings that pictures of labels do not have
 
 
 def _all_differ(values: tuple[Any, ...]) -> bool:
@@ -34,22 +43,37 @@ ModelName = Annotated[
     str, Len(1), Predicate(lambda name: "\0" not in name), Wanted("a bundled name, a folder or a hub id")
 ]
 LabelNames = Annotated[tuple[Label | str, ...], Wanted("the name or index of a label")]
+Prompt = Annotated[str, Len(0, MAX_PROMPT), Wanted(f"a text of up to {MAX_PROMPT} characters of Unicode")]
+PromptList = Annotated[
+    tuple[Prompt, ...],
+    Len(0, MAX_PICTURES),
+    Wanted(f"a list of up to {MAX_PICTURES} texts, each of up to {MAX_PROMPT} characters of Unicode"),
+]
+ClipSkip = Annotated[int, Interval(ge=0, le=MAX_LAYERS)]  # of the text encoder's last layers left out, as diffusers'
 SeedList = Annotated[tuple[Seed, ...], Len(1, MAX_PICTURES), Predicate(_all_differ)]
 Seeds = Annotated[
     Seed | Literal["random"] | SeedList,
     Wanted(f"a seed from 0 to {MAX_SEED}, a list of different ones such as 1,2,5-10, or random"),
 ]
+SubjectName = Literal["label", "prompt"]  # the settings that may say what pictures show
 Pictures = Annotated[int, Interval(ge=1, le=MAX_PICTURES)]
 
 
 @dataclass(frozen=True)
 class Request(Schema):
-    """The pictures of one run: `label` x `seed`. None leaves a choice to the model; `complete` fills it in.
+    """The pictures of one run: `label` x `seed`, or `prompt` x `seed`. None leaves a choice to the model.
 
-    Raises InputError for a value that is not of its field's kind, whether it came from a flag or from a file.
+    `complete` fills that in. Raises InputError for a value that is not of its field's kind, whether it came from a flag
+    or from a file.
     """
 
-    SHOWN_AS: ClassVar = {"num_inference_steps": "steps", "guidance_scale": "cfg-scale", "num_images": "num-images"}
+    SHOWN_AS: ClassVar = {
+        "num_inference_steps": "steps",
+        "guidance_scale": "cfg-scale",
+        "negative_prompt": "negative-prompt",
+        "clip_skip": "clip-skip",
+        "num_images": "num-images",
+    }
 
     model: ModelName = defaults.MODEL
     revision: Revision | None = None
@@ -60,46 +84,87 @@ class Request(Schema):
     use_clipped_model_output: bool | None = None
     guidance_scale: NotNegative | None = None
     dtype: DtypeName = defaults.DTYPE
+    height: Pixels | None = None
+    width: Pixels | None = None
     horizon: Horizon | None = None
     label: LabelNames = ()
+    prompt: PromptList = ()
+    negative_prompt: Prompt | None = None
+    clip_skip: ClipSkip | None = None
     seed: Seeds = defaults.SEED
     num_images: Pictures | None = None
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any], source: str | None = None) -> "Request":
-        """The `flags` that are given (not None), over the settings in the PNG `source` where one is named."""
+        """The `flags` that are given (not None), over the settings in the PNG `source` where one is named.
+
+        Beside the fields a flag `prompt_file` names a file of further prompts.
+        """
         names = {setting.name for setting in fields(cls)}
         given = {name: value for name, value in flags.items() if name in names and value is not None}
         given |= {"label": tuple(given["label"])} if "label" in given else {}
         given |= {"seed": parse_seed(given["seed"])} if "seed" in given else {}
+        if "prompt" in given or flags.get("prompt_file") is not None:
+            given["prompt"] = (*given.get("prompt", ()), *_prompts_of(flags.get("prompt_file")))
         if source is None:
             return cls(**given)
-        record = png.read_settings(source)
-        try:
-            kept = names & record.keys() - {"num_images"}
-            recorded = cls(**{name: _from_json(name, record[name]) for name in kept})
-        except InputError as error:
-            raise InputError(f"{source} holds settings that cannot be used: {error}") from None
+        recorded = cls._recorded(source)
         if "num_images" in given and isinstance(recorded.seed, tuple) and len(recorded.seed) == 1:
             given.setdefault("seed", recorded.seed[0])
-        dropped = {name: None for key in _DEPENDENTS for name in _DEPENDENTS[key] if _replaced(key, given, recorded)}
+        dropped: dict[str, Any] = {}
+        for key, dependents in _DEPENDENTS.items():
+            dropped |= dependents if key in given and given[key] != getattr(recorded, key) else {}
         return replace(recorded, **{**dropped, **given})
+
+    @classmethod
+    def _recorded(cls, source: str) -> "Request":
+        """The request that a PNG's settings stand for."""
+        record = png.read_settings(source)
+        names = {setting.name for setting in fields(cls)} & record.keys() - {"num_images"}
+        size = _picture_size(record)
+        try:
+            return cls(**{name: _from_json(name, record[name]) for name in names - {"height", "width"}}, **size)
+        except InputError as error:
+            raise InputError(f"{source} holds settings that cannot be used: {error}") from None
+
+    @property
+    def subject(self) -> SubjectName | None:
+        """The setting that says what its pictures show; None where nothing does."""
+        return "prompt" if self.prompt else "label" if self.label else None
+
+    @property
+    def subjects(self) -> tuple[int | str, ...]:
+        """The prompts, or the labels, that its pictures show."""
+        return self.prompt or self.label
 
     def as_record(self) -> dict[str, Any]:
         """The part of a completed request that all pictures of a run share, as a PNG keeps it."""
-        own = {"label", "seed", "num_images"} | ({"horizon"} if self.horizon is None else set())
+        own = {"label", "prompt", "seed", "num_images", "height", "width"}
+        own |= {"horizon"} if self.horizon is None else set()
+        own |= set() if self.prompt else set(OF_PROMPTS)
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
 
 
-def _replaced(key: str, given: Mapping[str, Any], recorded: Request) -> bool:
-    return key in given and given[key] != getattr(recorded, key)
+def _prompts_of(path: str | None) -> tuple[str, ...]:
+    return () if path is None else read_prompts(path)
+
+
+def _picture_size(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Height and width of a picture: a grid records them beside its own, and those of a trajectory's plot say nothing.
+
+    Grids of before fastdiff had --height did not record them: they are left to the model.
+    """
+    if "horizon" in record:
+        return {}
+    prefix = PICTURE if isinstance(record.get("seed"), list) else ""
+    return {name: record.get(f"{prefix}{name}") for name in ("height", "width")}
 
 
 def _from_json(name: str, value: Any) -> Any:
-    """A recorded value as Request has it: a picture records one seed and one label (or null), a grid lists of them."""
-    if name == "label" and value is None:
+    """A recorded value as Request has it: a picture has one seed and one label or prompt (or null), a grid lists."""
+    if name in ("label", "prompt") and value is None:
         return ()
-    if name in ("label", "seed"):
+    if name in ("label", "prompt", "seed"):
         return tuple(value) if isinstance(value, list) else (value,)
     return value
 

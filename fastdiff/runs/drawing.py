@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 import fastdiff
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.model_hash import begin_hash
 from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import Defaults
 from fastdiff.requests.request import Request
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import numpy as np
     from PIL.Image import Image
 
@@ -31,25 +34,20 @@ class Run:
 
     card: ModelCard
     request: Request  # completed
-    cells: Sequence[Cell]  # labels x seeds, in that order
+    cells: Sequence[Cell]  # labels or prompts x seeds, in that order
     batch_size: int
-    height: int | None = None  # of the pictures, in pixels; None: the model's own
-    width: int | None = None
 
     @classmethod
-    def prepare(
-        cls,
-        request: Request,
-        card: ModelCard,
-        defaults: Defaults,
-        *,
-        batch_size: int | None = None,
-        height: int | None = None,
-        width: int | None = None,
-    ) -> "Run":
+    def prepare(cls, request: Request, card: ModelCard, defaults: Defaults, *, batch_size: int | None = None) -> "Run":
         """InputError for what the model cannot do."""
         completed, cells = complete(request, card, defaults)
-        return cls(card, completed, cells, batch_size or defaults.batch_size or len(cells), height, width)
+        return cls(card, completed, cells, batch_size or defaults.batch_size or len(cells))
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(width, height) of its pictures; None for trajectories."""
+        height, width = self.request.height, self.request.width
+        return None if height is None or width is None else (width, height)
 
 
 @dataclass(frozen=True)
@@ -109,13 +107,14 @@ def draw(run: Run, pipe: "Pipeline") -> Iterator[Progress]:
     Once memory has run out, later batches are as small as what fitted. Raises as Pipeline.stream.
     """
     shared, start = _shared_record(pipe, run.request), time.perf_counter()
+    model_hash = begin_hash(run.card, run.request.variant) if run.card.reads_text else None
     first, size = 0, run.batch_size
     while first < len(run.cells):
         batch = run.cells[first : first + size]
-        options = _batch_options(run.request, batch) | {"height": run.height, "width": run.width}
+        options = _batch_options(run.request, batch)
         for step in pipe.stream(num_inference_steps=run.request.num_inference_steps, **options):
             finished = [
-                Finished(first + i, batch[i], image, shared | _own_record(batch[i], image), trajectory)
+                Finished(first + i, batch[i], image, shared | _own_record(batch[i], image, model_hash), trajectory)
                 for i, (image, trajectory) in enumerate(_results(step))
             ]
             yield Progress(run, range(first, first + len(batch)), step, time.perf_counter() - start, finished)
@@ -140,12 +139,22 @@ def explain(run: Run, pipe: "Pipeline") -> "Report":
 
 def _batch_options(request: Request, batch: Sequence[Cell]) -> dict[str, Any]:
     """The options of Pipeline.stream for these pictures of a completed request, but the number of steps."""
-    return {
+    options = {
         "batch_size": len(batch),
         "seed": [cell.seed for cell in batch],
-        "class_labels": [cell.label for cell in batch] if request.label else None,
         "guidance_scale": request.guidance_scale,
         "eta": request.eta,
+        "height": request.height,
+        "width": request.width,
+    }
+    if request.prompt:
+        return options | {
+            "prompt": [cell.prompt for cell in batch],
+            "negative_prompt": request.negative_prompt,
+            "clip_skip": request.clip_skip,
+        }
+    return options | {
+        "class_labels": [cell.label for cell in batch] if request.label else None,
         "use_clipped_model_output": request.use_clipped_model_output,
         "horizon": request.horizon,
     }
@@ -170,5 +179,8 @@ def _shared_record(pipe: "Pipeline", request: Request) -> dict[str, Any]:
     }
 
 
-def _own_record(cell: Cell, image: "Image") -> dict[str, Any]:
-    return {"seed": cell.seed, "label": cell.label_name, "width": image.width, "height": image.height}
+def _own_record(cell: Cell, image: "Image", model_hash: "Future[str] | None") -> dict[str, Any]:
+    own = {"seed": cell.seed, "label": cell.label_name, "width": image.width, "height": image.height}
+    if cell.prompt is not None and model_hash is not None:
+        own |= {"prompt": cell.prompt, "model_hash": model_hash.result()}
+    return own

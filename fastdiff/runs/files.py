@@ -9,30 +9,32 @@ import string
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import get_args
 
 from fastdiff.errors import InputError
 from fastdiff.requests.completion import Cell
+from fastdiff.requests.request import SubjectName
 from fastdiff.runs import temporaries
 
 _OTHER_FORMATS = (".npy", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 
 
-def default_pattern(with_labels: bool) -> str:
+def default_pattern(subject: SubjectName | None) -> str:
     """The format string of a picture's name in a folder."""
-    return "{label}-{seed}.png" if with_labels else "{seed}.png"
+    return "{seed}.png" if subject is None else f"{{{subject}}}-{{seed}}.png"
 
 
-def as_pattern(out: str, with_labels: bool) -> str:
-    """A format string of {seed} and {label} for the folder, PNG file or pattern `out`.
+def as_pattern(out: str, subject: SubjectName | None) -> str:
+    """A format string of {seed} and the `subject`, {label} or {prompt}, for the folder, PNG file or pattern `out`.
 
     InputError for a field we do not have and for a name that is not PNG.
     """
-    name = default_pattern(with_labels)
+    name = default_pattern(subject)
     if not out or "\0" in out:
         raise InputError(f"-o {out!r} is not a path; name a folder, a PNG file or a pattern such as out/{name}")
     if os.path.isdir(out):
         return str(Path(out.replace("{", "{{").replace("}", "}}")) / name)
-    has_fields = _check_fields(out, with_labels)
+    has_fields = _check_fields(out, subject)
     suffix = "" if out.endswith(("/", os.sep)) else Path(out).suffix.lower()
     if suffix == ".png":
         return out
@@ -41,31 +43,34 @@ def as_pattern(out: str, with_labels: bool) -> str:
     return str(Path(out) / name)
 
 
-def _check_fields(pattern: str, with_labels: bool) -> bool:
-    """Whether `pattern` has fields; InputError for one that is not {seed} (perhaps {seed:06d}) or {label}."""
+def _check_fields(pattern: str, subject: SubjectName | None) -> bool:
+    """Whether `pattern` has fields; InputError for one that is not {seed} (perhaps {seed:06d}) or the subject's."""
     try:
         fields = [part[1:] for part in string.Formatter().parse(pattern) if part[1] is not None]
     except ValueError as error:
         raise InputError(f"-o {pattern} is not a pattern ({error}); write {{{{ for a brace that is meant") from None
     for name, spec, conversion in fields:
-        known = (name == "seed" and re.fullmatch(r"(\d{1,2}d?)?", spec or "")) or (name == "label" and not spec)
+        known = (name == "seed" and re.fullmatch(r"(\d{1,2}d?)?", spec or "")) or (
+            name in get_args(SubjectName) and not spec
+        )
         if not known or conversion:
-            raise InputError(f"-o {pattern} has an unknown field; there are {{seed}}, {{seed:06d}} and {{label}}")
-        if name == "label" and not with_labels:
-            raise InputError(f"-o {pattern} asks for a label, but the model has none; leave out {{label}}")
+            raise InputError(
+                f"-o {pattern} has an unknown field; there are {{seed}}, {{seed:06d}}, {{label}} and {{prompt}}"
+            )
+        if name in get_args(SubjectName) and name != subject:
+            raise InputError(f"-o {pattern} asks for a {name}, but these pictures have none; leave out {{{name}}}")
     return bool(fields)
 
 
 def picture_paths(pattern: str, cells: Iterable[Cell], names: Iterable[str | None]) -> list[Path]:
-    """The path of each picture, in order; `names`: of their labels. InputError where two agree."""
+    """The path of each picture, in order; `names`: of their labels or prompts. InputError where two agree."""
     paths: dict[str, Path] = {}
     for cell, name in zip(cells, names, strict=True):
-        path = Path(pattern.format(seed=cell.seed, label=name))
+        path = Path(pattern.format(seed=cell.seed, label=name, prompt=name))
         key = file_key(path)
         if key in paths:
-            raise InputError(
-                f"more than one picture would be {path}; put {{seed}} and {{label}} in -o, or give a folder"
-            )
+            field = "{label}" if cell.prompt is None else "{prompt}"
+            raise InputError(f"more than one picture would be {path}; put {{seed}} and {field} in -o, or give a folder")
         paths[key] = path
     return list(paths.values())
 

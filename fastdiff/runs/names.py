@@ -1,5 +1,10 @@
-"""Labels as parts of file names: each label of a model has a part of its own, which is the same in every run."""
+"""Labels and prompts as parts of file names.
 
+Each label of a model has a part of its own, which is the same in every run; so has each prompt, but where it differs
+from another one of its run in signs alone.
+"""
+
+import hashlib
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -10,20 +15,53 @@ from fastdiff.requests.completion import Cell
 _WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)", re.IGNORECASE)
 
 
-def slug(label: str | int) -> str:
-    """A label as part of a file name: lower-case word characters and dashes, at most 40, on every system."""
+_LONGEST = 40  # characters of a slug: of four bytes each they leave a name room for the rest
+_HASH = 6  # hexadecimal digits behind the slug of a prompt that others may share
+
+
+def slug(label: str | int, otherwise: str = "label") -> str:
+    """A label as part of a file name: lower-case word characters and dashes, at most 40, on every system.
+
+    `otherwise` stands for a text without any.
+    """
     if isinstance(label, int):
         return f"class{label}"
-    words = re.sub(r"[\W_]+", "-", unicodedata.normalize("NFKC", label).lower()).strip("-")[:40].strip("-")
-    return f"{words}-" if _WINDOWS_DEVICES.fullmatch(words) else words or "label"
+    words = _words(label)[:_LONGEST].strip("-")
+    return f"{words}-" if _WINDOWS_DEVICES.fullmatch(words) else words or otherwise
+
+
+def _words(text: str) -> str:
+    return re.sub(r"[\W_]+", "-", unicodedata.normalize("NFKC", text).lower()).strip("-")
+
+
+def prompt_names(prompts: Iterable[str]) -> dict[str, str]:
+    """The name part of each of a run's prompts: its slug.
+
+    Digits of its SHA-256 stand behind it where the slug does not hold all words of the prompt or holds none, and where
+    the slug is that of a prompt before it.
+    """
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for prompt in dict.fromkeys(prompts):
+        part = slug(prompt, "prompt")
+        if _key(part) in taken or not 0 < len(_words(prompt)) <= _LONGEST:
+            digits = hashlib.sha256(prompt.encode()).hexdigest()
+            longer = (f"{part}-{digits[:count]}" for count in range(_HASH, len(digits) + 1))
+            part = next(name for name in longer if _key(name) not in taken)
+        taken.add(_key(part))
+        names[prompt] = part
+    return names
 
 
 def cell_names(cells: Sequence[Cell], info: ModelInfo) -> list[str | None]:
-    """The label's part of each picture's name, None where it has no label.
+    """The label's or the prompt's part of each picture's name, None where it has neither.
 
     A picture that is asked for more than once, by a group and by its member, has -2, -3 ... behind it from the second
     time on.
     """
+    of_prompts = prompt_names(cell.prompt for cell in cells if cell.prompt is not None)
+    if of_prompts:
+        return [None if cell.prompt is None else of_prompts[cell.prompt] for cell in cells]
     parts = label_names(info, {cell.label for cell in cells if cell.label is not None})
     taken = {_key(part) for part in parts.values()}
     names: list[str | None] = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastdiff.errors import InputError
 from fastdiff.requests import png
+from fastdiff.requests.request import PICTURE
 from fastdiff.runs import files, resuming, temporaries
 from fastdiff.runs.drawing import Finished, Run
 from fastdiff.runs.names import cell_names
@@ -16,6 +17,8 @@ from fastdiff.runs.sheet import grid_columns, sheet_size
 if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
+
+_REST = 2**12  # bytes of settings that are known only once pictures are drawn: the device, versions, sizes
 
 
 @dataclass(frozen=True)
@@ -41,18 +44,18 @@ class Output:
         plans = run.card.config.of_trajectories
         if plans and (resume or grid):
             raise InputError(f"{'--resume' if resume else '--grid'}: {run.card.name} draws no pictures; leave it out")
-        pattern = files.as_pattern(out, with_labels=bool(run.request.label))
+        pattern = files.as_pattern(out, run.request.subject)
         paths = files.picture_paths(pattern, run.cells, cell_names(run.cells, run.card.info))
         files.check(paths, may_exist=overwrite or resume, may_resume=not plans)
         if plans:
             files.check([trajectory_path(path) for path in paths], may_exist=overwrite, may_resume=False)
-        num_labels = len(run.request.label)
-        columns = grid_columns(num_labels, len(run.cells) // max(1, num_labels))
+        num_subjects = len(run.request.subjects)
+        columns = grid_columns(num_subjects, len(run.cells) // max(1, num_subjects))
         sheet = _grid_path(run, paths, columns, overwrite or resume, grid) if grid else None
         if not resume:
             return cls(paths, overwrite, sheet, columns)
         kept = resuming.find_pictures(run, paths)
-        return cls(paths, overwrite, None if sheet and resuming.has_grid(run, sheet) else sheet, columns, kept)
+        return cls(paths, overwrite, None if sheet and resuming.has_grid(run, sheet, columns) else sheet, columns, kept)
 
     @property
     def missing(self) -> list[int]:
@@ -75,7 +78,8 @@ class Output:
     def write_grid(self, path: Path, sheet: "Image", run: Run, record: Mapping[str, Any]) -> Path:
         """Write the `sheet` of all pictures; `record` is one of theirs. OSError as `write`."""
         own = {**resuming.grid_settings(run), "width": sheet.width, "height": sheet.height}
-        files.write(path, png.encode(sheet, {**record, **own}), self.overwrite)
+        of_pictures = {f"{PICTURE}{side}": record[side] for side in ("width", "height")}
+        files.write(path, png.encode(sheet, {**record, **of_pictures, **own}), self.overwrite)
         return path
 
 
@@ -97,6 +101,9 @@ def _grid_path(run: Run, paths: Sequence[Path], columns: int, may_exist: bool, n
     if any(files.file_key(path) == files.file_key(grid) for path in paths):
         raise InputError(f"the grid and a picture would both be {grid}; name another file with --grid")
     files.check([grid], may_exist, "--grid")
-    if run.card.size:
-        sheet_size(len(paths), columns, run.card.size)
+    if run.size:
+        sheet_size(len(paths), columns, run.size)
+    kept = run.request.as_record() | resuming.grid_settings(run)
+    if len(png.canonical_json(kept)) > png.MAX_TEXT - _REST:
+        raise InputError("--grid: its prompts are too long for the settings of one PNG; leave it out")
     return grid

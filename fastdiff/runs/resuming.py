@@ -15,6 +15,7 @@ from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.requests.completion import Cell
 from fastdiff.runs.drawing import Run
+from fastdiff.runs.sheet import sheet_size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -47,17 +48,19 @@ def find_pictures(run: Run, paths: Sequence[Path]) -> dict[int, dict[str, Any]]:
     return found
 
 
-def has_grid(run: Run, path: Path) -> bool:
+def has_grid(run: Run, path: Path, columns: int) -> bool:
     """Whether the grid of `run` is there; InputError for another file in its place."""
     if not os.path.lexists(path):
         return False
-    _read(path, run.request.as_record() | grid_settings(run))
+    size = _size(run.size and sheet_size(len(run.cells), columns, run.size))
+    _read(path, run.request.as_record() | grid_settings(run) | size)
     return True
 
 
 def grid_settings(run: Run) -> dict[str, Any]:
     """The settings of a grid that are not its pictures' own, but for its size."""
-    return {"seed": list(dict.fromkeys(cell.seed for cell in run.cells)), "label": list(run.request.label) or None}
+    own = {"seed": list(dict.fromkeys(cell.seed for cell in run.cells)), "label": list(run.request.label) or None}
+    return own | ({"prompt": list(run.request.prompt)} if run.request.prompt else {})
 
 
 def load_picture(path: Path, record: Mapping[str, Any]) -> "Image":
@@ -75,8 +78,13 @@ def load_picture(path: Path, record: Mapping[str, Any]) -> "Image":
 
 
 def _cell_settings(run: Run, cell: Cell) -> dict[str, Any]:
-    size = dict(zip(("width", "height"), run.card.size or (), strict=False))
-    return run.request.as_record() | size | {"seed": cell.seed, "label": cell.label_name}
+    own = {"seed": cell.seed, "label": cell.label_name} | ({"prompt": cell.prompt} if run.request.prompt else {})
+    return run.request.as_record() | _size(run.size) | own
+
+
+def _size(size: tuple[int, int] | None) -> dict[str, int]:
+    """The settings of a picture of (width, height) `size`."""
+    return dict(zip(("width", "height"), size or (), strict=False))
 
 
 def _read(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:

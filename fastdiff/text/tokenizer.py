@@ -23,11 +23,10 @@ class Tokens(NamedTuple):
     ids: tuple[int, ...]  # as many as the tokenizer is long: the start token, the prompt, the end token, padding
     cut: str = ""  # the end of the prompt, as it was given, that there was no room for
 
-    @property
-    def warning(self) -> str | None:
-        """The line that says what was cut; None where nothing was."""
+    def warning(self, name: str = "prompt") -> str | None:
+        """The line that says what was cut of the text of this name; None where nothing was."""
         cut = " ".join(self.cut.split())
-        return f"prompt: longer than the {len(self.ids)} tokens that the model reads; cut: {cut!r}" if cut else None
+        return f"{name}: longer than the {len(self.ids)} tokens that the model reads; cut: {cut!r}" if cut else None
 
 
 class CLIPTokenizer:

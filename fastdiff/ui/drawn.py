@@ -26,7 +26,7 @@ def draw(run: Run, models: Models, folder: Path) -> Iterator[tuple[Progress, lis
     Raises InputError, NonFiniteError, OSError where the disk refuses, MemoryError, DeviceLostError.
     """
     pipe = models.pipeline(run.card, run.request.scheduler)
-    pattern = files.default_pattern(with_labels=bool(run.request.label))
+    pattern = files.default_pattern(run.request.subject)
     names = cell_names(run.cells, run.card.info)
     output = Output([folder / path for path in files.picture_paths(pattern, run.cells, names)])
     for progress in drawing.draw(run, pipe):

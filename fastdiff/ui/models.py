@@ -9,10 +9,10 @@ from pathlib import Path
 
 from fastdiff.checkpoints import hub, registry
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.diffusion.schedulers import scheduler_from_config
 from fastdiff.errors import DeviceLostError, InputError, in_one_line
 from fastdiff.execution.devices import resolve_device
 from fastdiff.pipelines import Pipeline
+from fastdiff.pipelines.base import scheduler_of
 from fastdiff.requests.defaults import (
     DEVICE,
     PAGE,
@@ -71,7 +71,7 @@ class Models:
     def pipeline(self, card: ModelCard, scheduler: str | None) -> Pipeline:
         """A pipeline with a `scheduler` of its own around the model that all requests share."""
         shared = self._load(card)
-        return shared.with_scheduler(scheduler_from_config(shared.scheduler.config, scheduler))
+        return shared.with_scheduler(scheduler_of(card, scheduler))
 
     def warm_up(self, name: str) -> None:
         """Load a model and draw one step, so that the first picture comes at once."""
@@ -129,6 +129,8 @@ def _read_card(name: str, folder: Path) -> ModelCard:
         raise InputError(f"model {name} cannot be read ({in_one_line(error)}); save it again") from None
     if card.config.of_trajectories:
         raise InputError(f"model {name}: it plans trajectories, and the page draws pictures; use fastdiff sample")
+    if card.reads_text:
+        raise InputError(f"model {name}: it draws from prompts, which the page does not take yet; use fastdiff sample")
     if card.config.class_embed_type is not None:
         raise InputError(f"model {name}: the page has no control for class_embed_type {card.config.class_embed_type}")
     return card

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from annotated_types import Len
 
 from fastdiff.checkpoints.kinds import Label, Seed
-from fastdiff.errors import InputError
 from fastdiff.requests import defaults
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Run
@@ -54,14 +53,10 @@ def prepare(options: Options, models: Models, limits: Limits) -> Run:
         scheduler=options.scheduler,
         eta=options.eta,
         guidance_scale=options.guidance_scale,
+        height=options.height,
+        width=options.width,
     )
-    width, height = card.size or (None, None)
-    height, width = options.height or height, options.width or width
-    run = Run.prepare(request, card, models.defaults, batch_size=options.batch_size, height=height, width=width)
-    if height is None or width is None:
-        raise InputError(f"width, height: {card.name} was trained at no size of its own; give both")
-    card.config.check_size(height, width, scale=card.scale)
-    return run
+    return Run.prepare(request, card, models.defaults, batch_size=options.batch_size)
 
 
 def _check_limits(options: Options, limits: Limits) -> None:

@@ -73,7 +73,7 @@ def check(numbers: dict[str, float], new_shapes: bool) -> None:
     json.dumps(numbers)
 
 
-@pytest.mark.parametrize("who", ["fastdiff", "accelerate", "eager", "compile"])
+@pytest.mark.parametrize("who", ["fastdiff", "accelerate", "eager", "compile"])  # offload needs a GPU
 def test_a_pipeline_alone(bench, load, monkeypatch, folder, who):
     alone = load("pictures_alone")
     monkeypatch.setattr(load("alone").torch, "compile", lambda function, **options: function)

@@ -5,11 +5,13 @@ import shutil
 import time
 from pathlib import Path
 
+import diffusers
 import pytest
 
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
+from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 
@@ -23,6 +25,16 @@ def folder(tmp_path):
             hub.bundled_models()[name], tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors", "fastdiff.json")
         )
         return tmp_path / "m"
+
+    return copy
+
+
+@pytest.fixture
+def of_prompts(text_folder, tmp_path):
+    """The JSON files of a tiny text pipeline, sd1, sd2 or sdxl, to be changed by `edit`."""
+
+    def copy(kind: str) -> Path:
+        return shutil.copytree(text_folder(kind), tmp_path / kind, ignore=shutil.ignore_patterns("*.safetensors"))
 
     return copy
 
@@ -76,6 +88,19 @@ def test_a_vae_multiplies_the_size(folder):
     (root / "vae" / "config.json").write_text(json.dumps(config | {"block_out_channels": [8, 8, 8, 8]}))
     card = ModelCard.read("x", root)
     assert (card.scale, card.size, card.size_factor) == (8, (512, 512), 8 * card.config.patch_size)
+
+
+@pytest.mark.parametrize(("kind", "layers", "most"), [("sd1", (3,), 3), ("sdxl", (3, 3), 2)])
+def test_how_many_layers_of_text_encoders_may_be_left_out(text_folder, kind, layers, most):
+    card = ModelCard.read(kind, text_folder(kind))
+    assert (card.text_layers, card.most_clip_skip) == (layers, most)
+
+
+def test_a_text_encoder_without_config_is_no_model(text_folder, tmp_path):
+    folder = shutil.copytree(text_folder("sdxl"), tmp_path / "sdxl")
+    (folder / "text_encoder_2" / "config.json").unlink()
+    with pytest.raises(InputError, match=r"text_encoder_2/config\.json does not exist"):
+        ModelCard.read("sdxl", folder)
 
 
 @pytest.mark.parametrize(
@@ -143,3 +168,67 @@ def test_the_revision_is_the_commit_of_a_snapshot(folder, tmp_path):
     snapshot.parent.mkdir(parents=True)
     folder().rename(snapshot)
     assert ModelCard.read("a/b", snapshot).revision == "0123abcd"
+
+
+def test_cards_of_text_pipelines(of_prompts):
+    cards = {kind: ModelCard.read("x", of_prompts(kind)) for kind in ("sd1", "sd2", "sdxl")}
+    assert all(card.reads_text and type(card.config) is UNet2DConditionConfig for card in cards.values())
+    assert [card.scheduler for card in cards.values()] == ["pndm", "ddim", "euler"]
+    assert [len(card.tokenizers) for card in cards.values()] == [1, 1, 2]
+    assert {(card.scale, card.size, card.size_factor, card.notice) for card in cards.values()} == {
+        (2, (16, 16), 2, None)
+    }
+
+
+def test_parts_that_are_not_run_are_told_in_one_line(of_prompts):
+    root = of_prompts("sd1")
+    clip = ["transformers", "CLIPImageProcessor"]
+    edit(root / "model_index.json", safety_checker=["stable_diffusion", "Any"], feature_extractor=clip)
+    assert ModelCard.read("x", root).notice == "x: its safety_checker and feature_extractor will not be run"
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "size", "expected"),
+    [
+        pytest.param("sd1", "0.6.0", 8, 128, id="old"),
+        pytest.param("sd1", "0.0.4", 32, 128, id="very-old"),
+        pytest.param("sd1", "0.8.0.dev0", 32, 128, id="old-from-source"),
+        pytest.param("sd1", "0.6.0", 96, 192, id="old-and-large"),
+        pytest.param("sd1", "0.6.0", [32, 48], None, id="old-of-two-sides"),
+        pytest.param("sd1", "0.9.0", 32, 64, id="not-so-old"),
+        pytest.param("sd1", "0.9.0.dev0", 32, 64, id="not-so-old-from-source"),
+        pytest.param("sd1", "0.10.2", 32, 64, id="newer"),
+        pytest.param("sd1", None, 32, 64, id="no-version"),
+        pytest.param("sdxl", "0.6.0", 32, 64, id="another-pipeline"),
+    ],
+)
+def test_the_sample_size_of_old_stable_diffusion(of_prompts, kind, version, size, expected):
+    """StableDiffusionPipeline makes 64 of less in the U-Net of diffusers before 0.9."""
+    root = of_prompts(kind)
+    edit(root / "unet" / "config.json", _diffusers_version=version, sample_size=size)
+    side = (96, 64) if expected is None else (expected, expected)  # (width, height)
+    assert ModelCard.read("x", root).size == side
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # diffusers says that it mends the file
+@pytest.mark.parametrize("size", [32, 96])
+def test_the_sample_size_is_that_of_the_live_pipeline(of_prompts, size):
+    root = of_prompts("sd1")
+    parts = dict.fromkeys(("vae", "text_encoder", "tokenizer", "scheduler", "safety_checker", "feature_extractor"))
+    for version in ("0.8.0", "0.8.1.dev0", "0.9.0", "0.9.0.dev0", "0.10.0", "0.20.1"):
+        edit(root / "unet" / "config.json", _diffusers_version=version, sample_size=size)
+        config = json.loads((root / "unet" / "config.json").read_text())
+        unet = diffusers.UNet2DConditionModel.from_config(config)
+        pipe = diffusers.StableDiffusionPipeline(**parts, unet=unet, requires_safety_checker=False)
+        assert ModelCard.read("x", root).config.sample_size == pipe.unet.config.sample_size, version
+
+
+def test_an_empty_prompt_is_zeros_where_sdxl_says_so(of_prompts):
+    root = of_prompts("sdxl")
+    for said, expected in ((True, True), (False, False), (None, True)):  # None: the key is not there
+        edit(root / "model_index.json", force_zeros_for_empty_prompt=said)
+        assert ModelCard.read("x", root).zeros_for_no_prompt is expected
+    edit(root / "model_index.json", force_zeros_for_empty_prompt="yes")
+    with pytest.raises(InputError, match=r"model_index\.json: force_zeros_for_empty_prompt: 'yes' is not"):
+        ModelCard.read("x", root)
+    assert not ModelCard.read("x", of_prompts("sd1")).zeros_for_no_prompt

@@ -7,8 +7,17 @@ from pathlib import Path
 import diffusers
 import diffusers.experimental
 import pytest
+import transformers
 
-from fastdiff.checkpoints.registry import DENOISERS, PIPELINES, SCHEDULERS, denoiser_part, read_model_index
+from fastdiff.checkpoints.registry import (
+    DENOISERS,
+    PIPELINES,
+    SCHEDULERS,
+    Part,
+    denoiser_part,
+    read_model_index,
+    unused_parts,
+)
 from fastdiff.errors import InputError
 from fastdiff.models import classes
 
@@ -123,14 +132,150 @@ def test_the_folder_of_a_value_guided_pipeline(tmp_path):
         read_model_index(write(tmp_path, index | {"unet": ["diffusers", "UNet2DModel"]}))
 
 
+# As the hub has them: of Stable Diffusion 1.5, 2.1 and SDXL
+SD_PARTS = {
+    "text_encoder": ["transformers", "CLIPTextModel"],
+    "tokenizer": ["transformers", "CLIPTokenizer"],
+    "unet": ["diffusers", "UNet2DConditionModel"],
+    "vae": ["diffusers", "AutoencoderKL"],
+}
+SD15_INDEX = {
+    "_class_name": "StableDiffusionPipeline",
+    "_diffusers_version": "0.6.0",
+    "feature_extractor": ["transformers", "CLIPImageProcessor"],
+    "safety_checker": ["stable_diffusion", "StableDiffusionSafetyChecker"],
+    "scheduler": ["diffusers", "PNDMScheduler"],
+    **SD_PARTS,
+}
+SD21_INDEX = {
+    "_class_name": "StableDiffusionPipeline",
+    "_diffusers_version": "0.8.0",
+    "feature_extractor": ["transformers", "CLIPImageProcessor"],
+    "requires_safety_checker": False,
+    "safety_checker": [None, None],
+    "scheduler": ["diffusers", "DDIMScheduler"],
+    **SD_PARTS,
+}
+SDXL_INDEX = {
+    "_class_name": "StableDiffusionXLPipeline",
+    "_diffusers_version": "0.19.0.dev0",
+    "force_zeros_for_empty_prompt": True,
+    "add_watermarker": None,
+    "scheduler": ["diffusers", "EulerDiscreteScheduler"],
+    "text_encoder_2": ["transformers", "CLIPTextModelWithProjection"],
+    "tokenizer_2": ["transformers", "CLIPTokenizer"],
+    **SD_PARTS,
+}
+SD_CLASSES = {name: class_name for name, (_, class_name) in SD_PARTS.items()}
+
+
+@pytest.mark.parametrize(
+    ("index", "expected", "unused"),
+    [
+        pytest.param(SD15_INDEX, {"scheduler": "PNDMScheduler"}, ("safety_checker", "feature_extractor"), id="sd15"),
+        pytest.param(SD21_INDEX, {"scheduler": "DDIMScheduler"}, ("feature_extractor",), id="sd21"),
+        pytest.param(
+            SDXL_INDEX,
+            {
+                "scheduler": "EulerDiscreteScheduler",
+                "text_encoder_2": "CLIPTextModelWithProjection",
+                "tokenizer_2": "CLIPTokenizer",
+            },
+            (),
+            id="sdxl",
+        ),
+    ],
+)
+def test_pipelines_that_read_prompts(tmp_path, index, expected, unused):
+    folder = write(tmp_path, index)
+    assert read_model_index(folder) == {"pipeline": index["_class_name"]} | SD_CLASSES | expected
+    assert unused_parts(folder) == unused
+    assert PIPELINES[index["_class_name"]].reads_text
+
+
+@pytest.mark.parametrize(
+    ("change", "unused"),
+    [
+        pytest.param({"safety_checker": None, "feature_extractor": None}, (), id="null"),
+        pytest.param({"safety_checker": ["mine", "Checker"]}, ("safety_checker", "feature_extractor"), id="foreign"),
+        pytest.param({"image_encoder": [None, None]}, ("safety_checker", "feature_extractor"), id="pair-of-nulls"),
+        pytest.param(
+            {"image_encoder": ["transformers", "CLIPVisionModelWithProjection"]},
+            ("safety_checker", "feature_extractor", "image_encoder"),
+            id="image-encoder",
+        ),
+    ],
+)
+def test_parts_that_are_not_run_are_told_and_not_looked_at(tmp_path, change, unused):
+    folder = write(tmp_path, SD15_INDEX | change)
+    assert unused_parts(folder) == unused
+    assert not {"safety_checker", "feature_extractor", "image_encoder"} & read_model_index(folder).keys()
+
+
+def test_a_folder_without_a_safety_checker(tmp_path):
+    index = {key: value for key, value in SD15_INDEX.items() if key not in ("safety_checker", "feature_extractor")}
+    assert unused_parts(write(tmp_path, index)) == ()
+
+
+def test_sdxl_does_without_its_text_encoders(tmp_path):
+    optional = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
+    classes = read_model_index(write(tmp_path, SDXL_INDEX | {key: [None, None] for key in optional}))
+    assert not {*optional} & classes.keys()
+    assert classes["unet"] == "UNet2DConditionModel"
+
+
+@pytest.mark.parametrize(
+    ("index", "change", "named"),
+    [
+        pytest.param(SD15_INDEX, {"text_encoder": [None, None]}, ["text_encoder", "pair"], id="no-text-encoder"),
+        pytest.param(
+            SD15_INDEX,
+            {"text_encoder": ["diffusers", "CLIPTextModel"]},
+            ["text_encoder", "'diffusers', not 'transformers'"],
+            id="encoder-of-the-wrong-library",
+        ),
+        pytest.param(
+            SD15_INDEX, {"unet": ["transformers", "UNet2DConditionModel"]}, ["unet", "not 'diffusers'"], id="wrong-unet"
+        ),
+        pytest.param(SD15_INDEX, {"tokenizer": ["mine", "CLIPTokenizer"]}, ["tokenizer", "no code"], id="foreign"),
+        pytest.param(SD15_INDEX, {"tokenizer": ["transformers", "T5Tokenizer"]}, ["T5Tokenizer"], id="tokenizer"),
+        pytest.param(
+            SD15_INDEX, {"text_encoder": ["transformers", "BertModel"]}, ["BertModel", "CLIPTextModel"], id="encoder"
+        ),
+        pytest.param(SD15_INDEX, {"unet": ["diffusers", "UNet2DModel"]}, ["UNet2DModel"], id="unet-without-text"),
+        pytest.param(SD15_INDEX, {"text_encoder_2": None}, ["text_encoder_2"], id="a-part-of-sdxl"),
+        pytest.param(
+            SDXL_INDEX,
+            {"text_encoder_2": ["transformers", "CLIPTextModel"]},
+            ["text_encoder_2", "CLIPTextModelWithProjection"],
+            id="no-projection",
+        ),
+        pytest.param(
+            SDXL_INDEX,
+            {"_class_name": "StableDiffusionXLImg2ImgPipeline", "requires_aesthetics_score": True},
+            ["StableDiffusionXLImg2ImgPipeline", "refiner", "give the base model"],
+            id="refiner",
+        ),
+    ],
+)
+def test_pipelines_of_prompts_that_are_refused(tmp_path, index, change, named):
+    with pytest.raises(InputError) as error:
+        read_model_index(write(tmp_path, index | change))
+    assert_one_line(error, "model_index.json", *named)
+
+
 def class_of_diffusers(name: str) -> type | None:
     return getattr(diffusers, name, None) or getattr(diffusers.experimental, name, None)
 
 
+def class_of(part: Part, name: str) -> type | None:
+    return class_of_diffusers(name) if part.library == "diffusers" else getattr(transformers, name, None)
+
+
 def test_every_name_is_one_of_diffusers():
     parts = {part.name: part for pipeline in PIPELINES.values() for part in pipeline.parts}
-    names = [*PIPELINES, *SCHEDULERS.values(), *(name for part in parts.values() for name in part.classes)]
-    assert [name for name in names if class_of_diffusers(name) is None] == []
+    assert [name for name in (*PIPELINES, *SCHEDULERS.values()) if class_of_diffusers(name) is None] == []
+    assert [name for part in parts.values() for name in part.classes if class_of(part, name) is None] == []
 
 
 def test_a_pipeline_has_the_parts_and_options_of_diffusers():

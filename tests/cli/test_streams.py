@@ -1,6 +1,7 @@
 """Streams that are closed, full or unread, folders that are gone, and lines that stay lines."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdiff.cli.streams import MAX_MESSAGE, error_line
+from fastdiff.cli.streams import MAX_MESSAGE, Notices, error_line
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="closes streams as a POSIX shell does")
 
@@ -125,3 +126,23 @@ def test_json_lines_of_a_label_that_was_asked_for_twice(fastdiff, tmp_path, file
     paths = [json.loads(line)["path"] for line in done.stdout.splitlines()]
     assert paths == ["outputs/noto-drinks-7.png", "outputs/noto-drinks-2-7.png"] and files(tmp_path) == sorted(paths)
     assert (tmp_path / paths[0]).read_bytes() == (tmp_path / paths[1]).read_bytes()
+
+
+def test_a_line_is_said_once_whoever_says_it(capsys):
+    log = logging.getLogger("fastdiff.models.autoencoder")
+    with Notices() as notices:
+        notices.say("the end is cut", "another")
+        log.warning("the end is cut")
+        log.warning("computed again in %s", "float32")
+        notices.say("another", "x\ny" * 400)
+        log.info("nobody asked")
+    out, err = capsys.readouterr()
+    *first, last = err.splitlines()
+    assert out == "" and [line.strip() for line in first] == [
+        "fastdiff: the end is cut",
+        "fastdiff: another",
+        "fastdiff: computed again in float32",
+    ]
+    assert last.startswith("fastdiff: x") and len(last) < 520
+    log.warning("later")
+    assert "later" not in capsys.readouterr().out and logging.getLogger("fastdiff").handlers == []

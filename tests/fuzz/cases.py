@@ -15,10 +15,11 @@ from huggingface_hub import constants
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import doors, edits, folders, pickles
-from tests.fuzz.doors import Outcome
+from tests.fuzz import edits, folders, pickles
+from tests.fuzz.doors import command, library, page
+from tests.fuzz.doors.outcomes import Options, Outcome
 from tests.fuzz.edits import Edit
-from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, WORDS
+from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, TEXTS, WORDS
 from tests.fuzz.watch import watching
 
 KEPT = "case.json"  # beside the folder of a case that is kept
@@ -67,17 +68,22 @@ def run(case: Case, folder: Path) -> Outcome:
     """Go through the case's door, and hold what comes out against every promise."""
     prepare()
     with watching(folder.parent, folder.parent.parent / "beside") as broken:
-        outcome = doors.DOORS[case.door](folder, case.what, case.options)
+        outcome = DOORS[case.door](folder, case.what, case.options)
     outcome.problems += broken
     is_drawn = outcome.is_done and (case.door, case.what) in DRAWING
     wrong = [edit for edit in case.edits if edits.must_be_refused(edit)]
     if is_drawn and len(case.edits) == 1 and wrong:
         outcome.problems.append(f"drawn in spite of {wrong[0]}")
     if any(edit[0] in edits.OF_WEIGHTS for edit in case.edits):  # which may make rounding large
-        outcome.problems = [problem for problem in outcome.problems if problem != doors.NOT_WITHIN]
+        outcome.problems = [problem for problem in outcome.problems if problem != command.NOT_WITHIN]
     return outcome
 
 
+DOORS: dict[str, Callable[[Path, str, Options], Outcome]] = {
+    "command": command.call,
+    "library": library.call,
+    "page": page.call,
+}
 DRAWING = {("command", "sample"), ("command", "from"), ("library", "pipeline"), ("page", "generate")}
 
 
@@ -93,7 +99,19 @@ def prepare() -> None:
     """Keep off the network, and warm the doors up."""
     constants.HF_HUB_OFFLINE = True
     with made(Case("plain", (), "", "")) as folder:
-        doors.warm_up(folder)
+        _warm_up(folder)
+
+
+def _warm_up(folder: Path) -> None:
+    """Import and build what the doors build once: it reads and writes more than a case may."""
+    os.environ["GRADIO_TEMP_DIR"] = str(folder.parent / "out")
+    page.functions()
+    for name in folders.MODELS:
+        library.theirs(name)
+    for what in ("verify", "explain"):
+        command.call(folder, what, ())
+    library.call(folder, "pipeline", ())
+    page.call(folder, "generate", ())
 
 
 @cache
@@ -117,9 +135,30 @@ def _copy(source: str, target: str) -> None:
 # -- what is tried --
 
 _SAMPLE = "--label --num-images --seed --steps --scheduler --eta --cfg-scale --dtype --batch-size --variant --revision"
+_TOLD = "--height --width --prompt --prompt-file --negative-prompt --clip-skip"
 FLAGS = {  # of each command
-    "sample": [*_SAMPLE.split(), "--horizon", "--device", "--out", "--grid", "--overwrite", "--resume", "--nothing"],
-    "from": ["--label", "--seed", "--num-images", "--variant", "--scheduler", "--grid", "--horizon"],
+    "sample": [
+        *_SAMPLE.split(),
+        *_TOLD.split(),
+        "--horizon",
+        "--device",
+        "--out",
+        "--grid",
+        "--overwrite",
+        "--resume",
+        "--nothing",
+    ],
+    "from": [
+        "--label",
+        "--seed",
+        "--num-images",
+        "--variant",
+        "--scheduler",
+        "--grid",
+        "--horizon",
+        "--prompt",
+        "--height",
+    ],
     "info": ["--json", "--nothing"],
     "models": ["", "--nothing"],
     "verify": ["--steps", "--json", "--variant", "--revision", "--device"],
@@ -137,7 +176,7 @@ ARGUMENTS = {
     ("library", "model"): ["sample", "timestep", "class_labels", "return_dict", "nothing"],
     ("library", "load model"): [*_LOADED, "subfolder"],
     ("library", "config"): [],  # those of the model's class
-    ("library", "scheduler"): [*doors.STEP, *folders.SCHEDULER, "num_inference_steps", "device", "timestep_spacing"],
+    ("library", "scheduler"): [*library.STEP, *folders.SCHEDULER, "num_inference_steps", "device", "timestep_spacing"],
     ("library", "accelerate"): ["model", "sample", "timestep", "class_labels"],
     ("page", "generate"): _PAGE.split(),
 }
@@ -147,6 +186,34 @@ FITTING = {  # values that a planner takes, or nearly
     "sort_by_value": ["True"],
     "latents": ["trajectories", "one trajectory", "no horizon"],
     "seed": ["2", "[0, 1]"],
+}
+OF_PROMPTS = {  # arguments of pipelines that draw from prompts, and values that fit, or nearly
+    **dict.fromkeys(
+        ("prompt", "prompt_2", "negative_prompt", "negative_prompt_2"),
+        ("prompt", "prompts", "empty prompt", "one prompt", "long prompt", "odd prompt"),
+    ),
+    **dict.fromkeys(
+        ("prompt_embeds", "negative_prompt_embeds"),
+        ("embeds of sd1", "embeds of sdxl", "two embeds of sd1", "two embeds of sdxl", "short embeds", "double embeds"),
+    ),
+    **dict.fromkeys(("pooled_prompt_embeds", "negative_pooled_prompt_embeds"), ("pooled", "two pooled")),
+    **dict.fromkeys(
+        ("original_size", "target_size", "crops_coords_top_left", "negative_original_size", "negative_target_size"),
+        ("size", "size of numpy", "size as a list"),
+    ),
+    **dict.fromkeys(("height", "width"), ("8", "64", "2")),
+    "clip_skip": ("0", "1", "2"),
+    "num_images_per_prompt": ("1", "2"),
+    "guidance_scale": ("0", "1", "1.9"),
+    "guidance_rescale": ("0", "1"),
+    "latents": ("latents", "two latents", "one-pixel latents"),
+    "output_type": ("np", "pt", "pil", "latent"),
+    "callback_on_step_end": ("callback", "callback of NaN"),
+    "callback_on_step_end_tensor_inputs": ("tensor inputs",),
+    "generator": ("generator", "generators"),
+    "seed": ("2", "[0, 1]"),
+    "batch_size": ("1", "2"),
+    "num_inference_steps": ("1", "2"),
 }
 PNG_CALLS = {("command", "from"), ("command", "info"), ("page", "upload")}
 FOLDER_CALLS = [
@@ -164,6 +231,7 @@ CONFIG_OPTIONS = {
     layers_per_block downsample_each_block unknown""",
     "DiTTransformer2DModel": """dropout norm_num_groups attention_bias activation_fn upcast_attention norm_type
     norm_elementwise_affine norm_eps attention_type caption_channels unknown""",
+    "UNet2DConditionModel": "unknown",  # diffusers writes every option
     "AutoencoderKL": """in_channels out_channels layers_per_block act_fn latent_channels scaling_factor shift_factor
     force_upcast use_quant_conv use_post_quant_conv mid_block_add_attention unknown""",
     "DDPMScheduler": """beta_schedule trained_betas prediction_type thresholding dynamic_thresholding_ratio
@@ -191,7 +259,7 @@ def folder_edits(kind: str) -> st.SearchStrategy[Edit]:
     """Edits of the files of a kind."""
     files = _files(kind)
     options = [(name, key) for name, keys in files.items() for key in keys]
-    weights = [name for name in files if not name.endswith(".json")]
+    weights = [name for name in files if name.endswith((".safetensors", ".bin"))]
     indices = [name for name in files if name.endswith("index.json") and name != "model_index.json"]
     values, place = st.sampled_from(sorted(JSON)), st.integers(0, 1000).map(str)
     a_file, a_weight = st.sampled_from(sorted(files)), st.sampled_from(weights)
@@ -264,7 +332,7 @@ def _flags(what: str, most: int) -> st.SearchStrategy[tuple[tuple[str, str], ...
     flag = st.one_of(
         st.tuples(st.sampled_from(FLAGS[what]), words).filter(lambda pair: pair[0] not in ("--out", "--grid")),
         st.tuples(st.sampled_from(FLAGS[what]), inside),
-    ).map(lambda pair: (pair[0], doors.NO_VALUE) if pair[0] in ALONE else pair)
+    ).map(lambda pair: (pair[0], command.NO_VALUE) if pair[0] in ALONE else pair)
     return st.lists(flag, max_size=most).map(tuple)
 
 
@@ -301,11 +369,23 @@ def plan_cases(draw: st.DrawFn) -> Case:
     return Case(kind, (), "library", "pipeline", tuple(options.items()))
 
 
+@st.composite
+def text_cases(draw: st.DrawFn) -> Case:
+    """Sound pipelines of prompts, and calls of them with at most one argument that is quite wrong."""
+    fitting = draw(st.lists(st.sampled_from(sorted(OF_PROMPTS)), max_size=4, unique=True))
+    options = {name: draw(st.sampled_from(OF_PROMPTS[name])) for name in fitting}
+    wrong = draw(st.lists(st.sampled_from([*OF_PROMPTS, "class_labels", "timesteps", "eta", "nothing"]), max_size=1))
+    values = sorted(TEXTS) * 2 + sorted(OBJECTS.keys() - CONDITIONS.keys())
+    options |= {name: draw(st.sampled_from(values)) for name in wrong}
+    return Case(draw(st.sampled_from(folders.OF_PROMPTS)), (), "library", "pipeline", tuple(options.items()))
+
+
 GROUPS: dict[str, st.SearchStrategy[Case]] = {
     "png": png_cases(),
     "command": command_cases(),
     "call": call_cases(),
     "plan": plan_cases(),
+    "text": text_cases(),
     **{kind: st.deferred(lambda kind=kind: folder_cases(kind)) for kind in folders.KINDS},
 }
 

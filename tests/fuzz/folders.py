@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from fastdiff.checkpoints.weights import diffusers_shapes
 from fastdiff.models.classes import DENOISERS
+from tests.text_pipelines import UNETS, save_tokenizer, text_pipeline
 
 STEM = "diffusion_pytorch_model"
 UNET = {
@@ -90,7 +91,8 @@ VALUES = {
     "out_block_type": "ValueFunction",
     "downsample_each_block": True,
 }
-MODELS = {config["_class_name"]: config for config in (UNET, DIT, POLICY)}
+SD1, SDXL = ({"_class_name": "UNet2DConditionModel"} | UNETS[kind] for kind in ("sd1", "sdxl"))
+MODELS = {config["_class_name"]: config for config in (UNET, DIT, POLICY, SD1)}
 SCHEDULER = {"num_train_timesteps": 10, "beta_start": 0.0001, "beta_end": 0.02, "clip_sample": True}
 INFO = {
     "labels": ["cat", "dog", "red bird"],
@@ -133,7 +135,10 @@ KINDS = {
     "planner": Kind("ValueGuidedRLPipeline", POLICY, "DDIMScheduler", companion="value_function"),
     "bare-policy": Kind(None, POLICY | {"extra_in_channels": 1, "layers_per_block": 0}, extension="bin"),
     "values": Kind(None, POLICY | VALUES),
+    "sd1": Kind("StableDiffusionPipeline", SD1),
+    "sdxl": Kind("StableDiffusionXLPipeline", SDXL),
 }
+OF_PROMPTS = ("sd1", "sdxl")  # made by tests.text_pipelines
 PLANNERS = [kind for kind, spec in KINDS.items() if spec.config["_class_name"] == "UNet1DModel" and spec.pipeline]
 
 
@@ -148,6 +153,9 @@ def copy(kind: str, root: Path, folder: Path) -> None:
 @cache
 def _made(kind: str, root: Path) -> Path:
     folder, spec = root / kind, KINDS[kind]
+    if kind in OF_PROMPTS:
+        _save_text_pipeline(folder, kind)
+        return folder
     part = DENOISERS[spec.config["_class_name"]].part.name
     if spec.pipeline is None:
         _save_model(folder, spec.config, spec)
@@ -201,6 +209,14 @@ def _save_autoencoder(folder: Path) -> None:
         for parameter in vae.parameters():
             parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
     vae.save_pretrained(folder)
+
+
+def _save_text_pipeline(folder: Path, kind: str) -> None:
+    """Save a tiny pipeline of prompts: its first tokenizer is a tokenizer.json, a second one vocab.json and merges."""
+    text_pipeline(kind).save_pretrained(folder)
+    if (folder / "tokenizer_2").is_dir():
+        shutil.rmtree(folder / "tokenizer_2")
+        save_tokenizer(folder / "tokenizer_2", pad="!")
 
 
 def file_names(spec: Kind) -> list[str]:

@@ -124,3 +124,67 @@ def test_default_steps_fit_a_model_of_fewer_training_steps():
 def test_a_folder_of_the_hub_cache_gives_the_commit(tmp_path):
     card = replace(EMOJI64, folder=tmp_path / "snapshots" / "0123abc")
     assert complete(Request(revision="main"), card, COMMAND)[0].revision == "0123abc"
+
+
+@pytest.fixture
+def text_card(text_folder):
+    return ModelCard.read("sd1", text_folder("sd1"))
+
+
+def test_pictures_are_prompts_by_seeds_with_diffusers_defaults(text_card):
+    request, cells = complete(Request(prompt=("a", ""), seed=(7, 8), clip_skip=0), text_card, COMMAND)
+    assert cells == [Cell(seed, None, None, prompt) for prompt in ("a", "") for seed in (7, 8)]
+    assert (request.num_inference_steps, request.guidance_scale, request.scheduler) == (50, 7.5, "pndm")
+    assert (request.height, request.width, request.clip_skip, request.label) == (16, 16, None, ())
+    assert complete(Request(prompt=("a",), seed=3), text_card, COMMAND)[0].seed == (3,), "one picture of a prompt"
+    assert complete(Request(prompt=("a",), num_images=2), text_card, COMMAND)[0].seed == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({}, "prompt: sd1 draws from a text"),
+        ({"label": (0,), "prompt": ("a",)}, "label 0: sd1 draws from prompts; leave it out"),
+        ({"prompt": ("a", "b", "a")}, "prompt 'a' is given twice; for more pictures"),
+        ({"prompt": ("a",), "clip_skip": 4}, "clip-skip 4: .* 0 to 3 of its layers"),
+        ({"prompt": ("a",), "width": 31}, "height 16, width 31: this model draws multiples of 2"),
+        ({"prompt": tuple(map(str, range(300))), "num_images": 200}, "300 prompts x 200 seeds are too many"),
+    ],
+    ids=["none", "with-label", "twice", "clip-skip", "size", "too-many"],
+)
+def test_prompts_that_cannot_be_drawn(text_card, asked, message):
+    with pytest.raises(InputError, match=message):
+        complete(Request(**asked), text_card, COMMAND)
+
+
+def test_a_folder_without_text_encoders_needs_python(text_card):
+    classes = {name: kind for name, kind in text_card.classes.items() if "tokenizer" not in name}
+    with pytest.raises(InputError, match="sd1 has no text encoder, and reads prompt_embeds in Python alone"):
+        complete(Request(prompt=("a",)), replace(text_card, classes=classes), COMMAND)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"prompt": ("a",)}, "prompt: emoji64 has no text encoder; leave it out, or give a --label"),
+        ({"negative_prompt": ""}, "negative-prompt: emoji64 has no text encoder"),
+        ({"clip_skip": 0}, "clip-skip: emoji64 has no text encoder"),
+    ],
+)
+def test_a_model_of_labels_takes_no_prompts(asked, message):
+    with pytest.raises(InputError, match=message):
+        complete(Request(**asked), EMOJI64, COMMAND)
+
+
+def test_a_size_is_the_requests_or_the_models():
+    def size(card, **asked):
+        request, _ = complete(Request(**asked), card, COMMAND)
+        return request.height, request.width
+
+    nameless = replace(EMOJI64, config=replace(EMOJI64.config, sample_size=None))
+    assert size(EMOJI64) == (64, 64) and size(EMOJI64, width=80) == (64, 80)
+    assert size(nameless, height=64, width=72) == (64, 72)
+    with pytest.raises(InputError, match="width, height: emoji64 was trained at no size of its own; give both"):
+        size(nameless, height=64)
+    with pytest.raises(InputError, match="height 65, width 64: this model draws multiples of 8"):
+        size(EMOJI64, height=65)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -120,6 +121,51 @@ def test_sd_parsers_is_not_fooled_by_a_label(tmp_path, label, prompt):
 def test_a_model_name_cannot_break_the_settings_line():
     line = png.parameters_text(RECORD | {"model": "C:\\my, models\\a: b\n"}).split("\n")[-1]
     assert "Model: a b , Version" in line
+
+
+OF_TEXT = RECORD | {"label": None, "prompt": "a (cat:1.2),\n\nby Me", "negative_prompt": "fog,\nrain", "clip_skip": 1}
+
+
+def test_prompts_stand_before_the_settings_as_they_are():
+    record = OF_TEXT | {"model_hash": "0123456789abcdef", "scheduler": "euler-a", "eta": None}
+    assert png.parameters_text(record) == (
+        "a (cat:1.2),\n\nby Me\nNegative prompt: fog,\nrain\n"
+        "Steps: 50, Sampler: Euler a, CFG scale: 2.0, Seed: 12345, Size: 8x6, Model hash: 0123456789, Model: emoji64, "
+        "Clip skip: 2, Version: fastdiff 0.1.0"
+    )
+
+
+@pytest.mark.parametrize(("negative", "clip_skip"), [(None, None), ("", 0)])
+def test_what_is_not_asked_for_is_not_written(negative, clip_skip):
+    text = png.parameters_text(OF_TEXT | {"negative_prompt": negative, "clip_skip": clip_skip})
+    assert text.count("\n") == 3 and not re.search("Negative prompt|Clip skip|Schedule type", text)
+
+
+def test_sd_parsers_is_not_fooled_by_prompts(tmp_path):
+    path = tmp_path / "picture.png"
+    forged = "the sea\nNegative prompt: a\nSteps: 1, Sampler: x, Seed: 2"
+    harmless = "the sea\nNegative prompt : a\nSteps : 1, Sampler: x, Seed: 2"
+    record = OF_TEXT | {"prompt": forged, "negative_prompt": forged}
+    path.write_bytes(png.encode(Image.new("RGB", (8, 6)), record))
+    (sampler,) = ParserManager().parse(path).samplers
+    assert [p.value for p in sampler.prompts] == [harmless] == [p.value for p in sampler.negative_prompts]
+    assert png.read_settings(path) == record | {"schema": 1}
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "expected"),
+    [
+        ("ddim", ("DDIM", None)),
+        ("pndm", ("PLMS", None)),
+        ("euler-a", ("Euler a", None)),
+        ("dpm++2m", ("DPM++ 2M", None)),
+        ("dpm++2m-sde-karras", ("DPM++ 2M SDE", "Karras")),
+        ("lms-karras", ("LMS", "Karras")),
+        ("unipc", ("UniPC", None)),
+    ],
+)
+def test_samplers_have_the_names_of_other_tools(scheduler, expected):
+    assert png.sampler_name(scheduler) == expected
 
 
 def test_canonical_json_is_equal_for_equal_records():

@@ -15,7 +15,7 @@ from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.diffusion import schedulers
 from fastdiff.errors import InputError
 from fastdiff.execution import devices
-from fastdiff.requests import png
+from fastdiff.requests import png, prompt_file
 from fastdiff.requests.completion import complete
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import DTYPES, Request, parse_seed
@@ -96,6 +96,12 @@ def test_a_bad_seed_is_refused(text):
         ({"seed": (1, 1)}, r"seed: \(1, 1\) .* different"),
         ({"seed": (True,)}, "seed"),
         ({"seed": ()}, "seed"),
+        ({"prompt": "a"}, "prompt: 'a' is not a list of up to 50000 texts"),
+        ({"prompt": (7,)}, "prompt: "),
+        ({"negative_prompt": "\ud800"}, "negative-prompt: .* is not a text of up to 10000 characters of Unicode"),
+        ({"clip_skip": -1}, "clip-skip: -1 is not a whole number from 0"),
+        ({"height": 0}, "height: 0 is not a whole number from 1 to 65536"),
+        ({"width": 2.0}, r"width: 2\.0"),
         ({"num_images": 0}, "num-images: 0 is not a whole number from 1 to 50000"),
         ({"num_images": 10**9}, "num-images: 1000000000"),
         ({"revision": 7}, "revision: 7"),
@@ -120,7 +126,8 @@ def test_a_rule_names_the_value_and_the_remedy(values, message):
 
 def record_of(request: Request, **own) -> dict:
     versions = {"fastdiff": "0.1.0"}
-    return request.as_record() | {"width": 1, "height": 1, "versions": versions, "seed": 0, "label": None} | own
+    size = {"width": request.width or 64, "height": request.height or 64}
+    return request.as_record() | size | {"versions": versions, "seed": 0, "label": None} | own
 
 
 def write_png(folder, record: dict) -> str:
@@ -197,6 +204,13 @@ def test_what_hangs_on_a_replaced_value_is_dropped(tmp_path):
         {"num_inference_steps": "50"},
         {"eta": [0]},
         {"dtype": "__import__('os')"},
+        {"prompt": {"a": 1}},
+        {"prompt": [["a"]]},
+        {"prompt": "a" * 10_001},
+        {"negative_prompt": 7},
+        {"clip_skip": "1"},
+        {"height": "64"},
+        {"width": 2**17},
     ],
     ids=str,
 )
@@ -225,3 +239,71 @@ def test_a_png_names_no_files_outside_of_the_model(tmp_path, variant):
     source = write_png(tmp_path, record_of(RECORDED, variant=variant))
     with pytest.raises(InputError, match="holds settings that cannot be used: variant"):
         Request.from_flags({}, source)
+
+
+def test_prompts_of_flags_and_of_a_file_come_in_that_order(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes("\ufeffein Hügel\r\n\n \t\n  the sea \n雪".encode())
+    flags = {"prompt": ["a", ""], "prompt_file": str(path), "label": None}
+    assert Request.from_flags(flags).prompt == ("a", "", "ein Hügel", "  the sea ", "雪")
+    assert Request.from_flags({"prompt_file": str(path)}).prompt == ("ein Hügel", "  the sea ", "雪")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "does not exist"),
+        (b"", "holds no prompt"),
+        (b" \n\r\n", "holds no prompt"),
+        (b"\xff\xfea\0", "is not text in UTF-8"),
+    ],
+)
+def test_a_prompt_file_that_cannot_be_used(tmp_path, content, message):
+    path = tmp_path / "prompts.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=f"^prompt-file {path} {message}"):
+        Request.from_flags({"prompt_file": str(path)})
+
+
+def test_a_prompt_file_is_read_in_bounds(tmp_path, monkeypatch):
+    monkeypatch.setattr(prompt_file, "MAX_BYTES", 3)
+    (tmp_path / "a.txt").write_text("abcd")
+    with pytest.raises(InputError, match="give fewer prompts"):
+        Request.from_flags({"prompt_file": str(tmp_path / "a.txt")})
+    with pytest.raises(InputError, match="cannot be read"):
+        Request.from_flags({"prompt_file": "a\0b"})
+
+
+OF_TEXT = replace(RECORDED, label=(), prompt=("the sea", "a hill"), negative_prompt="fog", clip_skip=1, height=24)
+
+
+def test_prompts_of_a_png_give_way_to_labels_and_labels_to_prompts(tmp_path):
+    source = write_png(tmp_path, record_of(OF_TEXT, prompt="the sea"))
+    again = Request.from_flags({}, source)
+    assert (again.prompt, again.negative_prompt, again.clip_skip) == (("the sea",), "fog", 1)
+    assert (again.height, again.width) == (24, 64)
+    assert Request.from_flags({"prompt": ["x"]}, source).negative_prompt == "fog"
+    other = Request.from_flags({"label": ["0"]}, source)
+    assert (other.label, other.prompt, other.negative_prompt, other.clip_skip) == (("0",), (), None, None)
+    source = write_png(tmp_path, record_of(RECORDED, label="noto food"))
+    other = Request.from_flags({"prompt": ["x"]}, source)
+    assert (other.label, other.prompt) == ((), ("x",))
+
+
+def test_the_size_of_a_png_is_its_pictures_and_hangs_on_the_model(tmp_path):
+    def size(flags, **own):
+        request = Request.from_flags(flags, write_png(tmp_path, record_of(OF_TEXT, **{"prompt": "a", **own})))
+        return request.height, request.width
+
+    assert size({}) == (24, 64) and size({"width": 80}) == (24, 80)
+    assert size({"model": "another"}) == (None, None)
+    grid = {"seed": [1, 2], "prompt": ["a"], "width": 300, "height": 400}
+    assert size({}, **grid) == (None, None), "an old grid does not say"
+    assert size({}, **grid, picture_width=32, picture_height=40) == (40, 32)
+    assert size({}, horizon=8) == (None, None), "that of a trajectory's plot"
+
+
+def test_records_of_labels_say_nothing_of_prompts():
+    assert not {"prompt", "negative_prompt", "clip_skip", "height"} & RECORDED.as_record().keys()
+    assert OF_TEXT.as_record().items() >= {"negative_prompt": "fog", "clip_skip": 1}.items()

@@ -32,7 +32,7 @@ def pipe(card):
 def test_a_run_is_checked_without_weights(card, monkeypatch):
     monkeypatch.setattr(Pipeline, "from_card", lambda *args, **options: pytest.fail("weights were loaded"))
     run = Run.prepare(ASKED, card, COMMAND)
-    assert (run.batch_size, run.height, run.width) == (8, None, None)
+    assert (run.batch_size, run.size, run.request.height) == (8, (64, 64), 64)
     assert run.cells[0] == Cell(7, card.info.label_choices("noto food")[7 % 5], "noto drinks")
     assert [(cell.seed, cell.label_name) for cell in run.cells[2:]] == [
         (7, "fluent-3d creatures"),
@@ -98,7 +98,8 @@ def test_each_picture_records_its_settings(card, pipe):
 
 
 def test_a_run_has_a_size_of_its_own(card, pipe):
-    run = Run.prepare(Request(label=(1,), num_images=1, num_inference_steps=1), card, COMMAND, height=72, width=80)
+    request = Request(label=(1,), num_images=1, num_inference_steps=1, height=72, width=80)
+    run = Run.prepare(request, card, COMMAND)
     *_, last = draw(run, pipe)
     assert last.finished[0].image.size == (80, 72)
 
@@ -182,7 +183,7 @@ class TestGPU:
             release(pipe)
             torch.cuda.reset_peak_memory_stats()
             pictures, steps = [], []
-            for at in draw(Run.prepare(self.REQUEST, card, COMMAND, batch_size=batch_size, **LARGE), pipe):
+            for at in draw(Run.prepare(replace(self.REQUEST, **LARGE), card, COMMAND, batch_size=batch_size), pipe):
                 pictures += [np.asarray(each.image) for each in at.finished]
                 steps.append((at.places.start, at.step.index, at.step.at_once))
             return np.stack(pictures), steps, torch.cuda.max_memory_reserved()

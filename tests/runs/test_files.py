@@ -15,26 +15,27 @@ UNLABELLED = Cell(1, None, None)
 
 
 @pytest.mark.parametrize(
-    ("out", "with_labels", "expected"),
+    ("out", "subject", "expected"),
     [
-        ("pictures", True, "pictures/{label}-{seed}.png"),
-        ("pictures/", False, "pictures/{seed}.png"),
-        ("folder.png/", False, "folder.png/{seed}.png"),
-        ("a/{label}/{seed:06d}.png", True, "a/{label}/{seed:06d}.png"),
-        ("one.PNG", False, "one.PNG"),
-        ("v1.5", False, "v1.5/{seed}.png"),
-        ("{{x}}.png", False, "{{x}}.png"),
+        ("pictures", "label", "pictures/{label}-{seed}.png"),
+        ("pictures", "prompt", "pictures/{prompt}-{seed}.png"),
+        ("pictures/", None, "pictures/{seed}.png"),
+        ("folder.png/", None, "folder.png/{seed}.png"),
+        ("a/{label}/{seed:06d}.png", "label", "a/{label}/{seed:06d}.png"),
+        ("one.PNG", None, "one.PNG"),
+        ("v1.5", None, "v1.5/{seed}.png"),
+        ("{{x}}.png", None, "{{x}}.png"),
     ],
-    ids=["folder", "slash", "folder-like-a-file", "pattern", "file", "folder-with-a-dot", "meant-braces"],
+    ids=["folder", "prompts", "slash", "folder-like-a-file", "pattern", "file", "folder-with-a-dot", "meant-braces"],
 )
-def test_out_becomes_a_pattern(out, with_labels, expected):
-    assert files.as_pattern(out, with_labels) == expected
+def test_out_becomes_a_pattern(out, subject, expected):
+    assert files.as_pattern(out, subject) == expected
 
 
 def test_an_existing_folder_is_taken_as_it_is_named(tmp_path):
     folder = tmp_path / "{seed}.png"
     folder.mkdir()
-    pattern = files.as_pattern(str(folder), with_labels=False)
+    pattern = files.as_pattern(str(folder), None)
     assert files.picture_paths(pattern, [UNLABELLED], [None]) == [folder / "1.png"]
 
 
@@ -43,7 +44,7 @@ def test_an_existing_folder_is_taken_as_it_is_named(tmp_path):
     [
         ("", "is not a path"),
         ("a\0b", "is not a path"),
-        ("{prompt}.png", "unknown field"),
+        ("{name}.png", "unknown field"),
         ("{seed.__class__}.png", "unknown field"),
         ("{seed!r}.png", "unknown field"),
         ("{}.png", "unknown field"),
@@ -53,12 +54,13 @@ def test_an_existing_folder_is_taken_as_it_is_named(tmp_path):
         ("}.png", "is not a pattern"),
         ("{seed}", "is not the name of a PNG"),
         ("x.jpg", "is not the name of a PNG"),
-        ("{label}.png", "the model has none"),
+        ("{label}.png", "asks for a label, but these pictures have none; leave out {label}"),
+        ("{prompt}.png", "asks for a prompt, but these pictures have none; leave out {prompt}"),
     ],
 )
 def test_what_is_not_a_pattern_is_refused(out, reason):
     with pytest.raises(InputError, match=reason):
-        files.as_pattern(out, with_labels=False)
+        files.as_pattern(out, None)
 
 
 def test_paths_names_every_picture_in_order(tmp_path):

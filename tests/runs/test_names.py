@@ -74,3 +74,30 @@ def test_a_picture_that_a_group_and_its_member_ask_for_has_two_names():
 
 def test_pictures_without_labels_have_none():
     assert names.cell_names([Cell(1, None, None)], ModelInfo()) == [None]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        (("a cat", "A dog!"), ["a-cat", "a-dog"]),
+        (("a cat", "a cat!", "A  cat"), ["a-cat", "a-cat-e9372a", "a-cat-2a38e4"]),
+        (("x" * 41, "x" * 42), ["x" * 40 + "-316459", "x" * 40 + "-2b2573"]),
+        (("🙂", "", "prompt"), ["prompt-d06f15", "prompt-e3b0c4", "prompt"]),
+        (("雪の山", "Größe"), ["雪の山", "größe"]),
+        (("con",), ["con-"]),
+    ],
+    ids=["words", "signs", "long", "no-words", "letters", "windows-device"],
+)
+def test_prompts_have_names_of_their_own(prompts, expected):
+    assert list(names.prompt_names(prompts).values()) == expected
+    cells = [Cell(seed, None, None, prompt) for prompt in prompts for seed in (1, 2)]
+    assert names.cell_names(cells, ModelInfo()) == [name for name in expected for _ in range(2)]
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), unique=True))
+def test_names_are_distinct_and_safe_whatever_the_prompts(prompts):
+    parts = names.prompt_names(prompts)
+    assert list(parts) == prompts and len({part.casefold() for part in parts.values()}) == len(prompts)
+    assert all(
+        part and not set(part) & set('/\\:*?"<>|. \0\n') and len(part.encode()) <= 200 for part in parts.values()
+    )

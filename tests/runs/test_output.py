@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.requests.defaults import COMMAND
@@ -68,6 +69,26 @@ def test_a_grid_that_nobody_could_open_is_refused(run, tmp_path):
     many = Request(label=(0,), seed=tuple(range(40_000)))
     with pytest.raises(InputError, match=r"a grid of 40000 pictures would be .* leave out --grid"):
         check(Run.prepare(many, run.card, COMMAND), tmp_path, grid=True)
+
+
+def test_a_grid_whose_prompts_no_png_could_hold_is_refused(text_folder, tmp_path):
+    request = Request(prompt=tuple(f"{i} {'雪' * 9000}" for i in range(20)))
+    run = Run.prepare(request, ModelCard.read("sd", text_folder("sd1")), COMMAND)
+    assert len(check(run, tmp_path).paths) == 20
+    with pytest.raises(InputError, match="--grid: its prompts are too long for the settings of one PNG; leave it out"):
+        check(run, tmp_path, grid=True)
+
+
+def test_a_grid_of_prompts_has_a_line_for_each(text_folder, tmp_path):
+    request = Request(prompt=("a", "b", "c"), seed=(1, 2), height=32)
+    run = Run.prepare(request, ModelCard.read("sd", text_folder("sd1")), COMMAND)
+    output = check(run, tmp_path, grid=True)
+    assert output.columns == 2
+    assert [path.name for path in output.paths] == [f"{prompt}-{seed}.png" for prompt in "abc" for seed in (1, 2)]
+    sheet, record = Image.new("RGB", (50, 100)), RECORD | {"prompt": "c", "label": None, "seed": 2}
+    grid = png.read_settings(output.write_grid(output.grid, sheet, run, record))
+    assert (grid["prompt"], grid["seed"], grid["label"]) == (["a", "b", "c"], [1, 2], None)
+    assert (grid["width"], grid["picture_width"], grid["picture_height"]) == (50, 8, 6)
 
 
 def test_pictures_and_grid_hold_their_settings(run, tmp_path):

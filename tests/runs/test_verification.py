@@ -6,8 +6,8 @@ import pytest
 
 from fastdiff.errors import InputError
 from fastdiff.requests.request import Request
-from fastdiff.runs import verification
-from fastdiff.runs.verification import Comparison, Verification
+from fastdiff.runs import comparisons, verification
+from fastdiff.runs.comparisons import Comparison, Verification
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from fastdiff.runs.verification import Comparison, Verification
     ids=["absolute", "over", "relative-to-large-outputs", "nan", "infinity"],
 )
 def test_tolerance(error, largest, passed):
-    assert verification.Comparison("", error, largest, tolerance=1e-4).passed is passed
+    assert Comparison("", error, largest, tolerance=1e-4).passed is passed
 
 
 def test_one_comparison_out_of_tolerance_fails_the_model():
@@ -37,6 +37,6 @@ def test_one_comparison_out_of_tolerance_fails_the_model():
 
 
 def test_a_model_that_cannot_be_sampled_is_refused_before_diffusers_is_imported(monkeypatch):
-    monkeypatch.setattr(verification, "import_diffusers", lambda purpose: pytest.fail("imported"))
+    monkeypatch.setattr(comparisons, "import_diffusers", lambda purpose: pytest.fail("imported"))
     with pytest.raises(InputError, match="steps 1001: emoji64 was trained with 1000 steps"):
         verification.compare_with_diffusers(Request(num_inference_steps=1001), "cpu")

@@ -79,10 +79,10 @@ def test_pad_token_and_length_are_the_folders(tmp_path, save_tokenizer, pad):
 def test_a_long_prompt_is_cut_and_the_warning_quotes_what_was(tmp_path, save_tokenizer):
     tokenizer = CLIPTokenizer(save_tokenizer(tmp_path, length=6))
     fits, long = tokenizer("the Cat, the"), tokenizer("the Cat, the\n  Astronaut 😀!")
-    assert (fits.cut, fits.warning) == ("", None)
+    assert (fits.cut, fits.warning()) == ("", None)
     assert long.ids == fits.ids
     assert long.cut == "Astronaut 😀!"
-    assert long.warning == "prompt: longer than the 6 tokens that the model reads; cut: 'Astronaut 😀!'"
+    assert long.warning() == "prompt: longer than the 6 tokens that the model reads; cut: 'Astronaut 😀!'"
 
 
 def test_tokens_that_were_added_later(tmp_path, save_tokenizer):

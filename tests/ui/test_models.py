@@ -69,6 +69,18 @@ def test_models_that_cannot_be_drawn_with_are_not_offered(card_folder, tmp_path)
         offered.card("./embeds")
 
 
+def test_a_scheduler_is_made_of_the_folders_and_not_of_the_models_default(card_folder, tmp_path):
+    folder = card_folder("model", info={"scheduler": "euler-karras"})
+    (weights,) = hub.bundled_models()["emoji64"].glob("unet/*.safetensors")
+    shutil.copy(weights, folder / "unet")
+    offered = Models(tmp_path, device="cpu")
+    card = offered.card("./model")
+    assert offered.pipeline(card, None).scheduler.config.use_karras_sigmas
+    asked = offered.pipeline(card, "euler").scheduler
+    assert not asked.config.use_karras_sigmas
+    assert asked.config == Pipeline.from_card(ModelCard.read("m", folder), scheduler="euler").scheduler.config
+
+
 @pytest.fixture
 def spoil(tmp_path):
     """Spoil a model folder below tmp_path in the way of that name, or put something else in its place."""
@@ -126,6 +138,17 @@ def test_planners_of_trajectories_are_left_out_with_the_reason(save_planner, tmp
     assert "it plans trajectories, and the page draws pictures" in models.left_out()["./planner"]
     with pytest.raises(InputError, match="it plans trajectories"):
         models.card("./planner")
+
+
+def test_models_that_draw_from_prompts_are_left_out_with_the_reason(text_folder, tmp_path):
+    for kind in ("sd1", "sdxl"):
+        shutil.copytree(text_folder(kind), tmp_path / kind)
+    models = Models(tmp_path, device="cpu")
+    assert not any(name.startswith("./") for name in models.names())
+    reason = "it draws from prompts, which the page does not take yet; use fastdiff sample"
+    assert models.left_out() == {f"./{kind}": f"model ./{kind}: {reason}" for kind in ("sd1", "sdxl")}
+    with pytest.raises(InputError, match="it draws from prompts"):
+        models.card("./sd1")
 
 
 def test_a_circle_of_links_in_a_model_stops_no_list(card_folder, tmp_path, spoil):

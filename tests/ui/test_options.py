@@ -71,7 +71,7 @@ def test_what_is_left_out_is_the_models_choice(models):
     request = run.request
     assert (request.num_inference_steps, request.scheduler, request.guidance_scale, request.eta) == (20, "ddim", 4.0, 0)
     assert [(picture.seed, picture.label_name) for picture in run.cells] == [(0, "fluent-3d hearts")]
-    assert (run.height, run.width) == (64, 64)
+    assert run.size == (64, 64)
 
 
 def test_every_limited_field_is_an_option():

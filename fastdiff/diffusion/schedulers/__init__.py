@@ -35,6 +35,7 @@ __all__ = [
     "folder_scheduler",
     "name_of",
     "scheduler_from_config",
+    "scheduler_like",
 ]
 
 _KINDS = (
@@ -78,11 +79,23 @@ def folder_scheduler(
     the pipeline is made. Any other scheduler is made of the changed one, as X.from_config(pipe.scheduler.config):
     an option that the file leaves out is not handed on. Raises as `scheduler_from_config`.
     """
-    if name in (None, own_name):
-        marked = [option for option in marked_defaults(config) if option not in changes]
-        return scheduler_from_config({**config, **changes, "_use_default_values": marked}, name)
-    handed = {option: value for option, value in changes.items() if option in config}
-    return scheduler_from_config({**config, **handed}, name)
+    if name not in (None, own_name):
+        handed = {option: value for option, value in changes.items() if option in config}
+        return scheduler_from_config({**config, **handed}, name)
+    unsaid = {*marked_defaults(config), *(changes.keys() - config.keys())}
+    own = scheduler_from_config({**config, **changes, "_use_default_values": sorted(unsaid - changes.keys())}, name)
+    own.mark_defaults(unsaid)
+    return own
+
+
+def scheduler_like(live: Any) -> Scheduler:
+    """Return ours of a live scheduler of diffusers, its options as they are. Raises as `scheduler_from_config`."""
+    config = getattr(live, "config", None)
+    if not isinstance(config, Mapping):
+        raise InputError(f"scheduler: {type(live).__name__} is none; give one of fastdiff's, such as a DDIMScheduler")
+    ours = scheduler_from_config({**config, "_class_name": type(live).__name__, "_use_default_values": ()})
+    ours.mark_defaults(marked_defaults(config))
+    return ours
 
 
 def name_of(scheduler: Scheduler) -> str:

@@ -1,6 +1,6 @@
 """Scheduler, the base of all: diffusers' interface over the rows of a sampler."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
@@ -108,6 +108,11 @@ class Scheduler:
         self._rows: dict[tuple, Tensor] = {}
         self._rows_of: Tensor | None = None  # the timesteps that the rows were made for
         self._alpha_bar: dict[torch.device, Tensor] = {}
+
+    def mark_defaults(self, options: Iterable[str]) -> None:
+        """Mark these options as set by nobody, whatever they are: another made of `config` takes its own defaults."""
+        marked = {*marked_defaults(self.config), *(self.config.keys() & {*options})}
+        self.config = FrozenDict({**self.config, "_use_default_values": sorted(marked)})
 
     def __len__(self) -> int:
         return self._options.num_train_timesteps

@@ -48,6 +48,8 @@ def read_record(path: Path, limits: Limits) -> dict[str, Any]:
         request = Request.from_flags({}, source=str(path))
     except InputError as error:
         raise InputError(str(error).replace(str(path), path.name)) from None
+    if request.prompt:
+        raise InputError(f"{path.name} was drawn from a prompt, which the page does not take yet; use fastdiff sample")
     return request.as_record() | _one_picture(request, record, path.name, limits)
 
 

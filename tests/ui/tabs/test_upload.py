@@ -109,8 +109,11 @@ def test_a_grid_gives_its_first_picture(upload):
         pytest.param(header() + text(RECORD | {"seed": -1}) + END, "cannot be used: seed", id="seed -1"),
         pytest.param(header() + text(RECORD | {"model": ["x"]}) + END, "cannot be used: model", id="list as model"),
         pytest.param(header() + text(RECORD | {"label": {}}) + END, "cannot be used: label", id="object as label"),
-        pytest.param(header() + text(RECORD | {"width": "64"}) + END, "size that cannot be used", id="width as text"),
-        pytest.param(header() + text(RECORD | {"height": 10**9}) + END, "size that cannot", id="height of 10^9"),
+        pytest.param(
+            header() + text(RECORD | {"label": None, "prompt": "a"}) + END, "drawn from a prompt", id="prompt"
+        ),
+        pytest.param(header() + text(RECORD | {"width": "64"}) + END, "cannot be used: width", id="width as text"),
+        pytest.param(header() + text(RECORD | {"height": 10**9}) + END, "cannot be used: height", id="height of 10^9"),
     ],
 )
 def test_refused_files(upload, data, message):

@@ -1,0 +1,199 @@
+"""Comparisons of a model in fastdiff with the same one in diffusers, and how diffusers' side is loaded and run."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import fastdiff
+from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
+from fastdiff.errors import InputError, in_one_line
+from fastdiff.extras import import_diffusers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch import device as Device
+
+    from fastdiff.models.autoencoder import AutoencoderKL
+    from fastdiff.models.denoiser import Denoiser
+
+FORWARD_TOLERANCE = 1e-4  # of one call of the denoiser
+FINAL_TOLERANCE = 1e-3  # of the picture after the steps, in [-1, 1], or of the trajectory
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One check: max |fastdiff - diffusers|, and how much of it is allowed."""
+
+    what: str
+    error: float
+    largest: float  # max |diffusers|
+    tolerance: float  # absolute, and relative to `largest` where that is over 1
+
+    @property
+    def allowed(self) -> float:
+        return self.tolerance * max(1.0, self.largest)
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.allowed  # NaN does not pass
+
+
+@dataclass(frozen=True)
+class Verification:
+    """All comparisons of a model."""
+
+    model: str
+    device: str
+    versions: Mapping[str, str]  # of fastdiff, and of what it is compared with
+    comparisons: Sequence[Comparison]
+
+    @classmethod
+    def of(
+        cls, model: str, device: "Device", libraries: Sequence[ModuleType], made: Sequence[Comparison]
+    ) -> "Verification":
+        """The comparisons `made` with these libraries of a model."""
+        versions = {library.__name__: library.__version__ for library in (fastdiff, *libraries)}
+        return cls(model, str(device), versions, made)
+
+    @property
+    def passed(self) -> bool:
+        return all(comparison.passed for comparison in self.comparisons)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        comparisons = [
+            vars(comparison) | {"allowed": comparison.allowed, "passed": comparison.passed}
+            for comparison in self.comparisons
+        ]
+        return {
+            "model": self.model,
+            "device": self.device,
+            "versions": self.versions,
+            "passed": self.passed,
+            "comparisons": comparisons,
+        }
+
+
+def import_verified() -> ModuleType:
+    """diffusers, told to keep silent. InputError where it is missing."""
+    diffusers = import_diffusers("verify")
+    diffusers.utils.logging.set_verbosity(logging.CRITICAL)  # what it logs of an error, the error says too
+    diffusers.utils.logging.disable_progress_bar()
+    return diffusers
+
+
+def explained(name: str, make: Callable[[], Verification]) -> Verification:
+    """Return what `make` does; where the device fails, an error of one line."""
+    from fastdiff.execution.devices import naming_lost_device
+    from fastdiff.execution.memory import or_explain
+
+    with naming_lost_device():
+        return or_explain(
+            make,
+            f"out of memory: verify holds {name} twice, for fastdiff and for diffusers, in float32; end what else "
+            "runs on the device or give another one, such as --device cpu",
+        )
+
+
+def load(kind: Any, folder: Path, variant: str | None) -> Any:
+    """A model of diffusers' class `kind`, float32. InputError for what diffusers refuses."""
+    import torch
+
+    options = {"variant": variant, "torch_dtype": torch.float32}
+    with refusals(f"diffusers cannot load {folder}"):
+        model = kind.from_pretrained(folder, low_cpu_mem_usage=False, local_files_only=True, **options)
+        return model.float().eval()  # of shards each tensor has kept its own dtype
+
+
+@contextlib.contextmanager
+def refusals(problem: str) -> Iterator[None]:
+    """Turn whatever diffusers raises, which is of any kind, into an InputError of one line, opening with `problem`.
+
+    Not so where memory runs out or a GPU fails, which is not for the model's files to mend.
+    """
+    from fastdiff.execution.devices import is_lost
+    from fastdiff.execution.memory import is_out_of_memory
+
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error) or is_lost(error):
+            raise
+        raise InputError(f"{problem} ({in_one_line(error)}); save the model again with diffusers") from None
+
+
+def noise(config: DenoiserConfig, count: int) -> "Tensor":
+    """Starting noise as diffusers has it, (N, C, H, W) or (N, C, L), float32 on the CPU."""
+    import torch
+
+    size = config.usual_size[-len(config.AXES) :]
+    return torch.randn(count, config.sample_channels, *size, generator=torch.Generator().manual_seed(SEED))
+
+
+def compare(what: str, ours: "Tensor", theirs: "Tensor", tolerance: float) -> Comparison:
+    error = (ours.double() - theirs.to(ours.device).double()).abs().max().item()
+    return Comparison(what, error, theirs.abs().max().item(), tolerance)
+
+
+def predict(model: Any, x_t: "Tensor", t: "Tensor", classes: "Tensor | None", **prompt: Any) -> "Tensor":
+    """The output of a model of either side, of which some take no labels."""
+    labels = {} if classes is None else {"class_labels": classes}
+    return model(x_t, t, **labels, **prompt).sample
+
+
+def random_prompt(ours: "Denoiser", count: int) -> dict[str, Any]:
+    """A random text, and what goes with it, where the model is told one: arguments of its call."""
+    import torch
+
+    generator = torch.Generator().manual_seed(SEED)
+    shapes = ours.config.prompt_shapes.items()
+    given = {name: torch.randn(count, *shape, generator=generator).to(ours.device) for name, shape in shapes}
+    text = {name: given.pop(name) for name in ("encoder_hidden_states",) if name in given}
+    return text | ({"added_cond_kwargs": given} if given else {})
+
+
+def forwards(
+    name: str,
+    ours: "Denoiser",
+    theirs: Any,
+    steps: int,
+    choices: Sequence[int] = (),
+    what: str = "forward",
+    prompt: Mapping[str, Any] | None = None,
+) -> Iterator[Comparison]:
+    """Compare one call for each of five of the `steps` of training and, where there are labels, for each of these.
+
+    prompt: arguments of the call, for a batch of two; by default a random text where the model reads one.
+    """
+    import torch
+
+    x_t, prompt = noise(ours.config, 2).to(ours.device), prompt or random_prompt(ours, 2)
+    for t in sorted({(steps - 1) * quarter // 4 for quarter in range(5)}):
+        for label in choices or (None,):
+            classes = None if label is None else torch.full((2,), label, device=ours.device)
+            given = x_t, torch.full((2,), t, device=ours.device), classes
+            with torch.inference_mode():
+                output = predict(ours, *given, **prompt)
+                with refusals(f"diffusers cannot run {name}"):
+                    expected = predict(theirs, *given, **prompt)
+            of_label = "" if label is None else f" label={label}"
+            yield compare(f"{what} t={t}{of_label}", output, expected, FORWARD_TOLERANCE)
+
+
+def halves(name: str, config: DenoiserConfig, ours: "AutoencoderKL", theirs: Any) -> Iterator[Comparison]:
+    """Compare one decoding and one encoding, both of noise."""
+    import torch
+
+    z = noise(config, 2).to(ours.device)
+    sides = (ours.config.scale * side for side in z.shape[2:])
+    x = torch.randn(2, ours.config.in_channels, *sides, generator=torch.Generator().manual_seed(SEED)).to(ours.device)
+    with torch.inference_mode(), refusals(f"diffusers cannot run the VAE of {name}"):
+        expected, moments = theirs.decode(z).sample, theirs.encode(x).latent_dist.parameters
+    (sample,), (distribution,) = ours.decode(z), ours.encode(x)
+    yield compare("VAE decode", sample, expected, FORWARD_TOLERANCE)
+    yield compare("VAE encode", distribution.parameters, moments, FORWARD_TOLERANCE)

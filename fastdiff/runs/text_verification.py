@@ -1,0 +1,207 @@
+"""A folder that is drawn from prompts in fastdiff, against transformers and diffusers: each part, then the whole."""
+
+import logging
+import operator
+import warnings
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.registry import SCHEDULER, SCHEDULER_OPTIONS, SCHEDULERS, ModelPart
+from fastdiff.errors import InputError
+from fastdiff.extras import import_transformers
+from fastdiff.requests.defaults import LIBRARY, ModelFacts, SamplingOptions, complete_sampling
+from fastdiff.requests.request import Request
+from fastdiff.runs.comparisons import (
+    FINAL_TOLERANCE,
+    FORWARD_TOLERANCE,
+    SEED,
+    Comparison,
+    Verification,
+    compare,
+    forwards,
+    halves,
+    import_verified,
+    load,
+    noise,
+    random_prompt,
+    refusals,
+)
+from fastdiff.runs.drawing import load_pipeline
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fastdiff.pipelines import TextToImagePipeline
+
+PROMPT, NEGATIVE = "a photo of an astronaut riding a horse", "blurry"
+TEXTS = (  # on which tokenizers differ, if anywhere
+    "",
+    PROMPT,
+    "  Two   SPACES,\ttabs\nand lines ",
+    "it's, we'll, I'D; rock'n'roll (1:2) [x] {y} <z> 3.14 50%",
+    "naïve café, Straße, ÅNGSTRÖM, İstanbul, ﬁne e\u0301",
+    "日本の富士山 и русский лес 한국어 العربية हिन्दी",
+    "👩‍🚀🏳️‍🌈 emoji ✨️ and ☕",
+    "<|startoftext|>special<|endoftext|> tokens",
+    "0123456789 supercalifragilisticexpialidocious aaaaaaaaaaaaaaaaaaaaaaaaa!!!!!!!!",
+    "the end of a long text is cut: " + "cats and dogs, " * 60,
+)
+
+
+def compare_text_pipeline(card: ModelCard, request: Request, device: str) -> Verification:
+    """Make every comparison for a folder of StableDiffusionPipeline or its SDXL kin; see `compare_with_diffusers`."""
+    steps, most = request.num_inference_steps or 1, card.num_train_timesteps
+    if steps > most:
+        raise InputError(f"steps {steps}: {card.name} was trained with {most} steps; give a number from 1 to {most}")
+    libraries = _import_transformers(), import_verified()
+    pipe = cast("TextToImagePipeline", load_pipeline(card, request, device))
+    assert pipe.vae is not None
+    with warnings.catch_warnings():  # diffusers says which options of old folders it changes; so do we
+        warnings.simplefilter("ignore")
+        theirs = _load_theirs(card, request, pipe.scheduler_name, *libraries)
+        theirs.to(pipe.device)
+        comparisons = [
+            *_tokens(pipe, theirs),
+            *_encoders(pipe, theirs),
+            *_predictions(card, pipe, theirs),
+            *halves(card.name, card.config, pipe.vae, theirs.vae),
+            _pictures(pipe, theirs, card, steps),
+        ]
+    return Verification.of(card.name, pipe.device, libraries, comparisons)
+
+
+def _import_transformers() -> ModuleType:
+    transformers = import_transformers("verify of a model that reads prompts")
+    transformers.logging.set_verbosity(logging.CRITICAL)
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def _load_theirs(
+    card: ModelCard, request: Request, scheduler: str, transformers: ModuleType, diffusers: ModuleType
+) -> Any:
+    """diffusers' pipeline of the folder, float32, on the CPU. InputError for what it refuses.
+
+    Its parts are loaded one by one, as the classes that the registry knows: nothing else of the folder is run.
+    """
+    pipeline, libraries = card.pipeline, {"transformers": transformers, "diffusers": diffusers}
+    options = {"requires_safety_checker": False, "add_watermarker": False}
+    options |= {"force_zeros_for_empty_prompt": card.zeros_for_no_prompt}
+    parts: dict[str, Any] = dict.fromkeys([*(part.name for part in pipeline.parts), *pipeline.unused])
+    parts |= {name: value for name, value in options.items() if name in pipeline.options}
+    for part in (*pipeline.denoisers, *pipeline.companions):
+        if isinstance(part, ModelPart) and part.name in card.classes:
+            folder = hub.component_folder(card.folder, part.name)
+            parts[part.name] = load(getattr(libraries[part.library], part.class_name), folder, request.variant)
+    for part in card.tokenizers:
+        with refusals(f"transformers cannot load {card.folder / part.name}"):
+            parts[part.name] = transformers.CLIPTokenizer.from_pretrained(card.folder / part.name)
+    folder = hub.component_folder(card.folder, SCHEDULER.name)
+    with refusals(f"diffusers cannot load {folder}"):
+        parts[SCHEDULER.name] = getattr(diffusers, card.classes[SCHEDULER.name]).from_pretrained(folder)
+        made = getattr(diffusers, pipeline.name)(**parts)
+        if scheduler != card.scheduler:
+            kind, options = getattr(diffusers, SCHEDULERS[scheduler]), SCHEDULER_OPTIONS.get(scheduler, {})
+            made.scheduler = kind.from_config(made.scheduler.config, **options)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def _tokens(pipe: "TextToImagePipeline", theirs: Any) -> Iterator[Comparison]:
+    """Compare the ids of texts; the error is the number of ids that differ."""
+    for name, ours in _named(pipe, pipe.encoders.tokenizers, "tokenizer"):
+        pairs = [(ours(text).ids, _their_ids(getattr(theirs, name), [text])[0].tolist()) for text in TEXTS]
+        wrong = sum(sum(map(operator.ne, *pair)) + abs(len(pair[0]) - len(pair[1])) for pair in pairs)
+        yield Comparison(f"{name} ids", wrong, max(max(ids) for _, ids in pairs), tolerance=0.0)
+
+
+def _their_ids(tokenizer: Any, texts: Sequence[str]) -> "Tensor":
+    """(N, L), as diffusers' pipelines make them."""
+    options = {"padding": "max_length", "max_length": tokenizer.model_max_length, "truncation": True}
+    with refusals("transformers cannot run the tokenizer"):
+        return tokenizer(list(texts), return_tensors="pt", **options).input_ids
+
+
+def _encoders(pipe: "TextToImagePipeline", theirs: Any) -> Iterator[Comparison]:
+    """Compare all that each text encoder hands out for a few texts."""
+    import torch
+
+    for name, ours in _named(pipe, pipe.encoders.models, "text_encoder"):
+        ids = _their_ids(getattr(theirs, name.replace("text_encoder", "tokenizer")), TEXTS[:4]).to(pipe.device)
+        output = ours(ids, output_hidden_states=True)
+        with torch.inference_mode(), refusals(f"transformers cannot run the {name}"):
+            expected = getattr(theirs, name)(ids, output_hidden_states=True)
+        pooled = "text_embeds" if hasattr(output, "text_embeds") else "pooler_output"
+        for what in ("hidden_states", "last_hidden_state", pooled):
+            mine, other = getattr(output, what), getattr(expected, what)
+            if what == "hidden_states":
+                mine, other = torch.stack(mine), torch.stack(other)
+            yield compare(f"{name} {what}", mine, other, FORWARD_TOLERANCE)
+
+
+def _named(pipe: "TextToImagePipeline", parts: Sequence[Any], name: str) -> Iterator[tuple[str, Any]]:
+    """Text encoders, or their tokenizers, with their names in a folder, the first of which is `name`."""
+    for model, part in zip(pipe.encoders.models, parts, strict=True):
+        yield model.part.name.replace("text_encoder", name), part
+
+
+def _predictions(card: ModelCard, pipe: "TextToImagePipeline", theirs: Any) -> Iterator[Comparison]:
+    """Compare the U-Nets, told a prompt and a negative one."""
+    steps, prompt = card.num_train_timesteps, _conditions(pipe)
+    return forwards(card.name, pipe.denoiser, theirs.unet, steps, what="U-Net", prompt=prompt)
+
+
+def _conditions(pipe: "TextToImagePipeline") -> dict[str, Any]:
+    """Arguments of a U-Net's call: the texts of a prompt and of a negative one, encoded."""
+    import torch
+
+    given = random_prompt(pipe.denoiser, 2)
+    if not pipe.encoders.models:
+        return given
+    encoded = [pipe.encoders.encode([text] * len(pipe.encoders.models)) for text in (PROMPT, NEGATIVE)]
+    given["encoder_hidden_states"] = torch.stack([each.text for each in encoded])
+    if pipe.encoders.of_sdxl:
+        added = given["added_cond_kwargs"]
+        added["text_embeds"] = torch.stack([each.pooled for each in encoded if each.pooled is not None])
+        added["time_ids"] = torch.tensor([[512.0, 512, 0, 0, 512, 512]] * 2, device=pipe.device)
+    return given
+
+
+def _pictures(pipe: "TextToImagePipeline", theirs: Any, card: ModelCard, steps: int) -> Comparison:
+    """Compare a picture after a few guided steps; a generator makes fastdiff draw step noise as diffusers does."""
+    import torch
+
+    sampling = complete_sampling(
+        SamplingOptions(pipe.scheduler_name, steps), ModelFacts.of(card), LIBRARY, labelled=False
+    )
+    x_T = noise(card.config, 1).to(pipe.device)
+
+    def drawn(pipeline: Any) -> "Tensor":
+        return pipeline(
+            **_prompts(pipe),
+            num_inference_steps=steps,
+            guidance_scale=sampling.guidance_scale,
+            eta=sampling.eta or 0.0,
+            latents=x_T.clone(),
+            generator=torch.Generator().manual_seed(SEED),
+            output_type="pt",
+        ).images
+
+    ours = drawn(pipe)
+    with torch.inference_mode(), refusals(f"diffusers cannot run {card.name}"):
+        expected = drawn(theirs)
+    name = f"{steps} steps of {pipe.scheduler_name}, guidance {sampling.guidance_scale:g}"
+    return compare(name, 2 * ours - 1, 2 * expected - 1, FINAL_TOLERANCE)
+
+
+def _prompts(pipe: "TextToImagePipeline") -> dict[str, Any]:
+    """Arguments of a pipeline's call: a prompt and a negative one, embeddings where there are no text encoders."""
+    if pipe.encoders.models:
+        return {"prompt": PROMPT, "negative_prompt": NEGATIVE}
+    given = random_prompt(pipe.denoiser, 2)
+    text, pooled = given["encoder_hidden_states"], given["added_cond_kwargs"]["text_embeds"]
+    embeds = {"prompt_embeds": text[:1], "negative_prompt_embeds": text[1:]}
+    return embeds | {"pooled_prompt_embeds": pooled[:1], "negative_pooled_prompt_embeds": pooled[1:]}

@@ -1,0 +1,265 @@
+"""Downloads from the hub, whose client is a stub: which files are asked for, and what is refused."""
+
+import json
+import shutil
+from fnmatch import fnmatch
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from fastdiff.checkpoints import hub
+from fastdiff.errors import InputError
+from fastdiff.pipelines import Pipeline
+from fastdiff.text.tokenizer import CLIPTokenizer
+from tests.checkpoints.hub.folders import COMMIT, DIT_INDEX, INDEX, SD_INDEX, STEM, assert_one_line, write
+
+
+@pytest.fixture
+def remote(tmp_path, monkeypatch):
+    """A stub of the hub: what stands in `remote.folder` can be downloaded; `remote.calls` are the requests."""
+    remote = SimpleNamespace(folder=tmp_path / "remote", cache=tmp_path / "cache" / COMMIT, calls=[])
+
+    def snapshot_download(repo_id, *, allow_patterns, **options):
+        remote.calls.append({"repo_id": repo_id, **options})
+        for path in remote.folder.rglob("*"):
+            name = path.relative_to(remote.folder).as_posix()
+            if path.is_file() and any(fnmatch(name, pattern) for pattern in allow_patterns):
+                (remote.cache / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, remote.cache / name)
+        return str(remote.cache)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    remote.files = lambda: {p.relative_to(remote.cache).as_posix() for p in remote.cache.rglob("*") if p.is_file()}
+    return remote
+
+
+@pytest.mark.parametrize(
+    ("variant", "there", "fetched"),
+    [
+        pytest.param(None, ["{}.safetensors", "{}.bin", "{}.fp16.safetensors"], ["{}.safetensors"], id="safetensors"),
+        pytest.param(None, ["{}.bin", "{}.fp16.safetensors"], ["{}.bin"], id="bin-when-alone"),
+        pytest.param("fp16", ["{}.safetensors", "{}.fp16.safetensors"], ["{}.fp16.safetensors"], id="variant"),
+        pytest.param(
+            None,
+            ["{}-00001-of-00001.safetensors", "{}.safetensors.index.json", "{}-00001-of-00001.fp16.safetensors"],
+            ["{}-00001-of-00001.safetensors", "{}.safetensors.index.json"],
+            id="shards",
+        ),
+        pytest.param(
+            "fp16",
+            ["{}.fp16-00001-of-00001.safetensors", "{}.safetensors.index.fp16.json", "{}.safetensors"],
+            ["{}.fp16-00001-of-00001.safetensors", "{}.safetensors.index.fp16.json"],
+            id="variant-shards",
+        ),
+        pytest.param(
+            "fp16",
+            ["{}-00001-of-00001.fp16.safetensors", "{}.safetensors.fp16.index.json", "{}.safetensors"],
+            ["{}-00001-of-00001.fp16.safetensors", "{}.safetensors.fp16.index.json"],
+            id="older-names-of-variant-shards",
+        ),
+    ],
+)
+@pytest.mark.parametrize("prefix", [pytest.param("unet/", id="folders"), pytest.param("", id="flat")])
+def test_hub_downloads_configs_and_the_weights_needed(remote, prefix, variant, there, fetched):
+    scheduler = "scheduler/scheduler_config.json" if prefix else "scheduler_config.json"
+    configs = {f"{prefix}config.json", scheduler, "fastdiff.json"}
+    others = [f"checkpoint-500/unet/{STEM}.safetensors", "README.md", "vae/config.json", "run.py"]
+    write(remote.folder, *configs, *others, *(prefix + name.format(STEM) for name in there))
+    assert hub.resolve("org/name", variant=variant) == remote.cache
+    assert remote.files() == {"model_index.json", *configs, *(prefix + name.format(STEM) for name in fetched)}
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [("safetensors", "safetensors"), ("bin", "safetensors"), ("safetensors", "bin")],
+    ids=["safetensors", "old-transformer", "old-vae"],
+)
+def test_hub_downloads_the_vae_of_a_transformer(remote, weights):
+    transformer, vae = weights
+    wanted = {f"transformer/{STEM}.{transformer}", "transformer/config.json", f"vae/{STEM}.{vae}", "vae/config.json"}
+    others = ["unet/config.json", f"unet/{STEM}.safetensors", f"vae/{STEM}.fp16.safetensors"]
+    write(remote.folder, *wanted, *others, "scheduler/scheduler_config.json", index=DIT_INDEX)
+    assert hub.resolve("org/name") == remote.cache
+    assert wanted <= remote.files()
+    assert not {name for name in remote.files() - wanted if name.endswith((".safetensors", ".bin"))}
+
+
+def test_hub_transformer_without_its_vaes_weights(remote):
+    write(remote.folder, f"transformer/{STEM}.safetensors", "vae/config.json", index=DIT_INDEX)
+    with pytest.raises(InputError, match="org/name has no weights"):
+        hub.resolve("org/name")
+
+
+SD_FILES = {
+    "scheduler/scheduler_config.json",
+    *(f"{part}/config.json" for part in ("unet", "vae", "text_encoder")),
+    *(f"tokenizer/{name}" for name in ("vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json")),
+}
+SD_OTHERS = {  # that lie beside them on the hub
+    *(f"safety_checker/{name}" for name in ("config.json", "model.safetensors", "pytorch_model.bin")),
+    "feature_extractor/preprocessor_config.json",
+    "v1-5-pruned.safetensors",
+    "text_encoder/flax_model.msgpack",
+    f"unet/{STEM}.non_ema.safetensors",
+}
+SHARDS = "{}-00001-of-00002", "{}-00002-of-00002"
+
+
+@pytest.mark.parametrize(
+    ("variant", "fetched", "others"),
+    [
+        pytest.param(
+            None,
+            {"unet/{}.safetensors", "vae/{}.safetensors", "text_encoder/model.safetensors"},
+            {"unet/{}.bin", "vae/{}.fp16.safetensors", "text_encoder/pytorch_model.bin"},
+            id="safetensors",
+        ),
+        pytest.param(
+            None, {"unet/{}.bin", "vae/{}.bin", "text_encoder/pytorch_model.bin"}, {"unet/{}.fp16.bin"}, id="bin"
+        ),
+        pytest.param(
+            "fp16",
+            {"unet/{}.fp16.safetensors", "vae/{}.fp16.safetensors", "text_encoder/model.fp16.safetensors"},
+            {"unet/{}.safetensors", "vae/{}.safetensors", "text_encoder/model.safetensors", "unet/{}.fp16.bin"},
+            id="variant",
+        ),
+        pytest.param(
+            None,
+            {
+                *("unet/{}.safetensors", "vae/{}.safetensors", "text_encoder/model.safetensors.index.json"),
+                *(f"text_encoder/{shard}.safetensors".replace("{}", "model") for shard in SHARDS),
+            },
+            {"text_encoder/pytorch_model.bin", "text_encoder/model.fp16.safetensors"},
+            id="shards-of-the-encoder",
+        ),
+        pytest.param(
+            "fp16",
+            {
+                *("unet/{}.fp16.safetensors", "vae/{}.fp16.safetensors"),
+                *(
+                    "text_encoder/model.safetensors.index.fp16.json",
+                    "text_encoder/model.fp16-00001-of-00001.safetensors",
+                ),
+            },
+            {"text_encoder/model-00001-of-00001.safetensors"},
+            id="variant-shards-of-the-encoder",
+        ),
+    ],
+)
+def test_hub_downloads_all_parts_of_a_text_pipeline_and_nothing_else(remote, variant, fetched, others):
+    fetched, others = ({name.format(STEM) for name in names} for names in (fetched, others))
+    write(remote.folder, *SD_FILES, *SD_OTHERS, *fetched, *others, index=SD_INDEX)
+    (remote.folder / "unet" / "config.json").write_text('{"_class_name": "UNet2DConditionModel"}')
+    assert hub.resolve("org/name", variant=variant) == remote.cache
+    assert remote.files() == {"model_index.json", *SD_FILES, *fetched}
+
+
+@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
+def test_hub_a_downloaded_text_pipeline_is_whole(remote, text_folder, kind):
+    remote.folder = text_folder(kind)
+    pipe = Pipeline.from_pretrained("org/name", device="cpu")
+    assert pipe("a cat", num_inference_steps=1, output_type="np").images.shape == (1, 16, 16, 3)
+
+
+@pytest.mark.parametrize("layout", ["one-file", "two-files", "old", "both"])
+def test_hub_a_downloaded_tokenizer_is_whole(remote, text_folder, save_tokenizer, tmp_path, layout):
+    remote.folder = shutil.copytree(text_folder("sd1"), tmp_path / "sd1", ignore=shutil.ignore_patterns("tokenizer"))
+    theirs = CLIPTokenizer(save_tokenizer(remote.folder / "tokenizer", layout=layout, pad="!"))
+    ours = CLIPTokenizer(hub.resolve("org/name") / "tokenizer")
+    assert ours("the cat, and more").ids == theirs("the cat, and more").ids
+
+
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [
+        ("tokenizer", "has no tokenizer in diffusers' layout"),
+        ("text_encoder", "has no weights of its text_encoder in diffusers' layout"),
+        ("vae", "has no weights of its vae in"),
+    ],
+)
+def test_hub_a_text_pipeline_without_a_part_is_refused(remote, text_folder, tmp_path, missing, named):
+    without = shutil.ignore_patterns("*.safetensors", "vocab.json", "tokenizer*.json", "merges.txt")
+    remote.folder = shutil.copytree(text_folder("sd1"), tmp_path / "sd1")
+    shutil.rmtree(remote.folder / missing)
+    shutil.copytree(text_folder("sd1") / missing, remote.folder / missing, ignore=without)
+    with pytest.raises(InputError) as error:
+        hub.resolve("org/name")
+    assert_one_line(error, named, "https://huggingface.co/org/name/tree/main")
+    assert missing != "tokenizer" or not any(remote.cache.rglob("*.safetensors"))  # before the weights come
+
+
+def test_hub_passes_revision_and_token_on_and_stays_on_one_commit(remote):
+    write(remote.folder, "unet/config.json", f"unet/{STEM}.safetensors")
+    hub.resolve("org/name", revision="v2", token="hf_secret", local_files_only=True)
+    same = {"repo_id": "org/name", "token": "hf_secret", "local_files_only": True}
+    assert remote.calls == [{**same, "revision": "v2"}, {**same, "revision": COMMIT}]
+
+
+def test_hub_fetches_a_plain_model(remote):
+    write(remote.folder, "config.json", f"{STEM}.safetensors", index=None)
+    assert hub.resolve("org/name") == remote.cache
+
+
+@pytest.mark.parametrize(
+    ("names", "index", "named"),
+    [
+        pytest.param([], INDEX | {"_class_name": "LDMPipeline"}, "'LDMPipeline'", id="pipeline"),
+        pytest.param(["model.gguf"], None, "neither model_index.json nor config.json", id="no-config"),
+    ],
+)
+def test_hub_model_that_fastdiff_cannot_run_is_refused_before_its_weights_come(remote, names, index, named):
+    write(remote.folder, f"unet/{STEM}.safetensors", *names, index=index)
+    with pytest.raises(InputError) as error:
+        hub.resolve("org/name")
+    assert_one_line(error, named)
+    assert len(remote.calls) == 1
+
+
+def test_hub_model_of_another_class_is_refused_before_its_weights_come(remote):
+    write(remote.folder, f"{STEM}.safetensors", index=None)
+    (remote.folder / "config.json").write_text(json.dumps({"_class_name": "AutoencoderKL"}))
+    with pytest.raises(InputError) as error:
+        hub.resolve("org/name")
+    assert_one_line(error, "'AutoencoderKL'")
+    assert len(remote.calls) == 1
+
+
+@pytest.mark.parametrize("variant", [pytest.param(None, id="no-weights"), pytest.param("fp8", id="no-such-variant")])
+def test_hub_model_without_the_weights_asked_for(remote, variant):
+    write(remote.folder, "unet/config.json", *([f"unet/{STEM}.safetensors"] if variant else []))
+    with pytest.raises(InputError) as error:
+        hub.resolve("org/name", variant=variant)
+    assert_one_line(error, "org/name", "https://huggingface.co/org/name/tree/main", variant or "weights")
+
+
+def http_error(kind: type[Exception]) -> Exception:
+    return kind("404 Client Error\nmore\nlines", response=SimpleNamespace(headers={}, request=None))
+
+
+@pytest.mark.parametrize(
+    ("raised", "named"),
+    [
+        pytest.param(
+            http_error(errors.GatedRepoError), ["https://huggingface.co/org/name", "hf auth login"], id="gated"
+        ),
+        pytest.param(http_error(errors.RepositoryNotFoundError), ["private", "hf auth login"], id="not-found"),
+        pytest.param(http_error(errors.RevisionNotFoundError), ["'v9'", "commits"], id="no-such-revision"),
+        pytest.param(http_error(errors.DisabledRepoError), ["disabled"], id="disabled"),
+        pytest.param(http_error(errors.HfHubHTTPError), ["HfHubHTTPError", "404", "try again"], id="server-error"),
+        pytest.param(errors.LocalEntryNotFoundError("no\nfile"), ["cache", "HF_HUB_OFFLINE"], id="not-cached"),
+        pytest.param(errors.LocalTokenNotFoundError("none"), ["hf auth login"], id="no-token"),
+        pytest.param(errors.HFValidationError("bad"), ["org/name"], id="bad-id"),
+        pytest.param(errors.HTTPError("proxy\nsays no"), ["proxy", "try again"], id="transport"),
+        pytest.param(OSError(28, "No space left on device"), ["No space left"], id="disk-full"),
+    ],
+)
+def test_hub_refusals_are_one_line_with_the_remedy(monkeypatch, raised, named):
+    def snapshot_download(*_, **__):
+        raise raised
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    with pytest.raises(InputError) as error:
+        hub.resolve("org/name", revision="v9")
+    assert_one_line(error, "hub model org/name", *named)

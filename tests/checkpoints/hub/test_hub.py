@@ -1,0 +1,178 @@
+"""Model names: folders, bundled names and hub ids, with the hub's own client kept offline."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastdiff.checkpoints import hub
+from fastdiff.errors import InputError
+from tests.checkpoints.hub.folders import COMMIT, INDEX, STEM, assert_one_line, write
+
+
+def write_cache(cache: Path, repo_id: str, *names: str, index: dict | None = INDEX) -> Path:
+    """One repository in the layout of huggingface_hub's cache; its snapshot folder."""
+    repo = cache / f"models--{repo_id.replace('/', '--')}"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(COMMIT)
+    return write(repo / "snapshots" / COMMIT, *names, index=index)
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    """The real client with HF_HUB_OFFLINE=1 and an empty cache, whose folder is given."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    return tmp_path
+
+
+# Folders and bundled names
+
+
+def test_bundled_name():
+    assert hub.resolve("emoji64") == hub.bundled_models()["emoji64"]
+
+
+@pytest.mark.parametrize(
+    ("names", "index"), [pytest.param(["config.json"], None, id="model"), pytest.param([], INDEX, id="pipeline")]
+)
+def test_folder(tmp_path, names, index):
+    folder = write(tmp_path / "mine", *names, index=index)
+    assert hub.resolve(folder) == hub.resolve(str(folder)) == folder
+
+
+def test_a_model_folder_of_that_name_comes_before_a_bundled_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "emoji64", "config.json", index=None)
+    assert hub.resolve("emoji64") == Path("emoji64")
+
+
+def test_another_folder_of_that_name_does_not_hide_a_bundled_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "emoji64").mkdir()
+    assert hub.resolve("emoji64") == hub.bundled_models()["emoji64"]
+
+
+def test_a_folder_that_reads_like_a_hub_id_is_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "org" / "model")
+    assert hub.resolve("org/model") == Path("org/model")
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        pytest.param("emoji46", ["'emoji46'", "did you mean emoji64", "hub id org/name"], id="misspelt"),
+        pytest.param("zebra", ["'zebra'", "bundled: emoji64", "hub id org/name"], id="unknown"),
+        pytest.param("", ["''", "emoji64"], id="empty"),
+        pytest.param("../no/such/folder", ["'../no/such/folder'"], id="no-such-path"),
+        pytest.param("x" * 5000, ["bundled"], id="longer-than-a-path"),
+        pytest.param("a\0b", ["bundled"], id="nul"),
+        pytest.param("https://huggingface.co/org/name", ["hub id org/name"], id="url"),
+        pytest.param(__file__, [__file__, "is a file"], id="file"),
+        pytest.param(str(Path(__file__).parent), ["model_index.json", "config.json"], id="folder-without-config"),
+    ],
+)
+def test_no_model_of_that_name(name, named, tmp_path, monkeypatch):
+    write(tmp_path, "config.json")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as error:
+        hub.resolve(name)
+    assert_one_line(error, *named)
+
+
+def test_a_revision_of_a_folder_is_refused():
+    with pytest.raises(InputError) as error:
+        hub.resolve("emoji64", revision="v2")
+    assert_one_line(error, "'v2'", "hub id")
+
+
+def test_component_folder_falls_back_to_the_flat_layout(tmp_path):
+    (tmp_path / "unet").mkdir()
+    assert hub.component_folder(tmp_path, "unet") == tmp_path / "unet"
+    assert hub.component_folder(tmp_path, "scheduler") == tmp_path
+
+
+# The hub's own client, offline
+
+
+def test_offline_a_cached_model_resolves(offline):
+    snapshot = write_cache(offline, "org/name", "unet/config.json", f"unet/{STEM}.bin")
+    assert hub.resolve("org/name") == snapshot
+
+
+def test_offline_a_model_that_is_not_cached_is_one_line(offline):
+    with pytest.raises(InputError) as error:
+        hub.resolve("org/name")
+    assert_one_line(error, "org/name", "not in the local cache", "HF_HUB_OFFLINE")
+
+
+def test_the_clients_own_check_of_an_id_is_one_line(offline):
+    with pytest.raises(InputError) as error:
+        hub.resolve("org/name--with..dots")
+    assert_one_line(error, "not a valid hub id", "org/name")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_cached_models_are_those_that_fastdiff_can_draw_with(cache):
+    pipeline = write_cache(cache, "org/pipeline")
+    model = write_cache(cache, "org/model", "config.json", index=None)
+    write_cache(cache, "org/unsupported", index=INDEX | {"_class_name": "LDMPipeline"})
+    write_cache(cache, "org/empty", index=None)
+    bert = write_cache(cache, "org/bert", index=None)
+    (bert / "config.json").write_text("{}")
+    assert hub.cached_models() == {"org/model": model, "org/pipeline": pipeline}
+
+
+def test_cached_models_take_the_main_revision(cache):
+    main = write_cache(cache, "org/name")
+    write(main.parent / ("f" * 40))
+    assert hub.cached_models() == {"org/name": main}
+
+
+def test_cached_models_that_cannot_be_read_are_listed_and_stop_no_other(cache):
+    good = write_cache(cache, "org/good")
+    dangling, half = (write_cache(cache, f"org/{name}", index=None) for name in ("dangling", "half"))
+    (dangling / "model_index.json").symlink_to("../../blobs/gone")
+    (half / "model_index.json").write_text("{")
+    damaged = cache / "models--org--damaged"
+    (damaged / "snapshots").mkdir(parents=True)
+    (damaged / "refs" / "main").mkdir(parents=True)
+    (cache / "models--org--file").touch()
+    assert hub.cached_models() == {"org/dangling": dangling, "org/good": good, "org/half": half}
+
+
+def test_a_cached_model_without_permission_is_listed(cache, monkeypatch):
+    good, locked = write_cache(cache, "org/good"), write_cache(cache, "org/locked").parent
+    listing = Path.iterdir
+
+    def iterdir(folder):
+        if folder == locked:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return listing(folder)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert hub.cached_models() == {"org/good": good, "org/locked": locked.parent}
+
+
+def test_no_cache_means_no_cached_models(cache):
+    assert hub.cached_models() == {}
+    cache.write_text("a file in its place")
+    assert hub.cached_models() == {}
+
+
+def test_bundled_models_are_listed_without_torch_or_the_hub_client():
+    code = """if True:
+        import sys
+        from fastdiff.checkpoints import hub
+        from fastdiff.checkpoints import model_info
+        model_info.ModelInfo.from_folder(hub.resolve("emoji64")).label_index("noto animals")
+        print([name for name in ("torch", "numpy", "huggingface_hub", "diffusers") if name in sys.modules])
+    """
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,43 @@
+"""The hash of a model's weights, as other tools compute it."""
+
+import hashlib
+import json
+import shutil
+
+import pytest
+
+from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.model_hash import begin_hash
+from fastdiff.errors import InputError
+
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+
+
+@pytest.fixture
+def model(tmp_path):
+    return shutil.copytree(hub.bundled_models()["emoji64"], tmp_path / "model")
+
+
+@pytest.fixture
+def card(model):
+    return ModelCard.read("model", model)
+
+
+def test_it_is_that_of_the_weights_file(card, model):
+    assert begin_hash(card, None).result() == hashlib.sha256((model / "unet" / WEIGHTS).read_bytes()).hexdigest()
+
+
+def test_shards_count_as_one_file(card, model):
+    (model / "unet" / WEIGHTS).unlink()
+    shards = {f"part-{i}.safetensors": bytes([i]) * 5_000_000 for i in range(2)}
+    for name, content in shards.items():
+        (model / "unet" / name).write_bytes(content)
+    index = {"weight_map": {"b": "part-1.safetensors", "a": "part-0.safetensors"}}
+    (model / "unet" / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    assert begin_hash(card, None).result() == hashlib.sha256(b"".join(shards.values())).hexdigest()
+
+
+def test_weights_that_are_missing_are_refused(card):
+    with pytest.raises(InputError, match=r"has no diffusion_pytorch_model\.fp16\.safetensors"):
+        begin_hash(card, "fp16")

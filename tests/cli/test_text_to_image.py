@@ -1,0 +1,236 @@
+"""`fastdiff sample` of a Stable Diffusion folder: from prompts to PNG files that draw the same again."""
+
+import json
+import logging
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sd_parsers import ParserManager
+
+from fastdiff import cli
+from fastdiff.pipelines import Pipeline
+from fastdiff.requests import png
+
+CAT, RIDER = "a photo of the cat", "the astronaut riding the cat"
+LONG = "the photo of the cat riding the photo of the astronaut riding the photo of the cat of the ocean of the cat"
+CUT = "longer than the 24 tokens that the model reads; cut: "
+
+
+@pytest.fixture
+def sample(tmp_path, monkeypatch, capsys):
+    """Run `fastdiff sample ARGS` on the CPU in tmp_path; returns exit code, stdout and the lines of fastdiff's own."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: object) -> tuple[int, str, list[str]]:
+        code = cli.main(["sample", "--device", "cpu", *map(str, args)])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        lines = [part for line in err.splitlines() for part in line.split("\r")]
+        return code, out, [line.strip() for line in lines if line.strip().startswith("fastdiff: ")]
+
+    return run
+
+
+@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
+def test_pictures_are_prompts_by_seeds_and_equal_the_librarys(sample, text_folder, tmp_path, files, kind):
+    folder = text_folder(kind)
+    (tmp_path / "prompts.txt").write_text(f"\n  \n{RIDER}\r\n", encoding="utf-8")
+    code, out, said = sample(
+        "-m", folder, "--prompt", CAT, "--prompt-file", "prompts.txt", "--negative-prompt", "the ocean", "-s", 7,
+        "--num-images", 2, "--steps", 3, "--guidance", 4, "--height", 32, "--width", 24, "--clip-skip", 1, "-b", 3,
+        "--scheduler", "dpm++2m-karras", "--json", "--grid",
+    )  # fmt: skip
+    assert code == 0, said
+    lines = [json.loads(line) for line in out.splitlines()]
+    cells = [(prompt, seed) for prompt in (CAT, RIDER) for seed in (7, 8)]
+    assert [(line["prompt"], line["seed"], line["label"]) for line in lines] == [(*cell, None) for cell in cells]
+    names = [f"outputs/{prompt.replace(' ', '-')}-{seed}.png" for prompt, seed in cells]
+    assert [line["path"] for line in lines] == names and files(tmp_path) == sorted(
+        [*names, "outputs/grid.png", "prompts.txt"]
+    )
+    pipe = Pipeline.from_pretrained(folder, device="cpu", scheduler="dpm++2m-karras")
+    options = {"negative_prompt": "the ocean", "num_inference_steps": 3, "guidance_scale": 4, "clip_skip": 1}
+    expected = pipe([CAT, RIDER], seed=[7, 8], height=32, width=24, **options).images
+    for name, image in zip(names, expected, strict=True):
+        with Image.open(name) as found:
+            assert found.size == (24, 32) and np.array_equal(np.asarray(found), np.asarray(image))
+    with Image.open("outputs/grid.png") as sheet:
+        assert sheet.size == (2 * 26 + 2, 2 * 34 + 2)
+
+
+@pytest.mark.parametrize("kind", ["sd1", "sd2", "sdxl"])
+def test_from_redraws_the_same_bytes(sample, text_folder, tmp_path, kind):
+    args = ["-m", text_folder(kind), "--prompt", CAT, "--prompt", RIDER, "--negative-prompt", "the\nocean"]
+    args += ["--steps", 2, "--height", 24, "--clip-skip", 2, "-s", 9, "--grid"]
+    assert sample(*args)[0] == 0
+    first = tmp_path / "outputs/a-photo-of-the-cat-9.png"
+    assert sample("--from", first, "-o", "again.png")[0] == 0
+    assert Path("again.png").read_bytes() == first.read_bytes()
+    assert sample("--from", "outputs/grid.png", "-o", "all", "--grid")[0] == 0
+    for path in (tmp_path / "outputs").iterdir():
+        assert (tmp_path / "all" / path.name).read_bytes() == path.read_bytes()
+    # flags win
+    assert sample("--from", first, "--prompt", "ocean", "--width", 32, "--clip-skip", 0, "-o", "other.png")[0] == 0
+    other = png.read_settings("other.png")
+    assert (other["prompt"], other["negative_prompt"], other["clip_skip"]) == ("ocean", "the\nocean", None)
+    assert (other["width"], other["height"], other["seed"]) == (32, 24, 9)
+
+
+def test_other_tools_read_the_settings(sample, text_folder):
+    prompt = "the cat,\nSteps: 1, Negative prompt: (ocean:1.2) 🙂"
+    args = ["-m", text_folder("sd1"), "--prompt", prompt, "--negative-prompt", "ocean", "--steps", 2]
+    assert sample(*args, "--clip-skip", 1, "--scheduler", "dpm++2m-karras", "-o", "a.png")[0] == 0
+    *first, last = png.read_text("a.png")["parameters"].split("\n")
+    defused = "the cat,\nSteps : 1, Negative prompt : (ocean:1.2) 🙂"
+    assert "\n".join(first) == f"{defused}\nNegative prompt: ocean"
+    digits = png.read_settings("a.png")["model_hash"]
+    assert last.startswith("Steps: 2, Sampler: DPM++ 2M, Schedule type: Karras, CFG scale: 7.5, Seed: 0, Size: 16x16, ")
+    assert f", Model hash: {digits[:10]}, Model: " in last and ", Clip skip: 2, Version: fastdiff " in last
+    (sampler,) = ParserManager().parse("a.png").samplers
+    assert [each.value for each in sampler.prompts] == [defused]
+    assert [each.value for each in sampler.negative_prompts] == ["ocean"]
+    assert sampler.model.hash == digits[:10] and sampler.parameters["steps"] == "2"
+    assert png.read_settings("a.png")["prompt"] == prompt
+
+
+def test_resume_goes_on_and_refuses_another_prompt(sample, text_folder, tmp_path):
+    args = ["-m", text_folder("sd1"), "--prompt", CAT, "--prompt", RIDER, "--steps", 2, "--grid", "-o", "a"]
+    assert sample(*args)[0] == 0
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    for name in ("the-astronaut-riding-the-cat-0.png", "grid.png"):
+        (tmp_path / "a" / name).unlink()
+    code, _, said = sample(*args, "--resume")
+    assert code == 0 and said[-1].startswith("fastdiff: kept 1, wrote 1 picture")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == whole
+    for flags, message in [
+        (["--negative-prompt", "ocean"], r'was drawn with negative_prompt null, not "ocean"'),
+        (["--height", "32"], "was drawn with height 16, not 32"),
+        (["--clip-skip", "1"], "was drawn with clip_skip null, not 1"),
+    ]:
+        code, _, said = sample(*args, "--resume", *flags)
+        assert code == 2 and message in said[-1]
+    args[3] = "A photo of the cat!"  # of the same name
+    code, _, said = sample(*args, "--resume")
+    assert code == 2 and 'was drawn with prompt "a photo of the cat", not "A photo of the cat!"' in said[-1]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == whole
+
+
+@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
+def test_the_ends_that_are_cut_are_said_once_and_before_the_first_picture(sample, text_folder, kind):
+    args = ["-m", text_folder(kind), "--prompt", LONG, "--prompt", CAT, "--negative-prompt", f"bad {LONG}"]
+    code, _, said = sample(*args, "--steps", 1, "--num-images", 2, "-b", 1)
+    assert code == 0 and len(said) == 3
+    assert said[0] == f"fastdiff: prompt: {CUT}'an of the cat'"
+    assert said[1] == f"fastdiff: negative prompt: {CUT}'ocean of the cat'"
+    assert said[2].startswith("fastdiff: wrote 4 pictures")
+    assert logging.getLogger("fastdiff").handlers == []
+
+
+def test_a_negative_prompt_without_effect_is_said(sample, text_folder):
+    args = ["-m", text_folder("sd1"), "--prompt", CAT, "--negative-prompt", LONG, "--steps", 1, "--guidance", 1]
+    code, _, said = sample(*args)
+    assert code == 0 and len(said) == 2
+    assert said[0] == "fastdiff: negative prompt: without effect, as nothing is guided at cfg-scale 1"
+
+
+def test_parts_that_are_not_run_are_said_and_explain_draws_nothing(sample, text_folder, tmp_path, files):
+    folder = Path(shutil.copytree(text_folder("sd1"), tmp_path / "sd"))
+    index = json.loads((folder / "model_index.json").read_text())
+    index["safety_checker"] = ["stable_diffusion", "StableDiffusionSafetyChecker"]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    before = files(tmp_path)
+    code, out, said = sample("-m", folder, "--prompt", CAT, "--explain", "--height", 32)
+    assert code == 0 and said == [f"fastdiff: {folder}: its safety_checker will not be run"]
+    assert out.startswith("TextToImagePipeline, 1x16x8x4, float32, cpu\n") and files(tmp_path) == before
+
+
+def test_models_says_what_a_text_model_is(fastdiff, text_folder):
+    done = fastdiff("models", text_folder("sdxl"))
+    name, first = str(text_folder("sdxl")), done.stdout.splitlines()[0]
+    assert first == f"{name}: 16x16, euler, draws from prompts" and "guidance_scale: 5.0\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "prompt: sd1 draws from a text; give --prompt or --prompt-file"),
+        (["--label", "0"], "label '0': sd1 draws from prompts; leave it out"),
+        (["--label", "0", "--prompt", "a"], "label '0': sd1 draws from prompts; leave it out"),
+        (["--prompt", "a", "--prompt", "a"], "prompt 'a' is given twice; for more pictures of it give --num-images"),
+        (["--prompt", "a" * 10_001], "prompt: .* is not a list of up to 50000 texts, each of up to 10000 characters"),
+        (["--prompt", "\udcff"], "prompt: .* is not a list of .* characters of Unicode"),
+        (["--prompt", "a", "--negative-prompt", "\udcff"], "negative-prompt: .* is not a text of up to 10000"),
+        (["--prompt-file", "none.txt"], "prompt-file none.txt does not exist; name a text file"),
+        (["--prompt-file", "empty.txt"], "prompt-file empty.txt holds no prompt; write one a line"),
+        (["--prompt", "a", "--prompt-file", "empty.txt"], "prompt-file empty.txt holds no prompt"),
+        (["--prompt-file", "latin.txt"], "prompt-file latin.txt is not text in UTF-8; save it as UTF-8"),
+        (["--prompt-file", "sd1"], r"prompt-file sd1 cannot be read \(Is a directory\); name a text file"),
+        (["--prompt", "a", "--clip-skip", "4"], "clip-skip 4: the text encoder of sd1 can do without 0 to 3 of its"),
+        (["--prompt", "a", "--clip-skip", "-1"], "clip-skip: -1 is not a whole number from 0"),
+        (["-m", "sdxl", "--prompt", "a", "--clip-skip", "3"], "clip-skip 3: .* of sdxl can do without 0 to 2"),
+        (["--prompt", "a", "--height", "31"], "height 31, width 16: this model draws multiples of 2"),
+        (["--prompt", "a", "--width", "0"], "width: 0 is not a whole number from 1 to 65536"),
+        (["--prompt", "a", "--horizon", "8"], "horizon 8: sd1 draws pictures, which have none; leave it out"),
+        (["--prompt", "a", "--guidance", "-1"], "cfg-scale: -1.0 is not a number of at least 0"),
+        (["--prompt", "a", "-o", "{label}.png"], "-o {label}.png asks for a label, but these pictures have none"),
+        (
+            ["--prompt", "a", "--prompt", "b", "-o", "{seed}.png"],
+            "more than one picture would be 0.png; put .*{prompt}",
+        ),
+        (["-m", "emoji64", "--prompt", "a"], "prompt: emoji64 has no text encoder; leave it out, or give a --label"),
+        (["-m", "emoji64", "--label", "0", "--prompt", "a"], "prompt: emoji64 has no text encoder; leave it out"),
+        (["-m", "emoji64", "--negative-prompt", "a"], "negative-prompt: emoji64 has no text encoder"),
+        (["-m", "emoji64", "--clip-skip", "1"], "clip-skip: emoji64 has no text encoder"),
+        (["-m", "emoji64", "--height", "65"], "height 65, width 64: this model draws multiples of 8"),
+    ],
+    ids=lambda value: "_".join(value)[:40] if isinstance(value, list) else None,
+)
+def test_bad_input_is_one_line_and_exit_code_2(sample, text_folder, tmp_path, files, monkeypatch, args, message):
+    monkeypatch.setattr(Pipeline, "from_card", lambda *args, **options: pytest.fail("weights were loaded"))
+    for kind in ("sd1", "sdxl"):
+        (tmp_path / kind).symlink_to(text_folder(kind))
+    (tmp_path / "empty.txt").write_text(" \n\t\n")
+    (tmp_path / "latin.txt").write_bytes("Größe".encode("latin-1"))
+    before = files(tmp_path)
+    code, out, said = sample(*([] if "-m" in args else ["-m", "sd1"]), *args)
+    assert (code, out, len(said)) == (2, "", 1)
+    assert re.match(f"fastdiff: error: {message}", said[0]), said
+    assert files(tmp_path) == before
+
+
+def test_a_record_without_a_prompt_cannot_be_redrawn(sample, text_folder):
+    """As another program might write one that drew from prompt_embeds."""
+    args = ["-m", text_folder("sd1"), "--prompt", CAT, "--steps", 1, "-o", "a.png"]
+    assert sample(*args)[0] == 0
+    record = {name: value for name, value in png.read_settings("a.png").items() if name != "schema"}
+    Path("b.png").write_bytes(png.encode(Image.new("RGB", (16, 16)), record | {"prompt": None}))
+    code, _, said = sample("--from", "b.png", "-o", "c.png")
+    assert code == 2 and "draws from a text; give --prompt" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("tokenizer", "tokenizer"),
+        ("tokenizer/tokenizer.json", "has neither tokenizer.json nor vocab.json"),
+        ("text_encoder", "text_encoder/config.json does not exist"),
+        ("vae", "vae/config.json does not exist"),
+        ("unet", "config.json does not exist"),
+        ("scheduler", "scheduler_config.json does not exist"),
+    ],
+)
+def test_what_a_folder_lacks_is_said_before_torch_is_imported(text_folder, tmp_path, missing, message):
+    folder = Path(shutil.copytree(text_folder("sd1"), tmp_path / "sd"))
+    path = folder / missing
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    code = "import sys; from fastdiff.cli import main; code = main(sys.argv[1:]); print(code, 'torch' in sys.modules)"
+    command = [sys.executable, "-c", code, "sample", "-m", str(folder), "--prompt", "a cat"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "2 False\n" and message in done.stderr, done.stderr
+    assert done.stderr.startswith("fastdiff: error: ") and done.stderr.count("\n") == 1

@@ -1,0 +1,193 @@
+"""The library as a door: pipelines, models, schedulers and their configs, called with odd arguments."""
+
+import contextlib
+import copy
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import torch
+
+import fastdiff
+from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
+from fastdiff.checkpoints.registry import read_denoiser_part
+from fastdiff.diffusion.trajectories import TrajectoryOutput
+from fastdiff.errors import InputError
+from fastdiff.models.classes import DENOISERS
+from tests.fuzz.doors.outcomes import Options, Outcome, guarded
+from tests.fuzz.folders import MODELS, SCHEDULER
+from tests.fuzz.values import OBJECTS
+
+
+def call(folder: Path, what: str, options: Options) -> Outcome:
+    """A call of the library; the values are made anew."""
+    return LIBRARY[what](folder, {name: OBJECTS[value]() for name, value in options})
+
+
+def _draw(pipe: Any, options: dict[str, Any]) -> list[str]:
+    given = {"num_inference_steps": 1, "seed": 3, "output_type": "np"}
+    if pipe.reads_text:
+        given |= {} if "prompt_embeds" in options else {"prompt": "a photo of the cat"}
+    else:
+        given["num_images"] = 1
+    output = pipe(**given | options)
+    if not pipe.reads_text and pipe.plans_trajectories:
+        return check_plan(pipe.denoiser.config, output, options)
+    images = output.images
+    if isinstance(images, list):  # of PIL
+        return []
+    values = images.numpy() if isinstance(images, torch.Tensor) else np.asarray(images)
+    if not np.isfinite(values).all():
+        return ["a picture that is not finite"]
+    sides = values.shape[2:] if isinstance(images, torch.Tensor) else values.shape[1:3]
+    trained = pipe.denoiser.config.trained_size or sides
+    asked = [options.get(name) for name in ("height", "width")]
+    expected = [trained[i] * pipe.scale if asked[i] is None else asked[i] for i in range(2)]
+    fits = "latents" in options or options.get("output_type") == "latent" or list(sides) == expected
+    return [] if fits else [f"a picture of {tuple(sides)} for {expected}"]
+
+
+def check_plan(config: Any, output: TrajectoryOutput, options: dict[str, Any]) -> list[str]:
+    """Trajectories are finite, of the horizon asked for, as the conditions say, and the best of them is the first."""
+    planned, problems = np.asarray(output.trajectories), []
+    if not np.isfinite(planned).all():
+        problems.append("a trajectory that is not finite")
+    horizon = config.sample_size if options.get("horizon") is None else options["horizon"]
+    if "latents" not in options and planned.shape[1:] != (config.sample_channels, horizon):
+        problems.append(f"trajectories of {planned.shape} for horizon {horizon}")
+    for position, values in (options.get("conditions") or {}).items():
+        known = torch.as_tensor(values).detach().float().numpy()
+        if known.ndim == 1 and not (planned[:, -len(known) :, position] == known).all():
+            problems.append(f"a trajectory without its condition at {position}")
+    if output.values is not None and (np.diff(np.asarray(output.values)) > 0).any():
+        problems.append("a better trajectory behind a worse one")
+    return problems
+
+
+@guarded
+def _pipeline(folder: Path, options: dict[str, Any]) -> list[str]:
+    return _draw(fastdiff.Pipeline.from_pretrained(folder, device="cpu"), options)
+
+
+@guarded
+def _load(folder: Path, options: dict[str, Any]) -> list[str]:
+    return _draw(fastdiff.Pipeline.from_pretrained(**{"name_or_path": folder, "device": "cpu"} | options), {})
+
+
+def _denoiser_folder(folder: Path) -> tuple[Any, Path]:
+    """The class of the folder's denoiser, which its place says where its config says none, and its folder."""
+    kinds = [kind for kind in DENOISERS.values() if (folder / kind.part.name).is_dir()]
+    place = folder / kinds[0].part.name if kinds else folder
+    with contextlib.suppress(InputError):
+        kinds.insert(0, DENOISERS[read_denoiser_part(place / "config.json").class_name])
+    return (kinds or [fastdiff.UNet2DModel])[0], place
+
+
+@guarded
+def _load_model(folder: Path, options: dict[str, Any]) -> list[str]:
+    kind, _ = _denoiser_folder(folder)
+    return _call_of(kind.from_pretrained(**{"name_or_path": folder} | options), {})
+
+
+@guarded
+def _call_model(folder: Path, options: dict[str, Any]) -> list[str]:
+    kind, place = _denoiser_folder(folder)
+    return _call_of(kind.from_pretrained(place), options)
+
+
+def _call_of(model: Any, options: dict[str, Any]) -> list[str]:
+    output = model(**_arguments(model.config, model.dtype, options))
+    sample = output[0] if isinstance(output, tuple) else output.sample
+    return [] if "sample" in options or bool(sample.isfinite().all()) else ["an output that is not finite"]
+
+
+def _arguments(config: Any, dtype: torch.dtype, options: dict[str, Any]) -> dict[str, Any]:
+    """A sound call of a model, but for `options`, where `sample` is its first argument whatever its class calls it."""
+    given: dict[str, Any] = {"timestep": torch.tensor(1)}
+    if config.takes_labels:
+        is_index = config.label_table is not None or config.num_timestep_embeds is not None
+        given["class_labels"] = torch.zeros(2, *config.label_shape, dtype=torch.int64 if is_index else torch.float32)
+    told = {name: torch.zeros(2, *shape, dtype=dtype) for name, shape in config.prompt_shapes.items()}
+    given |= {name: told.pop(name) for name in ("encoder_hidden_states",) if name in told}
+    given |= {"added_cond_kwargs": told} if told else {}
+    size = (config.trained_size or (8, 8))[-len(config.AXES) :]
+    given |= {"sample": torch.zeros(2, config.sample_channels, *size, dtype=dtype)} | options
+    if isinstance(config, DiTTransformer2DConfig):
+        given["hidden_states"] = given.pop("sample")
+    return given
+
+
+@guarded
+def _config(folder: Path, options: dict[str, Any]) -> list[str]:
+    kind, place = _denoiser_folder(folder)
+    return _call_of(kind.from_config(_with_options(place / "config.json", options)), {})
+
+
+def _with_options(path: Path, options: dict[str, Any]) -> Any:
+    """The content of a JSON file as a program would read it, with options that it adds."""
+    try:
+        content = json.loads(path.read_text()) if path.is_file() else SCHEDULER
+    except (ValueError, RecursionError):
+        raise InputError(f"{path}: no program could read it") from None
+    if content == {}:
+        raise InputError(f"{path}: no options, which would be diffusers' own large model")
+    return content | options if isinstance(content, dict) else content
+
+
+@guarded
+def _scheduler(folder: Path, options: dict[str, Any]) -> list[str]:
+    steps = {name: options.pop(name) for name in ("num_inference_steps", "device") if name in options}
+    step = {name: options.pop(name) for name in STEP if name in options}
+    config = _with_options(folder / "scheduler" / "scheduler_config.json", options)
+    is_ddpm = isinstance(config, dict) and config.get("_class_name") == "DDPMScheduler"
+    if is_ddpm and config.get("variance_type") == "learned_range":
+        config["variance_type"] = "fixed_small"  # the step's output has no variance
+    scheduler = (fastdiff.DDPMScheduler if is_ddpm else fastdiff.DDIMScheduler).from_config(config)
+    x = torch.zeros(2, 3, 8, 8)
+    scheduler.set_timesteps(**{"num_inference_steps": 2} | steps)
+    given = {"model_output": x, "timestep": int(scheduler.timesteps[0]), "sample": x}
+    given |= {"generator": torch.Generator().manual_seed(0)} if is_ddpm else {}
+    scheduler.step(**given | step)
+    return []
+
+
+STEP = ("model_output", "timestep", "sample", "eta", "generator", "return_dict", "use_clipped_model_output")
+STEP += ("variance_noise",)
+
+
+@functools.cache
+def theirs(class_name: str) -> Any:
+    """A model of diffusers."""
+    options = {name: each for name, each in MODELS[class_name].items() if not name.startswith("_")}
+    return getattr(diffusers, class_name).from_config(options)
+
+
+@guarded
+def _accelerate(folder: Path, options: dict[str, Any]) -> list[str]:
+    if "model" in options:
+        fastdiff.accelerate(options["model"])
+        return ["accelerate took what is no model"]
+    kind, _ = _denoiser_folder(folder)
+    model = copy.deepcopy(theirs(kind.__name__))
+    config = kind.part.config.from_mapping(model.config, "config")
+    fastdiff.accelerate(model)
+    try:
+        model(**_arguments(config, torch.float32, options))
+    finally:
+        fastdiff.restore(model)
+    return []
+
+
+LIBRARY: dict[str, Callable[[Path, dict[str, Any]], Outcome]] = {
+    "pipeline": _pipeline,
+    "load": _load,
+    "model": _call_model,
+    "load model": _load_model,
+    "config": _config,
+    "scheduler": _scheduler,
+    "accelerate": _accelerate,
+}

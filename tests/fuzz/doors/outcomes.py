@@ -1,0 +1,53 @@
+"""Outcomes of a call through a door: a picture or an answer ("done"), a refusal, and the promises that were broken."""
+
+import functools
+import re
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastdiff.errors import InputError, NonFiniteError
+
+REFUSALS = (InputError, NonFiniteError)
+# Python's own, when an argument has no such name
+_UNBOUND = re.compile(r"unexpected keyword argument|missing \d+ required|multiple values|keywords must be strings")
+
+
+@dataclass
+class Outcome:
+    """The end of a call through a door."""
+
+    is_done: bool
+    said: str = ""
+    problems: list[str] = field(default_factory=list)
+
+
+Options = tuple[tuple[str, str], ...]  # an argument and the name of its value, or a flag and its word
+
+
+def guarded(run: Callable[..., str | list[str]]) -> Callable[..., Outcome]:
+    """Turn what a door's function raises into an outcome; it returns the promises that were broken."""
+
+    @functools.wraps(run)
+    def door(*args: Any) -> Outcome:
+        try:
+            problems = run(*args)
+        except REFUSALS as error:
+            return Outcome(False, str(error), ["a refusal of several lines"] if "\n" in str(error) else [])
+        except Exception as error:
+            if isinstance(error, TypeError) and _UNBOUND.search(str(error)):
+                return Outcome(False, str(error))
+            return Outcome(False, str(error), [said_of(error)])
+        return Outcome(True, "", list(problems))
+
+    return door
+
+
+def said_of(error: BaseException) -> str:
+    """One line: the kind of an error, and the place in our code that it came through last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "fastdiff" in frame.filename and "fuzz" not in Path(frame.filename).parts]
+    place = f"{'/'.join(Path(ours[-1].filename).parts[-2:])}:{ours[-1].name}" if ours else "the door itself"
+    return f"raised {type(error).__name__} in {place}: {' '.join(str(error).split())[:160]}"

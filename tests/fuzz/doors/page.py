@@ -1,0 +1,77 @@
+"""The page as a door: a call of its API, or a PNG that is dropped on it."""
+
+import asyncio
+import functools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from PIL import Image
+
+from fastdiff.errors import InputError
+from fastdiff.requests import png
+from fastdiff.ui.api import add_api
+from fastdiff.ui.limits import Limits
+from fastdiff.ui.models import Models
+from fastdiff.ui.tabs.upload import read_record
+from tests.fuzz.doors.outcomes import Options, Outcome, guarded
+from tests.fuzz.edits import PNG_NAME
+from tests.fuzz.values import OBJECTS
+
+
+@functools.cache
+def functions() -> tuple[Models, Callable[..., Any], Callable[[], Any]]:
+    """The models that the page offers, and the functions of its API over them."""
+    models = Models(device="cpu")
+
+    async def build() -> gr.Blocks:  # outside of an event loop Gradio makes some and closes none
+        with gr.Blocks() as page:
+            add_api(models, Limits(pictures=4, steps=20, side=64, batch_size=4))
+        return page
+
+    generate, list_models = (each.fn for each in asyncio.run(build()).fns.values())
+    return models, generate, list_models
+
+
+def call(folder: Path, what: str, options: Options) -> Outcome:
+    """A call of the page's API, or a PNG that is dropped on it."""
+    os.environ["GRADIO_TEMP_DIR"] = str(folder.parent / "out")
+    try:
+        return PAGE[what](folder, {name: OBJECTS[value]() for name, value in options})
+    finally:
+        del os.environ["GRADIO_TEMP_DIR"]
+
+
+@guarded
+def _api(folder: Path, options: dict[str, Any]) -> list[str]:
+    models, generate, _ = functions()
+    models.__init__(folder.parent, device="cpu")  # type: ignore[misc]  # nothing is loaded, and this is its folder
+    try:
+        *_, files = generate(**{"model": f"./{folder.name}", "num_images": 1, "steps": 1} | options)
+    except gr.Error as error:
+        raise InputError(str(error.message)) from None
+    for file in files:
+        with Image.open(file["path"]) as image:
+            image.load()
+        png.read_settings(file["path"])
+    return []
+
+
+@guarded
+def _list(folder: Path, options: dict[str, Any]) -> list[str]:
+    models, _, list_models = functions()
+    models.__init__(folder.parent, device="cpu")  # type: ignore[misc]
+    found = json.loads(json.dumps(list_models()))
+    return [] if "emoji64" in [each["name"] for each in found] else ["one bad folder took down the list"]
+
+
+@guarded
+def _upload(folder: Path, options: dict[str, Any]) -> list[str]:
+    record = read_record(folder / PNG_NAME, Limits())
+    return [] if type(record["seed"]) is int else ["a seed that is no number"]
+
+
+PAGE: dict[str, Callable[[Path, dict[str, Any]], Outcome]] = {"generate": _api, "models": _list, "upload": _upload}

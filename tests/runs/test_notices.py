@@ -1,0 +1,53 @@
+"""Lines that a run says before it draws."""
+
+from dataclasses import replace
+
+import pytest
+
+from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.errors import InputError
+from fastdiff.requests.defaults import COMMAND
+from fastdiff.requests.request import Request
+from fastdiff.runs.drawing import Run
+from fastdiff.runs.notices import find_notices
+
+LONG = "the photo of the cat riding the photo of the astronaut riding the photo of the cat of the ocean of the cat"
+
+
+@pytest.fixture
+def run(text_folder):
+    card = ModelCard.read("sd", text_folder("sd1"))
+    return lambda **asked: Run.prepare(Request(**{"prompt": ("a cat",), **asked}), card, COMMAND)
+
+
+def test_there_is_nothing_to_say_as_a_rule(run):
+    assert find_notices(run(negative_prompt="fog")) == find_notices(run()) == []
+    emoji64 = ModelCard.read("emoji64", hub.bundled_models()["emoji64"])
+    assert find_notices(Run.prepare(Request(), emoji64, COMMAND)) == []
+
+
+def test_a_negative_prompt_that_counts_for_nothing(run):
+    drawn = run(negative_prompt=LONG, guidance_scale=0.5)
+    assert find_notices(drawn) == ["negative prompt: without effect, as nothing is guided at cfg-scale 0.5"]
+    drawn = run(negative_prompt="fog")
+    lcm = replace(drawn, card=replace(drawn.card, config=replace(drawn.card.config, time_cond_proj_dim=8)))
+    assert find_notices(lcm) == [
+        "negative prompt: without effect, as sd is told the guidance scale, and guided by nothing else"
+    ]
+    assert find_notices(run(negative_prompt="", guidance_scale=1.0)) == []
+
+
+def test_each_end_that_is_cut_is_quoted_once(run, text_folder):
+    lines = find_notices(run(prompt=(LONG, "a cat", f"a {LONG}"), negative_prompt=LONG, seed=(1, 2)))
+    start = "longer than the 24 tokens that the model reads; cut: "
+    assert [line.partition(start)[0] for line in lines] == ["prompt: ", "prompt: ", "negative prompt: "]
+    assert all(line.endswith(" of the cat'") for line in lines)
+    sdxl = Run.prepare(Request(prompt=(LONG,)), ModelCard.read("sdxl", text_folder("sdxl")), COMMAND)
+    assert find_notices(sdxl) == lines[:1]
+
+
+def test_a_tokenizer_that_is_missing_is_refused(run, tmp_path):
+    drawn = run()
+    with pytest.raises(InputError, match=r"has neither tokenizer\.json nor vocab\.json"):
+        find_notices(replace(drawn, card=replace(drawn.card, folder=tmp_path)))
