@@ -122,6 +122,11 @@ SCHEDULERS = {
     "dpm++2m-karras": ("DPMSolverMultistepScheduler", {"use_karras_sigmas": True}),
     "dpm++2m-sde": ("DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++"}),
     "unipc": ("UniPCMultistepScheduler", {}),
+    "unipc-karras": ("UniPCMultistepScheduler", {"use_karras_sigmas": True}),
+    "heun": ("HeunDiscreteScheduler", {}),
+    "lms": ("LMSDiscreteScheduler", {}),
+    "lms-karras": ("LMSDiscreteScheduler", {"use_karras_sigmas": True}),
+    "lcm": ("LCMScheduler", {}),
 }
 
 
