@@ -197,7 +197,7 @@ def test_the_end_of_a_long_prompt_is_cut_with_a_warning(text_pipes, caplog):
     _, pipe = text_pipes("sd1")
     pipe("the cat " * 20 + "in SPACE", negative_prompt="a dog " * 20, **STEPS)
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("fastdiff")]
-    assert [line.partition(": longer than the 24 tokens")[0] for line in lines] == ["prompt", "negative_prompt"]
+    assert [line.partition(": longer than the 24 tokens")[0] for line in lines] == ["prompt", "negative prompt"]
     assert "in SPACE" in lines[0] and "a dog" in lines[1]
 
 
