@@ -99,7 +99,7 @@ def test_a_callback_is_followed(load, kind, device, dtype):
 
     def draw(callback):
         options = {"callback_on_step_end": callback, "callback_on_step_end_tensor_inputs": names}
-        return [pipe("a cat", **options, **STEPS).images for _ in range(3)]
+        return [pipe("a cat", **options, **STEPS).images for _ in range(1 if device == "cpu" else 3)]
 
     plain, replaced, edited, ended, halved = map(draw, (lambda *args: args[-1], replace, edit, end, halve))
     assert torch.equal(plain[0], pipe("a cat", **STEPS).images)
@@ -197,7 +197,7 @@ def test_the_end_of_a_long_prompt_is_cut_with_a_warning(text_pipes, caplog):
     _, pipe = text_pipes("sd1")
     pipe("the cat " * 20 + "in SPACE", negative_prompt="a dog " * 20, **STEPS)
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("fastdiff")]
-    assert len(lines) == 2 and all(line.startswith("prompt: longer than the 24 tokens") for line in lines)
+    assert [line.partition(": longer than the 24 tokens")[0] for line in lines] == ["prompt", "negative prompt"]
     assert "in SPACE" in lines[0] and "a dog" in lines[1]
 
 
@@ -206,9 +206,9 @@ def test_each_text_is_encoded_once(text_pipes, monkeypatch):
     _, pipe = text_pipes("sdxl")
     encoded, encode = [], type(pipe.encoders).encode
 
-    def note(self, texts, clip_skip=0):
+    def note(self, texts, *others):
         encoded.append(texts)
-        return encode(self, texts, clip_skip)
+        return encode(self, texts, *others)
 
     monkeypatch.setattr(type(pipe.encoders), "encode", note)
     pipe(["a", "b", "a"], negative_prompt="c", num_images_per_prompt=3, **STEPS)
