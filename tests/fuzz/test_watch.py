@@ -15,7 +15,9 @@ from fastdiff import cli
 from fastdiff.errors import InputError
 from fastdiff.pipelines import Pipeline
 from tests.fuzz import __main__ as long_run
-from tests.fuzz import cases, doors, watch, workers
+from tests.fuzz import cases, watch, workers
+from tests.fuzz.doors import library
+from tests.fuzz.doors.outcomes import Outcome
 from tests.fuzz.cases import Case
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what watches a case is Linux's")
@@ -136,7 +138,7 @@ def test_damaged_weights_that_are_drawn_with(monkeypatch):
     case = Case(
         "plain", (("tensor", "unet/diffusion_pytorch_model.safetensors", "missing", "0"),), "library", "pipeline"
     )
-    monkeypatch.setitem(doors.LIBRARY, "pipeline", lambda folder, options: doors.Outcome(True))
+    monkeypatch.setitem(library.LIBRARY, "pipeline", lambda folder, options: Outcome(True))
     with cases.made(case) as folder:
         assert "drawn in spite of" in cases.run(case, folder).problems[0]
 
