@@ -16,9 +16,9 @@ from fastdiff.errors import InputError
 from fastdiff.pipelines import Pipeline
 from tests.fuzz import __main__ as long_run
 from tests.fuzz import cases, watch, workers
+from tests.fuzz.cases import Case
 from tests.fuzz.doors import library
 from tests.fuzz.doors.outcomes import Outcome
-from tests.fuzz.cases import Case
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what watches a case is Linux's")
 SOUND = Case("plain", (), "library", "pipeline")
