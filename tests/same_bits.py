@@ -92,7 +92,33 @@ PLANNERS = {
     "planner-fourier": PLANNER,
     "values": PLANNER | VALUES,
 }
-MODELS = {"UNet2DModel": UNETS, "DiTTransformer2DModel": DITS, "UNet1DModel": PLANNERS}
+CROSS = "CrossAttnDownBlock2D DownBlock2D", "UpBlock2D CrossAttnUpBlock2D"
+TEXT_UNETS = {  # of text 48 wide
+    "sd": unet(*CROSS, block_out_channels=(80, 160), cross_attention_dim=48, attention_head_dim=2, norm_num_groups=8),
+    "sdxl": unet(
+        "DownBlock2D CrossAttnDownBlock2D",
+        "CrossAttnUpBlock2D UpBlock2D",
+        cross_attention_dim=48,
+        attention_head_dim=2,
+        use_linear_projection=True,
+        transformer_layers_per_block=2,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=16,
+        projection_class_embeddings_input_dim=32 + 6 * 16,
+    ),
+}
+TEXT_UNETS = {name: {"in_channels": 4, "out_channels": 4} | config for name, config in TEXT_UNETS.items()}
+TWO = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
+VAES = {"vae": TWO | {"block_out_channels": (32, 64), "norm_num_groups": 8, "layers_per_block": 1}}
+ENCODERS = {"clip": {"vocab_size": 99, "hidden_size": 48, "intermediate_size": 96, "num_attention_heads": 4}}
+MODELS = {
+    "UNet2DModel": UNETS,
+    "DiTTransformer2DModel": DITS,
+    "UNet1DModel": PLANNERS,
+    "UNet2DConditionModel": TEXT_UNETS,
+    "AutoencoderKL": VAES,
+    "CLIPTextModel": ENCODERS,
+}
 VELOCITY = {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
 THRESHOLDING = {"thresholding": True, "dynamic_thresholding_ratio": 0.8, "sample_max_value": 3.0}
 UNCLIPPED = {"clip_sample": False}
@@ -106,7 +132,7 @@ class Run:
     """A model, its scheduler, and the options that it draws with."""
 
     model: str  # of MODELS, or bundled
-    scheduler: str | None = None  # ddim or ddpm; None: the bundled model's own
+    scheduler: str | None = None  # of SCHEDULERS; None: the bundled model's own
     config: dict[str, Any] = field(default_factory=dict)  # of the scheduler
     options: dict[str, Any] = field(default_factory=dict)  # of the call, of each step, or the command's flags
     way: str = "pipeline"  # how it is drawn; see WAYS
@@ -138,6 +164,10 @@ RUNS = {
     "planner": Run("planner", "ddpm", options={"horizon": 32, "seed": 4}, half=True),
     "planner-conditions": Run("planner", "ddim", UNCLIPPED, {"horizon": 32, "conditions": OBSERVED, "eta": 0.5}),
     "planner-sorted": Run("planner-fourier", "ddpm", options={"horizon": 32, "num_images": 5, "sort_by_value": True}),
+    "sd": Run("sd", "pndm", {"skip_prk_steps": True}, way="text", half=True),
+    "sd-velocity-rescaled": Run("sd", "ddim", UNCLIPPED | VELOCITY, {"eta": 0.5, "guidance_rescale": 0.7}, way="text"),
+    "sdxl": Run("sdxl", "euler", options={"height": 24, "width": 40}, way="text"),
+    "sdxl-stochastic": Run("sdxl", "dpm++", {"algorithm_type": "sde-dpmsolver++"}, way="text"),
 }
 
 
@@ -285,6 +315,23 @@ def pipeline(run: Run, dtype: str) -> Iterator[Tensor]:
     yield from (tensor for tensor in (*last, *again) if tensor is not None)
 
 
+def text(run: Run, dtype: str) -> Iterator[Tensor]:
+    """A text as an encoder has it, then the states of every step and the pictures, guided by such texts."""
+    if not hasattr(fastdiff, "TextToImagePipeline"):
+        raise UnknownError("no TextToImagePipeline")
+    tokens = torch.randint(0, 99, (4, 12), generator=torch.Generator().manual_seed(0))
+    texts = random_model("clip", dtype).prompt_embeds(tokens.to(DEVICE))
+    yield texts
+    pipe = fastdiff.TextToImagePipeline(random_model(run.model, dtype), scheduler(run), random_model("vae", dtype))
+    given = {"prompt_embeds": texts[:2], "negative_prompt_embeds": texts[2:]}
+    if run.model == "sdxl":
+        given |= {"pooled_prompt_embeds": texts[:2, 0, :32], "negative_pooled_prompt_embeds": texts[2:, 0, :32]}
+    options = {"num_inference_steps": STEPS, "num_images_per_prompt": PICTURES // 2, "output_type": "pt"} | run.options
+    for step in pipe.stream(**given, **options):
+        yield from (step.x_t, step.x0)
+    yield from (step.images, *(pipe(**given, **options, return_dict=False) if ON_GPU else ()))
+
+
 def loop(run: Run, dtype: str) -> Iterator[Tensor]:
     """Predictions and states of the loop that diffusers' users write, over tensors of the model's dtype."""
     model, steps = random_model(run.model, dtype), scheduler(run)
@@ -311,11 +358,18 @@ def command(run: Run, dtype: str) -> Iterator[Tensor]:
             yield torch.from_numpy(np.array(Image.open(path)))
 
 
-WAYS = {"pipeline": pipeline, "loop": loop, "command": command}
+WAYS = {"pipeline": pipeline, "text": text, "loop": loop, "command": command}
+SCHEDULERS = {
+    "ddim": "DDIMScheduler",
+    "ddpm": "DDPMScheduler",
+    "dpm++": "DPMSolverMultistepScheduler",
+    "euler": "EulerDiscreteScheduler",
+    "pndm": "PNDMScheduler",
+}
 
 
 def scheduler(run: Run):
-    return getattr(fastdiff, {"ddim": "DDIMScheduler", "ddpm": "DDPMScheduler"}[run.scheduler])(**run.config)
+    return getattr(fastdiff, SCHEDULERS[run.scheduler])(**run.config)
 
 
 def noise_source(run: Run) -> dict[str, torch.Generator]:

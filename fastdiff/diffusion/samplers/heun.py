@@ -12,12 +12,12 @@ from fastdiff.diffusion.configs import HeunConfig
 from fastdiff.diffusion.samplers.sigmas import (
     float_sigmas,
     float_timesteps,
-    initial_sigma,
+    kept_schedule,
     sigma_alpha_bar,
     sigma_x0_columns,
     tangent_columns,
 )
-from fastdiff.diffusion.schedule import Schedule, stack_sigma_columns, step_options
+from fastdiff.diffusion.schedule import Schedule, stack_sigma_columns
 from fastdiff.diffusion.timesteps import checked_steps
 
 
@@ -59,13 +59,4 @@ def heun_schedule(config: HeunConfig, num_inference_steps: int) -> Schedule:
     """Return the schedule of a run, a row a call. Raises InputError naming the option that cannot be used."""
     chosen = float_timesteps(config, checked_steps(config, num_inference_steps))
     timesteps, sigmas = heun_sigmas(config, sigma_alpha_bar(config), chosen)
-    calls = len(timesteps)
-    return Schedule(
-        timesteps,
-        heun_rows(config, sigmas),
-        step_options(config),
-        (False,) * calls,
-        init_noise_sigma=initial_sigma(config, sigmas).item(),
-        scales_input=True,
-        keeps_output=(True,) * calls,
-    )
+    return kept_schedule(config, timesteps, sigmas, heun_rows(config, sigmas))

@@ -14,12 +14,12 @@ from fastdiff.diffusion.configs import LMSConfig
 from fastdiff.diffusion.samplers.sigmas import (
     float_sigmas,
     float_timesteps,
-    initial_sigma,
+    kept_schedule,
     sigma_alpha_bar,
     sigma_x0_columns,
     tangent_columns,
 )
-from fastdiff.diffusion.schedule import Schedule, stack_sigma_columns, step_options
+from fastdiff.diffusion.schedule import Schedule, stack_sigma_columns
 from fastdiff.diffusion.timesteps import checked_steps
 from fastdiff.errors import InputError
 
@@ -61,13 +61,4 @@ def lms_schedule(config: LMSConfig, num_inference_steps: int) -> Schedule:
     """Return the schedule of a run. Raises InputError naming the option that cannot be used."""
     chosen = float_timesteps(config, checked_steps(config, num_inference_steps))
     timesteps, sigmas = float_sigmas(config, sigma_alpha_bar(config), chosen)
-    steps = len(timesteps)
-    return Schedule(
-        timesteps,
-        lms_rows(config, sigmas),
-        step_options(config),
-        (False,) * steps,
-        init_noise_sigma=initial_sigma(config, sigmas).item(),
-        scales_input=True,
-        keeps_output=(True,) * steps,
-    )
+    return kept_schedule(config, timesteps, sigmas, lms_rows(config, sigmas))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastdiff.diffusion.betas import ends_in_noise, make_alpha_bar, make_betas
 from fastdiff.diffusion.configs import DiffusionConfig, SigmaConfig
+from fastdiff.diffusion.schedule import Schedule, step_options
 from fastdiff.diffusion.timesteps import check_within
 from fastdiff.extras import import_scipy_stats
 
@@ -122,6 +123,20 @@ def initial_sigma(config: SigmaConfig, sigmas: Tensor) -> Tensor:
     """Return the deviation of the noise that a run over `sigmas` starts from, a float32 scalar."""
     largest = sigmas.max()
     return largest if config.timestep_spacing in ("linspace", "trailing") else (largest**2 + 1) ** 0.5
+
+
+def kept_schedule(config: SigmaConfig, timesteps: Tensor, sigmas: Tensor, rows: Tensor) -> Schedule:
+    """Return the schedule of a sampler over sigmas that adds no noise and keeps every step's output."""
+    steps = len(timesteps)
+    return Schedule(
+        timesteps,
+        rows,
+        step_options(config),
+        (False,) * steps,
+        init_noise_sigma=initial_sigma(config, sigmas).item(),
+        scales_input=True,
+        keeps_output=(True,) * steps,
+    )
 
 
 def sigma_x0_columns(prediction_type: str, sigmas: Tensor, noised: Tensor | None = None) -> dict[str, Tensor]:
