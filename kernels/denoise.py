@@ -1,6 +1,6 @@
 """Denoise step: guidance, x0, clipping and x_{t-1} in one go, driven by one row of coefficients, and its noise.
 
-DDPM and DDIM are the same arithmetic with other numbers in the row. The noise is counter-based (`host.philox`), so a
+All samplers are the same arithmetic with other numbers in the row. The noise is counter-based (`host.philox`), so a
 picture's noise depends on its seed, the step and the element alone: not on the batch, not on the device.
 """
 

@@ -24,7 +24,7 @@ _OF_UNIPC = BeforeValidator(lambda value: "bh2" if value in ("midpoint", "heun",
 _OF_OTHERS = BeforeValidator(lambda value: _INSTEAD.get(value, value) if isinstance(value, str) else value)
 
 
-# Options of diffusers' other schedulers, of its two that we have, and of its early releases: a scheduler file may carry
+# Options of diffusers' other schedulers, of those that we have, and of its early releases: a scheduler file may carry
 # them and diffusers ignores them. Any further key is an error, since it could change the picture.
 FOREIGN_OPTIONS = frozenset(
     """

@@ -53,6 +53,14 @@ class RunningPipeline:
     def guidance_scale(self) -> float:
         return self._guidance_scale
 
+    @property
+    def do_classifier_free_guidance(self) -> bool:
+        return self._guidance_scale > 1 and self._pipe.denoiser.config.time_cond_proj_dim is None
+
+    @property
+    def interrupt(self) -> bool:
+        return self._interrupt
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pipe, name)
 

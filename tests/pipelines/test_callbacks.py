@@ -195,6 +195,20 @@ def test_a_callback_is_given_what_diffusers_gives(text_pipes):
             torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_a_callback_asks_the_pipeline_whether_it_is_guided(scale, text_pipes):
+    seen = []
+
+    def note(pipe, step, timestep, tensors):
+        seen.append((pipe.do_classifier_free_guidance, pipe.guidance_scale, pipe.interrupt))
+        return tensors
+
+    for pipe in text_pipes("sd1"):
+        draw(pipe, note, guidance_scale=scale, num_inference_steps=1)
+    theirs, ours = seen
+    assert theirs == ours == (scale > 1, scale, False)
+
+
 RETURNS = {
     "nothing": (None, "it returned None; return a dictionary of tensors"),
     "no-tensor": ({"latents": 3}, "latents: 3 is not a tensor"),
