@@ -19,6 +19,7 @@ ALPHABETS = (
     "<|startoftext|> <|endoftext|> <|ENDOFTEXT|> 's 't 're 've 'm 'll 'd 'S 'LL",
 )
 WORDS = ("photo", "of a", "cat", "the cat's", "astronaut", "riding", "<|endoftext|>", "it'll", "4k", "!!!", "trending")
+WORDS += ("<|EndOfText|>", "<|StartOfText|>")  # lower case or not, as the folder says
 
 
 def strings(count: int, seed: int = 0) -> list[str]:
