@@ -144,7 +144,7 @@ def _special_tokens(
     known = {token.id: token for token in found}  # a later file counts
     added = {token.content: token for token in sorted(known.values(), key=lambda token: token.id or 0)}
     tokens = {key: _named_token(key, value, added, path) for key, value in named.items()}
-    for token in tokens.values():  # the last to name a text says how it is looked for
+    for token in dict.fromkeys(tokens.values()):  # the last new way to look for a text counts, as in transformers
         added[token.content] = token
     return tokens, tuple(added.values())
 

@@ -1,5 +1,6 @@
 """CLIPTokenizer against transformers' own, on a vocabulary made by hand, in every layout of its files."""
 
+import itertools
 import json
 import random
 
@@ -56,6 +57,22 @@ def test_ids_are_those_of_transformers(folder):
     tokenizer, prompts = CLIPTokenizer(folder), strings(10_000)
     for prompt, expected in zip(prompts, theirs(folder, prompts), strict=True):
         assert tokenizer(prompt).ids == expected, ascii(prompt)
+
+
+@pytest.mark.parametrize("said", list(itertools.product(("text", "lowered", "kept"), repeat=3)), ids="-".join)
+def test_one_token_of_several_names_is_looked_for_as_transformers_does(tmp_path, save_tokenizer, said):
+    """The end token stands for the unknown one and the padding too, and each of the three may say how it is found."""
+    folder = save_tokenizer(tmp_path / "tokenizer", layout="old")
+    end = {"content": "<|endoftext|>", "lstrip": False, "rstrip": False, "single_word": False}
+    names = ("eos_token", "unk_token", "pad_token")
+    named = {
+        name: end["content"] if how == "text" else end | {"normalized": how == "lowered"}
+        for name, how in zip(names, said, strict=True)
+    }
+    path = folder / "special_tokens_map.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | named))
+    prompt = "the cat <|EndOfText|> of"
+    assert CLIPTokenizer(folder)(prompt).ids == theirs(folder, [prompt])[0]
 
 
 def test_the_strings_say_something(tmp_path, save_tokenizer):
