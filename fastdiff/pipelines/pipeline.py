@@ -70,6 +70,10 @@ class Pipeline(BasePipeline):
         trajectories are worth, for a denoiser of such. InputError where the models do not fit together.
         """
         super().__init__(denoiser, scheduler, info, name, vae)
+        if denoiser.config.prompt_shapes:
+            raise InputError(
+                f"denoiser: a {type(denoiser).__name__} draws from prompts; make a TextToImagePipeline of it"
+            )
         check_parts(denoiser, value_function)
         self.value_function = value_function
 

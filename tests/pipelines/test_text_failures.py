@@ -360,3 +360,9 @@ def test_nan_while_drawing_names_the_part(name, key, line, parts):
     with pytest.raises(NonFiniteError, match=f"^{line}") as error:
         TextToImagePipeline(**parts)("a cat", num_inference_steps=2)
     assert_one_line(error)
+
+
+def test_the_pipeline_of_labels_takes_no_unet_that_reads_text(text_pipes):
+    _, ours = text_pipes("sd1")
+    with pytest.raises(InputError, match="denoiser: a UNet2DConditionModel draws from prompts; make a TextToImagePip"):
+        Pipeline(ours.denoiser, ours.scheduler)
