@@ -20,9 +20,9 @@ Pair = tuple[int, int] | None
 class SizeOptions:
     """The arguments of a call of SDXL, (height, width) and (top, left), as diffusers' StableDiffusionXLPipeline."""
 
-    original_size: Pair = None  # default: that of the pictures
+    original_size: Pair = None  # default: the height and width of the call, else the model's own
     crops_coords_top_left: Pair = None  # default: (0, 0)
-    target_size: Pair = None  # default: that of the pictures
+    target_size: Pair = None  # default: likewise
     negative_original_size: Pair = None  # the negative ones count where both sizes are given
     negative_crops_coords_top_left: Pair = None
     negative_target_size: Pair = None

@@ -195,7 +195,7 @@ class TextToImagePipeline(BasePipeline):
         portions = Portions(len(seeds), self.device, self.dtype, halves=generator is None, release=self._release_graphs)
         with naming_lost_device():
             x_t = or_explain(partial(noise.start, latents), portions.problem) * schedule.init_noise_sigma
-            time_ids = sizes.time_ids(*(self.scale * side for side in shape[1:])) if of_sdxl else None
+            time_ids = sizes.time_ids(*self._told_size(height, width, shape)) if of_sdxl else None
             with self._working(*self.encoders.models):
                 of_prompts = cast(list[int], of_pictures)
                 conditions = make_conditions(prompts, of_prompts, guidance, time_ids, self.denoiser, self.device)
@@ -225,6 +225,11 @@ class TextToImagePipeline(BasePipeline):
             sizes.check_unused()
         zeros = self.zeros_for_no_prompt
         return Prompts(PromptOptions(**options), self.encoders, self.denoiser.config, zeros_for_none=zeros), sizes
+
+    def _told_size(self, height: int | None, width: int | None, shape: tuple[int, int, int]) -> tuple[int, int]:
+        """Return the height and width that SDXL is told: of latents alone not theirs but the default, as diffusers'."""
+        sides = self.denoiser.config.trained_size or shape[1:]
+        return height or self.scale * sides[0], width or self.scale * sides[1]
 
     def _complete(self, steps: int | None, eta: float | None, guidance_scale: float | None) -> Sampling:
         return complete_sampling(

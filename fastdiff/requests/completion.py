@@ -1,7 +1,6 @@
 """The pictures that a request asks for: what it leaves open is chosen for a model, and checked against it."""
 
 import secrets
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -91,9 +90,6 @@ def _check_prompts(request: Request, card: ModelCard) -> None:
         raise InputError(f"prompt: {card.name} has no text encoder, and reads prompt_embeds in Python alone")
     if not request.prompt:
         raise InputError(f"prompt: {card.name} draws from a text; give --prompt or --prompt-file")
-    twice = [prompt for prompt, count in Counter(request.prompt).items() if count > 1]
-    if twice:
-        raise InputError(f"prompt {shown(twice[0])} is given twice; for more pictures of it give --num-images")
     if (request.clip_skip or 0) > card.most_clip_skip:
         raise InputError(
             f"clip-skip {request.clip_skip}: the text encoder of {card.name} can do without 0 to "

@@ -56,18 +56,17 @@ def prompt_names(prompts: Iterable[str]) -> dict[str, str]:
 def cell_names(cells: Sequence[Cell], info: ModelInfo) -> list[str | None]:
     """The label's or the prompt's part of each picture's name, None where it has neither.
 
-    A picture that is asked for more than once, by a group and by its member, has -2, -3 ... behind it from the second
-    time on.
+    A picture that is asked for more than once, by a group and by its member or by equal prompts, has -2, -3 ... behind
+    it from the second time on.
     """
     of_prompts = prompt_names(cell.prompt for cell in cells if cell.prompt is not None)
-    if of_prompts:
-        return [None if cell.prompt is None else of_prompts[cell.prompt] for cell in cells]
-    parts = label_names(info, {cell.label for cell in cells if cell.label is not None})
-    taken = {_key(part) for part in parts.values()}
+    of_labels = label_names(info, {cell.label for cell in cells if cell.label is not None})
+    taken = {_key(part) for part in (*of_prompts.values(), *of_labels.values())}
     names: list[str | None] = []
     drawn: set[tuple[int, str | None]] = set()
     for cell in cells:
-        part = name = None if cell.label is None else parts[cell.label]
+        of_label = None if cell.label is None else of_labels[cell.label]
+        part = name = of_label if cell.prompt is None else of_prompts[cell.prompt]
         count = 1
         while part is not None and ((cell.seed, name) in drawn or (count > 1 and _key(name) in taken)):
             count += 1

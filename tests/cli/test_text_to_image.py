@@ -162,7 +162,6 @@ def test_models_says_what_a_text_model_is(fastdiff, text_folder):
         ([], "prompt: sd1 draws from a text; give --prompt or --prompt-file"),
         (["--label", "0"], "label '0': sd1 draws from prompts; leave it out"),
         (["--label", "0", "--prompt", "a"], "label '0': sd1 draws from prompts; leave it out"),
-        (["--prompt", "a", "--prompt", "a"], "prompt 'a' is given twice; for more pictures of it give --num-images"),
         (["--prompt", "a" * 10_001], "prompt: .* is not a list of up to 50000 texts, each of up to 10000 characters"),
         (["--prompt", "\udcff"], "prompt: .* is not a list of .* characters of Unicode"),
         (["--prompt", "a", "--negative-prompt", "\udcff"], "negative-prompt: .* is not a text of up to 10000"),

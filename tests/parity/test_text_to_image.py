@@ -99,8 +99,8 @@ def test_options(kind, options, text_pipes):
 def test_odd_sizes(text_pipes):
     """Draw odd latents: diffusers takes heights in steps of 8 alone, whatever the VAE's factor."""
     latents = torch.randn(1, 4, 7, 11, generator=torch.Generator().manual_seed(3))
-    sizes = {"original_size": (14, 22), "target_size": (14, 22)}  # diffusers would tell the default size
-    for kind, options in (("sd1", {}), ("sdxl", sizes)):
+    sizes = {"original_size": (14, 22), "target_size": (14, 22)}  # SDXL is told the default size without them
+    for kind, options in (("sd1", {}), ("sdxl", {}), ("sdxl", sizes)):
         assert_both_draw_the_same(*text_pipes(kind), latents=latents, **options)
 
 

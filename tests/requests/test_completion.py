@@ -145,12 +145,11 @@ def test_pictures_are_prompts_by_seeds_with_diffusers_defaults(text_card):
     [
         ({}, "prompt: sd1 draws from a text"),
         ({"label": (0,), "prompt": ("a",)}, "label 0: sd1 draws from prompts; leave it out"),
-        ({"prompt": ("a", "b", "a")}, "prompt 'a' is given twice; for more pictures"),
         ({"prompt": ("a",), "clip_skip": 4}, "clip-skip 4: .* 0 to 3 of its layers"),
         ({"prompt": ("a",), "width": 31}, "height 16, width 31: this model draws multiples of 2"),
         ({"prompt": tuple(map(str, range(300))), "num_images": 200}, "300 prompts x 200 seeds are too many"),
     ],
-    ids=["none", "with-label", "twice", "clip-skip", "size", "too-many"],
+    ids=["none", "with-label", "clip-skip", "size", "too-many"],
 )
 def test_prompts_that_cannot_be_drawn(text_card, asked, message):
     with pytest.raises(InputError, match=message):

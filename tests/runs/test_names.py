@@ -72,6 +72,12 @@ def test_a_picture_that_a_group_and_its_member_ask_for_has_two_names():
     assert names.cell_names(cells, info) == ["tea", "tea-2", "tea-3", "tea", "tea-4"]
 
 
+def test_equal_prompts_have_a_name_each():
+    cells = [Cell(seed, None, None, prompt) for prompt in ("a tea", "a tea", "a tea 2", "a tea") for seed in (1, 2)]
+    each = ["a-tea", "a-tea-3", "a-tea-2", "a-tea-4"]
+    assert names.cell_names(cells, ModelInfo()) == [name for name in each for _ in range(2)]
+
+
 def test_pictures_without_labels_have_none():
     assert names.cell_names([Cell(1, None, None)], ModelInfo()) == [None]
 
