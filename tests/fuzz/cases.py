@@ -138,6 +138,7 @@ _SAMPLE = """--label --num-images --seed --steps --scheduler --eta --cfg-scale -
     --height --width --prompt --prompt-file --negative-prompt --clip-skip
     --horizon --device --out --grid --overwrite --resume --nothing"""
 _FROM = "--label --seed --num-images --variant --scheduler --grid --horizon --prompt --height"
+ANYWHERE = ("--out", "--grid", "--prompt-file")  # flags whose file may be anywhere
 FLAGS = {  # of each command
     "sample": _SAMPLE.split(),
     "from": _FROM.split(),
@@ -281,10 +282,10 @@ def command_cases(draw: st.DrawFn) -> Case:
 
 def _flags(what: str, most: int) -> st.SearchStrategy[tuple[tuple[str, str], ...]]:
     words = st.sampled_from(sorted(WORDS))
-    # where a user lets pictures be written is no matter of ours
+    # where a user lets pictures be written or prompts be read is no matter of ours
     inside = words.filter(lambda word: word not in LEADING_OUT)
     flag = st.one_of(
-        st.tuples(st.sampled_from(FLAGS[what]), words).filter(lambda pair: pair[0] not in ("--out", "--grid")),
+        st.tuples(st.sampled_from(FLAGS[what]), words).filter(lambda pair: pair[0] not in ANYWHERE),
         st.tuples(st.sampled_from(FLAGS[what]), inside),
     ).map(lambda pair: (pair[0], command.NO_VALUE) if pair[0] in ALONE else pair)
     return st.lists(flag, max_size=most).map(tuple)
