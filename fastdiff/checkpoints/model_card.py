@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from fastdiff.arguments import naming
 from fastdiff.checkpoints import hub, registry
@@ -43,7 +43,8 @@ class ModelCard:
         pipeline = registry.PIPELINES[classes["pipeline"]]
         denoiser = _denoiser(classes)
         config_path = hub.component_folder(folder, denoiser.name) / "config.json"
-        config = _of_its_time(denoiser.config.from_mapping(read_json(config_path), config_path), pipeline, config_path)
+        saved, index = read_json(config_path), read_json(folder / "model_index.json")
+        config = _of_its_time(denoiser.config.from_mapping(saved, config_path), pipeline, saved)
         vae_path = folder / "vae" / "config.json"
         scheduler = read_json(_scheduler_path(folder))
         return cls(
@@ -55,9 +56,9 @@ class ModelCard:
             num_train_timesteps=_num_train_timesteps(folder),
             info=ModelInfo.from_folder(folder, config.num_class_embeds, config.null_label),
             scale=AutoencoderKLConfig.from_mapping(read_json(vae_path), vae_path).scale if "vae" in classes else 1,
-            unused=registry.unused_parts(folder),
+            unused=registry.unused_parts(index),
             text_layers=_text_layers(folder, classes),
-            zeros_for_no_prompt=_zeros_for_no_prompt(folder, pipeline),
+            zeros_for_no_prompt=_zeros_for_no_prompt(folder, pipeline, index),
         )
 
     @property
@@ -137,9 +138,9 @@ def _denoiser(classes: Mapping[str, str]) -> registry.DenoiserPart:
     return next(part for part in pipeline.denoisers if class_name in part.classes)
 
 
-def _of_its_time(config: DenoiserConfig, pipeline: registry.PipelineClass, path: Path) -> DenoiserConfig:
+def _of_its_time(config: DenoiserConfig, pipeline: registry.PipelineClass, saved: Mapping[str, Any]) -> DenoiserConfig:
     """The config as StableDiffusionPipeline takes it, which mends the sample_size that diffusers wrote before 0.9."""
-    version = re.match(r"0\.[0-8]\b", str(read_json(path).get("_diffusers_version")))
+    version = re.match(r"0\.[0-8]\b", str(saved.get("_diffusers_version")))
     is_old = pipeline.name == "StableDiffusionPipeline" and version is not None
     if not is_old or not isinstance(config, UNet2DConditionConfig) or not isinstance(config.sample_size, int):
         return config
@@ -156,12 +157,12 @@ def _text_layers(folder: Path, classes: Mapping[str, str]) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def _zeros_for_no_prompt(folder: Path, pipeline: registry.PipelineClass) -> bool:
-    option, path = "force_zeros_for_empty_prompt", folder / "model_index.json"
+def _zeros_for_no_prompt(folder: Path, pipeline: registry.PipelineClass, index: Mapping[str, Any]) -> bool:
+    option = "force_zeros_for_empty_prompt"
     if option not in pipeline.options:
         return False
-    with naming(str(path)):
-        return checked(option, read_json(path).get(option, True), bool)
+    with naming(str(folder / "model_index.json")):
+        return checked(option, index.get(option, True), bool)
 
 
 def _num_train_timesteps(folder: Path) -> int:

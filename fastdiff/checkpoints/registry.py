@@ -247,11 +247,9 @@ def read_model_index(folder: str | Path) -> dict[str, str]:
     return {"pipeline": pipeline.name} | {part.name: _part_class(path, part, index.get(part.name)) for part in there}
 
 
-def unused_parts(folder: str | Path) -> tuple[str, ...]:
-    """The parts that a pipeline's folder has, and that are not run. Raises as `read_model_index`."""
-    index = read_json(Path(folder) / "model_index.json")
-    pipeline = PIPELINES[read_model_index(folder)["pipeline"]]
-    return tuple(name for name in pipeline.unused if not _is_null(index.get(name)))
+def unused_parts(index: Mapping[str, Any]) -> tuple[str, ...]:
+    """The parts in a model_index.json, one that `read_model_index` takes, that are not run."""
+    return tuple(name for name in PIPELINES[index["_class_name"]].unused if not _is_null(index.get(name)))
 
 
 def _is_null(entry: object) -> bool:

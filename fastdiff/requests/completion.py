@@ -65,14 +65,19 @@ def _check_sampling(sampling: Sampling, card: ModelCard, labelled: bool) -> None
         value = getattr(sampling, name)
         if sampling.scheduler not in ("ddim", None) and value is not None:
             raise InputError(f"{name} {value} is an option of ddim; leave it out, or give --scheduler ddim")
-    steps, most = sampling.num_inference_steps, card.num_train_timesteps
-    if steps > most:
-        raise InputError(f"steps {steps}: {card.name} was trained with {most} steps; give a number from 1 to {most}")
+    check_steps(sampling.num_inference_steps, card)
     guidable = card.reads_text or (labelled and card.info.null_label is not None)
     if sampling.guidance_scale != 1 and not guidable:
         raise InputError(
             f"cfg-scale {sampling.guidance_scale}: {card.name} has no null label to guide with; leave it out"
         )
+
+
+def check_steps(steps: int, card: ModelCard) -> None:
+    """InputError for more steps than the model was trained with."""
+    most = card.num_train_timesteps
+    if steps > most:
+        raise InputError(f"steps {steps}: {card.name} was trained with {most} steps; give a number from 1 to {most}")
 
 
 def _check_prompts(request: Request, card: ModelCard) -> None:

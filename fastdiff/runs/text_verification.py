@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import SCHEDULER, SCHEDULER_OPTIONS, SCHEDULERS, ModelPart
-from fastdiff.errors import InputError
 from fastdiff.extras import import_transformers
+from fastdiff.requests.completion import check_steps
 from fastdiff.requests.defaults import (
     LIBRARY,
     VERIFICATION_STEPS,
@@ -59,9 +59,8 @@ TEXTS = (  # on which tokenizers differ, if anywhere
 
 def compare_text_pipeline(card: ModelCard, request: Request, device: str) -> Verification:
     """Make every comparison for a folder of StableDiffusionPipeline or its SDXL kin; see `compare_with_diffusers`."""
-    steps, most = request.num_inference_steps or VERIFICATION_STEPS, card.num_train_timesteps
-    if steps > most:
-        raise InputError(f"steps {steps}: {card.name} was trained with {most} steps; give a number from 1 to {most}")
+    steps = request.num_inference_steps or VERIFICATION_STEPS
+    check_steps(steps, card)
     libraries = _import_transformers(), import_verified()
     pipe = cast("TextToImagePipeline", load_pipeline(card, request, device))
     assert pipe.vae is not None

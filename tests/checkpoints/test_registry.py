@@ -9,6 +9,7 @@ import diffusers.experimental
 import pytest
 import transformers
 
+from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.registry import (
     DENOISERS,
     PIPELINES,
@@ -189,7 +190,7 @@ SD_CLASSES = {name: class_name for name, (_, class_name) in SD_PARTS.items()}
 def test_pipelines_that_read_prompts(tmp_path, index, expected, unused):
     folder = write(tmp_path, index)
     assert read_model_index(folder) == {"pipeline": index["_class_name"]} | SD_CLASSES | expected
-    assert unused_parts(folder) == unused
+    assert unused_parts(read_json(folder / "model_index.json")) == unused
     assert PIPELINES[index["_class_name"]].reads_text
 
 
@@ -208,13 +209,13 @@ def test_pipelines_that_read_prompts(tmp_path, index, expected, unused):
 )
 def test_parts_that_are_not_run_are_told_and_not_looked_at(tmp_path, change, unused):
     folder = write(tmp_path, SD15_INDEX | change)
-    assert unused_parts(folder) == unused
+    assert unused_parts(read_json(folder / "model_index.json")) == unused
     assert not {"safety_checker", "feature_extractor", "image_encoder"} & read_model_index(folder).keys()
 
 
 def test_a_folder_without_a_safety_checker(tmp_path):
     index = {key: value for key, value in SD15_INDEX.items() if key not in ("safety_checker", "feature_extractor")}
-    assert unused_parts(write(tmp_path, index)) == ()
+    assert unused_parts(read_json(write(tmp_path, index) / "model_index.json")) == ()
 
 
 def test_sdxl_does_without_its_text_encoders(tmp_path):
