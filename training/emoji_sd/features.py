@@ -25,9 +25,9 @@ class Features(nn.Module):
         self.blocks = classifier.blocks.eval().requires_grad_(False)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the mean squared distance of the maps, each place's features at length 1; x and y (N, 3, H, W) in -1..1.
+        """Return the mean squared distance of the maps, each place's features at length 1.
 
-        Source: Zhang et al. 2018 (arXiv 1801.03924), equation 1, without its learned weights.
+        x and y (N, 3, H, W) in -1..1. Source: Zhang et al. 2018 (arXiv 1801.03924), equation 1, without its weights.
         """
         total = x.new_zeros(())
         for i, block in enumerate(self.blocks):
