@@ -1,21 +1,20 @@
 """The U-Net and the text encoder of emoji-sd: how they start, and the sizes that were measured.
 
-Seconds of one picture of 20 guided steps, prompt and decode included, with fastdiff on two CPU cores in float32 (median
-of three after one to warm up, random weights, DPM-Solver++, VAE of 1.87 M parameters, text encoder of 2.13 M, other
-work on the machine at the time). MiB are of the whole folder in float16, which may have 24.
+Measured by evaluation/sizes.py: the least of six rounds of one picture of 20 guided steps, prompt and decode included,
+by fastdiff in float32 on two CPU cores that had other work too. MiB are of the whole folder in float16, with a VAE of
+3.51 and a text encoder of 1.59 million parameters; 24 are allowed.
 
-| channels          | layers | U-Net, M parameters | MiB  | seconds |
-|-------------------|--------|---------------------|------|---------|
-| (96, 160)         | 1      | 7.36                | 21.7 | 0.55    |
-| (128, 128)        | 1      | 6.90                | 20.8 | 0.63    |
-| (96, 128), all    | 2      | 8.06                | 23.0 | 0.84    |
-| (96, 128, 160)    | 1      | 8.51                | 23.9 | 0.63    |
-| (96, 128, 128)*   | 1      | 8.31                | 23.5 | 0.74    |
-| (128, 160)        | 1      | 8.86                | 24.5 | 0.96    |
-| (64, 128, 160)*   | 1      | 9.06                | 24.9 | 0.69    |
-| (160, 256)        | 1      | 18.89               | 48.3 | 0.92    |
+| channels        | U-Net, million parameters | MiB   | seconds |
+|-----------------|---------------------------|-------|---------|
+| (64, 128, 128)  |                      5.97 | 21.29 |    0.48 |
+| (96, 128, 128)  |                      7.12 | 23.48 |    0.53 |
+| (96, 128, 160)  |                      8.46 | 26.03 |    0.53 |
+| (96, 160)       |                      7.31 | 23.82 |    0.52 |
+| (128, 128)      |                      6.86 | 22.96 |    0.55 |
+| (128, 192)      |                     11.10 | 31.06 |    0.65 |
+| (128, 192, 256) |                     18.96 | 46.05 |    0.74 |
 
-Two levels read the text wherever they stand, a third does not, but for those with a star.
+The bytes, not the second, bound the width; a third level sees the whole picture at once.
 """
 
 from diffusers import UNet2DConditionModel
