@@ -309,3 +309,16 @@ def test_a_sheet_shows_each_picture_above_what_was_made_of_it(tmp_path):
     sheet = np.array(Image.open(tmp_path / "sheet.png"))
     assert (sheet[4:12, 4:12] == 0).all()
     assert (sheet[12:20, 4:12] == 128).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_compiled_step_has_the_losses_of_a_plain_one(small_data, tmp_path):
+    torch.backends.cudnn.benchmark = False
+    splits = load(small_data, "cuda")
+    features = make_features(splits.train, tmp_path / "features.pt", steps=2)
+    options = ("--data", str(small_data), "--out", str(tmp_path), "--batch", "4", "--device", "cuda")
+    plain, compiled = (
+        Trainer(parse_arguments([*options, *more]), splits.train, features) for more in ((), ("--compile",))
+    )
+    torch.testing.assert_close(compiled.train_step(), plain.train_step(), rtol=0.02, atol=1e-3)

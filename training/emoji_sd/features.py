@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from training.classifier import LEARNING_RATE, Classifier, load_classifier
 from training.emoji_sd.data import Pictures, Sampler
 
-STEPS, BATCH = 800, 128
+STEPS, BATCH = 600, 128
 EPSILON = 1e-2  # a length of features below which nothing is seen: of a flat area
 
 

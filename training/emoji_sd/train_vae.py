@@ -64,6 +64,7 @@ class Trainer:
         torch.manual_seed(args.seed)
         vae = build_vae(SHAPES[args.shape]).to(args.device, memory_format=torch.channels_last)
         self.weights = Weights(vae, weight_decay=0.0)
+        self.shares = torch.tensor((1.0, EDGES, FEATURES, KL), device=args.device)
         self.losses = torch.compile(self._losses) if args.compile else self._losses
 
     def train_step(self) -> Tensor:
@@ -75,8 +76,7 @@ class Trainer:
         mirrored = torch.rand(args.batch, 1, 1, 1, device=images.device) < 0.5
         x = to_model_range(torch.where(mirrored, images.flip(-1), images))
         terms = self.losses(x.contiguous(memory_format=torch.channels_last), step_noise(self.weights.model, x))
-        loss = terms @ torch.tensor((1.0, EDGES, FEATURES, KL), device=x.device)
-        self.weights.update(loss, args.learning_rate * rate_factor(step, args.steps))
+        self.weights.update(terms @ self.shares, args.learning_rate * rate_factor(step, args.steps))
         return terms.detach()
 
     def _losses(self, x: Tensor, noise: Tensor) -> Tensor:
