@@ -159,8 +159,7 @@ class JudgeTrainer:
     def __init__(self, args: argparse.Namespace, splits: Splits, tokenizer: CLIPTokenizer):
         self.args, self.splits, self.train, self.tokenizer = args, splits, splits.train, tokenizer
         torch.manual_seed(args.seed)
-        judge = Judge(tokenizer.size, tokenizer.length, tokenizer.end)
-        self.judge = judge.to(args.device, memory_format=torch.channels_last)
+        self.judge = Judge(tokenizer.size, tokenizer.length, tokenizer.end).to(args.device)
         self.optimiser = torch.optim.AdamW(self.judge.parameters(), lr=0.0, weight_decay=0.05)
         self.step = 0
         self.tokens = token_ids(tokenizer, caption_table(self.train.words, CAPTIONS, args.seed)).to(args.device)
