@@ -1,0 +1,58 @@
+"""Prompts that emoji-sd is judged by and shown with."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from training.emoji_sd.captions import folded, plain_caption
+from training.emoji_sd.data import Pictures, Splits, plain_names
+from training.emoji_sd.evaluation.judge import judgeable
+
+SEEN = 256  # training pictures whose captions are drawn
+SHEET = 64  # prompts of the sheet, not picked
+GRID = (
+    "cat face", "dog face", "red apple", "pizza", "rocket", "sunflower",
+    "grinning face", "smiling face with sunglasses", "crying face", "ghost", "robot", "alien",
+    "woman astronaut", "man cook", "baby", "eyes", "thumbs up", "red heart",
+    "tree", "cactus", "mushroom", "butterfly", "octopus", "penguin",
+    "house", "sailboat", "bus", "bicycle", "mountain", "crescent moon",
+    "guitar", "soccer ball", "trophy", "key", "alarm clock", "flag: Japan",
+)  # fmt: skip
+NEW = (
+    "green dog", "pizza with sunglasses", "blue heart on fire", "purple cat face", "robot with red heart",
+    "snowman with cowboy hat", "pink elephant", "crying pizza", "blue apple", "ghost with guitar",
+    "octopus astronaut", "yellow rocket",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Prompts with the names that their pictures should show, and the real pictures of the prompts."""
+
+    prompts: tuple[str, ...]
+    names: tuple[str, ...]
+    rows: tuple[int, ...]  # of the split
+
+
+def asked_of(pictures: Pictures, candidates: Sequence[str], most: int | None = None) -> Asked:
+    """The plain captions of a split's pictures whose names are candidates, `most` of them drawn by a fixed seed."""
+    rows = judgeable(pictures, candidates)
+    if most is not None and most < len(rows):
+        rows = sorted(random.Random(0).sample(rows, most))
+    words = [pictures.words[row] for row in rows]
+    return Asked(tuple(map(plain_caption, words)), tuple(word.name for word in words), tuple(rows))
+
+
+def asked_sets(splits: Splits, candidates: Sequence[str], seen: int = SEEN) -> dict[str, Asked]:
+    """The prompts of the three splits: seen, held out in one style, and of names never seen."""
+    return {
+        "train": asked_of(splits.train, candidates, seen),
+        "held_out": asked_of(splits.held_out, candidates),
+        "validation": asked_of(splits.validation, candidates),
+    }
+
+
+def sheet_prompts(splits: Splits) -> list[str]:
+    """The first 64 names without a skin tone, in an order that a fixed seed draws: none is picked."""
+    names = plain_names(splits.train.words)
+    return [folded(name) for name in random.Random(1).sample(names, min(SHEET, len(names)))]

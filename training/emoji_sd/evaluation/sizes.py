@@ -1,0 +1,63 @@
+"""Time a picture of 20 guided steps by fastdiff on the CPU for U-Nets of several widths, with random weights.
+
+    python -m training.emoji_sd.evaluation.sizes --tokenizer runs/emoji-sd/tokenizer --threads 2
+
+The table that it prints stands in training/emoji_sd/unet.py. Prompt, loop and decode are timed. The widths take turns,
+and the least of the rounds counts: the machine may have other work.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fastdiff import TextToImagePipeline
+from fastdiff.text.tokenizer import CLIPTokenizer
+from training.emoji_sd.folder import save_pipeline
+from training.emoji_sd.unet import Denoiser, build_text_encoder, build_unet, parameter_count
+from training.emoji_sd.vae import SHAPES, build_vae
+
+CHANNELS = ((64, 128, 128), (96, 128, 128), (96, 128, 160), (96, 160), (128, 128), (128, 192), (128, 192, 256))
+LATENT_SIZE = 16
+PROMPT = "red apple"
+
+
+def made(channels: tuple[int, ...], vae: str, tokenizer: Path, folder: Path) -> tuple[str, TextToImagePipeline]:
+    """Write a folder of random weights: the start of its row of the table, and its pipeline."""
+    text_encoder = build_text_encoder(CLIPTokenizer(tokenizer))
+    unet = build_unet(channels, SHAPES[vae].latents, LATENT_SIZE, text_encoder.config.hidden_size)
+    nn.init.normal_(unet.conv_out.weight, std=0.01)  # a prediction of zero is no picture to time
+    size = save_pipeline(Denoiser(unet, text_encoder), build_vae(SHAPES[vae]), tokenizer, folder)
+    row = f"| {channels!s:15} | {parameter_count(unet) / 1e6:5.2f} | {size / 2**20:5.2f} |"
+    return row, TextToImagePipeline.from_pretrained(folder, device="cpu")
+
+
+def seconds(pipeline: TextToImagePipeline) -> float:
+    started = time.perf_counter()
+    pipeline(PROMPT, seed=0, num_inference_steps=20, guidance_scale=3.0)
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokenizer", type=Path, required=True, help="folder of the tokenizer")
+    parser.add_argument("--vae", choices=SHAPES, default="f8c8")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [made(channels, args.vae, args.tokenizer, Path(folder) / str(channels)) for channels in CHANNELS]
+    for _, pipeline in rows:
+        seconds(pipeline)
+    rounds = [[seconds(pipeline) for _, pipeline in rows] for _ in range(args.rounds)]
+    print("| channels        | M     | MiB   | seconds |")
+    for (row, _), times in zip(rows, zip(*rounds, strict=True), strict=True):
+        print(f"{row} {min(times):7.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""The model folder of emoji-sd: a StableDiffusionPipeline in float16 that diffusers and fastdiff load."""
+
+import copy
+import shutil
+import warnings
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKL, DPMSolverMultistepScheduler, StableDiffusionPipeline
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import CLIPTokenizer
+
+from training.emoji_sd.unet import Denoiser
+
+MOST_BYTES = 24 * 2**20
+SCHEDULER = {
+    "beta_schedule": "squaredcos_cap_v2",
+    "prediction_type": "v_prediction",
+    "timestep_spacing": "trailing",  # from pure noise
+    "steps_offset": 1,  # what StableDiffusionPipeline asks for; trailing steps do not use it
+}
+
+
+def make_pipeline(denoiser: Denoiser, vae: AutoencoderKL, tokenizer: CLIPTokenizer) -> StableDiffusionPipeline:
+    pipeline = StableDiffusionPipeline(
+        vae=vae,
+        text_encoder=denoiser.text_encoder,
+        tokenizer=tokenizer,
+        unet=denoiser.unet,
+        scheduler=DPMSolverMultistepScheduler(**SCHEDULER),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def save_pipeline(denoiser: Denoiser, vae: AutoencoderKL, tokenizer: Path, folder: Path) -> int:
+    """Write the folder in float16, its tokenizer as that of a folder, and return its bytes.
+
+    A warning says when they are more than MOST_BYTES.
+    """
+    halves = Denoiser(_half(denoiser.unet), _half(denoiser.text_encoder))
+    halves.unet.register_to_config(dropout=0.0)
+    make_pipeline(halves, _half(vae), CLIPTokenizer.from_pretrained(tokenizer)).save_pretrained(folder)
+    # transformers 5 writes a tokenizer.json alone, which transformers 4's CLIPTokenizer does not read.
+    shutil.rmtree(folder / "tokenizer")
+    shutil.copytree(tokenizer, folder / "tokenizer")
+    _prefix_text_keys(folder / "text_encoder" / "model.safetensors")
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if size > MOST_BYTES:
+        warnings.warn(f"{folder} has {size / 2**20:.1f} MiB, more than 24", stacklevel=2)
+    return size
+
+
+def _half(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model).to("cpu", torch.float16).to(memory_format=torch.contiguous_format)
+
+
+def _prefix_text_keys(path: Path) -> None:
+    """Name the weights as transformers 4 does: it finds none without `text_model.`, and transformers 5 reads both."""
+    state = {f"text_model.{key.removeprefix('text_model.')}": value for key, value in load_file(path).items()}
+    save_file(state, path, metadata={"format": "pt"})
