@@ -22,6 +22,7 @@ from fastdiff.kernels.host.recording import because
 # triton 3.6 (README, "Attention"); its bits were equal at batch 1, 3, 8 and 64. In float32 it is 2 to 8 times as fast
 # at every width: Triton has no tensor cores for it.
 LIBRARY = ((32, None), (64, 1024), (128, 256), (192, 1024), (256, 256), (512, None))
+LIBRARY_BYTES = 16  # a head has a multiple of it; others SDPA makes by batched products, whose bits vary with the batch
 MAX_WIDTH = {torch.float32: 256, torch.float16: 512, torch.bfloat16: 512}  # of a head, for registers and shared memory
 
 
@@ -103,6 +104,8 @@ class AttentionCall(Call[Tensor]):
 
     def library_reason(self) -> str | None:
         if not is_sm_90(self.device) or self.bias is not None:  # with which nobody has measured it
+            return None
+        if self.width * self.q.itemsize % LIBRARY_BYTES:
             return None
         if self.q.dtype == torch.float32:
             return "float32: torch's library is faster on sm_90"

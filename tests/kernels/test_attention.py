@@ -176,7 +176,10 @@ def test_a_picture_attends_alike_in_any_batch(attend, draw, dot_dtype, runs_trit
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("tokens", "heads", "width"),
-    [(256, 1, 256), (256, 1, 512), (64, 1, 512), (256, 4, 32), (1024, 8, 40), (1024, 4, 64), (256, 16, 72)],
+    [
+        *((256, 1, 256), (256, 1, 512), (64, 1, 512), (256, 4, 32), (1024, 8, 40), (1024, 4, 64), (256, 16, 72)),
+        *((78, 4, 10), (300, 2, 30)),  # of which SDPA would make batched products
+    ],
     ids=lambda size: str(size),
 )
 def test_kernel_or_library_a_picture_attends_alike_in_any_batch(draw, dtype, tokens, heads, width):
