@@ -30,13 +30,31 @@ def add_api(models: Models, limits: Limits) -> None:
         width: int | None = None,
         height: int | None = None,
         batch_size: int | None = None,
+        prompt: str | None = None,
+        negative_prompt: str | None = None,
+        clip_skip: int | None = None,
     ) -> list[dict[str, Any]]:
         """Draw PNG files that hold their settings. Picture i has seed + i; the model chooses what is left out.
+
+        A model draws from a label or from a prompt: /models says which.
 
         While it runs the result grows, picture by picture.
         """
         options = Options(
-            model, label, seed, num_images, steps, scheduler, eta, guidance_scale, width, height, batch_size
+            model,
+            label,
+            seed,
+            num_images,
+            steps,
+            scheduler,
+            eta,
+            guidance_scale,
+            width,
+            height,
+            batch_size,
+            prompt,
+            negative_prompt,
+            clip_skip,
         )
         files, progress = [], gr.Progress()
         try:
@@ -48,7 +66,7 @@ def add_api(models: Models, limits: Limits) -> None:
             raise gr.Error(explain(error), print_exception=False) from None
 
     def list_models() -> list[dict[str, Any]]:
-        """The models that can be drawn with: name, size in pixels, labels and default settings."""
+        """The models that can be drawn with: name, size in pixels, labels or prompts, and default settings."""
         return [_description(models, card) for card in models.cards()]
 
     gr.api(generate, api_name="generate", concurrency_id=DEVICE)
@@ -62,6 +80,7 @@ def _description(models: Models, card: ModelCard) -> dict[str, Any]:
         "size": list(card.size) if card.size else None,
         "labels": [card.label_name(label) for label in card.labels],
         "label_groups": {group: list(labels) for group, labels in card.info.label_groups.items()},
+        "reads_text": card.reads_text,
         "steps": sampling.num_inference_steps,
         "scheduler": sampling.scheduler,
         "guidance_scale": card.info.guidance_scale,

@@ -31,6 +31,10 @@ CSS = """
 .settings { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margin: 0 }
 .settings dt { color: var(--body-text-color-subdued) }
 .settings dd { margin: 0; overflow-wrap: anywhere }
+.row:has(> .form:empty) { display: none }
+.block.tokens { padding: 4px 16px 10px !important; background: var(--block-background-fill) }
+.tokens div { font-size: var(--text-sm); overflow-wrap: anywhere }
+.tokens .cut { color: var(--error-text-color) }
 .enlarged img { width: 100%; height: 100%; object-fit: contain }
 @media (max-width: 640px) { .grid-container { --grid-cols: 2 !important } }
 """

@@ -19,17 +19,33 @@ from fastdiff.runs import drawing
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.server import serving
+from tests.ui.browsing import DESKTOP
 
 GRADIO_WARNINGS = ["'future.no_silent_downcasting' is deprecated", "The copy keyword is deprecated"]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+MISSING = "the browser tests need Chromium and playwright: apt-get install chromium; pip install playwright"
 EMOJI64 = hub.bundled_models()["emoji64"]
 
 
 @pytest.fixture(scope="session")
-def models_dir(tmp_path_factory) -> Path:
-    """cats: emoji64 without the names of its labels. plain/tiny: an unconditional model with random weights."""
+def models_dir(tmp_path_factory, text_folder) -> Path:
+    """cats: emoji64 without the names of its labels. The others have random weights.
+
+    plain/tiny: an unconditional model. text/sd1 and text/sdxl: models that read text.
+    """
     root = tmp_path_factory.mktemp("models")
     shutil.copytree(EMOJI64, root / "cats", ignore=shutil.ignore_patterns("fastdiff.json"))
     _save_tiny(root / "plain" / "tiny")
+    for kind in ("sd1", "sdxl"):
+        shutil.copytree(text_folder(kind), root / "text" / kind)
     return root
 
 
@@ -180,9 +196,54 @@ def slow_steps(monkeypatch) -> list[float]:
     return ended
 
 
+@pytest.fixture(scope="module")
+def browser(server):  # playwright leaves an event loop running in this thread, in which Gradio cannot start
+    executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        executable = None
+    if executable is None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(MISSING)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser, server) -> Iterator[Callable]:
+    """Opens visits, each with cookies of its own. None of them may ask another host for anything."""
+    contexts, foreign = [], []
+
+    def watch(request) -> None:
+        if not request.url.startswith((server, "data:", "blob:")):
+            foreign.append(request.url)
+
+    def visit(size=DESKTOP, theme: str = "light"):
+        contexts.append(browser.new_context(viewport=size, accept_downloads=True))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(30_000)
+        page.on("request", watch)
+        with page.expect_response("**/gradio_api/run/predict*"):  # the page's first question; before, it forgets input
+            page.goto(f"{server}/?__theme={theme}")
+        page.get_by_role("button", name="Generate").wait_for()
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert not foreign
+
+
+@pytest.fixture
+def page(open_page):
+    return open_page()
+
+
 def pytest_collection_modifyitems(items):
     """Gradio's own warnings, in tests during which it serves."""
     for item in items:
-        if "server" in getattr(item, "fixturenames", ()):
+        if {"server", "components"} & set(getattr(item, "fixturenames", ())):
             for warning in GRADIO_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore:{warning}"))

@@ -54,9 +54,18 @@ def test_another_model_and_size(client):
         assert picture.size == (24, 16)
 
 
+def test_prompts(client):
+    options = {"negative_prompt": "ocean", "clip_skip": 1, "steps": 2, "seed": 5}
+    (path,) = client.predict(model="./text/sd1", prompt="the cat", **options, api_name="/generate")
+    record = png.read_settings(path)
+    assert record | {"model": "./text/sd1", "prompt": "the cat", "num_inference_steps": 2} == record
+    assert record | {key: options[key] for key in ("negative_prompt", "clip_skip", "seed")} == record
+
+
 def test_models(client):
     found = {each["name"]: each for each in client.predict(api_name="/models")}
-    assert list(found) == ["emoji64", "emoji64-dit", "./cats", "./plain/tiny"]
+    assert list(found) == ["emoji64", "emoji64-dit", "./cats", "./plain/tiny", "./text/sd1", "./text/sdxl"]
+    assert [name for name, each in found.items() if each["reads_text"]] == ["./text/sd1", "./text/sdxl"]
     assert found["emoji64"]["size"] == [64, 64]
     assert "noto birds" in found["emoji64"]["labels"]
     assert found["emoji64"]["label_groups"]["noto smileys"][0] == "noto hearts"
@@ -65,6 +74,7 @@ def test_models(client):
         "name": "./plain/tiny",
         "size": [16, 16],
         "labels": [],
+        "reads_text": False,
         "label_groups": {},
         "steps": 20,
         "scheduler": "ddpm",
@@ -87,6 +97,9 @@ def test_the_api_page_names_two_functions(client):
         pytest.param({"seed": -1}, "seed: -1 is not a whole number", id="seed"),
         pytest.param({"label": "<b>x"}, "label '<b>x' is not a label", id="label"),
         pytest.param({"model": "/etc"}, "model '/etc' is not here", id="model"),
+        pytest.param({"prompt": "a cat"}, "prompt: emoji64 has no text encoder", id="prompt of a class model"),
+        pytest.param({"model": "./text/sd1"}, "./text/sd1 draws from a text; give one", id="no prompt"),
+        pytest.param({"model": "./text/sd1", "prompt": "a", "label": 1}, "label 1: .* leave it out", id="label"),
         pytest.param({"width": 7}, "height 64, width 7", id="size"),
     ],
 )
@@ -98,7 +111,7 @@ def test_refusals(client, options, message):
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
 def test_numbers_that_are_none_in_json(visit, number):
     page = visit()
-    body = json.dumps({"data": ["emoji64", None, 0, 1, "?", *[None] * 6]}).replace('"?"', number)
+    body = json.dumps({"data": ["emoji64", None, 0, 1, "?", *[None] * 9]}).replace('"?"', number)
     reply = page.http.post("/gradio_api/call/generate", content=body, headers={"content-type": "application/json"})
     if reply.status_code == 200:
         result = page.http.get(f"/gradio_api/call/generate/{reply.json()['event_id']}").text

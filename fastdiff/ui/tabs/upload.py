@@ -48,8 +48,6 @@ def read_record(path: Path, limits: Limits) -> dict[str, Any]:
         request = Request.from_flags({}, source=str(path))
     except InputError as error:
         raise InputError(str(error).replace(str(path), path.name)) from None
-    if request.prompt:
-        raise InputError(f"{path.name} was drawn from a prompt, which the page does not take yet; use fastdiff sample")
     return request.as_record() | _one_picture(request, record, path.name, limits)
 
 
@@ -66,9 +64,11 @@ def _check_header(path: Path, limits: Limits) -> None:
 
 
 def _one_picture(request: Request, record: Mapping[str, Any], name: str, limits: Limits) -> dict[str, Any]:
-    """Seed, label and size of the picture; of the first one where the file is a grid."""
+    """Seed, label or prompt, and size of the picture; of the first one where the file is a grid."""
     size = {key: record.get(key) for key in ("width", "height")}
     if not all(type(side) is int and 0 < side <= limits.side for side in size.values()):
         raise InputError(f"{name} holds a size that cannot be used; its sides must be 1 to {limits.side}")
     seed = request.seed if isinstance(request.seed, tuple) else (request.seed,)
-    return {"seed": seed[0], "label": request.label[0] if request.label else None, **(size if len(seed) == 1 else {})}
+    subject = {"label": request.label[0] if request.label else None}
+    subject |= {"prompt": request.prompt[0]} if request.prompt else {}
+    return {"seed": seed[0], **subject, **(size if len(seed) == 1 else {})}

@@ -77,6 +77,22 @@ def test_a_grid_gives_its_first_picture(upload):
     assert "width" not in record
 
 
+def test_a_picture_of_a_prompt_comes_back(models, tmp_path):
+    options = Options(model="./text/sd1", prompt="the cat", negative_prompt="ocean", clip_skip=1, seed=9, steps=2)
+    *_, (_, [drawn]) = draw(prepare(options, models, LIMITS), models, tmp_path)
+    record = read_record(drawn.path, LIMITS)
+    assert {key: drawn.record[key] for key in record} == record
+    again = prepare(Options.from_record(record), models, LIMITS)
+    assert again.request == prepare(options, models, LIMITS).request
+
+
+def test_a_grid_of_prompts_gives_its_first_picture(upload):
+    grid = RECORD | {"seed": [3, 4], "label": [None], "prompt": ["a cat", "a dog"], "width": 300}
+    del grid["label"]
+    record = read_record(upload(header() + text(grid) + END), LIMITS)
+    assert (record["seed"], record["label"], record["prompt"]) == (3, None, "a cat")
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -109,9 +125,7 @@ def test_a_grid_gives_its_first_picture(upload):
         pytest.param(header() + text(RECORD | {"seed": -1}) + END, "cannot be used: seed", id="seed -1"),
         pytest.param(header() + text(RECORD | {"model": ["x"]}) + END, "cannot be used: model", id="list as model"),
         pytest.param(header() + text(RECORD | {"label": {}}) + END, "cannot be used: label", id="object as label"),
-        pytest.param(
-            header() + text(RECORD | {"label": None, "prompt": "a"}) + END, "drawn from a prompt", id="prompt"
-        ),
+        pytest.param(header() + text(RECORD | {"prompt": "x" * 10_001}) + END, "cannot be used: prompt", id="prompt"),
         pytest.param(header() + text(RECORD | {"width": "64"}) + END, "cannot be used: width", id="width as text"),
         pytest.param(header() + text(RECORD | {"height": 10**9}) + END, "cannot be used: height", id="height of 10^9"),
     ],
@@ -187,6 +201,11 @@ def test_png_reader_and_header_check_agree_on_ours(upload, models):
         pytest.param({"label": "noto cars"}, "label 'noto cars' is not a label", id="label"),
         pytest.param({"label": 216}, "label 216: the form does not offer it", id="null label"),
         pytest.param({"label": None}, "label None: the form does not offer it", id="no label"),
+        pytest.param(
+            {"model": "./text/sd1", "label": None, "prompt": "a", "negative_prompt": "", "scheduler": "ddim"},
+            "draws with another use_clipped_model_output and negative_prompt<",
+            id="an empty negative prompt",
+        ),
         pytest.param({"height": 70}, "height 70, width 64: this model draws", id="size"),
         pytest.param({"num_inference_steps": 2000}, "steps: 2000 is not a whole number from 1 to 1000", id="steps"),
         pytest.param({"seed": 2**32}, "mine.png holds settings that cannot be used: seed", id="seed"),
