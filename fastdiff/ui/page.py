@@ -39,6 +39,15 @@ CSS = """
 @media (max-width: 640px) { .grid-container { --grid-cols: 2 !important } }
 """
 
+# Gradio opens a list at any key, Tab too, which leaves it open over the form
+JS = """
+() => addEventListener("keydown", (event) => {
+    const draws = event.key === "Enter" && (event.ctrlKey || event.metaKey);
+    if (draws || (event.key === "Tab" && event.target.role === "combobox")) event.stopPropagation();
+    if (draws) [...document.querySelectorAll("button.primary")].find((button) => button.checkVisibility())?.click();
+}, true)
+"""
+
 
 def build_page(models: Models, limits: Limits) -> gr.Blocks:
     """The page and its API, not yet served. `models` are shared by everybody who opens it."""

@@ -12,7 +12,7 @@ from starlette.middleware import Middleware
 
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
-from fastdiff.ui.page import CSS, THEME, build_page
+from fastdiff.ui.page import CSS, JS, THEME, build_page
 from fastdiff.ui.security import Guard
 
 STEP_SECONDS = 30  # no step should take longer
@@ -54,6 +54,7 @@ def _launch(page: gr.Blocks, limits: Limits, folder: Path, host: str, port: int 
             footer_links=["api", "settings"],
             theme=THEME,
             css=CSS,
+            js=JS,
             app_kwargs={"middleware": [Middleware(Guard, limits=limits, uploads=folder)]},
         )
     except OSError:

@@ -1,8 +1,10 @@
 """Nothing that somebody has set or drawn is lost, in a real browser."""
 
+import re
+
 import pytest
 
-from tests.ui.browsing import fill, more_settings, number, pick, wait_for_status
+from tests.ui.browsing import captions, fill, generate, more_settings, number, pick, wait_for_status
 
 
 @pytest.mark.parametrize("leave", ["Tab", "Escape"])
@@ -54,3 +56,61 @@ def test_another_model_of_prompts_keeps_the_prompt(page):
     assert page.get_by_label("Prompt", exact=True).input_value() == "the cat"
     more_settings(page)
     assert number(page, "Guidance").input_value() == "5"
+
+
+def enlarge(page, gallery: str = "#gallery", place: int = 1) -> None:
+    page.locator(gallery).get_by_role("button", name=re.compile(f"Thumbnail {place}")).first.click()
+    page.locator("dl.settings").locator("visible=true").first.wait_for()
+
+
+def test_a_run_with_an_enlarged_picture_open_ends_with_the_settings_of_its_own(page):
+    generate(page, steps=1, seed=5)
+    wait_for_status(page, "Drew 1 picture")
+    enlarge(page)
+    fill(page, {page.get_by_label("Seed").first: "6"})
+    page.get_by_role("button", name="Generate").click()
+    page.locator("dl.settings").locator("visible=true").get_by_text("6", exact=True).wait_for()
+    for name in ("Use these settings", "Download this picture"):
+        assert page.get_by_role("button", name=name).locator("visible=true").count() == 1
+    page.keyboard.press("Escape")
+    page.locator("#gallery .caption-label").get_by_text("seed 6").wait_for()
+
+
+def test_closing_the_enlarged_picture_closes_its_settings(page):
+    generate(page, steps=1)
+    wait_for_status(page, "Drew 1 picture")
+    enlarge(page)
+    page.locator("#gallery").get_by_role("button", name=re.compile("Close")).click()
+    page.get_by_role("button", name="Use these settings").locator("visible=true").wait_for(state="detached")
+
+
+def test_history_refreshes_while_it_is_open_and_keeps_the_enlarged_picture(page, slow_steps):
+    generate(page, pictures=3, steps=5, seed=30)
+    page.locator("#gallery").get_by_text("seed 30").wait_for()
+    page.get_by_role("tab", name="History").click()
+    enlarge(page, "#history")
+    page.locator("#history").get_by_role("button", name=re.compile("Thumbnail 3")).first.wait_for()
+    assert re.search(r"Seed\s+30", page.locator("dl.settings").locator("visible=true").inner_text())
+    page.locator("#history").get_by_role("button", name=re.compile("Close")).click()
+    page.locator("#history .caption-label").get_by_text("seed 32").wait_for()
+    assert captions(page, "#history") == ["seed 32", "seed 31", "seed 30"]
+
+
+def test_tab_closes_the_lists_that_it_leaves(page):
+    page.get_by_label("Model", exact=True).first.focus()
+    page.get_by_role("listbox").wait_for()
+    for _ in range(3):
+        page.keyboard.press("Tab")
+        page.wait_for_timeout(400)
+        assert page.get_by_role("listbox").count() <= 1
+    assert page.get_by_role("listbox").count() == 0
+
+
+def test_ctrl_enter_draws(page):
+    page.get_by_label("Seed").first.fill("5")
+    page.keyboard.press("Control+Enter")
+    wait_for_status(page, "Drew 1 picture")
+    page.wait_for_timeout(500)
+    page.get_by_role("tab", name="History").click()
+    page.locator("#history .caption-label").first.wait_for()
+    assert captions(page, "#history") == ["seed 5"]

@@ -62,7 +62,7 @@ class DrawTab:
 
     def _connect(self, buttons: tuple[gr.Button, gr.Button]) -> None:
         outputs = [self.status, self.preview, self.gallery, *self.panel.components]
-        inputs = {*self.form.components, self.session}
+        inputs = {*self.form.components, self.session, self.panel.chosen}
         connect_buttons(buttons, self.form.typed, self.run, inputs, outputs, live=[self.preview])
         # a hub model may take a while to come
         visibly = QUICK | {"show_progress": "full", "show_progress_on": self.status}
@@ -87,14 +87,20 @@ class DrawTab:
             run = prepare(self.form.options(data), self.form.models, self.form.limits)
             notices = find_notices(run) if run.request.prompt else []
             session.run = []
-            yield {self.status: note("Starting"), self.preview: "", self.gallery: [], **self.panel.hide()}
+            is_enlarged = data[self.panel.chosen] is not None
+            empty = gr.update(value=[], selected_index=None)
+            yield {self.status: note("Starting"), self.preview: "", self.gallery: empty, **self.panel.hide()}
             previewed = 0.0
             for progress, drawn in draw(run, self.form.models, session.new_folder()):
                 updates: Updates = {self.status: bar(progress)}
                 if drawn:
                     session.run += drawn
                     session.remember(drawn)
-                    updates[self.gallery] = gallery_value(session.run)
+                    updates[self.gallery] = gr.update(value=gallery_value(session.run))
+                if drawn and is_enlarged:  # so is the first picture in its place, with its settings
+                    is_enlarged = False
+                    updates[self.gallery]["selected_index"] = 0
+                    updates |= self.panel.show(session.run[0])
                 if time.monotonic() - previewed > PREVIEW_INTERVAL:
                     previewed = time.monotonic()
                     updates[self.preview] = preview(progress)
@@ -138,7 +144,9 @@ class DrawTab:
                 path.unlink(missing_ok=True)
         except PROBLEMS as error:
             return {self.status: problem(error), self.upload: None}
-        return self._fill(record, path.name) | {self.upload: None}
+        count = record.pop("grid_of", 1)
+        name = path.name if count == 1 else f"the first of {count} pictures in {path.name}"
+        return self._fill(record, name) | {self.upload: None}
 
     def _fill(self, record: Mapping[str, Any], name: str) -> Updates:
         try:

@@ -41,7 +41,10 @@ def uploaded_path(payload: Any) -> Path:
 
 
 def read_record(path: Path, limits: Limits) -> dict[str, Any]:
-    """The settings in the PNG `path`, each of a valid kind. InputError, with the file's name, for any other file."""
+    """The settings in the PNG `path`, each of a valid kind. InputError, with the file's name, for any other file.
+
+    Those of a grid are its first picture's, and `grid_of` is the number of its pictures.
+    """
     try:
         _check_header(path, limits)
         record = png.read_settings(path)
@@ -65,10 +68,13 @@ def _check_header(path: Path, limits: Limits) -> None:
 
 def _one_picture(request: Request, record: Mapping[str, Any], name: str, limits: Limits) -> dict[str, Any]:
     """Seed, label or prompt, and size of the picture; of the first one where the file is a grid."""
-    size = {key: record.get(key) for key in ("width", "height")}
-    if not all(type(side) is int and 0 < side <= limits.side for side in size.values()):
+    is_grid = isinstance(record.get("seed"), list)
+    sides = {"width": request.width, "height": request.height}
+    size = {key: side for key, side in sides.items() if side is not None or not is_grid}  # old grids have no picture's
+    if not all(side is not None and side <= limits.side for side in size.values()):
         raise InputError(f"{name} holds a size that cannot be used; its sides must be 1 to {limits.side}")
-    seed = request.seed if isinstance(request.seed, tuple) else (request.seed,)
+    seeds = request.seed if isinstance(request.seed, tuple) else (request.seed,)
     subject = {"label": request.label[0] if request.label else None}
     subject |= {"prompt": request.prompt[0]} if request.prompt else {}
-    return {"seed": seed[0], **subject, **(size if len(seed) == 1 else {})}
+    subject |= {"grid_of": len(seeds) * max(1, len(request.subjects))} if is_grid else {}
+    return {"seed": seeds[0], **subject, **size}

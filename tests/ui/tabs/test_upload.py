@@ -73,8 +73,17 @@ def test_a_picture_of_ours_comes_back(models, tmp_path):
 def test_a_grid_gives_its_first_picture(upload):
     grid = RECORD | {"seed": [3, 4], "label": ["noto animals", "noto food"], "width": 300}
     record = read_record(upload(header() + text(grid) + END), LIMITS)
-    assert (record["seed"], record["label"]) == (3, "noto animals")
+    assert (record["seed"], record["label"], record["grid_of"]) == (3, "noto animals", 4)
     assert "width" not in record
+
+
+def test_a_grid_is_as_large_as_it_likes_and_its_pictures_are_not(upload):
+    grid = RECORD | {"seed": [3], "label": ["noto animals", "noto food"], "width": 3000, "height": 100}
+    grid |= {"picture_width": 72, "picture_height": 64}
+    record = read_record(upload(header() + text(grid) + END), LIMITS)
+    assert (record["width"], record["height"], record["grid_of"]) == (72, 64, 2)
+    with pytest.raises(InputError, match="a size that cannot be used"):
+        read_record(upload(header() + text(grid | {"picture_width": 1032}) + END), LIMITS)
 
 
 def test_a_picture_of_a_prompt_comes_back(models, tmp_path):
@@ -196,6 +205,11 @@ def test_png_reader_and_header_check_agree_on_ours(upload, models):
     [
         pytest.param({}, "Settings of mine.png are in the form<", id="all of it"),
         pytest.param({"use_clipped_model_output": False}, "draws with another use_clipped_model_output", id="no field"),
+        pytest.param(
+            {"seed": [3, 4], "label": ["noto birds"]},
+            "Settings of the first of 2 pictures in mine.png are in the form<",
+            id="grid",
+        ),
         pytest.param({"model": "./gone"}, "model './gone' is not here", id="model"),
         pytest.param({"model": "<img src=x>"}, "model '&lt;img src=x&gt;' is not here", id="markup"),
         pytest.param({"label": "noto cars"}, "label 'noto cars' is not a label", id="label"),
