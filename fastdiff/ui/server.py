@@ -1,13 +1,16 @@
 """The page on a port: its folder, its guard, and Gradio's own settings."""
 
+import logging
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import gradio as gr
+from gradio.tunneling import CURRENT_TUNNELS
 from starlette.middleware import Middleware
 
 from fastdiff.ui.limits import Limits
@@ -15,7 +18,8 @@ from fastdiff.ui.models import Models
 from fastdiff.ui.page import CSS, THEME, build_page
 from fastdiff.ui.security import Guard
 
-STEP_SECONDS = 30  # no step should take longer
+CLOSING_SECONDS = 1  # for the server, which waits for nobody
+STEP_SECONDS = 1.5  # for the step in hand: if it ends a picture, that is kept
 
 
 @contextmanager
@@ -24,8 +28,9 @@ def serving(
 ) -> Iterator[str]:
     """Serve the page while the block runs; gives its address. Without a `port`, Gradio takes the first free from 7860.
 
-    Uploads and pictures lie in a folder that nobody else can read and that goes with the server. OSError for a port in
-    use.
+    Uploads and pictures lie in a folder that nobody else can read and that goes with the server, in 3 seconds whatever
+    is open or under way. A longer step goes on in its thread, and the process then needs os._exit: torch's threads do
+    not survive Python's own end in their midst. OSError for a port in use.
     """
     with tempfile.TemporaryDirectory(prefix="fastdiff-ui-", ignore_cleanup_errors=True) as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
@@ -33,8 +38,7 @@ def serving(
         try:
             yield _launch(page, limits, Path(folder), host, port, share)
         finally:
-            page.close(verbose=False)
-            _join_workers()
+            _close(page)
             del os.environ["GRADIO_TEMP_DIR"]
 
 
@@ -61,8 +65,18 @@ def _launch(page: gr.Blocks, limits: Limits, folder: Path, host: str, port: int 
     return shared_address or address
 
 
-def _join_workers() -> None:
-    """Wait for steps that are under way: torch's threads do not survive an exit in their midst."""
+def _close(page: gr.Blocks) -> None:
+    """End the server. Its own `close` waits for open pages and streams."""
+    if not page.is_running:
+        return
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would print what is cut off
+    page._queue.close()
+    page.is_running = False
+    page.server.force_exit = page.server.should_exit = True
+    page.server.thread.join(CLOSING_SECONDS)
+    for tunnel in CURRENT_TUNNELS:
+        tunnel.kill()
+    deadline = time.monotonic() + STEP_SECONDS
     for thread in threading.enumerate():
-        if thread.name == "AnyIO worker thread":  # of Gradio's event loop, which has ended
-            thread.join(timeout=STEP_SECONDS)
+        if thread.name == "AnyIO worker thread":  # of the server's event loop, which has ended: no step follows
+            thread.join(max(0, deadline - time.monotonic()))

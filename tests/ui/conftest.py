@@ -152,16 +152,22 @@ class Visit:
 
 
 @pytest.fixture
-def visit(server) -> Iterator[Callable[[], Visit]]:
-    """Opens visits to the module's server."""
+def visit_at() -> Iterator[Callable[[str], Visit]]:
+    """Opens visits to the server at an address."""
     with ExitStack() as stack:
 
-        def open_visit() -> Visit:
-            each = Visit(server)
+        def open_visit(address: str) -> Visit:
+            each = Visit(address)
             stack.callback(each.http.close)
             return each
 
         yield open_visit
+
+
+@pytest.fixture
+def visit(server, visit_at) -> Callable[[], Visit]:
+    """Opens visits to the module's server."""
+    return lambda: visit_at(server)
 
 
 @pytest.fixture
