@@ -1,53 +1,94 @@
 """The page on a port: its folder, its guard, and Gradio's own settings."""
 
+import errno
 import logging
 import os
+import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import gradio as gr
 from gradio.tunneling import CURRENT_TUNNELS
 from starlette.middleware import Middleware
 
+from fastdiff.errors import InputError
+from fastdiff.ui.access import Names, Users
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.page import CSS, THEME, build_page
 from fastdiff.ui.security import Guard
 
+FIRST_PORTS = range(7860, 7960)
 CLOSING_SECONDS = 1  # for the server, which waits for nobody
 STEP_SECONDS = 1.5  # for the step in hand: if it ends a picture, that is kept
 
 
 @contextmanager
 def serving(
-    models: Models, limits: Limits, *, host: str = "127.0.0.1", port: int | None = None, share: bool = False
+    models: Models,
+    limits: Limits,
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    share: bool = False,
+    allow_hosts: Sequence[str] = (),
+    users: Users | None = None,
 ) -> Iterator[str]:
-    """Serve the page while the block runs; gives its address. Without a `port`, Gradio takes the first free from 7860.
+    """Serve the page while the block runs; gives its address. Without a `port` it is the first free one from 7860.
+
+    host: the address to listen at. allow_hosts: names of proxies before it. users: who may log in; None: everybody.
 
     Uploads and pictures lie in a folder that nobody else can read and that goes with the server, in 3 seconds whatever
     is open or under way. A longer step goes on in its thread, and the process then needs os._exit: torch's threads do
-    not survive Python's own end in their midst. OSError for a port in use.
+    not survive Python's own end in their midst. InputError for a host that is not here, OSError for a port in use.
     """
+    port = _free_port(host, port)
+    names = Names(host, allow_hosts)
     with tempfile.TemporaryDirectory(prefix="fastdiff-ui-", ignore_cleanup_errors=True) as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
         page = build_page(models, limits)
+        guard = Middleware(Guard, limits=limits, uploads=Path(folder), names=names)
         try:
-            yield _launch(page, limits, Path(folder), host, port, share)
+            launched = _launch(page, limits, host, port, share=share, auth=users, app_kwargs={"middleware": [guard]})
+            names.public |= {urlsplit(address).hostname or "" for address in launched[1:]}
+            yield launched[-1]
         finally:
             _close(page)
             del os.environ["GRADIO_TEMP_DIR"]
 
 
-def _launch(page: gr.Blocks, limits: Limits, folder: Path, host: str, port: int | None, share: bool) -> str:
+def _free_port(host: str, port: int | None) -> int:
+    """`port` if it is free; for 0 any free one, for None the first from 7860. It can be taken until it is used."""
+    for wanted in FIRST_PORTS if port is None else [port]:
+        try:
+            with socket.create_server(
+                (host, wanted), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+            ) as free:
+                return free.getsockname()[1]
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise InputError(
+                    f"--host {host} is no address of this machine; leave it out, or give 0.0.0.0"
+                ) from None
+    raise _port_in_use(host, port)
+
+
+def _port_in_use(host: str, port: int | None) -> OSError:
+    return OSError(f"port {port or 'from 7860'} at {host} cannot be had; give another --port or --host")
+
+
+def _launch(page: gr.Blocks, limits: Limits, host: str, port: int, **options: Any) -> list[str]:
+    """The addresses of the page: its own, and that of the share link if there is one."""
     try:
         _, address, shared_address = page.launch(
-            server_name=host,
+            server_name=f"[{host}]" if ":" in host else host,
             server_port=port,
-            share=share,
             prevent_thread_lock=True,
             quiet=True,
             show_error=False,
@@ -58,11 +99,11 @@ def _launch(page: gr.Blocks, limits: Limits, folder: Path, host: str, port: int 
             footer_links=["api", "settings"],
             theme=THEME,
             css=CSS,
-            app_kwargs={"middleware": [Middleware(Guard, limits=limits, uploads=folder)]},
+            **options,
         )
     except OSError:
-        raise OSError(f"port {port or 'from 7860'} at {host} cannot be had; give another --port or --host") from None
-    return shared_address or address
+        raise _port_in_use(host, port) from None
+    return [address, shared_address] if shared_address else [address]
 
 
 def _close(page: gr.Blocks) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -54,19 +53,13 @@ def models(models_dir) -> Models:
     return Models(models_dir, device="cpu")
 
 
-def free_port() -> int:
-    """Gradio's own search for one leaves sockets open."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
-
-
 @pytest.fixture(scope="session")
 def serve():
     """A page on a free port while the block runs: one at a time in a process."""
 
     @contextmanager
-    def serving_page(models: Models, limits: Limits) -> Iterator[str]:
-        context = serving(models, limits, port=free_port())
+    def serving_page(models: Models, limits: Limits, **options) -> Iterator[str]:
+        context = serving(models, limits, port=0, **options)
 
         async def enter() -> str:  # outside of an event loop Gradio makes four and closes none
             return context.__enter__()

@@ -139,6 +139,20 @@ def test_another_site_is_refused(http, origin):
     assert http.post("/gradio_api/call/models", json={"data": []}, headers={"Origin": origin}).status_code == 403
 
 
+@pytest.mark.parametrize("path", ["/", "/config", "/gradio_api/info", "/gradio_api/queue/data?session_hash=x"])
+def test_a_name_that_was_rebound_reads_nothing(http, path):
+    """Another site has its name point here once a browser has opened it."""
+    reply = http.get(path, headers={"Host": f"evil.example:{http.base_url.port}"})
+    assert reply.status_code == 403
+    assert reply.text == "this server is not known as evil.example; if it should be, start it with --allow-host"
+
+
+def test_a_name_that_was_rebound_draws_nothing(http):
+    site = f"evil.example:{http.base_url.port}"
+    headers = {"Host": site, "Origin": f"http://{site}"}
+    assert http.post("/gradio_api/call/models", json={"data": []}, headers=headers).status_code == 403
+
+
 def test_the_page_itself_and_programs_are_let_in(http, server):
     for headers in ({"Origin": server}, {}):
         reply = http.post("/gradio_api/call/models", json={"data": []}, headers=headers)

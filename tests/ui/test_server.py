@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,14 +23,12 @@ def process(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen, str]]
     """A server that was started in `folder`, with its temporary files in a folder there, and its address."""
     (folder / "tmp").mkdir()
     environment = os.environ | {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    command = [sys.executable, ROOT / "app.py", "--device", "cpu", "--port", port, *flags]
+    command = [sys.executable, ROOT / "app.py", "--device", "cpu", "--port", "0", *flags]
     with subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as server:
         try:
-            yield server, server.stdout.readline().split()[3].rstrip("/")
+            yield server, server.stdout.readline().split()[3].rstrip("/,")
         finally:
             server.kill()
 
@@ -62,3 +59,9 @@ def test_it_ends_in_the_midst_of_a_step_with_a_page_and_a_stream_open(sign, tmp_
         assert time.monotonic() - start < SECONDS
         assert server.stderr.read() == "fastdiff: interrupted\n"
     assert not list(tmp_path.rglob("fastdiff-ui-*")) and not list(tmp_path.rglob("*.png"))
+
+
+def test_beyond_this_machine_the_addresses_are_real_and_it_says_what_that_means(tmp_path):
+    with process(tmp_path, "--host", "0.0.0.0", "--no-auth") as (server, address):
+        assert "everybody who reaches one of these addresses can draw" in server.stderr.readline()
+        assert "0.0.0.0" not in address and httpx.get(f"{address}/config").status_code == 200
