@@ -4,6 +4,7 @@ import gradio as gr
 
 from fastdiff.requests import defaults
 from fastdiff.ui.api import add_api
+from fastdiff.ui.failures import CheckedBlocks
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.session import MAX_AGE, Session
@@ -39,7 +40,7 @@ CSS = """
 def build_page(models: Models, limits: Limits) -> gr.Blocks:
     """The page and its API, not yet served. `models` are shared by everybody who opens it."""
     card = models.card(defaults.MODEL)
-    with gr.Blocks(title="fastdiff", analytics_enabled=False, delete_cache=(3600, MAX_AGE)) as page:
+    with CheckedBlocks(title="fastdiff", analytics_enabled=False, delete_cache=(3600, MAX_AGE)) as page:
         gr.Markdown(
             "# fastdiff\nPictures from diffusion models. The same settings and seed always give the same picture."
         )
@@ -59,4 +60,4 @@ def build_page(models: Models, limits: Limits) -> gr.Blocks:
             pickers,
             **QUICK,
         )
-    return page.queue(max_size=limits.waiting, default_concurrency_limit=1)
+    return page.queue(api_open=False, max_size=limits.waiting, default_concurrency_limit=1)  # nothing passes the queue

@@ -19,6 +19,7 @@ from starlette.middleware import Middleware
 
 from fastdiff.errors import InputError
 from fastdiff.ui.access import Names, Users
+from fastdiff.ui.failures import Failures
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.page import CSS, THEME, build_page
@@ -53,9 +54,12 @@ def serving(
     with tempfile.TemporaryDirectory(prefix="fastdiff-ui-", ignore_cleanup_errors=True) as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
         page = build_page(models, limits)
-        guard = Middleware(Guard, limits=limits, uploads=Path(folder), names=names)
+        middleware = [
+            Middleware(Guard, limits=limits, uploads=Path(folder), names=names),
+            Middleware(Failures, queue=page._queue, uploads=Path(folder)),
+        ]
         try:
-            launched = _launch(page, limits, host, port, share=share, auth=users, app_kwargs={"middleware": [guard]})
+            launched = _launch(page, limits, host, port, share=share, auth=users, app_kwargs={"middleware": middleware})
             names.public |= {urlsplit(address).hostname or "" for address in launched[1:]}
             yield launched[-1]
         finally:

@@ -1,5 +1,6 @@
 """Attacks on the server: other people's files, links, other sites, full disks, a flooded queue."""
 
+import errno
 import os
 import socket
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from gradio.route_utils import GradioUploadFile
 
 from fastdiff.ui.limits import Limits
 
@@ -102,6 +104,34 @@ def test_an_upload_by_path_or_link_reads_nothing(visit, path):
     assert "root:" not in str(result)
     server_address = (page.http.base_url.host, page.http.base_url.port)
     assert [arguments for arguments in asked if arguments[1] != server_address and arguments[0] != "127.0.0.1"] == []
+
+
+def test_a_link_in_the_place_of_a_label_reads_nothing(http):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.5)
+        link = {"path": f"http://127.0.0.1:{listener.getsockname()[1]}/a.png", "meta": {"_type": "gradio.FileData"}}
+        for label in (link, [link], {"deep": [link]}):
+            call = http.post("/gradio_api/call/generate", json={"data": ["emoji64", label, 0, 1, 1, *[None] * 6]})
+            result = http.get(f"/gradio_api/call/generate/{call.json()['event_id']}").text
+            assert "label: a file is no value of it" in result
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+def test_a_full_disk_says_so_and_keeps_no_half_of_a_file(http, monkeypatch):
+    write = GradioUploadFile.write
+
+    async def fill(self, data: bytes) -> None:
+        await write(self, data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = set(folder().rglob("*"))
+    with monkeypatch.context() as patch:
+        patch.setattr(GradioUploadFile, "write", fill)
+        reply = send(http)
+    assert (reply.status_code, reply.text) == (507, "the server's disk is full; make room on it, then try again")
+    assert set(folder().rglob("*")) == before
+    assert send(http).status_code == 200
 
 
 def test_an_upload_is_refused_by_its_signature_and_not_kept(visit):

@@ -75,6 +75,20 @@ def test_problems_are_lines_for_people(error, line):
     assert problem(error).startswith('<div role="alert"')
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("num-images: 33 is not a whole number", "Pictures: 33 is not a whole number"),
+        ("seed: None is not a whole number", "Seed is empty; give a whole number"),
+        ("cfg-scale: -1 is not a number", "Guidance: -1 is not a number"),
+        ("infinite at step 3; try --dtype float32, or check the weights", "infinite at step 3; check the weights"),
+        ("eta 1 is an option of ddim; leave it out, or give --scheduler ddim", "or give scheduler ddim"),
+    ],
+)
+def test_the_page_has_words_of_its_own(text, line):
+    assert line in problem(InputError(text)) and "--" not in problem(InputError(text))
+
+
 def test_messages_are_escaped():
     assert "<img" not in problem(InputError("<img onerror=alert(1)>"))
     assert "<img" not in note("<img>")

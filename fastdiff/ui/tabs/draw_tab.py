@@ -115,8 +115,10 @@ class DrawTab:
             return {self.status: problem(error)}
         return self._show(card, None, f"Ready to draw with {name}")
 
-    def use(self, chosen: Drawn) -> Updates:
+    def use(self, chosen: Drawn | None) -> Updates:
         """The form with the settings of a picture of this visit."""
+        if chosen is None:
+            return {self.status: problem(InputError("no picture is chosen; click one first"))}
         return self._fill(chosen.record, f"seed {chosen.record['seed']}")
 
     def restore(self, payload: Any) -> Updates:
