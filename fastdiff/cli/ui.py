@@ -1,6 +1,8 @@
 """`fastdiff ui`: serve the page until Ctrl-C."""
 
 import argparse
+import contextlib
+import math
 import os
 import re
 import signal
@@ -13,9 +15,10 @@ from fastdiff.cli.interruption import CTRL_C
 from fastdiff.cli.streams import printable
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
-from fastdiff.ui import access
+from fastdiff.ui.serving import access
 
 MAX_PORT = 65535
+MINUTES_OF_OTHERS = 10.0
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,9 +33,10 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("ui needs gradio, which is not installed; pip install 'fastdiff[ui]'") from None
     from fastdiff.ui.limits import Limits
     from fastdiff.ui.models import Models
-    from fastdiff.ui.server import serving
+    from fastdiff.ui.serving.server import serving
 
-    models = Models(args.models_dir, args.allow_hub, args.device)
+    minutes = args.max_minutes or (MINUTES_OF_OTHERS if is_open else None)
+    models = Models(args.models_dir, args.allow_hub, args.device, minutes)
     for name, problem in models.left_out().items():
         print(printable(f"fastdiff: model {name} is left out: {problem}"), file=sys.stderr)
     signal.signal(signal.SIGTERM, CTRL_C.answer)  # so that the server's folder goes with it
@@ -72,6 +76,14 @@ def port(text: str) -> int:
     return int(text)
 
 
+def minutes(text: str) -> float:
+    """The type of --max-minutes."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text} is not a number of minutes over 0")
+
+
 def host_name(text: str) -> str:
     """The type of --allow-host."""
     if not re.fullmatch(r"[\w.-]+", text):
@@ -87,6 +99,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", help="address to listen on; 0.0.0.0 lets others in (default: 127.0.0.1)")
     add("--port", type=port, help="0 for any free one (default: the first free one from 7860)")
     add("--share", action="store_true", help="a public address through Gradio's servers")
+    add(
+        "--max-minutes",
+        type=minutes,
+        metavar="N",
+        help=f"refuse requests that take longer (default: {MINUTES_OF_OTHERS:.0f} where others are let in, else none)",
+    )
     add(
         "--allow-host",
         type=host_name,

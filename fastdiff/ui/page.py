@@ -4,9 +4,9 @@ import gradio as gr
 
 from fastdiff.requests import defaults
 from fastdiff.ui.api import add_api
-from fastdiff.ui.failures import CheckedBlocks
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
+from fastdiff.ui.serving.failures import CheckedBlocks
 from fastdiff.ui.session import MAX_AGE, Session
 from fastdiff.ui.tabs.compare_tab import CompareTab
 from fastdiff.ui.tabs.draw_tab import DrawTab

@@ -30,6 +30,8 @@ def test_without_gradio(monkeypatch, capsys):
         pytest.param(["--port", "-1"], "-1 is not a port; give one from 1 to 65535, or 0 for a free one", id="-1"),
         pytest.param(["--port", "99999"], "99999 is not a port; give one from 1 to 65535", id="99999"),
         pytest.param(["--host", "0.0.0.0"], "--host 0.0.0.0 lets others draw on this machine; give --auth", id="open"),
+        pytest.param(["--max-minutes", "0"], "0 is not a number of minutes over 0", id="no minutes"),
+        pytest.param(["--max-minutes", "nan"], "nan is not a number of minutes over 0", id="nan minutes"),
         pytest.param(["--share"], "--share lets others draw on this machine; give --auth", id="share"),
         pytest.param(["--auth", "missing"], "--auth missing cannot be read", id="auth"),
         pytest.param(["--auth", "missing", "--no-auth"], "not allowed with argument", id="auth and none"),

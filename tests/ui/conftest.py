@@ -17,7 +17,7 @@ from fastdiff.checkpoints import hub
 from fastdiff.runs import drawing
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
-from fastdiff.ui.server import serving
+from fastdiff.ui.serving.server import serving
 
 GRADIO_WARNINGS = ["'future.no_silent_downcasting' is deprecated", "The copy keyword is deprecated"]
 EMOJI64 = hub.bundled_models()["emoji64"]

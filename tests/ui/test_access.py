@@ -5,9 +5,9 @@ import pytest
 from gradio_client import Client
 
 from fastdiff.errors import InputError
-from fastdiff.ui.access import AUTH_VARIABLE, SPACE_VARIABLE, Names, Users, addresses, is_reached_by_others
 from fastdiff.ui.limits import Limits
-from fastdiff.ui.server import serving
+from fastdiff.ui.serving.access import AUTH_VARIABLE, SPACE_VARIABLE, Names, Users, addresses, is_reached_by_others
+from fastdiff.ui.serving.server import serving
 
 
 @pytest.mark.parametrize(

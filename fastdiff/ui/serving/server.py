@@ -18,12 +18,13 @@ from gradio.tunneling import CURRENT_TUNNELS
 from starlette.middleware import Middleware
 
 from fastdiff.errors import InputError
-from fastdiff.ui.access import Names, Users
-from fastdiff.ui.failures import Failures
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.page import CSS, THEME, build_page
-from fastdiff.ui.security import Guard
+from fastdiff.ui.serving.access import Names, Users
+from fastdiff.ui.serving.failures import Failures
+from fastdiff.ui.serving.listeners import Listeners
+from fastdiff.ui.serving.security import Guard
 
 FIRST_PORTS = range(7860, 7960)
 CLOSING_SECONDS = 1  # for the server, which waits for nobody
@@ -56,6 +57,7 @@ def serving(
         page = build_page(models, limits)
         middleware = [
             Middleware(Guard, limits=limits, uploads=Path(folder), names=names),
+            Middleware(Listeners, queue=page._queue),
             Middleware(Failures, queue=page._queue, uploads=Path(folder)),
         ]
         try:

@@ -7,8 +7,8 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fastdiff.ui.access import Names
 from fastdiff.ui.limits import Limits
+from fastdiff.ui.serving.access import Names
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
