@@ -24,7 +24,7 @@ MINUTES_OF_OTHERS = 10.0
 def run(args: argparse.Namespace) -> int:
     """Serve the page until KeyboardInterrupt. InputError for what cannot be served, OSError for a port in use."""
     host = args.host or ("0.0.0.0" if access.space_names() else "127.0.0.1")
-    is_open = args.share or access.is_reached_by_others(host)
+    is_open = args.share or bool(args.allow_host) or access.is_reached_by_others(host)
     users = _users(args, host, is_open)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when gradio is imported
     try:
@@ -41,7 +41,14 @@ def run(args: argparse.Namespace) -> int:
         print(printable(f"fastdiff: model {name} is left out: {problem}"), file=sys.stderr)
     signal.signal(signal.SIGTERM, CTRL_C.answer)  # so that the server's folder goes with it
     server = serving(
-        models, Limits(), host=host, port=args.port, share=args.share, allow_hosts=args.allow_host or (), users=users
+        models,
+        Limits(),
+        host=host,
+        port=args.port,
+        share=args.share,
+        allow_hosts=args.allow_host or (),
+        users=users,
+        outputs=args.outputs,
     )
     with CTRL_C.deferred(), server as address:
         print(f"fastdiff is at {', '.join(access.addresses(address, host))} (Ctrl-C ends it)", flush=True)
@@ -56,7 +63,7 @@ def _users(args: argparse.Namespace, host: str, is_open: bool) -> access.Users |
     """Who may log in; None: everybody, which must be said where others reach the server. A Space has said it."""
     users = None if args.no_auth else access.Users.read(args.auth)
     if is_open and users is None and not args.no_auth and not access.space_names():
-        flag = "--share" if args.share else f"--host {host}"
+        flag = "--share" if args.share else "--allow-host" if args.allow_host else f"--host {host}"
         raise InputError(
             f"{flag} lets others draw on this machine; give --auth FILE with a line user:password for each, "
             f"or {access.AUTH_VARIABLE}=user:password, or --no-auth to let everybody in"
@@ -94,6 +101,13 @@ def host_name(text: str) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--models-dir", type=Path, metavar="DIR", help="offer the model folders below this one too")
+    add(
+        "--outputs",
+        type=Path,
+        default=Path("outputs"),
+        metavar="DIR",
+        help="the folder that keeps the pictures, a folder a day (default: outputs)",
+    )
     add("--allow-hub", action="store_true", help="offer models of the Hugging Face hub, which are downloaded")
     add("--device", default=defaults.DEVICE, help=f"{DEVICES} (default: {defaults.DEVICE})")
     add("--host", help="address to listen on; 0.0.0.0 lets others in (default: 127.0.0.1)")

@@ -21,7 +21,7 @@ class Drawn:
 
 
 def draw(run: Run, models: Models, folder: Path) -> Iterator[tuple[Progress, list[Drawn]]]:
-    """Draw `run` into `folder`, which must be there. Yields after each step, the pictures of a batch at its end.
+    """Draw `run` into `folder`. Yields after each step, the pictures of a batch at its end.
 
     Raises InputError, NonFiniteError, OSError where the disk refuses, MemoryError, DeviceLostError.
     """

@@ -54,12 +54,12 @@ def models(models_dir) -> Models:
 
 
 @pytest.fixture(scope="session")
-def serve():
+def serve(tmp_path_factory):
     """A page on a free port while the block runs: one at a time in a process."""
 
     @contextmanager
     def serving_page(models: Models, limits: Limits, **options) -> Iterator[str]:
-        context = serving(models, limits, port=0, **options)
+        context = serving(models, limits, port=0, **{"outputs": tmp_path_factory.mktemp("outputs")} | options)
 
         async def enter() -> str:  # outside of an event loop Gradio makes four and closes none
             return context.__enter__()
@@ -74,8 +74,8 @@ def serve():
 
 @pytest.fixture(scope="module")
 def server(models, serve) -> Iterator[str]:
-    """The address of a page that this module's tests share."""
-    with serve(models, Limits()) as address:
+    """The address of a page that this module's tests share; each visit is another person's."""
+    with serve(models, Limits(), allow_hosts=["page.example.org"]) as address:
         yield address
 
 
@@ -107,8 +107,10 @@ def upload_folder(tmp_path, monkeypatch) -> Path:
 class Visit:
     """One browser tab as the server sees it: the requests that Gradio's page sends, without the page."""
 
-    def __init__(self, address: str):
+    def __init__(self, address: str, login: tuple[str, str] | None = None):
         self.http = httpx.Client(base_url=address, timeout=60)
+        if login:
+            self.http.post("/login", data=dict(zip(("username", "password"), login, strict=True))).raise_for_status()
         self.session_hash = secrets.token_hex(8)
         self.config = self.http.get("/config").json()
         self.components = {each["id"]: each for each in self.config["components"]}
@@ -145,12 +147,12 @@ class Visit:
 
 
 @pytest.fixture
-def visit_at() -> Iterator[Callable[[str], Visit]]:
-    """Opens visits to the server at an address."""
+def visit_at() -> Iterator[Callable[..., Visit]]:
+    """Opens visits to the server at an address, by a user and password if it asks for them."""
     with ExitStack() as stack:
 
-        def open_visit(address: str) -> Visit:
-            each = Visit(address)
+        def open_visit(address: str, login: tuple[str, str] | None = None) -> Visit:
+            each = Visit(address, login)
             stack.callback(each.http.close)
             return each
 

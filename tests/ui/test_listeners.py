@@ -34,7 +34,7 @@ def test_its_finished_pictures_stay_in_history(visit, slow_steps):
     steps = len(slow_steps)
     time.sleep(0.5)
     assert len(slow_steps) == steps
-    history = page.call(page.event("history-tab", "select"), [None])
+    history = page.call(page.event("history-tab", "select"), [None, 1])
     assert "seed 3" in str(history["output"]["data"])
 
 

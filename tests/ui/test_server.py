@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from fastdiff.requests import png
+
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
 ROOT = Path(__file__).parents[2]
 SECONDS = 3  # that it may take to end
@@ -49,6 +51,7 @@ def test_it_ends_in_the_midst_of_a_step_with_a_page_and_a_stream_open(sign, tmp_
         page = visit_at(address)
         listen(page, f"/gradio_api/heartbeat/{page.session_hash}")
         event = page.event("generate", "click")
+        assert page.call(event, page.inputs(event, Pictures=2, Steps=1))["success"]
         assert page.join(event, page.inputs(event, Width=1024, Height=1024, Steps=2)).status_code == 200
         messages = page.messages()
         next(each for each in messages if each["msg"] == "process_generating")  # "Starting"; the first step follows
@@ -58,7 +61,10 @@ def test_it_ends_in_the_midst_of_a_step_with_a_page_and_a_stream_open(sign, tmp_
         assert server.wait(60) == 130
         assert time.monotonic() - start < SECONDS
         assert server.stderr.read() == "fastdiff: interrupted\n"
-    assert not list(tmp_path.rglob("fastdiff-ui-*")) and not list(tmp_path.rglob("*.png"))
+    assert not list(tmp_path.rglob("fastdiff-ui-*")) and not list(tmp_path.rglob("*.tmp"))
+    kept = list(tmp_path.rglob("*.png"))
+    assert sorted(png.read_settings(path)["seed"] for path in kept) == [0, 1]
+    assert all(path.is_relative_to(tmp_path / "outputs") for path in kept)
 
 
 def test_beyond_this_machine_the_addresses_are_real_and_it_says_what_that_means(tmp_path):

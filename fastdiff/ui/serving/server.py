@@ -18,13 +18,16 @@ from gradio.tunneling import CURRENT_TUNNELS
 from starlette.middleware import Middleware
 
 from fastdiff.errors import InputError
+from fastdiff.runs.files import check
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.page import CSS, THEME, build_page
-from fastdiff.ui.serving.access import Names, Users
+from fastdiff.ui.serving.access import Names, Users, is_reached_by_others
 from fastdiff.ui.serving.failures import Failures
 from fastdiff.ui.serving.listeners import Listeners
+from fastdiff.ui.serving.owners import Owners
 from fastdiff.ui.serving.security import Guard
+from fastdiff.ui.store import Store
 
 FIRST_PORTS = range(7860, 7960)
 CLOSING_SECONDS = 1  # for the server, which waits for nobody
@@ -41,25 +44,32 @@ def serving(
     share: bool = False,
     allow_hosts: Sequence[str] = (),
     users: Users | None = None,
+    outputs: Path = Path("outputs"),
 ) -> Iterator[str]:
     """Serve the page while the block runs; gives its address. Without a `port` it is the first free one from 7860.
 
     host: the address to listen at. allow_hosts: names of proxies before it. users: who may log in; None: everybody.
+    outputs: the folder that keeps the pictures.
 
-    Uploads and pictures lie in a folder that nobody else can read and that goes with the server, in 3 seconds whatever
+    Uploads lie in a folder that nobody else can read and that goes with the server, in 3 seconds whatever
     is open or under way. A longer step goes on in its thread, and the process then needs os._exit: torch's threads do
     not survive Python's own end in their midst. InputError for a host that is not here, OSError for a port in use.
     """
     port = _free_port(host, port)
+    check([outputs / "picture.png"], may_exist=True, flag="--outputs", may_resume=False)
+    is_shared = share or bool(users or allow_hosts) or is_reached_by_others(host)
+    store = Store(outputs, limits.kept if is_shared else None)
     names = Names(host, allow_hosts)
     with tempfile.TemporaryDirectory(prefix="fastdiff-ui-", ignore_cleanup_errors=True) as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
-        page = build_page(models, limits)
+        page = build_page(models, limits, store)
         middleware = [
             Middleware(Guard, limits=limits, uploads=Path(folder), names=names),
+            Middleware(Owners, store=store, page=page),
             Middleware(Listeners, queue=page._queue),
             Middleware(Failures, queue=page._queue, uploads=Path(folder)),
         ]
+        gr.set_static_paths([store.root])  # files that Gradio serves where they are; Owners has the say
         try:
             launched = _launch(page, limits, host, port, share=share, auth=users, app_kwargs={"middleware": middleware})
             names.public |= {urlsplit(address).hostname or "" for address in launched[1:]}

@@ -83,7 +83,7 @@ class DrawTab:
         """The components that another model or other settings change."""
         return [*self.form.components, self.examples, self.status]
 
-    def run(self, data: Mapping[Component, Any]) -> Iterator[Updates]:
+    def run(self, data: Mapping[Component, Any], request: gr.Request) -> Iterator[Updates]:
         """Draw what the form asks for. Yields after each step, where Gradio can end the run."""
         session: Session = data[self.session]
         try:
@@ -91,11 +91,10 @@ class DrawTab:
             session.run = []
             yield {self.status: note("Starting"), self.preview: "", self.gallery: [], **self.panel.hide()}
             previewed = 0.0
-            for progress, drawn in draw(run, self.form.models, session.new_folder()):
+            for progress, drawn in draw(run, self.form.models, session.shelf(request).new_folder()):
                 updates: Updates = {self.status: bar(progress)}
                 if drawn:
                     session.run += drawn
-                    session.remember(drawn)
                     updates[self.gallery] = gallery_value(session.run)
                 if time.monotonic() - previewed > PREVIEW_INTERVAL:
                     previewed = time.monotonic()
