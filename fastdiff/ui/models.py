@@ -24,6 +24,7 @@ from fastdiff.requests.defaults import (
     complete_sampling,
 )
 from fastdiff.text.tokenizer import CLIPTokenizer
+from fastdiff.ui.budget import Budget
 
 MAX_DEPTH = 3  # folders below the models folder
 MAX_LOADED = 2  # models that stay in memory: a comparison uses two
@@ -32,13 +33,20 @@ MAX_LOADED = 2  # models that stay in memory: a comparison uses two
 class Models:
     """The bundled models, those below `folder` (named ./path), and with `allow_hub` those of the Hugging Face hub."""
 
-    def __init__(self, folder: Path | None = None, allow_hub: bool = False, device: str = DEVICE) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        allow_hub: bool = False,
+        device: str = DEVICE,
+        max_minutes: float | None = None,
+    ) -> None:
         """Raises InputError for a folder or a device that is not there."""
         if folder is not None and not folder.is_dir():
             raise InputError(f"--models-dir {folder} is not a folder; name the one that holds your model folders")
         self.folder = None if folder is None else folder.resolve()
         self.allow_hub = allow_hub
         self.device = resolve_device(device)
+        self.budget = Budget(max_minutes)  # of a request
         self._loaded: OrderedDict[Path, Pipeline] = OrderedDict()
         self._tokenizers: dict[Path, tuple[CLIPTokenizer, ...]] = {}
         self._lock = threading.Lock()

@@ -68,7 +68,9 @@ def prepare(options: Options, models: Models, limits: Limits) -> Run:
         height=options.height,
         width=options.width,
     )
-    return Run.prepare(request, card, models.defaults, batch_size=options.batch_size)
+    run = Run.prepare(request, card, models.defaults, batch_size=options.batch_size)
+    models.budget.check(run)
+    return run
 
 
 def _check_limits(options: Options, limits: Limits) -> None:

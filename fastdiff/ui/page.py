@@ -6,10 +6,12 @@ from fastdiff.requests import defaults
 from fastdiff.ui.api import add_api
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
+from fastdiff.ui.serving.failures import CheckedBlocks
 from fastdiff.ui.session import MAX_AGE, Session
+from fastdiff.ui.store import Store
 from fastdiff.ui.tabs.compare_tab import CompareTab
 from fastdiff.ui.tabs.draw_tab import DrawTab
-from fastdiff.ui.tabs.history_tab import build_history
+from fastdiff.ui.tabs.history_tab import HistoryTab
 from fastdiff.ui.tabs.running import QUICK
 
 # stronger contrast than Gradio's own: at least 4.5 to 1
@@ -49,21 +51,21 @@ JS = """
 """
 
 
-def build_page(models: Models, limits: Limits) -> gr.Blocks:
-    """The page and its API, not yet served. `models` are shared by everybody who opens it."""
+def build_page(models: Models, limits: Limits, store: Store) -> gr.Blocks:
+    """The page and its API, not yet served. `models` are shared by everybody who opens it; `store` keeps pictures."""
     card = models.card(defaults.MODEL)
-    with gr.Blocks(title="fastdiff", analytics_enabled=False, delete_cache=(3600, MAX_AGE)) as page:
+    with CheckedBlocks(title="fastdiff", analytics_enabled=False, delete_cache=(3600, MAX_AGE)) as page:
         gr.Markdown(
             "# fastdiff\nPictures from diffusion models. The same settings and seed always give the same picture."
         )
-        session = gr.State(Session(), delete_callback=Session.close)
+        session = gr.State(Session(store))
         with gr.Tabs() as tabs:
             with gr.Tab("Draw", id="draw"):
                 draw = DrawTab.build(models, card, limits, session)
             with gr.Tab("Compare", id="compare"):
                 compare = CompareTab.build(models, card, limits, session)
             with gr.Tab("History", id="history", elem_id="history-tab") as history_tab:
-                build_history(history_tab, tabs, draw, session)
+                HistoryTab.build(history_tab, tabs, draw, session)
         add_api(models, limits)
         pickers = [draw.form.model, *(side.model for side in compare.sides)]
         page.load(
@@ -72,4 +74,4 @@ def build_page(models: Models, limits: Limits) -> gr.Blocks:
             pickers,
             **QUICK,
         )
-    return page.queue(max_size=limits.waiting, default_concurrency_limit=1)
+    return page.queue(api_open=False, max_size=limits.waiting, default_concurrency_limit=1)  # nothing passes the queue

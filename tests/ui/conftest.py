@@ -5,7 +5,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,8 +17,8 @@ from fastdiff.checkpoints import hub
 from fastdiff.runs import drawing
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
-from fastdiff.ui.server import serving
-from tests.ui.browsing import DESKTOP
+from fastdiff.ui.serving.server import serving
+from tests.ui.browser.actions import DESKTOP
 
 GRADIO_WARNINGS = ["'future.no_silent_downcasting' is deprecated", "The copy keyword is deprecated"]
 FLAGS = [
@@ -70,19 +69,13 @@ def models(models_dir) -> Models:
     return Models(models_dir, device="cpu")
 
 
-def free_port() -> int:
-    """Gradio's own search for one leaves sockets open."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
-
-
 @pytest.fixture(scope="session")
-def serve():
+def serve(tmp_path_factory):
     """A page on a free port while the block runs: one at a time in a process."""
 
     @contextmanager
-    def serving_page(models: Models, limits: Limits) -> Iterator[str]:
-        context = serving(models, limits, port=free_port())
+    def serving_page(models: Models, limits: Limits, **options) -> Iterator[str]:
+        context = serving(models, limits, port=0, **{"outputs": tmp_path_factory.mktemp("outputs")} | options)
 
         async def enter() -> str:  # outside of an event loop Gradio makes four and closes none
             return context.__enter__()
@@ -97,8 +90,8 @@ def serve():
 
 @pytest.fixture(scope="module")
 def server(models, serve) -> Iterator[str]:
-    """The address of a page that this module's tests share."""
-    with serve(models, Limits()) as address:
+    """The address of a page that this module's tests share; each visit is another person's."""
+    with serve(models, Limits(), allow_hosts=["page.example.org"]) as address:
         yield address
 
 
@@ -130,8 +123,10 @@ def upload_folder(tmp_path, monkeypatch) -> Path:
 class Visit:
     """One browser tab as the server sees it: the requests that Gradio's page sends, without the page."""
 
-    def __init__(self, address: str):
+    def __init__(self, address: str, login: tuple[str, str] | None = None):
         self.http = httpx.Client(base_url=address, timeout=60)
+        if login:
+            self.http.post("/login", data=dict(zip(("username", "password"), login, strict=True))).raise_for_status()
         self.session_hash = secrets.token_hex(8)
         self.config = self.http.get("/config").json()
         self.components = {each["id"]: each for each in self.config["components"]}
@@ -168,16 +163,22 @@ class Visit:
 
 
 @pytest.fixture
-def visit(server) -> Iterator[Callable[[], Visit]]:
-    """Opens visits to the module's server."""
+def visit_at() -> Iterator[Callable[..., Visit]]:
+    """Opens visits to the server at an address, by a user and password if it asks for them."""
     with ExitStack() as stack:
 
-        def open_visit() -> Visit:
-            each = Visit(server)
+        def open_visit(address: str, login: tuple[str, str] | None = None) -> Visit:
+            each = Visit(address, login)
             stack.callback(each.http.close)
             return each
 
         yield open_visit
+
+
+@pytest.fixture
+def visit(server, visit_at) -> Callable[[], Visit]:
+    """Opens visits to the module's server."""
+    return lambda: visit_at(server)
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ class CompareTab:
 
         return follow
 
-    def run(self, data: Mapping[Component, Any]) -> Iterator[Updates]:
+    def run(self, data: Mapping[Component, Any], request: gr.Request) -> Iterator[Updates]:
         """Draw A, then B. Yields after each step, where Gradio can end the run."""
         session: Session = data[self.session]
         try:
@@ -122,9 +122,8 @@ class CompareTab:
             paths: list[Path] = []
             seconds: list[float] = []
             for side, run, picture in zip(self.sides, runs, self.pictures, strict=True):
-                for progress, drawn in draw(run, self.models, session.new_folder()):
+                for progress, drawn in draw(run, self.models, session.shelf(request).new_folder()):
                     yield {self.status: bar(progress, side.name)}
-                    session.remember(drawn)
                     paths += [each.path for each in drawn]
                 seconds.append(progress.seconds)
                 yield {picture: str(paths[-1])}

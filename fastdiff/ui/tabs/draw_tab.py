@@ -69,7 +69,7 @@ class DrawTab:
         self.form.model.input(self.follow_model, {*self.form.components}, self.shown, **visibly)
         self.form.subject.follow(self.form.models, self.form.model)
         self.form.boxes.follow(self.form.models, [self.form.model])
-        self.examples.click(self.use_example, [self.examples, self.form.model], self.shown, **QUICK)
+        self.examples.click(self.try_example, [self.examples, self.form.model], self.shown, **QUICK)
         # without Gradio's preprocessing, which leaves an open file behind
         self.upload.upload(self.restore, self.upload, [*self.shown, self.upload], preprocess=False, **QUICK)
         self.panel.follow(self.gallery, self.session, lambda session: session.run)
@@ -80,7 +80,7 @@ class DrawTab:
         """The components that another model or other settings change."""
         return [*self.form.components, self.examples, self.status]
 
-    def run(self, data: Mapping[Component, Any]) -> Iterator[Updates]:
+    def run(self, data: Mapping[Component, Any], request: gr.Request) -> Iterator[Updates]:
         """Draw what the form asks for. Yields after each step, where Gradio can end the run."""
         session: Session = data[self.session]
         try:
@@ -91,11 +91,10 @@ class DrawTab:
             empty = gr.update(value=[], selected_index=None)
             yield {self.status: note("Starting"), self.preview: "", self.gallery: empty, **self.panel.hide()}
             previewed = 0.0
-            for progress, drawn in draw(run, self.form.models, session.new_folder()):
+            for progress, drawn in draw(run, self.form.models, session.shelf(request).new_folder()):
                 updates: Updates = {self.status: bar(progress)}
                 if drawn:
                     session.run += drawn
-                    session.remember(drawn)
                     updates[self.gallery] = gr.update(value=gallery_value(session.run))
                 if drawn and is_enlarged:  # so is the first picture in its place, with its settings
                     is_enlarged = False
@@ -125,13 +124,15 @@ class DrawTab:
             return {self.status: problem(error)}
         return updates | ready if updates else {self.status: gr.skip()}
 
-    def use_example(self, index: int, name: str) -> Updates:
+    def try_example(self, index: int, name: str) -> Updates:
         """The form with an example of its model."""
         card = self.form.models.card(name)
         return self.form.show_example(card, examples_of(card)[index])
 
-    def use(self, chosen: Drawn) -> Updates:
+    def use(self, chosen: Drawn | None) -> Updates:
         """The form with the settings of a picture of this visit."""
+        if chosen is None:
+            return {self.status: problem(InputError("no picture is chosen; click one first"))}
         return self._fill(chosen.record, f"seed {chosen.record['seed']}")
 
     def restore(self, payload: Any) -> Updates:

@@ -45,6 +45,7 @@ def connect_buttons(
         run,
         inputs,
         outputs,
+        preprocess=False,  # the run checks its values itself, and says which one is wrong
         show_progress_on=status,
         concurrency_id=DEVICE,
         api_visibility="private",

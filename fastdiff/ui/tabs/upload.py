@@ -15,18 +15,9 @@ _HEADER = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"  # width and height follow
 
 
 def build_upload() -> gr.File:
-    upload = gr.File(
+    return gr.File(
         label="Drop a PNG made here to restore its settings", file_types=[".png"], height=140, elem_id="upload"
     )
-    move = upload.async_move_resource_to_block_cache
-
-    async def move_file(path: Any) -> str | None:
-        if "://" in str(path):  # Gradio would open it
-            raise gr.Error("upload: drop a PNG file, not a link", print_exception=False)
-        return await move(path)
-
-    upload.async_move_resource_to_block_cache = move_file  # type: ignore[method-assign, assignment]
-    return upload
 
 
 def uploaded_path(payload: Any) -> Path:

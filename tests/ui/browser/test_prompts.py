@@ -2,7 +2,7 @@
 
 import re
 
-from tests.ui.browsing import drop, more_settings, number, pick, wait_for_status
+from tests.ui.browser.actions import drop, more_settings, number, pick, wait_for_status
 
 
 def test_a_model_that_reads_text(page):

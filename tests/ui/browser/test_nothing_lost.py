@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.ui.browsing import captions, fill, generate, more_settings, number, pick, wait_for_status
+from tests.ui.browser.actions import captions, fill, generate, more_settings, number, pick, wait_for_status
 
 
 @pytest.mark.parametrize("leave", ["Tab", "Escape"])

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from fastdiff.requests import png
-from tests.ui.browsing import (
+from tests.ui.browser.actions import (
     DESKTOP,
     PHONE,
     captions,

@@ -1,4 +1,4 @@
-"""The page as it opens."""
+"""The page as it opens, with the examples of its first model."""
 
 import asyncio
 
@@ -9,6 +9,7 @@ from fastdiff.requests import defaults
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.page import build_page
+from fastdiff.ui.store import Store
 from fastdiff.ui.tabs import examples
 
 
@@ -18,7 +19,7 @@ def components(upload_folder):
 
     async def build(models: Models) -> dict[str, dict]:
         found: dict[str, dict] = {}
-        for each in build_page(models, Limits()).get_config_file()["components"]:
+        for each in build_page(models, Limits(), Store(upload_folder)).get_config_file()["components"]:
             found.setdefault(each["props"].get("label"), each["props"])
         return found
 
