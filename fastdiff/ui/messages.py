@@ -39,7 +39,8 @@ def explain(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "out of memory: choose smaller pictures (width and height, under More settings), or a smaller model"
     if isinstance(error, OSError):
-        return f"the server cannot keep the picture ({error.strerror or error}); make room on its disk"
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error  # ours has a line for the command
+        return f"the server cannot keep the picture ({cause.strerror or cause}); make room on its disk"
     text = str(error)
     for theirs, ours in _OTHER_WORDS.items():
         text = text.replace(theirs, ours)

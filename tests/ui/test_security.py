@@ -72,6 +72,18 @@ def test_the_server_fetches_nothing_for_others(http, where):
     assert http.get(where, follow_redirects=False).status_code >= 300
 
 
+@pytest.mark.parametrize("link", ["http://example.com/x.png", "HTTPS://example.com/x.png", "ftp://example.com/x.png"])
+def test_the_server_looks_no_site_up_for_others(http, link):
+    global opened
+    opened = []
+    try:
+        reply = http.get(f"/gradio_api/file={link}", follow_redirects=False)
+    finally:
+        asked, opened = opened, None
+    assert (reply.status_code, reply.text) == (403, "this server fetches no links")
+    assert not [arguments for arguments in asked if "example.com" in str(arguments)]
+
+
 def test_the_folder_of_pictures_is_private(server):
     assert folder().stat().st_mode & 0o077 == 0
 

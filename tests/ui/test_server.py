@@ -23,7 +23,7 @@ SECONDS = 3  # that it may take to end
 @contextmanager
 def process(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen, str]]:
     """A server that was started in `folder`, with its temporary files in a folder there, and its address."""
-    (folder / "tmp").mkdir()
+    (folder / "tmp").mkdir(exist_ok=True)
     environment = os.environ | {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, ROOT / "app.py", "--device", "cpu", "--port", "0", *flags]
     with subprocess.Popen(
@@ -71,3 +71,13 @@ def test_beyond_this_machine_the_addresses_are_real_and_it_says_what_that_means(
     with process(tmp_path, "--host", "0.0.0.0", "--no-auth") as (server, address):
         assert "everybody who reaches one of these addresses can draw" in server.stderr.readline()
         assert "0.0.0.0" not in address and httpx.get(f"{address}/config").status_code == 200
+
+
+def test_what_a_killed_server_left_goes_when_another_starts_and_a_living_ones_stays(tmp_path):
+    with process(tmp_path) as (killed, _):
+        killed.kill()
+        killed.wait()
+    (left,) = (tmp_path / "tmp").glob("fastdiff-ui-*")
+    with process(tmp_path), process(tmp_path):
+        folders = list((tmp_path / "tmp").glob("fastdiff-ui-*"))
+        assert left not in folders and len(folders) == 2

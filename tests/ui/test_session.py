@@ -1,6 +1,7 @@
 """A visit: its own pictures; the folder of the API's; and what the page says of a picture."""
 
 import copy
+import errno
 import os
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fastdiff.errors import DeviceLostError, InputError
+from fastdiff.runs import files
 from fastdiff.ui.drawn import Drawn
 from fastdiff.ui.messages import explain, note, problem
 from fastdiff.ui.session import MAX_AGE, Session, new_folder
@@ -71,6 +73,17 @@ def test_problems_are_lines_for_people(error, line):
 )
 def test_the_page_has_words_of_its_own(text, line):
     assert line in problem(InputError(text)) and "--" not in problem(InputError(text))
+
+
+def test_a_full_disk_is_told_without_the_servers_paths(tmp_path, monkeypatch):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError) as error:
+        files.write(tmp_path / "a.png", b"x", overwrite=False)
+    line = "the server cannot keep the picture (No space left on device); make room on its disk"
+    assert explain(error.value) == line
 
 
 def test_messages_are_escaped():

@@ -1,5 +1,6 @@
 """A guard before Gradio: requests that another site sends, and bodies that would fill the disk, are refused."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,6 +32,8 @@ class Guard:
         if not self.names.have(host):
             name = host.partition(":")[0][:80].encode("ascii", "replace").decode()
             return 403, f"this server is not known as {name}; if it should be, start it with --allow-host"
+        if re.search(r"/file[=/]\w+:", scope["path"]):
+            return 403, "this server fetches no links"  # Gradio would
         return None if scope["method"] in _SAFE_METHODS else self._refusal_of_change(scope, headers, host)
 
     def _refusal_of_change(self, scope: Scope, headers: Headers, host: str) -> tuple[int, str] | None:

@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ from fastdiff.ui.serving.failures import Failures
 from fastdiff.ui.serving.listeners import Listeners
 from fastdiff.ui.serving.owners import Owners
 from fastdiff.ui.serving.security import Guard
+from fastdiff.ui.serving.temporary import temporary_folder
 from fastdiff.ui.store import Store
 
 FIRST_PORTS = range(7860, 7960)
@@ -60,14 +60,14 @@ def serving(
     is_shared = share or bool(users or allow_hosts) or is_reached_by_others(host)
     store = Store(outputs, limits.kept if is_shared else None)
     names = Names(host, allow_hosts)
-    with tempfile.TemporaryDirectory(prefix="fastdiff-ui-", ignore_cleanup_errors=True) as folder:
-        os.environ["GRADIO_TEMP_DIR"] = folder
+    with temporary_folder() as folder:
+        os.environ["GRADIO_TEMP_DIR"] = str(folder)
         page = build_page(models, limits, store)
         middleware = [
-            Middleware(Guard, limits=limits, uploads=Path(folder), names=names),
+            Middleware(Guard, limits=limits, uploads=folder, names=names),
             Middleware(Owners, store=store, page=page),
             Middleware(Listeners, queue=page._queue),
-            Middleware(Failures, queue=page._queue, uploads=Path(folder)),
+            Middleware(Failures, queue=page._queue, uploads=folder),
         ]
         gr.set_static_paths([store.root])  # files that Gradio serves where they are; Owners has the say
         try:
