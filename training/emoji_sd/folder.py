@@ -1,6 +1,7 @@
 """The model folder of emoji-sd: a StableDiffusionPipeline in float16 that diffusers and fastdiff load."""
 
 import copy
+import json
 import shutil
 import warnings
 from pathlib import Path
@@ -49,6 +50,7 @@ def save_pipeline(denoiser: Denoiser, vae: AutoencoderKL, tokenizer: Path, folde
     shutil.rmtree(folder / "tokenizer")
     shutil.copytree(tokenizer, folder / "tokenizer")
     _prefix_text_keys(folder / "text_encoder" / "model.safetensors")
+    _forget_origin(folder / "vae" / "config.json")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if size > MOST_BYTES:
         warnings.warn(f"{folder} has {size / 2**20:.1f} MiB, more than 24", stacklevel=2)
@@ -63,3 +65,10 @@ def _prefix_text_keys(path: Path) -> None:
     """Name the weights as transformers 4 does: it finds none without `text_model.`, and transformers 5 reads both."""
     state = {f"text_model.{key.removeprefix('text_model.')}": value for key, value in load_file(path).items()}
     save_file(state, path, metadata={"format": "pt"})
+
+
+def _forget_origin(path: Path) -> None:
+    """Drop the folder that a model was read from, which diffusers keeps in its config."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config.pop("_name_or_path", None)
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -62,7 +62,10 @@ class Judge(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """(N, 3, 128, 128) uint8 -> (N, 384) float32, the mean over positions before the head."""
-        return self.blocks(to_model_range(images)).mean(dim=(2, 3))
+        x = to_model_range(images)
+        if x.is_cuda:  # whose convolutions are faster so; those of the CPU in bfloat16 fail at few channels
+            x = x.contiguous(memory_format=torch.channels_last)
+        return self.blocks(x).mean(dim=(2, 3))
 
     def embed_images(self, images: Tensor) -> Tensor:
         """(N, 3, 128, 128) uint8 -> (N, 256) of length 1."""
@@ -234,6 +237,7 @@ def run(args: argparse.Namespace) -> JudgeTrainer:
     started = time.monotonic()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True
     trainer = JudgeTrainer(args, load(args.data, args.device), CLIPTokenizer(args.tokenizer))
     if (args.out / "judge.pt").exists():
         trainer.resume(args.out / "judge.pt")
