@@ -77,6 +77,12 @@ def write_info(folder: Path, sampling: dict) -> None:
     write_json(folder / "fastdiff.json", info)
 
 
+def copy_licences(licences: Path, folder: Path) -> None:
+    folder.mkdir()
+    for path in licences.iterdir():
+        shutil.copyfile(path, folder / path.name)
+
+
 def copy_sheets(evaluation: Path, folder: Path) -> None:
     """Copy the sheets of `evaluate`, their pixels as they are, packed as small as PNG can."""
     for name in SHEETS:
@@ -104,7 +110,7 @@ def run(args: argparse.Namespace) -> None:
     copy_model(args.run / "unet" / "model", args.out, figures.evaluation["sampling"]["sampler"])
     check_model(args.out)
     write_info(args.out, figures.evaluation["sampling"])
-    shutil.copytree(args.licences, args.out / "licenses")
+    copy_licences(args.licences, args.out / "licenses")
     copy_sheets(args.run / "evaluation", args.out)
     notes = args.notes.read_text(encoding="utf-8").strip()
     (args.out / "README.md").write_text(card_text(figures, args.out, notes), encoding="utf-8")
