@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from training.emoji_sd.bundling.card import NAME, card_text
 from training.emoji_sd.bundling.figures import KEPT, Figures
 from training.emoji_sd.evaluation.drawing import SAMPLERS
-from training.emoji_sd.folder import MOST_BYTES, SCHEDULER
+from training.emoji_sd.folder import MOST_BYTES, SCHEDULER, mend_configs
 
 ROOT = Path(__file__).parents[3]
 SHEETS = ("grid", "new", "unpicked", "nearest")
@@ -41,6 +41,7 @@ def copy_model(trained: Path, folder: Path, sampler: str) -> None:
     """Copy a folder that train_unet wrote, with the scheduler of the name in SAMPLERS as its own."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(trained, folder)
+    mend_configs(folder)  # those of an older run too
     scheduler = SAMPLERS[sampler](**SCHEDULER, **({"clip_sample": False} if sampler == "ddim" else {}))
     scheduler.save_pretrained(folder / "scheduler")
     path = folder / "model_index.json"
