@@ -1,6 +1,7 @@
 """Training of emoji-sd: its U-Net and text encoder, the judge, and the measures of the evaluation."""
 
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -224,6 +225,13 @@ def test_a_resumed_judge_makes_the_same_steps(small_judge, tmp_path):
     expected, actual = whole.judge.state_dict(), resumed.judge.state_dict()
     assert resumed.step == whole.step == 4
     assert all(torch.equal(actual[key], expected[key]) for key in expected)
+
+
+def test_minutes_end_a_judges_run_with_its_scores(small_judge):
+    args = small_judge("--minutes", "0")
+    assert judge.run(args).step == 1
+    (line,) = (args.out / "log.jsonl").read_text().splitlines()
+    assert {"step", "batch_loss", "train", "held_out", "validation"} <= json.loads(line).keys()
 
 
 def test_pictures_of_one_name_are_right_for_each_others_captions():
