@@ -33,7 +33,7 @@ def fast_on_cpu() -> Iterator[None]:
 
 def takes(x: Tensor) -> bool:
     """Whether these functions are wanted, and are for x."""
-    return _wanted.get() and x.device.type == "cpu" and x.dtype == torch.float32
+    return x.device.type == "cpu" and x.dtype == torch.float32 and _wanted.get()  # last: dynamo cannot trace it
 
 
 def onednn_takes(x: Tensor) -> bool:
