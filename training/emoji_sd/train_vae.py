@@ -139,8 +139,8 @@ def run(args: argparse.Namespace) -> Trainer:
     if (args.out / "checkpoint.pt").exists():
         weights.resume(args.out / "checkpoint.pt")
     sizes = [sum(p.numel() for p in part.parameters()) for part in (weights.model, weights.model.decoder)]
-    print(f"{len(splits.train)} pictures, {sizes[0]} parameters, {sizes[1]} of the decoder, step {weights.step}")
-    print(f"ready after {time.monotonic() - started:.0f} s", flush=True)
+    print(f"{len(splits.train)} pictures, {sizes[0]} parameters, {sizes[1]} of the decoder", flush=True)
+    print(f"step {weights.step}, ready after {time.monotonic() - started:.0f} s", flush=True)
     terms: list[Tensor] = []
     reported = time.monotonic()
     while weights.step < args.steps and time.monotonic() - started < 60 * args.minutes:

@@ -25,7 +25,7 @@ from fastdiff.text.tokenizer import CLIPTokenizer
 
 CHANNELS = (96, 128, 128)
 HEAD_WIDTH = 32
-READING_LEVELS = 2  # attention at 16x16 and 8x8; at 4x4 the middle block has it
+READING_SIZES = (16, 8)  # the sides of levels with attention; at 4x4 the middle block has it
 TEXT_WIDTH, TEXT_LAYERS = 160, 3
 DROPOUT = 0.1
 
@@ -34,7 +34,7 @@ def build_unet(
     channels: tuple[int, ...], latent_channels: int, latent_size: int, text_width: int
 ) -> UNet2DConditionModel:
     """A new U-Net whose residual branches start as the identity and whose prediction starts as zero."""
-    reads = [level < READING_LEVELS for level in range(len(channels))]
+    reads = [latent_size >> level in READING_SIZES for level in range(len(channels))]
     unet = UNet2DConditionModel(
         sample_size=latent_size,
         in_channels=latent_channels,

@@ -21,6 +21,11 @@ class Shape:
     channels: tuple[int, ...]
     latents: int
 
+    @property
+    def latent_size(self) -> int:
+        """The side of a picture's latents."""
+        return SIZE >> (len(self.channels) - 1)
+
 
 SHAPES = {
     "f8c4": Shape((48, 64, 96, 128), 4),

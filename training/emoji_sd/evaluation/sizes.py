@@ -20,18 +20,21 @@ from training.emoji_sd.folder import save_pipeline
 from training.emoji_sd.unet import Denoiser, build_text_encoder, build_unet, parameter_count
 from training.emoji_sd.vae import SHAPES, build_vae
 
-CHANNELS = ((64, 128, 128), (96, 128, 128), (96, 128, 160), (96, 160), (128, 128), (128, 192), (128, 192, 256))
-LATENT_SIZE = 16
+CHANNELS = {  # by the side of the latents
+    16: ((64, 128, 128), (96, 128, 128), (96, 128, 160), (96, 160), (128, 128), (128, 192), (128, 192, 256)),
+    32: ((64, 96, 128, 128), (64, 128, 128), (64, 128, 160), (48, 96, 160), (96, 128, 128)),
+}
 PROMPT = "red apple"
 
 
 def made(channels: tuple[int, ...], vae: str, tokenizer: Path, folder: Path) -> tuple[str, TextToImagePipeline]:
     """Write a folder of random weights: the start of its row of the table, and its pipeline."""
     text_encoder = build_text_encoder(CLIPTokenizer(tokenizer))
-    unet = build_unet(channels, SHAPES[vae].latents, LATENT_SIZE, text_encoder.config.hidden_size)
+    shape = SHAPES[vae]
+    unet = build_unet(channels, shape.latents, shape.latent_size, text_encoder.config.hidden_size)
     nn.init.normal_(unet.conv_out.weight, std=0.01)  # a prediction of zero is no picture to time
-    size = save_pipeline(Denoiser(unet, text_encoder), build_vae(SHAPES[vae]), tokenizer, folder)
-    row = f"| {channels!s:15} | {parameter_count(unet) / 1e6:5.2f} | {size / 2**20:5.2f} |"
+    size = save_pipeline(Denoiser(unet, text_encoder), build_vae(shape), tokenizer, folder)
+    row = f"| {channels!s:19} | {parameter_count(unet) / 1e6:5.2f} | {size / 2**20:5.2f} |"
     return row, TextToImagePipeline.from_pretrained(folder, device="cpu")
 
 
@@ -50,11 +53,12 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
-        rows = [made(channels, args.vae, args.tokenizer, Path(folder) / str(channels)) for channels in CHANNELS]
+        every = CHANNELS[SHAPES[args.vae].latent_size]
+        rows = [made(channels, args.vae, args.tokenizer, Path(folder) / str(channels)) for channels in every]
     for _, pipeline in rows:
         seconds(pipeline)
     rounds = [[seconds(pipeline) for _, pipeline in rows] for _ in range(args.rounds)]
-    print("| channels        | M     | MiB   | seconds |")
+    print("| channels            | M     | MiB   | seconds |")
     for (row, _), times in zip(rows, zip(*rounds, strict=True), strict=True):
         print(f"{row} {min(times):7.2f} |")
 
