@@ -21,7 +21,9 @@ def map_pictures(function: Callable[..., Result], *batches: Tensor) -> Iterator[
     bits in other company, so there it is called alone.
     """
     side_by_side = batches[0].device.type == "cpu" and recorder() is None  # which listens in this thread alone
-    return (_cpu_workers().map if side_by_side else map)(function, *_pictures(batches))
+    if not side_by_side:
+        return map(function, *_pictures(batches))
+    return _cpu_workers().map(_inferring(function), *_pictures(batches))
 
 
 def map_in_turn(function: Callable[..., Result], *batches: Tensor) -> Iterator[Result]:
@@ -29,7 +31,12 @@ def map_in_turn(function: Callable[..., Result], *batches: Tensor) -> Iterator[R
 
     Side by side, threads of Python wait for one another between the operations, the longer the shorter those are.
     """
-    return map(function, *_pictures(batches))
+    return map(_inferring(function), *_pictures(batches))
+
+
+def _inferring(function: Callable[..., Result]) -> Callable[..., Result]:
+    """`function` without what torch notes for gradients: its results may be read, and not be changed in place."""
+    return torch.inference_mode()(function)
 
 
 def _pictures(batches: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
