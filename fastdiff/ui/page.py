@@ -66,7 +66,7 @@ def build_page(models: Models, limits: Limits, store: Store) -> gr.Blocks:
                 compare = CompareTab.build(models, card, limits, session)
             with gr.Tab("History", id="history", elem_id="history-tab") as history_tab:
                 HistoryTab.build(history_tab, tabs, draw, session)
-        add_api(models, limits)
+        add_api(models, limits, store)
         pickers = [draw.form.model, *(side.model for side in compare.sides)]
         page.load(
             lambda: [gr.update(choices=models.names())] * len(pickers),
