@@ -111,7 +111,7 @@ def _launch(page: gr.Blocks, limits: Limits, host: str, port: int, **options: An
             max_file_size=limits.upload,
             enable_monitoring=False,
             ssr_mode=False,
-            run_history=False,  # the page has its own, which ends with the visit
+            run_history=False,  # the page has its own
             footer_links=["api", "settings"],
             theme=THEME,
             css=CSS,
