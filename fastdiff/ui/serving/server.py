@@ -31,7 +31,7 @@ from fastdiff.ui.store import Store
 
 FIRST_PORTS = range(7860, 7960)
 CLOSING_SECONDS = 1  # for the server, which waits for nobody
-STEP_SECONDS = 1.5  # for the step in hand: if it ends a picture, that is kept
+STEP_SECONDS = 1  # for the step in hand: if it ends a picture, that is kept
 
 
 @contextmanager
