@@ -28,23 +28,24 @@ def build_buttons(name: str) -> tuple[gr.Button, gr.Button]:
 
 def connect_buttons(
     buttons: tuple[gr.Button, gr.Button],
-    seed: gr.Number,
+    typed: Sequence[gr.Textbox | gr.Number],
     run: Callable,
     inputs: set[Component],
     outputs: Sequence[Block],
     live: Sequence[Block],
 ) -> None:
-    """Start the generator `run` by the first button or by Enter in the seed; the second ends it at its next yield.
+    """Start the generator `run` by the first button or by Enter in what is typed; the second ends it at its next yield.
 
     outputs: the first is the line that tells how far the run is; a cancelled run leaves `live` empty.
     """
     start, cancel = buttons
     status = outputs[0]
     running = gr.on(
-        [start.click, seed.submit],
+        [start.click, *(field.submit for field in typed)],
         run,
         inputs,
         outputs,
+        preprocess=False,  # the run checks its values itself, and says which one is wrong
         show_progress_on=status,
         concurrency_id=DEVICE,
         api_visibility="private",
