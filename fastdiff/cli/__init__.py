@@ -18,7 +18,7 @@ from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
 _COMMANDS = {
     "sample": (sample, "draw pictures"),
     "info": (info, "print the settings inside a PNG"),
-    "models": (models, "list the models that are bundled or cached, or one model's labels"),
+    "models": (models, "list the models that are bundled or cached, or what one can be asked for"),
     "verify": (verify, "compare a model with diffusers, number by number"),
     "ui": (ui, "serve a web page that draws pictures"),
 }

@@ -54,7 +54,10 @@ def _add_picture_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("picture").add_argument
     labels = f"name or index of a label, may be repeated (default: up to {COMMAND.labels}, evenly spread)"
     add("--label", action="append", help=labels)
-    add("--prompt", action="append", help="text that a picture is drawn from, may be repeated")
+    prompts = (
+        f"text that a picture is drawn from, may be repeated (default: up to {COMMAND.prompts} of the model's own)"
+    )
+    add("--prompt", action="append", help=prompts)
     add("--prompt-file", metavar="FILE", help="text file of further prompts, one a line; blank lines are skipped")
     add("--negative-prompt", metavar="PROMPT", help="text that the pictures are led away from")
     pictures = f"pictures per label or prompt (default: one per prompt, or {COMMAND.pictures} pictures in all)"

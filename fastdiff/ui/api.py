@@ -1,5 +1,6 @@
 """The page's functions for programs: /generate and /models, under Gradio's API page."""
 
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -11,11 +12,13 @@ from fastdiff.ui.limits import Limits
 from fastdiff.ui.messages import PROBLEMS, explain
 from fastdiff.ui.models import Models
 from fastdiff.ui.options import Options, prepare
+from fastdiff.ui.serving.owners import shelf_of
 from fastdiff.ui.session import new_folder
+from fastdiff.ui.store import Store
 from fastdiff.ui.tabs.running import DEVICE
 
 
-def add_api(models: Models, limits: Limits) -> None:
+def add_api(models: Models, limits: Limits, store: Store) -> None:
     """Name the two functions in the page that is being built."""
 
     def generate(  # type: ignore[misc]  # Gradio reads in the return type what is yielded
@@ -33,6 +36,7 @@ def add_api(models: Models, limits: Limits) -> None:
         prompt: str | None = None,
         negative_prompt: str | None = None,
         clip_skip: int | None = None,
+        request: gr.Request | None = None,
     ) -> list[dict[str, Any]]:
         """Draw PNG files that hold their settings. Picture i has seed + i; the model chooses what is left out.
 
@@ -58,7 +62,7 @@ def add_api(models: Models, limits: Limits) -> None:
         )
         files, progress = [], gr.Progress()
         try:
-            for at, drawn in draw(prepare(options, models, limits), models, new_folder()):
+            for at, drawn in draw(prepare(options, models, limits), models, _folder(store, request)):
                 progress(at.fraction, desc=f"step {at.step.index + 1} of {at.step.num_steps}")
                 files += [gr.FileData(path=str(picture.path)).model_dump() for picture in drawn]
                 yield files
@@ -71,6 +75,13 @@ def add_api(models: Models, limits: Limits) -> None:
 
     gr.api(generate, api_name="generate", concurrency_id=DEVICE)
     gr.api(list_models, api_name="models", queue=False)
+
+
+def _folder(store: Store, request: gr.Request | None) -> Path:
+    """Where pictures are kept; those of programs that others run without a login are not kept for longer than a day."""
+    if request is None or (store.is_shared and request.username is None):
+        return new_folder()
+    return shelf_of(store, request).new_folder()
 
 
 def _description(models: Models, card: ModelCard) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from fastdiff.ui.store import Store
 from fastdiff.ui.tabs.compare_tab import CompareTab
 from fastdiff.ui.tabs.draw_tab import DrawTab
 from fastdiff.ui.tabs.history_tab import HistoryTab
+from fastdiff.ui.tabs.reload import keep_form
 from fastdiff.ui.tabs.running import QUICK
 
 # stronger contrast than Gradio's own: at least 4.5 to 1
@@ -66,7 +67,8 @@ def build_page(models: Models, limits: Limits, store: Store) -> gr.Blocks:
                 compare = CompareTab.build(models, card, limits, session)
             with gr.Tab("History", id="history", elem_id="history-tab") as history_tab:
                 HistoryTab.build(history_tab, tabs, draw, session)
-        add_api(models, limits)
+        keep_form(page, draw)
+        add_api(models, limits, store)
         pickers = [draw.form.model, *(side.model for side in compare.sides)]
         page.load(
             lambda: [gr.update(choices=models.names())] * len(pickers),

@@ -1,5 +1,7 @@
 """Who may use the page: names of the server, and users who log in."""
 
+import re
+
 import httpx
 import pytest
 from gradio_client import Client
@@ -45,7 +47,9 @@ def test_addresses_are_real():
     assert addresses("http://127.0.0.1:7861/", "127.0.0.1") == ["http://127.0.0.1:7861/"]
     everywhere = addresses("http://localhost:7861/", "0.0.0.0")
     assert "http://127.0.0.1:7861/" in everywhere
-    assert all("0.0.0.0" not in address and address.endswith(":7861/") for address in everywhere)
+    assert all(re.fullmatch(r"http://[\d.]+:7861/", each) and "0.0.0.0" not in each for each in everywhere)
+    sixth = addresses("http://[::]:7861/", "::")
+    assert "http://[::1]:7861/" in sixth and all(re.fullmatch(r"http://\[[\da-f:]+\]:7861/", each) for each in sixth)
 
 
 def test_passwords(tmp_path, monkeypatch):

@@ -115,6 +115,14 @@ DEFAULTS = ["emoji64", None, 0, 1, 1, *[None] * 9]
 HUGE = 10**400  # no float
 
 
+@pytest.mark.parametrize("count", [4, 11])
+def test_values_that_may_be_null_can_be_left_out_at_the_end(visit, count):
+    http = visit().http
+    data = ["emoji64", None, 0, 1, 1, *[None] * 6][:count]
+    call = http.post("/gradio_api/call/generate", json={"data": data}).json()
+    assert "event: complete" in http.get(f"/gradio_api/call/generate/{call['event_id']}").text
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -2,9 +2,11 @@
 
 import os
 import re
+from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from gradio_client import Client
 
 from fastdiff.errors import InputError
 from fastdiff.ui.limits import Limits
@@ -109,6 +111,18 @@ def test_history_is_there_after_a_restart_and_is_paged_and_deleted(models, serve
         for file in (tmp_path / "notes.png", tmp_path / "2001-02-03"):
             file.touch()
             assert page.http.get(f"/gradio_api/file={file}").status_code == 403
+
+
+@pytest.mark.filterwarnings(*GRADIO_WARNINGS)
+def test_pictures_of_the_api_are_in_history_too(models, serve, visit_at, tmp_path):
+    with serve(models, Limits(), outputs=tmp_path) as address:
+        client = Client(address, verbose=False, download_files=tmp_path / "downloads")
+        (path,) = client.predict(seed=8, num_images=1, steps=1, api_name="/generate")
+        client.close()
+        ((caption, _),) = history(visit_at(address))[1]
+        assert caption.startswith("seed 8")
+        (kept,) = Store(tmp_path).shelf(None, "").paths()
+        assert Path(path).read_bytes() == kept.read_bytes()
 
 
 @pytest.mark.filterwarnings(*GRADIO_WARNINGS)

@@ -7,7 +7,7 @@ import ipaddress
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from fastdiff.errors import InputError
@@ -70,16 +70,22 @@ def addresses(address: str, host: str) -> list[str]:
     if host not in ("0.0.0.0", "::"):
         return [address]
     port = address.rstrip("/").rpartition(":")[2]
-    return [f"http://{f'[{number}]' if ':' in number else number}:{port}/" for number in sorted(_own_numbers())]
+    return [f"http://{f'[{number}]' if ':' in number else number}:{port}/" for number in _own_numbers(host)]
 
 
-def _own_numbers() -> Iterator[str]:
-    """The addresses by which this machine reaches others, and its own one; asking for them sends nothing."""
-    yield "127.0.0.1"
-    for family, other in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # RFC 5737, RFC 3849
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((other, 9))
-            yield probe.getsockname()[0]
+def _own_numbers(host: str) -> list[str]:
+    """This machine's own address, and the one by which it reaches others; asking for that sends nothing.
+
+    Who listens at 0.0.0.0 is reached by IPv4 only, and at :: by IPv6.
+    """
+    family, own, other = (
+        (socket.AF_INET6, "::1", "2001:db8::1") if host == "::" else (socket.AF_INET, "127.0.0.1", "192.0.2.1")
+    )  # others of documentation: RFC 3849, RFC 5737
+    numbers = [own]
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((other, 9))
+        numbers += {probe.getsockname()[0]} - {own}
+    return numbers
 
 
 class Users:

@@ -27,6 +27,9 @@ class CheckedBlocks(gr.Blocks):
 
     def validate_inputs(self, block_fn: BlockFunction, inputs: list[Any]) -> None:
         names = _names(block_fn)
+        missing = block_fn.inputs[len(inputs) :]
+        if all(isinstance(block, Api) and block.value is None for block in missing):
+            inputs += [None] * len(missing)  # a program may be older than the last parameters
         if len(inputs) < len(names):
             wanted = f"give {len(names)}, null for each that the model chooses: {', '.join(names)}"
             raise gr.Error(f"{block_fn.api_name}: {len(inputs)} values are too few; {wanted}", print_exception=False)

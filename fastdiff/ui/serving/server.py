@@ -31,7 +31,7 @@ from fastdiff.ui.store import Store
 
 FIRST_PORTS = range(7860, 7960)
 CLOSING_SECONDS = 1  # for the server, which waits for nobody
-STEP_SECONDS = 1.5  # for the step in hand: if it ends a picture, that is kept
+STEP_SECONDS = 1  # for the step in hand: if it ends a picture, that is kept
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def _launch(page: gr.Blocks, limits: Limits, host: str, port: int, **options: An
             max_file_size=limits.upload,
             enable_monitoring=False,
             ssr_mode=False,
-            run_history=False,  # the page has its own, which ends with the visit
+            run_history=False,  # the page has its own
             footer_links=["api", "settings"],
             theme=THEME,
             css=CSS,

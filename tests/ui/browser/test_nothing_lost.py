@@ -47,6 +47,32 @@ def test_another_model_of_the_same_labels_keeps_what_was_set(page):
     assert number(page, "Steps").input_value() == "7"
 
 
+@pytest.mark.parametrize("model", ["emoji64-dit", "./text/sd1"])
+def test_the_form_survives_a_reload(page, model):
+    pick(page, "Model", model)
+    wait_for_status(page, f"Ready to draw with {model}")
+    if model == "emoji64-dit":
+        pick(page, "Style", "noto")
+        pick(page, "Group", "animals: birds")
+    else:
+        page.get_by_label("Prompt", exact=True).fill("the cat")
+    more_settings(page)
+    fill(page, {number(page, "Steps"): "7", number(page, "Pictures"): "3", page.get_by_label("Seed").first: "99"})
+    page.wait_for_timeout(1000)
+    page.reload()
+    page.get_by_role("button", name="Generate").wait_for()
+    page.wait_for_timeout(2000)
+    more_settings(page)
+    assert page.get_by_label("Model", exact=True).first.input_value() == model
+    assert [number(page, field).input_value() for field in ("Steps", "Pictures")] == ["7", "3"]
+    assert page.get_by_label("Seed").first.input_value() == "99"
+    if model == "emoji64-dit":
+        assert page.get_by_label("Style").first.input_value() == "noto"
+        assert page.get_by_label("Group").first.input_value() == "animals: birds"
+    else:
+        assert page.get_by_label("Prompt", exact=True).input_value() == "the cat"
+
+
 def test_another_model_of_prompts_keeps_the_prompt(page):
     pick(page, "Model", "./text/sd1")
     wait_for_status(page, "Ready to draw with ./text/sd1")
