@@ -181,15 +181,21 @@ def visit(server, visit_at) -> Callable[[], Visit]:
     return lambda: visit_at(server)
 
 
+class Ended(list[float]):
+    """The times at which steps ended, each of which lasts some `seconds` more."""
+
+    seconds = 0.2
+
+
 @pytest.fixture
-def slow_steps(monkeypatch) -> list[float]:
-    """Makes each step last 0.2 s more; the list has the time at which each step ended."""
-    ended = []
+def slow_steps(monkeypatch) -> Ended:
+    """Makes each step last 0.2 s more."""
+    ended = Ended()
     draw = drawing.draw
 
     def slowly(run, pipe):
         for each in draw(run, pipe):
-            time.sleep(0.2)
+            time.sleep(ended.seconds)
             ended.append(time.monotonic())
             yield each
 

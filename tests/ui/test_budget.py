@@ -66,7 +66,7 @@ def test_the_page_and_the_api_refuse_with_the_estimate(visit, models, monkeypatc
     monkeypatch.setattr(models.budget, "minutes", 1e-4)
     refused = page.call(event, page.inputs(event, Steps=500))
     assert "this takes about" in str(refused["output"])
-    data = ["emoji64", None, 0, 32, 500, *[None] * 6]
+    data = ["emoji64", None, 0, 32, 500, *[None] * 9]
     call = page.http.post("/gradio_api/call/generate", json={"data": data}).json()
     result = page.http.get(f"/gradio_api/call/generate/{call['event_id']}").text
     assert "and a request may take 0 seconds; choose fewer pictures or steps" in result

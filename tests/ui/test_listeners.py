@@ -6,7 +6,7 @@ import pytest
 
 from fastdiff.ui.serving import listeners
 
-DATA = ["emoji64", None, 0, 8, 3, *[None] * 5, 1]  # 8 pictures, one after the other, of 3 steps
+DATA = ["emoji64", None, 0, 8, 3, *[None] * 5, 1, *[None] * 3]  # 8 pictures, one after the other, of 3 steps
 
 
 @pytest.fixture(autouse=True)

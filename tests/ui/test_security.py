@@ -123,7 +123,7 @@ def test_a_link_in_the_place_of_a_label_reads_nothing(http):
         listener.settimeout(0.5)
         link = {"path": f"http://127.0.0.1:{listener.getsockname()[1]}/a.png", "meta": {"_type": "gradio.FileData"}}
         for label in (link, [link], {"deep": [link]}):
-            call = http.post("/gradio_api/call/generate", json={"data": ["emoji64", label, 0, 1, 1, *[None] * 6]})
+            call = http.post("/gradio_api/call/generate", json={"data": ["emoji64", label, 0, 1, 1, *[None] * 9]})
             result = http.get(f"/gradio_api/call/generate/{call.json()['event_id']}").text
             assert "label: a file is no value of it" in result
         with pytest.raises(TimeoutError):
@@ -265,7 +265,7 @@ def test_a_visit_sees_its_own_pictures_only(visit):
 
 
 def test_pictures_of_the_api_have_names_that_nobody_can_guess(http):
-    call = http.post("/gradio_api/call/generate", json={"data": ["emoji64", None, 0, 1, 1, *[None] * 6]}).json()
+    call = http.post("/gradio_api/call/generate", json={"data": ["emoji64", None, 0, 1, 1, *[None] * 9]}).json()
     assert "event: complete" in http.get(f"/gradio_api/call/generate/{call['event_id']}").text
     pictures = list((folder() / "pictures").rglob("*.png"))
     assert pictures

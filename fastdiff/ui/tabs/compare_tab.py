@@ -23,7 +23,7 @@ from fastdiff.ui.session import Session
 from fastdiff.ui.tabs.controls import Sampling, Subject, Updates, model_picker, seed_field
 from fastdiff.ui.tabs.progress import bar
 from fastdiff.ui.tabs.prompt import PromptBoxes
-from fastdiff.ui.tabs.running import QUICK, build_buttons, connect_buttons
+from fastdiff.ui.tabs.running import QUICK, Buttons
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class CompareTab:
     boxes: PromptBoxes
     seed: gr.Number
     sides: tuple[Side, Side]
+    buttons: Buttons
     status: gr.HTML
     slider: gr.ImageSlider
     pictures: tuple[gr.Image, gr.Image]
@@ -73,16 +74,16 @@ class CompareTab:
                 Side.build("A", models, card, limits, steps),
                 Side.build("B", models, card, limits, max(1, steps // 2)),
             )
-        buttons = build_buttons("Compare")
+        buttons = Buttons.build("Compare")
         status = gr.HTML(note("Choose two settings and press Compare."), min_height=60, padding=True)
         with gr.Row():
             pictures = _build_picture("A"), _build_picture("B")
         slider = gr.ImageSlider(label="A and B: drag the line", format="png", interactive=False, max_height=400)
-        tab = cls(models, limits, session, subject, boxes, seed, sides, status, slider, pictures)
-        tab._connect(buttons)
+        tab = cls(models, limits, session, subject, boxes, seed, sides, buttons, status, slider, pictures)
+        tab._connect()
         return tab
 
-    def _connect(self, buttons: tuple[gr.Button, gr.Button]) -> None:
+    def _connect(self) -> None:
         pickers = [side.model for side in self.sides]
         subject = [*self.subject.components, *self.boxes.components]
         controls = [*subject, *(each for side in self.sides for each in side.components)]
@@ -91,9 +92,9 @@ class CompareTab:
             side.model.input(self._follow(side), {*controls}, followers, **QUICK)
         self.subject.follow(self.models, pickers[0])
         self.boxes.follow(self.models, pickers)
-        outputs = [self.status, self.slider, *self.pictures]
+        outputs = [self.slider, *self.pictures]
         typed: list[gr.Textbox | gr.Number] = [self.boxes.prompt, self.boxes.negative_prompt, self.seed]
-        connect_buttons(buttons, typed, self.run, {*controls, self.seed, self.session}, outputs, live=[])
+        self.buttons.connect(typed, self.run, {*controls, self.seed, self.session}, self.status, outputs, live=[])
 
     def _follow(self, side: Side) -> Callable[[Mapping[Component, Any]], Updates]:
         pickers = [each.model for each in self.sides]
@@ -118,7 +119,8 @@ class CompareTab:
         session: Session = data[self.session]
         try:
             runs = [self._prepare(side, data) for side in self.sides]
-            yield {self.status: note("Starting"), self.slider: None, **dict.fromkeys(self.pictures)}
+            start: Updates = {self.status: note("Starting"), self.slider: None, **self.buttons.busy}
+            yield start | {picture: None for picture in self.pictures}
             paths: list[Path] = []
             seconds: list[float] = []
             for side, run, picture in zip(self.sides, runs, self.pictures, strict=True):
@@ -128,11 +130,12 @@ class CompareTab:
                 seconds.append(progress.seconds)
                 yield {picture: str(paths[-1])}
         except PROBLEMS as error:
-            yield {self.status: problem(error)}
+            yield {self.status: problem(error), **self.buttons.free}
             return
         yield {
             self.slider: tuple(map(str, paths)),
             self.status: comparison_table(seconds, difference(*paths)),
+            **self.buttons.free,
         }
 
     def _prepare(self, side: Side, data: Mapping[Component, Any]) -> Run:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
-from gradio.blocks import Block
 from gradio.components import Component
 
 from fastdiff.checkpoints.kinds import MAX_SEED
@@ -17,12 +16,11 @@ from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.requests.defaults import SCHEDULER, SEED
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
-from fastdiff.ui.tabs.running import QUICK
+from fastdiff.ui.tabs.running import QUICK, Updates
 
 MAX_GUIDANCE = 10  # of the slider; larger ones can come from a picture
 MAX_TEXT_GUIDANCE = 20  # Stable Diffusion is drawn with 5 to 15
 ASPECTS = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3), (16, 9), (9, 16))  # of the sizes on offer, width to height
-Updates = dict[Block, Any]
 Choices = list[tuple[str, str | int]]  # the text of each, and its label or group
 Properties = dict[str, dict[str, Any]]  # of the components of a Controls, by name
 

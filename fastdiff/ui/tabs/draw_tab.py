@@ -22,7 +22,7 @@ from fastdiff.ui.tabs.examples import build_examples, examples_of, fit_examples
 from fastdiff.ui.tabs.form import Form
 from fastdiff.ui.tabs.gallery import Panel, build_gallery, gallery_value
 from fastdiff.ui.tabs.progress import PREVIEW_INTERVAL, bar, preview
-from fastdiff.ui.tabs.running import QUICK, build_buttons, connect_buttons
+from fastdiff.ui.tabs.running import QUICK, Buttons
 from fastdiff.ui.tabs.upload import build_upload, read_record, uploaded_path
 
 # settings of a picture that the form cannot show: it has no field for them, and takes an empty negative prompt for none
@@ -32,6 +32,7 @@ UNSHOWN = ("revision", "variant", "use_clipped_model_output", "negative_prompt")
 @dataclass(frozen=True)
 class DrawTab:
     form: Form
+    buttons: Buttons
     examples: gr.Dataset
     upload: gr.File
     session: gr.State
@@ -45,7 +46,7 @@ class DrawTab:
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
                 form = Form.build(models, card, limits)
-                buttons = build_buttons("Generate")
+                buttons = Buttons.build("Generate")
             with gr.Column(scale=3, min_width=300):
                 status = gr.HTML(note("Choose what to draw and press Generate."), elem_id="status", min_height=48)
                 live = gr.HTML(elem_id="preview")
@@ -56,14 +57,14 @@ class DrawTab:
                 examples = build_examples(card)
             with gr.Column(scale=2, min_width=300):
                 upload = build_upload()
-        tab = cls(form, examples, upload, session, status, live, gallery, panel)
-        tab._connect(buttons)
+        tab = cls(form, buttons, examples, upload, session, status, live, gallery, panel)
+        tab._connect()
         return tab
 
-    def _connect(self, buttons: tuple[gr.Button, gr.Button]) -> None:
-        outputs = [self.status, self.preview, self.gallery, *self.panel.components]
+    def _connect(self) -> None:
+        outputs = [self.preview, self.gallery, *self.panel.components]
         inputs = {*self.form.components, self.session, self.panel.chosen}
-        connect_buttons(buttons, self.form.typed, self.run, inputs, outputs, live=[self.preview])
+        self.buttons.connect(self.form.typed, self.run, inputs, self.status, outputs, live=[self.preview])
         # a hub model may take a while to come
         visibly = QUICK | {"show_progress": "full", "show_progress_on": self.status}
         self.form.model.input(self.follow_model, {*self.form.components}, self.shown, **visibly)
@@ -88,15 +89,15 @@ class DrawTab:
             notices = find_notices(run) if run.request.prompt else []
             session.run = []
             is_enlarged = data[self.panel.chosen] is not None
-            empty = gr.update(value=[], selected_index=None)
-            yield {self.status: note("Starting"), self.preview: "", self.gallery: empty, **self.panel.hide()}
+            start: Updates = {self.status: note("Starting"), self.preview: "", **self.buttons.busy}
+            yield start | ({} if is_enlarged else {self.gallery: [], **self.panel.hide()})
             previewed = 0.0
             for progress, drawn in draw(run, self.form.models, session.shelf(request).new_folder()):
                 updates: Updates = {self.status: bar(progress)}
                 if drawn:
                     session.run += drawn
                     updates[self.gallery] = gr.update(value=gallery_value(session.run))
-                if drawn and is_enlarged:  # so is the first picture in its place, with its settings
+                if drawn and is_enlarged:  # the one before stays until the first is there to take its place
                     is_enlarged = False
                     updates[self.gallery]["selected_index"] = 0
                     updates |= self.panel.show(session.run[0])
@@ -105,11 +106,11 @@ class DrawTab:
                     updates[self.preview] = preview(progress)
                 yield updates
         except PROBLEMS as error:
-            yield {self.status: problem(error), self.preview: ""}
+            yield {self.status: problem(error), self.preview: "", **self.buttons.free}
         else:
             count = "1 picture" if len(run.cells) == 1 else f"{len(run.cells)} pictures"
             done = [f"Drew {count} in {progress.seconds:.1f} s", *notices]
-            yield {self.status: note("; ".join(done)), self.preview: ""}
+            yield {self.status: note("; ".join(done)), self.preview: "", **self.buttons.free}
 
     def follow_model(self, data: Mapping[Component, Any]) -> Updates:
         """The controls and defaults of a model that was chosen."""

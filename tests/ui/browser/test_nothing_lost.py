@@ -140,3 +140,27 @@ def test_ctrl_enter_draws(page):
     page.get_by_role("tab", name="History").click()
     page.locator("#history .caption-label").first.wait_for()
     assert captions(page, "#history") == ["seed 5"]
+
+
+def test_the_next_run_starts_while_a_cancelled_step_goes_on(page, slow_steps):
+    slow_steps.seconds = 2.0
+    generate(page, steps=3, seed=1)
+    page.locator("#generate").get_by_text("Drawing").wait_for()
+    assert page.locator("#generate").is_disabled()
+    page.wait_for_timeout(500)
+    page.get_by_role("button", name="Cancel").first.click()
+    wait_for_status(page, "A step that is under way still goes on to its end")
+    assert not slow_steps
+    page.get_by_label("Seed").first.fill("2")
+    page.get_by_role("button", name="Generate").click()
+    page.locator("#generate").get_by_text("Drawing").wait_for()
+    wait_for_status(page, "Drew 1 picture")
+    assert captions(page) == ["seed 2"]
+    assert page.locator("#generate").inner_text() == "Generate" and page.locator("#generate").is_enabled()
+
+
+def test_a_refused_run_frees_the_button(page):
+    generate(page, seed=-1)
+    page.get_by_role("alert").wait_for()
+    page.locator("#generate").get_by_text("Generate").wait_for()
+    assert page.locator("#generate").is_enabled()
