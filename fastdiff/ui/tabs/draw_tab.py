@@ -20,7 +20,7 @@ from fastdiff.ui.session import Session
 from fastdiff.ui.tabs.controls import Subject, Updates
 from fastdiff.ui.tabs.examples import build_examples, examples_of, fit_examples
 from fastdiff.ui.tabs.form import Form
-from fastdiff.ui.tabs.gallery import Panel, build_gallery, gallery_value
+from fastdiff.ui.tabs.gallery import GRID, Panel, Stage
 from fastdiff.ui.tabs.progress import PREVIEW_INTERVAL, bar, preview
 from fastdiff.ui.tabs.running import QUICK, Buttons
 from fastdiff.ui.tabs.upload import build_upload, read_record, uploaded_path
@@ -38,7 +38,7 @@ class DrawTab:
     session: gr.State
     status: gr.HTML
     preview: gr.HTML
-    gallery: gr.Gallery
+    stage: Stage
     panel: Panel
 
     @classmethod
@@ -47,23 +47,24 @@ class DrawTab:
             with gr.Column(scale=2, min_width=300):
                 form = Form.build(models, card, limits)
                 buttons = Buttons.build("Generate")
-            with gr.Column(scale=3, min_width=300):
-                status = gr.HTML(note("Choose what to draw and press Generate."), elem_id="status", min_height=48)
-                live = gr.HTML(elem_id="preview")
-                gallery = build_gallery("Pictures", "gallery")
+            with gr.Column(scale=3, min_width=300, elem_classes="stage-side"):
+                status = gr.HTML(note("Choose what to draw and press Generate."), elem_id="status", min_height=56)
+                with gr.Column(elem_classes="stage-column"):
+                    live = gr.HTML(elem_id="preview")
+                    stage = Stage.build("Pictures", "gallery")
                 panel = Panel.build()
         with gr.Row():
             with gr.Column(scale=3, min_width=300):
                 examples = build_examples(card)
             with gr.Column(scale=2, min_width=300):
                 upload = build_upload()
-        tab = cls(form, buttons, examples, upload, session, status, live, gallery, panel)
+        tab = cls(form, buttons, examples, upload, session, status, live, stage, panel)
         tab._connect()
         return tab
 
     def _connect(self) -> None:
-        outputs = [self.preview, self.gallery, *self.panel.components]
-        inputs = {*self.form.components, self.session, self.panel.chosen}
+        outputs = [self.preview, self.stage.gallery, *self.panel.components, *self.form.seed.components]
+        inputs = {*self.form.components, self.session, self.stage.view}
         self.buttons.connect(self.form.typed, self.run, inputs, self.status, outputs, live=[self.preview])
         # a hub model may take a while to come
         visibly = QUICK | {"show_progress": "full", "show_progress_on": self.status}
@@ -73,7 +74,7 @@ class DrawTab:
         self.examples.click(self.try_example, [self.examples, self.form.model], self.shown, **QUICK)
         # without Gradio's preprocessing, which leaves an open file behind
         self.upload.upload(self.restore, self.upload, [*self.shown, self.upload], preprocess=False, **QUICK)
-        self.panel.follow(self.gallery, self.session, lambda session: session.run)
+        self.panel.follow(self.stage, self.session, lambda session: session.run)
         self.panel.use.click(self.use, self.panel.chosen, self.shown, **QUICK)
 
     @property
@@ -85,22 +86,20 @@ class DrawTab:
         """Draw what the form asks for. Yields after each step, where Gradio can end the run."""
         session: Session = data[self.session]
         try:
-            run = prepare(self.form.options(data), self.form.models, self.form.limits)
+            seed = self.form.seed.chosen(data)
+            run = prepare(self.form.options({**data, self.form.seed.seed: seed}), self.form.models, self.form.limits)
             notices = find_notices(run) if run.request.prompt else []
-            session.run = []
-            is_enlarged = data[self.panel.chosen] is not None
-            start: Updates = {self.status: note("Starting"), self.preview: "", **self.buttons.busy}
-            yield start | ({} if is_enlarged else {self.gallery: [], **self.panel.hide()})
+            started: Updates = {self.form.seed.seed: seed, self.form.seed.spent: seed}
+            yield {self.status: note("Starting"), self.preview: "", **started}
+            pictures: list[Drawn] = []
             previewed = 0.0
             for progress, drawn in draw(run, self.form.models, session.shelf(request).new_folder()):
                 updates: Updates = {self.status: bar(progress)}
-                if drawn:
-                    session.run += drawn
-                    updates[self.gallery] = gr.update(value=gallery_value(session.run))
-                if drawn and is_enlarged:  # the one before stays until the first is there to take its place
-                    is_enlarged = False
-                    updates[self.gallery]["selected_index"] = 0
-                    updates |= self.panel.show(session.run[0])
+                if drawn:  # those before stay until the first is there to take their place
+                    is_first = not pictures and data[self.stage.view] != GRID
+                    session.run = pictures = pictures + drawn
+                    updates |= self.stage.show(pictures, 0 if is_first else None)
+                    updates |= self.panel.show(drawn[0]) if is_first else {}
                 if time.monotonic() - previewed > PREVIEW_INTERVAL:
                     previewed = time.monotonic()
                     updates[self.preview] = preview(progress)
