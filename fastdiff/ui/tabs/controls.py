@@ -341,8 +341,9 @@ class SeedField(Controls):
 
     def chosen(self, data: Mapping[Component, Any]) -> Any:
         """The seed of the next run, unchecked."""
-        is_spent = data[self.seed] == data[self.spent] and not data[self.lock]
-        return secrets.randbelow(MAX_SEED + 1) if is_spent else data[self.seed]
+        seed = data[self.seed]
+        is_spent = seed is not None and seed == data[self.spent] and not data[self.lock]
+        return secrets.randbelow(MAX_SEED + 1) if is_spent else seed
 
     def show(self, seed: int) -> Updates:
         """The field with a seed that the next run draws."""

@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 from gradio.blocks import Block
 
+from fastdiff.requests import png
 from fastdiff.ui.drawn import Drawn
 from fastdiff.ui.session import Session
 from fastdiff.ui.tabs.controls import Updates
@@ -46,6 +47,8 @@ _VARIED = {  # settings in which pictures of one label can differ, and how a cap
 }
 ONE, _, GRID = VIEWS = ("One", "Pixels", "Grid")
 _CLOSE = f"(view) => ({{__type__: 'update', ...(view === '{GRID}' ? {{selected_index: null}} : {{}})}})"
+_COPY = """() => navigator.clipboard.writeText(
+    [...document.querySelectorAll("dl[data-text]")].find((each) => each.checkVisibility()).dataset.text)"""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,9 @@ class Panel:
             with gr.Row():
                 use = gr.Button("Use these settings")
                 send = gr.Button("Send to Compare")
+                copy = gr.Button("Copy settings")
                 download = gr.DownloadButton("Download this picture")
+        copy.click(None, js=_COPY, **QUICK)
         return cls(box, settings, use, send, download, gr.State(None))
 
     @property
@@ -162,4 +167,5 @@ def settings_table(drawn: Drawn) -> str:
         for key, name in _SHOWN.items()
         if drawn.record.get(key) is not None
     )
-    return f'<dl class="settings" aria-label="Settings of this picture">{"".join(lines)}</dl>'
+    text = html.escape(png.parameters_text(drawn.record)).replace("\n", "&#10;")
+    return f'<dl class="settings" aria-label="Settings of this picture" data-text="{text}">{"".join(lines)}</dl>'

@@ -75,6 +75,7 @@ class Buttons:
         """
         for field in typed:  # a button that is busy takes no such click either
             field.submit(None, js=f"() => document.querySelector('#{self.start.elem_id}').click()", **QUICK)
+        # before the run, which Gradio would wait for
         self.start.click(None, None, self.components, js=_BUSY, **QUICK)  # at once, also while the run waits
         running = self.start.click(
             run,

@@ -192,3 +192,13 @@ def test_a_run_that_cannot_be_sent_frees_the_button(page):
     page.locator("#generate").get_by_text("Drawing").wait_for()
     page.locator("#generate").get_by_text("Generate").wait_for()
     assert page.locator("#generate").is_enabled()
+
+
+def test_settings_are_copied_as_text(page):
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    generate(page, steps=1, seed=5)
+    wait_for_status(page, "Drew 1 picture")
+    page.get_by_role("button", name="Copy settings").locator("visible=true").click()
+    page.wait_for_timeout(300)
+    text = page.evaluate("navigator.clipboard.readText()")
+    assert text.startswith("fluent-3d smiling faces\nSteps: 1, Sampler: DDIM, ") and "Seed: 5, Size: 64x64" in text
