@@ -21,7 +21,7 @@ from fastdiff.schema import Schema, Wanted, wanted
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DtypeName)
-MAX_PICTURES = 50_000  # of one run: as many as FID is computed on
+MAX_PICTURES = 50_000  # of a label or prompt: as many as FID is computed on
 MAX_PROMPT = 10_000  # characters: CLIP reads some 300, and a PNG must hold all of them
 
 # A flag that replaces the first drops the recorded values that only made sense with it.
