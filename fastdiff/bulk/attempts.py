@@ -35,7 +35,7 @@ class Attempts:
                 path.unlink(missing_ok=True)
 
     def failures(self, name: str) -> list[str]:
-        """What became of each attempt, a line each."""
+        """Return what became of each attempt, a line each."""
         found = (read_object(self._file(name)) or {}).get("failures")
         return found if isinstance(found, list) else []
 

@@ -36,7 +36,7 @@ _CHUNK = 2**22
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a shard that is done; the content of its JSON file."""
+    """The content of the JSON file of a shard that is done."""
 
     shard: int
     count: int  # of its pictures
@@ -124,7 +124,7 @@ class Folder:
         return joined and all(map(self.is_done, plan.shards))
 
     def verify(self, shard: Shard) -> str | None:
-        """What is wrong with a shard that has a JSON file; None where it is sound, or not drawn yet."""
+        """Return what is wrong with a shard that has a JSON file; None where it is sound, or not drawn yet."""
         if not self.record(shard).exists():
             return None
         record = Record.read(self.record(shard))

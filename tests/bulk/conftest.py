@@ -145,4 +145,5 @@ def bulk(tmp_path, model):
     for process in started:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=60)
+        with process:  # which closes its pipes
+            process.wait(timeout=60)
