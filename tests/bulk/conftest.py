@@ -18,41 +18,19 @@ from fastdiff.bulk.worker import Worker
 from fastdiff.checkpoints.model_hash import begin_files_hash
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import find_model, load_pipeline
-
-UNET = {
-    "sample_size": 8,
-    "block_out_channels": (8, 16),
-    "layers_per_block": 1,
-    "norm_num_groups": 4,
-    "attention_head_dim": 8,
-    "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
-    "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
-}
+from tests.bulk.tiny import UNET, save_unet
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory) -> Path:
     """The folder of a U-Net without labels, 8 x 8."""
-    return _save(tmp_path_factory.mktemp("models") / "tiny", **UNET)
+    return save_unet(tmp_path_factory.mktemp("models") / "tiny", **UNET)
 
 
 @pytest.fixture(scope="session")
 def labelled(tmp_path_factory) -> Path:
     """The folder of a U-Net of three classes, 8 x 8."""
-    return _save(tmp_path_factory.mktemp("models") / "labelled", **UNET, num_class_embeds=3)
-
-
-def _save(folder: Path, **options) -> Path:
-    import diffusers
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    unet = diffusers.UNet2DModel(**options)
-    with torch.no_grad():
-        for parameter in unet.parameters():
-            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator) + (parameter == 1))
-    diffusers.DDIMPipeline(unet=unet, scheduler=diffusers.DDIMScheduler()).save_pretrained(folder)
-    return folder
+    return save_unet(tmp_path_factory.mktemp("models") / "labelled", **UNET, num_class_embeds=3)
 
 
 @pytest.fixture
