@@ -25,7 +25,7 @@ Draw = Callable[[list[int]], list[Any]]  # of seeds -> PIL images
 def main() -> None:
     from accelerate import PartialState
 
-    run(PartialState(), *sys.argv[1:])
+    run(PartialState(cpu=not torch.cuda.is_available()), *sys.argv[1:])
 
 
 def run(state: Any, who: str, name: str, folder: str, out: str, seconds: str) -> None:
@@ -41,7 +41,8 @@ def run(state: Any, who: str, name: str, folder: str, out: str, seconds: str) ->
             batches += 1
             if batches == WARM:
                 end = time.time() + float(seconds)
-            print(json.dumps({"rank": state.process_index, "count": len(batch), "at": time.time()}), flush=True)
+            line = json.dumps({"rank": state.process_index, "count": len(batch), "at": time.time()})
+            sys.stdout.write(f"{line}\n")  # at once, or the processes' lines mix
 
 
 def generators(seeds: list[int]) -> list[torch.Generator]:

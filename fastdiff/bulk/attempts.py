@@ -8,6 +8,7 @@ up only if three workers of one launch are killed while they draw it.
 
 import contextlib
 import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -49,13 +50,13 @@ class Attempts:
         if len(failures) >= MOST:
             self._give_up(name, failures)
             return False
-        write_object(self._file(name), {"failures": [*failures, f"{worker} died while drawing it"]})
+        self._write(name, [*failures, f"{worker} died while drawing it"])
         return True
 
     def fail(self, name: str, reason: str) -> None:
         """Say why the attempt failed; the third is the last."""
         failures = [*self.failures(name)[:-1], reason]
-        write_object(self._file(name), {"failures": failures})
+        self._write(name, failures)
         if len(failures) >= MOST:
             self._give_up(name, failures)
 
@@ -64,7 +65,7 @@ class Attempts:
         failures = self.failures(name)[:-1]
         with contextlib.suppress(OSError):
             if failures:
-                write_object(self._file(name), {"failures": failures})
+                self._write(name, failures)
             else:
                 self.forget(name)
 
@@ -84,6 +85,17 @@ class Attempts:
     def _give_up(self, name: str, failures: list[str]) -> None:
         write_object(self._folder / f"{name}.error.json", {"failures": failures})
         self.forget(name)
+
+    def _write(self, name: str, failures: list[str]) -> None:
+        """Write the file of a shard. It is to outlive a process, no power cut: drawing waits for no disk."""
+        path, aside = self._file(name), self._folder / f".{name}.attempts.tmp"
+        with naming_disk(path):
+            try:
+                aside.write_text(json.dumps({"failures": failures}))
+                os.replace(aside, path)
+            except OSError:
+                aside.unlink(missing_ok=True)
+                raise
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{name}.attempts.json"

@@ -53,19 +53,24 @@ class Lease:
         self._identity = vars(Process.own()) | {"token": secrets.token_hex(8)}
         self._beats = 0
 
-    def beat(self) -> None:
+    def write(self) -> None:
         """Change its content. OSError where the disk refuses."""
         content = json.dumps(self._identity | {"drawn": self.drawn, "beats": self._beats})
         self._beats += 1
-        os.pwrite(self._descriptor, content.encode().ljust(_SIZE), 0)
-        os.fsync(self._descriptor)  # another host reads it only then
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        os.write(self._descriptor, content.encode().ljust(_SIZE))
+
+    def beat(self) -> None:
+        """Change its content, for other hosts too. OSError where the disk refuses."""
+        self.write()
+        os.fsync(self._descriptor)
 
     def remove(self) -> None:
         """Give it back, the dead ones below it first."""
+        os.close(self._descriptor)
         stem, number = self._path.name.rsplit("-", 1)
         for lower in range(1, int(number) + 1):
             self._path.with_name(f"{stem}-{lower}").unlink(missing_ok=True)
-        os.close(self._descriptor)
 
 
 class Claims:
@@ -120,7 +125,7 @@ class Claims:
                 return None
             lease = Lease(name, path, descriptor)
             try:
-                lease.beat()
+                lease.write()  # drawing does not wait for the disk here; the first beat does
             except OSError:
                 lease.remove()
                 raise

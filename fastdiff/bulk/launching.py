@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,8 +61,11 @@ def is_worker() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ and "LOCAL_RANK" in os.environ
 
 
-def work(plan: Plan, folder: Folder, options: Options) -> int:
-    """The life of a worker; returns its exit code. Raises as Worker.work, and InputError where it must not draw."""
+def work(plan: Plan, folder: Folder, options: Options, say: Callable[[str], None]) -> int:
+    """The life of a worker; returns its exit code. Raises as Worker.work, and InputError where it must not draw.
+
+    say: prints a notice.
+    """
     from fastdiff.bulk.worker import Stopped, Worker
 
     stop = Stop()
@@ -75,7 +78,7 @@ def work(plan: Plan, folder: Folder, options: Options) -> int:
     folder.open(plan, fingerprint, allow_mixed=options.allow_mixed)
     Attempts(folder.shards).begin_launch(_launch_name())
     try:
-        Worker(plan, folder, pipe, fingerprint, stop, max(1, num_cores() // count)).work()
+        Worker(plan, folder, pipe, fingerprint, stop, max(1, num_cores() // count), say).work()
     except Stopped:
         return stop.exit_code
     return 0
@@ -148,9 +151,13 @@ def _environment(reports: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _progress(folder: Folder) -> set[str]:
-    """The shards that are done or given up."""
-    return {path.name for path in folder.shards.glob("*.json") if not path.name.endswith(".attempts.json")}
+def _progress(folder: Folder) -> dict[str, bytes]:
+    """All that is said of shards: done, given up, or tried once more, each of which has an end."""
+    found = {}
+    for path in folder.shards.glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):
+            found[path.name] = path.read_bytes()
+    return found
 
 
 def _launch_name() -> str:

@@ -3,7 +3,7 @@
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from fastdiff.bulk.attempts import Attempts
@@ -41,12 +41,20 @@ class Stopped(Exception):
 
 
 class Worker:
-    """Draws shards of a plan into a folder that was opened; `threads` encode the pictures."""
+    """Draws shards of a plan into a folder that was opened."""
 
     def __init__(
-        self, plan: Plan, folder: Folder, pipe: "Pipeline", fingerprint: Fingerprint, stop: Stop, threads: int = 2
+        self,
+        plan: Plan,
+        folder: Folder,
+        pipe: "Pipeline",
+        fingerprint: Fingerprint,
+        stop: Stop,
+        threads: int = 2,  # that encode pictures
+        say: Callable[[str], None] = lambda line: None,  # prints a notice
     ) -> None:
         self.plan, self.folder, self.pipe, self.stop = plan, folder, pipe, stop
+        self._say, self._noticed = say, False
         self.name = f"{platform.node()}:{os.getpid()}"
         self._fingerprint = digest(fingerprint)
         self._records = Records(plan.run, pipe)
@@ -116,6 +124,9 @@ class Worker:
                 for finished in progress.finished:
                     job.add(finished)
                 lease.drawn = int(progress.done)
+                if progress.step.notice and not self._noticed:
+                    self._noticed = True
+                    self._say(progress.step.notice)
                 self._stop_if_asked(progress)
         except (Stopped, InputError, OSError):
             job.abandon()

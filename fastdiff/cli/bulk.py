@@ -4,9 +4,10 @@ Started by torchrun itself (`torchrun ... -m fastdiff bulk ...`) this process is
 """
 
 import argparse
+import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -84,10 +85,17 @@ def _work(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "Op
 
     if args.verify and not is_ours():
         raise InputError("--verify: torchrun would do it in every worker; run fastdiff bulk --verify on one host")
+    logging.getLogger("fastdiff").setLevel(logging.ERROR)  # notices are the launcher's, or the first worker's
     is_first = os.environ.get("RANK") == "0" and not is_ours()
     try:
+        if is_first:
+            _say_notices(plan)
+        start = time.perf_counter()
         with _progress(args, folder) if is_first else nullcontext():
-            return work(plan, folder, options)
+            code = work(plan, folder, options, say)
+        if code or is_ours():
+            return code
+        return _conclude(plan, folder, time.perf_counter() - start, say if is_first else _nothing)
     except DeviceLostError:
         raise
     except (InputError, NonFiniteError, OSError, MemoryError) as error:
@@ -98,14 +106,12 @@ def _work(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "Op
 
 def _launch(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "Options") -> int:
     from fastdiff.bulk.launching import Ended, launch
-    from fastdiff.runs.notices import find_notices
 
     start = time.perf_counter()
     if args.json:
         require_stdout()
     folder.check(plan)
-    with Notices() as notices:
-        notices.say(*_first(find_notices(plan.run), "lines"))
+    _say_notices(plan)
     for line in _first(list(_damaged(plan, folder, args.verify)), "shards"):
         say(line)
     if folder.is_complete(plan):
@@ -122,7 +128,14 @@ def _launch(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "
     except Ended as error:
         say(f"error: {error}")
         return error.code
-    return _conclude(plan, folder, time.perf_counter() - start)
+    return _conclude(plan, folder, time.perf_counter() - start, say)
+
+
+def _say_notices(plan: "Plan") -> None:
+    from fastdiff.runs.notices import find_notices
+
+    with Notices() as notices:
+        notices.say(*_first(find_notices(plan.run), "lines"))
 
 
 def _damaged(plan: "Plan", folder: "Folder", every_byte: bool) -> Iterator[str]:
@@ -154,7 +167,11 @@ def _print_line(line: str) -> None:
         print(line, flush=True)
 
 
-def _conclude(plan: "Plan", folder: "Folder", seconds: float) -> int:
+def _nothing(line: str) -> None:
+    """Say nothing: another worker does."""
+
+
+def _conclude(plan: "Plan", folder: "Folder", seconds: float, say: Callable[[str], None]) -> int:
     """Say what is done; 1 where shards were given up."""
     from fastdiff.bulk.attempts import Attempts
 

@@ -199,6 +199,20 @@ def test_pixels_have_a_hash_of_their_own(make_plan, worker, tmp_path, monkeypatc
     assert all(ours[name][0] != theirs[name][0] for name in ours)
 
 
+def test_a_batch_that_does_not_fit_is_said_once(make_plan, pipes, worker, monkeypatch):
+    said = []
+    drawing = worker(make_plan())
+    drawing._say = said.append
+
+    def halved(*args):
+        for progress in draw(*args):
+            yield replace(progress, step=replace(progress.step, at_once=2))
+
+    monkeypatch.setattr(worker_module, "draw", halved)
+    drawing.work()
+    assert said == ["out of memory for 4 pictures at a time; going on with at most 2, which draws the same pictures"]
+
+
 def test_the_json_of_a_shard(make_plan, worker, tmp_path):
     worker(make_plan()).work()
     record = json.loads((tmp_path / "out/shards/000003.json").read_text())
