@@ -20,7 +20,7 @@ WORKLOADS = MODELS_GPU if GPU else MODELS_CPU
 
 def is_planner(config: dict) -> bool:
     """Whether the model's samples are of one dimension."""
-    return "mid_block_type" in config
+    return class_name(config) == "UNet1DModel"
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -30,10 +30,10 @@ def dtype_of(name: str) -> torch.dtype:
 
 def class_name(config: dict) -> str:
     """The name of the model's class, in diffusers and here."""
-    if is_planner(config):
-        return "UNet1DModel"
     if "cross_attention_dim" in config:
         return "UNet2DConditionModel"
+    if "mid_block_type" in config:
+        return "UNet1DModel"
     return "DiTTransformer2DModel" if "patch_size" in config else "UNet2DModel"
 
 
@@ -59,10 +59,10 @@ def inputs(config: dict, batch: int) -> tuple[Any, ...]:
 
 def text_inputs(config: dict, timesteps: Tensor) -> tuple[Any, ...]:
     """Sample, timesteps, a text (N, 77, C), and SDXL's numbers and pooled text at their place among the arguments."""
-    shapes = UNet2DConditionConfig(**config).prompt_shapes
+    shapes = UNet2DConditionConfig.from_mapping(config, "config").prompt_shapes
     batch, side = len(timesteps), config["sample_size"]
     text, *added = (torch.randn(batch, *shape, device=DEVICE) for shape in shapes.values())
-    given = torch.randn(batch, 4, side, side, device=DEVICE), timesteps, text
+    given = torch.randn(batch, config.get("in_channels", 4), side, side, device=DEVICE), timesteps, text
     return (*given, *[None] * 4, dict(zip(("text_embeds", "time_ids"), added, strict=True))) if added else given
 
 

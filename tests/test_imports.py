@@ -88,3 +88,11 @@ def test_no_source_imports_diffusers(path):
     imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {getattr(node, "module", None) or alias.name for node in imports for alias in node.names}
     assert "diffusers" not in {name.partition(".")[0] for name in names}
+
+
+def test_loading_a_model_has_torch_import_no_compiler():
+    code = (
+        "import sys, fastdiff; fastdiff.UNet2DModel.from_pretrained('emoji64'); print('torch._dynamo' in sys.modules)"
+    )
+    done = python("-c", code)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr

@@ -74,6 +74,10 @@ def test_the_wheel_holds_each_file_of_the_package_and_of_the_kernels_once(built)
     assert {name.split("/")[2] for name in names if name.endswith(".safetensors")} == {"emoji64", "emoji64-dit"}
 
 
+def test_the_wheel_is_quickly_had(built):
+    assert built[0].stat().st_size < 80e6
+
+
 def test_the_source_distribution_holds_each_tracked_file_once(built):
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")

@@ -1,6 +1,7 @@
 """Training of emoji-sd: its U-Net and text encoder, the judge, and the measures of the evaluation."""
 
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -226,6 +227,13 @@ def test_a_resumed_judge_makes_the_same_steps(small_judge, tmp_path):
     assert all(torch.equal(actual[key], expected[key]) for key in expected)
 
 
+def test_minutes_end_a_judges_run_with_its_scores(small_judge):
+    args = small_judge("--minutes", "0")
+    assert judge.run(args).step == 1
+    (line,) = (args.out / "log.jsonl").read_text().splitlines()
+    assert {"step", "batch_loss", "train", "held_out", "validation"} <= json.loads(line).keys()
+
+
 def test_pictures_of_one_name_are_right_for_each_others_captions():
     images, log_scale = torch.eye(3), torch.tensor(100.0).log()
     exchanged = images[[1, 0, 2]]
@@ -284,8 +292,9 @@ def test_candidates_hold_every_name_that_is_asked_for(small_data, monkeypatch):
     assert len(names) == 3
     assert {"owl", splits.held_out.words[0].name} <= set(names)
     asked = prompts.asked_sets(splits, names)
-    assert asked["validation"].names == ("owl",) * 4
-    assert [splits.train.words[row].name for row in asked["train"].rows] == list(asked["train"].names)
+    assert asked["new_words"].names == ("owl",) * 4 and "known_words" not in asked
+    assert torch.equal(asked["new_words"].images, splits.validation.images)
+    assert set(asked["train"].names) <= set(names)
     assert asked["held_out"].prompts == (plain_caption(splits.held_out.words[0]),)
 
 
@@ -311,7 +320,8 @@ def test_the_evaluation_measures_a_folder_and_draws_its_sheets(small_judge, smal
     ]
     out = ["--out", str(tmp_path / "evaluation"), "--steps", "2", "--per-prompt", "1"]
     results = evaluate.run(evaluate.parse_arguments([*common, *out]))
-    assert results["scores"].keys() == {"train", "held_out", "validation"}
+    assert results["scores"].keys() == {"train", "held_out", "new_words"}
+    assert results["device"] == "cpu" and results["seeds"] == [1000, 1001]
     assert results["scores"]["train"]["drawn"]["pictures"] == results["scores"]["train"]["real"]["pictures"] == 11
     written = {path.name for path in (tmp_path / "evaluation").iterdir()}
     sheets = {f"{name}.{end}" for name in ("unpicked", "grid", "new") for end in ("png", "txt")}

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 REPORTS = "FASTDIFF_BULK_REPORTS"  # the folder in which workers tell our own launcher why they ended
 RESTARTS = 3  # of all workers, before it is asked whether anything was done in between
-_THREADS = 4  # of a CPU worker at most: a picture is computed by one, so that its bits are the same for any number
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Options:
     device: str = "auto"
     offload: bool = False
     allow_mixed: bool = False
-    workers: int | None = None  # None: a GPU each, or as many as keep the CPU's cores busy
+    workers: int | None = None  # None: one a GPU, or one a core of the CPU
 
 
 class Ended(Exception):
@@ -72,7 +71,7 @@ def work(plan: Plan, folder: Folder, options: Options, say: Callable[[str], None
     stop.install()
     files = begin_files_hash(plan.run.card, plan.run.request.variant)
     count = int(os.environ["LOCAL_WORLD_SIZE"])
-    device = _own_device(options.device, count)
+    device = _own_device(options.device)
     pipe = load_pipeline(plan.run.card, plan.run.request, str(device), offload=options.offload)
     fingerprint = take_fingerprint(pipe, files.result())
     folder.open(plan, fingerprint, allow_mixed=options.allow_mixed)
@@ -166,15 +165,15 @@ def _launch_name() -> str:
     return name if name != "none" else f"{platform.node()} {os.getppid()}"
 
 
-def _own_device(asked: str, count: int) -> "torch.device":
-    """The GPU of this worker, or the CPU with its share of the cores."""
+def _own_device(asked: str) -> "torch.device":
+    """The GPU of this worker, or a core of the CPU."""
     import torch
 
     from fastdiff.execution.devices import resolve_device
 
     device = resolve_device(asked)
     if device.type == "cpu":
-        torch.set_num_threads(min(_THREADS, max(1, num_cores() // count)))
+        torch.set_num_threads(1)  # the number bears on the bits, and must not be that of the workers
     elif device.index is None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
@@ -188,7 +187,7 @@ def _usual_workers(asked: str) -> int:
 
     device = resolve_device(asked)
     if device.type == "cpu":
-        return -(-num_cores() // _THREADS)
+        return num_cores()
     return torch.cuda.device_count() if device.index is None else 1
 
 

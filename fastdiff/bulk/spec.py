@@ -107,8 +107,9 @@ def complete_rows(request: Request, rows: list[Row], card: ModelCard) -> tuple[R
         raise InputError("spec: some rows have neither label nor prompt, and others do; give each row one")
     first = replace(request, label=labels[:1], prompt=prompts[:MAX_PICTURES], seed=SEED, num_images=1)
     completed, _ = complete(first, card, BULK)
-    if completed.label and not labels:
-        raise InputError(f"spec: {card.name} draws labels, and no row names one; give each row a label")
+    for what, has, given in (("label", completed.label, labels), ("prompt", completed.prompt, prompts)):
+        if has and not given:
+            raise InputError(f"spec: {card.name} draws from {what}s, and no row has one; give each row a {what}")
     cells: list[Cell] = []
     for row in rows:
         cells += _cells(row, request, card, BULK.most_pictures - len(cells))

@@ -24,16 +24,13 @@ class Stop:
     def install(self) -> None:
         """Answer the process's signals, and stop when the parent is gone: a worker without its launcher has no user."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda number, _: self.ask(signal.Signals(number)))
+            signal.signal(number, lambda number, _: self._answer(signal.Signals(number)))
         threading.Thread(target=self._watch, args=(os.getppid(),), daemon=True).start()
 
     def ask(self, number: signal.Signals) -> None:
         """Tell it to stop."""
         if not self._asked.is_set():
             self.signal, self._since = number, time.monotonic()
-            timer = threading.Timer(LAST, self._end)
-            timer.daemon = True
-            timer.start()
             self._asked.set()
 
     @property
@@ -57,7 +54,15 @@ class Stop:
     def _watch(self, parent: int) -> None:
         while not self._asked.wait(_LOOK):
             if os.getppid() != parent:
-                self.ask(signal.SIGTERM)
+                self._answer(signal.SIGTERM)
+
+    def _answer(self, number: signal.Signals) -> None:
+        """Tell it to stop, and see to it that the process then ends."""
+        if not self.asked:
+            self.ask(number)
+            timer = threading.Timer(LAST, self._end)
+            timer.daemon = True
+            timer.start()
 
     def _end(self) -> NoReturn:
         try:

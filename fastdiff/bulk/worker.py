@@ -101,6 +101,8 @@ class Worker:
             return False
         self._under_way[shard.name] = lease
         try:
+            if self._attempts.failures(shard.name):
+                self._writer.wait()  # should this one end the process, the shard before it is not to blame
             if self._is_settled(shard) or not self._attempts.begin(shard.name, self.name):
                 self._finish(shard)
             else:

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import Interval, Len
 from pydantic import BeforeValidator
 
+from fastdiff.schema import Wanted
+
 MAX_LABELS = 100_000  # each is listed by name: ImageNet-21k has 21,841
 MAX_TRAIN_STEPS = 100_000  # a schedule has a row for each: models have 1,000, a few 4,000 or 10,000
 MAX_SIDE = 2**14  # pixels of a sample_size: pictures of 8k are 7,680 wide
@@ -16,6 +18,7 @@ MAX_CHANNELS = 2**16  # of a layer: the widest of SD3's transformer has 9,728
 MAX_LAYERS = 1024  # of a transformer: DiT-XL has 28
 MAX_STAGE_LAYERS = 64  # of a stage of a U-Net or a VAE: models have 1 to 4
 MAX_LEVELS = 12  # of a U-Net or a VAE, each of half the size of the one before: 256 pixels have 6 or 7
+MAX_PROMPT = 10_000  # characters: CLIP reads some 300, and a PNG must hold all of them
 MAX_SEED = 2**32 - 1  # a seed is one 32-bit word of Philox's key
 
 
@@ -49,4 +52,5 @@ Horizon = Annotated[int, Interval(ge=1, le=2**16)]
 Label = Annotated[int, Interval(ge=0, le=MAX_LABELS)]
 Pixels = Annotated[int, Interval(ge=1, le=2**16)]  # of a picture's side
 Seed = Annotated[int, Interval(ge=0, le=MAX_SEED)]
+Prompt = Annotated[str, Len(0, MAX_PROMPT), Wanted(f"a text of up to {MAX_PROMPT} characters of Unicode")]
 Steps = Annotated[int, Interval(ge=1)]  # at most those of the training

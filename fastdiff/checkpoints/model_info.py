@@ -1,4 +1,4 @@
-"""ModelInfo: the labels of a model and how it samples best, from fastdiff.json, in which every key is optional."""
+"""ModelInfo: what a model can be asked for and how it samples best, from fastdiff.json, whose keys are optional."""
 
 import difflib
 import re
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from annotated_types import Len
 
 from fastdiff.checkpoints.json_files import read_json
-from fastdiff.checkpoints.kinds import MAX_LABELS, Fraction, Label, NotNegative, Steps
+from fastdiff.checkpoints.kinds import MAX_LABELS, Fraction, Label, NotNegative, Prompt, Steps
 from fastdiff.checkpoints.registry import PIPELINES, SchedulerName
 from fastdiff.errors import InputError
 from fastdiff.schema import Schema, Wanted
@@ -20,19 +20,26 @@ LabelName = Annotated[str, Len(1), Wanted("a name")]
 
 FILE_NAME = "fastdiff.json"
 SHOWN = 8  # of the names that a label may have meant
+MAX_EXAMPLES = 100  # prompts
 
 _INDEX = re.compile(r"\s*[+-]?[0-9]{1,9}\s*")
 
 
 @dataclass(frozen=True)
 class ModelInfo(Schema):
-    """The labels of a class-conditional model and the sampling options that suit it; None leaves an option open."""
+    """The labels of a class-conditional model or prompts of one that reads text, and the sampling options that suit it.
+
+    None leaves an option open.
+    """
 
     # The name of label i is labels[i]; None: it goes by its number
     labels: Annotated[tuple[LabelName | None, ...], Len(0, MAX_LABELS)] = ()
     # Further names, each for several labels
     label_groups: dict[str, Annotated[tuple[LabelName, ...], Len(1, MAX_LABELS)]] = field(default_factory=dict)
     replaced_labels: dict[str, str] = field(default_factory=dict)  # names of an earlier model -> what to ask for
+    prompts: Annotated[
+        tuple[Prompt, ...], Len(0, MAX_EXAMPLES)
+    ] = ()  # examples; the first are drawn where none is given
     null_label: Label | None = None  # the label that stands for "no label": guidance needs it
     guidance_scale: NotNegative | None = None
     num_inference_steps: Steps | None = None

@@ -20,7 +20,7 @@ _COMMANDS = {
     "bulk": (bulk, "draw many pictures, on all GPUs of a host and over hosts"),
     "status": (status, "say where a bulk run stands"),
     "info": (info, "print the settings inside a PNG"),
-    "models": (models, "list the models that are bundled or cached, or one model's labels"),
+    "models": (models, "list the models that are bundled or cached, or what one can be asked for"),
     "verify": (verify, "compare a model with diffusers, number by number"),
     "ui": (ui, "serve a web page that draws pictures"),
 }

@@ -44,14 +44,14 @@ def add_drawing_arguments(add: Callable[..., argparse.Action]) -> None:
     add("--offload", action="store_true", help=offload)
 
 
-def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, pictures: str) -> None:
-    """Add the arguments that say what is drawn, and how; `labels` and `pictures` are the help of those two."""
+def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts: str, pictures: str) -> None:
+    """Add the arguments that say what is drawn, and how; `labels`, `prompts`, `pictures` are the defaults of those."""
     add = parser.add_argument_group("picture").add_argument
-    add("--label", action="append", help=labels)
-    add("--prompt", action="append", help="text that a picture is drawn from, may be repeated")
+    add("--label", action="append", help=f"name or index of a label, may be repeated (default: {labels})")
+    add("--prompt", action="append", help=f"text that a picture is drawn from, may be repeated (default: {prompts})")
     add("--prompt-file", metavar="FILE", help="text file of further prompts, one a line; blank lines are skipped")
     add("--negative-prompt", metavar="PROMPT", help="text that the pictures are led away from")
-    add("--num-images", type=int, metavar="N", help=pictures)
+    add("--num-images", type=int, metavar="N", help=f"pictures per label or prompt (default: {pictures})")
     seeds = f"7, 1,2,5-10 or random, 0 to {MAX_SEED}; picture i has seed + i (default: {defaults.SEED})"
     add("-s", "--seed", help=seeds)
     steps = f"(default: {defaults.STEPS})"

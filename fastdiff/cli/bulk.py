@@ -33,12 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_drawing_arguments(add)
     size = "pictures drawn at a time, which bears on none of them (default: as suits their size)"
     add("-b", "--batch-size", type=count, metavar="N", help=size)
-    workers = "processes that draw, or auto (default: one a GPU; without one as many as keep the cores busy)"
+    workers = "processes that draw, or auto (default: one a GPU; on a CPU, one a core)"
     add("--workers", type=_workers, metavar="N", help=workers)
     mixed = "let workers of other cards or versions draw too, each shard's JSON names its own; no equal bits then"
     add("--allow-mixed", action="store_true", help=mixed)
-    labels = "name or index of a label, may be repeated (default: all of the model's)"
-    add_picture_arguments(parser, labels, "pictures per label or prompt (default: 1)")
+    add_picture_arguments(parser, labels="all of the model's", prompts="all of the model's own", pictures="1")
     _add_output_arguments(parser)
     parser.epilog = (
         "The same command again goes on where it was ended. On several hosts: torchrun ... -m fastdiff bulk ..."

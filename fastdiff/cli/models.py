@@ -1,4 +1,4 @@
-"""`fastdiff models`: list the models that are bundled or cached, or the labels and defaults of one."""
+"""`fastdiff models`: list the models that are bundled or cached, or the labels, prompts and defaults of one."""
 
 import argparse
 from pathlib import Path
@@ -10,7 +10,9 @@ from fastdiff.errors import InputError, in_one_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="NAME", help="print the labels and defaults of this model")
+    parser.add_argument(
+        "model", nargs="?", metavar="NAME", help="print the labels, example prompts and defaults of this model"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,8 +34,10 @@ def _list_models() -> None:
 def _show_model(card: ModelCard) -> None:
     print(printable(f"{card.name}: {_described(card)}"))
     for name, value in vars(card.info).items():
-        if name not in ("labels", "label_groups", "replaced_labels") and value is not None:
+        if name not in ("labels", "label_groups", "replaced_labels", "prompts") and value is not None:
             print(f"{name}: {value}")
+    for prompt in card.info.prompts:
+        print(printable(f"prompt  {prompt}"))
     for label in card.labels:
         print(printable(f"{label:>5}  {card.label_name(label)}"))
     for group, names in card.info.label_groups.items():
@@ -53,5 +57,6 @@ def _described(card: ModelCard) -> str:
     size = "x".join(map(str, card.size)) if card.size else "any size"
     if card.config.of_trajectories:
         size = f"trajectories of {card.config.in_channels} channels, horizon {card.horizon or 'any'}"
-    subject = "draws from prompts" if card.reads_text else f"{len(card.labels) or 'no'} labels"
+    example = f', such as "{card.info.prompts[0]}"' if card.info.prompts else ""
+    subject = f"draws from prompts{example}" if card.reads_text else f"{len(card.labels) or 'no'} labels"
     return f"{size}, {card.scheduler or 'no scheduler'}, {subject}"

@@ -41,9 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"pictures drawn at a time (default: {COMMAND.batch_size})",
     )
-    labels = f"name or index of a label, may be repeated (default: up to {COMMAND.labels}, evenly spread)"
-    pictures = f"pictures per label or prompt (default: one per prompt, or {COMMAND.pictures} pictures in all)"
-    add_picture_arguments(parser, labels, pictures)
+    add_picture_arguments(
+        parser,
+        labels=f"up to {COMMAND.labels}, evenly spread",
+        prompts=f"up to {COMMAND.prompts} of the model's own",
+        pictures=f"one per prompt, or {COMMAND.pictures} pictures in all",
+    )
     _add_output_arguments(parser)
     parser.epilog = "Steps, scheduler, eta and cfg-scale default to what the model's fastdiff.json says, if it does."
 

@@ -29,7 +29,7 @@ def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Req
     They are labels x seeds, in that order, or prompts x seeds. The labels of a group take turns from seed to seed.
     InputError for what the model cannot do.
     """
-    _check_prompts(request, card)
+    prompts = _prompts(request, card, defaults)
     labels = _labels(request, card, defaults)
     asked = SamplingOptions(
         scheduler=request.scheduler,
@@ -41,7 +41,7 @@ def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Req
     sampling = complete_sampling(asked, ModelFacts.of(card), defaults, labelled=bool(labels))
     _check_sampling(sampling, card, labelled=bool(labels))
     height, width = _size(request, card)
-    seeds = _seeds(request, labels or request.prompt, defaults)
+    seeds = _seeds(request, labels, prompts, defaults)
     completed = replace(
         request,
         **vars(sampling),
@@ -51,11 +51,12 @@ def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Req
         horizon=_horizon(request, card),
         clip_skip=request.clip_skip or None,
         label=tuple(card.choices_name(choices) for choices in labels),
+        prompt=prompts,
         seed=seeds,
         num_images=None,
     )
     if not labels:
-        return completed, [Cell(seed, None, None, prompt) for prompt in request.prompt or (None,) for seed in seeds]
+        return completed, [Cell(seed, None, None, prompt) for prompt in prompts or (None,) for seed in seeds]
     return completed, [cell for choices in labels for cell in label_cells(card, choices, seeds)]
 
 
@@ -85,26 +86,28 @@ def check_steps(steps: int, card: ModelCard) -> None:
         raise InputError(f"steps {steps}: {card.name} was trained with {most} steps; give a number from 1 to {most}")
 
 
-def _check_prompts(request: Request, card: ModelCard) -> None:
-    """InputError for prompts and their options that the model is not told, and for none where it needs one."""
+def _prompts(request: Request, card: ModelCard, defaults: Defaults) -> tuple[str, ...]:
+    """The prompts asked for, or the model's examples. InputError for what it is not told, and for none at all."""
     if not card.reads_text:
         asked = {"prompt": request.prompt[:1] or None, **{name: getattr(request, name) for name in OF_PROMPTS}}
         name = next((name for name, value in asked.items() if value is not None), None)
         if name is not None:
             labels = ", or give a --label" if card.config.num_class_embeds else ""
             raise InputError(f"{name.replace('_', '-')}: {card.name} has no text encoder; leave it out{labels}")
-        return
+        return ()
     if request.label:
         raise InputError(f"label {shown(request.label[0])}: {card.name} draws from prompts; leave it out")
     if not card.tokenizers:
         raise InputError(f"prompt: {card.name} has no text encoder, and reads prompt_embeds in Python alone")
-    if not request.prompt:
+    prompts = request.prompt or card.info.prompts[: defaults.prompts]
+    if not prompts:
         raise InputError(f"prompt: {card.name} draws from a text; give --prompt or --prompt-file")
     if (request.clip_skip or 0) > card.most_clip_skip:
         raise InputError(
             f"clip-skip {request.clip_skip}: the text encoder of {card.name} can do without 0 to "
             f"{card.most_clip_skip} of its layers; give such a number"
         )
+    return prompts
 
 
 def _size(request: Request, card: ModelCard) -> tuple[int | None, int | None]:
@@ -155,9 +158,9 @@ def _spread_labels(card: ModelCard, most: int) -> Sequence[str | int]:
     return [every[i * (len(every) - 1) // max(1, count - 1)] for i in range(count)]
 
 
-def _seeds(request: Request, subjects: Sequence[Any], defaults: Defaults) -> tuple[int, ...]:
+def _seeds(request: Request, labels: Sequence[Any], prompts: Sequence[str], defaults: Defaults) -> tuple[int, ...]:
     """The seeds of each of the labels or prompts, of which there may be none."""
-    seed, count, num_subjects = request.seed, request.num_images, max(1, len(subjects))
+    seed, count, num_subjects = request.seed, request.num_images, max(1, len(labels or prompts))
     if isinstance(seed, tuple):
         if count not in (None, len(seed)):
             raise InputError(f"num-images {count}: the list has {len(seed)} seeds; leave one of the two out")
@@ -170,6 +173,6 @@ def _seeds(request: Request, subjects: Sequence[Any], defaults: Defaults) -> tup
         seeds = tuple(range(first, first + count))
     most = defaults.most_pictures
     if num_subjects * len(seeds) > most:
-        what = "prompts" if request.prompt else "labels"
+        what = "prompts" if prompts else "labels"
         raise InputError(f"{num_subjects} {what} x {len(seeds)} seeds are too many; a run draws up to {most}")
     return seeds

@@ -11,7 +11,19 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from annotated_types import Interval, Len, Predicate
 
 from fastdiff.arguments import shown
-from fastdiff.checkpoints.kinds import MAX_LAYERS, MAX_SEED, Fraction, Horizon, Label, NotNegative, Pixels, Seed, Steps
+from fastdiff.checkpoints.kinds import (
+    MAX_LAYERS,
+    MAX_PROMPT,
+    MAX_SEED,
+    Fraction,
+    Horizon,
+    Label,
+    NotNegative,
+    Pixels,
+    Prompt,
+    Seed,
+    Steps,
+)
 from fastdiff.checkpoints.names import Revision, Variant
 from fastdiff.checkpoints.registry import SchedulerName
 from fastdiff.errors import InputError
@@ -22,7 +34,6 @@ from fastdiff.schema import Schema, Wanted, wanted
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DtypeName)
 MAX_PICTURES = 50_000  # of a label or prompt: as many as FID is computed on
-MAX_PROMPT = 10_000  # characters: CLIP reads some 300, and a PNG must hold all of them
 
 # A flag that replaces the first drops the recorded values that only made sense with it.
 _DEPENDENTS: dict[str, dict[str, Any]] = {
@@ -43,7 +54,6 @@ ModelName = Annotated[
     str, Len(1), Predicate(lambda name: "\0" not in name), Wanted("a bundled name, a folder or a hub id")
 ]
 LabelNames = Annotated[tuple[Label | str, ...], Wanted("the name or index of a label")]
-Prompt = Annotated[str, Len(0, MAX_PROMPT), Wanted(f"a text of up to {MAX_PROMPT} characters of Unicode")]
 PromptList = Annotated[
     tuple[Prompt, ...],
     Len(0, MAX_PICTURES),

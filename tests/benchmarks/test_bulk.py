@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.bulk.tiny import UNET, save_unet
+from tests.bulk.soak.tiny import UNET, save_unet
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_loops(bench, loops, monkeypatch, name):
 
 
 def test_numbers(bench, monkeypatch, tmp_path):
-    """Of what comes after the last worker's first shard."""
+    """They count what comes after the last worker's first shard."""
 
     def run(command, **options):
         lines = [{"rank": rank, "count": 4, "at": at} for rank in (0, 1) for at in (1.0, 2.0 + rank, 6.0, 10.0)]

@@ -41,7 +41,13 @@ TINY_SDXL = TINY_TEXT | {
 }
 
 
-@pytest.mark.parametrize("config", [TINY_TEXT, TINY_SDXL], ids=["sd", "sdxl"])
+TINY_SAVED = {
+    name: value for name, value in diffusers.UNet2DConditionModel(**TINY_TEXT).config.items() if name[0] != "_"
+}
+TINY_SAVED |= {"in_channels": 8, "out_channels": 8}
+
+
+@pytest.mark.parametrize("config", [TINY_TEXT, TINY_SDXL, TINY_SAVED], ids=["sd", "sdxl", "saved"])
 def test_models_of_a_text(harness, load, config):
     bench = load("bench_models")
     bench.WORKLOADS["tiny"] = (config, 2, None)

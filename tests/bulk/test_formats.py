@@ -11,6 +11,8 @@ from PIL import Image
 
 from fastdiff.requests import png
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # as a worker has
+
 
 @pytest.fixture
 def pictures(make_plan, worker, labelled, tmp_path):

@@ -4,9 +4,11 @@ import pytest
 
 import fastdiff
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # as a worker has
+
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
+def few_threads(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 

@@ -14,9 +14,12 @@ import pytest
 
 from fastdiff.bulk.claims import read_leases
 from fastdiff.bulk.folder import Folder
-from tests.bulk.killing import children, kill, kill_all, wait_for
+from tests.bulk.soak.killing import children, kill, kill_all, wait_for
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and /proc")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="signals and /proc"),
+    pytest.mark.usefixtures("one_thread"),  # as a worker has
+]
 
 
 @pytest.fixture
@@ -68,10 +71,13 @@ def test_three_workers_killed_one_by_one_and_all_at_once(bulk, make_plan, worker
     assert len(digests(out)) == 20 and not list(out.glob(".*-*.tmp"))
 
 
-def test_two_launchers_share_one_folder(bulk, expected, records, tmp_path):
-    every = [bulk("--out", "out", "--workers", 1) for _ in range(2)]
+def test_two_launchers_share_one_folder(bulk, make_plan, worker, records, tmp_path, text_folder):
+    plan = make_plan(text_folder("sd1"), prompt=("a cat",), height=16, width=16)
+    flags = ["-m", text_folder("sd1"), "--prompt", "a cat", "--height", 16, "--width", 16, "--workers", 1]
+    every = [bulk("--out", "out", *flags) for _ in range(2)]
     assert [code for code, _, _ in map(end, every)] == [0, 0]
-    assert records(tmp_path / "out") == expected
+    worker(plan, tmp_path / "alone").work()
+    assert records(tmp_path / "out") == records(tmp_path / "alone") and len(records(tmp_path / "out")) == 4
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

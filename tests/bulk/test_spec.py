@@ -50,7 +50,7 @@ def test_rows_of_prompts(tmp_path, make_plan, text_folder):
         ("a.json", '[{"label": 1}, {"label": 1, "seed": -1}]', "row 2: seed: -1 is not"),
         ("a.json", '[{"label": 1, "prompt": "a"}]', "row 1: label and prompt; leave one of the two out"),
         ("a.json", '[{"label": 1}, {}]', "some rows have neither label nor prompt"),
-        ("a.json", '[{"seed": 1}]', "draws labels, and no row names one"),
+        ("a.json", '[{"seed": 1}]', "draws from labels, and no row has one; give each row a label"),
         ("a.json", '[{"label": 3}]', "label 3 is out of range"),
         ("a.json", '[{"prompt": "a"}]', "has no text encoder"),
         ("a.json", '[{"label": 1, "seed": 4294967295, "num_images": 2}]', "would pass the last seed"),

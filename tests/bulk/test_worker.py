@@ -19,6 +19,8 @@ from fastdiff.errors import InputError, NonFiniteError
 from fastdiff.requests import png
 from fastdiff.runs.drawing import draw
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # as a worker has
+
 
 @pytest.fixture
 def drawn(pipes):

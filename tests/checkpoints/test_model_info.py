@@ -27,6 +27,7 @@ def test_absent_file_leaves_every_option_open(tmp_path):
 def test_all_keys_are_read(tmp_path):
     content = {
         "labels": ["cat", "dog"],
+        "prompts": ["a cat", ""],
         "null_label": 2,
         "guidance_scale": 3,
         "num_inference_steps": 20,
@@ -34,7 +35,8 @@ def test_all_keys_are_read(tmp_path):
         "eta": 0.5,
         "use_clipped_model_output": False,
     }
-    assert ModelInfo.from_folder(write(tmp_path, content)) == ModelInfo(**{**content, "labels": ("cat", "dog")})
+    expected = content | {"labels": ("cat", "dog"), "prompts": ("a cat", "")}
+    assert ModelInfo.from_folder(write(tmp_path, content)) == ModelInfo(**expected)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,10 @@ def test_all_keys_are_read(tmp_path):
         pytest.param({"labels": ["cat", ""]}, "labels", id="label-is-empty"),
         pytest.param({"labels": ["cat", None], "label_groups": {"a": [None]}}, "label_groups", id="group-of-no-name"),
         pytest.param({"labels": ["cat", "dog", "cat"]}, "cat more than once", id="two-labels-of-one-name"),
+        pytest.param({"prompts": "a cat"}, "prompts", id="prompts-is-text"),
+        pytest.param({"prompts": [7]}, "prompts", id="prompt-is-a-number"),
+        pytest.param({"prompts": ["x" * 10_001]}, "up to 10000 characters", id="prompt-too-long"),
+        pytest.param({"prompts": ["x"] * 101}, "prompts", id="too-many-prompts"),
         pytest.param({"null_label": -1}, "null_label", id="null-label-negative"),
         pytest.param({"null_label": True}, "null_label", id="null-label-is-a-bool"),
         pytest.param({"null_label": 5}, "ends at 3", id="null-label-beyond-the-table"),

@@ -1,5 +1,6 @@
 """`fastdiff models`: what is bundled, and what a model offers."""
 
+import json
 import re
 import shutil
 
@@ -16,6 +17,18 @@ def test_models_lists_what_is_bundled_and_what_a_model_offers(fastdiff, model, r
     assert "\ngroup  noto food: noto fruit, " in done.stdout
     assert "\n  216 " not in done.stdout, "the null label is nothing to ask for"
     refused(fastdiff("models", "emoji65"), "no model 'emoji65'; did you mean emoji64?")
+
+
+def test_example_prompts_are_listed(fastdiff, text_folder, tmp_path):
+    folder = tmp_path / "cache" / "models--org--painter" / "snapshots" / "0"
+    shutil.copytree(text_folder("sd1"), folder)
+    (folder / "fastdiff.json").write_text(json.dumps({"prompts": ["cat face", "red apple"], "num_inference_steps": 20}))
+    listed = fastdiff("models", HF_HUB_CACHE=str(tmp_path / "cache")).stdout
+    assert re.search(
+        r'^org/painter +cached +16x16, pndm, draws from prompts, such as "cat face"$', listed, re.MULTILINE
+    )
+    shown = fastdiff("models", folder).stdout
+    assert shown.endswith("\nnum_inference_steps: 20\nprompt  cat face\nprompt  red apple\n")
 
 
 def test_cached_models_that_cannot_be_read_are_listed_with_the_reason(fastdiff, model, environment, tmp_path):

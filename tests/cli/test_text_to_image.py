@@ -64,6 +64,23 @@ def test_pictures_are_prompts_by_seeds_and_equal_the_librarys(sample, text_folde
         assert sheet.size == (2 * 26 + 2, 2 * 34 + 2)
 
 
+def test_without_a_prompt_the_models_own_are_drawn(sample, text_folder, tmp_path, files):
+    shutil.copytree(text_folder("sd1"), tmp_path / "model")
+    (tmp_path / "model" / "fastdiff.json").write_text(json.dumps({"prompts": [CAT, RIDER, "a", "b", "c"]}))
+    code, _, said = sample("-m", "model", "--steps", 1, "-o", "drawn")
+    assert code == 0, said
+    assert files(tmp_path / "drawn") == [
+        "a-0.png",
+        "a-photo-of-the-cat-0.png",
+        "b-0.png",
+        f"{RIDER.replace(' ', '-')}-0.png",
+    ]
+    assert png.read_settings("drawn/a-photo-of-the-cat-0.png")["prompt"] == CAT
+    assert sample("--from", "drawn/a-photo-of-the-cat-0.png", "-o", "again")[0] == 0
+    again, first = Path("again/a-photo-of-the-cat-0.png"), Path("drawn/a-photo-of-the-cat-0.png")
+    assert again.read_bytes() == first.read_bytes()
+
+
 @pytest.mark.parametrize("kind", ["sd1", "sd2", "sdxl"])
 def test_from_redraws_the_same_bytes(sample, text_folder, tmp_path, kind):
     args = ["-m", text_folder(kind), "--prompt", CAT, "--prompt", RIDER, "--negative-prompt", "the\nocean"]

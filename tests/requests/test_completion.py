@@ -10,7 +10,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.errors import InputError
 from fastdiff.requests.completion import Cell, complete
-from fastdiff.requests.defaults import COMMAND
+from fastdiff.requests.defaults import COMMAND, LIBRARY, PAGE
 from fastdiff.requests.request import MAX_PICTURES, Request
 
 EMOJI64 = ModelCard.read("emoji64", hub.bundled_models()["emoji64"])
@@ -154,6 +154,43 @@ def test_pictures_are_prompts_by_seeds_with_diffusers_defaults(text_card):
 def test_prompts_that_cannot_be_drawn(text_card, asked, message):
     with pytest.raises(InputError, match=message):
         complete(Request(**asked), text_card, COMMAND)
+
+
+EXAMPLES = ("cat face", "rocket", "ghost", "key", "tree", "bus")
+
+
+@pytest.fixture
+def exemplary(text_card):
+    """A model that reads text and gives six prompts as examples."""
+    return replace(text_card, info=replace(text_card.info, prompts=EXAMPLES))
+
+
+@pytest.mark.parametrize(
+    ("defaults", "asked", "prompts", "seeds"),
+    [
+        (COMMAND, {}, EXAMPLES[:4], (0,)),
+        (COMMAND, {"seed": 7, "num_images": 2}, EXAMPLES[:4], (7, 8)),
+        (COMMAND, {"prompt": ("a",)}, ("a",), (0,)),
+        (PAGE, {}, EXAMPLES[:1], (0,)),
+    ],
+    ids=["command", "command-with-seeds", "a-prompt", "page"],
+)
+def test_a_models_first_prompts_are_drawn_where_none_is_given(exemplary, defaults, asked, prompts, seeds):
+    request, cells = complete(Request(**asked), exemplary, defaults)
+    assert (request.prompt, request.seed) == (prompts, seeds)
+    assert cells == [Cell(seed, None, None, prompt) for prompt in prompts for seed in seeds]
+
+
+def test_one_example_has_the_commands_pictures(exemplary):
+    one = replace(exemplary, info=replace(exemplary.info, prompts=EXAMPLES[:1]))
+    assert complete(Request(), one, COMMAND)[0].seed == (0, 1, 2, 3)
+    with pytest.raises(InputError, match="4 prompts x 50000 seeds are too many"):
+        complete(Request(num_images=50_000), exemplary, COMMAND)
+
+
+def test_python_is_given_its_prompts(exemplary):
+    with pytest.raises(InputError, match="prompt: sd1 draws from a text"):
+        complete(Request(), exemplary, LIBRARY)
 
 
 def test_a_folder_without_text_encoders_needs_python(text_card):

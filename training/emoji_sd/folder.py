@@ -1,6 +1,7 @@
 """The model folder of emoji-sd: a StableDiffusionPipeline in float16 that diffusers and fastdiff load."""
 
 import copy
+import json
 import shutil
 import warnings
 from pathlib import Path
@@ -49,6 +50,7 @@ def save_pipeline(denoiser: Denoiser, vae: AutoencoderKL, tokenizer: Path, folde
     shutil.rmtree(folder / "tokenizer")
     shutil.copytree(tokenizer, folder / "tokenizer")
     _prefix_text_keys(folder / "text_encoder" / "model.safetensors")
+    mend_configs(folder)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if size > MOST_BYTES:
         warnings.warn(f"{folder} has {size / 2**20:.1f} MiB, more than 24", stacklevel=2)
@@ -63,3 +65,19 @@ def _prefix_text_keys(path: Path) -> None:
     """Name the weights as transformers 4 does: it finds none without `text_model.`, and transformers 5 reads both."""
     state = {f"text_model.{key.removeprefix('text_model.')}": value for key, value in load_file(path).items()}
     save_file(state, path, metadata={"format": "pt"})
+
+
+def mend_configs(folder: Path) -> None:
+    """Drop the path of the VAE's folder, and have the text encoder loaded in float32 where no dtype is asked for.
+
+    diffusers loads its own models so; transformers 5 would take the weights' float16, and the two do not go together.
+    """
+    _edit(folder / "vae" / "config.json", _name_or_path=None)
+    _edit(folder / "text_encoder" / "config.json", dtype="float32")
+
+
+def _edit(path: Path, **options: str | None) -> None:
+    """Set options of a JSON file; None removes one."""
+    config = json.loads(path.read_text(encoding="utf-8")) | options
+    config = {name: value for name, value in config.items() if name not in options or value is not None}
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

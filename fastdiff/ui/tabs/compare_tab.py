@@ -22,7 +22,8 @@ from fastdiff.ui.options import Options, prepare
 from fastdiff.ui.session import Session
 from fastdiff.ui.tabs.controls import Sampling, Subject, Updates, model_picker, seed_field
 from fastdiff.ui.tabs.progress import bar
-from fastdiff.ui.tabs.running import QUICK, build_buttons, connect_buttons
+from fastdiff.ui.tabs.prompt import PromptBoxes
+from fastdiff.ui.tabs.running import QUICK, Buttons
 
 
 @dataclass(frozen=True)
@@ -31,19 +32,20 @@ class Side:
 
     name: str
     model: gr.Dropdown
+    fitted: gr.State  # the name of the model that the controls fit
     sampling: Sampling
 
     @classmethod
     def build(cls, name: str, models: Models, card: ModelCard, limits: Limits, steps: int) -> "Side":
         with gr.Column(min_width=300), gr.Group():
             gr.Markdown(f"### {name}", padding=True)
-            return cls(
-                name, model_picker(models, card), Sampling.build(models, card, limits, {"num_inference_steps": steps})
-            )
+            model = model_picker(models, card)
+            sampling = Sampling.build(models, card, limits, {"num_inference_steps": steps})
+            return cls(name, model, gr.State(card.name), sampling)
 
     @property
     def components(self) -> list[Component]:
-        return [self.model, *self.sampling.components]
+        return [self.model, self.fitted, *self.sampling.components]
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,10 @@ class CompareTab:
     limits: Limits
     session: gr.State
     subject: Subject
+    boxes: PromptBoxes
     seed: gr.Number
     sides: tuple[Side, Side]
+    buttons: Buttons
     status: gr.HTML
     slider: gr.ImageSlider
     pictures: tuple[gr.Image, gr.Image]
@@ -62,6 +66,7 @@ class CompareTab:
     def build(cls, models: Models, card: ModelCard, limits: Limits, session: gr.State) -> "CompareTab":
         gr.Markdown("Draw one seed with two settings: what does a step, a scheduler or another model change?")
         subject = Subject.build(card)
+        boxes = PromptBoxes.build(models, card)
         seed = seed_field()
         steps = models.default_sampling(card).num_inference_steps
         with gr.Row():
@@ -69,64 +74,75 @@ class CompareTab:
                 Side.build("A", models, card, limits, steps),
                 Side.build("B", models, card, limits, max(1, steps // 2)),
             )
-        buttons = build_buttons("Compare")
+        buttons = Buttons.build("Compare")
         status = gr.HTML(note("Choose two settings and press Compare."), min_height=60, padding=True)
         with gr.Row():
             pictures = _build_picture("A"), _build_picture("B")
         slider = gr.ImageSlider(label="A and B: drag the line", format="png", interactive=False, max_height=400)
-        tab = cls(models, limits, session, subject, seed, sides, status, slider, pictures)
-        tab._connect(buttons)
+        tab = cls(models, limits, session, subject, boxes, seed, sides, buttons, status, slider, pictures)
+        tab._connect()
         return tab
 
-    def _connect(self, buttons: tuple[gr.Button, gr.Button]) -> None:
+    def _connect(self) -> None:
+        pickers = [side.model for side in self.sides]
+        subject = [*self.subject.components, *self.boxes.components]
+        controls = [*subject, *(each for side in self.sides for each in side.components)]
         for side in self.sides:
-            followers = [*side.sampling.components, *self.subject.components, self.status]
-            side.model.input(self._follow(side), side.model, followers, **QUICK)
-        self.subject.follow(self.models, self.sides[0].model)
-        controls = [*self.subject.components, *(each for side in self.sides for each in side.components)]
-        outputs = [self.status, self.slider, *self.pictures]
-        connect_buttons(buttons, self.seed, self.run, {*controls, self.seed, self.session}, outputs, live=[])
+            followers = [side.fitted, *side.sampling.components, *subject, self.status]
+            side.model.input(self._follow(side), {*controls}, followers, **QUICK)
+        self.subject.follow(self.models, pickers[0])
+        self.boxes.follow(self.models, pickers)
+        outputs = [self.slider, *self.pictures]
+        typed: list[gr.Textbox | gr.Number] = [self.boxes.prompt, self.boxes.negative_prompt, self.seed]
+        self.buttons.connect(typed, self.run, {*controls, self.seed, self.session}, self.status, outputs, live=[])
 
-    def _follow(self, side: Side) -> Callable[[str], Updates]:
-        def follow(name: str) -> Updates:
-            """Fit the controls to a model: the label's to that of A, each side's sampling to its own."""
+    def _follow(self, side: Side) -> Callable[[Mapping[Component, Any]], Updates]:
+        pickers = [each.model for each in self.sides]
+
+        def follow(data: Mapping[Component, Any]) -> Updates:
+            """Fit the controls to a model: labels to that of A, prompts to both, each side's sampling to its own."""
+            name, before = data[side.model], data[side.fitted]
+            if name == before:
+                return {self.status: gr.skip()}
             try:
-                card = self.models.card(name)
+                cards = self.models.card(before), self.models.card(name)
+                updates = self.boxes.fit(self.models, [self.models.card(data[each]) for each in pickers], data)
+                updates |= side.sampling.fit(self.models, cards, self.limits, data) | {side.fitted: name}
             except PROBLEMS as error:
                 return {self.status: problem(error)}
-            updates = side.sampling.updates(Sampling.properties(self.models, card, self.limits))
-            return updates | (self.subject.updates(Subject.properties(card)) if side is self.sides[0] else {})
+            return updates | (self.subject.fit(cards[1], data) if side is self.sides[0] else {})
 
         return follow
 
-    def run(self, data: Mapping[Component, Any]) -> Iterator[Updates]:
+    def run(self, data: Mapping[Component, Any], request: gr.Request) -> Iterator[Updates]:
         """Draw A, then B. Yields after each step, where Gradio can end the run."""
         session: Session = data[self.session]
         try:
             runs = [self._prepare(side, data) for side in self.sides]
-            yield {self.status: note("Starting"), self.slider: None, **dict.fromkeys(self.pictures)}
+            start: Updates = {self.status: note("Starting"), self.slider: None, **self.buttons.busy}
+            yield start | {picture: None for picture in self.pictures}
             paths: list[Path] = []
             seconds: list[float] = []
             for side, run, picture in zip(self.sides, runs, self.pictures, strict=True):
-                for progress, drawn in draw(run, self.models, session.new_folder()):
+                for progress, drawn in draw(run, self.models, session.shelf(request).new_folder()):
                     yield {self.status: bar(progress, side.name)}
-                    session.remember(drawn)
                     paths += [each.path for each in drawn]
                 seconds.append(progress.seconds)
                 yield {picture: str(paths[-1])}
         except PROBLEMS as error:
-            yield {self.status: problem(error)}
+            yield {self.status: problem(error), **self.buttons.free}
             return
         yield {
             self.slider: tuple(map(str, paths)),
             self.status: comparison_table(seconds, difference(*paths)),
+            **self.buttons.free,
         }
 
     def _prepare(self, side: Side, data: Mapping[Component, Any]) -> Run:
         card = self.models.card(data[side.model])
         label = self.subject.chosen(data) if card.labels else None
-        sampling = side.sampling.chosen(data, card)
-        options = Options(model=card.name, label=label, seed=data[self.seed], **sampling)
+        chosen = self.boxes.chosen(data, card) | side.sampling.chosen(data, card)
+        options = Options(model=card.name, label=label, seed=data[self.seed], **chosen)
         return prepare(options, self.models, self.limits)
 
 

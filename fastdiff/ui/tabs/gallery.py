@@ -15,11 +15,14 @@ from fastdiff.ui.tabs.running import QUICK
 _SHOWN = {
     "seed": "Seed",
     "label": "Label",
+    "prompt": "Prompt",
+    "negative_prompt": "Negative prompt",
     "model": "Model",
     "num_inference_steps": "Steps",
     "scheduler": "Scheduler",
     "eta": "Eta",
     "guidance_scale": "Guidance",
+    "clip_skip": "Clip skip",
     "width": "Width",
     "height": "Height",
     "dtype": "Number format",
@@ -71,13 +74,14 @@ class Panel:
         return [self.box, self.settings, self.download, self.chosen]
 
     def follow(self, gallery: gr.Gallery, session: gr.State, pictures: Callable[[Session], list[Drawn]]) -> None:
-        """Show the picture of `gallery` that is clicked; `pictures` gives those that it holds."""
+        """Show the picture of `gallery` that is enlarged; `pictures` gives those that it holds."""
 
         def show(session: Session, event: gr.SelectData) -> Updates:
             shown = pictures(session)
             return self.show(shown[event.index]) if 0 <= event.index < len(shown) else self.hide()
 
         gallery.select(show, session, self.components, **QUICK)
+        gallery.preview_close(self.hide, None, [self.box, self.chosen], **QUICK)
 
     def show(self, drawn: Drawn) -> Updates:
         return {

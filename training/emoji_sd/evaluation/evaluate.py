@@ -5,7 +5,8 @@
 
 A score is how often the judge finds the name asked for first, or among the first 5, of 500 names without skin tones:
 of drawn pictures, of the real pictures of the same captions, and by chance. `train` are captions of training pictures,
-`held_out` names that training shows in three styles but not in the one asked for, `validation` names it never shows.
+`held_out` names that training shows in three styles but not in the one asked for; `known_words` and `new_words` names
+of validation, which training never shows: of words that its captions have, and with a word that none of them has.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from diffusers import StableDiffusionPipeline
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastdiff.execution.devices import device_name
 from fastdiff.text.tokenizer import CLIPTokenizer
 from training.data import Augmenter
 from training.emoji_sd.data import Splits, load
@@ -44,10 +46,6 @@ class Yardstick:
     @property
     def chance(self) -> dict[str, float]:
         return {"first": 1 / len(self.names), "first_5": 5 / len(self.names)}
-
-    def real(self, split: str, asked: Asked) -> dict[str, float]:
-        """The judge's score of the real pictures of the prompts."""
-        return self.judge.score(getattr(self.splits, split).images[list(asked.rows)], asked.names)
 
     def kernel_distance(self, images: Tensor) -> float:
         train = self.splits.train.images
@@ -98,13 +96,20 @@ def white_background(images: Tensor) -> float:
 
 
 def measure(yardstick: Yardstick, pipeline: StableDiffusionPipeline, seeds: range, options: dict, out: Path) -> dict:
-    """Scores of the three sets of prompts, and the distances of the pictures of seen prompts."""
-    results: dict = {"sampling": options, "seeds": [seeds.start, seeds.stop], "chance": yardstick.chance, "scores": {}}
-    for split, asked in asked_sets(yardstick.splits, yardstick.names).items():
+    """Scores of the sets of prompts, and the distances of the pictures of seen prompts."""
+    results: dict = {
+        "device": device_name(pipeline.device),
+        "torch": torch.__version__,
+        "sampling": options,
+        "seeds": [seeds.start, seeds.stop],
+        "chance": yardstick.chance,
+        "scores": {},
+    }
+    for name, asked in asked_sets(yardstick.splits, yardstick.names).items():
         images = draw_asked(pipeline, asked, seeds, options)
         drawn = score_drawn(yardstick.judge, asked, seeds, images)
-        results["scores"][split] = {"drawn": drawn, "real": yardstick.real(split, asked)}
-        if split == "train":
+        results["scores"][name] = {"drawn": drawn, "real": yardstick.judge.score(asked.images, asked.names)}
+        if name == "train":
             results["kernel_distance"] = yardstick.kernel_distance(images)
             results["corner"] = white_background(images)
             results["nearest"] = nearest_report(yardstick, images, str(pipeline.device), out / "nearest.png")
@@ -135,7 +140,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of evaluation.json and the sheets")
     parser.add_argument("--guidance", type=float, default=3.0)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--sampler", choices=SAMPLERS, default="dpm++")
+    parser.add_argument("--sampler", choices=SAMPLERS, default="dpm++2m")
     parser.add_argument("--per-prompt", type=int, default=4)
     parser.add_argument("--first-seed", type=int, default=1000, help="compare_sampling chose with seeds from 0 on")
     return parser.parse_args(argv)

@@ -62,7 +62,10 @@ class Judge(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """(N, 3, 128, 128) uint8 -> (N, 384) float32, the mean over positions before the head."""
-        return self.blocks(to_model_range(images)).mean(dim=(2, 3))
+        x = to_model_range(images)
+        if x.is_cuda:  # whose convolutions are faster so; those of the CPU in bfloat16 fail at few channels
+            x = x.contiguous(memory_format=torch.channels_last)
+        return self.blocks(x).mean(dim=(2, 3))
 
     def embed_images(self, images: Tensor) -> Tensor:
         """(N, 3, 128, 128) uint8 -> (N, 256) of length 1."""
@@ -230,17 +233,19 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> JudgeTrainer:
-    """Train until --steps or --minutes is reached, then save and print the scores."""
+    """Train until --steps or --minutes is reached, at least a step; save, and print the scores."""
     started = time.monotonic()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True
     trainer = JudgeTrainer(args, load(args.data, args.device), CLIPTokenizer(args.tokenizer))
     if (args.out / "judge.pt").exists():
         trainer.resume(args.out / "judge.pt")
-    loss = torch.tensor(float("nan"))
-    while trainer.step < args.steps and time.monotonic() - started < 60 * args.minutes:
+    is_over = trainer.step >= args.steps
+    while not is_over:
         loss = trainer.train_step()
-        if trainer.step % args.report_every == 0 or trainer.step == args.steps:
+        is_over = trainer.step == args.steps or time.monotonic() - started >= 60 * args.minutes
+        if trainer.step % args.report_every == 0 or is_over:
             record = {"step": trainer.step, "seconds": time.monotonic() - started, "batch_loss": loss.item()}
             record |= trainer.scores()
             with (args.out / "log.jsonl").open("a", encoding="utf-8") as log:

@@ -3,30 +3,27 @@
 The screenshots go to the folder in SCREENSHOTS, where it is set.
 """
 
-import base64
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from fastdiff.requests import png
+from tests.ui.browser.actions import (
+    DESKTOP,
+    PHONE,
+    captions,
+    drop,
+    generate,
+    more_settings,
+    number,
+    pick,
+    screenshot,
+    wait_for_status,
+)
 
-DESKTOP = {"width": 1280, "height": 800}
-PHONE = {"width": 390, "height": 844}
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-MISSING = "the browser tests need Chromium and playwright: apt-get install chromium; pip install playwright"
 CONTRAST = """
 (element) => {
     const parse = (text) => text.match(/[\\d.]+/g).map(Number);
@@ -51,87 +48,6 @@ NAMELESS = """
 STATUS_AND_PREVIEW = """
 () => [document.querySelector("#status").innerText, document.querySelector("#preview img")?.src]
 """
-
-
-@pytest.fixture(scope="module")
-def browser(server):  # playwright leaves an event loop running in this thread, in which Gradio cannot start
-    executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        executable = None
-    if executable is None:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(MISSING)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def open_page(browser, server) -> Iterator[Callable]:
-    """Opens visits, each with cookies of its own. None of them may ask another host for anything."""
-    contexts, foreign = [], []
-
-    def watch(request) -> None:
-        if not request.url.startswith((server, "data:", "blob:")):
-            foreign.append(request.url)
-
-    def visit(size=DESKTOP, theme: str = "light"):
-        contexts.append(browser.new_context(viewport=size, accept_downloads=True))
-        page = contexts[-1].new_page()
-        page.set_default_timeout(60_000)
-        page.on("request", watch)
-        with page.expect_response("**/gradio_api/run/predict*"):  # the page's first question; before, it forgets input
-            page.goto(f"{server}/?__theme={theme}")
-        page.get_by_role("button", name="Generate").wait_for()
-        return page
-
-    yield visit
-    for context in contexts:
-        context.close()
-    assert not foreign
-
-
-@pytest.fixture
-def page(open_page):
-    return open_page()
-
-
-def generate(page, pictures: int = 1, steps: int | None = None, seed: int | None = None, batch_size: int = 1) -> None:
-    """Fill the form and press Generate."""
-    fields = {number(page, "Pictures"): str(pictures)}
-    if steps is not None:
-        more_settings(page)
-        fields |= {number(page, "Steps"): str(steps), number(page, "Batch size"): str(batch_size)}
-    if seed is not None:
-        fields[page.get_by_label("Seed").first] = str(seed)
-    while any(field.input_value() != value for field, value in fields.items()):  # what is just opened forgets input
-        for field, value in fields.items():
-            field.fill(value)
-        page.wait_for_timeout(300)
-    page.get_by_role("button", name="Generate").click()
-
-
-def more_settings(page) -> None:
-    if not page.get_by_label("number input for Batch size").is_visible():
-        page.get_by_role("button", name="More settings").click()
-
-
-def number(page, label: str):
-    return page.get_by_label(f"number input for {label}").locator("visible=true").first
-
-
-def wait_for_status(page, text: str) -> None:
-    page.locator("#status").get_by_text(text).wait_for()
-
-
-def captions(page, gallery: str = "#gallery") -> list[str]:
-    return page.locator(f"{gallery} .caption-label").all_inner_texts()
-
-
-def screenshot(page, name: str, tmp_path: Path, **options) -> None:
-    page.screenshot(path=Path(os.environ.get("SCREENSHOTS", tmp_path)) / f"{name}.png", **options)
 
 
 def test_the_first_click_draws(page):
@@ -220,20 +136,6 @@ def test_all_pictures_at_once(page, tmp_path):
     assert [png.read_settings(file)["seed"] for file in files] == [1, 0]  # by name: creatures before hearts
 
 
-def drop(page, data: bytes, name: str) -> None:
-    """Drop a file onto the page's field for PNG files, as from a file manager."""
-    transfer = page.evaluate_handle(
-        """([data, name]) => {
-            const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
-            const transfer = new DataTransfer();
-            transfer.items.add(new File([bytes], name, {type: "image/png"}));
-            return transfer;
-        }""",
-        [base64.b64encode(data).decode(), name],
-    )
-    page.locator("#upload button").first.dispatch_event("drop", {"dataTransfer": transfer})
-
-
 def test_a_dropped_png_restores_its_settings(page, server, models, tmp_path):
     from fastdiff.ui.drawn import draw
     from fastdiff.ui.limits import Limits
@@ -288,11 +190,6 @@ def test_the_form_follows_the_model(page):
     pick(page, "Model", "./cats")
     wait_for_status(page, "Ready to draw with ./cats")
     assert page.get_by_label("Label", exact=True).locator("visible=true").first.input_value() == "0"
-
-
-def pick(page, label: str, choice: str) -> None:
-    page.get_by_label(label, exact=True).locator("visible=true").first.click()
-    page.get_by_role("option", name=choice, exact=True).click()
 
 
 def test_groups_follow_the_style(page):

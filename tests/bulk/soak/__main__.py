@@ -1,17 +1,22 @@
 """5,000 tiny pictures, and 20 times a worker or all are ended by SIGKILL: every picture is there once, the same.
 
-    python -m tests.bulk.soak [--pictures N] [--kills N] [--workers N] [--model MODEL] [--flags "..."] [--save [FILE]]
+    python -m tests.bulk.soak [--pictures N] [--kills N] [--workers N ...] [--model DIR] [--flags "..."] [--save [FILE]]
 
-A first run draws them undisturbed, by one worker. A second one is killed at random moments, one worker or all with
-their launcher in turn of chance; whenever nothing is left, the same command is typed again. Then the hashes of all
-shards and of all pixels are compared, every shard is verified, and what is left lying about is looked for.
-With --save the result is kept in benchmarks/results/soak.json, or in a file of another name.
+A first run draws them undisturbed, by one worker. Another, of each number of workers, is killed at random moments, one
+worker or all with their launcher in turn of chance; whenever nothing is left, the same command is typed again. Then the
+hashes of all shards and of all pixels are compared, every shard is verified, and what lies about is looked for.
+With --save the result is kept in benchmarks/results/soak.json, or in a file of another name. On GPUs:
+
+    python benchmarks/bulk_folders.py ddpm32 /tmp/ddpm32
+    python -m tests.bulk.soak --pictures 50000 --kills 6 --workers 1 2 --model /tmp/ddpm32 --flags "--steps 50" \\
+        --save FILE
 """
 
 import argparse
 import contextlib
 import hashlib
 import json
+import os
 import platform
 import random
 import shlex
@@ -27,9 +32,9 @@ import fastdiff
 from fastdiff.bulk.attempts import Attempts
 from fastdiff.bulk.claims import read_leases
 from fastdiff.bulk.folder import Record, data_sha256
-from tests.bulk.killing import children, kill, kill_all
+from tests.bulk.soak.killing import children, kill, kill_all
 
-RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "soak.json"
+RESULT = Path(__file__).parents[3] / "benchmarks" / "results" / "soak.json"
 LONGEST = 3600.0  # seconds of a run
 SHARE = 0.6  # of the undisturbed seconds between two kills at most, so that it is not done before the last
 
@@ -38,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pictures", type=int, default=5000)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, nargs="+", default=[2])
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--model", help="(default: a tiny one of random weights)")
     parser.add_argument("--flags", default="--steps 2 --device cpu", help="further flags of fastdiff bulk")
@@ -53,30 +58,31 @@ def main() -> None:
 
 
 def soak(args: argparse.Namespace, folder: Path) -> dict:
-    """Both runs, and what is found."""
+    """Run all, and return what is found."""
     model = args.model or save_tiny(folder / "model")
     command = ["-m", model, "--num-images", args.pictures, *shlex.split(args.flags)]
     command = [sys.executable, "-m", "fastdiff", "bulk", *map(str, command)]
     start = time.perf_counter()
     subprocess.run([*command, "--workers", "1", "--out", folder / "whole"], check=True)
     alone = time.perf_counter() - start
-    start = time.perf_counter()
-    out = folder / "killed"
-    killed = draw_with_kills([*command, "--workers", str(args.workers), "--out", out], out, args, alone)
-    seconds = time.perf_counter() - start
-    whole, other = (read(folder / name) for name in ("whole", "killed"))
-    faults = find_faults(folder / "killed", args.pictures)
+    whole = read(folder / "whole")
+    runs = {}
+    for workers in args.workers:
+        out, start = folder / f"killed-{workers}", time.perf_counter()
+        killed = draw_with_kills([*command, "--workers", str(workers), "--out", out], out, args, alone)
+        faults = find_faults(out, args.pictures)
+        seconds, equal = round(time.perf_counter() - start, 1), read(out) == whole
+        runs[f"{workers} workers"] = {"killed": killed, "seconds": seconds, "equal": equal, "faults": faults}
     return {
-        "equal": whole == other and not faults,
+        "equal": all(run["equal"] and not run["faults"] for run in runs.values()),
         "pictures": args.pictures,
         "shards": len(whole),
-        "killed": killed,
-        "faults": faults,
-        "pixels_sha256": hashlib.sha256("".join(pixels for _, pixels in other.values()).encode()).hexdigest(),
-        "seconds": {"one worker, undisturbed": round(alone, 1), f"{args.workers} workers, killed": round(seconds, 1)},
+        "pixels_sha256": hashlib.sha256("".join(pixels for _, pixels in whole.values()).encode()).hexdigest(),
+        "undisturbed": {"workers": 1, "seconds": round(alone, 1)},
+        "runs": runs,
         "seed": args.seed,
         "flags": args.flags,
-        "machine": platform.machine(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "versions": {"fastdiff": fastdiff.__version__, "torch": torch.__version__},
     }
@@ -133,7 +139,7 @@ def find_faults(folder: Path, pictures: int) -> list[str]:
 
 def save_tiny(folder: Path) -> Path:
     """Save a tiny U-Net of random weights, 8 x 8."""
-    from tests.bulk.tiny import UNET, save_unet
+    from tests.bulk.soak.tiny import UNET, save_unet
 
     return save_unet(folder, **UNET)
 

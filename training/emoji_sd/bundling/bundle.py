@@ -1,0 +1,126 @@
+"""Make the bundled folder of a trained run, and keep the figures that its card was written from.
+
+    python -m training.emoji_sd.bundling.bundle --run runs/emoji-sd --vae f8c8 --licences LICENCES --notes notes.md
+
+reads what the scripts of training/emoji_sd left below --run and writes fastdiff/bundled/emoji-sd: the model in float16,
+fastdiff.json with the sampling that was evaluated, the licences of the training pictures, the sheets, and the card.
+--notes is a file in Markdown, of what somebody who looked at the sheets says of them.
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from training.emoji_sd.bundling.card import NAME, card_text
+from training.emoji_sd.bundling.figures import KEPT, Figures
+from training.emoji_sd.evaluation.drawing import SAMPLERS
+from training.emoji_sd.folder import MOST_BYTES, SCHEDULER, mend_configs
+
+ROOT = Path(__file__).parents[3]
+SHEETS = ("grid", "new", "unpicked", "nearest")
+# `fastdiff models emoji-sd` lists them, `fastdiff sample` draws the first four and the page the first.
+PROMPTS = (
+    "cat face, glossy 3D emoji",
+    "red apple, Noto emoji",
+    "rocket, flat emoji",
+    "sunflower, Twemoji",
+    "ghost",
+    "octopus",
+    "pizza",
+    "woman astronaut",
+)
+
+
+def copy_model(trained: Path, folder: Path, sampler: str) -> None:
+    """Copy a folder that train_unet wrote, with the scheduler of the name in SAMPLERS as its own."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(trained, folder)
+    mend_configs(folder)  # those of an older run too
+    scheduler = SAMPLERS[sampler](**SCHEDULER, **({"clip_sample": False} if sampler == "ddim" else {}))
+    scheduler.save_pretrained(folder / "scheduler")
+    path = folder / "model_index.json"
+    index = json.loads(path.read_text(encoding="utf-8"))
+    write_json(path, index | {"scheduler": ["diffusers", type(scheduler).__name__]})
+
+
+def check_model(folder: Path) -> None:
+    """ValueError for a folder that is too large, names a folder of its machine, or has weights that are no numbers."""
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if size > MOST_BYTES:
+        raise ValueError(
+            f"{folder} has {size / 2**20:.2f} MiB, more than {MOST_BYTES / 2**20:g}; train a smaller model"
+        )
+    for path in folder.rglob("*.json"):
+        if "_name_or_path" in path.read_text(encoding="utf-8"):
+            raise ValueError(
+                f"{path} names a folder of the machine that trained it; save it by training.emoji_sd.folder"
+            )
+    for path in folder.rglob("*.safetensors"):
+        wrong = [name for name, p in load_file(path).items() if p.dtype != torch.float16 or not p.isfinite().all()]
+        if wrong:
+            raise ValueError(f"{path}: {wrong[0]} is not finite in float16; train it again")
+
+
+def write_info(folder: Path, sampling: dict) -> None:
+    """Write fastdiff.json: the example prompts, and the sampling that was evaluated."""
+    info = {
+        "prompts": PROMPTS,
+        "guidance_scale": sampling["guidance_scale"],
+        "num_inference_steps": sampling["num_inference_steps"],
+        "scheduler": sampling["sampler"],
+    }
+    write_json(folder / "fastdiff.json", info)
+
+
+def copy_licences(licences: Path, folder: Path) -> None:
+    folder.mkdir()
+    for path in licences.iterdir():
+        shutil.copyfile(path, folder / path.name)
+
+
+def copy_sheets(evaluation: Path, folder: Path) -> None:
+    """Copy the sheets of `evaluate`, their pixels as they are, packed as small as PNG can."""
+    for name in SHEETS:
+        with Image.open(evaluation / f"{name}.png") as sheet:
+            sheet.save(folder / f"{name}.png", optimize=True)
+
+
+def write_json(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", type=Path, required=True, help="folder of f8c8/, judge/, unet/, evaluation/ and so on")
+    parser.add_argument("--vae", default="f8c8", help="name of the VAE's folder below --run")
+    parser.add_argument("--licences", type=Path, required=True, help="folder of the licences beside emoji128.npz")
+    parser.add_argument("--notes", type=Path, required=True, help="what the sheets show, in Markdown")
+    parser.add_argument("--out", type=Path, default=ROOT / "fastdiff" / "bundled" / NAME)
+    parser.add_argument("--results", type=Path, default=ROOT / "training" / "results", help="folder of kept figures")
+    return parser.parse_args(argv)
+
+
+def run(args: argparse.Namespace) -> None:
+    figures = Figures.read(args.run, args.vae)
+    copy_model(args.run / "unet" / "model", args.out, figures.evaluation["sampling"]["sampler"])
+    check_model(args.out)
+    write_info(args.out, figures.evaluation["sampling"])
+    copy_licences(args.licences, args.out / "licenses")
+    copy_sheets(args.run / "evaluation", args.out)
+    notes = args.notes.read_text(encoding="utf-8").strip()
+    (args.out / "README.md").write_text(card_text(figures, args.out, notes), encoding="utf-8")
+    args.results.mkdir(parents=True, exist_ok=True)
+    for source, name in KEPT.items():
+        shutil.copy(args.run / source.format(vae=args.vae), args.results / name)
+    size = sum(path.stat().st_size for path in args.out.rglob("*") if path.is_file())
+    print(f"{args.out}: {size / 2**20:.2f} MiB with its card, sheets and licences")
+
+
+if __name__ == "__main__":
+    run(parse_arguments())
