@@ -174,9 +174,10 @@ def _own_device(asked: str) -> "torch.device":
     device = resolve_device(asked)
     if device.type == "cpu":
         torch.set_num_threads(1)  # the number bears on the bits, and must not be that of the workers
-    elif device.index is None:
+        return device
+    if device.index is None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        torch.cuda.set_device(device)
+    torch.cuda.set_device(device)
     return device
 
 

@@ -224,7 +224,8 @@ class Worker:
 class StepTimes:
     """The seconds in which the GPU was at work on a shard's steps, by its own events; the host does not wait for it.
 
-    The last step of a batch ends with pictures on the host. It counts as much as the batch's others do on average.
+    The first step of a batch waits for the host's noise, the last one ends with pictures on the host. They count as
+    much as the batch's others do on average.
     """
 
     def __init__(self, device: "Device") -> None:
@@ -259,6 +260,7 @@ class StepTimes:
             return None
         total = 0.0
         for pairs, steps in zip(self._batches, self._steps, strict=True):
+            pairs = pairs[1:] or pairs
             milliseconds = sum(before.elapsed_time(behind) for before, behind in pairs)
             total += milliseconds / 1000 * steps / max(1, len(pairs))
         return round(total, 4)

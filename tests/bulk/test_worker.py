@@ -6,9 +6,11 @@ import os
 import resource
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from fastdiff.bulk import worker as worker_module
@@ -213,6 +215,34 @@ def test_a_batch_that_does_not_fit_is_said_once(make_plan, pipes, worker, monkey
     monkeypatch.setattr(worker_module, "draw", halved)
     drawing.work()
     assert said == ["out of memory for 4 pictures at a time; going on with at most 2, which draws the same pictures"]
+
+
+def test_the_gpus_seconds_are_those_of_steps_alone(make_plan, monkeypatch):
+    """In batches of 4 steps the first takes 1,000 ms of the host, the last 2,000, each other one 5 of the GPU."""
+
+    class Event:
+        now = 0.0
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = Event.now
+
+        def elapsed_time(self, other):
+            return other.at - self.at
+
+    def steps():
+        for _ in range(3):
+            for index in range(4):
+                Event.now += (1000, 5, 5, 2000)[index]
+                yield SimpleNamespace(step=SimpleNamespace(index=index, num_steps=4))
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    times = worker_module.StepTimes(torch.device("cuda"))
+    for _ in times.of(steps()):
+        Event.now += 300  # of the worker itself
+    assert times.seconds() == pytest.approx(3 * 4 * 0.005)
 
 
 def test_the_json_of_a_shard(make_plan, worker, tmp_path):
