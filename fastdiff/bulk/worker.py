@@ -141,8 +141,9 @@ class Worker:
                 raise
             self._finish(shard)
             return
+        gpu_seconds = times.seconds()
         try:
-            self._writer.commit(lambda: self._commit(shard, job, start, times.seconds()))
+            self._writer.commit(lambda: self._commit(shard, job, start, gpu_seconds))
         except BaseException:  # of the commit before this one
             job.abandon()
             self._attempts.take_back(shard.name)

@@ -180,7 +180,7 @@ def _conclude(plan: "Plan", folder: "Folder", seconds: float, say: Callable[[str
         return 0
     for line in _first([f"shard {name}: {reason}" for name, reason in given_up.items()], "shards"):
         say(line)
-    say(f"error: {len(given_up)} shards were given up; the same command tries them again")
+    say(f"error: {len(given_up)} of {len(plan.shards)} shards given up; the same command tries them again")
     return 1
 
 

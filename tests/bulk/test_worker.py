@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import resource
 import signal
 from dataclasses import replace
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from fastdiff.errors import InputError, NonFiniteError
 from fastdiff.requests import png
 from fastdiff.runs.drawing import draw
 
+resource = pytest.importorskip("resource")  # of Unix
 pytestmark = pytest.mark.usefixtures("one_thread")  # as a worker has
 
 
