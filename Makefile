@@ -1,11 +1,12 @@
 # make sample: install and draw pictures. make ui: the web page. make test: install and pass the tests.
 # make bench: measure this machine, results in benchmarks/results. make sanitize: memory and race checks on a GPU.
+# make soak: 5,000 pictures whose workers are killed 20 times, its result beside those of make bench.
 PYTHON ?= python3
 BIN := .venv/bin
 # torch is pinned in constraints.txt; a file that is newer than its stamp installs again.
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: sample test ui lint format bench sanitize clean
+.PHONY: sample test ui lint format bench sanitize soak clean
 
 sample: .venv/installed
 	$(BIN)/fastdiff sample --steps 50 --out samples --grid --overwrite
@@ -29,6 +30,9 @@ bench: .venv/installed-test
 
 sanitize: .venv/installed-test
 	$(BIN)/python benchmarks/sanitize.py --save
+
+soak: .venv/installed-test
+	$(BIN)/python -m tests.bulk.soak --save
 
 clean:
 	rm -rf .venv samples outputs
