@@ -114,10 +114,10 @@ class Panel:
         with gr.Column(visible=False) as box:
             settings = gr.HTML(label="Settings of this picture")
             with gr.Row():
-                use = gr.Button("Use these settings")
-                send = gr.Button("Send to Compare")
-                copy = gr.Button("Copy settings")
-                download = gr.DownloadButton("Download this picture")
+                use = gr.Button("Use these settings", size="sm", min_width=140)
+                send = gr.Button("Send to Compare", size="sm", min_width=140)
+                copy = gr.Button("Copy settings", size="sm", min_width=140)
+                download = gr.DownloadButton("Download this picture", size="sm", min_width=140)
         copy.click(None, js=_COPY, **QUICK)
         return cls(box, settings, use, send, download, gr.State(None))
 
