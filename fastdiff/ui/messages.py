@@ -47,9 +47,14 @@ def explain(error: Exception) -> str:
     return text
 
 
+def field_name(name: str) -> str:
+    """The page's word for an option of the API."""
+    return _FIELDS.get(name, name)
+
+
 def problem(error: Exception) -> str:
     """HTML: one of PROBLEMS, spoken by a screen reader at once."""
-    text = re.sub(r"^\w+(?=[: ])", lambda name: _FIELDS.get(name[0], name[0]), explain(error))
+    text = re.sub(r"^\w+(?=[: ])", lambda name: field_name(name[0]), explain(error))
     return f'<div role="alert" class="problem">{html.escape(text, quote=False)}</div>'
 
 

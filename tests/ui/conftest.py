@@ -132,18 +132,26 @@ class Visit:
         self.components = {each["id"]: each for each in self.config["components"]}
 
     def event(self, elem_id: str, name: str) -> dict:
-        """The event `name` of the component `elem_id`."""
+        """The event `name` of the component `elem_id` that the server handles."""
         ids = {key for key, each in self.components.items() if each["props"].get("elem_id") == elem_id}
         return next(
             each
             for each in self.config["dependencies"]
-            if any(target in ids and event == name for target, event in each["targets"])
+            if each["backend_fn"] and any(target in ids and event == name for target, event in each["targets"])
         )
 
     def inputs(self, event: dict, **values) -> list:
         """The values of the event's inputs as the page opens, but for those given by label."""
         props = [self.components[each]["props"] for each in event["inputs"]]
         return [values.get(each.get("label"), each.get("value")) for each in props]
+
+    def restore(self, file: dict) -> dict:
+        """The last message of dropping an uploaded file onto the page's field for PNG files."""
+        event = self.event("upload", "upload")
+        (label,) = {
+            each["props"]["label"] for each in self.components.values() if each["props"].get("elem_id") == "upload"
+        }
+        return self.call(event, self.inputs(event, **{label: file}))
 
     def join(self, event: dict, data: list) -> httpx.Response:
         body = {"data": data, "fn_index": event["id"], "session_hash": self.session_hash}

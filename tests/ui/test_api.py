@@ -196,7 +196,7 @@ def test_a_picture_of_the_command_drawn_again_has_the_same_bytes(visit, tmp_path
     (uploaded,) = page.http.post("/gradio_api/upload", files={"files": ("a.png", Path("a.png").read_bytes())}).json()
     event = page.event("upload", "upload")
     file = {"path": uploaded, "orig_name": "a.png", "meta": {"_type": "gradio.FileData"}}
-    updates = zip(event["outputs"], page.call(event, [file])["output"]["data"], strict=True)
+    updates = zip(event["outputs"], page.restore(file)["output"]["data"], strict=True)
     values = {key: each.get("value", ...) if isinstance(each, dict) else each for key, each in updates}
     restored = {key: value for key, value in values.items() if value is not ...}
     draw = page.event("generate", "click")

@@ -103,13 +103,12 @@ def test_the_folder_of_pictures_is_private(server):
 def test_an_upload_by_path_or_link_reads_nothing(visit, path):
     global opened
     page = visit()
-    event = page.event("upload", "upload")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         path = path.format(port=listener.getsockname()[1])
         opened = []
         try:
             file = {"path": path, "meta": {"_type": "gradio.FileData"}}
-            result = page.call(event, [file])
+            result = page.restore(file)
         finally:
             asked, opened = opened, None
     assert not result["success"] or "upload: " in str(result["output"]["data"])
@@ -151,7 +150,7 @@ def test_an_upload_is_refused_by_its_signature_and_not_kept(visit):
     (path,) = send(page.http, b"\xff\xd8\xff\xe0 JFIF", "photo.png").json()
     assert Path(path).is_file()
     file = {"path": path, "orig_name": "photo.png", "meta": {"_type": "gradio.FileData"}}
-    result = page.call(page.event("upload", "upload"), [file])
+    result = page.restore(file)
     assert "photo.png is not a PNG" in str(result["output"]["data"])
     assert not Path(path).exists()
 

@@ -19,8 +19,9 @@ from starlette.middleware import Middleware
 from fastdiff.errors import InputError
 from fastdiff.runs.files import check
 from fastdiff.ui.limits import Limits
+from fastdiff.ui.look import CSS, JS, THEME
 from fastdiff.ui.models import Models
-from fastdiff.ui.page import CSS, JS, THEME, build_page
+from fastdiff.ui.page import build_page
 from fastdiff.ui.serving.access import Names, Users, is_reached_by_others
 from fastdiff.ui.serving.failures import Failures
 from fastdiff.ui.serving.listeners import Listeners

@@ -3,7 +3,7 @@
 import math
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.requests.defaults import SCHEDULER, SEED
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
+from fastdiff.ui.tabs.examples import examples_of
 from fastdiff.ui.tabs.running import QUICK, Updates
 
 MAX_GUIDANCE = 10  # of the slider; larger ones can come from a picture
@@ -77,10 +78,10 @@ class Subject(Controls):
 
     @staticmethod
     def properties(card: ModelCard, chosen: str | int | None = None) -> Properties:
-        """For `card`, with the label or group `chosen`, which it offers, or the first one."""
+        """For `card`, with the label or group `chosen`, which it offers, or the first choice."""
         styles = _styles(card)
         names = [name for _, name in _choices(card)]
-        chosen = next(iter(names), None) if chosen is None else chosen
+        chosen = _first_choice(card, names) if chosen is None else chosen
         hidden: dict[str, Any] = {"choices": [], "value": None, "visible": False}
         if not styles:
             label = {"choices": _choices(card), "value": chosen, "visible": bool(names)}
@@ -112,6 +113,12 @@ class Subject(Controls):
         """The label or group that the controls name; None for an unconditional model."""
         style, group = data[self.style], data[self.group]
         return data[self.label] if style is None or group is None else f"{style} {group}"
+
+
+def _first_choice(card: ModelCard, names: Sequence[str | int]) -> str | int | None:
+    """The subject that the form opens with: that of the model's first example, else its first one."""
+    examples = [example.subject for example in examples_of(card)]
+    return next((name for name in [*examples, *names] if name in names), None)
 
 
 def _styles(card: ModelCard) -> list[str]:
@@ -151,29 +158,39 @@ class Sampling(Controls):
     """The options of sampling: steps, scheduler, eta, guidance, and the layers of the text encoder."""
 
     steps: gr.Slider
-    scheduler: gr.Radio
+    scheduler: gr.Radio | gr.Dropdown
     eta: gr.Slider
     guidance_scale: gr.Slider
     clip_skip: gr.Slider
 
     @classmethod
     def build(
-        cls, models: Models, card: ModelCard, limits: Limits, record: Mapping[str, Any] | None = None
+        cls,
+        models: Models,
+        card: ModelCard,
+        limits: Limits,
+        record: Mapping[str, Any] | None = None,
+        picker: type[gr.Radio] | type[gr.Dropdown] = gr.Radio,
     ) -> "Sampling":
+        """`picker` is that of the schedulers: all at a glance, or on one line."""
         properties = cls.properties(models, card, limits, record)
         sampling = cls(
-            steps=gr.Slider(1, step=1, label="Steps", info="More are slower and finer", **properties["steps"]),
-            scheduler=gr.Radio(
+            steps=gr.Slider(
+                1, step=1, label="Steps", info="More are slower and finer", min_width=140, **properties["steps"]
+            ),
+            scheduler=picker(
                 [(name.upper(), name) for name in SCHEDULERS],
                 label="Scheduler",
                 info="How noise is removed",
+                min_width=140,
                 **properties["scheduler"],
             ),
-            eta=gr.Slider(0, 1, step=0.05, label="Eta", info="Noise that DDIM adds in each step", **properties["eta"]),
+            eta=gr.Slider(0, 1, step=0.05, label="Eta", info="Noise of each step", min_width=140, **properties["eta"]),
             guidance_scale=gr.Slider(
                 0,
                 step=0.1,
                 label="Guidance",
+                min_width=140,
                 **properties["guidance_scale"],
             ),
             clip_skip=gr.Slider(
@@ -303,6 +320,34 @@ def shapes_of(card: ModelCard, limits: Limits) -> list[tuple[int, int]]:
 
 def _shape(width: int, height: int) -> str:
     return f"{width}x{height}"
+
+
+@dataclass(frozen=True)
+class SeedField(Controls):
+    """The seed of a run, which the next run takes again where it is locked; else that takes a new one."""
+
+    seed: gr.Number
+    lock: gr.Checkbox
+    spent: gr.State  # the seed that was drawn last; None where another was chosen since
+
+    @classmethod
+    def build(cls) -> "SeedField":
+        with gr.Group():
+            seed = seed_field()
+            lock = gr.Checkbox(False, label="Keep this seed", info="Else each run takes a new one", min_width=100)
+            field = cls(seed, lock, gr.State(None))
+        seed.input(lambda: None, None, field.spent, **QUICK)
+        return field
+
+    def chosen(self, data: Mapping[Component, Any]) -> Any:
+        """The seed of the next run, unchecked."""
+        seed = data[self.seed]
+        is_spent = seed is not None and seed == data[self.spent] and not data[self.lock]
+        return secrets.randbelow(MAX_SEED + 1) if is_spent else seed
+
+    def show(self, seed: int) -> Updates:
+        """The field with a seed that the next run draws."""
+        return {self.seed: seed, self.spent: None}
 
 
 def seed_field() -> gr.Number:

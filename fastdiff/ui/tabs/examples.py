@@ -16,6 +16,7 @@ class Example(NamedTuple):
 
 EXAMPLES: dict[str, list[Example]] = {  # by the model's name; those of a text model are prompts
     "emoji64": [
+        Example("fluent-3d smiling faces", 0),  # what the page opens with
         Example("noto birds", 4),
         Example("fluent-3d portraits", 5),
         Example("twemoji fruit", 4),

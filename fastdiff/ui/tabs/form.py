@@ -11,7 +11,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.options import Options
-from fastdiff.ui.tabs.controls import Sampling, Size, Subject, Updates, model_picker, seed_field
+from fastdiff.ui.tabs.controls import Sampling, SeedField, Size, Subject, Updates, model_picker
 from fastdiff.ui.tabs.examples import Example
 from fastdiff.ui.tabs.prompt import PromptBoxes
 
@@ -25,7 +25,7 @@ class Form:
     subject: Subject
     boxes: PromptBoxes
     num_images: gr.Slider
-    seed: gr.Number
+    seed: SeedField
     sampling: Sampling
     size: Size
     batch_size: gr.Slider
@@ -38,7 +38,7 @@ class Form:
         num_images = gr.Slider(
             1, limits.pictures, value=models.defaults.pictures, step=1, label="Pictures", info="Each has the next seed"
         )
-        seed = seed_field()
+        seed = SeedField.build()
         with gr.Accordion("More settings", open=False):
             sampling = Sampling.build(models, card, limits)
             size = Size.build(card, limits)
@@ -56,14 +56,14 @@ class Form:
 
     @property
     def components(self) -> list[Component]:
-        groups = (self.subject, self.boxes, self.sampling, self.size)
-        single = [self.model, self.fitted, self.num_images, self.seed, self.batch_size]
+        groups = (self.subject, self.boxes, self.seed, self.sampling, self.size)
+        single = [self.model, self.fitted, self.num_images, self.batch_size]
         return single + [component for group in groups for component in group.components]
 
     @property
     def typed(self) -> list[gr.Textbox | gr.Number]:
         """The fields in which Enter draws."""
-        return [self.boxes.prompt, self.boxes.negative_prompt, self.seed]
+        return [self.boxes.prompt, self.boxes.negative_prompt, self.seed.seed]
 
     def options(self, data: Mapping[Component, Any]) -> Options:
         """The options that the form asks for. InputError for a model that is not there."""
@@ -71,7 +71,7 @@ class Form:
         return Options(
             model=data[self.model],
             label=self.subject.chosen(data),
-            seed=data[self.seed],
+            seed=data[self.seed.seed],
             num_images=data[self.num_images],
             width=data[self.size.width],
             height=data[self.size.height],
@@ -99,7 +99,7 @@ class Form:
 
     def show_example(self, card: ModelCard, example: Example) -> Updates:
         """The form with another subject and seed. InputError for files that make no tokenizer."""
-        updates = {self.seed: example.seed}
+        updates = self.seed.show(example.seed)
         if card.reads_text:
             return updates | self.boxes.updates(
                 PromptBoxes.properties(self.models, [card], {"prompt": example.subject})
@@ -111,8 +111,8 @@ class Form:
         return {
             self.model: card.name,
             self.fitted: card.name,
-            self.seed: record["seed"],
             self.num_images: 1,
+            **self.seed.show(record["seed"]),
             **self.subject.updates(Subject.properties(card, record["label"])),
             **self.boxes.updates(PromptBoxes.properties(self.models, [card], record)),
             **self.sampling.updates(Sampling.properties(self.models, card, self.limits, record)),

@@ -14,7 +14,7 @@ from fastdiff.ui.messages import PROBLEMS, note, problem
 from fastdiff.ui.session import Session
 from fastdiff.ui.tabs.controls import Updates
 from fastdiff.ui.tabs.draw_tab import DrawTab
-from fastdiff.ui.tabs.gallery import Panel, build_gallery, gallery_value
+from fastdiff.ui.tabs.gallery import GRID, Panel, Stage
 from fastdiff.ui.tabs.running import QUICK
 
 PAGE = 40  # pictures at once
@@ -26,7 +26,7 @@ class HistoryTab:
     session: gr.State
     page: gr.Number
     status: gr.HTML
-    gallery: gr.Gallery
+    stage: Stage
     panel: Panel
 
     @classmethod
@@ -35,19 +35,20 @@ class HistoryTab:
         with gr.Row():
             status = gr.HTML(note("Pictures that were drawn here, the newest first"), elem_id="history-status")
             page = gr.Number(1, minimum=1, precision=0, label="Page", min_width=100, scale=0, elem_id="history-page")
-        gallery = build_gallery("History", "history")
+        with gr.Column(elem_classes="stage-column"):
+            stage = Stage.build("History", "history", view=GRID)
         panel = Panel.build()
         with panel.box:
             delete = gr.Button("Delete this picture", variant="stop", elem_id="delete")
-        history = cls(session, page, status, gallery, panel)
-        inputs, outputs = [session, page], [status, page, gallery, *panel.components]
+        history = cls(session, page, status, stage, panel)
+        inputs, outputs = [session, page], [status, page, stage.gallery, stage.view, *panel.components]
         tab.select(history.show, inputs, outputs, preprocess=False, **QUICK)
         timer = gr.Timer(REFRESH, active=False)
         timer.tick(history.refresh, [*inputs, panel.chosen], outputs, preprocess=False, **QUICK)
         tabs.select(_is_open, None, timer, **QUICK)
         page.submit(history.show, inputs, outputs, preprocess=False, **QUICK)
         delete.click(history.delete, [*inputs, panel.chosen], outputs, preprocess=False, **QUICK)
-        panel.follow(gallery, session, lambda session: session.shown)
+        panel.follow(stage, session, lambda session: session.shown)
         panel.use.click(draw.use, panel.chosen, draw.shown, **QUICK).then(
             lambda: (gr.update(selected="draw"), gr.update(active=False)), None, [tabs, timer], **QUICK
         )
@@ -63,7 +64,8 @@ class HistoryTab:
         return {
             self.status: note(count),
             self.page: gr.update(value=number, maximum=pages),
-            self.gallery: gallery_value(session.shown),
+            **self.stage.show(session.shown),
+            self.stage.view: GRID,
             **self.panel.hide(),
         }
 
@@ -75,8 +77,9 @@ class HistoryTab:
             return {self.status: gr.skip()}
         if chosen in session.shown:
             index = session.shown.index(chosen)
-            updates[self.gallery] = gr.update(value=gallery_value(session.shown), selected_index=index)
-            updates = {key: value for key, value in updates.items() if key not in self.panel.components}
+            updates |= self.stage.show(session.shown, index)
+            kept = {self.stage.view, *self.panel.components}
+            updates = {key: value for key, value in updates.items() if key not in kept}
         return updates
 
     def delete(self, session: Session, page: float | None, chosen: Drawn | None, request: gr.Request) -> Updates:

@@ -45,5 +45,9 @@ def _filled(form: Form, data: dict[Component, Any]) -> tuple[ModelCard, Updates]
     run = prepare(options, form.models, form.limits)
     label = options.label if run.card.labels and Subject.offers(run.card, options.label) else None
     record = vars(options) | {"num_inference_steps": options.steps, "label": label}
-    own = {form.num_images: options.num_images, form.batch_size: options.batch_size}
+    own = {
+        form.seed.lock: bool(data[form.seed.lock]),
+        form.num_images: options.num_images,
+        form.batch_size: options.batch_size,
+    }
     return run.card, form.show(run.card, record) | own

@@ -9,6 +9,7 @@ import gradio as gr
 from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.requests.request import Request
+from fastdiff.ui.foreign import parse_parameters
 from fastdiff.ui.limits import Limits
 
 _HEADER = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"  # width and height follow
@@ -43,6 +44,19 @@ def read_record(path: Path, limits: Limits) -> dict[str, Any]:
     except InputError as error:
         raise InputError(str(error).replace(str(path), path.name)) from None
     return request.as_record() | _one_picture(request, record, path.name, limits)
+
+
+def read_foreign(path: Path, limits: Limits) -> tuple[dict[str, Any], list[str]] | None:
+    """The values that another tool wrote into the PNG `path`, and the names of settings that are none of ours.
+
+    None for any other file. InputError as `read_record`.
+    """
+    try:
+        _check_header(path, limits)
+        text = png.read_text(path)
+    except InputError as error:
+        raise InputError(str(error).replace(str(path), path.name)) from None
+    return None if "fastdiff" in text or "parameters" not in text else parse_parameters(text["parameters"])
 
 
 def _check_header(path: Path, limits: Limits) -> None:

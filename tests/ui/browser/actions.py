@@ -2,6 +2,7 @@
 
 import base64
 import os
+import re
 from pathlib import Path
 
 DESKTOP = {"width": 1280, "height": 800}
@@ -42,7 +43,9 @@ def wait_for_status(page, text: str) -> None:
 
 
 def captions(page, gallery: str = "#gallery") -> list[str]:
-    return page.locator(f"{gallery} .caption-label").all_inner_texts()
+    """The seeds in the captions of a gallery."""
+    texts = page.locator(f"{gallery} .caption-label").all_text_contents()
+    return [re.search(r"seed \d+", text)[0] for text in texts]
 
 
 def screenshot(page, name: str, tmp_path: Path, **options) -> None:

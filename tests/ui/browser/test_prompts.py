@@ -28,7 +28,7 @@ def test_a_model_that_reads_text(page):
     number(page, "Steps").fill("2")
     page.get_by_label("Prompt", exact=True).press("Enter")
     wait_for_status(page, "Drew 1 picture")
-    page.locator("#gallery").get_by_role("button", name=re.compile("Thumbnail 1")).click()
+    page.locator("#gallery").get_by_role("button", name=re.compile("Thumbnail 1")).first.click()
     settings = page.locator("dl.settings").first
     settings.wait_for()
     assert re.search(r"Prompt\s+the cat\s+Negative prompt\s+photo", settings.inner_text())
@@ -61,7 +61,7 @@ def test_prompts_are_compared(page):
     page.get_by_role("button", name="Compare", exact=True).click()
     page.locator("dl.settings").locator("visible=true").get_by_text("Pixel difference").wait_for()
     page.get_by_role("tab", name="History").click()
-    page.locator("#history").get_by_role("button", name=re.compile("Thumbnail 1")).click()
+    page.locator("#history").get_by_role("button", name=re.compile("Thumbnail 1")).first.click()
     page.locator("dl.settings").locator("visible=true").get_by_text("the cat").wait_for()
 
 
@@ -82,7 +82,7 @@ def test_a_dropped_png_of_a_prompt_restores_it(page, models, tmp_path):
     page.get_by_role("button", name="Generate").click()
     wait_for_status(page, "Drew 1 picture")
     with page.expect_download() as download:
-        page.locator("#gallery").get_by_role("button", name=re.compile("Thumbnail 1")).click()
+        page.locator("#gallery").get_by_role("button", name=re.compile("Thumbnail 1")).first.click()
         page.get_by_role("button", name="Download this picture").locator("visible=true").click()
     download.value.save_as(tmp_path / "again.png")
     assert (tmp_path / "again.png").read_bytes() == drawn.path.read_bytes()

@@ -29,7 +29,7 @@ def components(upload_folder):
 def test_a_class_model_opens_with_its_pickers(components):
     found = components(Models(device="cpu"))
     assert found["Style"]["visible"] and not found["Prompt"]["visible"]
-    assert found["Examples"]["samples"][0] == ["noto birds"]
+    assert found["Examples"]["samples"][0] == ["fluent-3d smiling faces"]
 
 
 def test_a_model_that_reads_text_opens_with_its_first_example(components, monkeypatch, text_folder):

@@ -230,6 +230,35 @@ def test_what_the_page_says_of_a_restored_picture(visit, change, message):
     data = header() + text(RECORD | {"use_clipped_model_output": True} | change) + END
     (path,) = page.http.post("/gradio_api/upload", files={"files": ("mine.png", data)}).json()
     file = {"path": path, "meta": {"_type": "gradio.FileData"}}
-    result = page.call(page.event("upload", "upload"), [file])
+    result = page.restore(file)
     assert result["success"]
     assert message in "".join(map(str, result["output"]["data"]))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        pytest.param(
+            "a cat\nNegative prompt: blurry\n"
+            "Steps: 7, Sampler: Euler a, CFG scale: 2.5, Seed: 99, Size: 64x72, Model: x",
+            "From theirs.png, which another tool made: Steps, Guidance, Seed, Scheduler, Width, Height; "
+            "not used with emoji64: Prompt, Negative prompt, Model<",
+            id="a prompt",
+        ),
+        pytest.param(
+            "noto birds\nSteps: 7, Sampler: DPM adaptive, Seed: 99, Size: 63x64",
+            "From theirs.png, which another tool made: Prompt, Steps, Seed, Height; "
+            "not used with emoji64: Scheduler, Width<",
+            id="a label, a sampler and a size that are none of ours",
+        ),
+        pytest.param(
+            "", "From theirs.png, which another tool made: nothing; not used with emoji64: Prompt<", id="empty"
+        ),
+    ],
+)
+def test_a_png_of_another_tool_fills_what_it_can_and_says_what_it_could_not(visit, parameters, message):
+    page = visit()
+    data = header() + chunk(b"tEXt", b"parameters\0" + parameters.encode()) + END
+    (path,) = page.http.post("/gradio_api/upload", files={"files": ("theirs.png", data)}).json()
+    result = page.restore({"path": path, "meta": {"_type": "gradio.FileData"}})
+    assert result["success"] and message in "".join(map(str, result["output"]["data"]))
