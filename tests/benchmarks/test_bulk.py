@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.bulk.soak.tiny import UNET, save_unet
+from tests.tiny import UNET, save_unet
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from fastdiff.bulk.worker import Worker
 from fastdiff.checkpoints.model_hash import begin_files_hash
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import find_model, load_pipeline
-from tests.bulk.soak.tiny import UNET, save_unet
+from tests.tiny import UNET, save_unet
 
 
 @pytest.fixture(scope="session")

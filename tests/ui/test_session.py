@@ -40,11 +40,14 @@ def test_captions_are_seeds():
 
 
 def test_settings_are_escaped_and_complete():
-    table = settings_table(drawn(7, label="<script>", eta=0.0, scheduler=None, model="a & b"))
+    record = dict.fromkeys(("num_inference_steps", "guidance_scale", "width", "height"), 8)
+    record |= {"versions": {"fastdiff": "1"}, "label": "<script>", "eta": 0.0, "clip_skip": None}
+    table = settings_table(drawn(7, **record, scheduler="ddim", model="a & b"))
     assert "<dt>Seed</dt><dd>7</dd>" in table
     assert "<dd>&lt;script&gt;</dd>" in table and "<dd>a &amp; b</dd>" in table
     assert "<dt>Eta</dt><dd>0.0</dd>" in table
-    assert "Scheduler" not in table
+    assert "Clip skip" not in table
+    assert "&lt;script&gt;&#10;Steps: 8, Sampler: DDIM" in table
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_history_is_there_after_a_restart_and_is_paged_and_deleted(models, serve
         page = visit_at(address)
         status, pictures = history(page)
         assert f"{PAGE + 1} pictures, the newest first; page 1 of 2" in status
-        assert pictures[0][0] == "seed 5" and len(pictures) == PAGE
+        assert pictures[0][0].startswith("seed 5") and len(pictures) == PAGE
         assert page.http.get(pictures[0][1]).content == kept.read_bytes()
         assert len(history(page, 2)[1]) == 1 and len(history(page, 99)[1]) == 1
         history(page)
