@@ -25,6 +25,13 @@ CSS = """
 .block.tokens { padding: 4px 16px 10px !important; background: var(--block-background-fill) }
 .tokens div { font-size: var(--text-sm); overflow-wrap: anywhere }
 .tokens .cut { color: var(--error-text-color) }
+#examples { font-size: var(--text-sm) }
+.examples { display: grid; grid-template-columns: repeat(auto-fill, 130px); gap: 8px; margin-top: 8px }
+.examples button { overflow: hidden; border: 1px solid var(--border-color-primary); border-radius: var(--radius-md);
+                   background: var(--block-background-fill); color: var(--body-text-color); line-height: 1.3 }
+.examples button:hover { border-color: var(--primary-500) }
+.examples img { width: 128px; image-rendering: pixelated }
+.gr-group:not(:has(.block)) { display: none }  /* a line otherwise */
 .enlarged img { width: 100%; height: 100%; object-fit: contain }
 .enlarged img[data-small], img[data-small][data-testid="imageslider-image"] { image-rendering: pixelated }
 .side { align-items: center } .side > .block:has(h3) { flex: 0 0 24px; min-width: 24px }
@@ -58,6 +65,7 @@ CSS = """
                border-top: 1px solid var(--border-color-primary) }
     .gradio-container { padding-bottom: 72px !important }
     .stage-column { scroll-margin-bottom: 80px }
+    .examples { grid-template-columns: repeat(3, 1fr) } .examples img { width: 100% }
     #status { min-height: 84px !important }
 }
 
@@ -75,7 +83,7 @@ CSS = """
 
 # Gradio opens a list at any key, Tab too, which leaves it open over the form, and moves the focus to a picture that is
 # new, away from who is typing; keys that no field takes are the stage's. A double click on a
-# button that draws is one. A picture's own size, which the style sheet enlarges, is known once it is loaded.
+# button that draws is one. A file may be dropped anywhere. A picture's own size, which the style sheet enlarges, is known once it is loaded.
 JS = f"""
 () => {{
     addEventListener("keydown", (event) => {{
@@ -91,6 +99,16 @@ JS = f"""
     addEventListener("click", (event) => {{
         if (event.detail > 1 && event.target.closest("button.primary")) event.stopImmediatePropagation();
     }}, true);
+    for (const name of ["dragover", "drop"]) addEventListener(name, (event) => {{
+        if (!event.dataTransfer.types.includes("Files") || event.target.closest("#upload")) return;
+        event.preventDefault();  // else the browser leaves the page for the file
+        const input = name === "drop" && document.querySelector("#upload input[type=file]");
+        if (!input) return;
+        const first = new DataTransfer();
+        first.items.add(event.dataTransfer.files[0]);
+        input.files = first.files;
+        input.dispatchEvent(new Event("change"));
+    }});
     addEventListener("focusin", ({{target, relatedTarget: before}}) => {{
         const isOwn = target.matches(".thumbnail-small:not(:active)") && before?.matches("input, textarea");
         if (isOwn) before.focus({{preventScroll: true}});

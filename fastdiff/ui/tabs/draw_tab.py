@@ -18,7 +18,7 @@ from fastdiff.ui.models import Models
 from fastdiff.ui.options import Options, prepare
 from fastdiff.ui.session import Session
 from fastdiff.ui.tabs.controls import Subject, Updates
-from fastdiff.ui.tabs.examples import build_examples, examples_of, fit_examples
+from fastdiff.ui.tabs.examples import build_examples, example_of, fit_examples
 from fastdiff.ui.tabs.form import Form
 from fastdiff.ui.tabs.gallery import GRID, Panel, Stage
 from fastdiff.ui.tabs.progress import PREVIEW_INTERVAL, bar, preview
@@ -33,7 +33,7 @@ UNSHOWN = ("revision", "variant", "use_clipped_model_output", "negative_prompt")
 class DrawTab:
     form: Form
     buttons: Buttons
-    examples: gr.Dataset
+    examples: gr.HTML
     upload: gr.File
     session: gr.State
     status: gr.HTML
@@ -56,7 +56,7 @@ class DrawTab:
         with gr.Row():
             with gr.Column(scale=3, min_width=300):
                 examples = build_examples(card)
-            with gr.Column(scale=2, min_width=300):
+            with gr.Column(scale=1, min_width=260):
                 upload = build_upload()
         tab = cls(form, buttons, examples, upload, session, status, live, stage, panel)
         tab._connect()
@@ -71,7 +71,9 @@ class DrawTab:
         self.form.model.input(self.follow_model, {*self.form.components}, self.shown, **visibly)
         self.form.subject.follow(self.form.models, self.form.model)
         self.form.boxes.follow(self.form.models, [self.form.model])
-        self.examples.click(self.try_example, [self.examples, self.form.model], self.shown, **QUICK)
+        self.examples.click(self.try_example, self.form.model, self.shown, **QUICK).success(
+            None, js=self.buttons.press, **QUICK
+        )
         # without Gradio's preprocessing, which leaves an open file behind
         restored = [*self.shown, self.upload]
         self.upload.upload(self.restore, {self.upload, *self.form.components}, restored, preprocess=False, **QUICK)
@@ -125,10 +127,10 @@ class DrawTab:
             return {self.status: problem(error)}
         return updates | ready if updates else {self.status: gr.skip()}
 
-    def try_example(self, index: int, name: str) -> Updates:
-        """The form with an example of its model."""
-        card = self.form.models.card(name)
-        return self.form.show_example(card, examples_of(card)[index])
+    def try_example(self, name: str, event: gr.EventData) -> Updates:
+        """The form with the settings of an example of its model, which then is drawn."""
+        example = example_of(self.form.models.card(name), event)
+        return self._fill(example.record, f"the example {example.subject}")
 
     def use(self, chosen: Drawn | None) -> Updates:
         """The form with the settings of a picture of this visit."""

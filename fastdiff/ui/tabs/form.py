@@ -12,7 +12,6 @@ from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.options import Options
 from fastdiff.ui.tabs.controls import Sampling, SeedField, Size, Subject, Updates, model_picker
-from fastdiff.ui.tabs.examples import Example
 from fastdiff.ui.tabs.prompt import PromptBoxes
 
 
@@ -96,15 +95,6 @@ class Form:
             **self.sampling.fit(self.models, cards, self.limits, data),
             **self.size.updates(Size.properties(cards[1], self.limits)),
         }
-
-    def show_example(self, card: ModelCard, example: Example) -> Updates:
-        """The form with another subject and seed. InputError for files that make no tokenizer."""
-        updates = self.seed.show(example.seed)
-        if card.reads_text:
-            return updates | self.boxes.updates(
-                PromptBoxes.properties(self.models, [card], {"prompt": example.subject})
-            )
-        return updates | self.subject.updates(Subject.properties(card, example.subject))
 
     def show(self, card: ModelCard, record: Mapping[str, Any]) -> Updates:
         """The form for `card` with the settings in a picture's `record`."""

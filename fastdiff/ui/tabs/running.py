@@ -51,6 +51,11 @@ class Buttons:
         return [self.start, self.cancel]
 
     @property
+    def press(self) -> str:
+        """The script that presses the first button; one that is busy takes no such click either."""
+        return f"() => document.querySelector('#{self.start.elem_id}').click()"
+
+    @property
     def free(self) -> Updates:
         """The buttons once the run has ended."""
         start = gr.update(value=self.start.value, interactive=True)
@@ -73,8 +78,8 @@ class Buttons:
 
         status: the line that tells how far the run is. A cancelled run leaves `live` empty.
         """
-        for field in typed:  # a button that is busy takes no such click either
-            field.submit(None, js=f"() => document.querySelector('#{self.start.elem_id}').click()", **QUICK)
+        for field in typed:
+            field.submit(None, js=self.press, **QUICK)
         # before the run, which Gradio would wait for
         self.start.click(None, None, self.components, js=_BUSY, **QUICK)  # at once, also while the run waits
         running = self.start.click(

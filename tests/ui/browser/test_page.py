@@ -202,11 +202,12 @@ def test_groups_follow_the_style(page):
     page.wait_for_function("document.querySelector('input[aria-label=\"Group\"]').value === 'smileys: any'")
 
 
-def test_an_example_fills_the_form(page):
-    page.get_by_role("row", name="railways").or_(page.get_by_text("railways")).first.click()
-    page.wait_for_function("document.querySelector('input[aria-label=\"Style\"]').value === 'noto'")
+def test_an_example_is_drawn_by_a_click(page):
+    page.locator("#examples").get_by_role("button", name="railways").click()
+    wait_for_status(page, "Drew 1 picture")
+    assert captions(page) == ["seed 3"]
+    assert re.search(r"Label\s+noto railways", page.locator("dl.settings").first.inner_text())
     assert page.get_by_label("Group").first.input_value() == "travel: railways"
-    assert page.get_by_label("Seed").first.input_value() == "3"
 
 
 def test_compare(page, tmp_path):
