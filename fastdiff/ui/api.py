@@ -15,7 +15,7 @@ from fastdiff.ui.options import Options, prepare
 from fastdiff.ui.serving.owners import shelf_of
 from fastdiff.ui.session import new_folder
 from fastdiff.ui.store import Store
-from fastdiff.ui.tabs.running import DEVICE
+from fastdiff.ui.tabs.running import DEVICE, left_by_cancel
 
 
 def add_api(models: Models, limits: Limits, store: Store) -> None:
@@ -73,7 +73,7 @@ def add_api(models: Models, limits: Limits, store: Store) -> None:
         """The models that can be drawn with: name, size in pixels, labels or prompts, and default settings."""
         return [_description(models, card) for card in models.cards()]
 
-    gr.api(generate, api_name="generate", concurrency_id=DEVICE)
+    gr.api(left_by_cancel(generate), api_name="generate", concurrency_id=DEVICE)
     gr.api(list_models, api_name="models", queue=False)
 
 

@@ -83,7 +83,8 @@ CSS = """
 
 # Gradio opens a list at any key, Tab too, which leaves it open over the form, and moves the focus to a picture that is
 # new, away from who is typing; keys that no field takes are the stage's. A double click on a
-# button that draws is one. A file may be dropped anywhere. A picture's own size, which the style sheet enlarges, is known once it is loaded.
+# button that draws is one. A file may be dropped anywhere. A picture's own size, which the style
+# sheet enlarges, is known once it is loaded.
 JS = f"""
 () => {{
     addEventListener("keydown", (event) => {{

@@ -25,7 +25,7 @@ from fastdiff.ui.session import Session
 from fastdiff.ui.tabs.controls import Sampling, Subject, Updates, model_picker, seed_field
 from fastdiff.ui.tabs.progress import PREVIEW_INTERVAL, bar, preview
 from fastdiff.ui.tabs.prompt import PromptBoxes
-from fastdiff.ui.tabs.running import QUICK, Buttons
+from fastdiff.ui.tabs.running import QUICK, Buttons, starting
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class CompareTab:
         session: Session = data[self.session]
         try:
             runs = [self._prepare(side, data) for side in self.sides]
-            start: Updates = {self.status: note("Starting"), self.slider: None}
+            start: Updates = {self.status: starting(self.models), self.slider: None}
             yield start | {result.picture: None for result in self.results}
             paths: list[Path] = []
             seconds: list[float] = []

@@ -22,7 +22,7 @@ from fastdiff.ui.tabs.examples import build_examples, example_of, fit_examples
 from fastdiff.ui.tabs.form import Form
 from fastdiff.ui.tabs.gallery import GRID, Panel, Stage
 from fastdiff.ui.tabs.progress import PREVIEW_INTERVAL, bar, preview
-from fastdiff.ui.tabs.running import QUICK, Buttons
+from fastdiff.ui.tabs.running import QUICK, Buttons, starting
 from fastdiff.ui.tabs.upload import build_upload, read_foreign, read_record, uploaded_path
 
 # settings of a picture that the form cannot show: it has no field for them, and takes an empty negative prompt for none
@@ -93,7 +93,7 @@ class DrawTab:
             run = prepare(self.form.options({**data, self.form.seed.seed: seed}), self.form.models, self.form.limits)
             notices = find_notices(run) if run.request.prompt else []
             started: Updates = {self.form.seed.seed: seed, self.form.seed.spent: seed}
-            yield {self.status: note("Starting"), self.preview: "", **started}
+            yield {self.status: starting(self.form.models), self.preview: "", **started}
             pictures: list[Drawn] = []
             previewed = 0.0
             for progress, drawn in draw(run, self.form.models, session.shelf(request).new_folder()):

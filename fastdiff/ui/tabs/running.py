@@ -1,16 +1,21 @@
 """The buttons that start and end a run, and the one queue that all runs wait in."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import anyio.to_thread
 import gradio as gr
 from gradio.blocks import Block
 from gradio.components import Component
 
 from fastdiff.ui.messages import note
+from fastdiff.ui.models import Models
 
+T = TypeVar("T")
 CANCELLED = "Cancelled; what was finished is kept. A step that is under way still goes on to its end."
+WAITING = "Waiting for the step under way to end, that of a run before this one"
 DEVICE = "device"  # events with this concurrency_id wait for each other
 Updates = dict[Block, Any]
 QUICK: dict[str, Any] = {
@@ -29,6 +34,26 @@ _FREE = """() => {
     const update = {__type__: "update"};
     return [{...update, value: "NAME", interactive: true}, {...update, visible: "hidden"}];
 }"""
+
+
+def left_by_cancel(run: Callable[..., Iterator[T]]) -> Callable[..., AsyncIterator[T]]:
+    """Make the generator `run` one that a cancellation leaves at once; its step in hand goes on to its end in a thread.
+
+    Gradio would wait for that end, and then take the run that started meanwhile for the cancelled one.
+    """
+
+    @functools.wraps(run)
+    async def steps(*args: Any, **options: Any) -> AsyncIterator[T]:
+        generator = run(*args, **options)
+        while (updates := await anyio.to_thread.run_sync(next, generator, None)) is not None:
+            yield updates
+
+    return steps
+
+
+def starting(models: Models) -> str:
+    """HTML: the line of a run whose first step has not ended."""
+    return note(WAITING if models.is_computing else "Starting")
 
 
 @dataclass(frozen=True)
@@ -83,7 +108,7 @@ class Buttons:
         # before the run, which Gradio would wait for
         self.start.click(None, None, self.components, js=_BUSY, **QUICK)  # at once, also while the run waits
         running = self.start.click(
-            run,
+            left_by_cancel(run),
             {*inputs},
             [status, *outputs, *self.components],
             trigger_mode="multiple",  # that of a cancelled run may not have ended
@@ -94,8 +119,8 @@ class Buttons:
         )
         free = _FREE.replace("NAME", str(self.start.value))
         running.failure(None, None, self.components, js=free, **QUICK)  # the server may be lost
-        cancelled: Updates = {status: note(CANCELLED), **self.free}
-        cancelled |= {each: None for each in live}
-        self.cancel.click(None, cancels=running, **QUICK).then(
-            lambda: cancelled, None, [status, *live, *self.components], **QUICK
-        )
+
+        def tell() -> Updates:  # Gradio changes the updates that it is given
+            return {status: note(CANCELLED), **self.free, **dict.fromkeys(live)}
+
+        self.cancel.click(None, cancels=running, **QUICK).then(tell, None, [status, *live, *self.components], **QUICK)
