@@ -1,9 +1,9 @@
 """The buttons that start and end a run, and the one queue that all runs wait in."""
 
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio.to_thread
 import gradio as gr
@@ -13,7 +13,6 @@ from gradio.components import Component
 from fastdiff.ui.messages import note
 from fastdiff.ui.models import Models
 
-T = TypeVar("T")
 CANCELLED = "Cancelled; what was finished is kept. A step that is under way still goes on to its end."
 WAITING = "Waiting for the step under way to end, that of a run before this one"
 DEVICE = "device"  # events with this concurrency_id wait for each other
@@ -36,14 +35,14 @@ _FREE = """() => {
 }"""
 
 
-def left_by_cancel(run: Callable[..., Iterator[T]]) -> Callable[..., AsyncIterator[T]]:
+def left_by_cancel(run: Callable) -> Callable:
     """Make the generator `run` one that a cancellation leaves at once; its step in hand goes on to its end in a thread.
 
     Gradio would wait for that end, and then take the run that started meanwhile for the cancelled one.
     """
 
     @functools.wraps(run)
-    async def steps(*args: Any, **options: Any) -> AsyncIterator[T]:
+    async def steps(*args: Any, **options: Any) -> AsyncIterator[Any]:
         generator = run(*args, **options)
         while (updates := await anyio.to_thread.run_sync(next, generator, None)) is not None:
             yield updates
