@@ -21,6 +21,8 @@ CSS = """
 .settings { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margin: 0 }
 .settings dt { color: var(--body-text-color-subdued) }
 .settings dd { margin: 0; overflow-wrap: anywhere }
+.dark input[type="range"] { --neutral-200: var(--neutral-600) }  /* what is left of a slider's track */
+input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not below the arrow */
 .row:has(> .form:empty) { display: none }
 .block.tokens { padding: 4px 16px 10px !important; background: var(--block-background-fill) }
 .tokens div { font-size: var(--text-sm); overflow-wrap: anywhere }
@@ -34,6 +36,9 @@ CSS = """
 .gr-group:not(:has(.block)) { display: none }  /* a line otherwise */
 .enlarged img { width: 100%; height: 100%; object-fit: contain }
 .enlarged img[data-small], img[data-small][data-testid="imageslider-image"] { image-rendering: pixelated }
+.side .form { min-width: min(320px, 100%) !important }
+.side [data-testid="block-info"] { margin-bottom: 4px }
+.side :is(.info-text, .min_value, .max_value, .reset-button) { display: none }  /* Draw has them, with more room */
 .side { align-items: center } .side > .block:has(h3) { flex: 0 0 24px; min-width: 24px }
 
 /* A picture in its frame: whole if it is large, enlarged by a whole factor if it is small. */
@@ -53,8 +58,9 @@ CSS = """
     width: round(down, max(2 * var(--w), 200cqw), var(--w)) !important; max-width: none;
     height: auto !important; border-radius: 0; image-rendering: pixelated }
 .stage-column:has(input[value="Grid"]:checked) .stage .preview { display: none }
-.stage .empty svg { display: none }
-.stage .empty::after { content: "The picture appears here"; color: var(--body-text-color-subdued) }
+.stage .empty svg, .enlarged .empty svg { display: none }
+.stage .empty::after, .enlarged .empty::after {
+    content: "The picture appears here"; color: var(--body-text-color-subdued) }
 
 .gradio-container { overflow: clip !important }  /* what is hidden would keep others from sticking */
 .actions { position: sticky; bottom: 0; z-index: 20; padding: 8px 0; background: var(--body-background-fill) }
@@ -65,6 +71,7 @@ CSS = """
                border-top: 1px solid var(--border-color-primary) }
     .gradio-container { padding-bottom: 72px !important }
     .stage-column { scroll-margin-bottom: 80px }
+    .enlarged, .live { height: 170px !important }
     .examples { grid-template-columns: repeat(3, 1fr) } .examples img { width: 100% }
     #status { min-height: 84px !important }
 }

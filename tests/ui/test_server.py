@@ -18,7 +18,7 @@ from fastdiff.runs import temporaries
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
 ROOT = Path(__file__).parents[2]
-SECONDS = 5  # that it may take to end: 3, and what a busy machine adds
+SECONDS = 3  # that it may take to end
 
 
 @contextmanager

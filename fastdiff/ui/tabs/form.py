@@ -40,7 +40,8 @@ class Form:
         seed = SeedField.build()
         with gr.Accordion("More settings", open=False):
             sampling = Sampling.build(models, card, limits)
-            size = Size.build(card, limits)
+            with gr.Row():
+                size = Size.build(card, limits)
             batch_size = gr.Slider(
                 1,
                 limits.batch_size,

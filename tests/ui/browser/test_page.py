@@ -111,7 +111,7 @@ def test_settings_of_a_picture_come_back(page, tmp_path):
     generate(page, pictures=2, steps=2, seed=40)
     wait_for_status(page, "Drew 2 pictures")
     page.locator("#gallery").get_by_role("button", name=re.compile("Thumbnail 2")).first.click()
-    page.get_by_text("Settings of this picture").or_(page.locator("dl.settings")).first.wait_for()
+    page.locator("dl.settings").get_by_text("41", exact=True).wait_for()
     assert re.search(r"Seed\s+41\s+Label\s+fluent-3d", page.locator("dl.settings").first.inner_text())
     with page.expect_download() as download:
         page.get_by_role("button", name="Download this picture").locator("visible=true").click()
