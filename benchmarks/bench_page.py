@@ -45,7 +45,7 @@ PROMPT = "a photo of a cat"
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a user got, and when."""
+    """The pictures that a user got, and when."""
 
     called: float
     first: float  # the end of the first step
