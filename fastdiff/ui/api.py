@@ -62,7 +62,7 @@ def add_api(models: Models, limits: Limits, store: Store) -> None:
         )
         files, progress = [], gr.Progress()
         try:
-            for at, drawn in draw(prepare(options, models, limits), models, _folder(store, request)):
+            for at, drawn in draw(prepare(options, models, limits), models, _folder(store, limits, request)):
                 progress(at.fraction, desc=f"step {at.step.index + 1} of {at.step.num_steps}")
                 files += [gr.FileData(path=str(picture.path)).model_dump() for picture in drawn]
                 yield files
@@ -77,10 +77,10 @@ def add_api(models: Models, limits: Limits, store: Store) -> None:
     gr.api(list_models, api_name="models", queue=False)
 
 
-def _folder(store: Store, request: gr.Request | None) -> Path:
-    """Where pictures are kept; those of programs that others run without a login are not kept for longer than a day."""
+def _folder(store: Store, limits: Limits, request: gr.Request | None) -> Path:
+    """Where pictures are kept; those of programs that others run without a login are kept for a day at most."""
     if request is None or (store.is_shared and request.username is None):
-        return new_folder()
+        return new_folder(limits.kept)
     return shelf_of(store, request).new_folder()
 
 
