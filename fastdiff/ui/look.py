@@ -64,7 +64,11 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not b
 
 .gradio-container { overflow: clip !important }  /* what is hidden would keep others from sticking */
 .actions { position: sticky; bottom: 0; z-index: 20; padding: 8px 0; background: var(--body-background-fill) }
-#status { font-variant-numeric: tabular-nums }
+.status { font-variant-numeric: tabular-nums }
+.status .pending { opacity: 1 !important }  /* of a run in the queue, whose place is beside it */
+.status [data-testid="status-tracker"] { inset: 0 !important }
+.status [data-testid="status-tracker"] > :has(svg) { display: none }
+.status .progress-text { inset: 10px 0 auto auto !important; transform: none; font-family: inherit }
 @media (min-width: 700px) { .stage-side { position: sticky; top: 8px; align-self: flex-start } }
 @media (max-width: 640px) {
     .actions { position: fixed; left: 0; right: 0; padding: 8px 16px;

@@ -115,7 +115,9 @@ class CompareTab:
             Side.build("B", models, card, limits, max(1, steps // 2)),
         )
         buttons = Buttons.build("Compare")
-        status = gr.HTML(note("Choose two settings and press Compare."), min_height=60, padding=True)
+        status = gr.HTML(
+            note("Choose two settings and press Compare."), elem_classes="status", min_height=60, padding=True
+        )
         with gr.Row():
             results = Result.build("A"), Result.build("B")
         slider = gr.ImageSlider(

@@ -48,7 +48,12 @@ class DrawTab:
                 form = Form.build(models, card, limits)
                 buttons = Buttons.build("Generate")
             with gr.Column(scale=3, min_width=300, elem_classes="stage-side"):
-                status = gr.HTML(note("Choose what to draw and press Generate."), elem_id="status", min_height=56)
+                status = gr.HTML(
+                    note("Choose what to draw and press Generate."),
+                    elem_id="status",
+                    elem_classes="status",
+                    min_height=56,
+                )
                 with gr.Column(elem_classes="stage-column"):
                     live = gr.HTML(elem_id="preview")
                     stage = Stage.build("Pictures", "gallery")

@@ -27,7 +27,8 @@ _BUSY = """() => {
     [...document.querySelectorAll(".stage-column")].find((stage) => stage.checkVisibility())
         ?.scrollIntoView({block: "nearest", behavior: "smooth"});
     const update = {__type__: "update"};
-    return [{...update, value: "Drawing…", interactive: false}, {...update, visible: true}];
+    const waiting = '<div role="status">Waiting for its turn</div>';
+    return [{...update, value: "Drawing…", interactive: false}, {...update, visible: true}, waiting];
 }"""
 _FREE = """() => {
     const update = {__type__: "update"};
@@ -105,7 +106,7 @@ class Buttons:
         for field in typed:
             field.submit(None, js=self.press, **QUICK)
         # before the run, which Gradio would wait for
-        self.start.click(None, None, self.components, js=_BUSY, **QUICK)  # at once, also while the run waits
+        self.start.click(None, None, [*self.components, status], js=_BUSY, **QUICK)  # at once, also while the run waits
         running = self.start.click(
             left_by_cancel(run),
             {*inputs},
