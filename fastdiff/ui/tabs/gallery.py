@@ -10,7 +10,9 @@ import gradio as gr
 from gradio.blocks import Block
 
 from fastdiff.requests import png
+from fastdiff.requests.request import AXES
 from fastdiff.ui.drawn import Drawn
+from fastdiff.ui.messages import field_name
 from fastdiff.ui.session import Session
 from fastdiff.ui.tabs.controls import Updates
 from fastdiff.ui.tabs.running import QUICK
@@ -84,7 +86,7 @@ class Stage:
 
 def gallery_value(pictures: Sequence[Drawn]) -> list[tuple[str, str]]:
     """Files, so that the settings inside them stay, each with its caption, which is its alternative text too."""
-    records = [drawn.record for drawn in pictures]
+    records = [drawn.record for drawn in pictures if not _is_of_many(drawn.record)]
     varied = [key for key in _VARIED if len({str(record.get(key)) for record in records}) > 1]
     return [(str(drawn.path), _caption(drawn.record, varied)) for drawn in pictures]
 
@@ -92,10 +94,24 @@ def gallery_value(pictures: Sequence[Drawn]) -> list[tuple[str, str]]:
 def _caption(record: Mapping[str, Any], varied: Sequence[str]) -> str:
     """The seed, those settings in which the pictures differ, and the label or prompt: a tile cuts the end off."""
     subject = record.get("label") if record.get("prompt") is None else record["prompt"]
+    if AXES in record:
+        axes = (f"{field_name(axis['name'])} {_listed(axis['values'])}" for axis in record[AXES].values())
+        return textwrap.shorten(f"sheet of {' by '.join(axes)}", 2 * MAX_SUBJECT, placeholder="…")
+    if _is_of_many(record):
+        return textwrap.shorten(f"grid of seeds {_listed(record['seed'])}", 2 * MAX_SUBJECT, placeholder="…")
     name = "" if subject is None else textwrap.shorten(str(subject), MAX_SUBJECT, placeholder="…")
     values = [_VARIED[key].format(record[key]) for key in varied if record.get(key) is not None]
     values = ["1 step" if value == "1 steps" else value for value in values]
     return ", ".join(filter(None, [f"seed {record['seed']}", *values, name]))
+
+
+def _is_of_many(record: Mapping[str, Any]) -> bool:
+    """Whether it is a sheet's or a grid's."""
+    return AXES in record or isinstance(record.get("seed"), list)
+
+
+def _listed(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 @dataclass(frozen=True)
@@ -162,10 +178,11 @@ class Panel:
 
 def settings_table(drawn: Drawn) -> str:
     """The settings as an HTML list."""
+    values = {key: value for key, value in drawn.record.items() if value is not None}
+    for axis in drawn.record.get(AXES, {}).values():
+        values["num_inference_steps" if axis["name"] == "steps" else axis["name"]] = axis["values"]
     lines = (
-        f"<dt>{name}</dt><dd>{html.escape(str(drawn.record[key]))}</dd>"
-        for key, name in _SHOWN.items()
-        if drawn.record.get(key) is not None
+        f"<dt>{name}</dt><dd>{html.escape(_listed(values[key]))}</dd>" for key, name in _SHOWN.items() if key in values
     )
     text = html.escape(png.parameters_text(drawn.record)).replace("\n", "&#10;")
     return f'<dl class="settings" aria-label="Settings of this picture" data-text="{text}">{"".join(lines)}</dl>'
