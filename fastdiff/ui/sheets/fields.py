@@ -1,6 +1,6 @@
 """The fields of an X/Y sheet: two axes, each a setting and the values that somebody types."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ class AxisFields:
     @classmethod
     def build(cls, card: ModelCard) -> "AxisFields":
         with gr.Accordion(_TITLE, open=False, elem_id="axes") as box:
-            gr.Markdown("One picture for each pair of values, and a sheet of all. All else is as the form says.")
+            gr.Markdown("A picture for each pair of values, and a sheet of them. All else, but Pictures, is as above.")
             fields = [part for name in ("X: columns", "Y: rows") for part in _build_axis(name, card)]
         return cls(box, *fields)  # type: ignore[arg-type]  # of both kinds in turn
 
@@ -53,44 +53,40 @@ class AxisFields:
 
     def chosen(self, data: Mapping[Component, Any]) -> Axes:
         """The axes that are asked for. InputError for values that cannot be."""
-        return Axes(*(Axis.parse(data[name], data[values]) if data[name] else None for name, values in self._axes))
+        return _axes([(data[name], data[values]) for name, values in self._axes])
 
     def show(self, card: ModelCard, axes: Axes) -> Updates:
         """The fields with the axes of a sheet, or with none."""
-        updates: Updates = {self.box: gr.update(open=bool(axes))}
-        for (name, values), axis in zip(self._axes, (axes.x, axes.y), strict=True):
-            updates |= _update(name, values, card, axis.name if axis else _NONE, axis.text if axis else "")
-        return updates
+        return self._fill(card, [(axis.name, axis.text) if axis else (_NONE, "") for axis in (axes.x, axes.y)])
 
     def fit(self, card: ModelCard, data: Mapping[Component, Any], keep_label: bool = True) -> Updates:
         """The fields for another model, with what is typed where the model has such a setting."""
-        updates: Updates = {}
-        for name, values in self._axes:
-            kept = data[name] in _offered(card) and (keep_label or data[name] != "label")
-            updates |= _update(name, values, card, data[name] if kept else _NONE, str(data[values]) if kept else "")
+        offered = {*_offered(card)} - ({"label"} if not keep_label else set())
+        typed = [(data[name], str(data[values])) for name, values in self._axes]
+        return self._fill(card, [each if each[0] in offered else (_NONE, "") for each in typed])
+
+    def _fill(self, card: ModelCard, typed: Sequence[tuple[str, str]]) -> Updates:
+        updates: Updates = {self.box: gr.update(label=_title(typed), open=any(name for name, _ in typed))}
+        for (name, values), (chosen, text) in zip(self._axes, typed, strict=True):
+            updates[name] = gr.update(choices=_choices(card), value=chosen)
+            updates[values] = gr.update(value=text, visible=bool(chosen), info=_HINTS.get(chosen))
         return updates
 
-    def follow(
-        self, inputs: set[Block], options: Callable[[Mapping[Component, Any]], Options], steps: Component
-    ) -> None:
+    def follow(self, inputs: set[Block], options: Callable[[Mapping[Component, Any]], Options]) -> None:
         """Give an axis that is chosen values to begin with, and tell in the title how much the sheet is."""
+
+        def count(*typed: str) -> dict[str, Any]:
+            return gr.update(label=_title([(typed[0], typed[1]), (typed[2], typed[3])]))
+
         for name, values in self._axes:
-            name.input(_begin(name, values, options), inputs, values, **QUICK)
-
-        def count(data: Mapping[Component, Any]) -> dict[str, Any]:
-            try:
-                return gr.update(label=_title(self.chosen(data), data[steps]))
-            except PROBLEMS:  # Generate says which
-                return gr.update(label=f"{_TITLE}: not complete")
-
-        changes = [field.change for field in (*self.components, steps)]  # type: ignore[attr-defined]
-        gr.on(changes, count, inputs, self.box, trigger_mode="always_last", **QUICK)
+            name.input(_begin(name, options), inputs, values, **QUICK)
+            values.change(count, self.components, self.box, trigger_mode="always_last", **QUICK)
 
 
 def _build_axis(label: str, card: ModelCard) -> tuple[gr.Dropdown, gr.Textbox]:
     with gr.Row():
-        name = gr.Dropdown(_choices(card), value=_NONE, label=label, min_width=120, scale=1)
-        values = gr.Textbox(label=f"{label[0]} values", lines=2, max_lines=6, visible=False, min_width=160, scale=2)
+        name = gr.Dropdown(_choices(card), value=_NONE, label=label, min_width=120, scale=2)
+        values = gr.Textbox(label=f"{label[0]} values", lines=2, max_lines=6, visible=False, min_width=150, scale=3)
     return name, values
 
 
@@ -105,15 +101,8 @@ def _choices(card: ModelCard) -> list[tuple[str, str]]:
     return [("None", _NONE), *((field_name(name), name) for name in _offered(card))]
 
 
-def _update(name: gr.Dropdown, values: gr.Textbox, card: ModelCard, chosen: str, text: str) -> Updates:
-    return {
-        name: gr.update(choices=_choices(card), value=chosen),
-        values: gr.update(value=text, visible=bool(chosen), info=_HINTS.get(chosen)),
-    }
-
-
 def _begin(
-    name: gr.Dropdown, values: gr.Textbox, options: Callable[[Mapping[Component, Any]], Options]
+    name: gr.Dropdown, options: Callable[[Mapping[Component, Any]], Options]
 ) -> Callable[[Mapping[Component, Any]], dict[str, Any]]:
     def begin(data: Mapping[Component, Any]) -> dict[str, Any]:
         """Values to change, that of the form among them."""
@@ -136,9 +125,14 @@ def _first_values(axis: str, value: Any) -> str:
     return fixed.get(axis) or ("" if value is None else " ".join(str(value).splitlines()) + "\n")
 
 
-def _title(axes: Axes, steps: Any) -> str:
-    if not axes:
-        return _TITLE
-    settings = axes.settings()
-    total = sum(each.get("steps", steps) for each in settings)
-    return f"{_TITLE}: {axes.columns} x {axes.rows} = {len(settings)} pictures, {total:,} steps"
+def _axes(typed: Sequence[tuple[Any, Any]]) -> Axes:
+    return Axes(*(Axis.parse(name, values) if name else None for name, values in typed))
+
+
+def _title(typed: Sequence[tuple[str, str]]) -> str:
+    try:
+        axes = _axes(typed)
+    except PROBLEMS:  # Generate says which
+        return f"{_TITLE}: not complete"
+    count = "1 picture" if axes.columns * axes.rows == 1 else f"{axes.columns * axes.rows} pictures"
+    return f"{_TITLE}: {axes.columns} x {axes.rows} = {count}" if axes else _TITLE

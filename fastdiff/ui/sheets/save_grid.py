@@ -28,7 +28,7 @@ class SaveGrid:
     @classmethod
     def build(cls) -> "SaveGrid":
         return cls(
-            gr.Button("Save the run as a grid", size="sm", visible=False, elem_id="save-grid"),
+            gr.Button("Save as a grid", size="sm", scale=0, min_width=160, visible=False, elem_id="save-grid"),
             gr.DownloadButton(visible=False),
         )
 

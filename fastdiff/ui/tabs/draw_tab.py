@@ -59,7 +59,8 @@ class DrawTab:
                 with gr.Column(elem_classes="stage-column"):
                     live = gr.HTML(elem_id="preview")
                     stage = Stage.build("Pictures", "gallery")
-                save = SaveGrid.build()
+                    with stage.bar:
+                        save = SaveGrid.build()
                 panel = Panel.build()
         with gr.Row():
             with gr.Column(scale=3, min_width=300):
@@ -80,7 +81,7 @@ class DrawTab:
         self.form.model.input(self.follow_model, {*self.form.components}, self.shown, **visibly)
         self.form.subject.follow(self.form.models, self.form.model)
         self.form.boxes.follow(self.form.models, [self.form.model])
-        self.form.axes.follow({*self.form.components}, self.form.options, self.form.sampling.steps)
+        self.form.axes.follow({*self.form.components}, self.form.options)
         self.save.connect(self.session, self.status)
         self.examples.click(self.try_example, [self.examples, self.form.model], self.shown, **QUICK)
         # without Gradio's preprocessing, which leaves an open file behind

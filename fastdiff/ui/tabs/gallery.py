@@ -14,6 +14,7 @@ from fastdiff.requests.request import AXES
 from fastdiff.ui.drawn import Drawn
 from fastdiff.ui.messages import field_name
 from fastdiff.ui.session import Session
+from fastdiff.ui.sheets.axes import Axes
 from fastdiff.ui.tabs.controls import Updates
 from fastdiff.ui.tabs.running import QUICK
 
@@ -59,6 +60,7 @@ class Stage:
 
     gallery: gr.Gallery
     view: gr.Radio
+    bar: gr.Row  # that the view is chosen in
 
     @classmethod
     def build(cls, label: str, elem_id: str, view: str = ONE) -> "Stage":
@@ -76,7 +78,9 @@ class Stage:
             interactive=False,
             buttons=["download", "download_all", "fullscreen"],
         )
-        return cls(gallery, gr.Radio(VIEWS, value=view, label="View", container=False, elem_id=f"{elem_id}-view"))
+        with gr.Row(equal_height=True) as bar:
+            views = gr.Radio(VIEWS, value=view, label="View", container=False, elem_id=f"{elem_id}-view")
+        return cls(gallery, views, bar)
 
     def show(self, pictures: Sequence[Drawn], place: int | None = None) -> Updates:
         """Show `pictures`, that at `place` on the stage; None: leave it as it is."""
@@ -95,8 +99,9 @@ def _caption(record: Mapping[str, Any], varied: Sequence[str]) -> str:
     """The seed, those settings in which the pictures differ, and the label or prompt: a tile cuts the end off."""
     subject = record.get("label") if record.get("prompt") is None else record["prompt"]
     if AXES in record:
-        axes = (f"{field_name(axis['name'])} {_listed(axis['values'])}" for axis in record[AXES].values())
-        return textwrap.shorten(f"sheet of {' by '.join(axes)}", 2 * MAX_SUBJECT, placeholder="…")
+        axes = Axes.from_record(record[AXES], "the sheet")
+        words = (f"{field_name(axis.name).lower()} {axis.text}" for axis in (axes.x, axes.y) if axis)
+        return textwrap.shorten(f"sheet of {' x '.join(words)}", 2 * MAX_SUBJECT, placeholder="…")
     if _is_of_many(record):
         return textwrap.shorten(f"grid of seeds {_listed(record['seed'])}", 2 * MAX_SUBJECT, placeholder="…")
     name = "" if subject is None else textwrap.shorten(str(subject), MAX_SUBJECT, placeholder="…")
@@ -179,8 +184,9 @@ class Panel:
 def settings_table(drawn: Drawn) -> str:
     """The settings as an HTML list."""
     values = {key: value for key, value in drawn.record.items() if value is not None}
-    for axis in drawn.record.get(AXES, {}).values():
-        values["num_inference_steps" if axis["name"] == "steps" else axis["name"]] = axis["values"]
+    axes = Axes.from_record(drawn.record.get(AXES, {}), "the sheet")
+    for axis in filter(None, (axes.x, axes.y)):
+        values["num_inference_steps" if axis.name == "steps" else axis.name] = axis.text
     lines = (
         f"<dt>{name}</dt><dd>{html.escape(_listed(values[key]))}</dd>" for key, name in _SHOWN.items() if key in values
     )
