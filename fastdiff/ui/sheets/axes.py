@@ -67,6 +67,11 @@ class Axis(Schema):
         """The values as they can be typed."""
         if self.name == "prompt" or any("," in str(value) for value in self.values):
             return "\n".join(map(str, self.values)) + "\n"
+        return self.words
+
+    @property
+    def words(self) -> str:
+        """The values in a sentence."""
         return ", ".join(map(_short, self.values))
 
     @property

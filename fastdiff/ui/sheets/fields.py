@@ -66,7 +66,8 @@ class AxisFields:
         return self._fill(card, [each if each[0] in offered else (_NONE, "") for each in typed])
 
     def _fill(self, card: ModelCard, typed: Sequence[tuple[str, str]]) -> Updates:
-        updates: Updates = {self.box: gr.update(label=_title(typed), open=any(name for name, _ in typed))}
+        opened: dict[str, Any] = {"open": True} if any(name for name, _ in typed) else {}
+        updates: Updates = {self.box: gr.update(label=_title(typed), **opened)}
         for (name, values), (chosen, text) in zip(self._axes, typed, strict=True):
             updates[name] = gr.update(choices=_choices(card), value=chosen)
             updates[values] = gr.update(value=text, visible=bool(chosen), info=_HINTS.get(chosen))

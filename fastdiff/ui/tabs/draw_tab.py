@@ -124,10 +124,10 @@ class DrawTab:
         except PROBLEMS as error:
             yield {self.status: problem(error), self.preview: "", **self.buttons.free}
         else:
-            number = sum(len(run.cells) for run in runs)
-            count = "1 picture" if number == 1 else f"{number} pictures"
-            count += " and a sheet of them" if of_sheet else ""
-            done = [f"Drew {count} in {progress.seconds:.1f} s", *notices]
+            count = len(pictures) - of_sheet
+            drew = "1 picture" if count == 1 else f"{count} pictures"
+            drew += " and a sheet of them" if of_sheet else ""
+            done = [f"Drew {drew} in {progress.seconds:.1f} s", *notices]
             yield {self.status: note("; ".join(done)), self.preview: "", **self.buttons.free}
 
     def _start(

@@ -77,7 +77,7 @@ def _check_header(path: Path, limits: Limits) -> None:
     if not header.startswith(_HEADER) or len(sides) < 8:
         raise InputError(f"{path.name} is not a PNG, whatever its name; drop a picture that was made here")
     width, height = (int.from_bytes(part, "big") for part in (sides[:4], sides[4:]))
-    most = limits.pictures * limits.side**2
+    most = 2 * limits.pictures * limits.side**2  # a sheet has room for captions
     if width * height > most:
         raise InputError(f"{path.name} has {width}x{height} pixels; drop a picture that was made here")
 
