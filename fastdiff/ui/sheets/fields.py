@@ -74,14 +74,35 @@ class AxisFields:
         return updates
 
     def follow(self, inputs: set[Block], options: Callable[[Mapping[Component, Any]], Options]) -> None:
-        """Give an axis that is chosen values to begin with, and tell in the title how much the sheet is."""
+        """Give an axis that is chosen values to begin with, and tell in the title how many pictures there will be."""
 
         def count(*typed: str) -> dict[str, Any]:
             return gr.update(label=_title([(typed[0], typed[1]), (typed[2], typed[3])]))
 
         for name, values in self._axes:
-            name.input(_begin(name, options), inputs, values, **QUICK)
-            values.change(count, self.components, self.box, trigger_mode="always_last", **QUICK)
+            name.input(self._begin(name, values, options), inputs, [values, self.box], **QUICK)
+            # not at every change: those of a restored form come one by one, and their answers in any order
+            edits = [values.input, values.blur]
+            gr.on(edits, count, self.components, self.box, trigger_mode="always_last", **QUICK)
+
+    def _begin(
+        self, name: gr.Dropdown, values: gr.Textbox, options: Callable[[Mapping[Component, Any]], Options]
+    ) -> Callable[[Mapping[Component, Any]], Updates]:
+        def begin(data: Mapping[Component, Any]) -> Updates:
+            """Values to change, that of the form among them."""
+            axis = data[name]
+            try:
+                value = getattr(options(data), axis) if axis else None
+            except PROBLEMS:  # the model is gone
+                value = None
+            text = _first_values(axis, value)
+            typed = {**data, values: text}
+            return {
+                values: gr.update(value=text, visible=bool(axis), info=_HINTS.get(axis)),
+                self.box: gr.update(label=_title([(typed[each], typed[its]) for each, its in self._axes])),
+            }
+
+        return begin
 
 
 def _build_axis(label: str, card: ModelCard) -> tuple[gr.Dropdown, gr.Textbox]:
@@ -93,28 +114,16 @@ def _build_axis(label: str, card: ModelCard) -> tuple[gr.Dropdown, gr.Textbox]:
 
 def _offered(card: ModelCard) -> list[str]:
     """The settings that can be axes for a model."""
-    can = {"guidance_scale": can_guide(card), "label": bool(card.labels), "prompt": card.reads_text}
-    can["label"] = can["label"] and not card.reads_text
+    can = {
+        "guidance_scale": can_guide(card),
+        "label": bool(card.labels) and not card.reads_text,
+        "prompt": card.reads_text,
+    }
     return [name for name in AXIS_NAMES if can.get(name, True)]
 
 
 def _choices(card: ModelCard) -> list[tuple[str, str]]:
     return [("None", _NONE), *((field_name(name), name) for name in _offered(card))]
-
-
-def _begin(
-    name: gr.Dropdown, options: Callable[[Mapping[Component, Any]], Options]
-) -> Callable[[Mapping[Component, Any]], dict[str, Any]]:
-    def begin(data: Mapping[Component, Any]) -> dict[str, Any]:
-        """Values to change, that of the form among them."""
-        axis = data[name]
-        try:
-            value = getattr(options(data), axis) if axis else None
-        except PROBLEMS:  # the model is gone
-            value = None
-        return gr.update(value=_first_values(axis, value), visible=bool(axis), info=_HINTS.get(axis))
-
-    return begin
 
 
 def _first_values(axis: str, value: Any) -> str:

@@ -106,6 +106,7 @@ class DrawTab:
             started: Updates = {self.form.seed.seed: seed, self.form.seed.spent: seed}
             yield {self.status: note("Starting"), self.preview: "", **started}
             pictures: list[Drawn] = []
+            shown: Updates = {}
             previewed = 0.0
             for progress, drawn in steps:
                 updates: Updates = {self.status: bar(progress)}
@@ -114,9 +115,9 @@ class DrawTab:
                     is_first = (is_sheet or not pictures) and data[self.stage.view] != GRID
                     pictures = drawn + pictures if is_sheet else pictures + drawn
                     session.run, session.asked = pictures, None if of_sheet else runs[0]
-                    updates |= self.stage.show(pictures, 0 if is_first else None)
-                    updates |= self.panel.show(drawn[0]) if is_first else {}
-                    updates |= self.save.show(session)
+                    shown = self.stage.show(pictures, 0 if is_first else None) | self.save.show(session)
+                    shown |= self.panel.show(drawn[0]) if is_first else {}
+                    updates |= shown
                 if time.monotonic() - previewed > PREVIEW_INTERVAL:
                     previewed = time.monotonic()
                     updates[self.preview] = preview(progress)
@@ -128,7 +129,8 @@ class DrawTab:
             drew = "1 picture" if count == 1 else f"{count} pictures"
             drew += " and a sheet of them" if of_sheet else ""
             done = [f"Drew {drew} in {progress.seconds:.1f} s", *notices]
-            yield {self.status: note("; ".join(done)), self.preview: "", **self.buttons.free}
+            # the pictures once more, since the browser drops all but the last of updates that come at once
+            yield {**shown, self.status: note("; ".join(done)), self.preview: "", **self.buttons.free}
 
     def _start(
         self, data: Mapping[Component, Any], folder: Path

@@ -57,18 +57,17 @@ def test_a_sheet_of_two_axes_is_drawn_and_restored_and_a_run_saved_as_a_grid(pag
         page.get_by_role("option").first.wait_for(state="detached")
     assert page.get_by_label("Y values").input_value() == "7, 8, 9, 10"
     fill(page, {page.get_by_label("X values"): "1, 2", page.get_by_label("Y values"): "3-4"})
+    page.get_by_label("X values").focus()
     page.get_by_text("X/Y sheet: 2 x 2 = 4 pictures").wait_for()
     page.reload()
     page.get_by_text("X/Y sheet: 2 x 2 = 4 pictures").wait_for()
     page.locator("#generate").click()
     wait_for_status(page, "Drew 4 pictures and a sheet of them")
-    image = page.locator("#gallery").get_by_test_id("detailed-image")
-    assert image.get_attribute("alt") == "sheet of steps 1, 2 x seed 3, 4"
+    page.locator("#gallery [data-testid=detailed-image][alt='sheet of steps 1, 2 x seed 3, 4']").wait_for()
     assert page.get_by_role("button", name="Save as a grid").is_hidden()
     with page.expect_download() as sheet:
         page.get_by_role("button", name="Download this picture").locator("visible=true").click()
-    page.get_by_label("X: columns").click()
-    page.get_by_role("option", name="None").click()
+    pick(page, "X: columns", "None")
     page.get_by_text("X/Y sheet: 1 x 2 = 2 pictures").wait_for()
     drop(page, sheet.value.path().read_bytes(), "sheet.png")
     wait_for_status(page, "Settings of sheet.png are in the form, and its axes")

@@ -30,7 +30,7 @@ def draw(page, **fields) -> str:
 
 
 def drop(page, path: Path) -> tuple[str, dict]:
-    """What the page says of a PNG that is dropped onto it, and the values of its fields then, by label."""
+    """Drop a PNG onto the page; gives what that says, and the values of its fields then, by label."""
     (uploaded,) = page.http.post("/gradio_api/upload", files={"files": (path.name, path.read_bytes())}).json()
     result = page.restore({"path": uploaded, "meta": {"_type": "gradio.FileData"}})
     values = {}
