@@ -32,7 +32,7 @@ def draw(run: Run, models: Models, folder: Path, start: str = "") -> Iterator[tu
     pattern = files.default_pattern(run.request.subject)
     names = cell_names(run.cells, run.card.info)
     output = Output([folder / f"{start}{path}" for path in files.picture_paths(pattern, run.cells, names)])
-    for progress in models.budget.watch(drawing.draw(run, pipe)):
+    for progress in models.budget.watch(models.in_turn(drawing.draw(run, pipe))):
         yield progress, [Drawn(output.write(finished), finished.record) for finished in progress.finished]
 
 

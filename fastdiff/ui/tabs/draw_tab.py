@@ -24,11 +24,11 @@ from fastdiff.ui.session import Session
 from fastdiff.ui.sheets.save_grid import SaveGrid
 from fastdiff.ui.sheets.sheet import draw_sheet, prepare_sheet
 from fastdiff.ui.tabs.controls import Subject, Updates
-from fastdiff.ui.tabs.examples import build_examples, examples_of, fit_examples
+from fastdiff.ui.tabs.examples import build_examples, example_of, fit_examples
 from fastdiff.ui.tabs.form import Form
 from fastdiff.ui.tabs.gallery import GRID, Panel, Stage
 from fastdiff.ui.tabs.progress import PREVIEW_INTERVAL, bar, preview
-from fastdiff.ui.tabs.running import QUICK, Buttons
+from fastdiff.ui.tabs.running import QUICK, Buttons, starting
 from fastdiff.ui.tabs.upload import build_upload, form_settings, read_foreign, read_record, uploaded_path
 
 # settings of a picture that the form cannot show: it has no field for them, and takes an empty negative prompt for none
@@ -39,7 +39,7 @@ UNSHOWN = ("revision", "variant", "use_clipped_model_output", "negative_prompt")
 class DrawTab:
     form: Form
     buttons: Buttons
-    examples: gr.Dataset
+    examples: gr.HTML
     upload: gr.File
     session: gr.State
     status: gr.HTML
@@ -55,7 +55,12 @@ class DrawTab:
                 form = Form.build(models, card, limits)
                 buttons = Buttons.build("Generate")
             with gr.Column(scale=3, min_width=300, elem_classes="stage-side"):
-                status = gr.HTML(note("Choose what to draw and press Generate."), elem_id="status", min_height=56)
+                status = gr.HTML(
+                    note("Choose what to draw and press Generate."),
+                    elem_id="status",
+                    elem_classes="status",
+                    min_height=56,
+                )
                 with gr.Column(elem_classes="stage-column"):
                     live = gr.HTML(elem_id="preview")
                     stage = Stage.build("Pictures", "gallery")
@@ -65,7 +70,7 @@ class DrawTab:
         with gr.Row():
             with gr.Column(scale=3, min_width=300):
                 examples = build_examples(card)
-            with gr.Column(scale=2, min_width=300):
+            with gr.Column(scale=1, min_width=260):
                 upload = build_upload()
         tab = cls(form, buttons, examples, upload, session, status, live, stage, save, panel)
         tab._connect()
@@ -83,7 +88,9 @@ class DrawTab:
         self.form.boxes.follow(self.form.models, [self.form.model])
         self.form.axes.follow({*self.form.components}, self.form.options)
         self.save.connect(self.session, self.status)
-        self.examples.click(self.try_example, [self.examples, self.form.model], self.shown, **QUICK)
+        self.examples.click(self.try_example, self.form.model, self.shown, **QUICK).success(
+            None, js=self.buttons.press, **QUICK
+        )
         # without Gradio's preprocessing, which leaves an open file behind
         restored = [*self.shown, self.upload]
         self.upload.upload(self.restore, {self.upload, *self.form.components}, restored, preprocess=False, **QUICK)
@@ -104,7 +111,7 @@ class DrawTab:
             runs, of_sheet, steps = self._start({**data, self.form.seed.seed: seed}, folder)
             notices = dict.fromkeys(line for run in runs if run.request.prompt for line in find_notices(run))
             started: Updates = {self.form.seed.seed: seed, self.form.seed.spent: seed}
-            yield {self.status: note("Starting"), self.preview: "", **started}
+            yield {self.status: starting(self.form.models), self.preview: "", **started}
             pictures: list[Drawn] = []
             shown: Updates = {}
             previewed = 0.0
@@ -157,10 +164,10 @@ class DrawTab:
             return {self.status: problem(error)}
         return updates | ready if updates else {self.status: gr.skip()}
 
-    def try_example(self, index: int, name: str) -> Updates:
-        """The form with an example of its model."""
-        card = self.form.models.card(name)
-        return self.form.show_example(card, examples_of(card)[index])
+    def try_example(self, name: str, event: gr.EventData) -> Updates:
+        """The form with the settings of an example of its model, which then is drawn."""
+        example = example_of(self.form.models.card(name), event)
+        return self._fill(example.record, f"the example {example.subject}")
 
     def use(self, chosen: Drawn | None) -> Updates:
         """The form with the settings of a picture of this visit."""

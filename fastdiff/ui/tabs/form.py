@@ -15,7 +15,6 @@ from fastdiff.ui.options import Options
 from fastdiff.ui.sheets.axes import Axes
 from fastdiff.ui.sheets.fields import AxisFields
 from fastdiff.ui.tabs.controls import Sampling, SeedField, Size, Subject, Updates, are_alike, model_picker
-from fastdiff.ui.tabs.examples import Example
 from fastdiff.ui.tabs.prompt import PromptBoxes
 
 
@@ -45,7 +44,8 @@ class Form:
         seed = SeedField.build()
         with gr.Accordion("More settings", open=False):
             sampling = Sampling.build(models, card, limits)
-            size = Size.build(card, limits)
+            with gr.Row():
+                size = Size.build(card, limits)
             batch_size = gr.Slider(
                 1,
                 limits.batch_size,
@@ -100,15 +100,6 @@ class Form:
             **self.size.updates(Size.properties(cards[1], self.limits)),
             **self.axes.fit(cards[1], data, keep_label=are_alike(*cards)),
         }
-
-    def show_example(self, card: ModelCard, example: Example) -> Updates:
-        """The form with another subject and seed. InputError for files that make no tokenizer."""
-        updates = self.seed.show(example.seed)
-        if card.reads_text:
-            return updates | self.boxes.updates(
-                PromptBoxes.properties(self.models, [card], {"prompt": example.subject})
-            )
-        return updates | self.subject.updates(Subject.properties(card, example.subject))
 
     def show(self, card: ModelCard, record: Mapping[str, Any]) -> Updates:
         """The form for `card` with the settings in a picture's `record`."""

@@ -51,9 +51,9 @@ class HistoryTab:
         page.submit(history.show, inputs, outputs, preprocess=False, **QUICK)
         delete.click(history.delete, [*inputs, panel.chosen], outputs, preprocess=False, **QUICK)
         panel.follow(stage, session, lambda session: session.shown)
-        panel.use.click(draw.use, panel.chosen, draw.shown, **QUICK).then(
-            lambda: (gr.update(selected="draw"), gr.update(active=False)), None, [tabs, timer], **QUICK
-        )
+        used = panel.use.click(draw.use, panel.chosen, draw.shown, **QUICK)
+        for restored in (used.then, draw.upload.upload):
+            restored(lambda: (gr.update(selected="draw"), gr.update(active=False)), None, [tabs, timer], **QUICK)
         return history
 
     def show(self, session: Session, page: float | None, request: gr.Request) -> Updates:

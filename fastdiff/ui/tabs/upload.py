@@ -17,9 +17,7 @@ _HEADER = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"  # width and height follow
 
 
 def build_upload() -> gr.File:
-    return gr.File(
-        label="Drop a PNG made here to restore its settings", file_types=[".png"], height=140, elem_id="upload"
-    )
+    return gr.File(label="Drop a PNG anywhere to restore it", file_types=[".png"], height=140, elem_id="upload")
 
 
 def uploaded_path(payload: Any) -> Path:

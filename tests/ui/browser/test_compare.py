@@ -3,10 +3,12 @@
 import re
 
 from fastdiff.requests import png
-from tests.ui.browser.actions import drop, fill, generate, pick, wait_for_status
+from tests.ui.browser.actions import drop, fill, generate, more_settings, number, pick, wait_for_status
 
 
 def test_a_picture_is_sent_to_compare_and_settings_come_back(page):
+    more_settings(page)
+    fill(page, {number(page, "Width"): "72"})
     generate(page, steps=2, seed=7)
     wait_for_status(page, "Drew 1 picture")
     page.get_by_role("button", name="Send to Compare").locator("visible=true").click()
@@ -14,7 +16,9 @@ def test_a_picture_is_sent_to_compare_and_settings_come_back(page):
     steps = page.get_by_label("number input for Steps").locator("visible=true")
     assert [steps.nth(i).input_value() for i in (0, 1)] == ["2", "2"]
     assert page.get_by_label("Seed", exact=True).locator("visible=true").input_value() == "7"
-    fill(page, {steps.nth(1): "3"})
+    widths = page.get_by_label("number input for Width").locator("visible=true")
+    assert [widths.nth(i).input_value() for i in (0, 1)] == ["72", "72"]
+    fill(page, {steps.nth(1): "3", widths.nth(0): "80", widths.nth(1): "80"})
     page.get_by_role("button", name="Compare", exact=True).click()
     table = page.locator("dl.settings").locator("visible=true")
     table.get_by_text("Pixel difference").wait_for()
@@ -22,13 +26,13 @@ def test_a_picture_is_sent_to_compare_and_settings_come_back(page):
     page.get_by_role("button", name="Use the settings of B").click()
     wait_for_status(page, "Settings of seed 7 are in the form")
     assert page.get_by_role("tab", name="Draw").get_attribute("aria-selected") == "true"
-    assert page.get_by_label("number input for Steps").locator("visible=true").first.input_value() == "3"
+    assert (number(page, "Steps").input_value(), number(page, "Width").input_value()) == ("3", "80")
 
 
 def test_each_side_has_a_live_preview_and_its_controls_on_one_line(page, slow_steps):
     page.get_by_role("tab", name="Compare").click()
-    for name in ("Model", "Steps", "Scheduler", "Guidance"):
-        label = {"Steps": "number input for Steps", "Guidance": "number input for Guidance"}.get(name, name)
+    for name in ("Model", "Steps", "Scheduler", "Guidance", "Width", "Height"):
+        label = name if name in ("Model", "Scheduler") else f"number input for {name}"
         fields = page.get_by_label(label, exact=True).locator("visible=true")
         boxes = [fields.nth(i).bounding_box() for i in (0, 1)]
         models = page.get_by_label("Model", exact=True).locator("visible=true")
