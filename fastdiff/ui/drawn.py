@@ -9,6 +9,7 @@ from fastdiff.runs import drawing, files
 from fastdiff.runs.drawing import Progress, Run
 from fastdiff.runs.names import cell_names
 from fastdiff.runs.output import Output
+from fastdiff.runs.writing import write_beside
 from fastdiff.ui.models import Models
 
 
@@ -21,7 +22,7 @@ class Drawn:
 
 
 def draw(run: Run, models: Models, folder: Path) -> Iterator[tuple[Progress, list[Drawn]]]:
-    """Draw `run` into `folder`. Yields after each step, the pictures of a batch at its end.
+    """Draw `run` into `folder`. Yields after each step, with the pictures whose files are whole by then.
 
     Raises InputError, NonFiniteError, OSError where the disk refuses, MemoryError, DeviceLostError.
     """
@@ -29,5 +30,7 @@ def draw(run: Run, models: Models, folder: Path) -> Iterator[tuple[Progress, lis
     pattern = files.default_pattern(run.request.subject)
     names = cell_names(run.cells, run.card.info)
     output = Output([folder / path for path in files.picture_paths(pattern, run.cells, names)])
-    for progress in models.budget.watch(drawing.draw(run, pipe)):
-        yield progress, [Drawn(output.write(finished), finished.record) for finished in progress.finished]
+    steps = models.budget.watch(drawing.draw(run, pipe))
+    yield from write_beside(
+        steps, lambda finished: Drawn(output.write(finished), finished.record), wait=pipe.device.type == "cpu"
+    )
