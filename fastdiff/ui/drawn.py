@@ -12,6 +12,7 @@ from fastdiff.runs.names import cell_names
 from fastdiff.runs.output import Output, columns_of
 from fastdiff.runs.resuming import load_picture
 from fastdiff.runs.sheet import ContactSheet
+from fastdiff.runs.writing import write_beside
 from fastdiff.ui.models import Models
 
 
@@ -24,7 +25,7 @@ class Drawn:
 
 
 def draw(run: Run, models: Models, folder: Path, start: str = "") -> Iterator[tuple[Progress, list[Drawn]]]:
-    """Draw `run` into `folder`; file names begin with `start`. Yields after each step, a batch's pictures at its end.
+    """Draw `run` into `folder`; file names begin with `start`. Yields after each step, with the files whole by then.
 
     Raises InputError, NonFiniteError, OSError where the disk refuses, MemoryError, DeviceLostError.
     """
@@ -32,8 +33,10 @@ def draw(run: Run, models: Models, folder: Path, start: str = "") -> Iterator[tu
     pattern = files.default_pattern(run.request.subject)
     names = cell_names(run.cells, run.card.info)
     output = Output([folder / f"{start}{path}" for path in files.picture_paths(pattern, run.cells, names)])
-    for progress in models.budget.watch(models.in_turn(drawing.draw(run, pipe))):
-        yield progress, [Drawn(output.write(finished), finished.record) for finished in progress.finished]
+    steps = models.budget.watch(models.in_turn(drawing.draw(run, pipe)))
+    yield from write_beside(
+        steps, lambda finished: Drawn(output.write(finished), finished.record), wait=pipe.device.type == "cpu"
+    )
 
 
 def write_grid(run: Run, pictures: Sequence[Drawn]) -> Path:
