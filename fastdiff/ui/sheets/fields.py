@@ -107,8 +107,8 @@ class AxisFields:
 
 def _build_axis(label: str, card: ModelCard) -> tuple[gr.Dropdown, gr.Textbox]:
     with gr.Row():
-        name = gr.Dropdown(_choices(card), value=_NONE, label=label, min_width=120, scale=2)
-        values = gr.Textbox(label=f"{label[0]} values", lines=2, max_lines=6, visible=False, min_width=150, scale=3)
+        name = gr.Dropdown(_choices(card), value=_NONE, label=label, min_width=136, scale=1)
+        values = gr.Textbox(label=f"{label[0]} values", lines=2, max_lines=6, visible=False, min_width=116, scale=2)
     return name, values
 
 
