@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gradio as gr
 
+from fastdiff.runs.drawing import Run
 from fastdiff.ui.drawn import Drawn
 from fastdiff.ui.serving.owners import shelf_of
 from fastdiff.ui.store import Shelf, Store
@@ -20,7 +21,8 @@ class Session:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.run: list[Drawn] = []  # the pictures of the Draw tab, in order
+        self.asked: Run | None = None  # the run of the Draw tab; None for a sheet
+        self.run: list[Drawn] = []  # the pictures of the Draw tab, in order; a sheet comes before its own
         self.shown: list[Drawn] = []  # those of the History tab
 
     def __deepcopy__(self, memo: dict) -> "Session":

@@ -26,6 +26,7 @@ from fastdiff.ui.tabs.controls import Sampling, Size, Subject, Updates, model_pi
 from fastdiff.ui.tabs.progress import PREVIEW_INTERVAL, bar, preview
 from fastdiff.ui.tabs.prompt import PromptBoxes
 from fastdiff.ui.tabs.running import QUICK, Buttons, starting
+from fastdiff.ui.tabs.upload import form_settings
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,10 @@ class CompareTab:
 
     @classmethod
     def build(cls, models: Models, card: ModelCard, limits: Limits, session: gr.State) -> "CompareTab":
-        gr.Markdown("Draw one seed with two settings: what does a step, a scheduler or another model change?")
+        gr.Markdown(
+            "Draw one seed with two settings: what does a step, a scheduler or another model change? "
+            "For many values at once there is the X/Y sheet, in the form of Draw."
+        )
         subject = Subject.build(card)
         boxes = PromptBoxes.build(models, card)
         seed = seed_field()
@@ -200,7 +204,7 @@ class CompareTab:
         try:
             if chosen is None:
                 raise InputError("no picture is chosen; click one first")
-            record = chosen.record
+            record = form_settings(chosen.record, chosen.path.name, self.limits)
             card = self.models.card(record["model"])
             boxes = PromptBoxes.properties(self.models, [card], record)
         except PROBLEMS as error:
