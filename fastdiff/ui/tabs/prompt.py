@@ -62,12 +62,13 @@ class PromptBoxes(Controls):
         texts = {"prompt": data[self.prompt], "negative_prompt": data[self.negative_prompt]}
         is_empty = not any(texts.values())
         properties = self.properties(models, cards, None if is_empty else texts)
+        del properties["tokens"]["value"]  # counted as the picker changes: what is typed now would be left out here
         if not is_empty or not properties["prompt"]["value"]:
             del properties["prompt"]["value"], properties["negative_prompt"]["value"]  # somebody may go on typing
         return self.updates(properties)
 
     def follow(self, models: Models, pickers: Sequence[gr.Dropdown]) -> None:
-        """Count the tokens for the models of `pickers` as they change."""
+        """Count the tokens for the models of `pickers` as these or the texts change."""
 
         def count(prompt: str, negative: str, *names: str) -> str:
             try:
@@ -76,9 +77,8 @@ class PromptBoxes(Controls):
                 return problem(error)
 
         boxes = [self.prompt, self.negative_prompt]
-        gr.on(
-            [box.change for box in boxes], count, [*boxes, *pickers], self.tokens, trigger_mode="always_last", **QUICK
-        )
+        changes = [box.change for box in boxes] + [picker.change for picker in pickers]
+        gr.on(changes, count, [*boxes, *pickers], self.tokens, trigger_mode="always_last", **QUICK)
 
     def chosen(self, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
         """The fields of ui.options.Options that the boxes are for; an empty negative prompt is none."""

@@ -14,7 +14,7 @@ from fastdiff.ui.messages import note
 from fastdiff.ui.models import Models
 
 CANCELLED = "Cancelled; what was finished is kept. A step that is under way still goes on to its end."
-WAITING = "Waiting for the step under way to end, that of a run before this one"
+WAITING = "Waiting for the step of an earlier run to end"
 DEVICE = "device"  # events with this concurrency_id wait for each other
 Updates = dict[Block, Any]
 QUICK: dict[str, Any] = {

@@ -146,14 +146,14 @@ def test_the_next_run_starts_while_a_cancelled_step_goes_on(page, slow_steps):
     slow_steps.seconds = 2.0
     generate(page, steps=1, seed=1)
     for seed in ("3", "2"):
-        wait_for_status(page, "Starting" if seed == "3" else "Waiting for the step under way to end")
+        wait_for_status(page, "Starting" if seed == "3" else "Waiting for the step of an earlier run to end")
         assert page.locator("#generate").is_disabled()
         page.get_by_role("button", name="Cancel").locator("visible=true").click()
         wait_for_status(page, "A step that is under way still goes on to its end")
         page.locator("#generate").get_by_text("Generate").wait_for()
         page.get_by_label("Seed").first.fill(seed)
         page.get_by_role("button", name="Generate").click()
-    wait_for_status(page, "Waiting for the step under way to end")
+    wait_for_status(page, "Waiting for the step of an earlier run to end")
     assert not slow_steps
     while not slow_steps:
         page.wait_for_timeout(50)

@@ -1,5 +1,8 @@
 """The boxes of models that read text: which are shown, what is in them, and the tokens that are counted."""
 
+import asyncio
+
+import gradio as gr
 import pytest
 
 from fastdiff.errors import InputError
@@ -41,6 +44,16 @@ def test_one_of_two_models_reads_text(models, card):
     properties = PromptBoxes.properties(models, [card("emoji64"), card("./text/sd1")], {"prompt": "the cat"})
     assert properties["prompt"] == {"value": "the cat", "visible": True}
     assert properties["tokens"]["value"] == f"<div>2 of {ROOM} tokens</div>"
+
+
+def test_another_model_overwrites_no_count_of_what_is_typed_meanwhile(models, card):
+    async def build() -> PromptBoxes:  # outside of an event loop Gradio makes some and closes none
+        with gr.Blocks():
+            return PromptBoxes.build(models, card("./text/sd1"))
+
+    boxes = asyncio.run(build())
+    updates = boxes.fit(models, [card("./text/sdxl")], {boxes.prompt: "the", boxes.negative_prompt: ""})
+    assert not {"value"} & {*updates[boxes.prompt], *updates[boxes.tokens]}
 
 
 def test_what_is_cut_is_shown(models, card):
