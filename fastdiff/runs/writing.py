@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 from fastdiff.runs.drawing import Finished, Progress
@@ -46,7 +47,7 @@ def write_beside(
 ) -> Iterator[tuple[Progress, list[T]]]:
     """Have `write` called for the finished pictures of a run, in order, beside the drawing of the next ones.
 
-    Yields after each step, with what `write` has returned by then, and after the last one until all is there.
+    Yields after each step, with what `write` has returned by then, and after the last one again until all is there.
 
     wait: for the pictures of each batch before the next one begins. On a CPU nothing is gained beside the drawing, and
     whoever waits for pictures would see them a step later, which may take long there.
@@ -57,7 +58,7 @@ def write_beside(
 
     def rest() -> Iterator[tuple[Progress, list[T]]]:
         while waiting:
-            yield progress, [waiting.popleft().result()]
+            yield replace(progress, finished=()), [waiting.popleft().result()]
 
     with Writer() as writer:
         try:

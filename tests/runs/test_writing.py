@@ -1,12 +1,21 @@
 """Files written beside the drawing: in order, whatever ends the run, and with room for so many at most."""
 
 import threading
-from types import SimpleNamespace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 
 from fastdiff.runs import writing
 from fastdiff.runs.writing import Writer, write_beside
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is told of it, of a Progress."""
+
+    name: tuple[int, int]  # its batch, and its place there
+    finished: Sequence[int]
 
 
 def steps_of(batches: int, size: int = 2, told=lambda batch, step: None):
@@ -15,7 +24,7 @@ def steps_of(batches: int, size: int = 2, told=lambda batch, step: None):
         for step in range(2):
             told(batch, step)
             finished = range(batch * size, (batch + 1) * size) if step else ()
-            yield SimpleNamespace(name=(batch, step), finished=finished)
+            yield Step((batch, step), finished)
 
 
 def shown(results) -> list[tuple]:
@@ -45,7 +54,8 @@ def test_at_the_end_each_comes_as_soon_as_it_is_written():
     assert shown([next(results), next(results)]) == [((0, 0), []), ((0, 1), [])]
     for number in range(3):
         room.release()
-        assert shown([next(results)]) == [((0, 1), [number])]
+        again, written = next(results)
+        assert (again, written) == (Step((0, 1), ()), [number]), "the step's pictures are told once"
 
 
 def test_who_waits_sees_a_batch_before_the_next():
