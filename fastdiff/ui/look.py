@@ -53,6 +53,7 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not b
 .stage .thumbnails img, .stage .thumbnail-lg img:not([data-small]) { width: 100% !important; height: 100% !important }
 .stage .thumbnail-small:only-child { opacity: 0 }
 .stage .thumbnails { scrollbar-width: thin }
+.stage .caption { max-width: 100% }
 .stage-column:has(input[value="Pixels"]:checked) .stage .media-button { display: block; overflow: auto }
 .stage-column:has(input[value="Pixels"]:checked) .stage .media-button img {
     width: round(down, max(2 * var(--w), 200cqw), var(--w)) !important; max-width: none;
@@ -62,9 +63,11 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not b
 .stage .empty::after, .enlarged .empty::after {
     content: "The picture appears here"; color: var(--body-text-color-subdued) }
 
+/* Above the pictures, whose z-index is 20: the buttons, and the line of a run wherever one is on the form. */
 .gradio-container { overflow: clip !important }  /* what is hidden would keep others from sticking */
-.actions { position: sticky; bottom: 0; z-index: 20; padding: 8px 0; background: var(--body-background-fill) }
+.actions { position: sticky; bottom: 0; z-index: 21; padding: 8px 0; background: var(--body-background-fill) }
 .status { font-variant-numeric: tabular-nums }
+.status:has(.bar, .problem) { position: sticky; top: 0; z-index: 21; background: var(--body-background-fill) }
 .status .pending { opacity: 1 !important }  /* of a run in the queue, whose place is beside it */
 .status [data-testid="status-tracker"] { inset: 0 !important }
 .status [data-testid="status-tracker"] > :has(svg) { display: none }

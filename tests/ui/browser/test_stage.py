@@ -169,6 +169,25 @@ def test_one_line_says_how_far_the_run_is(page, slow_steps):
     assert line.match(page.locator("#status").inner_text().strip())
 
 
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_generate_and_the_line_of_a_run_are_above_the_pictures(open_page, slow_steps, size):
+    page = open_page(size)
+    generate(page, steps=3)
+    wait_for_status(page, "Drew 1 picture")
+    page.evaluate("scrollBy(0, document.querySelector('#gallery').getBoundingClientRect().bottom - innerHeight + 9)")
+    on_top = """(each) => {
+        const {x, y, width, height} = each.getBoundingClientRect();
+        return each.contains(document.elementFromPoint(x + width / 2, y + height / 2));
+    }"""
+    assert page.locator("#generate").evaluate(on_top)
+    slow_steps.seconds = 1
+    page.locator("#generate").dispatch_event("click")
+    page.locator("#status [role=progressbar]").wait_for()
+    page.wait_for_timeout(500)  # it scrolls
+    page.evaluate("scrollBy(0, document.querySelector('#gallery').getBoundingClientRect().top + 99)")
+    assert page.locator("#status [role=progressbar]").evaluate(on_top)
+
+
 def test_cancel_is_there_while_something_is_drawn(page, slow_steps):
     cancel = page.get_by_role("button", name="Cancel").locator("visible=true")
     assert cancel.count() == 0
