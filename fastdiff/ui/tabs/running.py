@@ -23,13 +23,16 @@ QUICK: dict[str, Any] = {
     "api_visibility": "private",
 }  # of events that compute nothing
 
-_BUSY = """() => {
+_SHOW_STAGE = """() => {
     [...document.querySelectorAll(".stage-column")].find((stage) => stage.checkVisibility())
         ?.scrollIntoView({block: "nearest", behavior: "smooth"});
+}"""
+_BUSY = """() => {
+    (SHOW_STAGE)();
     const update = {__type__: "update"};
     const waiting = '<div role="status">Waiting for its turn</div>';
     return [{...update, value: "Drawing…", interactive: false}, {...update, visible: true}, waiting];
-}"""
+}""".replace("SHOW_STAGE", _SHOW_STAGE)
 _FREE = """() => {
     const update = {__type__: "update"};
     return [{...update, value: "NAME", interactive: true}, {...update, visible: "hidden"}];
@@ -117,6 +120,7 @@ class Buttons:
             concurrency_id=DEVICE,
             api_visibility="private",
         )
+        running.success(None, js=_SHOW_STAGE, **QUICK)  # the page may have grown on the way
         free = _FREE.replace("NAME", str(self.start.value))
         running.failure(None, None, self.components, js=free, **QUICK)  # the server may be lost
 
