@@ -95,6 +95,20 @@ def test_leaving_writes_what_is_finished():
 
 
 @pytest.mark.parametrize("wait", [False, True])
+def test_what_is_written_is_handed_out_before_an_error_of_writing(wait):
+    def write(number):
+        if number == 5:
+            raise OSError("the disk is full")
+        return number
+
+    given: list[int] = []
+    with pytest.raises(OSError, match="full"):
+        for _, written in write_beside(steps_of(2, size=4), write, wait=wait):
+            given += written
+    assert given == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("wait", [False, True])
 def test_an_error_of_writing_ends_it(wait):
     drawn = []
 
