@@ -63,14 +63,14 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not b
 .stage .empty::after, .enlarged .empty::after {
     content: "The picture appears here"; color: var(--body-text-color-subdued) }
 
-/* Above the pictures, whose z-index is 20: the buttons, and the line of a run wherever one is on the form. */
+/* Above pictures and labels, whose z-indexes are 20 and 40: the buttons, and the line of a run. */
 .gradio-container { overflow: clip !important }  /* what is hidden would keep others from sticking */
-.actions { position: sticky; bottom: 0; z-index: 21; padding: 8px 0; background: var(--body-background-fill) }
+.actions { position: sticky; bottom: 0; z-index: 41; padding: 8px 0; background: var(--body-background-fill) }
 .status { font-variant-numeric: tabular-nums }
-.status:has(.bar, .problem) { position: sticky; top: 0; z-index: 21; background: var(--body-background-fill) }
+.status:has(.bar, .problem) { position: sticky; top: 0; z-index: 41; background: var(--body-background-fill) }
 .status .pending { opacity: 1 !important }  /* of a run in the queue, whose place is beside it */
 .status [data-testid="status-tracker"] { inset: 0 !important }
-.status [data-testid="status-tracker"] > :has(svg) { display: none }
+.status [data-testid="status-tracker"] > :is(:has(svg), .error) { display: none }
 .status .progress-text { inset: 10px 0 auto auto !important; transform: none; font-family: inherit }
 @media (min-width: 700px) { .stage-side { position: sticky; top: 8px; align-self: flex-start } }
 @media (max-width: 640px) {
