@@ -85,7 +85,8 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not b
 
 /* The live preview lies on the stage, above the strip of what is finished, and gives way to who looks at that. */
 .stage-column { position: relative }
-#preview, .live { position: absolute; z-index: 5; top: 1px; left: 1px; right: 1px; height: calc(var(--stage) - 58px);
+#preview, .live { position: absolute; z-index: 5; inset: 1px 1px auto; width: auto !important;
+           height: calc(var(--stage) - 58px);
            padding: 0 !important; background: var(--block-background-fill); pointer-events: none }
 .live { height: 320px }
 #preview:not(:has(.previews)), .live:not(:has(.previews)) { display: none !important }

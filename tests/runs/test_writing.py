@@ -12,7 +12,7 @@ from fastdiff.runs.writing import Writer, write_beside
 
 @dataclass(frozen=True)
 class Step:
-    """What is told of it, of a Progress."""
+    """A step of a run: as much of a Progress as is told."""
 
     name: tuple[int, int]  # its batch, and its place there
     finished: Sequence[int]
