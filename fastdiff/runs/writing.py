@@ -56,6 +56,13 @@ def write_beside(
     """
     waiting: deque[Future[T]] = deque()
 
+    def written() -> list[T]:
+        """All before the first error, which is raised once it is first in line."""
+        results: list[T] = []
+        while waiting and (wait or waiting[0].done()) and not (results and waiting[0].exception()):
+            results.append(waiting.popleft().result())
+        return results
+
     def rest() -> Iterator[tuple[Progress, list[T]]]:
         while waiting:
             yield replace(progress, finished=()), [waiting.popleft().result()]
@@ -64,7 +71,7 @@ def write_beside(
         try:
             for progress in steps:
                 waiting.extend(writer.submit(write, finished) for finished in progress.finished)
-                yield progress, [waiting.popleft().result() for _ in range(len(waiting)) if wait or waiting[0].done()]
+                yield progress, written()
         except Exception:
             yield from rest()
             raise

@@ -53,6 +53,7 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not b
 .stage .thumbnails img, .stage .thumbnail-lg img:not([data-small]) { width: 100% !important; height: 100% !important }
 .stage .thumbnail-small:only-child { opacity: 0 }
 .stage .thumbnails { scrollbar-width: thin }
+.stage .caption { max-width: 100% }
 .stage-column:has(input[value="Pixels"]:checked) .stage .media-button { display: block; overflow: auto }
 .stage-column:has(input[value="Pixels"]:checked) .stage .media-button img {
     width: round(down, max(2 * var(--w), 200cqw), var(--w)) !important; max-width: none;
@@ -62,12 +63,14 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not b
 .stage .empty::after, .enlarged .empty::after {
     content: "The picture appears here"; color: var(--body-text-color-subdued) }
 
+/* Above pictures and labels, whose z-indexes are 20 and 40: the buttons, and the line of a run. */
 .gradio-container { overflow: clip !important }  /* what is hidden would keep others from sticking */
-.actions { position: sticky; bottom: 0; z-index: 20; padding: 8px 0; background: var(--body-background-fill) }
+.actions { position: sticky; bottom: 0; z-index: 41; padding: 8px 0; background: var(--body-background-fill) }
 .status { font-variant-numeric: tabular-nums }
+.status:has(.bar, .problem) { position: sticky; top: 0; z-index: 41; background: var(--body-background-fill) }
 .status .pending { opacity: 1 !important }  /* of a run in the queue, whose place is beside it */
 .status [data-testid="status-tracker"] { inset: 0 !important }
-.status [data-testid="status-tracker"] > :has(svg) { display: none }
+.status [data-testid="status-tracker"] > :is(:has(svg), .error) { display: none }
 .status .progress-text { inset: 10px 0 auto auto !important; transform: none; font-family: inherit }
 @media (min-width: 700px) { .stage-side { position: sticky; top: 8px; align-self: flex-start } }
 @media (max-width: 640px) {
@@ -82,7 +85,8 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not b
 
 /* The live preview lies on the stage, above the strip of what is finished, and gives way to who looks at that. */
 .stage-column { position: relative }
-#preview, .live { position: absolute; z-index: 5; top: 1px; left: 1px; right: 1px; height: calc(var(--stage) - 58px);
+#preview, .live { position: absolute; z-index: 5; inset: 1px 1px auto; width: auto !important;
+           height: calc(var(--stage) - 58px);
            padding: 0 !important; background: var(--block-background-fill); pointer-events: none }
 .live { height: 320px }
 #preview:not(:has(.previews)), .live:not(:has(.previews)) { display: none !important }

@@ -29,6 +29,7 @@ _OTHER_WORDS = {  # of the command and of Python, and the page's and the API's
     "num-images": "num_images",
     "negative-prompt": "negative_prompt",
     "clip-skip": "clip_skip",
+    "`fastdiff models MODEL` lists": "the API's /models lists",
     "--": "",
     ": None is not ": " is empty; give ",
 }

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from annotated_types import Len
 
-from fastdiff.checkpoints.kinds import Label, Seed
+from fastdiff.checkpoints.kinds import Label, Prompt, Seed
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
 from fastdiff.requests.request import Request
@@ -84,6 +84,8 @@ def _check_limits(options: Options, limits: Limits) -> None:
         "width": side,
         "height": side,
         "batch_size": batch_size,
+        "prompt": Prompt | None,
+        "negative_prompt": Prompt | None,
     }
     for name, kind in kinds.items():
         checked(name, getattr(options, name), kind)

@@ -12,7 +12,7 @@ from fastdiff.runs.writing import Writer, write_beside
 
 @dataclass(frozen=True)
 class Step:
-    """What is told of it, of a Progress."""
+    """A step of a run: as much of a Progress as is told."""
 
     name: tuple[int, int]  # its batch, and its place there
     finished: Sequence[int]
@@ -92,6 +92,20 @@ def test_leaving_writes_what_is_finished():
     threading.Timer(0.05, begun.set).start()
     results.close()
     assert written == [0, 1]
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_what_is_written_is_handed_out_before_an_error_of_writing(wait):
+    def write(number):
+        if number == 5:
+            raise OSError("the disk is full")
+        return number
+
+    given: list[int] = []
+    with pytest.raises(OSError, match="full"):
+        for _, written in write_beside(steps_of(2, size=4), write, wait=wait):
+            given += written
+    assert given == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("wait", [False, True])

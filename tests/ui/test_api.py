@@ -98,11 +98,14 @@ def test_the_api_page_names_two_functions(client):
         pytest.param({"steps": True}, "steps: True is not a whole number", id="true"),
         pytest.param({"steps": 2.5}, "steps: 2.5 is not a whole number", id="fraction"),
         pytest.param({"seed": -1}, "seed: -1 is not a whole number", id="seed"),
-        pytest.param({"label": "<b>x"}, "label '<b>x' is not a label", id="label"),
+        pytest.param({"label": "<b>x"}, "label '<b>x' is not a label.* the API's /models lists", id="label"),
         pytest.param({"model": "/etc"}, "model '/etc' is not here", id="model"),
         pytest.param({"prompt": "a cat"}, "prompt: emoji64 has no text encoder", id="prompt of a class model"),
         pytest.param({"model": "./text/sd1"}, "./text/sd1 draws from a text; give one", id="no prompt"),
         pytest.param({"model": "./text/sd1", "prompt": "a", "label": 1}, "label 1: .* leave it out", id="label"),
+        pytest.param(
+            {"model": "./text/sd1", "prompt": "a" * 10001}, r"prompt: 'a+\.\.\. is not a text of up to", id="long"
+        ),
         pytest.param({"width": 7}, "height 64, width 7", id="size"),
     ],
 )

@@ -1,6 +1,7 @@
 """The picture of an X/Y sheet: pictures in columns and rows, with a caption above and beside them."""
 
 import math
+import unicodedata
 from collections.abc import Sequence
 
 from PIL import Image, ImageDraw, ImageFont
@@ -54,7 +55,7 @@ def _write(
 def _wrap(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, most: int) -> list[str]:
     """The lines of a text, none wider than `width`; the end of one that has more than `most` is cut off."""
     lines = [""]
-    for word in text.split():
+    for word in _drawable(text).split():
         longer = f"{lines[-1]} {word}".strip()
         if font.getlength(longer) <= width:
             lines[-1] = longer
@@ -70,3 +71,9 @@ def _wrap(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageF
             lines[-1] = lines[-1][:-1]
         lines[-1] += "…"
     return [each for each in lines if each]
+
+
+def _drawable(text: str) -> str:
+    """The text without accents, and ? for what else Pillow's font has no letter for."""
+    bare = "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
+    return bare.encode("ascii", "replace").decode()

@@ -33,9 +33,11 @@ _BUSY = """() => {
     const waiting = '<div role="status">Waiting for its turn</div>';
     return [{...update, value: "Drawing…", interactive: false}, {...update, visible: true}, waiting];
 }""".replace("SHOW_STAGE", _SHOW_STAGE)
-_FREE = """() => {
+_LOST = """() => {
     const update = {__type__: "update"};
-    return [{...update, value: "NAME", interactive: true}, {...update, visible: "hidden"}];
+    const lost = '<div role="alert" class="problem">The server is gone, or has failed; what was finished is kept. ' +
+        'Start it if need be, and press NAME again.</div>';
+    return [{...update, value: "NAME", interactive: true}, {...update, visible: "hidden"}, lost, EMPTY];
 }"""
 
 
@@ -121,8 +123,8 @@ class Buttons:
             api_visibility="private",
         )
         running.success(None, js=_SHOW_STAGE, **QUICK)  # the page may have grown on the way
-        free = _FREE.replace("NAME", str(self.start.value))
-        running.failure(None, None, self.components, js=free, **QUICK)  # the server may be lost
+        lost = _LOST.replace("NAME", str(self.start.value)).replace("EMPTY", ", ".join(["''"] * len(live)))
+        running.failure(None, None, [*self.components, status, *live], js=lost, **QUICK)
 
         def tell() -> Updates:  # Gradio changes the updates that it is given
             return {status: note(CANCELLED), **self.free, **dict.fromkeys(live)}

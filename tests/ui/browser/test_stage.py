@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from fastdiff.runs import drawing
 from tests.ui.browser.actions import DESKTOP, PHONE, captions, generate, more_settings, number, wait_for_status
 
 DISPLAYED = """
@@ -169,6 +170,33 @@ def test_one_line_says_how_far_the_run_is(page, slow_steps):
     assert line.match(page.locator("#status").inner_text().strip())
 
 
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_generate_and_the_line_of_a_run_are_above_the_pictures(open_page, slow_steps, size):
+    page = open_page(size)
+    generate(page, steps=3)
+    wait_for_status(page, "Drew 1 picture")
+    page.evaluate("scrollBy(0, document.querySelector('#gallery').getBoundingClientRect().bottom - innerHeight + 9)")
+    on_top = """(each) => {
+        const {x, y, width, height} = each.getBoundingClientRect();
+        return each.contains(document.elementFromPoint(x + width / 2, y + height / 2));
+    }"""
+    assert page.locator("#generate").evaluate(on_top)
+    label_is_below = """() => {
+        const labels = [...document.querySelectorAll("[data-testid=block-info]")];
+        const label = labels.find((each) => each.innerText === "Guidance");
+        const place = () => label.getBoundingClientRect();
+        scrollBy(0, place().y - document.querySelector("#generate").getBoundingClientRect().y - 9);
+        return document.elementFromPoint(place().x + 5, place().y + 5).closest(".actions") !== null;
+    }"""
+    assert page.evaluate(label_is_below)
+    slow_steps.seconds = 1
+    page.locator("#generate").dispatch_event("click")
+    page.locator("#status [role=progressbar]").wait_for()
+    page.wait_for_timeout(500)  # it scrolls
+    page.evaluate("scrollBy(0, document.querySelector('#gallery').getBoundingClientRect().top + 99)")
+    assert page.locator("#status [role=progressbar]").evaluate(on_top)
+
+
 def test_cancel_is_there_while_something_is_drawn(page, slow_steps):
     cancel = page.get_by_role("button", name="Cancel").locator("visible=true")
     assert cancel.count() == 0
@@ -195,6 +223,15 @@ def test_a_run_that_cannot_be_sent_frees_the_button(page):
     page.locator("#generate").get_by_text("Drawing").wait_for()
     page.locator("#generate").get_by_text("Generate").wait_for()
     assert page.locator("#generate").is_enabled()
+
+
+def test_a_run_that_breaks_off_says_what_to_do(page, monkeypatch):
+    monkeypatch.setattr(drawing, "draw", lambda run, pipe: 1 / 0)
+    page.locator("#generate").click()
+    alert = page.locator("#status [role=alert]")
+    alert.wait_for()
+    assert "press Generate again" in alert.inner_text() and page.locator("#status .error").is_hidden()
+    assert page.locator("#generate").inner_text() == "Generate" and page.locator("#generate").is_enabled()
 
 
 def test_settings_are_copied_as_text(page):

@@ -136,3 +136,9 @@ def test_the_command_says_in_one_line_that_it_draws_no_sheets(draw_at, tmp_path,
     assert "is an X/Y sheet" in capsys.readouterr().err
     assert main(["info", str(drawn[-1].path)]) == 0
     assert 'X Type: Seed, X Values: "1, 2"' in capsys.readouterr().out
+
+
+def test_captions_lose_accents_and_show_what_has_no_letter():
+    picture = Image.new("RGB", (16, 16))
+    captions = [draw_captions([picture], [""], [text]) for text in ("façade, 猫", "facade, ?")]
+    assert captions[0] == captions[1]
