@@ -12,7 +12,6 @@ The folders are of random weights, made for the run (sd15 and sdxl take 3 and 8 
 """
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -24,11 +23,12 @@ from typing import Any
 import torch
 from bulk_folders import TASKS, folder_of
 from bulk_loops import WARM
-from harness import chosen, report
+from harness import chosen, environment, report
 
 from fastdiff.checkpoints.model_card import ModelCard
 
 HERE = Path(__file__).parent
+ENVIRONMENT = environment() | {"OMP_NUM_THREADS": "1"}  # so that torchrun says nothing of threads
 WAYS = ("fastdiff", "eager", "compile")
 CARDS = (1, 2)
 SECONDS = 20.0  # that the loops draw once they are warm
@@ -68,7 +68,7 @@ def bulk(name: str, who: str, cards: int, folder: Path, out: Path) -> dict[str, 
     flags += ["--steps", task.steps, "--cfg-scale", task.guidance] + (["--prompt", task.prompt] if task.prompt else [])
     command = [sys.executable, "-m", "fastdiff", "bulk", "-m", folder, "--out", out / "run", *flags]
     start = time.time()
-    subprocess.run([*map(str, command)], env=environment(), check=True)
+    subprocess.run([*map(str, command)], env=ENVIRONMENT, check=True)
     shards = [(path.stat().st_mtime, json.loads(path.read_text())) for path in (out / "run/shards").glob("??????.json")]
     first = {record["worker"]: at for at, record in sorted(shards, key=lambda shard: shard[0], reverse=True)}
     if len(first) < cards:
@@ -89,7 +89,7 @@ def loop(name: str, who: str, cards: int, folder: Path, out: Path) -> dict[str, 
     """The numbers of a loop over diffusers."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", cards]
     command += [HERE / "bulk_loops.py", who, name, folder, out, SECONDS]
-    done = subprocess.run([*map(str, command)], env=environment(), stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run([*map(str, command)], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, check=True)
     batches = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     rate = 0.0
     for rank in range(cards):
@@ -97,12 +97,6 @@ def loop(name: str, who: str, cards: int, folder: Path, out: Path) -> dict[str, 
         seconds = own[-1]["at"] - own[WARM - 1]["at"]
         rate += sum(batch["count"] for batch in own[WARM:]) / seconds
     return {"pictures_s": rate, "pictures": sum(batch["count"] for batch in batches)}
-
-
-def environment() -> dict[str, str]:
-    """The variables of the processes: fastdiff is found as it is here, and torchrun says nothing of threads."""
-    paths = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
 
 
 if __name__ == "__main__":

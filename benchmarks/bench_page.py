@@ -14,7 +14,6 @@ is compared, byte for byte, with the PNG that `fastdiff sample` writes.
     wrong              pictures that are not the command's, or not there
 """
 
-import os
 import shutil
 import statistics
 import subprocess
@@ -30,7 +29,7 @@ from typing import Any
 
 import torch
 from gradio_client import Client  # type: ignore[import-untyped]
-from harness import DEVICE, command_line, report
+from harness import DEVICE, command_line, environment, report
 
 from fastdiff.checkpoints import hub
 
@@ -192,11 +191,6 @@ def count_wrong(drawn: list[Drawn], expected: dict[str, bytes]) -> int:
 
 def command(*parts: Any) -> list[str]:
     return [sys.executable, "-m", "fastdiff", *map(str, parts)]
-
-
-def environment() -> dict[str, str]:
-    """The variables of the processes, which find fastdiff as it is here."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))}
 
 
 if __name__ == "__main__":

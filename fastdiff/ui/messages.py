@@ -53,6 +53,11 @@ def field_name(name: str) -> str:
     return _FIELDS.get(name, name)
 
 
+def number_of_pictures(count: int) -> str:
+    """Such as 1 picture, or 1,200 pictures."""
+    return "1 picture" if count == 1 else f"{count:,} pictures"
+
+
 def problem(error: Exception) -> str:
     """HTML: one of PROBLEMS, spoken by a screen reader at once."""
     text = re.sub(r"^\w+(?=[: ])", lambda name: field_name(name[0]), explain(error))

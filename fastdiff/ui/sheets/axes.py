@@ -143,7 +143,7 @@ class Axes:
 
     def as_record(self) -> dict[str, Any]:
         """JSON values."""
-        return {place: {"name": axis.name, "values": list(axis.values)} for place, axis in self._named()}
+        return {place: {"name": axis.name, "values": list(axis.values)} for place, axis in self.chosen.items()}
 
     def __bool__(self) -> bool:
         return bool(self.x or self.y)
@@ -161,8 +161,10 @@ class Axes:
         across, down = (_settings(axis) for axis in (self.x, self.y))
         return [one | other for other in down for one in across]
 
-    def _named(self) -> list[tuple[str, Axis]]:
-        return [(place, axis) for place, axis in (("x", self.x), ("y", self.y)) if axis]
+    @property
+    def chosen(self) -> dict[str, Axis]:
+        """Those that there are, by x and y."""
+        return {place: axis for place, axis in (("x", self.x), ("y", self.y)) if axis}
 
 
 def _settings(axis: Axis | None) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from gradio.components import Component
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import SCHEDULERS
-from fastdiff.ui.messages import PROBLEMS, field_name
+from fastdiff.ui.messages import PROBLEMS, field_name, number_of_pictures
 from fastdiff.ui.options import Options
 from fastdiff.ui.sheets.axes import AXIS_NAMES, Axes, Axis
 from fastdiff.ui.tabs.controls import can_guide
@@ -144,5 +144,5 @@ def _title(typed: Sequence[tuple[str, str]]) -> str:
         axes = _axes(typed)
     except PROBLEMS:  # Generate says which
         return f"{_TITLE}: not complete"
-    count = "1 picture" if axes.columns * axes.rows == 1 else f"{axes.columns * axes.rows} pictures"
+    count = number_of_pictures(axes.columns * axes.rows)
     return f"{_TITLE}: {axes.columns} x {axes.rows} = {count}" if axes else _TITLE

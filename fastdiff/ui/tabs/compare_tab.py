@@ -2,7 +2,6 @@
 
 import html
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from fastdiff.ui.models import Models
 from fastdiff.ui.options import Options, prepare
 from fastdiff.ui.session import Session
 from fastdiff.ui.tabs.controls import Sampling, Size, Subject, Updates, model_picker, seed_field
-from fastdiff.ui.tabs.progress import PREVIEW_INTERVAL, bar, preview
+from fastdiff.ui.tabs.progress import bar, with_previews
 from fastdiff.ui.tabs.prompt import PromptBoxes
 from fastdiff.ui.tabs.running import QUICK, Buttons, starting
 from fastdiff.ui.tabs.upload import form_settings
@@ -180,13 +179,10 @@ class CompareTab:
             paths: list[Path] = []
             seconds: list[float] = []
             for side, run, result in zip(self.sides, runs, self.results, strict=True):
-                previewed = 0.0
-                for progress, drawn in draw(run, self.models, session.shelf(request).new_folder()):
+                steps = draw(run, self.models, session.shelf(request).new_folder())
+                for progress, drawn, live in with_previews(steps):
                     updates: Updates = {self.status: bar(progress, side.name)}
-                    if time.monotonic() - previewed > PREVIEW_INTERVAL:
-                        previewed = time.monotonic()
-                        updates[result.live] = preview(progress)
-                    yield updates
+                    yield updates if live is None else updates | {result.live: live}
                     paths += [each.path for each in drawn]
                 seconds.append(progress.seconds)
                 yield result.show(drawn[0])

@@ -1,6 +1,5 @@
 """The Draw tab: the form, progress with a live preview, Cancel, and the pictures of the run."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from fastdiff.runs.drawing import Progress, Run
 from fastdiff.runs.notices import find_notices
 from fastdiff.ui.drawn import Drawn, draw
 from fastdiff.ui.limits import Limits
-from fastdiff.ui.messages import PROBLEMS, field_name, note, problem
+from fastdiff.ui.messages import PROBLEMS, field_name, note, number_of_pictures, problem
 from fastdiff.ui.models import Models
 from fastdiff.ui.options import Options, prepare
 from fastdiff.ui.session import Session
@@ -27,7 +26,7 @@ from fastdiff.ui.tabs.controls import Subject, Updates
 from fastdiff.ui.tabs.examples import build_examples, example_of, fit_examples
 from fastdiff.ui.tabs.form import Form
 from fastdiff.ui.tabs.gallery import GRID, Panel, Stage
-from fastdiff.ui.tabs.progress import PREVIEW_INTERVAL, bar, preview
+from fastdiff.ui.tabs.progress import bar, with_previews
 from fastdiff.ui.tabs.running import QUICK, Buttons, starting
 from fastdiff.ui.tabs.upload import build_upload, form_settings, read_foreign, read_record, uploaded_path
 
@@ -114,8 +113,7 @@ class DrawTab:
             yield {self.status: starting(self.form.models), self.preview: "", **started}
             pictures: list[Drawn] = []
             shown: Updates = {}
-            previewed = 0.0
-            for progress, drawn in steps:
+            for progress, drawn, live in with_previews(steps):
                 updates: Updates = {self.status: bar(progress)}
                 if drawn:  # those before stay until the first is there to take their place
                     is_sheet = AXES in drawn[0].record
@@ -125,15 +123,12 @@ class DrawTab:
                     shown = self.stage.show(pictures, 0 if is_first else None) | self.save.show(session)
                     shown |= self.panel.show(drawn[0]) if is_first else {}
                     updates |= shown
-                if time.monotonic() - previewed > PREVIEW_INTERVAL:
-                    previewed = time.monotonic()
-                    updates[self.preview] = preview(progress)
-                yield updates
+                yield updates if live is None else updates | {self.preview: live}
         except PROBLEMS as error:
             yield {self.status: problem(error), self.preview: "", **self.buttons.free}
         else:
             count = len(pictures) - of_sheet
-            drew = "1 picture" if count == 1 else f"{count} pictures"
+            drew = number_of_pictures(count)
             drew += " and a sheet of them" if of_sheet else ""
             done = [f"Drew {drew} in {progress.seconds:.1f} s", *notices]
             # the pictures once more, since the browser drops all but the last of updates that come at once

@@ -100,7 +100,7 @@ def _caption(record: Mapping[str, Any], varied: Sequence[str]) -> str:
     subject = record.get("label") if record.get("prompt") is None else record["prompt"]
     if AXES in record:
         axes = Axes.from_record(record[AXES], "the sheet")
-        words = (f"{field_name(axis.name).lower()} {axis.words}" for axis in (axes.x, axes.y) if axis)
+        words = (f"{field_name(axis.name).lower()} {axis.words}" for axis in axes.chosen.values())
         return textwrap.shorten(f"sheet of {' x '.join(words)}", 2 * MAX_SUBJECT, placeholder="…")
     if _is_of_many(record):
         return textwrap.shorten(f"grid of seeds {_listed(record['seed'])}", 2 * MAX_SUBJECT, placeholder="…")
@@ -185,7 +185,7 @@ def settings_table(drawn: Drawn) -> str:
     """The settings as an HTML list."""
     values = {key: value for key, value in drawn.record.items() if value is not None}
     axes = Axes.from_record(drawn.record.get(AXES, {}), "the sheet")
-    for axis in filter(None, (axes.x, axes.y)):
+    for axis in axes.chosen.values():
         values["num_inference_steps" if axis.name == "steps" else axis.name] = axis.words
     lines = (
         f"<dt>{name}</dt><dd>{html.escape(_listed(values[key]))}</dd>" for key, name in _SHOWN.items() if key in values

@@ -11,7 +11,7 @@ from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.requests.request import AXES
 from fastdiff.ui.drawn import Drawn
-from fastdiff.ui.messages import PROBLEMS, note, problem
+from fastdiff.ui.messages import PROBLEMS, note, number_of_pictures, problem
 from fastdiff.ui.session import Session
 from fastdiff.ui.sheets.axes import Axes
 from fastdiff.ui.tabs.controls import Updates
@@ -62,7 +62,7 @@ class HistoryTab:
         pages = max(1, math.ceil(len(paths) / PAGE))
         number = min(max(1, int(page)), pages) if isinstance(page, int | float) and math.isfinite(page) else 1
         session.shown = [drawn for path in paths[PAGE * (number - 1) : PAGE * number] if (drawn := _read(path))]
-        count = f"{len(paths):,} picture{'' if len(paths) == 1 else 's'}, the newest first; page {number} of {pages}"
+        count = f"{number_of_pictures(len(paths))}, the newest first; page {number} of {pages}"
         return {
             self.status: note(count),
             self.page: gr.update(value=number, maximum=pages),

@@ -3,10 +3,13 @@
 import base64
 import io
 import math
+import time
+from collections.abc import Iterator
 
 from PIL.Image import Image
 
 from fastdiff.runs.drawing import Progress
+from fastdiff.ui.drawn import Drawn
 
 PREVIEW_INTERVAL = 0.25  # seconds between two previews
 SMALL = 256  # pixels of the longest side, up to which a picture is enlarged by a whole factor
@@ -36,6 +39,17 @@ def bar(progress: Progress, what: str = "") -> str:
 def _time_left(progress: Progress) -> str:
     seconds = math.ceil(progress.seconds * (1 / progress.fraction - 1))
     return f"{seconds} s left" if seconds < 100 else f"{math.ceil(seconds / 60)} min left"
+
+
+def with_previews(
+    steps: Iterator[tuple[Progress, list[Drawn]]],
+) -> Iterator[tuple[Progress, list[Drawn], str | None]]:
+    """Pass the steps of a run on, each with the `preview` of it, or None while the last one is fresh."""
+    last = -math.inf
+    for progress, drawn in steps:
+        is_due = time.monotonic() - last > PREVIEW_INTERVAL
+        last = time.monotonic() if is_due else last
+        yield progress, drawn, preview(progress) if is_due else None
 
 
 def preview(progress: Progress) -> str:

@@ -1,8 +1,8 @@
 """A PNG made by fastdiff, dropped onto the page, back into settings."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import gradio as gr
 
@@ -13,6 +13,7 @@ from fastdiff.ui.foreign import parse_parameters
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.sheets.axes import Axes
 
+T = TypeVar("T")
 _HEADER = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"  # width and height follow
 
 
@@ -36,11 +37,7 @@ def read_record(path: Path, limits: Limits) -> dict[str, Any]:
 
     They are those that `form_settings` gives.
     """
-    try:
-        _check_header(path, limits)
-        return form_settings(png.read_settings(path), path.name, limits)
-    except InputError as error:
-        raise InputError(str(error).replace(str(path), path.name)) from None
+    return _read(path, limits, lambda path: form_settings(png.read_settings(path), path.name, limits))
 
 
 def form_settings(record: Mapping[str, Any], name: str, limits: Limits) -> dict[str, Any]:
@@ -60,12 +57,17 @@ def read_foreign(path: Path, limits: Limits) -> tuple[dict[str, Any], list[str]]
 
     None for any other file. InputError as `read_record`.
     """
+    text = _read(path, limits, png.read_text)
+    return None if "fastdiff" in text or "parameters" not in text else parse_parameters(text["parameters"])
+
+
+def _read(path: Path, limits: Limits, read: Callable[[Path], T]) -> T:
+    """Call `read` for a PNG of no more pixels than are made here; its errors have the name of the file alone."""
     try:
         _check_header(path, limits)
-        text = png.read_text(path)
+        return read(path)
     except InputError as error:
         raise InputError(str(error).replace(str(path), path.name)) from None
-    return None if "fastdiff" in text or "parameters" not in text else parse_parameters(text["parameters"])
 
 
 def _check_header(path: Path, limits: Limits) -> None:
