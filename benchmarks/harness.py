@@ -8,7 +8,6 @@ import argparse
 import functools
 import importlib
 import json
-import pkgutil
 import platform
 import statistics
 import subprocess
@@ -161,14 +160,16 @@ def peak_bytes(call: Call) -> int:
 
 @functools.cache
 def kernel_modules() -> dict[str, str]:
-    """The name of each function that Triton compiles, which is its kernel's, and the module of device code it is in."""
+    """The name of each function that Triton compiles, which is its kernel's, and the stem of the file it is in."""
     found: dict[str, str] = {}
-    for stem in sorted(module.name for module in pkgutil.iter_modules(fastdiff.kernels.device.__path__)):
-        module = importlib.import_module(f"fastdiff.kernels.device.{stem}")
+    root = Path(next(iter(fastdiff.kernels.device.__path__)))
+    for path in sorted(root.rglob("*.py")):
+        name = ".".join(path.relative_to(root).with_suffix("").parts)
+        module = importlib.import_module(f"fastdiff.kernels.device.{name}")
         for value in vars(module).values():
             function: Any = getattr(value, "fn", None)
             if getattr(function, "__module__", "") == module.__name__:  # not imported from another
-                found[function.__name__] = stem
+                found[function.__name__] = path.stem
     return found
 
 

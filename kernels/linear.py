@@ -23,6 +23,7 @@ from fastdiff.kernels.host.launching import (
     launch,
     multiprocessors,
     side_by_side,
+    suits_descriptors,
 )
 from fastdiff.kernels.host.recording import because
 from fastdiff.kernels.layer_norm import layer_norm
@@ -250,7 +251,7 @@ def launch_products(
     residual = None if residual is None else residual.reshape(*shape, out_channels).contiguous()
     out = y.view(*shape, out_channels)
     loaded = [tensor for tensor in (out, x, weight, residual) if tensor is not None]
-    by_descriptors = has_descriptors(x.device) and all(map(_suits_descriptors, loaded))
+    by_descriptors = has_descriptors(x.device) and all(map(suits_descriptors, loaded))
     choices = _choices(x.dtype, by_descriptors, dual=parts == 2, normed=rms_eps is not None, added=residual is not None)
     tile = _first_busy(choices, out)
     programs = min(_programs(tile, out), tile.resident * multiprocessors(x.device))
@@ -271,12 +272,6 @@ def launch_products(
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return y
-
-
-def _suits_descriptors(tensor: Tensor) -> bool:
-    """Whether the copy engine can read the tensor: 16 bits, whole 16 bytes between rows and at the start."""
-    strides = tensor.stride()[:-1]
-    return tensor.itemsize == 2 and tensor.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in strides)
 
 
 def _choices(dtype: torch.dtype, by_descriptors: bool, dual: bool, normed: bool, added: bool) -> Choices:

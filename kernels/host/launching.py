@@ -78,3 +78,9 @@ def descriptor(tensor: Tensor, block: list[int]):
     from triton.tools.tensor_descriptor import TensorDescriptor  # absent where triton is
 
     return TensorDescriptor.from_tensor(tensor, block)
+
+
+def suits_descriptors(tensor: Tensor) -> bool:
+    """Whether the copy engine can read the tensor: 16 bits, whole 16 bytes between rows and at the start."""
+    strides = tensor.stride()[:-1]
+    return tensor.itemsize == 2 and tensor.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in strides)
