@@ -18,7 +18,7 @@ from fastdiff.kernels.host.recording import because
 
 
 class Tiles(NamedTuple):
-    """Of the Gluon kernel, which streams blocks of keys past the queries."""
+    """Tiles of the Gluon kernel, which streams blocks of keys past the queries."""
 
     parts: tuple[int, int]  # columns of the two parts of a head's width
     keys: int  # of a block
@@ -30,7 +30,7 @@ class Tiles(NamedTuple):
 
 
 class FewKeys(NamedTuple):
-    """Of the Triton kernel, which holds all keys on chip, in one part or two."""
+    """All keys, which the Triton kernel holds on chip, in one part or two."""
 
     parts: tuple[int, int]
     stages: int
