@@ -142,8 +142,8 @@ class LinearCall(Call[Tensor]):
         return "no plan" if self.hopper_plan() is None else on_hopper.obstacle(*self._rows())
 
     def _rows(self) -> tuple[Tensor, Tensor]:
-        """x (N L, C_in) and the weight, channels side by side."""
-        return side_by_side(self.x.reshape(-1, self.x.shape[-1])), self.weight.contiguous()
+        """x (N L, C_in), channels side by side, and the weight as it is: its kernel does not wait for a copy."""
+        return side_by_side(self.x.reshape(-1, self.x.shape[-1])), self.weight
 
     def hopper(self) -> Tensor:
         """Return it by tiles that fill the card with few tokens, of many by the kernel: the bits are the same."""

@@ -54,12 +54,16 @@ def _load_weights(w, w2, steps, place, step, stage, B1: gl.constexpr, B2: gl.con
 def _produce(
     x, w, w2, steps, place, channels, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr
 ):
-    """One warp: the steps, into the buffers as they become free."""
+    """One warp: the steps, into the buffers as they become free.
+
+    The first weights come before the kernel that makes x has ended: no kernel makes weights.
+    """
     count = gl.cdiv(channels, BK)
-    for step in gl.static_range(STAGES):  # weights, which no kernel writes, before the one that makes x has ended
+    for step in gl.static_range(STAGES):
         if step < count:
             _load_weights(w, w2, steps, place, step, step, B1, B2, BK)
     cuda.gdc_wait()
+    cuda.gdc_launch_dependents()
     for step in range(count):
         stage = step % STAGES
         if step >= STAGES:
@@ -140,7 +144,6 @@ def hopper_linear_kernel(
         mbarrier.init(loaded.index(i), count=1)
         mbarrier.init(read.index(i), count=2)
     fence_async_shared()
-    cuda.gdc_launch_dependents()
     steps = Steps(x_s, w_s, w2_s, loaded, read)
     place = Place(gl.program_id(0) // across * 128, gl.program_id(0) % across * (B1 + B2))
     FIRST: gl.constexpr = 0

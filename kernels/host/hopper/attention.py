@@ -51,8 +51,8 @@ class Plan(NamedTuple):
 
 
 ANY = 2**31
-# As measured on one H200 with triton 3.6, in bfloat16 (kernels/README.md, "Attention"); others were slower, or nobody
-# has tried them. The first that fits is taken.
+# The best of those tried on one H200 with triton 3.6, in bfloat16; shapes that fit none were not tried. The first that
+# fits is taken.
 PLANS = (
     Plan("attention to 64 keys", 0, 64, 0, 64, FewKeys((64, 0), stages=2, resident=4)),
     Plan("attention to 80 keys", 0, 64, 64, 80, FewKeys((64, 16), stages=2, resident=4)),
