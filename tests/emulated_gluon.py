@@ -130,7 +130,9 @@ class Descriptor:
         first = [int(each) for each in coordinates]
         assert len(first) == len(self.block_shape)
         low = [max(0, -at) for at in first]
-        high = [min(size, whole - at) for at, size, whole in zip(first, self.block_shape, self.tensor.shape, strict=True)]
+        high = [
+            min(size, whole - at) for at, size, whole in zip(first, self.block_shape, self.tensor.shape, strict=True)
+        ]
         high = [max(lower, upper) for lower, upper in zip(low, high, strict=True)]
         bounds = list(zip(low, high, first, strict=True))
         return tuple(slice(a + at, b + at) for a, b, at in bounds), tuple(slice(a, b) for a, b, _ in bounds)
@@ -232,10 +234,14 @@ def warp_specialize(partitions: list[Any], warps: list[int], registers: list[int
         raise errors[0]
 
 
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """A layout, which decides no number; or an order to the memory, which is in order."""
+
+
 def _gl() -> SimpleNamespace:
     return SimpleNamespace(
         constexpr=Any, int64="int64", float32=np.float32,
-        NVMMASharedLayout=lambda **kwargs: None, NVMMADistributedLayout=lambda *args: None, SliceLayout=lambda *args: None,
+        NVMMASharedLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing,
         program_id=lambda axis: Scalar(_running.program), num_programs=lambda axis: Scalar(_running.programs),
         maximum=lambda a, b: Scalar(max(int(a), int(b))), minimum=lambda a, b: Scalar(min(int(a), int(b))),
         static_range=range, arange=lambda first, end, layout: _values(np.arange(first, end)),
@@ -251,14 +257,14 @@ def _language() -> ModuleType:
     module.gl = _gl()
     module.gluon = SimpleNamespace(jit=lambda *args, **kwargs: args[0] if args else lambda function: function)
     module.mbarrier = SimpleNamespace(
-        MBarrierLayout=lambda: None,
-        init=lambda barrier, count: None,
+        MBarrierLayout=_nothing,
+        init=_nothing,
         wait=lambda barrier, parity: barrier.wait(parity),
         expect=lambda barrier, number: barrier.add(arrived=True, number=number),
         arrive=lambda barrier, count, pred=True: barrier.add(arrived=True) if pred else None,
     )
     module.pieces = lambda memory, first, count: Memory(memory.array[first : first + count])
-    module.fence_async_shared = lambda: None
+    module.fence_async_shared = _nothing
     for function in (reinterpret, async_load, async_store, store_wait, warpgroup_mma, warpgroup_mma_wait):
         setattr(module, function.__name__, function)
     return module
@@ -271,7 +277,7 @@ def _in_place_of_triton(names: tuple[str, ...]):
     kept = {name: sys.modules.pop(name, None) for name in (LANGUAGE, *names)}
     cuda = language.cuda
     sys.modules[LANGUAGE] = _language()
-    language.cuda = SimpleNamespace(gdc_wait=lambda: None, gdc_launch_dependents=lambda: None)
+    language.cuda = SimpleNamespace(gdc_wait=_nothing, gdc_launch_dependents=_nothing)
     try:
         yield
     finally:
