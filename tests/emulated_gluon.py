@@ -1,14 +1,16 @@
 """Gluon's kernels on the CPU, which Triton's interpreter cannot run: partitions are threads, barriers block them.
 
-All that is asynchronous happens as late as the kernel's own waits allow: a product reads shared memory when it is
-waited for, a store when its buffer is asked for again. So a buffer that is filled too early, or freed twice, shows as a
-wrong number; bytes that a barrier expects and does not get, as a wait without end. Numbers are float32, tensors any.
+All that is asynchronous happens as late as the kernel's own waits allow: a load fills shared memory when its barrier
+is waited for, a product reads it when it is waited for, a store when its buffer is asked for again. So a buffer that is
+read or filled too early shows as a wrong number; bytes that a barrier expects and does not get, as a wait without end.
+Numbers are float32, tensors any.
 """
 
 import importlib
 import math
 import operator
 import sys
+from collections.abc import Callable
 from contextlib import contextmanager
 from threading import Condition, Thread, local
 from types import ModuleType, SimpleNamespace
@@ -82,20 +84,27 @@ class Barrier:
 
     def __init__(self) -> None:
         self.phase, self.arrived, self.bytes = 0, False, 0
+        self.loads: list[Callable[[], int]] = []  # each returns its bytes
 
-    def add(self, *, arrived: bool = False, number: int = 0) -> None:
+    def arrive(self, number: int = 0) -> None:
         with _changed:
-            assert not (arrived and self.arrived), "a second arrival in one phase"
-            self.arrived |= arrived
-            self.bytes += number
-            if self.arrived and self.bytes == 0:
-                self.phase, self.arrived = self.phase + 1, False
-            _changed.notify_all()
+            assert not self.arrived, "a second arrival in one phase"
+            self.arrived, self.bytes = True, number
+            self._end_phase()
 
     def wait(self, parity: Any) -> None:
         with _changed:
-            ended = _changed.wait_for(lambda: self.phase % 2 != int(parity) % 2, PATIENCE)
-        assert ended, "a barrier that nobody ends"
+            while self.phase % 2 == int(parity) % 2:
+                assert _changed.wait_for(lambda: self.phase % 2 != int(parity) % 2 or self.loads, PATIENCE), (
+                    "a barrier that nobody ends"
+                )
+                self.bytes -= sum(self.loads.pop()() for _ in range(len(self.loads)))
+                self._end_phase()
+
+    def _end_phase(self) -> None:
+        if self.arrived and self.bytes == 0:
+            self.phase, self.arrived = self.phase + 1, False
+        _changed.notify_all()
 
 
 class Memory:
@@ -166,9 +175,16 @@ def store(pointer: Pointer, value: np.ndarray, mask: np.ndarray) -> None:
 def async_load(descriptor: Descriptor, coordinates: list[Any], barrier: Barrier, into: Memory) -> None:
     there, here = descriptor.inside(coordinates)
     assert list(into.array.shape) == descriptor.block_shape
-    into.array[...] = 0
-    into.array[here] = descriptor.tensor[there].float().numpy()
-    barrier.add(number=-into.array.size * BYTES)
+    into.array[...] = np.nan
+
+    def copy() -> int:
+        into.array[...] = 0
+        into.array[here] = descriptor.tensor[there].float().numpy()
+        return into.array.size * BYTES
+
+    with _changed:
+        barrier.loads.append(copy)
+        _changed.notify_all()
 
 
 def async_store(descriptor: Descriptor, coordinates: list[Any], memory: Memory) -> None:
@@ -260,8 +276,8 @@ def _language() -> ModuleType:
         MBarrierLayout=_nothing,
         init=_nothing,
         wait=lambda barrier, parity: barrier.wait(parity),
-        expect=lambda barrier, number: barrier.add(arrived=True, number=number),
-        arrive=lambda barrier, count, pred=True: barrier.add(arrived=True) if pred else None,
+        expect=lambda barrier, number: barrier.arrive(number),
+        arrive=lambda barrier, count, pred=True: barrier.arrive() if pred else None,
     )
     module.pieces = lambda memory, first, count: Memory(memory.array[first : first + count])
     module.fence_async_shared = _nothing
