@@ -23,6 +23,7 @@ from torch import Tensor
 
 import fastdiff.kernels.device
 from fastdiff.kernels.host.dispatch import Operation
+from fastdiff.kernels.host.launching import is_sm_90
 from fastdiff.kernels.host.recording import record
 
 RESULTS = Path(__file__).parent / "results"
@@ -103,6 +104,13 @@ def ways(operation: Operation, *args: Any, **options: Any) -> dict[str, Call]:
         "compile": compiled(operation.reference),
     }
     return {who: partial(run, *args, **options) for who, run in runs.items()}
+
+
+def hopper_way(operation: Operation, *args: Any, **options: Any) -> tuple[str, dict[str, Call]]:
+    """The name of the plan of a kernel made for sm_90 alone, and a call of it where it can run here."""
+    call = operation.parse(*args, **options)
+    runs = is_sm_90(DEVICE) and call.hopper_obstacle() is None
+    return call.hopper_plan() or "", {"hopper": partial(operation.hopper, *args, **options)} if runs else {}
 
 
 def kernel_row(

@@ -15,6 +15,7 @@ from torch import Tensor
 from fastdiff.kernels.device.linear import linear_kernel
 from fastdiff.kernels.host import cpu
 from fastdiff.kernels.host.dispatch import Call, Operation, run
+from fastdiff.kernels.host.hopper import linear as on_hopper
 from fastdiff.kernels.host.launching import (
     DTYPES,
     descriptor,
@@ -129,6 +130,28 @@ class LinearCall(Call[Tensor]):
         if self.activation is None or self.bias is None:
             return self.reference()
         y = torch._addmm_activation(self.bias, self.x.flatten(0, 1), self.weight.T, use_gelu=True)  # GELU by tanh
+        return y.view(*self.x.shape[:2], -1)
+
+    def hopper_plan(self) -> str | None:
+        others = self.rms_norm, self.gate, self.residual
+        if self.x.itemsize != 2 or any(option is not None for option in others):
+            return None
+        return "linear {1} to {0}".format(*self.weight.shape)
+
+    def hopper_obstacle(self) -> str | None:
+        return "no plan" if self.hopper_plan() is None else on_hopper.obstacle(*self._rows())
+
+    def _rows(self) -> tuple[Tensor, Tensor]:
+        """x (N L, C_in) and the weight, channels side by side."""
+        return side_by_side(self.x.reshape(-1, self.x.shape[-1])), self.weight.contiguous()
+
+    def hopper(self) -> Tensor:
+        """Return it by tiles that fill the card with few tokens, of many by the kernel: the bits are the same."""
+        x, weight = self._rows()
+        tiles = on_hopper.tiles_of(x, weight)
+        if tiles is None:
+            return self.kernel()
+        y = on_hopper.launch_tiles(tiles, x, weight, side_by_side(self.bias), self.activation)
         return y.view(*self.x.shape[:2], -1)
 
     def kernel(self) -> Tensor:

@@ -71,11 +71,15 @@ def test_group_norm(harness, load, widths):
     assert alone["floor_ms"] == pytest.approx(1.5 * given["floor_ms"])
 
 
-def test_attention(harness, load, monkeypatch):
+@pytest.mark.parametrize(
+    ("keys", "options"), [(6, {}), (6, {"bias": True}), (4, {"causal": True})], ids=["full", "bias", "causal"]
+)
+def test_attention(harness, load, monkeypatch, keys, options):
     bench = load("bench_attention")
     monkeypatch.setattr(bench.attention, "kernel", bench.attention.reference)
-    bench.ATTENTIONS["tiny"] = (2, 4, 6, 2, 8)
+    bench.ATTENTIONS["tiny"] = (2, 4, keys, 2, 8, options)
     row = bench.row("tiny", 100.0)
+    assert row["max_abs_err"] < 0.05
     check(row, "tflops")
     assert {"kernel_ms", "kernel_max_abs_err", "extra_bytes", "kernel_extra_bytes"} <= row.keys()
     assert row["extra_bytes"] == row["kernel_extra_bytes"] == -(2 * 4 * 2 * 8) * 2, "the output is taken off"
