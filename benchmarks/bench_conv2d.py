@@ -6,9 +6,9 @@ Ours writes moments too; eager and compiled torch (cuDNN, with its benchmark on)
 convolution of one dimension with GroupNorm and Mish in it, in torch channels-first. `share` is the fraction of the rate
 of a large matrix product.
 
-The rows of sm_90 hold the kernel that is made for it (gluon) against that of every card (plain) and cuDNN's: without,
-with moments, with moments and a residual. `gain` is plain's time by gluon's, with moments; `plan` is the name by which
-`kernels/host/hopper/gluon.py` has it chosen.
+The rows of HOPPER_CONVOLUTIONS hold the kernel made for sm_90 alone, "hopper", against that of all cards, "kernel", and
+cuDNN's, "eager": without moments, with them, with moments and a residual. `gain` is kernel's time by hopper's, with
+moments; `plan` is the name that `host/hopper/gluon.py` confirms it by.
 """
 
 from collections.abc import Iterator
@@ -100,27 +100,27 @@ def hopper_row(name: str, peak_tflops: float) -> dict[str, Any]:
     residual = {} if call.shortcut else {"residual": randn(*call.problem.out_shape)}
     calls = {
         f"{who}{kind}": partial(run, *args, **options, **more)
-        for who, run in (("gluon", conv2d.hopper), ("plain", conv2d.kernel))
+        for who, run in (("hopper", conv2d.hopper), ("kernel", conv2d.kernel))
         for kind, more in (("", {}), ("_moments", {"moments": True}), ("_residual", {"moments": True} | residual))
         if more != {"moments": True} or kind == "_moments"  # a shortcut stands in the place of a residual
     }
-    calls["cudnn"] = partial(conv2d.reference, *args, **options)
+    calls["eager"] = partial(conv2d.reference, *args, **options)
     if residual:
-        calls["cudnn_residual"] = partial(conv2d.reference, *args, **options, **residual)
+        calls["eager_residual"] = partial(conv2d.reference, *args, **options, **residual)
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
         wide = {key: Shortcut(*map(widened, value)) if key == "shortcut" else value for key, value in options.items()}
         truth = conv2d.reference(*map(widened, args), **wide)
-    errors = {who: max_abs_err(calls[who](), truth) for who in ("gluon", "plain", "cudnn")}
-    if not errors["gluon"] <= 2 * errors["cudnn"] + torch.finfo(torch.bfloat16).eps:
-        raise ArithmeticError(f"{name}: gluon is off by {errors['gluon']:.3g}, cuDNN by {errors['cudnn']:.3g}")
+    errors = {who: max_abs_err(calls[who](), truth) for who in ("hopper", "kernel", "eager")}
+    if not errors["hopper"] <= 2 * errors["eager"] + torch.finfo(torch.bfloat16).eps:
+        raise ArithmeticError(f"{name}: hopper is off by {errors['hopper']:.3g}, eager by {errors['eager']:.3g}")
     filters = args[1][0].numel() + (call.shortcut.weight[0].numel() if call.shortcut else 0)
     times = measure(calls, seconds=0.01)
     return {
         "workload": name,
         "plan": call.hopper_plan(),
         **{f"{who}_ms": milliseconds for who, milliseconds in times.items()},
-        "gain": times["plain_moments"] / times["gluon_moments"],
-        "share": 2 * truth.numel() * filters / times["gluon_moments"] / 1e9 / peak_tflops,
+        "gain": times["kernel_moments"] / times["hopper_moments"],
+        "share": 2 * truth.numel() * filters / times["hopper_moments"] / 1e9 / peak_tflops,
         **{f"{who}_max_abs_err": error for who, error in errors.items()},
     }
 

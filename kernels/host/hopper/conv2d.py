@@ -52,7 +52,7 @@ class Inputs(NamedTuple):
         """Say why the copy engine cannot read them, if it cannot."""
         read = (*self.parts, self.weight, self.residual, *self.shortcut, self.shortcut_weight)
         suited = all(suits_descriptors(tensor) for tensor in read if tensor is not None)
-        return None if suited else "a row or an address is no multiple of 16 bytes"
+        return None if suited else "rows are not aligned to 16 bytes"
 
 
 def plan_name(problem: Problem, shortcut: bool) -> str | None:
@@ -133,7 +133,7 @@ def convolve(
     processors = multiprocessors(first.device)
     tiles = cut(problem, processors)
     size = f"{tiles.rows * WIDTH} pixels x {CHANNELS} channels"
-    because(lambda: f"in Gluon, {size} a tile, {tiles.number} tiles on {processors} multiprocessors")
+    because(lambda: f"Gluon, {size} a tile, {tiles.number} tiles")
     bias, temb, temb_stride, scale = epilogue
     rows, columns = grid_of(problem)
     left, _, top, _ = problem.padding

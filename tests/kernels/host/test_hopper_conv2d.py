@@ -1,6 +1,5 @@
-"""The convolution for sm_90 without a card: its plans and tiles, its kernel emulated on the CPU and compiled."""
+"""The convolution for sm_90 without a card: its plans and tiles, its kernel emulated on the CPU."""
 
-import os
 from itertools import product
 from math import prod
 
@@ -14,7 +13,6 @@ from fastdiff.kernels.host.conv2d_plan import Problem
 from fastdiff.kernels.host.hopper import conv2d as hopper
 from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.host.recording import record
-from tests.compiled import assert_compiles
 from tests.emulated_gluon import emulated
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -152,30 +150,4 @@ def test_a_norm_follows_and_a_report_says_what_runs_in_gluon(emulator, monkeypat
     with record(torch.device("cpu")) as recorded:
         y = conv2d(*args, **options, norm=Norm(8))
     torch.testing.assert_close(y, conv2d.reference(*args, **options, norm=Norm(8)), rtol=1e-3, atol=2e-3)
-    assert recorded.calls[0].why == "in Gluon, 128 pixels x 64 channels a tile, 2 tiles on 2 multiprocessors"
-
-
-def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def convolution(n, height, channels, out_channels, dtype=torch.bfloat16, **options):
-    weight = meta(out_channels, channels, 3, 3, dtype=dtype).contiguous(memory_format=torch.channels_last)
-    x, bias = meta(n, height, height, channels, dtype=dtype), meta(out_channels, dtype=dtype)
-    return lambda: conv2d.hopper(x, weight, bias, **{"padding": 1, "moments": True} | options)
-
-
-COMPILED = {
-    "N8-C128-H256-residual": convolution(8, 256, 128, 128, residual=meta(8, 256, 256, 128)),
-    "N2-C1280-H32-shortcut-C1280+640": convolution(
-        2, 32, 1280, 1280, shortcut=Shortcut((meta(2, 32, 32, 1280), meta(2, 32, 32, 640)), meta(1280, 1920, 1, 1))
-    ),
-    "N8-C256-H64-up": convolution(8, 64, 256, 256, upsample=True),
-    "N8-C128-H256-down-fp16": convolution(8, 256, 128, 128, torch.float16, stride=2, padding=(0, 1, 0, 1)),
-}
-
-
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter has no compiler")
-@pytest.mark.parametrize("case", COMPILED)
-def test_compiles_within_shared_memory(case, launches):
-    assert_compiles(launches(COMPILED[case], 90), 90)
+    assert recorded.calls[0].why == "Gluon, 128 pixels x 64 channels a tile, 2 tiles"
