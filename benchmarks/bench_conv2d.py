@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from harness import (
     DEVICE,
+    Call,
     ceilings,
     chosen,
     compiled,
@@ -96,17 +97,7 @@ def block(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor)
 @torch.inference_mode()
 def hopper_row(name: str, peak_tflops: float) -> dict[str, Any]:
     args, options = hopper_arguments(name)
-    call = Conv2dCall(*args, **options)
-    residual = {} if call.shortcut else {"residual": randn(*call.problem.out_shape)}
-    calls = {
-        f"{who}{kind}": partial(run, *args, **options, **more)
-        for who, run in (("hopper", conv2d.hopper), ("kernel", conv2d.kernel))
-        for kind, more in (("", {}), ("_moments", {"moments": True}), ("_residual", {"moments": True} | residual))
-        if more != {"moments": True} or kind == "_moments"  # a shortcut stands in the place of a residual
-    }
-    calls["eager"] = partial(conv2d.reference, *args, **options)
-    if residual:
-        calls["eager_residual"] = partial(conv2d.reference, *args, **options, **residual)
+    call, calls = Conv2dCall(*args, **options), hopper_calls(args, options)
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
         wide = {key: Shortcut(*map(widened, value)) if key == "shortcut" else value for key, value in options.items()}
         truth = conv2d.reference(*map(widened, args), **wide)
@@ -123,6 +114,27 @@ def hopper_row(name: str, peak_tflops: float) -> dict[str, Any]:
         "share": 2 * truth.numel() * filters / times["hopper_moments"] / 1e9 / peak_tflops,
         **{f"{who}_max_abs_err": error for who, error in errors.items()},
     }
+
+
+def hopper_calls(args: tuple, options: dict[str, Any]) -> dict[str, Call]:
+    """Each way alone, with moments, and with moments and a residual, which a shortcut stands in the place of."""
+    residual = {"residual": randn(*Conv2dCall(*args, **options).problem.out_shape)}
+    kinds: dict[str, dict[str, Any]] = {
+        "": {},
+        "_moments": {"moments": True},
+        "_residual": {"moments": True} | residual,
+    }
+    if "shortcut" in options:
+        del kinds["_residual"]
+    calls: dict[str, Call] = {
+        f"{who}{kind}": partial(run, *args, **options, **more)
+        for who, run in (("hopper", conv2d.hopper), ("kernel", conv2d.kernel))
+        for kind, more in kinds.items()
+    }
+    calls["eager"] = partial(conv2d.reference, *args, **options)
+    if "_residual" in kinds:
+        calls["eager_residual"] = partial(conv2d.reference, *args, **options, **residual)
+    return calls
 
 
 def hopper_arguments(name: str) -> tuple[tuple, dict[str, Any]]:

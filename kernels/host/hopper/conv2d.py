@@ -18,8 +18,8 @@ from fastdiff.kernels.host.recording import because
 
 PIXELS = (4096, 1024, 256)  # of an output picture, from which on there are plans; each has its name
 DEEPEST_OF_SMALL = 512  # channels, up to which pictures of less than 1024 pixels have one: else sums are cut, elsewhere
-FEWEST_CHANNELS = 32
-WIDTH, CHANNELS, TAKEN = 16, 64, 3  # columns and channels of a tile; loads of 64 channels that a unit takes
+FEWEST_CHANNELS, NARROW = 32, 128  # of the input and output; of the input, up to which a plan is another than beyond
+WIDTH, CHANNELS = 16, 64  # columns and channels of a tile
 # Rows of a tile -> tiles of weights in shared memory, and the time of a tile in that of 8 x 16 pixels: of an H200.
 WEIGHTS = {16: 6, 8: 15}
 COSTS = {16: 2.0, 8: 1.06}
@@ -56,7 +56,7 @@ class Inputs(NamedTuple):
 
 
 def plan_name(problem: Problem, shortcut: bool) -> str | None:
-    """Name the plan of a convolution: its mode, and the least pixels of the pictures that it is for."""
+    """Name the plan of a convolution: its mode, the least pixels of pictures that it is for, few channels or many."""
     least = next((pixels for pixels in PIXELS if problem.pixels >= pixels), None)
     widths = (*problem.channels, problem.out_channels)
     if least is None or problem.kernel != (3, 3) or problem.itemsize != 2 or min(widths) < FEWEST_CHANNELS:
@@ -65,7 +65,8 @@ def plan_name(problem: Problem, shortcut: bool) -> str | None:
         return None
     if any(width % 8 for width in widths) or not _fits(problem, shortcut):
         return None
-    return f"conv2d-{problem.mode}-{least}" + "-shortcut" * shortcut
+    depth = "narrow" if sum(problem.channels) <= NARROW else "wide"
+    return f"conv2d-{problem.mode}-{least}-{depth}" + "-shortcut" * shortcut
 
 
 def _fits(problem: Problem, shortcut: bool) -> bool:

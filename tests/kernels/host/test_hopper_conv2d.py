@@ -30,16 +30,16 @@ def problem(pictures, height, width, channels, out_channels, mode="same", **size
 @pytest.mark.parametrize(
     ("sizes", "options", "name"),
     [
-        ((64, 64, (320,), 320), {}, "conv2d-same-4096"),
-        ((52, 76, (320,), 640), {}, "conv2d-same-1024"),
-        ((16, 16, (512,), 512), {}, "conv2d-same-256"),
+        ((64, 64, (320,), 320), {}, "conv2d-same-4096-wide"),
+        ((52, 76, (320,), 640), {}, "conv2d-same-1024-wide"),
+        ((16, 16, (512,), 512), {}, "conv2d-same-256-wide"),
         ((16, 16, (1280,), 1280), {}, None),  # whose sum is cut
         ((8, 8, (512,), 512), {}, None),
-        ((32, 32, (128, 64), 128), {}, "conv2d-same-1024"),
-        ((32, 32, (64,), 64), {"mode": "up"}, "conv2d-up-4096"),
+        ((32, 32, (128, 64), 128), {}, "conv2d-same-1024-wide"),
+        ((32, 32, (64,), 64), {"mode": "up"}, "conv2d-up-4096-narrow"),
         ((32, 32, (64,), 72), {"mode": "up"}, None),  # a tile would reach into the next pixel
-        ((64, 64, (64,), 72), {"mode": "down"}, "conv2d-down-1024"),
-        ((64, 64, (64,), 72), {"mode": "down", "padding": (0, 1, 0, 1)}, "conv2d-down-1024"),
+        ((64, 64, (64,), 72), {"mode": "down"}, "conv2d-down-1024-narrow"),
+        ((64, 64, (64,), 72), {"mode": "down", "padding": (0, 1, 0, 1)}, "conv2d-down-1024-narrow"),
         ((64, 64, (72,), 72), {"mode": "down"}, None),
         ((63, 64, (64,), 72), {"mode": "down"}, None),
         ((64, 64, (64,), 64), {"kernel": (1, 1), "padding": (0, 0, 0, 0)}, None),
@@ -144,7 +144,7 @@ def test_a_norm_follows_and_a_report_says_what_runs_in_gluon(emulator, monkeypat
     args, options = call_of(1, 16, 16, (64,), 64, {})
     monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
     monkeypatch.setattr(dispatch, "is_sm_90", lambda device: True)
-    monkeypatch.setattr(gluon, "CONFIRMED", frozenset({"conv2d-same-256"}))
+    monkeypatch.setattr(gluon, "CONFIRMED", frozenset({"conv2d-same-256-narrow"}))
     monkeypatch.setattr(gluon, "obstacle", lambda device: None)
     monkeypatch.setattr(GroupNormCall, "obstacle", lambda call: "its reference runs anywhere")
     with record(torch.device("cpu")) as recorded:
