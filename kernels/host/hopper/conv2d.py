@@ -164,25 +164,30 @@ def _by_parity(pictures: Tensor) -> Tensor:
 
 
 def _outputs(problem: Problem, tiles: Tiles, y: Tensor, residual: Tensor | None) -> list[Any]:
-    """Descriptors of the output and of the residual, of a tile and of half a tile."""
-    found = []
-    for tensor in (y, y if residual is None else residual):
-        found += _blocks(_by_parity(tensor) if problem.mode == "up" else tensor, tiles.rows, tiles.rows // 2)
-    return found
+    """Descriptors of the output and of the residual, of a tile and of half a tile; of the output where there is none."""
+    tensors = [y] if residual is None else [y, residual]
+    views = map(_by_parity, tensors) if problem.mode == "up" else tensors
+    found = [block for view in views for block in _blocks(view, tiles.rows, tiles.rows // 2)]
+    return found if residual is not None else 2 * found
 
 
 def _sources(problem: Problem, tiles: Tiles, inputs: Inputs) -> dict[str, Any]:
-    """Pictures and weights of the sum over k as arguments; what is not there has no channels."""
-    found: dict[str, Any] = {}
-    parts = (*_two(inputs.parts), *_two(inputs.shortcut))
-    for name, part in zip(("x", "x2", "shortcut", "shortcut2"), parts, strict=True):
-        pictures = inputs.parts[0] if part is None else part
-        blocks = _blocks(_by_parity(pictures) if problem.mode == "down" else pictures, tiles.rows, tiles.rows // 2, 2)
-        found |= dict(zip((name, f"{name}_half", f"{name}_edge"), blocks, strict=True))
+    """Pictures and weights of the sum over k as arguments; in the place of what is not there is x, of no channels."""
+
+    def blocks(part: Tensor) -> list[Any]:
+        view = _by_parity(part) if problem.mode == "down" else part
+        return _blocks(view, tiles.rows, tiles.rows // 2, 2)
+
+    x = blocks(inputs.parts[0])
+    found: dict[str, Any] = dict(zip(("x", "x_half", "x_edge"), x, strict=True), x_channels=problem.channels[0])
+    others = (_two(inputs.parts)[1], *_two(inputs.shortcut))
+    for name, part in zip(("x2", "shortcut", "shortcut2"), others, strict=True):
+        own = x if part is None else blocks(part)
+        found |= dict(zip((name, f"{name}_half", f"{name}_edge"), own, strict=True))
         found[f"{name}_channels"] = 0 if part is None else part.shape[3]
-    weight = inputs.weight.flatten(1, 2)
-    shortcut_weight = weight if inputs.shortcut_weight is None else inputs.shortcut_weight[:, None]
-    return found | {"w": _filters(weight), "shortcut_w": _filters(shortcut_weight)}
+    weight = _filters(inputs.weight.flatten(1, 2))
+    shortcut_weight = weight if inputs.shortcut_weight is None else _filters(inputs.shortcut_weight[:, None])
+    return found | {"w": weight, "shortcut_w": shortcut_weight}
 
 
 def _two(parts: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor | None]:
