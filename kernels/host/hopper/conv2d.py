@@ -164,7 +164,7 @@ def _by_parity(pictures: Tensor) -> Tensor:
 
 
 def _outputs(problem: Problem, tiles: Tiles, y: Tensor, residual: Tensor | None) -> list[Any]:
-    """Descriptors of the output and of the residual, of a tile and of half a tile; of the output where there is none."""
+    """Descriptors of the output, and of the residual or again of the output, of a tile and of half a tile."""
     tensors = [y] if residual is None else [y, residual]
     views = map(_by_parity, tensors) if problem.mode == "up" else tensors
     found = [block for view in views for block in _blocks(view, tiles.rows, tiles.rows // 2)]
