@@ -162,6 +162,33 @@ CONVOLUTIONS: dict[str, tuple[int, int, tuple[int, ...], int, int, dict[str, Any
     "ddpm256_b8-C3-H256-first": (8, 256, (3,), 128, 3, {}),
     "ddpm256_b8-C128-H256-last": (8, 256, (128,), 3, 3, {}),
 }
+# 3x3 convolutions on sm_90, by the kernel made for it, by that of all cards and by cuDNN:
+# N, input channels, H = W, output channels
+HOPPER_SQUARES = (
+    (8, 128, 256, 128), (512, 128, 32, 128), (64, 128, 32, 128), (64, 256, 16, 256), (8, 256, 64, 256),
+    (8, 256, 256, 128), (2, 320, 128, 320), (2, 640, 64, 640), (2, 1280, 32, 1280), (1, 128, 256, 128),
+    (2, 320, 64, 320), (8, 512, 16, 512), (2, 640, 32, 640), (16, 320, 64, 320), (16, 640, 32, 640),
+    (1, 128, 32, 128), (1, 256, 16, 256), (1, 512, 16, 512), (1, 256, 64, 256), (64, 48, 64, 48), (64, 128, 16, 128),
+)  # fmt: skip
+# workload -> N, height, width, input channels, output channels, options; "shortcut" are the channels of one
+HOPPER_CONVOLUTIONS: dict[str, tuple[int, int, int, tuple[int, ...], int, dict[str, Any]]] = {
+    **{
+        f"hopper-N{n}-C{c}-H{height}-K{out}": (n, height, height, (c,), out, {}) for n, c, height, out in HOPPER_SQUARES
+    },
+    "hopper-N2-C320-H104-W152-odd": (2, 104, 152, (320,), 320, {}),
+    "hopper-N2-C640-H52-W76-odd": (2, 52, 76, (640,), 640, {}),
+    "hopper-N8-C128-H256-shortcut-C256": (8, 256, 256, (128,), 128, {"shortcut": (256,)}),
+    "hopper-N64-C256-H16-shortcut-C256+256": (64, 16, 16, (256,), 256, {"shortcut": (256, 256)}),
+    "hopper-N2-C320-H64-shortcut-C320+320": (2, 64, 64, (320,), 320, {"shortcut": (320, 320)}),
+    "hopper-N2-C640-H32-shortcut-C1280+640": (2, 32, 32, (640,), 640, {"shortcut": (1280, 640)}),
+    "hopper-N8-C128-H128-up": (8, 128, 128, (128,), 128, {"upsample": True}),
+    "hopper-N8-C256-H64-up": (8, 64, 64, (256,), 256, {"upsample": True}),
+    "hopper-N2-C640-H32-up": (2, 32, 32, (640,), 640, {"upsample": True}),
+    "hopper-N64-C256-H16-up": (64, 16, 16, (256,), 256, {"upsample": True}),
+    "hopper-N8-C128-H256-down": (8, 256, 256, (128,), 128, {"stride": 2, "padding": (0, 1, 0, 1)}),
+    "hopper-N64-C128-H32-down": (64, 32, 32, (128,), 128, {"stride": 2, "padding": (0, 1, 0, 1)}),
+    "hopper-N2-C320-H64-down": (2, 64, 64, (320,), 320, {"stride": 2}),
+}
 # workload -> N, L, input channels, output channels, of a planner's Conv1dBlock: 5 taps, GroupNorm in 8 groups, Mish
 CONV1D_BLOCKS = {
     **{

@@ -12,7 +12,7 @@ from fastdiff.kernels.host.launching import is_sm_90
 # Of Triton, in which the kernels in Gluon passed their tests on a card: Gluon is experimental, and its names, and what
 # its compiler makes of a kernel, change between versions. 3.9 compiles them too, but nobody has run them there.
 VERSIONS = ((3, 6),)
-# The names of plans (`host.hopper.attention`, `host.hopper.linear`) that a run on an H200 confirmed: the tests passed,
+# The names of plans (`host.hopper.attention`, `conv2d`, `linear`) that a run on an H200 confirmed: the tests passed,
 # and the kernel was faster than torch's library and than the plain kernel. Where a plan is not among them its shapes
 # run as if it were not there.
 CONFIRMED: frozenset[str] = frozenset()

@@ -1,6 +1,7 @@
 """Every kernel made for sm_90 alone compiles for it without a card, at the tiles that its host code chooses.
 
-The interpreter runs no Gluon: what these kernels compute is for the GPU tests of their operations to say.
+The interpreter runs no Gluon: what these kernels compute is for the GPU tests of their operations to say, and for
+test_hopper_conv2d.py.
 """
 
 import os
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from fastdiff.kernels.attention import attention
+from fastdiff.kernels.conv2d import Shortcut, conv2d
 from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.linear import linear
 from tests.compiled import assert_compiles
@@ -36,7 +38,19 @@ def project(n, tokens, channels, out_channels, dtype=torch.bfloat16, activation=
     return lambda: linear.hopper(x, weight, bias, activation=activation)
 
 
+def convolution(n, height, channels, out_channels, dtype=torch.bfloat16, **options):
+    weight = meta(out_channels, channels, 3, 3, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    x, bias = meta(n, height, height, channels, dtype=dtype), meta(out_channels, dtype=dtype)
+    return lambda: conv2d.hopper(x, weight, bias, **{"padding": 1, "moments": True} | options)
+
+
 CASES = {
+    "conv2d-N8-C128-H256-residual": convolution(8, 256, 128, 128, residual=meta(8, 256, 256, 128)),
+    "conv2d-N2-C1280-H32-shortcut-C1280+640": convolution(
+        2, 32, 1280, 1280, shortcut=Shortcut((meta(2, 32, 32, 1280), meta(2, 32, 32, 640)), meta(1280, 1920, 1, 1))
+    ),
+    "conv2d-N8-C256-H64-up": convolution(8, 64, 256, 256, upsample=True),
+    "conv2d-N8-C128-H256-down-fp16": convolution(8, 256, 128, 128, torch.float16, stride=2, padding=(0, 1, 0, 1)),
     "attention-L4096-h8-d40": attend(2, 4096, 8, 40),
     "attention-L8192-h8-d64": attend(1, 8192, 8, 64),
     "attention-L9000-h8-d64-odd-fp16": attend(1, 9000, 8, 64, dtype=torch.float16),
