@@ -130,6 +130,7 @@ ATTENTIONS: dict[str, tuple[int, int, int, int, int, dict[str, Any]]] = {
     "dit_b2-L256-d72": (2, 256, 256, 16, 72, {}),
     "dit_b32-L256-d72": (32, 256, 256, 16, 72, {}),
     "long_b1-L8192-d64": (1, 8192, 8192, 8, 64, {}),
+    "long_b1-L8192-d64-causal": (1, 8192, 8192, 8, 64, {"causal": True}),
     "long_b1-L16384-d64": (1, 16384, 16384, 8, 64, {}),
 }
 # workload -> N, H = W

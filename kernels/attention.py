@@ -122,12 +122,8 @@ class AttentionCall(Call[Tensor]):
         return f"{plan.name}, {'causal' if self.causal else 'masked'}"
 
     def _plan(self) -> on_hopper.Plan | None:
-        """Causal and with a bias there is one for few keys alone: these have each key at hand for each query."""
         takes = self.q.itemsize == 2 and self.q.numel() > 0
-        plan = on_hopper.plan_of(self.width, self.k.shape[1]) if takes else None
-        if plan is None or isinstance(plan.tiles, on_hopper.FewKeys):
-            return plan
-        return None if self.causal or self.bias is not None else plan
+        return on_hopper.plan_of(self.width, self.k.shape[1]) if takes else None
 
     def _side_by_side(self) -> tuple[Tensor, Tensor, Tensor]:
         return side_by_side(self.q), side_by_side(self.k), side_by_side(self.v)

@@ -320,13 +320,14 @@ def _in_place_of_triton(names: tuple[str, ...]):
     from fastdiff.kernels.device import language, math
 
     kept = {name: sys.modules.pop(name, None) for name in (LANGUAGE, *names)}
-    cuda, triton_activate = language.cuda, math.activate
-    sys.modules[LANGUAGE], math.activate = _language(), activate
+    cuda, tritons = language.cuda, (math.activate, math.LOG2_E)
+    sys.modules[LANGUAGE] = _language()
+    math.activate, math.LOG2_E = activate, math.LOG2_E.value
     language.cuda = SimpleNamespace(gdc_wait=_nothing, gdc_launch_dependents=_nothing)
     try:
         yield
     finally:
-        language.cuda, math.activate = cuda, triton_activate
+        language.cuda, (math.activate, math.LOG2_E) = cuda, tritons
         for name, module in kept.items():
             sys.modules.pop(name, None)
             if module is not None:

@@ -182,6 +182,22 @@ def test_bits_on_hopper(on_hopper, draw, shape):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("option", ["causal", "bias"])
+@pytest.mark.parametrize("name", [name for name in HOPPER_SHAPES if name.endswith("odd")])
+def test_causal_and_masked_on_hopper(on_hopper, draw, assert_accurate, name, option):
+    n, _, keys, heads, _ = HOPPER_SHAPES[name]
+    q, k, v = draw(*HOPPER_SHAPES[name], torch.bfloat16)
+    biases = torch.linspace(-2, 2, n * keys, device=q.device).view(n, keys).to(q.dtype)
+    options = {"causal": True} if option == "causal" else {"bias": biases}
+    y = on_hopper(q, k, v, heads=heads, **options)
+    assert_accurate(y, attention.reference(q, k, v, heads=heads, **options), exact(q, k, v, heads, **options))
+    for _ in range(5):
+        assert torch.equal(on_hopper(q, k, v, heads=heads, **options), y)
+    options = options if option == "causal" else {"bias": biases[-1:]}
+    assert torch.equal(on_hopper(q[-1:], k[-1:], v[-1:], heads=heads, **options), y[-1:])
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [8192, 16384])
 def test_memory_is_linear_in_the_sequence(attend, draw, tokens):
     q, k, v = draw(1, tokens, tokens, 8, 64, torch.bfloat16)

@@ -10,8 +10,18 @@ queries, nor the warpgroups, nor the split of a head's width into D1 + D2 column
 
 from typing import Any, NamedTuple
 
+from fastdiff.kernels.device.hopper.attention_loads import (
+    Inputs,
+    Parts,
+    Shape,
+    Work,
+    buffers,
+    place_of,
+    produce,
+    tile_of,
+    tiles_of,
+)
 from fastdiff.kernels.device.hopper.language import (
-    async_load,
     async_store,
     fence_async_shared,
     gl,
@@ -22,62 +32,7 @@ from fastdiff.kernels.device.hopper.language import (
     warpgroup_mma_wait,
 )
 from fastdiff.kernels.device.language import cuda
-
-
-class Shape(NamedTuple):
-    """The constants of a kernel."""
-
-    GROUPS: Any  # warpgroups, each with 64 queries of a tile
-    D1: Any  # columns of the first part of a head's width, a power of two
-    D2: Any  # of the second; 0 where there is one part alone
-    BN: Any  # keys of a block
-    STAGES: Any  # blocks of keys, and of values, in shared memory
-    TILES: Any  # tiles of queries in shared memory: 2 where programs are persistent
-    EVEN: Any  # whether the last block of keys is whole
-    IN_TURN: Any  # whether the warpgroups issue their products in turn
-
-
-class Parts(NamedTuple):
-    """The two parts of a head's width: descriptors or shared memory. Where there is one alone, `second` is `first`."""
-
-    first: Any
-    second: Any
-
-
-class Buffers(NamedTuple):
-    """Shared memory that is filled and read in turn, a piece an index, and the barriers of its pieces."""
-
-    parts: Parts  # (pieces, 1, 1, rows, columns)
-    loaded: Any  # (pieces, 1)
-    read: Any  # (pieces, 1); for queries (TILES, 1)
-
-
-class Inputs(NamedTuple):
-    """Queries, keys and values on their way through shared memory."""
-
-    q: Buffers  # TILES * GROUPS pieces
-    k: Buffers  # STAGES pieces
-    v: Buffers
-
-
-class Work(NamedTuple):
-    """All that is to be done: so many tiles of queries of each pair of a picture and a head."""
-
-    pairs: Any
-    heads: Any
-    full_tiles: Any  # of GROUPS warpgroups
-    small_tiles: Any  # of one less
-    keys: Any
-    blocks: Any  # of keys
-    scale: Any
-
-
-class Place(NamedTuple):
-    """Where queries begin."""
-
-    picture: Any
-    head: Any
-    row: Any
+from fastdiff.kernels.device.math import LOG2_E
 
 
 class Walk(NamedTuple):
@@ -100,59 +55,6 @@ def _product(columns):
 def _keep(x):
     """No instruction: x stays in its registers until here, where the product that reads them is known to be done."""
     return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=2)
-
-
-@gluon.jit
-def _place(tile, work, shape: gl.constexpr):
-    """The first query of a tile. All full tiles come first, a pair's side by side, then the small ones."""
-    pair = tile // gl.maximum(work.full_tiles, 1)
-    row = tile % gl.maximum(work.full_tiles, 1) * (shape.GROUPS * 64)
-    if tile >= work.full_tiles * work.pairs:
-        rest = tile - work.full_tiles * work.pairs
-        pair = rest // gl.maximum(work.small_tiles, 1)
-        row = work.full_tiles * (shape.GROUPS * 64)
-        row += rest % gl.maximum(work.small_tiles, 1) * (shape.GROUPS * 64 - 64)
-    return Place(pair // work.heads, pair % work.heads, row)
-
-
-@gluon.jit
-def _load(tensor, buffers, piece, place, row, ROWS: gl.constexpr, shape: gl.constexpr):
-    """Begin to load rows of a head into a piece of the buffers."""
-    loaded = buffers.loaded.index(piece)
-    mbarrier.expect(loaded, ROWS * (shape.D1 + shape.D2) * 2)
-    async_load(tensor.first, [place.picture, place.head, row, 0], loaded, buffers.parts.first.index(piece))
-    if shape.D2 > 0:
-        async_load(tensor.second, [place.picture, place.head, row, shape.D1], loaded, buffers.parts.second.index(piece))
-
-
-@gluon.jit
-def _load_block(tensor, buffers, count, place, row, shape: gl.constexpr):
-    """Begin to load a block of keys or values, the count-th of this program, when a buffer is free."""
-    stage = count % shape.STAGES
-    mbarrier.wait(buffers.read.index(stage), (count // shape.STAGES & 1) ^ 1)
-    _load(tensor, buffers, stage, place, row, shape.BN, shape)
-
-
-@gluon.jit
-def _produce(q, k, v, inputs, work, shape: gl.constexpr):
-    """One warp: queries, and blocks of keys and values from the last to the first."""
-    blocks = work.blocks
-    turn = 0
-    for tile in range(gl.program_id(0), work.pairs * (work.full_tiles + work.small_tiles), gl.num_programs(0)):
-        place = _place(tile, work, shape)
-        buffer = turn % shape.TILES
-        mbarrier.wait(inputs.q.read.index(buffer), (turn // shape.TILES & 1) ^ 1)
-        _load(q, inputs.q, buffer * shape.GROUPS, place, place.row, 64, shape)
-        for i in range(blocks + 1):
-            if i < blocks:
-                _load_block(k, inputs.k, turn * blocks + i, place, (blocks - 1 - i) * shape.BN, shape)
-            if i == 0:
-                for group in gl.static_range(1, shape.GROUPS):
-                    piece = buffer * shape.GROUPS + group
-                    _load(q, inputs.q, piece, place, place.row + group * 64, 64, shape)
-            else:  # values one step later, as they are wanted
-                _load_block(v, inputs.v, turn * blocks + i - 1, place, (blocks - i) * shape.BN, shape)
-        turn += 1  # noqa: SIM113 (Triton has no enumerate)
 
 
 @gluon.jit
@@ -202,23 +104,43 @@ def _operand(p, dtype: gl.constexpr, shape: gl.constexpr):
 
 
 @gluon.jit
-def _first_block(own, inputs, work, free_before, turn, shape: gl.constexpr):
+def _visible(scores, block, tile, GROUP: gl.constexpr, work, shape: gl.constexpr):
+    """The scores with the bias of their keys, and without keys that come after their query."""
+    LAYOUT: gl.constexpr = _product(shape.BN)
+    place = place_of(tile.number, work, shape)
+    columns = block * shape.BN + gl.arange(0, shape.BN, gl.SliceLayout(0, LAYOUT))
+    if work.bias_ptr is not None:
+        places = place.picture * work.keys + columns
+        biases = gl.load(work.bias_ptr + places, mask=columns < work.keys, other=0.0).to(gl.float32)
+        scores += gl.expand_dims(biases * (LOG2_E / work.scale), 0)
+    if shape.CAUSAL:
+        # Not -infinity: a row may see no key of the blocks that come first, each of which counts 1 then, until a score
+        # takes them out again, times 2^-infinity. A power of two, whose product with the scale is exact, as the
+        # difference of two such must be 0.
+        HIDDEN: gl.constexpr = -(2.0**100)
+        rows = place.row + GROUP * 64 + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+        scores = gl.where(gl.expand_dims(columns, 0) <= gl.expand_dims(rows, 1), scores, HIDDEN)
+    return scores
+
+
+@gluon.jit
+def _first_block(own, inputs, work, tile, free_before, GROUP: gl.constexpr, shape: gl.constexpr):
     """The walk after the scores of the last block of keys: it alone has keys that are not there."""
     LAYOUT: gl.constexpr = _product(shape.BN)
     W2: gl.constexpr = shape.D2 if shape.D2 > 0 else 16
     acc = gl.zeros([64, shape.D1], gl.float32, _product(shape.D1))
     acc2 = gl.zeros([64, W2], gl.float32, _product(W2))
-    count = turn * work.blocks
-    stage = count % shape.STAGES
-    mbarrier.wait(inputs.k.loaded.index(stage), count // shape.STAGES & 1)
+    stage = tile.done % shape.STAGES
+    mbarrier.wait(inputs.k.loaded.index(stage), tile.done // shape.STAGES & 1)
     scores = _begin_scores(own, inputs.k, stage, shape)
     if shape.TILES > 1:  # the tile before is written by now: its buffer may have the queries of the next
         store_wait(0)
-        mbarrier.arrive(free_before, count=1, pred=turn > 0)
+        mbarrier.arrive(free_before, count=1, pred=tile.turn > 0)
     scores = warpgroup_mma_wait(0, deps=[scores])
     mbarrier.arrive(inputs.k.read.index(stage), count=1)
+    scores = _visible(scores, tile.last, tile, GROUP, work, shape)
     if not shape.EVEN:
-        columns = (work.blocks - 1) * shape.BN + gl.arange(0, shape.BN, gl.SliceLayout(0, LAYOUT))
+        columns = tile.last * shape.BN + gl.arange(0, shape.BN, gl.SliceLayout(0, LAYOUT))
         scores = gl.where(gl.expand_dims(columns < work.keys, 0), scores, -float("inf"))
     top = gl.max(scores, 1) * work.scale
     p = gl.exp2(scores * work.scale - gl.expand_dims(top, 1))
@@ -226,20 +148,21 @@ def _first_block(own, inputs, work, free_before, turn, shape: gl.constexpr):
 
 
 @gluon.jit
-def _next_block(walk, i, own, inputs, work, my_turn, next_turn, turn, shape: gl.constexpr):
+def _next_block(walk, i, own, inputs, work, tile, turns, GROUP: gl.constexpr, shape: gl.constexpr):
     """The walk after the scores of the i-th block of keys from the end, and the values of the one before."""
-    count = turn * work.blocks + i
+    count = tile.done + i
     stage, stage_before = count % shape.STAGES, (count - 1) % shape.STAGES
     if shape.IN_TURN:
-        mbarrier.wait(my_turn, (turn * (work.blocks - 1) + i - 1) & 1)
+        mbarrier.wait(turns.index(GROUP), (count - tile.turn - 1) & 1)
     mbarrier.wait(inputs.k.loaded.index(stage), count // shape.STAGES & 1)
     scores = _begin_scores(own, inputs.k, stage, shape)
     mbarrier.wait(inputs.v.loaded.index(stage_before), (count - 1) // shape.STAGES & 1)
     acc, acc2 = _begin_values(walk.p, inputs.v, stage_before, walk.acc, walk.acc2, shape)
     if shape.IN_TURN:
-        mbarrier.arrive(next_turn, count=1)
+        mbarrier.arrive(turns.index((GROUP + 1) % shape.GROUPS), count=1)
     scores = warpgroup_mma_wait(2 if shape.D2 > 0 else 1, deps=[scores])
     mbarrier.arrive(inputs.k.read.index(stage), count=1)
+    scores = _visible(scores, tile.last - i, tile, GROUP, work, shape)
     top = gl.maximum(walk.top, gl.max(scores, 1) * work.scale)
     p = gl.exp2(scores * work.scale - gl.expand_dims(top, 1))
     shrink = gl.exp2(walk.top - top)
@@ -252,9 +175,9 @@ def _next_block(walk, i, own, inputs, work, my_turn, next_turn, turn, shape: gl.
 
 
 @gluon.jit
-def _finish(walk, out, pieces, own, place, inputs, work, turn, shape: gl.constexpr):
+def _finish(walk, out, pieces, own, inputs, work, tile, GROUP: gl.constexpr, shape: gl.constexpr):
     """Add the values of the first block of keys, the last to come; the output takes the queries' place and leaves."""
-    count = turn * work.blocks + work.blocks - 1
+    count = tile.done + tile.last
     stage = count % shape.STAGES
     mbarrier.wait(inputs.v.loaded.index(stage), count // shape.STAGES & 1)
     acc, acc2 = _begin_values(walk.p, inputs.v, stage, walk.acc, walk.acc2, shape)
@@ -264,37 +187,36 @@ def _finish(walk, out, pieces, own, place, inputs, work, turn, shape: gl.constex
     if shape.D2 > 0:
         own.second.store(_times(acc2, inverse).to(own.first.dtype))
     fence_async_shared()
-    async_store(out.first, [place.picture, place.head, place.row, 0], pieces.first)  # no rows or columns outside
+    place = place_of(tile.number, work, shape)
+    row = place.row + GROUP * 64
+    async_store(out.first, [place.picture, place.head, row, 0], pieces.first)  # no rows or columns outside
     if shape.D2 > 0:
-        async_store(out.second, [place.picture, place.head, place.row, shape.D1], pieces.second)
+        async_store(out.second, [place.picture, place.head, row, shape.D1], pieces.second)
 
 
 @gluon.jit
-def _attend(out, pieces, inputs, work, free_before, turns, tile, turn, GROUP: gl.constexpr, shape: gl.constexpr):
+def _attend(out, pieces, inputs, work, tile, free_before, turns, GROUP: gl.constexpr, shape: gl.constexpr):
     """A warpgroup's 64 queries of a tile, in shared memory, against all keys."""
     own = Parts(pieces.first.reshape([64, shape.D1]), pieces.first.reshape([64, shape.D1]))
     if shape.D2 > 0:
         own = Parts(own.first, pieces.second.reshape([64, shape.D2]))
-    my_turn, next_turn = turns.index(GROUP), turns.index((GROUP + 1) % shape.GROUPS)
-    walk = _first_block(own, inputs, work, free_before, turn, shape)
-    for i in range(1, work.blocks):
-        walk = _next_block(walk, i, own, inputs, work, my_turn, next_turn, turn, shape)
-    place = _place(tile, work, shape)
-    place = Place(place.picture, place.head, place.row + GROUP * 64)
-    _finish(walk, out, pieces, own, place, inputs, work, turn, shape)
+    walk = _first_block(own, inputs, work, tile, free_before, GROUP, shape)
+    for i in range(1, tile.last + 1):
+        walk = _next_block(walk, i, own, inputs, work, tile, turns, GROUP, shape)
+    _finish(walk, out, pieces, own, inputs, work, tile, GROUP, shape)
 
 
 @gluon.jit
-def _stand_by(inputs, work, free_before, turns, turn, GROUP: gl.constexpr, shape: gl.constexpr):
+def _stand_by(inputs, tile, free_before, turns, GROUP: gl.constexpr, shape: gl.constexpr):
     """The last warpgroup while a tile has no queries for it: it gives up its buffers and its turns."""
     if shape.TILES > 1:
         store_wait(0)
-        mbarrier.arrive(free_before, count=1, pred=turn > 0)
-    for i in range(0, work.blocks):
-        count = turn * work.blocks + i
+        mbarrier.arrive(free_before, count=1, pred=tile.turn > 0)
+    for i in range(0, tile.last + 1):
+        count = tile.done + i
         stage, phase = count % shape.STAGES, count // shape.STAGES & 1
         if shape.IN_TURN:
-            mbarrier.wait(turns.index(GROUP), (turn * (work.blocks - 1) + i - 1) & 1, pred=i > 0)
+            mbarrier.wait(turns.index(GROUP), (count - tile.turn - 1) & 1, pred=i > 0)
             mbarrier.arrive(turns.index((GROUP + 1) % shape.GROUPS), count=1, pred=i > 0)
         mbarrier.wait(inputs.k.loaded.index(stage), phase)
         mbarrier.arrive(inputs.k.read.index(stage), count=1)
@@ -307,55 +229,43 @@ def _consume(out, inputs, work, turns, GROUP: gl.constexpr, shape: gl.constexpr)
     """A warpgroup: its 64 queries of each tile of this program."""
     queries = inputs.q
     turn = 0
-    for tile in range(gl.program_id(0), work.pairs * (work.full_tiles + work.small_tiles), gl.num_programs(0)):
+    done = 0
+    for number in range(gl.program_id(0), tiles_of(work), gl.num_programs(0)):
+        tile = tile_of(number, turn, done, work, shape)
         buffer = turn % shape.TILES
         piece = buffer * shape.GROUPS + GROUP
         pieces = Parts(queries.parts.first.index(piece), queries.parts.second.index(piece))
         free_before = queries.read.index((turn + shape.TILES - 1) % shape.TILES)
         mbarrier.wait(queries.loaded.index(piece), turn // shape.TILES & 1)
         if GROUP < 2:
-            _attend(out, pieces, inputs, work, free_before, turns, tile, turn, GROUP, shape)
+            _attend(out, pieces, inputs, work, tile, free_before, turns, GROUP, shape)
         else:
-            if tile < work.full_tiles * work.pairs:
-                _attend(out, pieces, inputs, work, free_before, turns, tile, turn, GROUP, shape)
+            if number < work.full_tiles * work.pairs:
+                _attend(out, pieces, inputs, work, tile, free_before, turns, GROUP, shape)
             else:
-                _stand_by(inputs, work, free_before, turns, turn, GROUP, shape)
+                _stand_by(inputs, tile, free_before, turns, GROUP, shape)
         if shape.TILES == 1:
             store_wait(0)
             mbarrier.arrive(queries.read.index(0), count=1)
         turn += 1  # noqa: SIM113 (Triton has no enumerate)
+        done += tile.last + 1
     store_wait(0)
 
 
 @gluon.jit
-def _buffers(tensor, PIECES: gl.constexpr, ROWS: gl.constexpr, READS: gl.constexpr, shape: gl.constexpr):
-    """Shared memory for pieces of (ROWS, D1 + D2), with their barriers, of which READS are for readers."""
-    dtype: gl.constexpr = tensor.first.dtype
-    first = gl.allocate_shared_memory(dtype, [PIECES, 1, 1, ROWS, shape.D1], tensor.first.layout)
-    parts = Parts(first, first)
-    if shape.D2 > 0:
-        second = gl.allocate_shared_memory(dtype, [PIECES, 1, 1, ROWS, shape.D2], tensor.second.layout)
-        parts = Parts(first, second)
-    loaded = gl.allocate_shared_memory(gl.int64, [PIECES, 1], mbarrier.MBarrierLayout())
-    read = gl.allocate_shared_memory(gl.int64, [READS, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(PIECES):
-        mbarrier.init(loaded.index(i), count=1)
-    for i in gl.static_range(READS):
-        mbarrier.init(read.index(i), count=shape.GROUPS)
-    return Buffers(parts, loaded, read)
-
-
-@gluon.jit
 def hopper_attention_kernel(
-    out, out2, q, q2, k, k2, v, v2, heads, pairs, full_tiles, small_tiles, keys, scale,
+    out, out2, q, q2, k, k2, v, v2, bias_ptr, heads, pairs, full_tiles, small_tiles, keys, scale,
     GROUPS: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    TILES: gl.constexpr, EVEN: gl.constexpr, IN_TURN: gl.constexpr, REGISTERS: gl.constexpr,
+    TILES: gl.constexpr, EVEN: gl.constexpr, IN_TURN: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """softmax(q k^T scale) v, all descriptors of (pictures, heads, rows, width): in blocks of D1 columns, and of D2."""
-    shape: gl.constexpr = Shape(GROUPS, D1, D2, BN, STAGES, TILES, EVEN, IN_TURN)
+    """softmax(q k^T scale + bias) v, descriptors of (pictures, heads, rows, width), in blocks of D1 columns, and of D2.
+
+    scale is for powers of two; bias, of every key, for powers of e.
+    """
+    shape: gl.constexpr = Shape(GROUPS, D1, D2, BN, STAGES, TILES, EVEN, IN_TURN, CAUSAL)
     out, q, k, v = Parts(out, out2), Parts(q, q2), Parts(k, k2), Parts(v, v2)
-    queries = _buffers(q, TILES * GROUPS, 64, TILES, shape)
-    inputs = Inputs(queries, _buffers(k, STAGES, BN, STAGES, shape), _buffers(v, STAGES, BN, STAGES, shape))
+    queries = buffers(q, TILES * GROUPS, 64, TILES, shape)
+    inputs = Inputs(queries, buffers(k, STAGES, BN, STAGES, shape), buffers(v, STAGES, BN, STAGES, shape))
     turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(GROUPS):
         mbarrier.init(turns.index(i), count=1)
@@ -364,7 +274,7 @@ def hopper_attention_kernel(
     fence_async_shared()
     cuda.gdc_wait()
     cuda.gdc_launch_dependents()
-    work = Work(pairs, heads, full_tiles, small_tiles, keys, gl.cdiv(keys, BN), scale)
+    work = Work(pairs, heads, full_tiles, small_tiles, keys, gl.cdiv(keys, BN) - 1, scale, bias_ptr)
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
     THIRD: gl.constexpr = 2
@@ -373,18 +283,18 @@ def hopper_attention_kernel(
     if GROUPS == 1:
         gl.warp_specialize([
             (_consume, (out, inputs, work, turns, FIRST, shape)),
-            (_produce, (q, k, v, inputs, work, shape)),
+            (produce, (q, k, v, inputs, work, shape)),
         ], [1], [24])  # fmt: skip
     elif GROUPS == 2:
         gl.warp_specialize([
             (_consume, (out, inputs, work, turns, FIRST, shape)),
             (_consume, (out, inputs, work, turns, SECOND, shape)),
-            (_produce, (q, k, v, inputs, work, shape)),
+            (produce, (q, k, v, inputs, work, shape)),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip
     else:
         gl.warp_specialize([
             (_consume, (out, inputs, work, turns, FIRST, shape)),
             (_consume, (out, inputs, work, turns, SECOND, shape)),
             (_consume, (out, inputs, work, turns, THIRD, shape)),
-            (_produce, (q, k, v, inputs, work, shape)),
+            (produce, (q, k, v, inputs, work, shape)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 32])  # fmt: skip

@@ -100,7 +100,7 @@ def obstacle(plan: Plan, heads: int, q: Tensor, k: Tensor, v: Tensor) -> str | N
 def launch_plan(
     plan: Plan, q: Tensor, k: Tensor, v: Tensor, heads: int, *, causal: bool = False, bias: Tensor | None = None
 ) -> Tensor:
-    """Launch the kernel of a plan: softmax(q k^T / sqrt(d) + bias) v; causal or with a bias to few keys alone."""
+    """Launch the kernel of a plan: softmax(q k^T / sqrt(d) + bias) v."""
     out = q.new_empty(q.shape)
     if isinstance(plan.tiles, FewKeys):
         _launch_few_keys(plan.tiles, out, q, k, v, bias, heads, causal)
@@ -109,11 +109,13 @@ def launch_plan(
     if plan.few is not None:
         count = q.shape[0] * heads * triton.cdiv(q.shape[1], 2 * BLOCK)
         tiles = tiles if count > plan.busy * multiprocessors(q.device) else plan.few
-    _launch_tiles(tiles, out, q, k, v, heads)
+    _launch_tiles(tiles, out, q, k, v, bias, heads, causal)
     return out
 
 
-def _launch_tiles(tiles: Tiles, out: Tensor, q: Tensor, k: Tensor, v: Tensor, heads: int) -> None:
+def _launch_tiles(
+    tiles: Tiles, out: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, heads: int, causal: bool
+) -> None:
     pairs, keys, groups = q.shape[0] * heads, k.shape[1], tiles.groups
     blocks, programs = triton.cdiv(q.shape[1], BLOCK), tiles.resident * multiprocessors(q.device)
     full, small = _split(blocks, pairs, programs) if groups == 3 else (triton.cdiv(blocks, groups), 0)
@@ -123,11 +125,11 @@ def _launch_tiles(tiles: Tiles, out: Tensor, q: Tensor, k: Tensor, v: Tensor, he
     launch(
         hopper_attention_kernel, (min(count, programs) if tiles.persistent else count,),
         *_parts(out, heads, BLOCK, tiles), *_parts(q, heads, BLOCK, tiles), *_parts(k, heads, tiles.keys, tiles),
-        *_parts(v, heads, tiles.keys, tiles), heads, pairs, full, small, keys,
+        *_parts(v, heads, tiles.keys, tiles), bias, heads, pairs, full, small, keys,
         (q.shape[2] // heads) ** -0.5 * LOG2_E.value,
         GROUPS=groups, D1=tiles.parts[0], D2=tiles.parts[1], BN=tiles.keys, STAGES=tiles.stages,
         TILES=2 if tiles.persistent else 1, EVEN=keys % tiles.keys == 0, IN_TURN=tiles.in_turn and groups > 1,
-        REGISTERS=REGISTERS[groups], num_warps=4, **limit,
+        CAUSAL=causal, REGISTERS=REGISTERS[groups], num_warps=4, **limit,
     )  # fmt: skip
 
 

@@ -61,6 +61,8 @@ CASES = {
     "attention-L256-h1-d256": attend(64, 256, 1, 256),
     "attention-L256-h1-d256-few-pictures": attend(1, 256, 1, 256),
     "attention-L256-h4-d32": attend(64, 256, 4, 32),
+    "attention-L4096-h8-d40-causal": attend(2, 4096, 8, 40, causal=True),
+    "attention-L1024-h8-d80-masked": attend(2, 1024, 8, 80, bias=True),
     "attention-L4096-keys77-h8-d40-masked": attend(2, 4096, 8, 40, keys=77, bias=True),
     "attention-L77-h12-d64-causal-fp16": attend(2, 77, 12, 64, dtype=torch.float16, causal=True),
     "linear-N2-C1152-fc1": project(2, 256, 1152, 4608, activation="gelu_tanh"),

@@ -29,16 +29,19 @@ ATTENTIONS = {  # N, queries, keys, heads, width
 }
 
 
-@pytest.mark.parametrize("multiprocessors", [3, 40])
+@pytest.mark.parametrize(("multiprocessors", "option"), [(3, "full"), (40, "full"), (3, "causal"), (3, "bias")])
 @pytest.mark.parametrize("shape", ATTENTIONS.values(), ids=ATTENTIONS)
-def test_attention_emulated(shape, multiprocessors, monkeypatch):
-    monkeypatch.setattr(hopper_attention, "launch", emulated("hopper_attention_kernel", "attention"))
+def test_attention_emulated(shape, multiprocessors, option, monkeypatch):
+    monkeypatch.setattr(hopper_attention, "launch", emulated("hopper_attention_kernel", "attention_loads", "attention"))
     monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", multiprocessors)
     n, queries, keys, heads, width = shape
     q, kv = numbers(n, queries, 3 * heads * width), numbers(n, keys, 2 * heads * width)
     q, k, v = q[..., : heads * width], *kv.chunk(2, dim=-1)
-    y = attention.hopper(q, k, v, heads=heads)
-    truth = attention.reference(q.float(), k.float(), v.float(), heads=heads)
+    bias = torch.linspace(-2, 2, n * keys).view(n, keys).half() if option == "bias" else None
+    y = attention.hopper(q, k, v, heads=heads, causal=option == "causal", bias=bias)
+    wide = [tensor.float() for tensor in (q, k, v)]
+    bias = None if bias is None else bias.float()
+    truth = attention.reference(*wide, heads=heads, causal=option == "causal", bias=bias)
     torch.testing.assert_close(y.float(), truth, rtol=1e-3, atol=1e-5)
 
 
