@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastdiff.kernels.linear import ACTIVATIONS
+
 LANGUAGE = "fastdiff.kernels.device.hopper.language"
 PATIENCE = 20.0  # seconds that a partition waits for another
 BYTES = 2  # of an element in shared memory
@@ -80,16 +82,19 @@ def _values(array: Any) -> Values:
 
 
 class Barrier:
-    """An mbarrier of one arrival: its phase ends when that is there, and all bytes that it announced."""
+    """An mbarrier: its phase ends when as many arrivals are there as it counts, and all bytes that they announced."""
 
     def __init__(self) -> None:
-        self.phase, self.arrived, self.bytes = 0, False, 0
+        self.count, self.phase, self.arrived, self.bytes = 1, 0, 0, 0
         self.loads: list[Callable[[], int]] = []  # each returns its bytes
+
+    def init(self, count: int) -> None:
+        self.count = count
 
     def arrive(self, number: int = 0) -> None:
         with _changed:
-            assert not self.arrived, "a second arrival in one phase"
-            self.arrived, self.bytes = True, number
+            assert self.arrived < self.count, "an arrival more than a phase has"
+            self.arrived, self.bytes = self.arrived + 1, self.bytes + number
             self._end_phase()
 
     def wait(self, parity: Any) -> None:
@@ -102,8 +107,8 @@ class Barrier:
                 self._end_phase()
 
     def _end_phase(self) -> None:
-        if self.arrived and self.bytes == 0:
-            self.phase, self.arrived = self.phase + 1, False
+        if self.arrived == self.count and self.bytes == 0:
+            self.phase, self.arrived = self.phase + 1, 0
         _changed.notify_all()
 
 
@@ -119,6 +124,9 @@ class Memory:
 
     def permute(self, order: tuple[int, ...]) -> "Memory":
         return Memory(self.array.transpose(order))
+
+    def reshape(self, shape: list[int]) -> "Memory":
+        return reinterpret(self, self.dtype, shape, None)
 
     def load(self, layout: Any) -> Values:
         return _values(self.array.copy())
@@ -157,7 +165,7 @@ class Pointer:
         return Pointer(self.tensor, self.offset + getattr(other, "value", other))
 
 
-def load(pointer: Pointer, mask: Any, other: float) -> Values:
+def load(pointer: Pointer, mask: Any = True, other: float = 0) -> Values:
     found = np.full(np.shape(pointer.offset), other, np.float32)
     memory = pointer.tensor.as_strided((pointer.tensor.untyped_storage().size() // pointer.tensor.itemsize,), (1,), 0)
     mask = np.broadcast_to(np.asarray(mask), found.shape)
@@ -201,18 +209,18 @@ def store_wait(pending: int) -> None:
         _running.stores.pop(0)()
 
 
-def warpgroup_mma(a: Memory, b: Memory, acc: Values, is_async: bool) -> Values:
+def warpgroup_mma(a: Memory | Values, b: Memory, acc: Values, is_async: bool, use_acc: bool = True) -> Values:
     def multiply() -> None:
-        acc[...] += a.array @ b.array
+        acc[...] = (acc if use_acc else 0) + getattr(a, "array", a) @ b.array
 
     _running.products.append(multiply)
     return acc
 
 
-def warpgroup_mma_wait(pending: int, deps: list[Values]) -> Values:
+def warpgroup_mma_wait(pending: int, deps: list[Values]) -> Any:
     while len(_running.products) > pending:
         _running.products.pop(0)()
-    return deps[0]
+    return tuple(deps) if len(deps) > 1 else deps[0]
 
 
 def reinterpret(memory: Memory, dtype: Any, shape: list[int], layout: Any) -> Memory:
@@ -254,16 +262,34 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     """A layout, which decides no number; or an order to the memory, which is in order."""
 
 
+def _either(function: Callable) -> Callable:
+    """`function` of two tensors, or of two numbers."""
+
+    def take(a: Any, b: Any) -> Any:
+        result = function(getattr(a, "value", a), getattr(b, "value", b))
+        return Scalar(result) if np.ndim(result) == 0 else result
+
+    return take
+
+
+def activate(x: Values, activation: str) -> Values:
+    """Stand in for `device.math.activate`, which is Triton's."""
+    function = ACTIVATIONS[None if activation == "none" else activation]
+    return _values(function(torch.from_numpy(np.asarray(x))).numpy())
+
+
 def _gl() -> SimpleNamespace:
     return SimpleNamespace(
         constexpr=Any, int64="int64", float32=np.float32,
-        NVMMASharedLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing,
+        NVMMASharedLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing, DotOperandLayout=_nothing,
         program_id=lambda axis: Scalar(_running.program), num_programs=lambda axis: Scalar(_running.programs),
-        maximum=lambda a, b: Scalar(max(int(a), int(b))), minimum=lambda a, b: Scalar(min(int(a), int(b))),
+        maximum=_either(np.maximum), minimum=_either(np.minimum), cdiv=lambda a, b: Scalar(-(-int(a) // int(b))),
         static_range=range, arange=lambda first, end, layout: _values(np.arange(first, end)),
         zeros=lambda shape, dtype, layout: _values(np.zeros(shape, np.float32)), expand_dims=np.expand_dims,
-        sum=lambda x, axis: x.sum(axis), load=load, store=store, allocate_shared_memory=allocate,
-        warp_specialize=warp_specialize,
+        sum=lambda x, axis: x.sum(axis), max=lambda x, axis: x.max(axis), exp2=np.exp2,
+        where=lambda condition, x, other: _values(np.where(condition, x, np.float32(other))),
+        convert_layout=lambda x, layout: x, inline_asm_elementwise=_nothing, load=load, store=store,
+        allocate_shared_memory=allocate, warp_specialize=warp_specialize,
     )  # fmt: skip
 
 
@@ -271,11 +297,14 @@ def _language() -> ModuleType:
     """Stand in for `device.hopper.language`."""
     module: Any = ModuleType(LANGUAGE)
     module.gl = _gl()
-    module.gluon = SimpleNamespace(jit=lambda *args, **kwargs: args[0] if args else lambda function: function)
+    module.gluon = SimpleNamespace(
+        jit=lambda *args, **kwargs: args[0] if args else lambda function: function,
+        constexpr_function=lambda function: function,
+    )
     module.mbarrier = SimpleNamespace(
         MBarrierLayout=_nothing,
-        init=_nothing,
-        wait=lambda barrier, parity: barrier.wait(parity),
+        init=lambda barrier, count: barrier.init(count),
+        wait=lambda barrier, parity, pred=True: barrier.wait(parity) if pred else None,
         expect=lambda barrier, number: barrier.arrive(number),
         arrive=lambda barrier, count, pred=True: barrier.arrive() if pred else None,
     )
@@ -288,16 +317,16 @@ def _language() -> ModuleType:
 
 @contextmanager
 def _in_place_of_triton(names: tuple[str, ...]):
-    from fastdiff.kernels.device import language
+    from fastdiff.kernels.device import language, math
 
     kept = {name: sys.modules.pop(name, None) for name in (LANGUAGE, *names)}
-    cuda = language.cuda
-    sys.modules[LANGUAGE] = _language()
+    cuda, triton_activate = language.cuda, math.activate
+    sys.modules[LANGUAGE], math.activate = _language(), activate
     language.cuda = SimpleNamespace(gdc_wait=_nothing, gdc_launch_dependents=_nothing)
     try:
         yield
     finally:
-        language.cuda = cuda
+        language.cuda, math.activate = cuda, triton_activate
         for name, module in kept.items():
             sys.modules.pop(name, None)
             if module is not None:
