@@ -130,36 +130,21 @@ def _store_moments(acc, out, place, cut, ROWS: gl.constexpr, PX: gl.constexpr, U
 
 
 @gluon.jit
-def _make_tile(
-    y, residual, out, epilogue, shared, cut, place, turn, units, shortcut_units,
-    WG: gl.constexpr, ROWS: gl.constexpr, TH: gl.constexpr, WS: gl.constexpr, PX: gl.constexpr, MODE: gl.constexpr,
-    SHORTCUT: gl.constexpr, RESIDUAL: gl.constexpr,
+def _sum_tile(
+    shared, turn, units, shortcut_units,
+    WG: gl.constexpr, ROWS: gl.constexpr, TH: gl.constexpr, WS: gl.constexpr, MODE: gl.constexpr,
+    SHORTCUT: gl.constexpr,
 ):  # fmt: skip
-    """A warpgroup's tile of ROWS rows, the program's `turn`-th."""
+    """(64, ROWS 16) float32, the sum over k of the program's `turn`-th tile, when it is this warpgroup's turn."""
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 16])
-    B: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    UP: gl.constexpr = MODE == "up"
     TAPS: gl.constexpr = 2 if MODE == "down" else 3
-    dtype: gl.constexpr = shared.x.dtype
-    mine = reinterpret(shared.y.index(WG), dtype, [ROWS * 16, 64], B)
-    staged = reinterpret(shared.y.index(WG), dtype, y.block_shape, y.layout)
-    if UP:  # y as (N, H / 2, 2, W / 2, 2 C)
-        at = [place.picture, place.row, place.below, place.column, place.right * out.channels + place.n]
-    else:
-        at = [place.picture, place.row, place.column, place.n]
-    if RESIDUAL:  # into the buffer of the output, where it waits for the sum
-        store_wait(0)
-        mbarrier.expect(shared.residual_full.index(WG), ROWS * 16 * 128)
-        async_load(residual, at, shared.residual_full.index(WG), staged)
-    addend = _addend(epilogue, place.picture, place.n + gl.arange(0, 64, gl.SliceLayout(1, L)))
-    acc = gl.zeros([64, ROWS * 16], gl.float32, L)
-
-    # this one looks at the barriers only when the other has passed its own: parity alone does not tell rounds apart
-    mbarrier.wait(shared.turn.index(WG), turn // 2 & 1)
     later = units if MODE == "down" else 0  # units of the filter's middle row
     unit = turn * (units + later + shortcut_units)
     first = turn * (units * 3 * TAPS + (later + shortcut_units) * 3)
-    acc, product = _multiply_units(acc, shared, unit, first, first, units, WG, TAPS, UP, ROWS, TH, WS)
+    acc = gl.zeros([64, ROWS * 16], gl.float32, L)
+    # this one looks at the barriers only when the other has passed its own: parity alone does not tell rounds apart
+    mbarrier.wait(shared.turn.index(WG), turn // 2 & 1)
+    acc, product = _multiply_units(acc, shared, unit, first, first, units, WG, TAPS, MODE == "up", ROWS, TH, WS)
     if MODE == "down" or SHORTCUT:
         acc, product = _multiply_units(
             acc, shared, unit + units, product, first, later + shortcut_units, WG, 1, False, ROWS, TH, WS
@@ -168,8 +153,31 @@ def _make_tile(
     acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(shared.w_free.index((product + WS - 1) % WS), count=1)
     mbarrier.arrive(shared.x_free.index(2), count=1)
+    return acc
 
-    # the epilogue, while the other multiplies
+
+@gluon.jit
+def _make_tile(
+    y, residual, out, epilogue, shared, cut, place, turn, units, shortcut_units,
+    WG: gl.constexpr, ROWS: gl.constexpr, TH: gl.constexpr, WS: gl.constexpr, PX: gl.constexpr, MODE: gl.constexpr,
+    SHORTCUT: gl.constexpr, RESIDUAL: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup's tile of ROWS rows; all after its sum is done while the other multiplies."""
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 16])
+    B: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    dtype: gl.constexpr = shared.x.dtype
+    mine = reinterpret(shared.y.index(WG), dtype, [ROWS * 16, 64], B)
+    staged = reinterpret(shared.y.index(WG), dtype, y.block_shape, y.layout)
+    if MODE == "up":  # y as (N, H / 2, 2, W / 2, 2 C)
+        at = [place.picture, place.row, place.below, place.column, place.right * out.channels + place.n]
+    else:
+        at = [place.picture, place.row, place.column, place.n]
+    if RESIDUAL:  # into the buffer of the output, where it waits for the sum
+        store_wait(0)
+        mbarrier.expect(shared.residual_full.index(WG), ROWS * 16 * 128)
+        async_load(residual, at, shared.residual_full.index(WG), staged)
+    addend = _addend(epilogue, place.picture, place.n + gl.arange(0, 64, gl.SliceLayout(1, L)))
+    acc = _sum_tile(shared, turn, units, shortcut_units, WG, ROWS, TH, WS, MODE, SHORTCUT)
     acc += gl.expand_dims(addend, 1)
     if RESIDUAL:
         mbarrier.wait(shared.residual_full.index(WG), turn // 2 & 1)
@@ -181,7 +189,7 @@ def _make_tile(
     fence_async_shared()
     async_store(y, at, staged)
     if PX > 0:
-        _store_moments(acc, out, place, cut, ROWS, PX, UP)
+        _store_moments(acc, out, place, cut, ROWS, PX, MODE == "up")
 
 
 @gluon.jit
