@@ -34,6 +34,9 @@ from fastdiff.kernels.device.hopper.language import (
 from fastdiff.kernels.device.language import cuda
 from fastdiff.kernels.device.math import LOG2_E
 
+# Run-time numbers that are not worth a kernel variant.
+SIZES = ("heads", "pairs", "full_tiles", "small_tiles", "keys")
+
 
 class Walk(NamedTuple):
     """The state of 64 queries on their way over the keys."""
@@ -252,7 +255,7 @@ def _consume(out, inputs, work, turns, GROUP: gl.constexpr, shape: gl.constexpr)
     store_wait(0)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=SIZES)
 def hopper_attention_kernel(
     out, out2, q, q2, k, k2, v, v2, bias_ptr, heads, pairs, full_tiles, small_tiles, keys, scale,
     GROUPS: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,

@@ -5,6 +5,9 @@ from typing import Any, NamedTuple
 from fastdiff.kernels.device.language import cuda, target_info, tl, triton
 from fastdiff.kernels.device.math import LOG2_E
 
+# Run-time numbers that are not worth a kernel variant.
+SIZES = ("heads", "queries", "keys", "chunks", "length")
+
 
 class Head(NamedTuple):
     """The rows of one head of one picture, in memory."""
@@ -54,7 +57,7 @@ def _scores(
     return scores
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def few_keys_attention_kernel(
     out_ptr, q_ptr, k_ptr, v_ptr, bias_ptr, heads, queries, keys, scale, chunks, length,
     q_picture, q_row, k_picture, k_row, v_picture, v_row,

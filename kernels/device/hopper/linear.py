@@ -23,6 +23,8 @@ from fastdiff.kernels.device.hopper.language import (
 from fastdiff.kernels.device.language import cuda
 from fastdiff.kernels.device.math import activate
 
+SIZES = ("channels", "across")  # run-time numbers that are not worth a kernel variant
+
 
 class Steps(NamedTuple):
     """The buffers of the steps under way, in shared memory, and their barriers."""
@@ -121,7 +123,7 @@ def _consume(
     store_wait(0)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=SIZES)
 def hopper_linear_kernel(
     y, y2, x, w, w2, bias_ptr, channels, across,
     ACTIVATION: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
