@@ -25,7 +25,7 @@ FLOORS = (
     ("app", "__main__"),
     ("cli",),
     ("ui",),
-    ("bulk",),
+    ("bulk", "verification"),
     ("runs",),
     ("pipelines", "acceleration", "reporting"),
     ("results",),

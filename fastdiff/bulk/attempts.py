@@ -73,6 +73,7 @@ class Attempts:
         """Forget the attempts at a shard that is done."""
         with contextlib.suppress(OSError):
             self._file(name).unlink(missing_ok=True)
+            self._aside(name).unlink(missing_ok=True)  # of a worker that died while writing it
 
     def given_up(self) -> dict[str, str]:
         """The shards that are given up, and why: the last failure of each."""
@@ -88,7 +89,7 @@ class Attempts:
 
     def _write(self, name: str, failures: list[str]) -> None:
         """Write the file of a shard. It is to outlive a process, no power cut: drawing waits for no disk."""
-        path, aside = self._file(name), self._folder / f".{name}.attempts.tmp"
+        path, aside = self._file(name), self._aside(name)
         with naming_disk(path):
             try:
                 aside.write_text(json.dumps({"failures": failures}))
@@ -99,3 +100,6 @@ class Attempts:
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{name}.attempts.json"
+
+    def _aside(self, name: str) -> Path:
+        return self._folder / f".{name}.attempts.tmp"

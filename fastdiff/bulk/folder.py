@@ -90,16 +90,20 @@ class Folder:
                 write_file(self.path / PLAN, _as_bytes(content), exclusive=True)
         with naming_disk(self.shards):
             self.shards.mkdir(exist_ok=True)
+        for folder in (self.path, self.shards):
+            temporaries.remove_abandoned(folder)
         saved = read_object(self.path / PLAN)
         if saved is None:
             raise OSError(f"{self.path / PLAN} cannot be read back; name another folder with --out")
         check_plan(self.path, plan, saved)
-        unlike = differences(fingerprint, saved["fingerprint"])
-        if unlike and not allow_mixed:
-            raise InputError(
-                f"{self.path} is drawn with other bits: here {'; '.join(unlike[:_SHOWN])}; "
-                "use what it was begun with, or give --allow-mixed"
-            )
+        if not allow_mixed:
+            self._check_bits(fingerprint, saved)
+
+    def check_files(self, model_files: str) -> None:
+        """InputError where the run was begun with other files of the model than those of this SHA-256."""
+        saved = read_object(self.path / PLAN)
+        if saved is not None:
+            self._check_bits({**saved["fingerprint"], "model files": model_files}, saved)
 
     def data(self, shard: Shard) -> Path:
         """The file or folder of its pictures."""
@@ -119,7 +123,9 @@ class Folder:
         return record is not None and record.count == len(shard.cells) and _size(self.data(shard)) == record.bytes
 
     def is_complete(self, plan: Plan) -> bool:
-        """Whether all that a plan asks for is there."""
+        """Whether all that a plan asks for is there, and a whole plan.json."""
+        if read_object(self.path / PLAN) is None:
+            return False
         joined = plan.format != "npz" or (self.path / f"{JOINED}.npz").exists()
         return joined and all(map(self.is_done, plan.shards))
 
@@ -150,6 +156,15 @@ class Folder:
         """Let a shard be drawn again."""
         with naming_disk(self.record(shard)):
             self.record(shard).unlink(missing_ok=True)
+
+    def _check_bits(self, fingerprint: Fingerprint, saved: Mapping[str, Any]) -> None:
+        """InputError that names the differences from the fingerprint in a plan.json."""
+        unlike = differences(fingerprint, saved["fingerprint"])
+        if unlike:
+            raise InputError(
+                f"{self.path} is drawn with other bits: here {'; '.join(unlike[:_SHOWN])}; "
+                "use what it was begun with, or give --allow-mixed"
+            )
 
     def _check_free(self) -> None:
         """InputError where something is in the folder; names that begin with a dot are of other workers."""

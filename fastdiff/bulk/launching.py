@@ -24,7 +24,7 @@ from fastdiff.bulk.fingerprint import take_fingerprint
 from fastdiff.bulk.folder import Folder
 from fastdiff.bulk.plan import Plan
 from fastdiff.bulk.progress import Reader
-from fastdiff.bulk.stopping import Stop
+from fastdiff.bulk.stopping import Stop, end_signals
 from fastdiff.checkpoints.model_hash import begin_files_hash
 from fastdiff.errors import InputError
 from fastdiff.requests.defaults import SEED
@@ -103,7 +103,8 @@ def launch(arguments: Sequence[str], plan: Plan, folder: Folder, options: Option
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
+    for logger in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed")]:
+        logging.getLogger(logger).setLevel(logging.ERROR)  # each of them has a level of its own
     name = str(uuid.uuid4())
     with tempfile.TemporaryDirectory() as reports:
         config = LaunchConfig(
@@ -115,6 +116,7 @@ def launch(arguments: Sequence[str], plan: Plan, folder: Folder, options: Option
             rdzv_endpoint="localhost:0",
             max_restarts=RESTARTS,
             monitor_interval=0.2,
+            signals_to_handle=",".join(number.name for number in end_signals()),
         )
         while True:
             before = _progress(folder)

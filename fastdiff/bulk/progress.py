@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -115,6 +116,7 @@ def shown(folder: Path, *, bar: bool, print_line: Callable[[str], None] | None) 
 def _show(reader: Reader, end: threading.Event, bar: bool, print_line: Callable[[str], None] | None) -> None:
     from tqdm import tqdm
 
+    before, start = reader.read(), time.time()
     shown: Any = None
     told: set[int] = set()
     while True:
@@ -122,9 +124,9 @@ def _show(reader: Reader, end: threading.Event, bar: bool, print_line: Callable[
         state = reader.read()
         if state is not None and bar:
             if shown is None:
-                shown = tqdm(
-                    total=state.pictures, initial=state.drawn, unit=" pictures", bar_format=_BAR, file=sys.stderr
-                )
+                initial = before.drawn if before else 0
+                shown = tqdm(total=state.pictures, initial=initial, unit=" pictures", bar_format=_BAR, file=sys.stderr)
+                shown.start_t = start  # the rate is that of this run, its start included
             shown.update(min(state.drawn + (0 if is_last else state.in_hand), state.pictures) - shown.n)
         if state is not None and print_line is not None:
             for number in sorted(state.done.keys() - told):

@@ -1,4 +1,4 @@
-"""Stop: Ctrl-C and SIGTERM end a worker after the batch in hand, and within 20 seconds; torchrun kills after 30."""
+"""Stop: Ctrl-C, SIGTERM and the terminal's end stop a worker after its batch, within 20 s; torchrun kills after 30."""
 
 import os
 import signal
@@ -12,6 +12,13 @@ LAST = 18.0  # seconds after which the process ends wherever it is
 _LOOK = 2.0  # seconds between looks at the parent
 
 
+def end_signals() -> list[signal.Signals]:
+    """The signals that stop a run; under nohup the end of the terminal is none."""
+    hang_up = getattr(signal, "SIGHUP", None)  # Windows has none
+    ends = hang_up is not None and signal.getsignal(hang_up) != signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if ends else [])]
+
+
 class Stop:
     """Whether this process was told to stop, and how it then ends."""
 
@@ -23,7 +30,7 @@ class Stop:
 
     def install(self) -> None:
         """Answer the process's signals, and stop when the parent is gone: a worker without its launcher has no user."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in end_signals():
             signal.signal(number, lambda number, _: self._answer(signal.Signals(number)))
         threading.Thread(target=self._watch, args=(os.getppid(),), daemon=True).start()
 

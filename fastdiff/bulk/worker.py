@@ -22,7 +22,7 @@ from fastdiff.bulk.folder import (
 from fastdiff.bulk.formats import join_npz
 from fastdiff.bulk.plan import Plan, Shard
 from fastdiff.bulk.stopping import Stop
-from fastdiff.bulk.writing import Job, Writer, remove, remove_abandoned
+from fastdiff.bulk.writing import Job, ShardWriter, remove, remove_abandoned
 from fastdiff.errors import DeviceLostError, InputError, in_one_line
 from fastdiff.pipelines import TextToImagePipeline
 from fastdiff.runs.drawing import Progress, Records, draw
@@ -60,7 +60,7 @@ class Worker:
         self._records = Records(plan.run, pipe)
         self._attempts = Attempts(folder.shards)
         self._claims = Claims(folder.shards)
-        self._writer = Writer(folder, plan.format, threads)
+        self._writer = ShardWriter(folder, plan.format, threads)
         self._settled: set[int] = set()
         self._under_way: dict[str, Lease] = {}  # by the shard's name: drawn, or waiting to be committed
         stop.cleanup = self._let_go

@@ -1,10 +1,9 @@
-"""Writer: pictures are encoded and written beside the drawing, which waits only where too many would pile up."""
+"""Shards on their way to the disk: pictures are encoded and written beside the drawing, shards committed in turn."""
 
 import contextlib
 import hashlib
 import secrets
 import shutil
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,15 +12,15 @@ from fastdiff.bulk.folder import Folder, data_sha256, data_size, naming_disk
 from fastdiff.bulk.formats import FORMS, Encoded
 from fastdiff.bulk.plan import FormatName, Shard
 from fastdiff.runs.drawing import Finished
+from fastdiff.runs.writing import Writer
 
-WAITING = 1024  # pictures that may wait: two of the largest batches
 MOST_THREADS = 8
 
 
 class Job:
     """The pictures of one shard on their way to the disk."""
 
-    def __init__(self, writer: "Writer", shard: Shard) -> None:
+    def __init__(self, writer: "ShardWriter", shard: Shard) -> None:
         """OSError where the disk refuses."""
         self.shard = shard
         self.aside = writer.folder.path / f".{shard.name}-{secrets.token_hex(8)}.tmp"
@@ -33,10 +32,7 @@ class Job:
     def add(self, finished: Finished) -> None:
         """Take a picture; waits while too many wait. What the disk refuses is raised by `write`."""
         writer, key = self._writer, self.shard.key(finished.place)
-        writer.room.acquire()
-        picture = writer.pool.submit(writer.form.encode, self.aside, key, finished)
-        picture.add_done_callback(lambda _: writer.room.release())
-        self._pictures.append(picture)
+        self._pictures.append(writer.pictures.submit(writer.form.encode, self.aside, key, finished))
 
     def write(self) -> tuple[int, str, str]:
         """Wait for all pictures; returns the bytes, the SHA-256 and that of the pixels. OSError of one line."""
@@ -56,22 +52,21 @@ class Job:
         remove(self.aside)
 
 
-class Writer:
-    """A pool that encodes pictures, and a thread that commits shards, one at a time and one waiting at most."""
+class ShardWriter:
+    """A writer of pictures, and a thread that commits shards, one at a time and one waiting at most."""
 
     def __init__(self, folder: Folder, format: FormatName, threads: int) -> None:
         self.folder, self.form = folder, FORMS[format]
-        self.room = threading.BoundedSemaphore(WAITING)
-        self.pool = ThreadPoolExecutor(min(threads, MOST_THREADS), thread_name_prefix="encode")
+        self.pictures = Writer(min(threads, MOST_THREADS))
         self._committing = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._last: Future[None] | None = None
 
-    def __enter__(self) -> "Writer":
+    def __enter__(self) -> "ShardWriter":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._committing.shutdown()
-        self.pool.shutdown()
+        self.pictures.close()
 
     def commit(self, commit: Callable[[], None]) -> None:
         """Have `commit` called beside the drawing, once the one before it has ended; raises what that raised."""

@@ -87,7 +87,9 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"fastdiff {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (module, summary) in _COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".", allow_abbrev=False)
+        command = commands.add_parser(
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
+        )
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     return parser

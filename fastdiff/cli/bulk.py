@@ -105,6 +105,7 @@ def _work(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "Op
 
 def _launch(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "Options") -> int:
     from fastdiff.bulk.launching import Ended, launch
+    from fastdiff.checkpoints.model_hash import begin_files_hash
 
     start = time.perf_counter()
     if args.json:
@@ -114,6 +115,8 @@ def _launch(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "
     for line in _first(list(_damaged(plan, folder, args.verify)), "shards"):
         say(line)
     if folder.is_complete(plan):
+        if not options.allow_mixed:
+            folder.check_files(begin_files_hash(plan.run.card, plan.run.request.variant).result())
         say(f"all {len(plan.shards)} shards in {folder.path} are done")
         return 0
     from torch.distributed.elastic.multiprocessing import SignalException

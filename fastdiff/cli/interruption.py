@@ -22,7 +22,8 @@ class CtrlC:
         self.describe: Callable[[], str] = lambda: "fastdiff: interrupted"  # the line that is printed
         self.pressed = False
         self._presses: queue.SimpleQueue = queue.SimpleQueue()  # the one queue that a signal's handler may put into
-        self._deferred = False
+        self._under_way = 0  # blocks of `deferred`, of all threads
+        self._lock = threading.RLock()  # of this number, and of the end: a handler may come within either
 
     def install(self) -> None:
         """Take the place of Python's own handler; where Ctrl-C is ignored, as in the background, it stays so."""
@@ -31,19 +32,20 @@ class CtrlC:
             signal.signal(signal.SIGINT, self.answer)
 
     def answer(self, *_: object) -> None:
-        """Handle a signal: end the process, or let the block of `deferred` end first if this is the first one."""
-        if self.pressed or not self._deferred:
+        """Handle a signal: end the process, or let the blocks of `deferred` end first if this is the first one."""
+        is_first, self.pressed = not self.pressed, True  # before it is asked what is under way: see `deferred`
+        if not is_first or not self._under_way:
             self.end()
-        self.pressed = True
         self._presses.put(None)
 
     def end(self) -> NoReturn:
         """End the process as it is; what Python's own end would wait for is left to the system."""
-        try:
-            # Not print: the signal may have come in the middle of one.
-            os.write(2, f"{self.describe()}\n".encode(errors="backslashreplace"))
-        finally:
-            os._exit(EXIT_CODE)
+        with self._lock:  # of two threads one alone
+            try:
+                # Not print: the signal may have come in the middle of one.
+                os.write(2, f"{self.describe()}\n".encode(errors="backslashreplace"))
+            finally:
+                os._exit(EXIT_CODE)
 
     def wait(self) -> None:
         """Wait for Ctrl-C within a block of `deferred`."""
@@ -51,13 +53,15 @@ class CtrlC:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """Let the block end before Ctrl-C ends the process; a second one does not wait."""
-        self._deferred = True
+        """Let the block, of any thread, end before Ctrl-C ends the process; a second one does not wait."""
+        with self._lock:
+            self._under_way += 1
         try:
             yield
         finally:
-            self._deferred = False
-            if self.pressed:
+            with self._lock:
+                self._under_way -= 1
+            if self.pressed and not self._under_way:
                 self.end()
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -142,7 +142,9 @@ def _draw(run: "Run", output: "Output", load: Callable[[], "Pipeline"], as_json:
             sheet.paste(place, load_picture(output.paths[place], record))
         if as_json:
             print(_json_line(output.paths[place], record), flush=True)
-    for finished in _draw_missing(run, output, load()) if output.missing else ():
+
+    def keep(finished: "Finished") -> None:
+        nonlocal record
         record = finished.record
         with CTRL_C.deferred():  # a file, its line and its place among the written ones belong together
             path = output.write(finished)
@@ -152,29 +154,32 @@ def _draw(run: "Run", output: "Output", load: Callable[[], "Pipeline"], as_json:
                     print(_json_line(path, record), flush=True)
         if output.grid:
             sheet.paste(finished.place, finished.image)
+
+    if output.missing:
+        _draw_missing(run, output, load(), keep)
     if output.grid and sheet.image:
         with CTRL_C.deferred():
             written.append(output.write_grid(output.grid, sheet.image, run, record))
 
 
-def _draw_missing(run: "Run", output: "Output", pipe: "Pipeline") -> Iterator["Finished"]:
-    """Draw the pictures that are not kept, below a progress bar."""
+def _draw_missing(run: "Run", output: "Output", pipe: "Pipeline", keep: Callable[["Finished"], None]) -> None:
+    """Draw the pictures that are not kept, below a progress bar, and have `keep` called for each in a thread."""
     from tqdm import tqdm
 
     from fastdiff.runs.drawing import draw
+    from fastdiff.runs.writing import write_beside
 
     missing = output.missing
     rest = replace(run, cells=[run.cells[place] for place in missing])
     with tqdm(total=len(rest.cells), unit=f" {_things(run, 2)}", bar_format=_BAR, file=sys.stderr) as bar:
         noticed = False
-        for progress in draw(rest, pipe):
+        steps = write_beside(draw(rest, pipe), lambda done: keep(replace(done, place=missing[done.place])))
+        for progress, _ in steps:
             bar.update(progress.done - bar.n)  # a sum of shares would end beside the total
             if progress.step.notice and not noticed:
                 noticed = True
                 with tqdm.external_write_mode(file=sys.stderr):
                     say(progress.step.notice)
-            for finished in progress.finished:
-                yield replace(finished, place=missing[finished.place])
 
 
 def _things(run: "Run", count: int) -> str:

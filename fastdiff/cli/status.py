@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from datetime import timedelta
 from pathlib import Path
 
 from fastdiff.cli.streams import printable, require_stdout
@@ -26,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     if state.under_way:
         print(printable(f"{len(state.under_way)} under way, by {', '.join(found['workers'])}"))
     if found["pictures_per_second"]:
-        print(f"{found['pictures_per_second']:g} pictures/s, {found['seconds_left']} s left")
+        print(f"{found['pictures_per_second']:g} pictures/s, {timedelta(seconds=found['seconds_left'])} left")
     for name, reason in state.given_up.items():
         print(printable(f"{name} was given up: {reason}"))
     return 0

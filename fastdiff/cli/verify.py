@@ -10,7 +10,7 @@ from fastdiff.requests.defaults import VERIFICATION_STEPS
 from fastdiff.requests.request import Request
 
 if TYPE_CHECKING:
-    from fastdiff.runs.verification import Verification
+    from fastdiff.verification.models import Verification
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print every comparison; 0 where all are within tolerance, else 1. InputError for what cannot be loaded."""
     require_stdout()
-    from fastdiff.runs.verification import compare_with_diffusers
+    from fastdiff.verification.models import compare_with_diffusers
 
     request = Request.from_flags(vars(args) | {"num_images": 1})
     verification = compare_with_diffusers(request, args.device)

@@ -96,8 +96,18 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
         "Clip skip": record["clip_skip"] + 1 if record.get("clip_skip") else None,
         "Version": f"fastdiff {record['versions']['fastdiff']}",
         "Eta": record["eta"] or None,
+        **_axes(record.get("axes", {})),
     }
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def _axes(axes: dict[str, Any]) -> dict[str, str]:
+    """The axes of an X/Y sheet as A1111's X/Y/Z plot names them; quoted, as values that hold commas are."""
+    settings = {}
+    for place, axis in axes.items():
+        settings[f"{place.upper()} Type"] = axis["name"].replace("_", " ").capitalize()
+        settings[f"{place.upper()} Values"] = json.dumps(_harmless(", ".join(map(str, axis["values"]))))
+    return settings
 
 
 def sampler_name(scheduler: str) -> tuple[str, str | None]:

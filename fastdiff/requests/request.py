@@ -42,7 +42,8 @@ _DEPENDENTS: dict[str, dict[str, Any]] = {
     "label": {"prompt": (), "negative_prompt": None, "clip_skip": None},
     "prompt": {"label": ()},
 }
-PICTURE = "picture_"  # before the names of a picture's size in the settings of a grid
+PICTURE = "picture_"  # before the names of a picture's size in the settings of a grid or a sheet
+AXES = "axes"  # the setting that only an X/Y sheet has
 OF_PROMPTS = ("negative_prompt", "clip_skip")  # settings that pictures of labels do not have
 
 
@@ -128,8 +129,16 @@ class Request(Schema):
 
     @classmethod
     def _recorded(cls, source: str) -> "Request":
-        """The request that a PNG's settings stand for."""
+        """The request that the settings in the PNG `source` stand for."""
         record = png.read_settings(source)
+        if AXES in record:
+            remedy = "drop it onto the web page to draw it again, or name one of its pictures"
+            raise InputError(f"{source} is an X/Y sheet, whose pictures differ in more than a run's; {remedy}")
+        return cls.from_record(record, source)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], source: str) -> "Request":
+        """The request that a PNG's settings stand for. InputError, with the name `source`, for unusable ones."""
         names = {setting.name for setting in fields(cls)} & record.keys() - {"num_images"}
         size = _picture_size(record)
         try:
@@ -160,13 +169,13 @@ def _prompts_of(path: str | None) -> tuple[str, ...]:
 
 
 def _picture_size(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Height and width of a picture: a grid records them beside its own, and those of a trajectory's plot say nothing.
+    """Height and width of a picture: grids and sheets record them beside their own, and those of plots say nothing.
 
     Grids of before fastdiff had --height did not record them: they are left to the model.
     """
     if "horizon" in record:
         return {}
-    prefix = PICTURE if isinstance(record.get("seed"), list) else ""
+    prefix = PICTURE if isinstance(record.get("seed"), list) or AXES in record else ""
     return {name: record.get(f"{prefix}{name}") for name in ("height", "width")}
 
 

@@ -49,8 +49,7 @@ class Output:
         files.check(paths, may_exist=overwrite or resume, may_resume=not plans)
         if plans:
             files.check([trajectory_path(path) for path in paths], may_exist=overwrite, may_resume=False)
-        num_subjects = len(run.request.subjects)
-        columns = grid_columns(num_subjects, len(run.cells) // max(1, num_subjects))
+        columns = columns_of(run)
         sheet = _grid_path(run, paths, columns, overwrite or resume, grid) if grid else None
         if not resume:
             return cls(paths, overwrite, sheet, columns)
@@ -81,6 +80,12 @@ class Output:
         of_pictures = {f"{PICTURE}{side}": record[side] for side in ("width", "height")}
         files.write(path, png.encode(sheet, {**record, **of_pictures, **own}), self.overwrite)
         return path
+
+
+def columns_of(run: Run) -> int:
+    """The columns of the grid of a run."""
+    num_subjects = len(run.request.subjects)
+    return grid_columns(num_subjects, len(run.cells) // max(1, num_subjects))
 
 
 def trajectory_path(plot: Path) -> Path:

@@ -15,7 +15,7 @@ from fastdiff.ui.options import Options, prepare
 from fastdiff.ui.serving.owners import shelf_of
 from fastdiff.ui.session import new_folder
 from fastdiff.ui.store import Store
-from fastdiff.ui.tabs.running import DEVICE
+from fastdiff.ui.tabs.running import DEVICE, left_by_cancel
 
 
 def add_api(models: Models, limits: Limits, store: Store) -> None:
@@ -62,7 +62,7 @@ def add_api(models: Models, limits: Limits, store: Store) -> None:
         )
         files, progress = [], gr.Progress()
         try:
-            for at, drawn in draw(prepare(options, models, limits), models, _folder(store, request)):
+            for at, drawn in draw(prepare(options, models, limits), models, _folder(store, limits, request)):
                 progress(at.fraction, desc=f"step {at.step.index + 1} of {at.step.num_steps}")
                 files += [gr.FileData(path=str(picture.path)).model_dump() for picture in drawn]
                 yield files
@@ -73,14 +73,14 @@ def add_api(models: Models, limits: Limits, store: Store) -> None:
         """The models that can be drawn with: name, size in pixels, labels or prompts, and default settings."""
         return [_description(models, card) for card in models.cards()]
 
-    gr.api(generate, api_name="generate", concurrency_id=DEVICE)
+    gr.api(left_by_cancel(generate), api_name="generate", concurrency_id=DEVICE)
     gr.api(list_models, api_name="models", queue=False)
 
 
-def _folder(store: Store, request: gr.Request | None) -> Path:
-    """Where pictures are kept; those of programs that others run without a login are not kept for longer than a day."""
+def _folder(store: Store, limits: Limits, request: gr.Request | None) -> Path:
+    """Where pictures are kept; those of programs that others run without a login are kept for a day at most."""
     if request is None or (store.is_shared and request.username is None):
-        return new_folder()
+        return new_folder(limits.kept)
     return shelf_of(store, request).new_folder()
 
 

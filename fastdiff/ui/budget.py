@@ -17,10 +17,17 @@ class Budget:
         # seconds of a step of one picture: by the model's folder, then by the picture's pixels
         self._seconds: dict[Path, dict[int, float]] = defaultdict(dict)
 
-    def check(self, run: Run) -> None:
-        """InputError for a run that takes too long by what is known: pictures as large or smaller were as fast."""
+    def check(self, *runs: Run, spent: float = 0.0) -> None:
+        """InputError for runs that take too long by what is known: pictures as large or smaller were as fast.
+
+        spent: the seconds that the request has taken already.
+        """
+        self._refuse_over(spent + sum(self._known_seconds(run) * _steps(run) for run in runs))
+
+    def _known_seconds(self, run: Run) -> float:
+        """The seconds of a step of one picture, or 0."""
         known = [seconds for pixels, seconds in self._seconds[run.card.folder].items() if pixels <= _pixels(run)]
-        self._refuse_over(max(known, default=0) * _steps(run))
+        return max(known, default=0.0)
 
     def watch(self, steps: Iterator[Progress]) -> Iterator[Progress]:
         """Pass the steps of a run on and measure them. InputError as soon as they show that it takes too long."""

@@ -10,6 +10,7 @@ class Limits:
     side: int = 1024  # width and height, pixels
     batch_size: int = 32
     waiting: int = 32  # requests in the queue
-    upload: int = 16 * 2**20  # bytes of one request's body
-    kept: int = 2**30  # bytes of the pictures of each user or browser, where the page is served to others
+    upload: int = 64 * 2**20  # bytes of one request's body; a sheet of pictures can be as large
+    kept: int = 2**30  # bytes of the pictures of each user or browser, or of all programs, where others are let in
+    visitors: int = 8 * 2**30  # bytes of the pictures of all browsers together, whose cookies may come and go
     uploads: int = 256 * 2**20  # bytes of all uploads that lie on the disk

@@ -21,12 +21,24 @@ CSS = """
 .settings { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margin: 0 }
 .settings dt { color: var(--body-text-color-subdued) }
 .settings dd { margin: 0; overflow-wrap: anywhere }
+.dark input[type="range"] { --neutral-200: var(--neutral-600) }  /* what is left of a slider's track */
+input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not below the arrow */
 .row:has(> .form:empty) { display: none }
 .block.tokens { padding: 4px 16px 10px !important; background: var(--block-background-fill) }
 .tokens div { font-size: var(--text-sm); overflow-wrap: anywhere }
 .tokens .cut { color: var(--error-text-color) }
+#examples { font-size: var(--text-sm) }
+.examples { display: grid; grid-template-columns: repeat(auto-fill, 130px); gap: 8px; margin-top: 8px }
+.examples button { overflow: hidden; border: 1px solid var(--border-color-primary); border-radius: var(--radius-md);
+                   background: var(--block-background-fill); color: var(--body-text-color); line-height: 1.3 }
+.examples button:hover { border-color: var(--primary-500) }
+.examples img { width: 128px; image-rendering: pixelated }
+.gr-group:not(:has(.block)) { display: none }  /* a line otherwise */
 .enlarged img { width: 100%; height: 100%; object-fit: contain }
 .enlarged img[data-small], img[data-small][data-testid="imageslider-image"] { image-rendering: pixelated }
+.side .form { min-width: min(320px, 100%) !important }
+.side [data-testid="block-info"] { margin-bottom: 4px }
+.side :is(.info-text, .min_value, .max_value, .reset-button) { display: none }  /* Draw has them, with more room */
 .side { align-items: center } .side > .block:has(h3) { flex: 0 0 24px; min-width: 24px }
 
 /* A picture in its frame: whole if it is large, enlarged by a whole factor if it is small. */
@@ -46,18 +58,25 @@ CSS = """
     width: round(down, max(2 * var(--w), 200cqw), var(--w)) !important; max-width: none;
     height: auto !important; border-radius: 0; image-rendering: pixelated }
 .stage-column:has(input[value="Grid"]:checked) .stage .preview { display: none }
-.stage .empty svg { display: none }
-.stage .empty::after { content: "The picture appears here"; color: var(--body-text-color-subdued) }
+.stage .empty svg, .enlarged .empty svg { display: none }
+.stage .empty::after, .enlarged .empty::after {
+    content: "The picture appears here"; color: var(--body-text-color-subdued) }
 
 .gradio-container { overflow: clip !important }  /* what is hidden would keep others from sticking */
 .actions { position: sticky; bottom: 0; z-index: 20; padding: 8px 0; background: var(--body-background-fill) }
-#status { font-variant-numeric: tabular-nums }
+.status { font-variant-numeric: tabular-nums }
+.status .pending { opacity: 1 !important }  /* of a run in the queue, whose place is beside it */
+.status [data-testid="status-tracker"] { inset: 0 !important }
+.status [data-testid="status-tracker"] > :has(svg) { display: none }
+.status .progress-text { inset: 10px 0 auto auto !important; transform: none; font-family: inherit }
 @media (min-width: 700px) { .stage-side { position: sticky; top: 8px; align-self: flex-start } }
 @media (max-width: 640px) {
     .actions { position: fixed; left: 0; right: 0; padding: 8px 16px;
                border-top: 1px solid var(--border-color-primary) }
     .gradio-container { padding-bottom: 72px !important }
     .stage-column { scroll-margin-bottom: 80px }
+    .enlarged, .live { height: 170px !important }
+    .examples { grid-template-columns: repeat(3, 1fr) } .examples img { width: 100% }
     #status { min-height: 84px !important }
 }
 
@@ -75,7 +94,8 @@ CSS = """
 
 # Gradio opens a list at any key, Tab too, which leaves it open over the form, and moves the focus to a picture that is
 # new, away from who is typing; keys that no field takes are the stage's. A double click on a
-# button that draws is one. A picture's own size, which the style sheet enlarges, is known once it is loaded.
+# button that draws is one. A file may be dropped anywhere. A picture's own size, which the style
+# sheet enlarges, is known once it is loaded.
 JS = f"""
 () => {{
     addEventListener("keydown", (event) => {{
@@ -91,6 +111,16 @@ JS = f"""
     addEventListener("click", (event) => {{
         if (event.detail > 1 && event.target.closest("button.primary")) event.stopImmediatePropagation();
     }}, true);
+    for (const name of ["dragover", "drop"]) addEventListener(name, (event) => {{
+        if (!event.dataTransfer.types.includes("Files") || event.target.closest("#upload")) return;
+        event.preventDefault();  // else the browser leaves the page for the file
+        const input = name === "drop" && document.querySelector("#upload input[type=file]");
+        if (!input) return;
+        const first = new DataTransfer();
+        first.items.add(event.dataTransfer.files[0]);
+        input.files = first.files;
+        input.dispatchEvent(new Event("change"));
+    }});
     addEventListener("focusin", ({{target, relatedTarget: before}}) => {{
         const isOwn = target.matches(".thumbnail-small:not(:active)") && before?.matches("input, textarea");
         if (isOwn) before.focus({{preventScroll: true}});

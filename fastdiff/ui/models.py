@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from fastdiff.checkpoints import hub, registry
 from fastdiff.checkpoints.model_card import ModelCard
@@ -26,6 +27,7 @@ from fastdiff.requests.defaults import (
 from fastdiff.text.tokenizer import CLIPTokenizer
 from fastdiff.ui.budget import Budget
 
+T = TypeVar("T")
 MAX_DEPTH = 3  # folders below the models folder
 MAX_LOADED = 2  # models that stay in memory: a comparison uses two
 
@@ -50,6 +52,7 @@ class Models:
         self._loaded: OrderedDict[Path, Pipeline] = OrderedDict()
         self._tokenizers: dict[Path, tuple[CLIPTokenizer, ...]] = {}
         self._lock = threading.Lock()
+        self._computing = threading.Lock()  # held by the step in hand
 
     def names(self) -> list[str]:
         """The models that can be drawn with and need no download."""
@@ -88,8 +91,22 @@ class Models:
         with contextlib.suppress(MemoryError, DeviceLostError):  # the first run says so, to whom it concerns
             pipe = self.pipeline(self.card(name), None)
             subject = {"prompt": ""} if pipe.reads_text else {"class_labels": 0 if pipe.info.labels else None}
-            for _ in pipe.stream(num_inference_steps=1, **subject):
+            for _ in self.in_turn(pipe.stream(num_inference_steps=1, **subject)):
                 pass
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a step is under way: a run that starts now waits for its end."""
+        return self._computing.locked()
+
+    def in_turn(self, steps: Iterator[T]) -> Iterator[T]:
+        """Pass the steps of a run on, each computed alone: that of a cancelled run goes on to its end."""
+        while True:
+            with self._computing:
+                step = next(steps, None)
+            if step is None:
+                return
+            yield step
 
     def tokenizers(self, card: ModelCard) -> tuple[CLIPTokenizer, ...]:
         """The tokenizers of a model that reads text, each read once. InputError for files that make none."""

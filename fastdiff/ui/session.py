@@ -7,11 +7,13 @@ from pathlib import Path
 
 import gradio as gr
 
+from fastdiff.runs.drawing import Run
 from fastdiff.ui.drawn import Drawn
 from fastdiff.ui.serving.owners import shelf_of
 from fastdiff.ui.store import Shelf, Store
 
 MAX_AGE = 86400  # seconds
+PICTURES = "pictures"  # the folder in Gradio's own
 
 
 class Session:
@@ -19,7 +21,8 @@ class Session:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.run: list[Drawn] = []  # the pictures of the Draw tab, in order
+        self.asked: Run | None = None  # the run of the Draw tab; None for a sheet
+        self.run: list[Drawn] = []  # the pictures of the Draw tab, in order; a sheet comes before its own
         self.shown: list[Drawn] = []  # those of the History tab
 
     def __deepcopy__(self, memo: dict) -> "Session":
@@ -30,14 +33,15 @@ class Session:
         return shelf_of(self.store, request)
 
 
-def new_folder() -> Path:
+def new_folder(quota: int) -> Path:
     """An empty folder inside Gradio's own, whose files it serves as they are; nobody can guess its name.
 
-    Those that were not used for MAX_AGE are deleted.
+    Those that were not used for MAX_AGE are deleted, and the oldest where all have more than `quota` bytes.
     """
-    root = Path(gr.utils.get_upload_folder(), "pictures")
+    root = Path(gr.utils.get_upload_folder(), PICTURES)
     root.mkdir(parents=True, exist_ok=True)
-    for folder in root.iterdir():
-        if time.time() - folder.stat().st_mtime > MAX_AGE:
+    for folder in sorted(root.iterdir(), key=lambda folder: folder.stat().st_mtime, reverse=True):
+        quota -= sum(path.stat().st_size for path in folder.iterdir())
+        if quota < 0 or time.time() - folder.stat().st_mtime > MAX_AGE:
             shutil.rmtree(folder, ignore_errors=True)
     return Path(tempfile.mkdtemp(dir=root))

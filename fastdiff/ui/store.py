@@ -1,6 +1,7 @@
 """Pictures that the page has drawn, kept on the disk: dated, their settings inside, each owner's apart."""
 
 import hashlib
+import math
 import os
 import re
 import secrets
@@ -12,9 +13,28 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fastdiff.errors import InputError
+from fastdiff.runs import temporaries
 
+RECOUNT = 60.0  # seconds that a count of all visitors' pictures is taken for right
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 _RUN = re.compile(r"\d{6}-[0-9a-f]{4}")
+
+
+class Room:
+    """The bytes that all shelves in a folder may take together."""
+
+    def __init__(self, folder: Path, quota: float) -> None:
+        self.folder, self.quota = folder, quota
+        self._taken, self._counted = 0, -math.inf
+
+    @property
+    def is_full(self) -> bool:
+        """As of a minute ago at most, for there may be a million files; what is full is counted anew."""
+        if self._taken >= self.quota or time.monotonic() - self._counted > RECOUNT:
+            shelves = map(Shelf, self.folder.iterdir() if self.folder.is_dir() else ())
+            self._taken = sum(shelf.size() for shelf in shelves)
+            self._counted = time.monotonic()
+        return self._taken >= self.quota
 
 
 @dataclass(frozen=True)
@@ -23,18 +43,35 @@ class Shelf:
 
     folder: Path
     quota: int | None = None  # bytes
+    room: Room | None = None  # that it shares with others
 
     def new_folder(self) -> Path:
         """The folder of a new run, which its first picture makes. InputError once the quota is used up."""
-        if self.quota is not None and sum(path.stat().st_size for path in self.paths()) >= self.quota:
+        if self.quota is not None and self.size() >= self.quota:
             kept = f"{self.quota / 2**20:,.0f} MiB"
             raise InputError(f"your pictures fill the {kept} that are kept for each; delete some in History")
+        if self.room is not None and self.room.is_full:
+            kept = f"{self.room.quota / 2**20:,.0f} MiB"
+            raise InputError(
+                f"the pictures of all visitors fill the {kept} that are kept; delete yours, or ask who runs this page"
+            )
         return self.folder / time.strftime("%Y-%m-%d") / f"{time.strftime('%H%M%S')}-{secrets.token_hex(2)}"
 
     def paths(self) -> list[Path]:
         """All pictures, the newest first."""
-        runs = (run for day in _folders(self.folder, _DAY) for run in _folders(day, _RUN))
-        return [path for run in runs for path in _newest_first(run)]
+        return [path for run in self.runs() for path in _newest_first(run)]
+
+    def runs(self) -> Iterator[Path]:
+        """The folders of all runs, the newest first."""
+        return (run for day in _folders(self.folder, _DAY) for run in _folders(day, _RUN))
+
+    def size(self) -> int:
+        """The bytes of all pictures."""
+        total = 0
+        for path in self.paths():
+            with suppress(OSError):  # another tab deletes it
+                total += path.stat().st_size
+        return total
 
     def holds(self, path: Path) -> bool:
         """Whether `path`, without links in it, is one of the pictures."""
@@ -49,9 +86,13 @@ class Shelf:
         if not self.holds(path.resolve()):
             raise InputError("that picture is not one of yours; choose another")
         path.unlink(missing_ok=True)
-        with suppress(OSError):
-            path.parent.rmdir()
-            path.parent.parent.rmdir()
+        _remove_empty(path.parent)
+
+
+def _remove_empty(run: Path) -> None:
+    with suppress(OSError):
+        run.rmdir()
+        run.parent.rmdir()
 
 
 def _folders(folder: Path, name: re.Pattern) -> Iterator[Path]:
@@ -71,9 +112,13 @@ def _newest_first(run: Path) -> list[Path]:
 class Store:
     """All shelves below a folder."""
 
-    def __init__(self, root: Path, quota: int | None = None) -> None:
-        """quota: the bytes of each owner where the page is served to others; None: all pictures are one person's."""
+    def __init__(self, root: Path, quota: int | None = None, visitors: float = math.inf) -> None:
+        """quota: the bytes of each owner where the page is served to others; None: all pictures are one person's.
+
+        visitors: the bytes of all together who have not logged in.
+        """
         self.root, self.quota = root.resolve(), quota
+        self._visitors = Room(self.root / "visitors", visitors)
 
     @property
     def is_shared(self) -> bool:
@@ -85,4 +130,12 @@ class Store:
             return Shelf(self.root)
         if user:
             return Shelf(self.root / "users" / quote(user, safe="").replace(".", "%2E"), self.quota)
-        return Shelf(self.root / "visitors" / hashlib.sha256(token.encode()).hexdigest()[:32], self.quota)
+        name = hashlib.sha256(token.encode()).hexdigest()[:32]
+        return Shelf(self._visitors.folder / name, self.quota, self._visitors)
+
+    def remove_abandoned(self) -> None:
+        """Remove the temporary files of runs that were killed, and their folders where nothing else is in them."""
+        folders = [self.root, *self.root.glob("users/*"), *self._visitors.folder.glob("*")]
+        for run in [run for folder in folders for run in Shelf(folder).runs()]:
+            temporaries.remove_abandoned(run)
+            _remove_empty(run)

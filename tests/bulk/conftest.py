@@ -1,6 +1,7 @@
 """A tiny model of random weights, its plans, and workers in this process."""
 
 import hashlib
+import logging
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from fastdiff.bulk.plan import Plan
 from fastdiff.bulk.stopping import Stop
 from fastdiff.bulk.worker import Worker
 from fastdiff.checkpoints.model_hash import begin_files_hash
+from fastdiff.cli import main
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import find_model, load_pipeline
 from tests.tiny import UNET, save_unet
@@ -101,17 +103,45 @@ def records():
 
 
 @pytest.fixture
-def bulk(tmp_path, model):
-    """Starts `fastdiff bulk` with the arguments of make_plan's plan; whatever of it still runs is ended."""
+def arguments(model) -> list[str]:
+    """The arguments of `fastdiff` that ask for make_plan's plan."""
+    flags = ["--steps", "2", "--num-images", "20", "--dtype", "float32", "--shard-size", "6", "--batch-size", "4"]
+    return ["bulk", "-m", str(model), *flags, "--device", "cpu", "--out", "out"]
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Has the command start its worker, one alone, in this process; returns the LaunchConfigs of torchrun."""
+    asked = []
+
+    def launch(config, program):
+        def run(*command: str) -> None:
+            with monkeypatch.context() as worker:
+                for name in ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK"):
+                    worker.setenv(name, "0")
+                worker.setenv("LOCAL_WORLD_SIZE", "1")
+                worker.setattr(Stop, "install", lambda stop: None)
+                assert main(command[command.index("bulk") :]) == 0
+
+        asked.append(config)
+        return run
+
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", launch)
+    level = logging.getLogger("fastdiff").level
+    yield asked
+    logging.getLogger("fastdiff").setLevel(level)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts `python -m ...` in tmp_path; whatever of it still runs at the end is ended."""
     started = []
 
-    def start(*arguments: object, **variables: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "fastdiff", "bulk", "-m", model, "--steps", 2, "--num-images", 20]
-        command += ["--dtype", "float32", "--shard-size", 6, "--batch-size", 4, "--device", "cpu", *arguments]
+    def start(*arguments: object) -> subprocess.Popen:
         process = subprocess.Popen(
-            list(map(str, command)),
+            [sys.executable, "-m", *map(str, arguments)],
             cwd=tmp_path,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -1,21 +1,30 @@
 """`fastdiff bulk` and `fastdiff status`: what they say before anything is drawn, and of what is done."""
 
 import json
+import os
+import re
 import shutil
+import signal
+import sys
 
 import pytest
+from torch.distributed.elastic.multiprocessing import SignalException
 
 from fastdiff.cli import main
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # as a worker has
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
 
 @pytest.fixture
-def finished(tmp_path, monkeypatch, make_plan, worker):
+def finished(make_plan, worker, arguments):
     """A run of 20 pictures that is done, and the command that drew it."""
-    plan = make_plan()
-    worker(plan).work()
-    monkeypatch.chdir(tmp_path)
-    flags = ["--steps", "2", "--num-images", "20", "--shard-size", "6", "--dtype", "float32", "--device", "cpu"]
-    return ["bulk", "-m", plan.run.request.model, *flags, "--out", "out"]
+    worker(make_plan()).work()
+    return arguments
 
 
 def said(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -24,8 +33,82 @@ def said(capsys, *arguments: str) -> tuple[int, str, str]:
     return code, out.out, out.err
 
 
+def test_it_draws_below_a_bar(here, arguments, make_plan, worker, records, capsys, tmp_path):
+    code, out, err = said(capsys, *arguments, "--json", "--workers", "3")
+    assert code == 0 and re.fullmatch(r"fastdiff: 20 of 20 pictures are in out in \d+\.\d s", err.splitlines()[-1]), err
+    bar = err.rsplit("\r", 1)[-1].splitlines()[0]
+    assert re.search(r"20/20 pictures \[\d\d:\d\d<00:00, +\d+\.\d+ pictures/s\]", bar), "a rate, however short the run"
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert sorted(line["shard"] for line in lines) == [0, 1, 2, 3] and sum(line["count"] for line in lines) == 20
+    assert here[0].nproc_per_node == 3
+    worker(make_plan(), tmp_path / "alone").work()
+    assert records(tmp_path / "out") == records(tmp_path / "alone")
+
+
 def test_all_done(finished, capsys):
     assert said(capsys, *finished) == (0, "", "fastdiff: all 4 shards in out are done\n")
+
+
+def test_what_is_done_with_other_files_of_the_model_is_refused(finished, capsys, tmp_path):
+    path = tmp_path / "out/plan.json"
+    plan = json.loads(path.read_text())
+    plan["fingerprint"]["model files"] = "1" * 64
+    path.write_text(json.dumps(plan))
+    code, _, err = said(capsys, *finished)
+    assert code == 2 and re.search(rf"is drawn with other bits: here model files \w{{64}}, not {'1' * 64}; ", err)
+    assert said(capsys, *finished, "--allow-mixed")[0] == 0
+
+
+def test_what_is_done_below_a_damaged_plan_is_told(finished, here, capsys, tmp_path):
+    (tmp_path / "out/plan.json").write_text("{")
+    code, _, err = said(capsys, *finished)
+    assert code == 1 and "error: out/plan.json cannot be read back; name another folder with --out" in err
+
+
+def test_a_worker_of_other_bits_is_refused_in_one_line(here, arguments, make_plan, worker, pipes, capsys):
+    plan = make_plan()
+    worker(plan, fingerprint={**pipes(plan)[1], "torch": "1.0"})
+    code, out, err = said(capsys, *arguments)
+    assert (code, out) == (2, "") and "Traceback" not in err
+    assert err.count("fastdiff: error: ") == 1 and "is drawn with other bits: here torch 2" in err
+
+
+def test_a_full_disk_ends_it_in_one_line(here, arguments, make_plan, worker, tmp_path, records, capsys):
+    resource = pytest.importorskip("resource")  # of Unix
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, limits[1]))  # of a tar of 6 pictures
+    try:
+        code, out, err = said(capsys, *arguments, "--format", "webdataset")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (code, out) == (1, "") and "Traceback" not in err and err.count("fastdiff: error: ") == 1
+    assert "cannot write" in err and "(File too large); make room, and run the same command again" in err
+    assert sorted(os.listdir(tmp_path / "out")) == ["plan.json", "shards"]
+    assert not list((tmp_path / "out/shards").glob("0*"))
+    for name in ("out", "alone"):
+        worker(make_plan(format="webdataset"), tmp_path / name).work()
+    assert records(tmp_path / "out") == records(tmp_path / "alone")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_launcher_that_is_told_to_stop_says_so(arguments, monkeypatch, capsys, number, code):
+    def stopped(*command):
+        raise SignalException("told to stop", number)
+
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda *asked: stopped)
+    said_last = "fastdiff: interrupted; 0 of 20 pictures are in out; the same command goes on\n"
+    assert said(capsys, *arguments) == (code, "", said_last)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize("answer", [signal.SIG_DFL, signal.SIG_IGN], ids=["a terminal", "nohup"])
+def test_a_terminal_that_is_closed_ends_it_but_under_nohup(here, arguments, capsys, answer):
+    before = signal.signal(signal.SIGHUP, answer)
+    try:
+        assert said(capsys, *arguments)[0] == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert here[0].signals_to_handle == "SIGINT,SIGTERM" + (",SIGHUP" if answer == signal.SIG_DFL else "")
 
 
 def test_what_is_gone_or_damaged_is_told_and_would_be_drawn_again(finished, capsys, tmp_path, monkeypatch):
@@ -67,7 +150,8 @@ def test_status(finished, capsys, tmp_path):
     code, out, _ = said(capsys, "status", "out")
     lines = out.splitlines()
     assert code == 0 and lines[:2] == ["12 of 20 pictures, 2 of 4 shards", "1 under way, by another:7"]
-    assert "pictures/s, " in lines[2] and lines[3] == "000002 was given up: NaN in it"
+    assert re.fullmatch(r"[\d.]+ pictures/s, \d+:\d\d:\d\d left", lines[2])
+    assert lines[3] == "000002 was given up: NaN in it"
     found = json.loads(said(capsys, "status", "out", "--json")[1])
     assert (found["drawn"], found["in_hand"], found["given_up"]) == (12, 1, {"000002": "NaN in it"})
 

@@ -1,11 +1,13 @@
 """Files of labels or prompts."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from fastdiff.bulk.spec import Row, read_rows
 from fastdiff.errors import InputError
+from fastdiff.requests.defaults import BULK
 
 ROWS = [{"label": 2, "seed": 5, "num_images": 2}, {"label": 0}]
 CSV = "label,seed,num_images\n2,5,2\n0,,\n"
@@ -78,7 +80,9 @@ def test_flags_beside_it(tmp_path, make_plan, labelled, request_, message):
         make_plan(labelled, spec=str(tmp_path / "a.csv"), **{"num_images": None} | request_)
 
 
-def test_too_many_pictures(tmp_path, make_plan, labelled):
-    (tmp_path / "a.csv").write_text("label,num_images\n" + "0,50000\n" * 21)
-    with pytest.raises(InputError, match="more than 1000000 pictures"):
+def test_too_many_pictures(tmp_path, make_plan, labelled, monkeypatch):
+    assert BULK.most_pictures == 1_000_000
+    monkeypatch.setattr("fastdiff.bulk.spec.BULK", replace(BULK, most_pictures=1000))
+    (tmp_path / "a.csv").write_text("label,num_images\n" + "0,50\n" * 21)
+    with pytest.raises(InputError, match="more than 1000 pictures"):
         make_plan(labelled, spec=str(tmp_path / "a.csv"), num_images=1)

@@ -1,10 +1,13 @@
 """The end of a worker that is told to stop, wherever it is, and of one whose launcher is gone."""
 
+import signal
 import subprocess
 import sys
 import time
 
 import pytest
+
+from fastdiff.bulk import stopping
 
 CODE = """
 import sys, time
@@ -23,11 +26,19 @@ def start(body: str) -> subprocess.Popen:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_a_process_that_does_not_come_to_an_end_is_ended():
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_process_that_does_not_come_to_an_end_is_ended(name, code):
     with start("time.sleep(60)") as process:
         process.stdout.readline()
-        process.terminate()
-        assert process.communicate(timeout=30)[0] == "given back\n" and process.returncode == 143
+        process.send_signal(getattr(signal, name))
+        assert process.communicate(timeout=30)[0] == "given back\n" and process.returncode == code
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_under_nohup_the_terminals_end_stops_nothing(monkeypatch):
+    assert signal.SIGHUP in stopping.end_signals()
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN if number == signal.SIGHUP else None)
+    assert stopping.end_signals() == [signal.SIGINT, signal.SIGTERM]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")

@@ -56,12 +56,16 @@ def test_a_file_that_is_being_written_ends_first(tmp_path, environment, files):
     """The signal comes while the picture is being flushed to the disk; a second one does not wait."""
     for signals, expected in ((1, ["a.png"]), (2, [])):
         code = f"""if True:
-            import os, signal, sys
+            import os, signal, sys, time
             from fastdiff import cli
             flush = os.fsync
             def fsync(descriptor):
-                for _ in range({signals}):
+                os.kill(os.getpid(), signal.SIGINT)
+                while not cli.CTRL_C.pressed:
+                    time.sleep(0.001)
+                if {signals} == 2:
                     os.kill(os.getpid(), signal.SIGINT)
+                    time.sleep(60)
                 flush(descriptor)
             os.fsync = fsync
             sys.argv = "fastdiff sample --steps 1 --label 0 --num-images 1 --device cpu -o a.png".split()

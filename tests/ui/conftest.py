@@ -12,6 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from fastdiff.checkpoints import hub
 from fastdiff.runs import drawing
@@ -109,6 +111,22 @@ def card_folder(tmp_path):
         return folder
 
     return write
+
+
+@pytest.fixture
+def bundle_example(tmp_path, monkeypatch):
+    """Bundle a copy of a model's folder before all others, with one example, a PNG that holds `record`."""
+
+    def bundle(name: str, folder: Path, **record) -> None:
+        shutil.copytree(folder, tmp_path / name)
+        (tmp_path / name / "examples").mkdir()
+        settings = PngInfo()
+        settings.add_itxt("fastdiff", json.dumps({"schema": 1, **record}))
+        Image.new("RGB", (16, 16)).save(tmp_path / name / "examples" / "1.png", pnginfo=settings)
+        bundled = {name: tmp_path / name, **hub.bundled_models()}
+        monkeypatch.setattr(hub, "bundled_models", lambda: bundled)
+
+    return bundle
 
 
 @pytest.fixture

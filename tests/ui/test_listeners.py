@@ -1,4 +1,4 @@
-"""Jobs that were posted and left: they end, and those that are listened to do not."""
+"""Jobs that were posted and left, or cancelled: they end, and those that are listened to do not."""
 
 import time
 
@@ -45,3 +45,21 @@ def test_a_job_that_is_listened_to_goes_on(visit, slow_steps):
     event = page.event("generate", "click")
     assert page.call(event, page.inputs(event, Steps=12))["success"]
     assert len(slow_steps) == 8 * 3 + 12
+
+
+def test_the_next_job_waits_for_the_step_of_a_cancelled_one_and_no_longer(visit, slow_steps):
+    slow_steps.seconds = 1.0
+    page, other = visit(), visit()
+    event = page.event("generate", "click")
+    job = page.join(event, page.inputs(event, Steps=20)).json()["event_id"]
+    next(each for each in page.messages() if each["msg"] == "process_generating")
+    ids = {"session_hash": page.session_hash, "fn_index": event["id"], "event_id": job}
+    start = time.monotonic()
+    assert page.http.post("/gradio_api/cancel", json=ids).status_code == 200
+    assert time.monotonic() - start < 0.5 and not slow_steps
+    assert other.join(event, other.inputs(event, Steps=1)).status_code == 200
+    messages = other.messages()
+    assert "Waiting for the step" in str(next(each for each in messages if each["msg"] == "process_generating"))
+    assert next(each for each in messages if each["msg"] == "process_completed")["success"]
+    cancelled, drawn = slow_steps
+    assert 1.0 <= drawn - cancelled < 3.0

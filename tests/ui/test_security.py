@@ -166,6 +166,14 @@ def test_a_body_of_unknown_length(http):
     assert reply.status_code == 411
 
 
+def test_pictures_of_programs_are_no_uploads(http):
+    pictures = folder() / "pictures" / "a"
+    pictures.mkdir(parents=True, exist_ok=True)
+    (pictures / "a.png").write_bytes(bytes(LIMITS.uploads))
+    assert send(http).status_code == 200
+    (pictures / "a.png").unlink()
+
+
 def test_many_small_uploads_do_not_fill_the_disk(http):
     statuses = [send(http, os.urandom(1000)).status_code for _ in range(1000)]
     assert {200, 413} == set(statuses)

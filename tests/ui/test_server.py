@@ -14,10 +14,11 @@ import httpx
 import pytest
 
 from fastdiff.requests import png
+from fastdiff.runs import temporaries
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
 ROOT = Path(__file__).parents[2]
-SECONDS = 5  # that it may take to end: 3, and what a busy machine adds
+SECONDS = 3  # that it may take to end
 
 
 @contextmanager
@@ -78,6 +79,10 @@ def test_what_a_killed_server_left_goes_when_another_starts_and_a_living_ones_st
         killed.kill()
         killed.wait()
     (left,) = (tmp_path / "tmp").glob("fastdiff-ui-*")
+    run = tmp_path / "outputs" / "2001-02-03" / "101112-abcd"
+    run.mkdir(parents=True)
+    temporaries._create(run).close()
     with process(tmp_path), process(tmp_path):
         folders = list((tmp_path / "tmp").glob("fastdiff-ui-*"))
         assert left not in folders and len(folders) == 2
+        assert not run.exists()

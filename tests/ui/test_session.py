@@ -29,10 +29,19 @@ def test_a_copy_is_a_new_session_with_the_same_store(tmp_path):
 
 
 def test_old_folders_are_deleted(upload_folder):
-    old, fresh = new_folder(), new_folder()
+    old, fresh = new_folder(100), new_folder(100)
     os.utime(old, (0, time.time() - MAX_AGE - 60))
-    new_folder()
+    new_folder(100)
     assert not old.exists() and fresh.exists()
+
+
+def test_the_oldest_folders_make_room(upload_folder):
+    folders = [new_folder(100) for _ in range(3)]
+    for age, folder in enumerate(folders):
+        (folder / "a.png").write_bytes(bytes(40))
+        os.utime(folder, (0, time.time() - 60 * age))
+    new_folder(100)
+    assert [folder.exists() for folder in folders] == [True, True, False]
 
 
 def test_captions_are_seeds():

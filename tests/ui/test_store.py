@@ -9,6 +9,7 @@ import pytest
 from gradio_client import Client
 
 from fastdiff.errors import InputError
+from fastdiff.runs import temporaries
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.serving.access import Users
 from fastdiff.ui.serving.server import serving
@@ -68,6 +69,30 @@ def test_the_quota(tmp_path):
     assert Store(tmp_path).shelf("ann", "").new_folder()
     shelf.delete(picture)
     shelf.new_folder()
+
+
+def test_all_visitors_together_have_a_quota(tmp_path):
+    store = Store(tmp_path, quota=100, visitors=150)
+    picture, _ = (add(store.shelf(None, token), "a.png", 0, size=80) for token in ("x", "y"))
+    store = Store(tmp_path, quota=100, visitors=150)
+    with pytest.raises(InputError, match="the pictures of all visitors fill the 0 MiB that are kept; delete yours"):
+        store.shelf(None, "z").new_folder()
+    assert store.shelf("ann", "").new_folder()
+    store.shelf(None, "x").delete(picture)
+    assert store.shelf(None, "z").new_folder()
+
+
+def test_temporary_files_of_killed_runs_go_and_those_of_living_ones_stay(tmp_path):
+    store = Store(tmp_path, quota=100)
+    runs = [store.shelf(*owner).new_folder() for owner in (("ann", ""), (None, "x"), (None, "y"))]
+    for run in runs:
+        run.mkdir(parents=True)
+        temporaries._create(run).close()
+    (runs[1] / "a.png").touch()
+    with temporaries._create(runs[2]) as living:
+        store.remove_abandoned()
+        assert list(runs[2].iterdir()) == [Path(living.name)]
+    assert not runs[0].exists() and [path.name for path in runs[1].iterdir()] == ["a.png"]
 
 
 def draw(page, seed: int, steps: int = 1) -> None:
@@ -137,14 +162,18 @@ def test_pictures_of_users_are_their_own_on_every_browser(models, serve, visit_a
 
 
 @pytest.mark.filterwarnings(*GRADIO_WARNINGS)
-def test_pictures_of_browsers_are_their_own_within_a_quota(models, serve, visit_at):
-    with serve(models, Limits(kept=1), allow_hosts=["page.example.org"]) as address:
+def test_pictures_of_browsers_are_their_own_within_quotas(models, serve, visit_at, monkeypatch):
+    monkeypatch.setattr("fastdiff.ui.store.RECOUNT", 0.0)
+    with serve(models, Limits(kept=1, visitors=10_000), allow_hosts=["page.example.org"]) as address:
         page, other = visit_at(address), visit_at(address)
         draw(page, seed=5)
         event = page.event("generate", "click")
         full = page.call(event, page.inputs(event, Steps=1))
         assert "your pictures fill the 0 MiB that are kept for each; delete some in History" in str(full["output"])
         draw(other, seed=6)
+        third = visit_at(address)
+        full = third.call(event, third.inputs(event, Steps=1))
+        assert "the pictures of all visitors fill the 0 MiB" in str(full["output"])
         ((_, url),) = history(page)[1]
         assert page.http.get(url).status_code == 200
         disguises = url.replace("/file=", "/file/"), url.replace("visitors", "users/../visitors"), unquote(url)

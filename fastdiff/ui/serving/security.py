@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.serving.access import Names
+from fastdiff.ui.session import PICTURES
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -54,9 +55,9 @@ class Guard:
 
 
 def _size(folder: Path) -> int:
-    """The bytes of all files below `folder`."""
+    """The bytes of all uploads below `folder`, beside which pictures of programs lie, with a quota of their own."""
     total = 0
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):  # another request may delete it
-            total += path.lstat().st_size
+            total += 0 if path.is_relative_to(folder / PICTURES) else path.lstat().st_size
     return total

@@ -59,7 +59,8 @@ def serving(
     port = _free_port(host, port)
     check([outputs / "picture.png"], may_exist=True, flag="--outputs", may_resume=False)
     is_shared = share or bool(users or allow_hosts) or is_reached_by_others(host)
-    store = Store(outputs, limits.kept if is_shared else None)
+    store = Store(outputs, limits.kept if is_shared else None, limits.visitors)
+    store.remove_abandoned()
     names = Names(host, allow_hosts)
     with temporary_folder() as folder:
         os.environ["GRADIO_TEMP_DIR"] = str(folder)

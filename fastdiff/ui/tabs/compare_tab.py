@@ -22,10 +22,11 @@ from fastdiff.ui.messages import PROBLEMS, note, problem
 from fastdiff.ui.models import Models
 from fastdiff.ui.options import Options, prepare
 from fastdiff.ui.session import Session
-from fastdiff.ui.tabs.controls import Sampling, Subject, Updates, model_picker, seed_field
+from fastdiff.ui.tabs.controls import Sampling, Size, Subject, Updates, model_picker, seed_field
 from fastdiff.ui.tabs.progress import PREVIEW_INTERVAL, bar, preview
 from fastdiff.ui.tabs.prompt import PromptBoxes
-from fastdiff.ui.tabs.running import QUICK, Buttons
+from fastdiff.ui.tabs.running import QUICK, Buttons, starting
+from fastdiff.ui.tabs.upload import form_settings
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Side:
     model: gr.Dropdown
     fitted: gr.State  # the name of the model that the controls fit
     sampling: Sampling
+    size: Size
 
     @classmethod
     def build(cls, name: str, models: Models, card: ModelCard, limits: Limits, steps: int) -> "Side":
@@ -43,11 +45,12 @@ class Side:
             gr.Markdown(f"### {name}")
             model = model_picker(models, card)
             sampling = Sampling.build(models, card, limits, {"num_inference_steps": steps}, picker=gr.Dropdown)
-            return cls(name, model, gr.State(card.name), sampling)
+            size = Size.build(card, limits, picker=gr.Dropdown)
+            return cls(name, model, gr.State(card.name), sampling, size)
 
     @property
     def components(self) -> list[Component]:
-        return [self.model, self.fitted, *self.sampling.components]
+        return [self.model, self.fitted, *self.sampling.components, *self.size.components]
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,10 @@ class CompareTab:
 
     @classmethod
     def build(cls, models: Models, card: ModelCard, limits: Limits, session: gr.State) -> "CompareTab":
-        gr.Markdown("Draw one seed with two settings: what does a step, a scheduler or another model change?")
+        gr.Markdown(
+            "Draw one seed with two settings: what does a step, a scheduler or another model change? "
+            "For many values at once there is the X/Y sheet, in the form of Draw."
+        )
         subject = Subject.build(card)
         boxes = PromptBoxes.build(models, card)
         seed = seed_field()
@@ -113,10 +119,14 @@ class CompareTab:
             Side.build("B", models, card, limits, max(1, steps // 2)),
         )
         buttons = Buttons.build("Compare")
-        status = gr.HTML(note("Choose two settings and press Compare."), min_height=60, padding=True)
+        status = gr.HTML(
+            note("Choose two settings and press Compare."), elem_classes="status", min_height=60, padding=True
+        )
         with gr.Row():
             results = Result.build("A"), Result.build("B")
-        slider = gr.ImageSlider(label="A and B: drag the line", format="png", interactive=False, max_height=400)
+        slider = gr.ImageSlider(
+            label="A and B: drag the line", format="png", interactive=False, max_height=400, visible=False
+        )
         tab = cls(models, limits, session, subject, boxes, seed, sides, buttons, status, slider, results)
         tab._connect()
         return tab
@@ -126,7 +136,7 @@ class CompareTab:
         subject = [*self.subject.components, *self.boxes.components]
         controls = [*subject, *(each for side in self.sides for each in side.components)]
         for side in self.sides:
-            followers = [side.fitted, *side.sampling.components, *subject, self.status]
+            followers = [*side.components[1:], *subject, self.status]
             side.model.input(self._follow(side), {*controls}, followers, **QUICK)
         self.subject.follow(self.models, pickers[0])
         self.boxes.follow(self.models, pickers)
@@ -153,6 +163,7 @@ class CompareTab:
                 cards = self.models.card(before), self.models.card(name)
                 updates = self.boxes.fit(self.models, [self.models.card(data[each]) for each in pickers], data)
                 updates |= side.sampling.fit(self.models, cards, self.limits, data) | {side.fitted: name}
+                updates |= side.size.updates(Size.properties(cards[1], self.limits))
             except PROBLEMS as error:
                 return {self.status: problem(error)}
             return updates | (self.subject.fit(cards[1], data) if side is self.sides[0] else {})
@@ -164,7 +175,7 @@ class CompareTab:
         session: Session = data[self.session]
         try:
             runs = [self._prepare(side, data) for side in self.sides]
-            start: Updates = {self.status: note("Starting"), self.slider: None}
+            start: Updates = {self.status: starting(self.models), self.slider: None}
             yield start | {result.picture: None for result in self.results}
             paths: list[Path] = []
             seconds: list[float] = []
@@ -183,7 +194,7 @@ class CompareTab:
             yield {self.status: problem(error), **{each.live: "" for each in self.results}, **self.buttons.free}
             return
         yield {
-            self.slider: tuple(map(str, paths)),
+            self.slider: gr.update(value=tuple(map(str, paths)), visible=True),
             self.status: comparison_table(seconds, difference(*paths)),
             **self.buttons.free,
         }
@@ -193,7 +204,7 @@ class CompareTab:
         try:
             if chosen is None:
                 raise InputError("no picture is chosen; click one first")
-            record = chosen.record
+            record = form_settings(chosen.record, chosen.path.name, self.limits)
             card = self.models.card(record["model"])
             boxes = PromptBoxes.properties(self.models, [card], record)
         except PROBLEMS as error:
@@ -202,9 +213,8 @@ class CompareTab:
         for side in self.sides:
             updates |= {side.model: card.name, side.fitted: card.name}
             updates |= side.sampling.updates(Sampling.properties(self.models, card, self.limits, record))
-        has_own = (record.get("width"), record.get("height")) in ((None, None), card.size)
-        size = "" if has_own else "; the size is the model's own here"
-        done = note(f"A and B are as seed {record['seed']}{size}. Change one of them and press Compare.")
+            updates |= side.size.updates(Size.properties(card, self.limits, record))
+        done = note(f"A and B are as seed {record['seed']}. Change one of them and press Compare.")
         return updates | {self.seed: record["seed"], self.status: done}
 
     @property
@@ -217,7 +227,8 @@ class CompareTab:
         card = self.models.card(data[side.model])
         label = self.subject.chosen(data) if card.labels else None
         chosen = self.boxes.chosen(data, card) | side.sampling.chosen(data, card)
-        options = Options(model=card.name, label=label, seed=data[self.seed], **chosen)
+        size = {"width": data[side.size.width], "height": data[side.size.height]}
+        options = Options(model=card.name, label=label, seed=data[self.seed], **chosen, **size)
         return prepare(options, self.models, self.limits)
 
 

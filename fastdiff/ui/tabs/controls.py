@@ -268,23 +268,22 @@ class Sampling(Controls):
 class Size(Controls):
     """Width and height of the pictures, in steps that the model can draw; of one that reads text also by its shapes."""
 
-    shape: gr.Radio
+    shape: gr.Radio | gr.Dropdown
     width: gr.Slider
     height: gr.Slider
 
     @classmethod
-    def build(cls, card: ModelCard, limits: Limits) -> "Size":
+    def build(cls, card: ModelCard, limits: Limits, picker: type[gr.Radio] | type[gr.Dropdown] = gr.Radio) -> "Size":
+        """In a row. `picker` is that of the shapes: all at a glance on a line of their own, or beside the sides."""
         properties = cls.properties(card, limits)
-        shape = gr.Radio(label="Size", **properties["shape"])
-        with gr.Row():
-            size = cls(
-                shape=shape,
-                width=gr.Slider(label="Width", **properties["width"]),
-                height=gr.Slider(label="Height", **properties["height"]),
-            )
+        size = cls(
+            shape=picker(label="Size", min_width=320 if picker is gr.Radio else 140, **properties["shape"]),
+            width=gr.Slider(label="Width", min_width=140, **properties["width"]),
+            height=gr.Slider(label="Height", min_width=140, **properties["height"]),
+        )
         sides = [size.width, size.height]
-        shape.input(lambda text: [int(side) for side in text.split("x")], shape, sides, **QUICK)
-        gr.on([side.input for side in sides], lambda: None, None, shape, **QUICK)  # a size of one's own
+        size.shape.input(lambda text: [int(side) for side in text.split("x")], size.shape, sides, **QUICK)
+        gr.on([side.input for side in sides], lambda: None, None, size.shape, **QUICK)  # a size of one's own
         return size
 
     @staticmethod

@@ -3,13 +3,17 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.blocks import Block
 from gradio.components import Component
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
+from fastdiff.requests.request import AXES
+from fastdiff.runs.drawing import Progress, Run
 from fastdiff.runs.notices import find_notices
 from fastdiff.ui.drawn import Drawn, draw
 from fastdiff.ui.limits import Limits
@@ -17,13 +21,15 @@ from fastdiff.ui.messages import PROBLEMS, field_name, note, problem
 from fastdiff.ui.models import Models
 from fastdiff.ui.options import Options, prepare
 from fastdiff.ui.session import Session
+from fastdiff.ui.sheets.save_grid import SaveGrid
+from fastdiff.ui.sheets.sheet import draw_sheet, prepare_sheet
 from fastdiff.ui.tabs.controls import Subject, Updates
-from fastdiff.ui.tabs.examples import build_examples, examples_of, fit_examples
+from fastdiff.ui.tabs.examples import build_examples, example_of, fit_examples
 from fastdiff.ui.tabs.form import Form
 from fastdiff.ui.tabs.gallery import GRID, Panel, Stage
 from fastdiff.ui.tabs.progress import PREVIEW_INTERVAL, bar, preview
-from fastdiff.ui.tabs.running import QUICK, Buttons
-from fastdiff.ui.tabs.upload import build_upload, read_foreign, read_record, uploaded_path
+from fastdiff.ui.tabs.running import QUICK, Buttons, starting
+from fastdiff.ui.tabs.upload import build_upload, form_settings, read_foreign, read_record, uploaded_path
 
 # settings of a picture that the form cannot show: it has no field for them, and takes an empty negative prompt for none
 UNSHOWN = ("revision", "variant", "use_clipped_model_output", "negative_prompt")
@@ -33,12 +39,13 @@ UNSHOWN = ("revision", "variant", "use_clipped_model_output", "negative_prompt")
 class DrawTab:
     form: Form
     buttons: Buttons
-    examples: gr.Dataset
+    examples: gr.HTML
     upload: gr.File
     session: gr.State
     status: gr.HTML
     preview: gr.HTML
     stage: Stage
+    save: SaveGrid
     panel: Panel
 
     @classmethod
@@ -48,22 +55,30 @@ class DrawTab:
                 form = Form.build(models, card, limits)
                 buttons = Buttons.build("Generate")
             with gr.Column(scale=3, min_width=300, elem_classes="stage-side"):
-                status = gr.HTML(note("Choose what to draw and press Generate."), elem_id="status", min_height=56)
+                status = gr.HTML(
+                    note("Choose what to draw and press Generate."),
+                    elem_id="status",
+                    elem_classes="status",
+                    min_height=56,
+                )
                 with gr.Column(elem_classes="stage-column"):
                     live = gr.HTML(elem_id="preview")
                     stage = Stage.build("Pictures", "gallery")
+                    with stage.bar:
+                        save = SaveGrid.build()
                 panel = Panel.build()
         with gr.Row():
             with gr.Column(scale=3, min_width=300):
                 examples = build_examples(card)
-            with gr.Column(scale=2, min_width=300):
+            with gr.Column(scale=1, min_width=260):
                 upload = build_upload()
-        tab = cls(form, buttons, examples, upload, session, status, live, stage, panel)
+        tab = cls(form, buttons, examples, upload, session, status, live, stage, save, panel)
         tab._connect()
         return tab
 
     def _connect(self) -> None:
         outputs = [self.preview, self.stage.gallery, *self.panel.components, *self.form.seed.components]
+        outputs.append(self.save.button)
         inputs = {*self.form.components, self.session, self.stage.view}
         self.buttons.connect(self.form.typed, self.run, inputs, self.status, outputs, live=[self.preview])
         # a hub model may take a while to come
@@ -71,7 +86,11 @@ class DrawTab:
         self.form.model.input(self.follow_model, {*self.form.components}, self.shown, **visibly)
         self.form.subject.follow(self.form.models, self.form.model)
         self.form.boxes.follow(self.form.models, [self.form.model])
-        self.examples.click(self.try_example, [self.examples, self.form.model], self.shown, **QUICK)
+        self.form.axes.follow({*self.form.components}, self.form.options)
+        self.save.connect(self.session, self.status)
+        self.examples.click(self.try_example, self.form.model, self.shown, **QUICK).success(
+            None, js=self.buttons.press, **QUICK
+        )
         # without Gradio's preprocessing, which leaves an open file behind
         restored = [*self.shown, self.upload]
         self.upload.upload(self.restore, {self.upload, *self.form.components}, restored, preprocess=False, **QUICK)
@@ -79,28 +98,33 @@ class DrawTab:
         self.panel.use.click(self.use, self.panel.chosen, self.shown, **QUICK)
 
     @property
-    def shown(self) -> list[Component]:
+    def shown(self) -> list[Block]:
         """The components that another model or other settings change."""
-        return [*self.form.components, self.examples, self.status]
+        return [*self.form.components, self.form.axes.box, self.examples, self.status]
 
     def run(self, data: Mapping[Component, Any], request: gr.Request) -> Iterator[Updates]:
         """Draw what the form asks for. Yields after each step, where Gradio can end the run."""
         session: Session = data[self.session]
         try:
             seed = self.form.seed.chosen(data)
-            run = prepare(self.form.options({**data, self.form.seed.seed: seed}), self.form.models, self.form.limits)
-            notices = find_notices(run) if run.request.prompt else []
+            folder = session.shelf(request).new_folder()
+            runs, of_sheet, steps = self._start({**data, self.form.seed.seed: seed}, folder)
+            notices = dict.fromkeys(line for run in runs if run.request.prompt for line in find_notices(run))
             started: Updates = {self.form.seed.seed: seed, self.form.seed.spent: seed}
-            yield {self.status: note("Starting"), self.preview: "", **started}
+            yield {self.status: starting(self.form.models), self.preview: "", **started}
             pictures: list[Drawn] = []
+            shown: Updates = {}
             previewed = 0.0
-            for progress, drawn in draw(run, self.form.models, session.shelf(request).new_folder()):
+            for progress, drawn in steps:
                 updates: Updates = {self.status: bar(progress)}
                 if drawn:  # those before stay until the first is there to take their place
-                    is_first = not pictures and data[self.stage.view] != GRID
-                    session.run = pictures = pictures + drawn
-                    updates |= self.stage.show(pictures, 0 if is_first else None)
-                    updates |= self.panel.show(drawn[0]) if is_first else {}
+                    is_sheet = AXES in drawn[0].record
+                    is_first = (is_sheet or not pictures) and data[self.stage.view] != GRID
+                    pictures = drawn + pictures if is_sheet else pictures + drawn
+                    session.run, session.asked = pictures, None if of_sheet else runs[0]
+                    shown = self.stage.show(pictures, 0 if is_first else None) | self.save.show(session)
+                    shown |= self.panel.show(drawn[0]) if is_first else {}
+                    updates |= shown
                 if time.monotonic() - previewed > PREVIEW_INTERVAL:
                     previewed = time.monotonic()
                     updates[self.preview] = preview(progress)
@@ -108,9 +132,24 @@ class DrawTab:
         except PROBLEMS as error:
             yield {self.status: problem(error), self.preview: "", **self.buttons.free}
         else:
-            count = "1 picture" if len(run.cells) == 1 else f"{len(run.cells)} pictures"
-            done = [f"Drew {count} in {progress.seconds:.1f} s", *notices]
-            yield {self.status: note("; ".join(done)), self.preview: "", **self.buttons.free}
+            count = len(pictures) - of_sheet
+            drew = "1 picture" if count == 1 else f"{count} pictures"
+            drew += " and a sheet of them" if of_sheet else ""
+            done = [f"Drew {drew} in {progress.seconds:.1f} s", *notices]
+            # the pictures once more, since the browser drops all but the last of updates that come at once
+            yield {**shown, self.status: note("; ".join(done)), self.preview: "", **self.buttons.free}
+
+    def _start(
+        self, data: Mapping[Component, Any], folder: Path
+    ) -> tuple[list[Run], bool, Iterator[tuple[Progress, list[Drawn]]]]:
+        """The runs that the form asks for, whether they are a sheet's, and their steps. InputError as `prepare`."""
+        form, options = self.form, self.form.options(data)
+        axes = form.axes.chosen(data)
+        if axes:
+            sheet = prepare_sheet(options, axes, form.models, form.limits)
+            return sheet.runs, True, draw_sheet(sheet, form.models, folder)
+        run = prepare(options, form.models, form.limits)
+        return [run], False, draw(run, form.models, folder)
 
     def follow_model(self, data: Mapping[Component, Any]) -> Updates:
         """The controls and defaults of a model that was chosen."""
@@ -125,16 +164,21 @@ class DrawTab:
             return {self.status: problem(error)}
         return updates | ready if updates else {self.status: gr.skip()}
 
-    def try_example(self, index: int, name: str) -> Updates:
-        """The form with an example of its model."""
-        card = self.form.models.card(name)
-        return self.form.show_example(card, examples_of(card)[index])
+    def try_example(self, name: str, event: gr.EventData) -> Updates:
+        """The form with the settings of an example of its model, which then is drawn."""
+        example = example_of(self.form.models.card(name), event)
+        return self._fill(example.record, f"the example {example.subject}")
 
     def use(self, chosen: Drawn | None) -> Updates:
         """The form with the settings of a picture of this visit."""
         if chosen is None:
             return {self.status: problem(InputError("no picture is chosen; click one first"))}
-        return self._fill(chosen.record, f"seed {chosen.record['seed']}")
+        try:
+            record = form_settings(chosen.record, chosen.path.name, self.form.limits)
+        except PROBLEMS as error:
+            return {self.status: problem(error)}
+        is_single = AXES not in record and not isinstance(chosen.record["seed"], list)
+        return self._fill(record, f"seed {record['seed']}" if is_single else chosen.path.name)
 
     def restore(self, data: Mapping[Component, Any]) -> Updates:
         """The form with the settings inside an uploaded PNG, which is not kept."""
@@ -149,9 +193,7 @@ class DrawTab:
             return {self.status: problem(error), self.upload: None}
         if foreign:
             return self._fill_foreign(*foreign, path.name, data) | {self.upload: None}
-        count = record.pop("grid_of", 1)
-        name = path.name if count == 1 else f"the first of {count} pictures in {path.name}"
-        return self._fill(record, name) | {self.upload: None}
+        return self._fill(record, path.name) | {self.upload: None}
 
     def _fill_foreign(
         self, values: Mapping[str, Any], rest: Sequence[str], name: str, data: Mapping[Component, Any]
@@ -172,8 +214,12 @@ class DrawTab:
         return updates | {self.status: note(said)}
 
     def _fill(self, record: Mapping[str, Any], name: str) -> Updates:
+        models, limits = self.form.models, self.form.limits
         try:
-            run = prepare(Options.from_record(record), self.form.models, self.form.limits)
+            options = Options.from_record(record)
+            run = prepare(options, models, limits)
+            if AXES in record:
+                prepare_sheet(options, record[AXES], models, limits)
             if not run.card.reads_text and not Subject.offers(run.card, record["label"]):
                 raise InputError(f"label {record['label']}: the form does not offer it; choose another")
             here = run.request.as_record()
@@ -181,7 +227,8 @@ class DrawTab:
             updates = self.form.show(run.card, record)
         except PROBLEMS as error:
             return {self.status: problem(error)}
-        done = f"Settings of {name} are in the form"
+        first = f"the first of {record['grid_of']} pictures in " if "grid_of" in record else ""
+        done = f"Settings of {first}{name} are in the form{', and its axes' if AXES in record else ''}"
         done += f", but this page draws with another {' and '.join(others)}" if others else ""
         return updates | {self.examples: fit_examples(run.card), self.status: note(done)}
 

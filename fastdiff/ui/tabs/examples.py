@@ -1,53 +1,72 @@
-"""Examples of the bundled models: something to draw and a seed that draws it well."""
+"""Examples of the bundled models: PNG files in their folders' examples/, drawn by what is inside them."""
 
-from typing import Any, NamedTuple
+import base64
+import html
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import gradio as gr
 
+from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.requests import png
+
+_TELL = """element.addEventListener("click", ({target}) => {
+    const button = target.closest("button");
+    if (button) trigger("click", {name: button.dataset.name});
+});"""
 
 
-class Example(NamedTuple):
-    """A label or a prompt of a model, and a seed."""
+@dataclass(frozen=True)
+class Example:
+    """A picture, and the settings in its PNG file, by which the page draws the same one."""
 
-    subject: str
-    seed: int
+    path: Path
+    record: dict[str, Any]
 
-
-EXAMPLES: dict[str, list[Example]] = {  # by the model's name; those of a text model are prompts
-    "emoji64": [
-        Example("fluent-3d smiling faces", 0),  # what the page opens with
-        Example("noto birds", 4),
-        Example("fluent-3d portraits", 5),
-        Example("twemoji fruit", 4),
-        Example("noto railways", 3),
-        Example("twemoji buildings", 1),
-    ],
-}
+    @property
+    def subject(self) -> str:
+        """The label or prompt."""
+        return self.record.get("prompt") or self.record["label"]
 
 
 def examples_of(card: ModelCard) -> list[Example]:
-    """The examples of a model; none of one that is not bundled."""
-    return EXAMPLES.get(card.name, [])
+    """The examples of a model, in the order of their files' names; none of one that is not bundled."""
+    if card.folder not in hub.bundled_models().values():
+        return []
+    return [Example(path, png.read_settings(path)) for path in sorted((card.folder / "examples").glob("*.png"))]
 
 
-def build_examples(card: ModelCard) -> gr.Dataset:
-    """A row of examples; a click on one gives its index in `examples_of`."""
-    return gr.Dataset(
-        label="Examples",
-        components=["textbox"],
-        samples=_samples(card),
-        visible=bool(examples_of(card)),
-        type="index",
-        layout="gallery",
-        elem_id="examples",
-    )
+def example_of(card: ModelCard, event: gr.EventData) -> Example:
+    """The example that a click on the pictures names. gr.Error for one that `card` has not."""
+    name = getattr(event, "name", None)
+    for example in examples_of(card):
+        if example.path.name == name:
+            return example
+    raise gr.Error(f"{card.name} has no such example; choose one of its own", print_exception=False)
+
+
+def build_examples(card: ModelCard) -> gr.HTML:
+    """A row of pictures; a click on one is for `example_of`."""
+    return gr.HTML(**_properties(card), js_on_load=_TELL, apply_default_css=False, elem_id="examples")
 
 
 def fit_examples(card: ModelCard) -> dict[str, Any]:
     """The update that shows the examples of another model, or none."""
-    return gr.update(samples=_samples(card), visible=bool(examples_of(card)))
+    return gr.update(**_properties(card))
 
 
-def _samples(card: ModelCard) -> list[list[str]]:
-    return [[example.subject] for example in examples_of(card)]
+def _properties(card: ModelCard) -> dict[str, Any]:
+    examples = examples_of(card)
+    pictures = "".join(map(_button, examples))
+    return {"value": f'Examples: a click draws<div class="examples">{pictures}</div>', "visible": bool(examples)}
+
+
+def _button(example: Example) -> str:
+    data = base64.b64encode(example.path.read_bytes()).decode()
+    subject = html.escape(example.subject)
+    return (
+        f'<button data-name="{html.escape(example.path.name)}">'
+        f'<img alt="" src="data:image/png;base64,{data}">{subject}</button>'
+    )

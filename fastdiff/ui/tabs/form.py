@@ -8,11 +8,13 @@ import gradio as gr
 from gradio.components import Component
 
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.requests.request import AXES
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.options import Options
-from fastdiff.ui.tabs.controls import Sampling, SeedField, Size, Subject, Updates, model_picker
-from fastdiff.ui.tabs.examples import Example
+from fastdiff.ui.sheets.axes import Axes
+from fastdiff.ui.sheets.fields import AxisFields
+from fastdiff.ui.tabs.controls import Sampling, SeedField, Size, Subject, Updates, are_alike, model_picker
 from fastdiff.ui.tabs.prompt import PromptBoxes
 
 
@@ -29,6 +31,7 @@ class Form:
     sampling: Sampling
     size: Size
     batch_size: gr.Slider
+    axes: AxisFields
 
     @classmethod
     def build(cls, models: Models, card: ModelCard, limits: Limits) -> "Form":
@@ -41,7 +44,8 @@ class Form:
         seed = SeedField.build()
         with gr.Accordion("More settings", open=False):
             sampling = Sampling.build(models, card, limits)
-            size = Size.build(card, limits)
+            with gr.Row():
+                size = Size.build(card, limits)
             batch_size = gr.Slider(
                 1,
                 limits.batch_size,
@@ -50,13 +54,12 @@ class Form:
                 label="Batch size",
                 info="Pictures drawn side by side; fewer need less memory",
             )
-        return cls(
-            models, limits, model, gr.State(card.name), subject, boxes, num_images, seed, sampling, size, batch_size
-        )
+        axes, fitted = AxisFields.build(card), gr.State(card.name)
+        return cls(models, limits, model, fitted, subject, boxes, num_images, seed, sampling, size, batch_size, axes)
 
     @property
     def components(self) -> list[Component]:
-        groups = (self.subject, self.boxes, self.seed, self.sampling, self.size)
+        groups = (self.subject, self.boxes, self.seed, self.sampling, self.size, self.axes)
         single = [self.model, self.fitted, self.num_images, self.batch_size]
         return single + [component for group in groups for component in group.components]
 
@@ -95,26 +98,19 @@ class Form:
             **self.boxes.fit(self.models, cards[1:], data),
             **self.sampling.fit(self.models, cards, self.limits, data),
             **self.size.updates(Size.properties(cards[1], self.limits)),
+            **self.axes.fit(cards[1], data, keep_label=are_alike(*cards)),
         }
-
-    def show_example(self, card: ModelCard, example: Example) -> Updates:
-        """The form with another subject and seed. InputError for files that make no tokenizer."""
-        updates = self.seed.show(example.seed)
-        if card.reads_text:
-            return updates | self.boxes.updates(
-                PromptBoxes.properties(self.models, [card], {"prompt": example.subject})
-            )
-        return updates | self.subject.updates(Subject.properties(card, example.subject))
 
     def show(self, card: ModelCard, record: Mapping[str, Any]) -> Updates:
         """The form for `card` with the settings in a picture's `record`."""
         return {
             self.model: card.name,
             self.fitted: card.name,
-            self.num_images: 1,
+            self.num_images: record.get("num_images", 1),
             **self.seed.show(record["seed"]),
             **self.subject.updates(Subject.properties(card, record["label"])),
             **self.boxes.updates(PromptBoxes.properties(self.models, [card], record)),
             **self.sampling.updates(Sampling.properties(self.models, card, self.limits, record)),
             **self.size.updates(Size.properties(card, self.limits, record)),
+            **self.axes.show(card, record.get(AXES, Axes())),
         }

@@ -10,8 +10,11 @@ import gradio as gr
 from gradio.blocks import Block
 
 from fastdiff.requests import png
+from fastdiff.requests.request import AXES
 from fastdiff.ui.drawn import Drawn
+from fastdiff.ui.messages import field_name
 from fastdiff.ui.session import Session
+from fastdiff.ui.sheets.axes import Axes
 from fastdiff.ui.tabs.controls import Updates
 from fastdiff.ui.tabs.running import QUICK
 
@@ -57,6 +60,7 @@ class Stage:
 
     gallery: gr.Gallery
     view: gr.Radio
+    bar: gr.Row  # that the view is chosen in
 
     @classmethod
     def build(cls, label: str, elem_id: str, view: str = ONE) -> "Stage":
@@ -74,7 +78,9 @@ class Stage:
             interactive=False,
             buttons=["download", "download_all", "fullscreen"],
         )
-        return cls(gallery, gr.Radio(VIEWS, value=view, label="View", container=False, elem_id=f"{elem_id}-view"))
+        with gr.Row(equal_height=True) as bar:
+            views = gr.Radio(VIEWS, value=view, label="View", container=False, elem_id=f"{elem_id}-view")
+        return cls(gallery, views, bar)
 
     def show(self, pictures: Sequence[Drawn], place: int | None = None) -> Updates:
         """Show `pictures`, that at `place` on the stage; None: leave it as it is."""
@@ -84,7 +90,7 @@ class Stage:
 
 def gallery_value(pictures: Sequence[Drawn]) -> list[tuple[str, str]]:
     """Files, so that the settings inside them stay, each with its caption, which is its alternative text too."""
-    records = [drawn.record for drawn in pictures]
+    records = [drawn.record for drawn in pictures if not _is_of_many(drawn.record)]
     varied = [key for key in _VARIED if len({str(record.get(key)) for record in records}) > 1]
     return [(str(drawn.path), _caption(drawn.record, varied)) for drawn in pictures]
 
@@ -92,10 +98,25 @@ def gallery_value(pictures: Sequence[Drawn]) -> list[tuple[str, str]]:
 def _caption(record: Mapping[str, Any], varied: Sequence[str]) -> str:
     """The seed, those settings in which the pictures differ, and the label or prompt: a tile cuts the end off."""
     subject = record.get("label") if record.get("prompt") is None else record["prompt"]
+    if AXES in record:
+        axes = Axes.from_record(record[AXES], "the sheet")
+        words = (f"{field_name(axis.name).lower()} {axis.words}" for axis in (axes.x, axes.y) if axis)
+        return textwrap.shorten(f"sheet of {' x '.join(words)}", 2 * MAX_SUBJECT, placeholder="…")
+    if _is_of_many(record):
+        return textwrap.shorten(f"grid of seeds {_listed(record['seed'])}", 2 * MAX_SUBJECT, placeholder="…")
     name = "" if subject is None else textwrap.shorten(str(subject), MAX_SUBJECT, placeholder="…")
     values = [_VARIED[key].format(record[key]) for key in varied if record.get(key) is not None]
     values = ["1 step" if value == "1 steps" else value for value in values]
     return ", ".join(filter(None, [f"seed {record['seed']}", *values, name]))
+
+
+def _is_of_many(record: Mapping[str, Any]) -> bool:
+    """Whether it is a sheet's or a grid's."""
+    return AXES in record or isinstance(record.get("seed"), list)
+
+
+def _listed(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 @dataclass(frozen=True)
@@ -162,10 +183,12 @@ class Panel:
 
 def settings_table(drawn: Drawn) -> str:
     """The settings as an HTML list."""
+    values = {key: value for key, value in drawn.record.items() if value is not None}
+    axes = Axes.from_record(drawn.record.get(AXES, {}), "the sheet")
+    for axis in filter(None, (axes.x, axes.y)):
+        values["num_inference_steps" if axis.name == "steps" else axis.name] = axis.words
     lines = (
-        f"<dt>{name}</dt><dd>{html.escape(str(drawn.record[key]))}</dd>"
-        for key, name in _SHOWN.items()
-        if drawn.record.get(key) is not None
+        f"<dt>{name}</dt><dd>{html.escape(_listed(values[key]))}</dd>" for key, name in _SHOWN.items() if key in values
     )
     text = html.escape(png.parameters_text(drawn.record)).replace("\n", "&#10;")
     return f'<dl class="settings" aria-label="Settings of this picture" data-text="{text}">{"".join(lines)}</dl>'

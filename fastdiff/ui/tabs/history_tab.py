@@ -9,9 +9,11 @@ import gradio as gr
 
 from fastdiff.errors import InputError
 from fastdiff.requests import png
+from fastdiff.requests.request import AXES
 from fastdiff.ui.drawn import Drawn
 from fastdiff.ui.messages import PROBLEMS, note, problem
 from fastdiff.ui.session import Session
+from fastdiff.ui.sheets.axes import Axes
 from fastdiff.ui.tabs.controls import Updates
 from fastdiff.ui.tabs.draw_tab import DrawTab
 from fastdiff.ui.tabs.gallery import GRID, Panel, Stage
@@ -49,9 +51,9 @@ class HistoryTab:
         page.submit(history.show, inputs, outputs, preprocess=False, **QUICK)
         delete.click(history.delete, [*inputs, panel.chosen], outputs, preprocess=False, **QUICK)
         panel.follow(stage, session, lambda session: session.shown)
-        panel.use.click(draw.use, panel.chosen, draw.shown, **QUICK).then(
-            lambda: (gr.update(selected="draw"), gr.update(active=False)), None, [tabs, timer], **QUICK
-        )
+        used = panel.use.click(draw.use, panel.chosen, draw.shown, **QUICK)
+        for restored in (used.then, draw.upload.upload):
+            restored(lambda: (gr.update(selected="draw"), gr.update(active=False)), None, [tabs, timer], **QUICK)
         return history
 
     def show(self, session: Session, page: float | None, request: gr.Request) -> Updates:
@@ -102,6 +104,8 @@ def _read(path: Path) -> Drawn | None:
     """A kept picture; None for one that was deleted or damaged meanwhile."""
     try:
         record = png.read_settings(str(path))
+        if AXES in record:
+            Axes.from_record(record[AXES], path.name)
     except InputError:
         return None
     return Drawn(path, record) if "seed" in record else None

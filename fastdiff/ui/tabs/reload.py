@@ -49,5 +49,6 @@ def _filled(form: Form, data: dict[Component, Any]) -> tuple[ModelCard, Updates]
         form.seed.lock: bool(data[form.seed.lock]),
         form.num_images: options.num_images,
         form.batch_size: options.batch_size,
+        **form.axes.fit(run.card, data),
     }
     return run.card, form.show(run.card, record) | own

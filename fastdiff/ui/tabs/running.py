@@ -1,16 +1,20 @@
 """The buttons that start and end a run, and the one queue that all runs wait in."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import anyio.to_thread
 import gradio as gr
 from gradio.blocks import Block
 from gradio.components import Component
 
 from fastdiff.ui.messages import note
+from fastdiff.ui.models import Models
 
 CANCELLED = "Cancelled; what was finished is kept. A step that is under way still goes on to its end."
+WAITING = "Waiting for the step under way to end, that of a run before this one"
 DEVICE = "device"  # events with this concurrency_id wait for each other
 Updates = dict[Block, Any]
 QUICK: dict[str, Any] = {
@@ -23,12 +27,33 @@ _BUSY = """() => {
     [...document.querySelectorAll(".stage-column")].find((stage) => stage.checkVisibility())
         ?.scrollIntoView({block: "nearest", behavior: "smooth"});
     const update = {__type__: "update"};
-    return [{...update, value: "Drawing…", interactive: false}, {...update, visible: true}];
+    const waiting = '<div role="status">Waiting for its turn</div>';
+    return [{...update, value: "Drawing…", interactive: false}, {...update, visible: true}, waiting];
 }"""
 _FREE = """() => {
     const update = {__type__: "update"};
     return [{...update, value: "NAME", interactive: true}, {...update, visible: "hidden"}];
 }"""
+
+
+def left_by_cancel(run: Callable) -> Callable:
+    """Make the generator `run` one that a cancellation leaves at once; its step in hand goes on to its end in a thread.
+
+    Gradio would wait for that end, and then take the run that started meanwhile for the cancelled one.
+    """
+
+    @functools.wraps(run)
+    async def steps(*args: Any, **options: Any) -> AsyncIterator[Any]:
+        generator = run(*args, **options)
+        while (updates := await anyio.to_thread.run_sync(next, generator, None)) is not None:
+            yield updates
+
+    return steps
+
+
+def starting(models: Models) -> str:
+    """HTML: the line of a run whose first step has not ended."""
+    return note(WAITING if models.is_computing else "Starting")
 
 
 @dataclass(frozen=True)
@@ -49,6 +74,11 @@ class Buttons:
     @property
     def components(self) -> list[Component]:
         return [self.start, self.cancel]
+
+    @property
+    def press(self) -> str:
+        """The script that presses the first button; one that is busy takes no such click either."""
+        return f"() => document.querySelector('#{self.start.elem_id}').click()"
 
     @property
     def free(self) -> Updates:
@@ -73,12 +103,12 @@ class Buttons:
 
         status: the line that tells how far the run is. A cancelled run leaves `live` empty.
         """
-        for field in typed:  # a button that is busy takes no such click either
-            field.submit(None, js=f"() => document.querySelector('#{self.start.elem_id}').click()", **QUICK)
+        for field in typed:
+            field.submit(None, js=self.press, **QUICK)
         # before the run, which Gradio would wait for
-        self.start.click(None, None, self.components, js=_BUSY, **QUICK)  # at once, also while the run waits
+        self.start.click(None, None, [*self.components, status], js=_BUSY, **QUICK)  # at once, also while the run waits
         running = self.start.click(
-            run,
+            left_by_cancel(run),
             {*inputs},
             [status, *outputs, *self.components],
             trigger_mode="multiple",  # that of a cancelled run may not have ended
@@ -89,8 +119,8 @@ class Buttons:
         )
         free = _FREE.replace("NAME", str(self.start.value))
         running.failure(None, None, self.components, js=free, **QUICK)  # the server may be lost
-        cancelled: Updates = {status: note(CANCELLED), **self.free}
-        cancelled |= {each: None for each in live}
-        self.cancel.click(None, cancels=running, **QUICK).then(
-            lambda: cancelled, None, [status, *live, *self.components], **QUICK
-        )
+
+        def tell() -> Updates:  # Gradio changes the updates that it is given
+            return {status: note(CANCELLED), **self.free, **dict.fromkeys(live)}
+
+        self.cancel.click(None, cancels=running, **QUICK).then(tell, None, [status, *live, *self.components], **QUICK)

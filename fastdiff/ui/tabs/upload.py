@@ -8,17 +8,16 @@ import gradio as gr
 
 from fastdiff.errors import InputError
 from fastdiff.requests import png
-from fastdiff.requests.request import Request
+from fastdiff.requests.request import AXES, Request
 from fastdiff.ui.foreign import parse_parameters
 from fastdiff.ui.limits import Limits
+from fastdiff.ui.sheets.axes import Axes
 
 _HEADER = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"  # width and height follow
 
 
 def build_upload() -> gr.File:
-    return gr.File(
-        label="Drop a PNG made here to restore its settings", file_types=[".png"], height=140, elem_id="upload"
-    )
+    return gr.File(label="Drop a PNG anywhere to restore it", file_types=[".png"], height=140, elem_id="upload")
 
 
 def uploaded_path(payload: Any) -> Path:
@@ -35,15 +34,25 @@ def uploaded_path(payload: Any) -> Path:
 def read_record(path: Path, limits: Limits) -> dict[str, Any]:
     """The settings in the PNG `path`, each of a valid kind. InputError, with the file's name, for any other file.
 
-    Those of a grid are its first picture's, and `grid_of` is the number of its pictures.
+    They are those that `form_settings` gives.
     """
     try:
         _check_header(path, limits)
-        record = png.read_settings(path)
-        request = Request.from_flags({}, source=str(path))
+        return form_settings(png.read_settings(path), path.name, limits)
     except InputError as error:
         raise InputError(str(error).replace(str(path), path.name)) from None
-    return request.as_record() | _one_picture(request, record, path.name, limits)
+
+
+def form_settings(record: Mapping[str, Any], name: str, limits: Limits) -> dict[str, Any]:
+    """The settings of a picture, or those that the form has for a grid or a sheet.
+
+    Of a grid they are its first picture's, with `num_images` where it is a run of the form, and else `grid_of`, the
+    number of its pictures. A sheet has `axes` (of ui.sheets.axes.Axes). InputError, with the `name` of what holds the
+    record, for values that cannot be used.
+    """
+    request = Request.from_record(record, name)
+    axes = {AXES: Axes.from_record(record[AXES], name)} if AXES in record else {}
+    return request.as_record() | _one_picture(request, record, name, limits) | axes
 
 
 def read_foreign(path: Path, limits: Limits) -> tuple[dict[str, Any], list[str]] | None:
@@ -66,7 +75,7 @@ def _check_header(path: Path, limits: Limits) -> None:
     if not header.startswith(_HEADER) or len(sides) < 8:
         raise InputError(f"{path.name} is not a PNG, whatever its name; drop a picture that was made here")
     width, height = (int.from_bytes(part, "big") for part in (sides[:4], sides[4:]))
-    most = limits.pictures * limits.side**2
+    most = 2 * limits.pictures * limits.side**2  # a sheet has room for captions
     if width * height > most:
         raise InputError(f"{path.name} has {width}x{height} pixels; drop a picture that was made here")
 
@@ -81,5 +90,8 @@ def _one_picture(request: Request, record: Mapping[str, Any], name: str, limits:
     seeds = request.seed if isinstance(request.seed, tuple) else (request.seed,)
     subject = {"label": request.label[0] if request.label else None}
     subject |= {"prompt": request.prompt[0]} if request.prompt else {}
-    subject |= {"grid_of": len(seeds) * max(1, len(request.subjects))} if is_grid else {}
+    if is_grid:
+        count = len(seeds) * max(1, len(request.subjects))
+        is_run = count <= limits.pictures and list(seeds) == [int(seeds[0]) + i for i in range(count)]
+        subject |= {"num_images" if is_run else "grid_of": count}
     return {"seed": seeds[0], **subject, **size}

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import inspect
 import json
 import os
 from collections.abc import Callable
@@ -33,7 +34,7 @@ def functions() -> tuple[Models, Callable[..., Any], Callable[[], Any]]:
             add_api(models, Limits(pictures=4, steps=20, side=64, batch_size=4), Store(Path("unused")))
         return page
 
-    generate, list_models = (each.fn for each in asyncio.run(build()).fns.values())
+    generate, list_models = (inspect.unwrap(each.fn) for each in asyncio.run(build()).fns.values())
     return models, generate, list_models
 
 

@@ -52,8 +52,8 @@ def screenshot(page, name: str, tmp_path: Path, **options) -> None:
     page.screenshot(path=Path(os.environ.get("SCREENSHOTS", tmp_path)) / f"{name}.png", **options)
 
 
-def drop(page, data: bytes, name: str) -> None:
-    """Drop a file onto the page's field for PNG files, as from a file manager."""
+def drop(page, data: bytes, name: str, onto: str = "#upload button") -> None:
+    """Drop a file onto the page's field for PNG files, or elsewhere, as from a file manager."""
     transfer = page.evaluate_handle(
         """([data, name]) => {
             const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
@@ -63,7 +63,7 @@ def drop(page, data: bytes, name: str) -> None:
         }""",
         [base64.b64encode(data).decode(), name],
     )
-    page.locator("#upload button").first.dispatch_event("drop", {"dataTransfer": transfer})
+    page.locator(onto).locator("visible=true").first.dispatch_event("drop", {"dataTransfer": transfer})
 
 
 def pick(page, label: str, choice: str) -> None:

@@ -1,11 +1,14 @@
-"""Two settings side by side, in a real browser."""
+"""Two settings side by side, many in a sheet, and a run as a grid, in a real browser."""
 
 import re
 
-from tests.ui.browser.actions import fill, generate, wait_for_status
+from fastdiff.requests import png
+from tests.ui.browser.actions import drop, fill, generate, more_settings, number, pick, wait_for_status
 
 
 def test_a_picture_is_sent_to_compare_and_settings_come_back(page):
+    more_settings(page)
+    fill(page, {number(page, "Width"): "72"})
     generate(page, steps=2, seed=7)
     wait_for_status(page, "Drew 1 picture")
     page.get_by_role("button", name="Send to Compare").locator("visible=true").click()
@@ -13,7 +16,9 @@ def test_a_picture_is_sent_to_compare_and_settings_come_back(page):
     steps = page.get_by_label("number input for Steps").locator("visible=true")
     assert [steps.nth(i).input_value() for i in (0, 1)] == ["2", "2"]
     assert page.get_by_label("Seed", exact=True).locator("visible=true").input_value() == "7"
-    fill(page, {steps.nth(1): "3"})
+    widths = page.get_by_label("number input for Width").locator("visible=true")
+    assert [widths.nth(i).input_value() for i in (0, 1)] == ["72", "72"]
+    fill(page, {steps.nth(1): "3", widths.nth(0): "80", widths.nth(1): "80"})
     page.get_by_role("button", name="Compare", exact=True).click()
     table = page.locator("dl.settings").locator("visible=true")
     table.get_by_text("Pixel difference").wait_for()
@@ -21,13 +26,13 @@ def test_a_picture_is_sent_to_compare_and_settings_come_back(page):
     page.get_by_role("button", name="Use the settings of B").click()
     wait_for_status(page, "Settings of seed 7 are in the form")
     assert page.get_by_role("tab", name="Draw").get_attribute("aria-selected") == "true"
-    assert page.get_by_label("number input for Steps").locator("visible=true").first.input_value() == "3"
+    assert (number(page, "Steps").input_value(), number(page, "Width").input_value()) == ("3", "80")
 
 
 def test_each_side_has_a_live_preview_and_its_controls_on_one_line(page, slow_steps):
     page.get_by_role("tab", name="Compare").click()
-    for name in ("Model", "Steps", "Scheduler", "Guidance"):
-        label = {"Steps": "number input for Steps", "Guidance": "number input for Guidance"}.get(name, name)
+    for name in ("Model", "Steps", "Scheduler", "Guidance", "Width", "Height"):
+        label = name if name in ("Model", "Scheduler") else f"number input for {name}"
         fields = page.get_by_label(label, exact=True).locator("visible=true")
         boxes = [fields.nth(i).bounding_box() for i in (0, 1)]
         models = page.get_by_label("Model", exact=True).locator("visible=true")
@@ -41,3 +46,33 @@ def test_each_side_has_a_live_preview_and_its_controls_on_one_line(page, slow_st
         lives.nth(i).locator("img").wait_for()
     page.locator("dl.settings").locator("visible=true").get_by_text("Pixel difference").wait_for()
     assert page.locator(".live img").count() == 0
+
+
+def test_a_sheet_of_two_axes_is_drawn_and_restored_and_a_run_saved_as_a_grid(page, tmp_path):
+    generate(page, pictures=2, steps=1, seed=7)
+    wait_for_status(page, "Drew 2 pictures")
+    with page.expect_download() as grid:
+        page.get_by_role("button", name="Save as a grid").click()
+    assert png.read_settings(grid.value.path())["seed"] == [7, 8]
+    page.get_by_role("button", name="X/Y sheet").click()
+    for label, name in (("X: columns", "Steps"), ("Y: rows", "Seed")):
+        pick(page, label, name)
+        page.get_by_label(f"{label[0]} values").wait_for()
+        page.get_by_role("option").first.wait_for(state="detached")
+    assert page.get_by_label("Y values").input_value() == "7, 8, 9, 10"
+    fill(page, {page.get_by_label("X values"): "1, 2", page.get_by_label("Y values"): "3-4"})
+    page.get_by_label("X values").focus()
+    page.get_by_text("X/Y sheet: 2 x 2 = 4 pictures").wait_for()
+    page.reload()
+    page.get_by_text("X/Y sheet: 2 x 2 = 4 pictures").wait_for()
+    page.locator("#generate").click()
+    wait_for_status(page, "Drew 4 pictures and a sheet of them")
+    page.locator("#gallery [data-testid=detailed-image][alt='sheet of steps 1, 2 x seed 3, 4']").wait_for()
+    assert page.get_by_role("button", name="Save as a grid").is_hidden()
+    with page.expect_download() as sheet:
+        page.get_by_role("button", name="Download this picture").locator("visible=true").click()
+    pick(page, "X: columns", "None")
+    page.get_by_text("X/Y sheet: 1 x 2 = 2 pictures").wait_for()
+    drop(page, sheet.value.path().read_bytes(), "sheet.png")
+    wait_for_status(page, "Settings of sheet.png are in the form, and its axes")
+    page.get_by_text("X/Y sheet: 2 x 2 = 4 pictures").wait_for()

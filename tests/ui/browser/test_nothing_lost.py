@@ -144,16 +144,22 @@ def test_ctrl_enter_draws(page):
 
 def test_the_next_run_starts_while_a_cancelled_step_goes_on(page, slow_steps):
     slow_steps.seconds = 2.0
-    generate(page, steps=3, seed=1)
-    page.locator("#generate").get_by_text("Drawing").wait_for()
-    assert page.locator("#generate").is_disabled()
-    page.wait_for_timeout(500)
-    page.get_by_role("button", name="Cancel").first.click()
-    wait_for_status(page, "A step that is under way still goes on to its end")
+    generate(page, steps=1, seed=1)
+    for seed in ("3", "2"):
+        wait_for_status(page, "Starting" if seed == "3" else "Waiting for the step under way to end")
+        assert page.locator("#generate").is_disabled()
+        page.get_by_role("button", name="Cancel").locator("visible=true").click()
+        wait_for_status(page, "A step that is under way still goes on to its end")
+        page.locator("#generate").get_by_text("Generate").wait_for()
+        page.get_by_label("Seed").first.fill(seed)
+        page.get_by_role("button", name="Generate").click()
+    wait_for_status(page, "Waiting for the step under way to end")
     assert not slow_steps
-    page.get_by_label("Seed").first.fill("2")
-    page.get_by_role("button", name="Generate").click()
-    page.locator("#generate").get_by_text("Drawing").wait_for()
+    while not slow_steps:
+        page.wait_for_timeout(50)
+    page.wait_for_timeout(500)
+    assert page.locator("#generate").inner_text() == "Drawing…"
+    assert page.get_by_role("button", name="Cancel").locator("visible=true").count() == 1
     wait_for_status(page, "Drew 1 picture")
     assert captions(page) == ["seed 2"]
     assert page.locator("#generate").inner_text() == "Generate" and page.locator("#generate").is_enabled()

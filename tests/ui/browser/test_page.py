@@ -92,6 +92,7 @@ def test_two_visits_wait_for_each_other_and_share_nothing(open_page, slow_steps)
     one.locator("#preview img").first.wait_for()
     generate(other, steps=2, seed=200)
     other.locator("#status").get_by_text(re.compile("queue: 1/1")).wait_for()
+    wait_for_status(other, "Waiting for its turn")
     other.get_by_role("button", name="Cancel").click()
     wait_for_status(other, "Cancelled")
     other.get_by_role("button", name="Generate").click()
@@ -111,7 +112,7 @@ def test_settings_of_a_picture_come_back(page, tmp_path):
     generate(page, pictures=2, steps=2, seed=40)
     wait_for_status(page, "Drew 2 pictures")
     page.locator("#gallery").get_by_role("button", name=re.compile("Thumbnail 2")).first.click()
-    page.get_by_text("Settings of this picture").or_(page.locator("dl.settings")).first.wait_for()
+    page.locator("dl.settings").get_by_text("41", exact=True).wait_for()
     assert re.search(r"Seed\s+41\s+Label\s+fluent-3d", page.locator("dl.settings").first.inner_text())
     with page.expect_download() as download:
         page.get_by_role("button", name="Download this picture").locator("visible=true").click()
@@ -202,11 +203,12 @@ def test_groups_follow_the_style(page):
     page.wait_for_function("document.querySelector('input[aria-label=\"Group\"]').value === 'smileys: any'")
 
 
-def test_an_example_fills_the_form(page):
-    page.get_by_role("row", name="railways").or_(page.get_by_text("railways")).first.click()
-    page.wait_for_function("document.querySelector('input[aria-label=\"Style\"]').value === 'noto'")
+def test_an_example_is_drawn_by_a_click(page):
+    page.locator("#examples").get_by_role("button", name="railways").click()
+    wait_for_status(page, "Drew 1 picture")
+    assert captions(page) == ["seed 3"]
+    assert re.search(r"Label\s+noto railways", page.locator("dl.settings").first.inner_text())
     assert page.get_by_label("Group").first.input_value() == "travel: railways"
-    assert page.get_by_label("Seed").first.input_value() == "3"
 
 
 def test_compare(page, tmp_path):

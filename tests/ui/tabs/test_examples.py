@@ -1,26 +1,28 @@
-"""The page as it opens, with the examples of its first model."""
+"""The page as it opens, with the examples of its first model, and the pictures that stand for them."""
 
 import asyncio
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from fastdiff.checkpoints import hub
 from fastdiff.requests import defaults
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
+from fastdiff.ui.options import Options, prepare
 from fastdiff.ui.page import build_page
 from fastdiff.ui.store import Store
-from fastdiff.ui.tabs import examples
+from fastdiff.ui.tabs.examples import examples_of
 
 
 @pytest.fixture
 def components(upload_folder):
-    """Build the page and return the properties of the Draw tab's components, by their labels."""
+    """Build the page and return the properties of the Draw tab's components, by their labels or ids."""
 
     async def build(models: Models) -> dict[str, dict]:
         found: dict[str, dict] = {}
         for each in build_page(models, Limits(), Store(upload_folder)).get_config_file()["components"]:
-            found.setdefault(each["props"].get("label"), each["props"])
+            found.setdefault(each["props"].get("label") or each["props"].get("elem_id"), each["props"])
         return found
 
     return lambda models: asyncio.run(build(models))  # outside of an event loop Gradio makes four and closes none
@@ -29,17 +31,45 @@ def components(upload_folder):
 def test_a_class_model_opens_with_its_pickers(components):
     found = components(Models(device="cpu"))
     assert found["Style"]["visible"] and not found["Prompt"]["visible"]
-    assert found["Examples"]["samples"][0] == ["fluent-3d smiling faces"]
+    assert found["Group"]["value"] == "smiling faces"
+    assert found["examples"]["visible"] and found["examples"]["value"].count("<img") == 6
 
 
-def test_a_model_that_reads_text_opens_with_its_first_example(components, monkeypatch, text_folder):
-    bundled = {"emoji-sd": text_folder("sd1"), **hub.bundled_models()}
-    monkeypatch.setattr(hub, "bundled_models", lambda: bundled)
+def test_a_model_that_reads_text_opens_with_its_first_example(components, monkeypatch, text_folder, bundle_example):
+    bundle_example("emoji-sd", text_folder("sd1"), prompt="a red <apple>")
     monkeypatch.setattr(defaults, "MODEL", "emoji-sd")
-    monkeypatch.setitem(examples.EXAMPLES, "emoji-sd", [examples.Example("a red apple", 3)])
     found = components(Models(device="cpu"))
     assert found["Model"]["value"] == "emoji-sd"
-    assert (found["Prompt"]["value"], found["Prompt"]["visible"]) == ("a red apple", True)
+    assert (found["Prompt"]["value"], found["Prompt"]["visible"]) == ("a red <apple>", True)
     assert not any(found[label]["visible"] for label in ("Style", "Group", "Label"))
     assert found["Size"]["choices"][0] == ("16x16", "16x16")
-    assert found["Examples"]["samples"] == [["a red apple"]]
+    assert 'data-name="1.png"' in found["examples"]["value"] and "a red &lt;apple&gt;</button>" in str(
+        found["examples"]
+    )
+
+
+def test_only_bundled_models_have_examples(models):
+    assert examples_of(models.card("emoji64")) and not examples_of(models.card("./cats"))
+    assert (models.card("./cats").folder / "examples").is_dir()
+
+
+def test_the_pictures_are_what_their_settings_draw(models):
+    """In one batch, where each has the bits that it has alone. Another machine rounds otherwise, by a level or two."""
+    card = models.card("emoji64")
+    examples = examples_of(card)
+    runs = [prepare(Options.from_record(each.record), models, Limits()) for each in examples]
+    assert all(run.card == card for run in runs)
+    ((steps, scheduler, guidance),) = {
+        (run.request.num_inference_steps, run.request.scheduler, run.request.guidance_scale) for run in runs
+    }
+    *_, last = models.pipeline(card, scheduler).stream(
+        batch_size=len(runs),
+        seed=[run.cells[0].seed for run in runs],
+        class_labels=[run.cells[0].label for run in runs],
+        num_inference_steps=steps,
+        guidance_scale=guidance,
+    )
+    for each, image in zip(examples, last.images, strict=True):
+        with Image.open(each.path) as shown:
+            difference = np.abs(np.asarray(shown, np.int16) - np.asarray(image, np.int16))
+        assert difference.max() <= 8 and difference.mean() < 0.1, each.path.name

@@ -3,8 +3,6 @@
 import pytest
 
 from fastdiff.errors import InputError
-from fastdiff.ui.tabs import examples
-from fastdiff.ui.tabs.examples import EXAMPLES, Example, examples_of
 from fastdiff.ui.tabs.prompt import PromptBoxes, count_tokens
 from tests.text_pipelines import LENGTH
 
@@ -33,9 +31,9 @@ def test_boxes_hold_the_texts_of_a_record(models, card):
     assert all(each["visible"] for each in properties.values())
 
 
-def test_a_model_with_examples_opens_with_the_first(models, card, monkeypatch):
-    monkeypatch.setitem(examples.EXAMPLES, "./text/sd1", [Example("the cat", 3)])
-    assert PromptBoxes.properties(models, [card("./text/sd1")])["prompt"]["value"] == "the cat"
+def test_a_model_with_examples_opens_with_the_first(models, card, bundle_example):
+    bundle_example("sd1", card("./text/sd1").folder, prompt="the cat")
+    assert PromptBoxes.properties(models, [card("sd1")])["prompt"]["value"] == "the cat"
     assert PromptBoxes.properties(models, [card("./text/sdxl")])["prompt"]["value"] == ""
 
 
@@ -55,10 +53,3 @@ def test_what_is_cut_is_shown(models, card):
 def test_a_text_without_end_is_refused_and_not_counted(models, card):
     with pytest.raises(InputError, match=r"prompt: .* is not a text of up to 10000"):
         count_tokens(models, [card("./text/sd1")], "x" * 10**6)
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_every_example_is_one_of_its_model(models, card, name):
-    for subject, seed in examples_of(card(name)):
-        assert card(name).reads_text or card(name).info.label_choices(subject)
-        assert type(seed) is int

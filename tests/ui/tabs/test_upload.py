@@ -77,6 +77,14 @@ def test_a_grid_gives_its_first_picture(upload):
     assert "width" not in record
 
 
+def test_a_grid_of_a_run_gives_all_its_pictures(upload):
+    grid = RECORD | {"seed": [3, 4, 5], "label": ["noto animals"], "picture_width": 64, "picture_height": 64}
+    record = read_record(upload(header() + text(grid) + END), LIMITS)
+    assert (record["seed"], record["label"], record["num_images"]) == (3, "noto animals", 3)
+    record = read_record(upload(header() + text(grid | {"seed": list(range(33))}) + END), LIMITS)
+    assert "num_images" not in record and record["grid_of"] == 33
+
+
 def test_a_grid_is_as_large_as_it_likes_and_its_pictures_are_not(upload):
     grid = RECORD | {"seed": [3], "label": ["noto animals", "noto food"], "width": 3000, "height": 100}
     grid |= {"picture_width": 72, "picture_height": 64}
@@ -206,10 +214,12 @@ def test_png_reader_and_header_check_agree_on_ours(upload, models):
         pytest.param({}, "Settings of mine.png are in the form<", id="all of it"),
         pytest.param({"use_clipped_model_output": False}, "draws with another use_clipped_model_output", id="no field"),
         pytest.param(
-            {"seed": [3, 4], "label": ["noto birds"]},
+            {"seed": [3, 5], "label": ["noto birds"]},
             "Settings of the first of 2 pictures in mine.png are in the form<",
             id="grid",
         ),
+        pytest.param({"seed": [3, 4], "label": ["noto birds"]}, "of mine.png are in the form<", id="grid of a run"),
+        pytest.param({"axes": {"x": {"name": "eta", "values": [1]}}}, "mine.png: axis x: name: 'eta'", id="axes"),
         pytest.param({"model": "./gone"}, "Model './gone' is not here", id="model"),
         pytest.param({"model": "<img src=x>"}, "Model '&lt;img src=x&gt;' is not here", id="markup"),
         pytest.param({"label": "noto cars"}, "Label 'noto cars' is not a label", id="label"),

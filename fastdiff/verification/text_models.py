@@ -20,7 +20,8 @@ from fastdiff.requests.defaults import (
     complete_sampling,
 )
 from fastdiff.requests.request import Request
-from fastdiff.runs.comparisons import (
+from fastdiff.runs.drawing import load_pipeline
+from fastdiff.verification.comparisons import (
     FINAL_TOLERANCE,
     FORWARD_TOLERANCE,
     SEED,
@@ -35,7 +36,6 @@ from fastdiff.runs.comparisons import (
     random_prompt,
     refusals,
 )
-from fastdiff.runs.drawing import load_pipeline
 
 if TYPE_CHECKING:
     from torch import Tensor

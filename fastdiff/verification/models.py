@@ -2,7 +2,7 @@
 
 Checks on the same inputs: the denoiser alone, at several timesteps and labels, a VAE alone, and, of a folder that has a
 scheduler too, a few steps of sampling, where the reference is a loop written out over diffusers' model and scheduler
-(its pipelines cannot guide a U-Net by labels). Folders that are drawn from prompts: text_verification.
+(its pipelines cannot guide a U-Net by labels). Folders that are drawn from prompts: text_models.
 """
 
 import functools
@@ -21,7 +21,8 @@ from fastdiff.errors import InputError
 from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import Request
-from fastdiff.runs.comparisons import (
+from fastdiff.runs.drawing import load_pipeline
+from fastdiff.verification.comparisons import (
     FINAL_TOLERANCE,
     SEED,
     Comparison,
@@ -36,8 +37,7 @@ from fastdiff.runs.comparisons import (
     predict,
     refusals,
 )
-from fastdiff.runs.drawing import load_pipeline
-from fastdiff.runs.text_verification import compare_text_pipeline
+from fastdiff.verification.text_models import compare_text_pipeline
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
