@@ -198,6 +198,17 @@ def test_causal_and_masked_on_hopper(on_hopper, draw, assert_accurate, name, opt
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("hidden", [-1e4, torch.finfo(torch.bfloat16).min], ids=["-1e4", "least"])
+def test_hidden_keys_on_hopper(on_hopper, draw, assert_accurate, hidden):
+    q, k, v = draw(2, 300, 300, 2, 80, torch.bfloat16)
+    bias = torch.full((2, 300), hidden, dtype=q.dtype, device=q.device)
+    bias[:, :9] = 0
+    seen = k[:, :9], v[:, :9]
+    y = on_hopper(q, k, v, heads=2, bias=bias)
+    assert_accurate(y, attention.reference(q, *seen, heads=2), exact(q, *seen, 2))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [8192, 16384])
 def test_memory_is_linear_in_the_sequence(attend, draw, tokens):
     q, k, v = draw(1, tokens, tokens, 8, 64, torch.bfloat16)

@@ -108,21 +108,24 @@ def _operand(p, dtype: gl.constexpr, shape: gl.constexpr):
 
 @gluon.jit
 def _visible(scores, block, tile, GROUP: gl.constexpr, work, shape: gl.constexpr):
-    """The scores with the bias of their keys, and without keys that come after their query."""
+    """The scores with the bias of their keys, and without keys that come after their query.
+
+    None is -infinity: a query may see no key of the blocks that come first, each of which counts about 1 then, until a
+    score takes them out again, times 0. So the least bias is so small that its rounding does not count. The score of a
+    key that comes later is less than any other, and its product with the scale exact.
+    """
+    LEAST_BIAS: gl.constexpr = -(2.0**20)
+    LATER: gl.constexpr = -(2.0**100)
     LAYOUT: gl.constexpr = _product(shape.BN)
     place = place_of(tile.number, work, shape)
     columns = block * shape.BN + gl.arange(0, shape.BN, gl.SliceLayout(0, LAYOUT))
     if work.bias_ptr is not None:
         places = place.picture * work.keys + columns
         biases = gl.load(work.bias_ptr + places, mask=columns < work.keys, other=0.0).to(gl.float32)
-        scores += gl.expand_dims(biases * (LOG2_E / work.scale), 0)
+        scores += gl.expand_dims(gl.maximum(biases, LEAST_BIAS) * (LOG2_E / work.scale), 0)
     if shape.CAUSAL:
-        # Not -infinity: a row may see no key of the blocks that come first, each of which counts 1 then, until a score
-        # takes them out again, times 2^-infinity. A power of two, whose product with the scale is exact, as the
-        # difference of two such must be 0.
-        HIDDEN: gl.constexpr = -(2.0**100)
         rows = place.row + GROUP * 64 + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
-        scores = gl.where(gl.expand_dims(columns, 0) <= gl.expand_dims(rows, 1), scores, HIDDEN)
+        scores = gl.where(gl.expand_dims(columns, 0) <= gl.expand_dims(rows, 1), scores, LATER)
     return scores
 
 

@@ -45,6 +45,29 @@ def test_attention_emulated(shape, multiprocessors, option, monkeypatch):
     torch.testing.assert_close(y.float(), truth, rtol=1e-3, atol=1e-5)
 
 
+def test_causal_scores_far_below_zero_emulated(monkeypatch):
+    """No key that comes later has a larger one; these round by 1/8."""
+    monkeypatch.setattr(hopper_attention, "launch", emulated("hopper_attention_kernel", "attention_loads", "attention"))
+    q, k, v = (numbers(1, 150, 144) for _ in range(3))
+    q, k = 130 + q, -130 + k
+    y = attention.hopper(q, k, v, heads=2, causal=True)
+    truth = attention.reference(q.float(), k.float(), v.float(), heads=2, causal=True)
+    torch.testing.assert_close(y.float(), truth, rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("hidden", [-1e4, torch.finfo(torch.bfloat16).min], ids=["-1e4", "least"])
+def test_keys_hidden_by_their_bias_emulated(hidden, monkeypatch):
+    """All keys but nine, so whole blocks of those that come first."""
+    monkeypatch.setattr(hopper_attention, "launch", emulated("hopper_attention_kernel", "attention_loads", "attention"))
+    q, k, v = (numbers(1, length, 160).bfloat16() for length in (70, 300, 301))
+    v = v[:, 1:]
+    bias = torch.full((1, 300), hidden, dtype=torch.bfloat16)
+    bias[:, :9] = 0
+    y = attention.hopper(q, k, v, heads=2, bias=bias)
+    truth = attention.reference(q.float(), k[:, :9].float(), v[:, :9].float(), heads=2)
+    torch.testing.assert_close(y.float(), truth, rtol=1e-2, atol=1e-4)
+
+
 LINEARS = {  # N, tokens, input and output channels, activation
     "N2-L100-C200-odd": (2, 100, 200, 96, "gelu_tanh"),
     "N1-L300-C72-two-products": (1, 300, 72, 144, "silu"),
