@@ -9,7 +9,6 @@ import functools
 import importlib
 import json
 import os
-import pkgutil
 import platform
 import statistics
 import subprocess
@@ -25,6 +24,7 @@ from torch import Tensor
 
 import fastdiff.kernels.device
 from fastdiff.kernels.host.dispatch import Operation
+from fastdiff.kernels.host.launching import is_sm_90
 from fastdiff.kernels.host.recording import record
 
 RESULTS = Path(__file__).parent / "results"
@@ -113,6 +113,13 @@ def ways(operation: Operation, *args: Any, **options: Any) -> dict[str, Call]:
     return {who: partial(run, *args, **options) for who, run in runs.items()}
 
 
+def hopper_way(operation: Operation, *args: Any, **options: Any) -> tuple[str, dict[str, Call]]:
+    """The name of the plan of a kernel made for sm_90 alone, and a call of it where it can run here."""
+    call = operation.parse(*args, **options)
+    runs = is_sm_90(DEVICE) and call.hopper_obstacle() is None
+    return call.hopper_plan() or "", {"hopper": partial(operation.hopper, *args, **options)} if runs else {}
+
+
 def kernel_row(
     workload: str, calls: Mapping[str, Call], truth: Tensor, *, ceiling: float, flop: float = 0, moved: float = 0
 ) -> dict[str, Any]:
@@ -168,14 +175,16 @@ def peak_bytes(call: Call) -> int:
 
 @functools.cache
 def kernel_modules() -> dict[str, str]:
-    """The name of each function that Triton compiles, which is its kernel's, and the module of device code it is in."""
+    """The name of each function that Triton compiles, which is its kernel's, and the stem of the file it is in."""
     found: dict[str, str] = {}
-    for stem in sorted(module.name for module in pkgutil.iter_modules(fastdiff.kernels.device.__path__)):
-        module = importlib.import_module(f"fastdiff.kernels.device.{stem}")
+    root = Path(next(iter(fastdiff.kernels.device.__path__)))
+    for path in sorted(root.rglob("*.py")):
+        name = ".".join(path.relative_to(root).with_suffix("").parts)
+        module = importlib.import_module(f"fastdiff.kernels.device.{name}")
         for value in vars(module).values():
             function: Any = getattr(value, "fn", None)
             if getattr(function, "__module__", "") == module.__name__:  # not imported from another
-                found[function.__name__] = stem
+                found[function.__name__] = path.stem
     return found
 
 

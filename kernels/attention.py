@@ -15,6 +15,7 @@ from fastdiff.kernels.device.attention import attention_kernel
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.device.math import LOG2_E
 from fastdiff.kernels.host.dispatch import Call, Operation
+from fastdiff.kernels.host.hopper import attention as on_hopper
 from fastdiff.kernels.host.launching import DTYPES, capability, is_sm_90, launch, side_by_side
 from fastdiff.kernels.host.recording import because
 
@@ -114,9 +115,33 @@ class AttentionCall(Call[Tensor]):
             return f"{keys} keys, {self.width} wide: torch's library is faster on sm_90"
         return None
 
+    def hopper_plan(self) -> str | None:
+        plan = self._plan()
+        if plan is None or not (self.causal or self.bias is not None):
+            return plan and plan.name
+        return f"{plan.name}, {'causal' if self.causal else 'masked'}"
+
+    def _plan(self) -> on_hopper.Plan | None:
+        takes = self.q.itemsize == 2 and self.q.numel() > 0
+        return on_hopper.plan_of(self.width, self.k.shape[1]) if takes else None
+
+    def _side_by_side(self) -> tuple[Tensor, Tensor, Tensor]:
+        return side_by_side(self.q), side_by_side(self.k), side_by_side(self.v)
+
+    def hopper_obstacle(self) -> str | None:
+        plan = self._plan()
+        return "no plan" if plan is None else on_hopper.obstacle(plan, self.heads, *self._side_by_side())
+
+    def hopper(self) -> Tensor:
+        plan = self._plan()
+        if plan is None:
+            raise NotImplementedError("no plan for this shape")
+        bias = None if self.bias is None else self.bias.contiguous()
+        return on_hopper.launch_plan(plan, *self._side_by_side(), self.heads, causal=self.causal, bias=bias)
+
     def kernel(self) -> Tensor:
         (n, queries, channels), keys = self.q.shape, self.k.shape[1]
-        q, k, v = side_by_side(self.q), side_by_side(self.k), side_by_side(self.v)
+        q, k, v = self._side_by_side()
         bias = None if self.bias is None else self.bias.contiguous()
         blocks = _blocks(self.width, q.dtype, queries, keys, q.device)
         aligned = all(tensor.stride(1) % 16 == 0 for tensor in (q, k, v))

@@ -15,6 +15,7 @@ from torch import Tensor
 from fastdiff.kernels.device.linear import linear_kernel
 from fastdiff.kernels.host import cpu
 from fastdiff.kernels.host.dispatch import Call, Operation, run
+from fastdiff.kernels.host.hopper import linear as on_hopper
 from fastdiff.kernels.host.launching import (
     DTYPES,
     descriptor,
@@ -23,6 +24,7 @@ from fastdiff.kernels.host.launching import (
     launch,
     multiprocessors,
     side_by_side,
+    suits_descriptors,
 )
 from fastdiff.kernels.host.recording import because
 from fastdiff.kernels.layer_norm import layer_norm
@@ -128,6 +130,28 @@ class LinearCall(Call[Tensor]):
         if self.activation is None or self.bias is None:
             return self.reference()
         y = torch._addmm_activation(self.bias, self.x.flatten(0, 1), self.weight.T, use_gelu=True)  # GELU by tanh
+        return y.view(*self.x.shape[:2], -1)
+
+    def hopper_plan(self) -> str | None:
+        others = self.rms_norm, self.gate, self.residual
+        if self.x.itemsize != 2 or any(option is not None for option in others):
+            return None
+        return "linear {1} to {0}".format(*self.weight.shape)
+
+    def hopper_obstacle(self) -> str | None:
+        return "no plan" if self.hopper_plan() is None else on_hopper.obstacle(*self._rows())
+
+    def _rows(self) -> tuple[Tensor, Tensor]:
+        """x (N L, C_in), channels side by side, and the weight as it is: its kernel does not wait for a copy."""
+        return side_by_side(self.x.reshape(-1, self.x.shape[-1])), self.weight
+
+    def hopper(self) -> Tensor:
+        """Return it by tiles that fill the card with few tokens, of many by the kernel: the bits are the same."""
+        x, weight = self._rows()
+        tiles = on_hopper.tiles_of(x, weight)
+        if tiles is None:
+            return self.kernel()
+        y = on_hopper.launch_tiles(tiles, x, weight, side_by_side(self.bias), self.activation)
         return y.view(*self.x.shape[:2], -1)
 
     def kernel(self) -> Tensor:
@@ -250,7 +274,7 @@ def launch_products(
     residual = None if residual is None else residual.reshape(*shape, out_channels).contiguous()
     out = y.view(*shape, out_channels)
     loaded = [tensor for tensor in (out, x, weight, residual) if tensor is not None]
-    by_descriptors = has_descriptors(x.device) and all(map(_suits_descriptors, loaded))
+    by_descriptors = has_descriptors(x.device) and all(map(suits_descriptors, loaded))
     choices = _choices(x.dtype, by_descriptors, dual=parts == 2, normed=rms_eps is not None, added=residual is not None)
     tile = _first_busy(choices, out)
     programs = min(_programs(tile, out), tile.resident * multiprocessors(x.device))
@@ -271,12 +295,6 @@ def launch_products(
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return y
-
-
-def _suits_descriptors(tensor: Tensor) -> bool:
-    """Whether the copy engine can read the tensor: 16 bits, whole 16 bytes between rows and at the start."""
-    strides = tensor.stride()[:-1]
-    return tensor.itemsize == 2 and tensor.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in strides)
 
 
 def _choices(dtype: torch.dtype, by_descriptors: bool, dual: bool, normed: bool, added: bool) -> Choices:

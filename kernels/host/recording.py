@@ -93,6 +93,14 @@ def because(reason: str | Callable[[], str]) -> None:
         listener.open[-1].why = reason if isinstance(reason, str) else reason()
 
 
+def besides(reason: str) -> None:
+    """Add to what `because` said of the operation that is running."""
+    listener = recorder()
+    if listener is not None and listener.open:
+        call = listener.open[-1]
+        call.why = f"{call.why}; {reason}" if call.why else reason
+
+
 @contextmanager
 def record(device: torch.device) -> Iterator[Recorder]:
     """Record what this context runs on the device inside the block; no CUDA graph is replayed there."""
