@@ -31,6 +31,10 @@ GROUPS = 5  # a time is the median of so many groups of calls
 COLUMN, WORKLOAD = 11, 36  # characters of a printed number, and of a workload's name
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
+PARSER = argparse.ArgumentParser()
+PARSER.add_argument("workload", nargs="*", help="the ones to measure, where a benchmark lets one choose")
+PARSER.add_argument("--save", nargs="?", const=str(RESULTS), metavar="DIR", help="write the results to a file")
+
 Call = Callable[[], Any]
 
 
@@ -78,16 +82,17 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
 
 
-def widened(value: Any) -> Any:
-    """The value in float32, where it is a tensor or a pair of them."""
-    if isinstance(value, tuple) and isinstance(value[0], Tensor):
-        return tuple(part.float() for part in value)
-    return value.float() if isinstance(value, Tensor) else value
+def widened(value: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """The value with all its floats in a wider dtype, where it is a tensor or a tuple that holds some."""
+    if isinstance(value, tuple):
+        items = (widened(item, dtype) for item in value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def in_float32(function: Callable, args: tuple, options: dict[str, Any]) -> Any:
     """Return `function` of the arguments in float32: the truth."""
-    return function(*map(widened, args), **{key: widened(value) for key, value in options.items()})
+    return function(*widened(args), **{key: widened(value) for key, value in options.items()})
 
 
 def compiled(function: Callable) -> Callable:
@@ -253,8 +258,5 @@ def save_folder() -> str | None:
 
 
 def command_line() -> argparse.Namespace:
-    """Return what the command line asks for: workloads, and where to save."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("workload", nargs="*", help="the ones to measure, where a benchmark lets one choose")
-    parser.add_argument("--save", nargs="?", const=str(RESULTS), metavar="DIR", help="write the results to a file")
-    return parser.parse_args()
+    """Return what the command line asks for: workloads, where to save, and what a benchmark added to PARSER."""
+    return PARSER.parse_args()

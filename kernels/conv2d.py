@@ -14,7 +14,7 @@ from torch import Tensor
 from fastdiff.kernels.device.conv2d import conv_by_descriptors, conv_by_pointers, sum_chunks
 from fastdiff.kernels.group_norm import GroupNormCall, affine_arguments, after_arguments, group_norm
 from fastdiff.kernels.host import cpu
-from fastdiff.kernels.host.conv2d_plan import Plan, Problem, make_plan
+from fastdiff.kernels.host.conv2d_plan import Plan, Problem, alternatives, make_plan
 from fastdiff.kernels.host.conv2d_tiles import SUM_CHANNELS
 from fastdiff.kernels.host.dispatch import Call, Operation, check_pictures, parts_of
 from fastdiff.kernels.host.filters import weight_memory
@@ -29,6 +29,7 @@ from fastdiff.kernels.host.launching import (
 )
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.recording import because
+from fastdiff.kernels.host.tuning import named, tuned
 
 # Elements of x up to which torch's own convolution on the CPU leaves oneDNN for a slower one: torch's own limit.
 SMALL_ON_CPU = 20480
@@ -199,6 +200,7 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         residual2 = None if self.norm is None or self.norm.residual is None else self.norm.residual.contiguous()
         loaded = tuple(tensor for tensor in (*parts, weight, residual, residual2) if tensor is not None)
         plan = make_plan(problem, obstacle=_descriptor_obstacle(loaded), multiprocessors=multiprocessors(device))
+        plan = self._tuned(plan, problem)
         if shortcut is not None and not _fuses(problem, plan, shortcut):
             residual, shortcut = _only(conv2d(*shortcut)), None
         normed = after is not None and plan.normalises(problem)
@@ -216,6 +218,22 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         if self.norm is not None and not normed:
             return group_norm(y, moments=moments, **self.norm._asdict())
         return (y, moments) if self.moments else y
+
+    def _tuned(self, plan: Plan, problem: Problem) -> Plan:
+        """The plan, cut as the card's table says."""
+
+        def shape() -> str:
+            sizes = problem.mode, *problem.out_shape[:3], "+".join(map(str, problem.channels)), problem.out_channels
+            kind = (
+                "x".join(map(str, problem.kernel)),
+                self.weight.dtype,
+                "descriptors" if plan.descriptors else "pointers",
+            )
+            fused = {name: getattr(self, name) for name in ("bias", "temb", "residual", "shortcut", "norm")}
+            return named(*sizes, *kind, **fused, moments=self.moments or None)
+
+        cut = tuned("conv2d", self.device, shape, plan.cut, lambda: alternatives(plan, problem))
+        return plan if cut == plan.cut else plan.cut_as(cut)
 
 
 conv2d = Operation("conv2d", Conv2dCall)

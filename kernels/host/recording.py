@@ -94,9 +94,9 @@ def because(reason: str | Callable[[], str]) -> None:
 
 
 @contextmanager
-def record(device: torch.device) -> Iterator[Recorder]:
+def record(device: torch.device, listener: Recorder | None = None) -> Iterator[Recorder]:
     """Record what this context runs on the device inside the block; no CUDA graph is replayed there."""
-    listener = Recorder()
+    listener = listener or Recorder()
     token = _recorder.set(listener)
     try:
         with _TorchOperations(device.type, listener.torch_operation):
