@@ -49,8 +49,8 @@ def measure(calls: Mapping[str, Call], *, graph: bool = True, seconds: float = 0
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
         calls = {name: capture(call) for name, call in calls.items()} if graph else calls
-    counts = {name: max(1, round(seconds / _seconds(call, 1))) for name, call in calls.items()}
-    groups = [{name: _seconds(call, counts[name]) for name, call in calls.items()} for _ in range(GROUPS)]
+    counts = {name: max(1, round(seconds / seconds_each(call, 1))) for name, call in calls.items()}
+    groups = [{name: seconds_each(call, counts[name]) for name, call in calls.items()} for _ in range(GROUPS)]
     return {name: 1e3 * statistics.median(group[name] for group in groups) for name in calls}
 
 
@@ -62,7 +62,7 @@ def capture(call: Call) -> Call:
     return graph.replay
 
 
-def _seconds(call: Call, count: int) -> float:
+def seconds_each(call: Call, count: int) -> float:
     """The seconds of one of `count` calls in a row."""
     if DEVICE.type == "cpu":
         start = time.perf_counter()

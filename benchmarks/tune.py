@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from forwards import WORKLOADS, dtype_of, in_dtype, inputs, random_model
+from forwards import WORKLOADS, ours
 from harness import DEVICE, PARSER, chosen, command_line, machine, measure, needs_gpu, report, widened
 from torch import Tensor
 
@@ -77,17 +77,10 @@ def main() -> None:
     needs_gpu()
     torch.backends.cudnn.allow_tf32 = False  # of what candidates are held against
     asked = command_line()
-    forwards = {name: partial(workload, name) for name in chosen(WORKLOADS)}
+    forwards = {name: partial(ours, name) for name in chosen(WORKLOADS)}
     if asked.model:
         forwards = {asked.model: partial(own_model, asked.model, asked.batch_size)}
     report("tune", (row for name, make in forwards.items() for row in rows(name, make)))
-
-
-def workload(name: str) -> Callable[[], Any]:
-    """A forward of one of `bench_models.py`."""
-    config, batch, _ = WORKLOADS[name]
-    model, given = random_model(config, dtype_of(name)), in_dtype(inputs(config, batch), dtype_of(name))
-    return lambda: model(*given)
 
 
 def own_model(folder: str, batch_size: int) -> Callable[[], Any]:
