@@ -11,6 +11,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 sample: .venv/installed
 	$(BIN)/fastdiff sample --steps 50 --out samples --grid --overwrite
 
+# A worker a core: with threads of their own they would wait for one another.
+test: export OMP_NUM_THREADS := 1
 test: .venv/installed-test
 	$(BIN)/python -m pytest -n auto
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto tests/kernels

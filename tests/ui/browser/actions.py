@@ -67,5 +67,8 @@ def drop(page, data: bytes, name: str) -> None:
 
 
 def pick(page, label: str, choice: str) -> None:
-    page.get_by_label(label, exact=True).locator("visible=true").first.click()
-    page.get_by_role("option", name=choice, exact=True).click()
+    """Choose of a list; on a busy machine the list may move below the mouse, then once more."""
+    field = page.get_by_label(label, exact=True).locator("visible=true").first
+    while field.input_value() != choice:
+        field.click()
+        page.get_by_role("option", name=choice, exact=True).click()

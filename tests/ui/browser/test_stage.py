@@ -1,6 +1,7 @@
 """Pictures come first: one fills the stage, its pixels sharp; the others are beside it. In a real browser."""
 
 import re
+import time
 
 import pytest
 
@@ -154,7 +155,9 @@ def test_on_a_phone_the_finished_picture_scrolls_into_view(open_page):
     page = open_page(PHONE)
     generate(page, steps=1)
     wait_for_status(page, "Drew 1 picture")
-    page.wait_for_timeout(1000)
+    deadline = time.monotonic() + 10
+    while not in_view(page, on_stage(page)) and time.monotonic() < deadline:
+        page.wait_for_timeout(100)
     assert in_view(page, on_stage(page))
     assert on_stage(page).bounding_box()["y"] + 300 < page.locator("#generate").bounding_box()["y"]
 
