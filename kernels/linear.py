@@ -282,24 +282,6 @@ def launch_products(
     return y
 
 
-def _alternatives(
-    usual: TokenTile, itemsize: int, by_descriptors: bool, parts: int, *, normed: bool
-) -> list[TokenTile]:
-    """Tiles that leave every sum its order: in float32 and beside RMSNorm those of the same block."""
-    sides = (32, 64, 128) if itemsize == 4 else (64, 128, 256)
-    blocks = {usual.block} if itemsize == 4 or normed else {64, 128} if by_descriptors else {32, 64}
-    found = []
-    for tokens, channels, block, stages in product(sides, sides, sorted(blocks), (2, 3, 4)):
-        loaded = stages * (tokens + parts * channels) * block * itemsize
-        if tokens * channels * parts > 128 * 256 or loaded > MEMORY:
-            continue
-        warps = 4 if tokens * channels * parts <= 128 * 128 else 8
-        out = channels if parts == 2 else min(channels, 64 if tokens > 64 else 128)
-        resident = min(2, MEMORY // loaded) if warps == 4 else 1
-        found.append(TokenTile(tokens, channels, block, out, warps, stages, resident))
-    return found
-
-
 def _suits_descriptors(tensor: Tensor) -> bool:
     """Whether the copy engine can read the tensor: 16 bits, whole 16 bytes between rows and at the start."""
     strides = tensor.stride()[:-1]
@@ -320,3 +302,21 @@ def _programs(tile: TokenTile, out: Tensor) -> int:
 
 def _first_busy(choices: Choices, out: Tensor) -> TokenTile:
     return next(tile for fewest, tile in choices if _programs(tile, out) >= fewest * multiprocessors(out.device))
+
+
+def _alternatives(
+    usual: TokenTile, itemsize: int, by_descriptors: bool, parts: int, *, normed: bool
+) -> list[TokenTile]:
+    """Tiles that leave every sum its order: in float32 and beside RMSNorm those of the same block."""
+    sides = (32, 64, 128) if itemsize == 4 else (64, 128, 256)
+    blocks = {usual.block} if itemsize == 4 or normed else {64, 128} if by_descriptors else {32, 64}
+    found = []
+    for tokens, channels, block, stages in product(sides, sides, sorted(blocks), (2, 3, 4)):
+        loaded = stages * (tokens + parts * channels) * block * itemsize
+        if tokens * channels * parts > 128 * 256 or loaded > MEMORY:
+            continue
+        warps = 4 if tokens * channels * parts <= 128 * 128 else 8
+        out = channels if parts == 2 else min(channels, 64 if tokens > 64 else 128)
+        resident = min(2, MEMORY // loaded) if warps == 4 else 1
+        found.append(TokenTile(tokens, channels, block, out, warps, stages, resident))
+    return found
