@@ -1,7 +1,7 @@
 """The working tree's times beside another commit's, in turns: what `--base REV` does in the benchmarks that take it.
 
 Each side is a process of its own that runs this very file over that side's fastdiff (`python benchmarks/base.py MODULE
-WORKLOAD`) and calls what `ours` of the module returns; the other waits while a side is timed.
+WORKLOAD`): a forward, or the operation that the module is the benchmark of. The other waits while a side is timed.
 """
 
 import contextlib
@@ -13,12 +13,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from checkouts import ROOT, checkout
-from harness import DEVICE, GROUPS, PARSER, capture, chosen, command_line, report, seconds_each
+from harness import DEVICE, GROUPS, PARSER, Call, capture, chosen, command_line, report, seconds_each
 
 import fastdiff
 
@@ -101,6 +102,15 @@ def side(root: Path, module: str, name: str) -> Iterator[subprocess.Popen]:
             process.kill()
 
 
+def call_of(module: str, name: str) -> Call:
+    """Our call of a workload: `ours` of a module, or the operation of a `bench_<operation>` on its `arguments`."""
+    benchmark = importlib.import_module(module)
+    if hasattr(benchmark, "ours"):
+        return benchmark.ours(name)
+    args, options = benchmark.arguments(name)
+    return partial(getattr(benchmark, module.removeprefix("bench_")), *args, **options)
+
+
 @torch.inference_mode()
 def main() -> None:
     """Time a group of calls for each line that is read."""
@@ -109,7 +119,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is no answer
     module, name = sys.argv[1:]
-    call = importlib.import_module(module).ours(name)
+    call = call_of(module, name)
     for _ in range(3):
         call()
     if DEVICE.type == "cuda":

@@ -1,18 +1,16 @@
 """Attention in bfloat16: ours, torch's SDPA eager and compiled, each time beside its error and its memory.
 
-    python benchmarks/bench_attention.py [--save [DIR]] [WORKLOAD ... --base REV]
+    python benchmarks/bench_attention.py [--save [DIR]]
 
 q, k and v are views into a fused projection, the output is (N, L, heads * d) contiguous, for all. "kernel" is ours
 also where the operation leaves the shape to the library; `share` is that of the measured bf16 matrix product;
 `extra_bytes` is what a call allocates beyond inputs and output.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
-from base import compare_if_asked
-from harness import Call, ceilings, kernel_row, needs_gpu, peak_bytes, randn, report, ways
+from harness import ceilings, kernel_row, needs_gpu, peak_bytes, randn, report, ways
 from shapes import ATTENTIONS
 from torch import Tensor
 
@@ -21,7 +19,6 @@ from fastdiff.kernels.attention import attention
 
 def main() -> None:
     needs_gpu()
-    compare_if_asked("bench_attention", ATTENTIONS)
     tflops = ceilings()["matmul_bf16_tflops"]
     report("attention", (row(name, tflops) for name in ATTENTIONS))
 
@@ -29,28 +26,18 @@ def main() -> None:
 @torch.inference_mode()
 def row(name: str, ceiling: float) -> dict[str, Any]:
     n, queries, keys, heads, width = ATTENTIONS[name]
-    arguments = projected(n, queries, keys, heads * width)
+    q = randn(n, queries, 3 * heads * width)
+    kv = q if keys == queries else randn(n, keys, 3 * heads * width)
+    arguments = q.chunk(3, dim=-1)[0], *kv.chunk(3, dim=-1)[1:]
     calls = ways(attention, *arguments, heads=heads) | {"kernel": lambda: attention.kernel(*arguments, heads=heads)}
     flop = 4 * n * heads * queries * keys * width
     measured = kernel_row(name, calls, exact(arguments, heads), flop=flop, ceiling=ceiling)
-    output_bytes = n * queries * heads * width * arguments[0].element_size()
+    output_bytes = n * queries * heads * width * q.element_size()
     kernel_bytes = peak_bytes(calls["kernel"])
     return measured | {
         "extra_bytes": measured["peak_bytes"] - output_bytes,
         "kernel_extra_bytes": kernel_bytes - output_bytes,
     }
-
-
-def ours(name: str) -> Call:
-    n, queries, keys, heads, width = ATTENTIONS[name]
-    return partial(attention, *projected(n, queries, keys, heads * width), heads=heads)
-
-
-def projected(n: int, queries: int, keys: int, channels: int) -> tuple[Tensor, ...]:
-    """q, k and v as views into a fused projection, two where the keys are other tokens."""
-    q = randn(n, queries, 3 * channels)
-    kv = q if keys == queries else randn(n, keys, 3 * channels)
-    return q.chunk(3, dim=-1)[0], *kv.chunk(3, dim=-1)[1:]
 
 
 def exact(qkv: tuple[Tensor, ...], heads: int) -> Tensor:

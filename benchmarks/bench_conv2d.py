@@ -1,20 +1,19 @@
 """Convolution with its epilogue and the moments for the next norm: ours, eager and compiled, on channels-last bfloat16.
 
-    python benchmarks/bench_conv2d.py [--save [DIR]] [WORKLOAD ... --base REV]
+    python benchmarks/bench_conv2d.py [--save [DIR]]
 
 Ours writes moments too; eager and compiled torch (cuDNN, with its benchmark on) do not. A planner's block is a
 convolution of one dimension with GroupNorm and Mish in it, in torch channels-first. `share` is the fraction of the rate
 of a large matrix product.
 """
 
-from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from base import compare_if_asked
-from harness import Call, ceilings, compiled, in_float32, kernel_row, needs_gpu, randn, report, ways
+from harness import ceilings, compiled, in_float32, kernel_row, needs_gpu, randn, report, ways
 from shapes import CONV1D_BLOCKS, CONVOLUTIONS
 from torch import Tensor
 
@@ -66,11 +65,6 @@ def block_row(name: str, peak_tflops: float) -> dict[str, Any]:
 def block(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """x (N, C, L) through diffusers' Conv1dBlock."""
     return F.mish(F.group_norm(F.conv1d(x, weight, bias, padding=TAPS // 2), GROUPS, scale, shift))
-
-
-def ours(name: str) -> Call:
-    args, options = arguments(name)
-    return partial(conv2d, *args, **options, moments=True)
 
 
 def arguments(name: str) -> tuple[tuple, dict[str, Any]]:

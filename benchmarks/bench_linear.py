@@ -1,18 +1,17 @@
 """Linear layers with their epilogues in bfloat16: ours, eager and compiled torch, each time beside its error.
 
-    python benchmarks/bench_linear.py [--save [DIR]] [WORKLOAD ... --base REV]
+    python benchmarks/bench_linear.py [--save [DIR]]
 
 `kernel` is ours also where the operation leaves the shape to the library; `plain` is the library's product and bias
 alone. `share` is the fraction of the rate of a large product.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from base import compare_if_asked
-from harness import Call, ceilings, in_float32, kernel_row, measure, needs_gpu, randn, report, ways
+from harness import ceilings, in_float32, kernel_row, measure, needs_gpu, randn, report, ways
 from shapes import LINEARS
 
 from fastdiff.kernels.linear import linear
@@ -34,11 +33,6 @@ def row(name: str, peak_tflops: float) -> dict[str, Any]:
     flop = 2 * truth.numel() * args[0].shape[-1]
     plain_ms = measure({"plain": lambda: F.linear(*args)}, seconds=0.03)["plain"]
     return kernel_row(name, calls, truth, flop=flop, ceiling=peak_tflops) | {"plain_ms": plain_ms}
-
-
-def ours(name: str) -> Call:
-    args, options = arguments(name)
-    return partial(linear, *args, **options)
 
 
 def arguments(name: str) -> tuple[tuple, dict[str, Any]]:

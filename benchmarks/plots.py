@@ -144,7 +144,7 @@ def linear_bytes(name: str) -> float:
 
 
 def attention_bytes(name: str) -> float:
-    n, queries, keys, heads, width = ATTENTIONS[name]
+    n, queries, keys, heads, width, *_ = ATTENTIONS[name]
     return BYTES * 2 * n * heads * width * (queries + keys)
 
 

@@ -73,6 +73,14 @@ def test_both_sides_take_turns_in_processes_of_their_own(base, monkeypatch, caps
     assert row["verdict"] == "LOSS" and 2 <= row["base_ms"] < row["fastdiff_ms"]
 
 
+@pytest.mark.parametrize("module", ["bench_linear", "bench_conv2d"])
+def test_the_call_of_an_operation(base, load, module):
+    bench = load(module)
+    bench.LINEARS = {"tiny": (1, 4, 8, 8, {"residual": True})}
+    bench.CONVOLUTIONS = {"tiny": (1, 4, (8,), 8, 3, {"temb": True})}
+    assert base.call_of(module, "tiny")().shape[-1] == 8
+
+
 def test_what_is_no_commit_is_said(base, capsys):
     assert base.compare("any", ["tiny"], "no-such-commit") == 2
     assert "--base no-such-commit is neither a folder of a checkout nor a commit; git says: " in capsys.readouterr().err
