@@ -118,6 +118,19 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
             self.stride, sides, self.upsample, self.weight.dtype.itemsize,
         )  # fmt: skip
 
+    def _tuned(self, plan: Plan, problem: Problem) -> Plan:
+        """The plan, cut as the card's table says."""
+
+        def shape() -> str:
+            loads, kernel = "descriptors" if plan.descriptors else "pointers", "x".join(map(str, problem.kernel))
+            channels = "+".join(map(str, problem.channels))
+            sizes = *problem.out_shape[:3], channels, problem.out_channels, kernel, self.weight.dtype
+            given = {name: getattr(self, name) for name in ("bias", "temb", "residual", "shortcut", "norm")}
+            return named(problem.mode, *sizes, loads, **given, moments=self.moments or None)
+
+        cut = tuned("conv2d", self.device, shape, plan.cut, lambda: alternatives(plan, problem))
+        return plan if cut == plan.cut else plan.cut_as(cut)
+
     def check(self) -> None:
         parts, weight = self.parts, self.weight
         check_pictures(parts)
@@ -218,22 +231,6 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         if self.norm is not None and not normed:
             return group_norm(y, moments=moments, **self.norm._asdict())
         return (y, moments) if self.moments else y
-
-    def _tuned(self, plan: Plan, problem: Problem) -> Plan:
-        """The plan, cut as the card's table says."""
-
-        def shape() -> str:
-            sizes = problem.mode, *problem.out_shape[:3], "+".join(map(str, problem.channels)), problem.out_channels
-            kind = (
-                "x".join(map(str, problem.kernel)),
-                self.weight.dtype,
-                "descriptors" if plan.descriptors else "pointers",
-            )
-            fused = {name: getattr(self, name) for name in ("bias", "temb", "residual", "shortcut", "norm")}
-            return named(*sizes, *kind, **fused, moments=self.moments or None)
-
-        cut = tuned("conv2d", self.device, shape, plan.cut, lambda: alternatives(plan, problem))
-        return plan if cut == plan.cut else plan.cut_as(cut)
 
 
 conv2d = Operation("conv2d", Conv2dCall)
