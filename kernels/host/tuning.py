@@ -1,9 +1,9 @@
 """Tables of tiles, warps and stages: a file a card, which `benchmarks/tune.py` writes and operations read.
 
 `$FASTDIFF_TABLES/nvidia-h200.json`, by default in `~/.cache/fastdiff/tables`, stands before the one of that name in
-`kernels/tables`. Without either, operations choose by their own rules. A table changes no bit: of an operation it may
-choose among the candidates that the operation itself names, which differ in nothing that orders a sum; whatever else
-it says is not heard. It is read where it was made with the Triton of today, as every candidate was proven with that.
+`kernels/tables`. Without either, operations choose by their own rules. A table changes no bit: it chooses among the
+candidates that an operation itself names, which differ in nothing that orders a sum, and an entry that is none of them
+is ignored. One made with another version of Triton is not used, as its choices were proven with that one alone.
 """
 
 import functools

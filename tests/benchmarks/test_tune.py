@@ -83,11 +83,15 @@ def test_only_what_has_the_usual_bits_in_every_repeat_is_timed(tune):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_a_usual_choice_that_is_wrong_ends_it(tune, monkeypatch):
+def test_a_usual_choice_that_is_wrong_is_said_and_not_tuned(tune, monkeypatch, tmp_path):
     found = shape(tune, torch.randn(64))
     wrong = found._replace(run=lambda: torch.full((64,), float("nan")))
-    with pytest.raises(ArithmeticError, match="doubling 64: off by nan"):
-        tune.tune(wrong)
+    monkeypatch.setattr(tune, "shapes_of", lambda forward: [wrong, found])
+    monkeypatch.setattr(tune, "compile_candidates", lambda shapes: None)
+    said: list[str] = []
+    assert [row["shape"] for row in tune.rows("tiny", lambda: None, said)] == ["64"]
+    (line,) = said
+    assert line.startswith("doubling 64: the usual choice is off by nan, allowed are ")
 
 
 def test_less_than_three_per_cent_is_no_gain(tune, monkeypatch):
@@ -125,7 +129,7 @@ def test_a_shape_belongs_to_the_innermost_call_and_is_met_once(tune):
 
 def test_the_rows_of_a_forward(tune, monkeypatch, tmp_path):
     monkeypatch.setattr(tune, "compile_candidates", lambda shapes: None)
-    rows = list(tune.rows("tiny", lambda: partial(doubling, torch.randn(16))))
+    rows = list(tune.rows("tiny", lambda: partial(doubling, torch.randn(16)), []))
     assert [(row["workload"], row["operation"], row["shape"]) for row in rows] == [("tiny", "doubling", "16")]
     assert (tmp_path / "nvidia-tiny.json").is_file()
 
