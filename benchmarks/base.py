@@ -33,9 +33,8 @@ def compare_if_asked(module: str, names: Iterable[str]) -> None:
     PARSER.add_argument(
         "--base", metavar="REV", help="compare with a commit, or a checkout's folder: 1 on a loss of 3 %%"
     )
-    names = chosen(names)
     if command_line().base:
-        sys.exit(compare(module, names, command_line().base))
+        sys.exit(compare(module, chosen(names), command_line().base))
 
 
 def compare(module: str, names: list[str], rev: str) -> int:
