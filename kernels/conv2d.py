@@ -14,7 +14,7 @@ from torch import Tensor
 from fastdiff.kernels.device.conv2d import conv_by_descriptors, conv_by_pointers, sum_chunks
 from fastdiff.kernels.group_norm import GroupNormCall, affine_arguments, after_arguments, group_norm
 from fastdiff.kernels.host import cpu
-from fastdiff.kernels.host.conv2d_plan import Plan, Problem, alternatives, make_plan
+from fastdiff.kernels.host.conv2d_plan import Plan, Problem, make_plan, tuned_plan
 from fastdiff.kernels.host.conv2d_tiles import SUM_CHANNELS
 from fastdiff.kernels.host.dispatch import Call, Operation, check_pictures, parts_of
 from fastdiff.kernels.host.filters import weight_memory
@@ -29,7 +29,6 @@ from fastdiff.kernels.host.launching import (
 )
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.recording import because
-from fastdiff.kernels.host.tuning import named, tuned
 
 # Elements of x up to which torch's own convolution on the CPU leaves oneDNN for a slower one: torch's own limit.
 SMALL_ON_CPU = 20480
@@ -118,19 +117,6 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
             self.stride, sides, self.upsample, self.weight.dtype.itemsize,
         )  # fmt: skip
 
-    def _tuned(self, plan: Plan, problem: Problem) -> Plan:
-        """The plan, cut as the card's table says."""
-
-        def shape() -> str:
-            loads, kernel = "descriptors" if plan.descriptors else "pointers", "x".join(map(str, problem.kernel))
-            channels = "+".join(map(str, problem.channels))
-            sizes = *problem.out_shape[:3], channels, problem.out_channels, kernel, self.weight.dtype
-            given = {name: getattr(self, name) for name in ("bias", "temb", "residual", "shortcut", "norm")}
-            return named(problem.mode, *sizes, loads, **given, moments=self.moments or None)
-
-        cut = tuned("conv2d", self.device, shape, plan.cut, lambda: alternatives(plan, problem))
-        return plan if cut == plan.cut else plan.cut_as(cut)
-
     def check(self) -> None:
         parts, weight = self.parts, self.weight
         check_pictures(parts)
@@ -213,7 +199,7 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         residual2 = None if self.norm is None or self.norm.residual is None else self.norm.residual.contiguous()
         loaded = tuple(tensor for tensor in (*parts, weight, residual, residual2) if tensor is not None)
         plan = make_plan(problem, obstacle=_descriptor_obstacle(loaded), multiprocessors=multiprocessors(device))
-        plan = self._tuned(plan, problem)
+        plan = tuned_plan(plan, problem, self)
         if shortcut is not None and not _fuses(problem, plan, shortcut):
             residual, shortcut = _only(conv2d(*shortcut)), None
         normed = after is not None and plan.normalises(problem)

@@ -7,7 +7,7 @@ chunks are spread over programs, depend on the batch too, and change no bit: the
 import math
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastdiff.kernels.host.conv2d_tiles import (
     CHUNK_MICROSECONDS,
@@ -33,6 +33,8 @@ from fastdiff.kernels.host.conv2d_tiles import (
     WIDEST_GROUP,
     ConvTile,
 )
+from fastdiff.kernels.host.recording import describe
+from fastdiff.kernels.host.tuning import named, tuned
 
 
 @dataclass(frozen=True)
@@ -294,6 +296,18 @@ def _tuned(problem: Problem) -> ConvTile | None:
         return None
     tile, fewest = TUNED[key]
     return tile if _programs(tile, problem) >= fewest else None
+
+
+def tuned_plan(plan: Plan, problem: Problem, call: Any) -> Plan:
+    """The plan, cut as the table of the card says for this `Conv2dCall`."""
+
+    def shape() -> str:
+        loads = "descriptors" if plan.descriptors else "pointers"
+        given = describe((call.x, call.weight), vars(call) | dict.fromkeys(("x", "weight")))
+        return named(given, call.weight.dtype, loads)
+
+    cut = tuned("conv2d", call.device, shape, plan.cut, lambda: alternatives(plan, problem))
+    return plan if cut == plan.cut else plan.cut_as(cut)
 
 
 def alternatives(plan: Plan, problem: Problem) -> list[Cut]:
