@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from base import compare_if_asked
 from harness import (
     DEVICE,
     Call,
@@ -44,6 +45,7 @@ GROUPS, TAPS = 8, 5  # of a planner's block
 
 def main() -> None:
     needs_gpu()
+    compare_if_asked("bench_conv2d", CONVOLUTIONS)
     torch.backends.cudnn.benchmark = True
     report("conv2d", rows(chosen((*CONVOLUTIONS, *CONV1D_BLOCKS, *HOPPER_CONVOLUTIONS))))
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from base import compare_if_asked
 from harness import ceilings, chosen, hopper_way, in_float32, kernel_row, measure, needs_gpu, randn, report, ways
 from shapes import LINEARS
 
@@ -19,6 +20,7 @@ from fastdiff.kernels.linear import linear
 
 def main() -> None:
     needs_gpu()
+    compare_if_asked("bench_linear", LINEARS)
     torch.backends.cuda.matmul.allow_tf32 = False  # of the truth
     peak = ceilings()["matmul_bf16_tflops"]
     report("linear", (row(name, peak) for name in chosen(LINEARS)))

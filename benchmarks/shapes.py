@@ -81,13 +81,13 @@ MODELS_GPU: dict[str, tuple[dict[str, Any], int, float | None]] = {
     "ddpm32_b512": (DDPM32, 512, 6371),
     "ddpm256_b1": (DDPM256, 1, 497),
     "ddpm256_b8": (DDPM256, 8, 3976),
-    "emoji64_b1": (EMOJI64, 1, None),
-    "emoji64_b64": (EMOJI64, 64, None),
+    "emoji64_b1": (EMOJI64, 1, 7.64),
+    "emoji64_b64": (EMOJI64, 64, 489),
     "dit_b2": (DIT_XL2, 2, 475),
     "dit_b32": (DIT_XL2, 32, 7595),
-    "sd15_b2": (SD15, 2, None),
-    "sd15_b16": (SD15, 16, None),
-    "sdxl_b2": (SDXL, 2, None),
+    "sd15_b2": (SD15, 2, 1607),
+    "sd15_b16": (SD15, 16, 12852),
+    "sdxl_b2": (SDXL, 2, 13522),
     **PLANNERS,
 }
 MODELS_CPU: dict[str, tuple[dict[str, Any], int, float | None]] = {
@@ -133,6 +133,8 @@ ATTENTIONS: dict[str, tuple[int, int, int, int, int, dict[str, Any]]] = {
     "long_b1-L8192-d64-causal": (1, 8192, 8192, 8, 64, {"causal": True}),
     "long_b1-L16384-d64": (1, 16384, 16384, 8, 64, {}),
 }
+# tokens of one picture that attends to itself, 8 heads of 64
+ATTENTION_LENGTHS = (512, 2048, 8192, 16384)
 # workload -> N, H = W
 DENOISES = {"ddpm32_b1": (1, 32), "ddpm32_b64": (64, 32), "ddpm32_b512": (512, 32), "ddpm256_b8": (8, 256)}
 # workload -> N, H = W, input channels, output channels, kernel, options of conv2d; options "temb" and "residual" are

@@ -18,6 +18,7 @@ from fastdiff.kernels.host.dispatch import Call, Operation
 from fastdiff.kernels.host.hopper import attention as on_hopper
 from fastdiff.kernels.host.launching import DTYPES, capability, is_sm_90, launch, side_by_side
 from fastdiff.kernels.host.recording import because
+from fastdiff.kernels.host.tuning import named, tuned
 
 # (head widths up to, keys from): where torch's SDPA was faster, in 16 bits. Measured on one H200 with torch 2.11 and
 # triton 3.6 (README, "Attention"); its bits were equal at batch 1, 3, 8 and 64. In float32 it is 2 to 8 times as fast
@@ -143,8 +144,13 @@ class AttentionCall(Call[Tensor]):
         (n, queries, channels), keys = self.q.shape, self.k.shape[1]
         q, k, v = self._side_by_side()
         bias = None if self.bias is None else self.bias.contiguous()
-        blocks = _blocks(self.width, q.dtype, queries, keys, q.device)
         aligned = all(tensor.stride(1) % 16 == 0 for tensor in (q, k, v))
+        usual = _blocks(self.width, q.dtype, queries, keys, q.device)
+        kind = ("causal" if self.causal else "all") + ("" if aligned else "-unaligned")
+        blocks = tuned(
+            "attention", q.device, lambda: named(n, queries, keys, self.heads, self.width, q.dtype, kind, bias=bias),
+            usual, lambda: _alternatives(usual, queries),
+        )  # fmt: skip
         first, second = _split(self.width, q.dtype, aligned=aligned)
         out = q.new_empty(n, queries, channels)
         because(
@@ -188,6 +194,14 @@ def _blocks(width: int, dtype: torch.dtype, queries: int, keys: int, device: tor
         queries=min(blocks.queries, max(16, triton.next_power_of_2(queries))),
         keys=min(blocks.keys, max(16, triton.next_power_of_2(keys))),
     )
+
+
+def _alternatives(usual: Blocks, queries: int) -> list[Blocks]:
+    """Blocks of the same keys whose warps have whole rows of scores, as the usual ones: the order of the sums stays."""
+    sizes = {(usual.queries, usual.warps)}
+    if usual.queries >= 16 * usual.warps:
+        sizes |= {size for size in ((64, 4), (128, 4), (128, 8)) if size[0] <= triton.next_power_of_2(queries)}
+    return [Blocks(rows, usual.keys, warps, stages) for rows, warps in sorted(sizes) for stages in (2, 3, 4)]
 
 
 def _split(width: int, dtype: torch.dtype, *, aligned: bool) -> tuple[int, int]:

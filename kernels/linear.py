@@ -6,6 +6,7 @@ One matrix product and one epilogue; the normalised, the activated and the gated
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from fastdiff.kernels.host.launching import (
     suits_descriptors,
 )
 from fastdiff.kernels.host.recording import because
+from fastdiff.kernels.host.tuning import named, tuned
 from fastdiff.kernels.layer_norm import layer_norm
 
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
@@ -246,6 +248,7 @@ POINTER_TILES: Choices = (
 FLOAT32_DUAL_TILES: Choices = ((0, TokenTile(32, 32, 32, 32, warps=4, stages=2, resident=2)),)
 FLOAT32_TILES: Choices = ((1, TokenTile(64, 64, 32, 64, warps=4, stages=2, resident=2)), *FLOAT32_DUAL_TILES)
 FLOAT32_CHUNK = 128  # input channels: one long float32 sum would be thrice as far off as torch's
+MEMORY = 192 * 1024  # bytes that the tiles which a program loads ahead may take, on the largest card
 GROUP = 8  # rows of tiles that share the weights they find in the L2; chosen, not measured
 
 
@@ -276,9 +279,15 @@ def launch_products(
     loaded = [tensor for tensor in (out, x, weight, residual) if tensor is not None]
     by_descriptors = has_descriptors(x.device) and all(map(suits_descriptors, loaded))
     choices = _choices(x.dtype, by_descriptors, dual=parts == 2, normed=rms_eps is not None, added=residual is not None)
-    tile = _first_busy(choices, out)
+    usual, loads = _first_busy(choices, out), "descriptors" if by_descriptors else "pointers"
+    sizes = *shape, channels, parts, out_channels
+    tile = tuned(
+        "linear", x.device,
+        lambda: named(*sizes, x.dtype, loads, activation, activation2, bias=bias, gate=gate, residual=residual,
+                      rms=rms_eps),
+        usual, lambda: _alternatives(usual, x.itemsize, by_descriptors, parts, normed=rms_eps is not None),
+    )  # fmt: skip
     programs = min(_programs(tile, out), tile.resident * multiprocessors(x.device))
-    loads = "descriptors" if by_descriptors else "pointers"
     because(lambda: f"by {loads}, {tile.tokens} tokens x {tile.channels} channels a tile")
 
     def operand(tensor: Tensor | None, rows: int, columns: int) -> Any:
@@ -311,3 +320,21 @@ def _programs(tile: TokenTile, out: Tensor) -> int:
 
 def _first_busy(choices: Choices, out: Tensor) -> TokenTile:
     return next(tile for fewest, tile in choices if _programs(tile, out) >= fewest * multiprocessors(out.device))
+
+
+def _alternatives(
+    usual: TokenTile, itemsize: int, by_descriptors: bool, parts: int, *, normed: bool
+) -> list[TokenTile]:
+    """Tiles that leave every sum its order: in float32 and beside RMSNorm those of the same block."""
+    sides = (32, 64, 128) if itemsize == 4 else (64, 128, 256)
+    blocks = {usual.block} if itemsize == 4 or normed else {64, 128} if by_descriptors else {32, 64}
+    found = []
+    for tokens, channels, block, stages in product(sides, sides, sorted(blocks), (2, 3, 4)):
+        loaded = stages * (tokens + parts * channels) * block * itemsize
+        if tokens * channels * parts > 128 * 256 or loaded > MEMORY:
+            continue
+        warps = 4 if tokens * channels * parts <= 128 * 128 else 8
+        out = channels if parts == 2 else min(channels, 64 if tokens > 64 else 128)
+        resident = min(2, MEMORY // loaded) if warps == 4 else 1
+        found.append(TokenTile(tokens, channels, block, out, warps, stages, resident))
+    return found
