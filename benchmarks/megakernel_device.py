@@ -142,7 +142,10 @@ def _multiply(job, task, DTYPE: tl.constexpr):
         at = (row >> job.doubled) * job.side_in + (column >> job.doubled)
         tile = tl.load(x + (at * channels)[:, None] + (c + lane)[None, :], mask=inside[:, None], other=0.0)
         filters = tl.load(weight + (n * length)[:, None] + (k + lane)[None, :])
-        acc = tl.dot(tile, filters.T, acc, input_precision="ieee")
+        if DTYPE == tl.float32:  # one long sum would lose digits
+            acc += tl.dot(tile, filters.T, input_precision="ieee")
+        else:
+            acc = tl.dot(tile, filters.T, acc)
 
     partial = _pointer(job.partial, tl.float32) + part * pixels * job.out_channels
     tl.store(partial + (pixel * job.out_channels)[:, None] + n[None, :], acc, mask=inside_picture[:, None])
@@ -156,7 +159,7 @@ def _load_row(address, c, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _group_norm(x, inside, job, c, eps, ROWS: tl.constexpr, DTYPE: tl.constexpr):
+def _group_norm(x, inside, job, c, weight, bias, eps):
     """x (ROWS, COMBINED) through GroupNorm and SiLU, of its pixels inside; c (COMBINED,) its channels.
 
     As in `kernels.group_norm`: a mean and M2 of each channel, merged by Chan's formula.
@@ -167,8 +170,8 @@ def _group_norm(x, inside, job, c, eps, ROWS: tl.constexpr, DTYPE: tl.constexpr)
     together = c[:, None] // job.group == c[None, :] // job.group
     distance = mean - tl.sum(tl.where(together, mean[None, :], 0.0), axis=1) / job.group
     total = tl.sum(tl.where(together, (m2 + job.pixels * distance * distance)[None, :], 0.0), axis=1)
-    a = tl.rsqrt(total / (job.pixels * job.group) + eps) * _load_row(job.norm_weight, c, DTYPE)
-    return activate(off * a[None, :] + (distance * a + _load_row(job.norm_bias, c, DTYPE))[None, :], "silu")
+    a = tl.rsqrt(total / (job.pixels * job.group) + eps) * weight
+    return activate(off * a[None, :] + (distance * a + bias)[None, :], "silu")
 
 
 @triton.jit
@@ -180,6 +183,7 @@ def _combine(job, task, eps, ROWS: tl.constexpr, DTYPE: tl.constexpr):
     inside = (pixel < job.pixels)[:, None]
     slices, length = tl.where(skips, 0, job.slices), tl.where(skips, job.skip_channels, job.channels)
     offset = (pixel * length)[:, None] + own[None, :]
+    weight, norm_bias = _load_row(job.norm_weight, c, DTYPE), _load_row(job.norm_bias, c, DTYPE)
     partial = _pointer(job.partial, tl.float32)
     x = tl.zeros((ROWS, COMBINED), tl.float32)
     for part in tl.static_range(HELD // ROWS):  # past L1, which may hold what was there before
@@ -195,7 +199,7 @@ def _combine(job, task, eps, ROWS: tl.constexpr, DTYPE: tl.constexpr):
     if job.raw != 0:
         tl.store(_pointer(job.raw, DTYPE) + out, x.to(DTYPE), mask=inside)
     if job.normed != 0:
-        y = _group_norm(x, inside, job, c, eps, ROWS, DTYPE)
+        y = _group_norm(x, inside, job, c, weight, norm_bias, eps)
         tl.store(_pointer(job.normed, DTYPE) + out, y.to(DTYPE), mask=inside)
 
 
