@@ -10,15 +10,16 @@ between the barriers, `eager` and `compile` torch's.
 
 On paper, a residual block of 256 channels at 8x8 or 4x4, on an H200:
 
-- Today three launches, 4.4 us each where one depends on the other, 6.6 for a convolution whose k of 2304 is summed by
-  the 4 to 16 programs that such a picture fills: about 16 us.
+- Today three launches, a norm of 3.5 us and two convolutions whose k of 2304 is summed by 4 programs: 7.2 us each by
+  the product's own plan, 11.9 where a pair is read, less what dependent launches overlap. About 16 us, a pair's 20.
 - Its weights are 2 x 1.18 MB, 0.55 us at 4.3 TB/s, and asked for while waiting. Activations are 8 to 128 KB. The
   products are 0.15 GFLOP, 0.2 us of the whole card. None of these counts: all is latency.
 - The megakernel has two stages a convolution: partial sums of k by 96 to 128 programs (0.8 us: a line of the table, one
   wait for L2, 3 to 5 steps), and their ordered sum with the norm (1.0 us: as much again for 64 KB a program and two
   reductions). With a barrier of 1 to 1.2 us after each a convolution takes 3.8 to 4.2 us, a block about 8.
-- So at best `down` falls from about 85 us (17 launches) to 48 (24 stages), `up` from about 115 (23) to 66 (33), of a
-  forward of 640. It loses where a stage and its barrier take more than 3.4 us together.
+- So at best `down` falls from 85 to 100 us (17 launches) to 48 (24 stages), `up` from 115 to 165 (23) to 66 (33), of a
+  forward of 640. It loses where a stage and its barrier take more than 3.5 us together. `stages` says how much of a
+  gain is the finer cut of k, which needs no barrier.
 
 The reader could sum the partial sums itself, one barrier a convolution: but each program would read all of 64 KB at 8x8
 (1.5 us from L2, more than the barrier) and 256 KB at 16x16. Attention stays out: it cuts the chains.
