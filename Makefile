@@ -29,6 +29,7 @@ format: .venv/installed-test
 
 bench: .venv/installed-test
 	for file in benchmarks/bench_*.py; do echo "$$file"; $(BIN)/python "$$file" --save || exit; done
+	$(BIN)/python benchmarks/plots.py
 
 sanitize: .venv/installed-test
 	$(BIN)/python benchmarks/sanitize.py --save
