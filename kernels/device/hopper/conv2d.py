@@ -250,8 +250,10 @@ def hopper_conv(
     tiles, whole, across, down, wide, moments_rows,
     MODE: gl.constexpr, TH: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, AHEAD: gl.constexpr, PX: gl.constexpr,
 ):  # fmt: skip
-    """What is not there is None, its channels too. XS, WS: buffers of loads and of weights. AHEAD: of products under
-    way, those before the last. PX: pixels of a tile of moments, or 0."""
+    """Pictures, rows and moments that are not there are None, as are their channels.
+
+    XS, WS: buffers of loads, of weights. AHEAD: products under way before the last. PX: pixels of a tile of moments.
+    """
     shared = share(x.dtype, TH, XS, WS)
     source, source2 = Source(x, x_half, x_edge, x_channels), Source(x2, x2_half, x2_edge, x2_channels)
     added = Source(shortcut, shortcut_half, None, shortcut_channels)

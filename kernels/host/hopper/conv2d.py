@@ -16,9 +16,11 @@ from fastdiff.kernels.host.launching import launch, multiprocessors, suits_descr
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.recording import because
 
-PIXELS = (4096, 1024, 256)  # of an output picture, from which on there are plans; each has its name
-DEEPEST_OF_SMALL = 512  # channels, up to which pictures of less than 1024 pixels have one: else sums are cut, elsewhere
-FEWEST_CHANNELS, NARROW = 32, 128  # of the input and output; of the input, up to which a plan is another than beyond
+PIXELS = (65536, 16384, 4096, 1024, 256)  # of an output picture, from which on there are plans; each has its name
+DEPTHS = (128, 256, 512)  # channels of the input, up to which there are plans of their own
+# Up to which pictures of less than 1024 pixels have a plan: deeper sums are cut, elsewhere.
+DEEPEST_OF_SMALL = DEPTHS[-1]
+FEWEST_CHANNELS = 32  # of the input and output
 WIDTH, CHANNELS = 16, 64  # columns and channels of a tile
 # Rows of a tile -> buffers of loads and of weights in shared memory, products under way before the last, and the time
 # of a tile in that of 8 x 16 pixels: of an H200.
@@ -58,7 +60,7 @@ class Inputs(NamedTuple):
 
 
 def plan_name(problem: Problem, shortcut: bool) -> str | None:
-    """Name the plan of a convolution: its mode, the least pixels of pictures that it is for, few channels or many."""
+    """Name the plan of a convolution: its mode, the least pixels of pictures and most input channels that it is for."""
     least = next((pixels for pixels in PIXELS if problem.pixels >= pixels), None)
     widths = (*problem.channels, problem.out_channels)
     if least is None or problem.kernel != (3, 3) or problem.itemsize != 2 or min(widths) < FEWEST_CHANNELS:
@@ -67,7 +69,7 @@ def plan_name(problem: Problem, shortcut: bool) -> str | None:
         return None
     if any(width % 8 for width in widths) or not _fits(problem, shortcut):
         return None
-    depth = "narrow" if sum(problem.channels) <= NARROW else "wide"
+    depth = next((str(most) for most in DEPTHS if sum(problem.channels) <= most), "more")
     return f"conv2d-{problem.mode}-{least}-{depth}" + "-shortcut" * shortcut
 
 

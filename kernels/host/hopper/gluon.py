@@ -27,6 +27,12 @@ CONFIRMED = frozenset((
     "attention to 8192 keys, heads of 64",
     "attention to more keys, heads of 64",
     "attention to more keys, heads of 80",
+    "conv2d-same-65536-128",
+    "conv2d-same-16384-512",
+    "conv2d-same-4096-more",
+    "conv2d-up-65536-128",
+    "conv2d-up-16384-256",
+    "conv2d-up-4096-more",
 ))  # fmt: skip
 
 

@@ -74,4 +74,4 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_compiles_within_shared_memory(case, launches, monkeypatch):
     monkeypatch.setattr(gluon, "obstacle", lambda device: None)
-    assert_compiles(launches(CASES[case], 90), 90)
+    assert_compiles(launches(CASES[case], 90), 90, spills=not case.startswith("conv2d"))
