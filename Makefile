@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 .PHONY: sample test ui lint format bench sanitize clean
 
 sample: .venv/installed
-	$(BIN)/fastdiff sample --steps 50 --out samples --grid --overwrite
+	$(BIN)/fastdiff sample --out samples --grid --overwrite
 
 test: .venv/installed-test
 	$(BIN)/python -m pytest -n auto
