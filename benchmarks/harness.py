@@ -240,7 +240,7 @@ def _cell(value: Any) -> str:
 def chosen(workloads: Iterable[str]) -> list[str]:
     """The workloads that the command line names, or all of them."""
     known = list(workloads)
-    named = _command_line().workload
+    named = command_line().workload
     for name in named:
         if name not in known:
             raise SystemExit(f"no workload {name!r}; there are {', '.join(known)}")
@@ -249,10 +249,11 @@ def chosen(workloads: Iterable[str]) -> list[str]:
 
 def save_folder() -> str | None:
     """Where the command line asks for the results, if it does."""
-    return _command_line().save
+    return command_line().save
 
 
-def _command_line() -> argparse.Namespace:
+def command_line() -> argparse.Namespace:
+    """Return what the command line asks for: workloads, and where to save."""
     parser = argparse.ArgumentParser()
     parser.add_argument("workload", nargs="*", help="the ones to measure, where a benchmark lets one choose")
     parser.add_argument("--save", nargs="?", const=str(RESULTS), metavar="DIR", help="write the results to a file")

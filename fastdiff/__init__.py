@@ -33,6 +33,7 @@ _EXPORTS = {
     "UNet2DConditionModel": "fastdiff.models.unet2d_condition",
     "UNet2DModel": "fastdiff.models.unet2d",
     "accelerate": "fastdiff.acceleration",
+    "draw_many": "fastdiff.bulk.launching",
     "report": "fastdiff.reporting",
     "restore": "fastdiff.acceleration",
 }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fastdiff.kernels.device.conv2d import conv_by_descriptors, conv_by_pointers, sum_chunks
 from fastdiff.kernels.group_norm import GroupNormCall, affine_arguments, after_arguments, group_norm
+from fastdiff.kernels.host import cpu
 from fastdiff.kernels.host.conv2d_plan import Plan, Problem, make_plan
 from fastdiff.kernels.host.conv2d_tiles import SUM_CHANNELS
 from fastdiff.kernels.host.dispatch import Call, Operation, check_pictures, parts_of
@@ -227,14 +228,17 @@ def _only(y: Tensor | tuple[Tensor, Moments | None]) -> Tensor:
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: Padding, upsample: bool) -> Tensor:
     if weight.shape[2:] == (1, 1) and stride == 1 and padding == 0 and not upsample:
-        return F.linear(x, weight.flatten(1), bias)
-    if x.device.type == "cpu" and x.numel() <= SMALL_ON_CPU and not upsample:
+        return cpu.product(x, weight.flatten(1), bias)
+    fast = cpu.onednn_takes(x)
+    if x.device.type == "cpu" and x.numel() <= SMALL_ON_CPU and not upsample and not fast:
         return _convolve_patches(x, weight, bias, stride, padding)
     x = x.permute(0, 3, 1, 2)  # a view: NHWC memory is NCHW in torch's channels-last format
     if upsample:
         x = F.interpolate(x, scale_factor=2.0, mode="nearest")
     if isinstance(padding, tuple):
         x, padding = F.pad(x, padding), 0
+    if fast:
+        return cpu.convolution(x.permute(0, 2, 3, 1), weight, bias, stride, padding)
     return F.conv2d(x, weight, bias, stride, padding).permute(0, 2, 3, 1).contiguous()
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from fastdiff.kernels.device.group_norm import apply_kernel, merge_kernel, moments_kernel, normalise_kernel
 from fastdiff.kernels.device.language import triton
+from fastdiff.kernels.host import cpu
 from fastdiff.kernels.host.dispatch import Call, Operation, check_pictures, parts_of
 from fastdiff.kernels.host.launching import DTYPES, launch, side_by_side
 from fastdiff.kernels.host.moments import Moments
@@ -141,16 +142,30 @@ class GroupNormCall(Call[Tensor]):
                     raise ValueError(f"moments: expected float32 {shape}, got {got}")
 
     def reference(self) -> Tensor:
+        y = self._by_torch() if cpu.takes(self.parts[0]) else None
+        return self._by_moments() if y is None else y
+
+    def _by_torch(self) -> Tensor | None:
+        """Return what torch's own GroupNorm makes, the fastest; None where there is more to do, or it would be off."""
+        more = (self.scale, self.temb, self.residual, *self.given)
+        if any(each is not None for each in more):
+            return None
+        x = _side_by_side(self.parts)
+        y = cpu.normalised(x, self.num_groups, self.weight, self.bias, self.eps)
+        return None if y is None else ACTIVATIONS[self.activation](y)
+
+    def _by_moments(self) -> Tensor:
         parts, hw = self.parts, self.parts[0].shape[1] * self.parts[0].shape[2]
         merged = [
-            _channel_moments(part.float()) if known is None else _merge(known, hw)
+            _channel_moments(part.float()) if known is None else _merge(part.float(), known)
             for part, known in zip(parts, self.given, strict=True)
         ]
-        mean, m2 = (torch.cat(both, dim=-1) for both in zip(*merged, strict=True))  # (N, C)
+        centred, *moments = zip(*merged, strict=True)
+        mean, m2 = map(_side_by_side, moments)  # (N, C)
         a, b = _affine(mean, m2, hw, self.num_groups, self.weight, self.bias, self.eps)
         if self.scale is not None and self.shift is not None:
             a, b = a * (1 + self.scale.float()), torch.addcmul(self.shift.float(), b, 1 + self.scale.float())
-        y = _apply(parts, mean, a, b, self.activation)  # float32
+        y = ACTIVATIONS[self.activation](_apply(centred, a, b))  # float32
         if self.temb is not None:
             y += self.temb[:, None, None, :]
         if self.residual is not None:
@@ -189,18 +204,25 @@ class GroupNormCall(Call[Tensor]):
 group_norm = Operation("group_norm", GroupNormCall)
 
 
-def _channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x (N, H, W, C) -> the mean and M2 of every channel, each (N, C)."""
+def _channel_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x (N, H, W, C) -> x less the mean of every channel; that mean and M2, each (N, C)."""
     mean = x.mean(dim=(1, 2))
-    return mean, (x - mean[:, None, None, :]).square_().sum(dim=(1, 2))
+    centred = x - mean[:, None, None, :]
+    return centred, mean, centred.square().sum(dim=(1, 2))
 
 
-def _merge(moments: Moments, hw: int) -> tuple[Tensor, Tensor]:
-    """The mean and M2 of every channel over all tiles of a picture of `hw` pixels, each (N, C)."""
+def _merge(x: Tensor, moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
+    """As `_channel_moments`, of moments of tiles of x."""
+    hw = x.shape[1] * x.shape[2]
     starts = torch.arange(moments.mean.shape[1], device=moments.mean.device) * moments.pixels
     counts = (hw - starts).clamp(max=moments.pixels).to(torch.float32)[:, None]  # (tiles, 1)
     mean = (counts * moments.mean).sum(dim=1) / hw
-    return mean, (moments.m2 + counts * (moments.mean - mean[:, None]).square()).sum(dim=1)
+    m2 = (moments.m2 + counts * (moments.mean - mean[:, None]).square()).sum(dim=1)
+    return x - mean[:, None, None, :], mean, m2
+
+
+def _side_by_side(tensors: tuple[Tensor, ...]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=-1)
 
 
 def _affine(
@@ -218,14 +240,16 @@ def _affine(
     return a, b
 
 
-def _apply(parts: tuple[Tensor, ...], mean: Tensor, a: Tensor, b: Tensor, activation: str) -> Tensor:
-    widths = [part.shape[-1] for part in parts]
-    n, height, width, _ = parts[0].shape
-    y = torch.empty(n, height, width, sum(widths), dtype=torch.float32, device=parts[0].device)
-    columns = [tensor[:, None, None, :].split(widths, dim=-1) for tensor in (mean, a, b)]
-    for part, out, m, scale, shift in zip(parts, y.split(widths, dim=-1), *columns, strict=True):
-        torch.addcmul(shift, part.float() - m, scale, out=out)
-    return ACTIVATIONS[activation](y)
+def _apply(centred: tuple[Tensor, ...], a: Tensor, b: Tensor) -> Tensor:
+    """a * centred + b, (N, H, W, C), in the place of a single tensor."""
+    a, b = a[:, None, None, :], b[:, None, None, :]
+    if len(centred) == 1:
+        return torch.addcmul(b, centred[0], a, out=centred[0])
+    widths = [part.shape[-1] for part in centred]
+    y = centred[0].new_empty(*centred[0].shape[:3], sum(widths))
+    for part, out, scale, shift in zip(centred, *(each.split(widths, dim=-1) for each in (y, a, b)), strict=True):
+        torch.addcmul(shift, part, scale, out=out)
+    return y
 
 
 class Tiling(NamedTuple):

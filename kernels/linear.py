@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels.device.linear import linear_kernel
+from fastdiff.kernels.host import cpu
 from fastdiff.kernels.host.dispatch import Call, Operation, run
 from fastdiff.kernels.host.launching import (
     DTYPES,
@@ -102,7 +103,7 @@ class LinearCall(Call[Tensor]):
         x = self.x
         if self.rms_norm is not None:
             x = _only(layer_norm.reference(x, self.rms_norm[0], eps=self.rms_norm[1], rms=True))
-        y = ACTIVATIONS[self.activation](F.linear(x, self.weight, self.bias))
+        y = ACTIVATIONS[self.activation](cpu.product(x, self.weight, self.bias))
         if self.gate is not None:
             y = y * self.gate[:, None].to(y.dtype)
         return y if self.residual is None else y + self.residual
@@ -178,7 +179,7 @@ class GatedCall(Call[Tensor]):
 
     def products(self) -> tuple[Tensor, ...]:
         """Return what torch makes of the two layers, (N, L, C_out) each."""
-        return F.linear(self.x, self.weight, self.bias).chunk(2, dim=-1)
+        return cpu.product(self.x, self.weight, self.bias).chunk(2, dim=-1)
 
     def obstacle(self) -> str | None:
         return products_obstacle(self.x)

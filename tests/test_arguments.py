@@ -8,16 +8,8 @@ import fastdiff
 from fastdiff import DDIMScheduler, DDPMScheduler, DiTTransformer2DModel, InputError, Pipeline, UNet1DModel, UNet2DModel
 from fastdiff.checkpoints.model_info import ModelInfo
 from tests.planners import policy
+from tests.tiny import UNET
 
-UNET = {
-    "sample_size": 8,
-    "block_out_channels": (8, 16),
-    "layers_per_block": 1,
-    "norm_num_groups": 4,
-    "attention_head_dim": 8,
-    "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
-    "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
-}
 DIT = {
     "sample_size": 8,
     "in_channels": 3,

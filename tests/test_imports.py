@@ -38,6 +38,7 @@ def python(*args: str) -> subprocess.CompletedProcess:
         ("--version", 0),
         ("sample --help", 0),
         ("verify --help", 0),
+        ("bulk --help", 0),
         ("models emoji64", 0),
         ("", 2),
         ("sample --steps 0", 2),
@@ -47,6 +48,11 @@ def python(*args: str) -> subprocess.CompletedProcess:
         ("sample -o picture.jpg", 2),
         ("sample --from no-such.png", 2),
         ("info no-such.png", 2),
+        ("bulk", 2),
+        ("bulk --out x --steps 0", 2),
+        ("bulk --out x --spec no-such.csv", 2),
+        ("bulk --out tests", 2),
+        ("status no-such", 2),
         ("verify emoji64 --steps 1001", 2),
     ],
 )
@@ -82,3 +88,11 @@ def test_no_source_imports_diffusers(path):
     imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {getattr(node, "module", None) or alias.name for node in imports for alias in node.names}
     assert "diffusers" not in {name.partition(".")[0] for name in names}
+
+
+def test_loading_a_model_has_torch_import_no_compiler():
+    code = (
+        "import sys, fastdiff; fastdiff.UNet2DModel.from_pretrained('emoji64'); print('torch._dynamo' in sys.modules)"
+    )
+    done = python("-c", code)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr

@@ -25,6 +25,7 @@ FLOORS = (
     ("app", "__main__"),
     ("cli",),
     ("ui",),
+    ("bulk",),
     ("runs",),
     ("pipelines", "acceleration", "reporting"),
     ("results",),

@@ -1,6 +1,7 @@
 """Training of emoji-sd: its U-Net and text encoder, the judge, and the measures of the evaluation."""
 
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -226,6 +227,13 @@ def test_a_resumed_judge_makes_the_same_steps(small_judge, tmp_path):
     assert all(torch.equal(actual[key], expected[key]) for key in expected)
 
 
+def test_minutes_end_a_judges_run_with_its_scores(small_judge):
+    args = small_judge("--minutes", "0")
+    assert judge.run(args).step == 1
+    (line,) = (args.out / "log.jsonl").read_text().splitlines()
+    assert {"step", "batch_loss", "train", "held_out", "validation"} <= json.loads(line).keys()
+
+
 def test_pictures_of_one_name_are_right_for_each_others_captions():
     images, log_scale = torch.eye(3), torch.tensor(100.0).log()
     exchanged = images[[1, 0, 2]]
@@ -295,23 +303,20 @@ def test_indices_are_spread_over_all():
     assert spread(5, 3, "cpu").tolist() == [0, 1, 2]
 
 
-def test_the_evaluation_measures_a_folder_and_draws_its_sheets(small_judge, small_data, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluate, "GRID", ("cat",))
-    monkeypatch.setattr(evaluate, "NEW", ("green dog",))
+@pytest.fixture
+def judged_folder(small_judge, small_data, model):
+    """The flags that name the data, a trained judge and the folder of a model."""
     args = small_judge()
     judge.run(args)
-    common = [
-        "--data",
-        str(small_data),
-        "--judge",
-        str(args.out / "judge.pt"),
-        "--model",
-        str(model),
-        "--device",
-        "cpu",
-    ]
+    paths = {"--data": small_data, "--judge": args.out / "judge.pt", "--model": model}
+    return [*(str(each) for pair in paths.items() for each in pair), "--device", "cpu"]
+
+
+def test_the_evaluation_measures_a_folder_and_draws_its_sheets(judged_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate, "GRID", ("cat",))
+    monkeypatch.setattr(evaluate, "NEW", ("green dog",))
     out = ["--out", str(tmp_path / "evaluation"), "--steps", "2", "--per-prompt", "1"]
-    results = evaluate.run(evaluate.parse_arguments([*common, *out]))
+    results = evaluate.run(evaluate.parse_arguments([*judged_folder, *out]))
     assert results["scores"].keys() == {"train", "held_out", "new_words"}
     assert results["device"] == "cpu" and results["seeds"] == [1000, 1001]
     assert results["scores"]["train"]["drawn"]["pictures"] == results["scores"]["train"]["real"]["pictures"] == 11
@@ -320,23 +325,11 @@ def test_the_evaluation_measures_a_folder_and_draws_its_sheets(small_judge, smal
     assert written == sheets | {"nearest.png", "evaluation.json"}
 
 
-def test_the_sweep_judges_the_best_by_other_seeds(small_judge, small_data, model, tmp_path, monkeypatch):
+def test_the_sweep_judges_the_best_by_other_seeds(judged_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(compare_sampling, "GUIDANCE", (1.5, 3.0))
     monkeypatch.setattr(compare_sampling, "STEPS", (2,))
-    args = small_judge()
-    judge.run(args)
-    common = [
-        "--data",
-        str(small_data),
-        "--judge",
-        str(args.out / "judge.pt"),
-        "--model",
-        str(model),
-        "--device",
-        "cpu",
-    ]
     more = ["--out", str(tmp_path / "sampling.json"), "--prompts", "2", "--per-prompt", "1"]
-    results = compare_sampling.run(compare_sampling.parse_arguments([*common, *more]))
+    results = compare_sampling.run(compare_sampling.parse_arguments([*judged_folder, *more]))
     assert len(results["chosen_by"]) == 2 * len(SAMPLERS)
     best = max(results["chosen_by"], key=lambda row: row["first"])
     assert all(results["judged"][key] == best[key] for key in ("sampler", "num_inference_steps", "guidance_scale"))

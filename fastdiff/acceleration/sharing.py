@@ -8,6 +8,7 @@ from torch import nn
 
 from fastdiff.checkpoints.weights import diffusers_keys, laid_out, split_stacked
 from fastdiff.errors import InputError
+from fastdiff.execution.devices import on_meta
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.model import Model
@@ -60,7 +61,7 @@ def _build(model: Any) -> Model:
     """Our model of a live one's config, without weights. InputError where we cannot run it."""
     kind = our_class(model)
     assert kind is not None
-    with torch.device("meta"):
+    with on_meta():
         ours = kind.from_config(model.config)
     if getattr(ours.config, "is_value_function", False):
         raise InputError(

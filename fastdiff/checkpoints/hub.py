@@ -190,31 +190,31 @@ def _is_model(folder: str | Path) -> bool:
     return os.path.isdir(folder) and any(os.path.isfile(os.path.join(folder, config)) for config in _CONFIGS)
 
 
-class _Needed(NamedTuple):
+class Needed(NamedTuple):
     """The folders of a model that more than its first JSON files are needed of."""
 
     models: dict[Path, Library]  # with weights, and the library that names their files
     tokenizers: list[Path]
 
 
-def _needed(root: Path) -> _Needed:
+def needed_folders(root: Path) -> Needed:
     """The folders of the pipeline below `root`, or `root` itself where it is a plain model.
 
     Raises InputError for a pipeline or model that fastdiff does not run.
     """
     if not (root / "model_index.json").is_file():
-        return _Needed({root: read_denoiser_part(root / "config.json").library}, [])
+        return Needed({root: read_denoiser_part(root / "config.json").library}, [])
     classes = read_model_index(root)
     pipeline = PIPELINES[classes["pipeline"]]
     parts = [part for part in pipeline.companions if part.name in classes]
     denoiser = {component_folder(root, pipeline.denoiser.name): pipeline.denoiser.library}
     companions = {root / part.name: part.library for part in parts if isinstance(part, ModelPart)}
-    return _Needed(denoiser | companions, [root / part.name for part in parts if isinstance(part, TokenizerPart)])
+    return Needed(denoiser | companions, [root / part.name for part in parts if isinstance(part, TokenizerPart)])
 
 
 def _is_supported(folder: Path) -> bool:
     try:
-        _needed(folder)
+        needed_folders(folder)
     except InputError:
         return False
     return True
@@ -236,7 +236,7 @@ def _download(
     root = snapshot(_JSON_FILES, revision=revision)
     if not _is_model(root):
         raise InputError(f"hub model {repo_id} holds neither {' nor '.join(_CONFIGS)}; give one in diffusers' layout")
-    needed = _needed(root)
+    needed = needed_folders(root)
 
     def fetch(folder: Path, names: Collection[str]) -> bool:
         """Download those files of a folder, and its config. Whether there are any of them."""

@@ -1,4 +1,4 @@
-"""The hash by which other tools tell models apart: a PNG's settings name its first ten digits."""
+"""The hash by which other tools tell models apart, of which a PNG's settings name ten digits, and that of all files."""
 
 import hashlib
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from fastdiff.checkpoints import hub, weight_files
 from fastdiff.checkpoints.model_card import ModelCard
 
 _CHUNK = 2**22
+_TEXTS = ("*.json", "*.txt")  # configs, and the vocabularies of tokenizers
 
 
 def begin_hash(card: ModelCard, variant: str | None) -> "Future[str]":
@@ -22,6 +23,29 @@ def begin_hash(card: ModelCard, variant: str | None) -> "Future[str]":
     digits = thread.submit(_sha256, [file.path for file in files])
     thread.shutdown(wait=False)
     return digits
+
+
+def begin_files_hash(card: ModelCard, variant: str | None) -> "Future[str]":
+    """Begin to compute a SHA-256 of all files that the model is loaded from, by name and content; in hexadecimal.
+
+    Folders of equal files have equal hashes wherever they are. As `begin_hash` otherwise.
+    """
+    needed = hub.needed_folders(card.folder)
+    folders = {card.folder, *needed.models, *needed.tokenizers, hub.component_folder(card.folder, "scheduler")}
+    paths = {path for folder in folders for kind in _TEXTS for path in folder.glob(kind)}
+    for folder, library in needed.models.items():
+        paths |= {file.path for file in weight_files.find(folder, variant, library)}
+    thread = ThreadPoolExecutor(1)
+    digits = thread.submit(_sha256_of_folder, card.folder, sorted(paths))
+    thread.shutdown(wait=False)
+    return digits
+
+
+def _sha256_of_folder(root: Path, paths: Sequence[Path]) -> str:
+    found = hashlib.sha256()
+    for path in paths:
+        found.update(f"{path.relative_to(root).as_posix()} {_sha256([path])}\n".encode())
+    return found.hexdigest()
 
 
 def _sha256(paths: Sequence[Path]) -> str:

@@ -1,6 +1,6 @@
-"""The command line: `fastdiff sample`, `info`, `models`, `verify` and `ui`, a file each. Parsing and printing only.
+"""The command line: `fastdiff sample`, `bulk`, `status`, `info`, `models`, `verify` and `ui`, a file each.
 
-Whatever does not need torch happens without it, so that help and errors come at once.
+Parsing and printing only. Whatever does not need torch happens without it, so that help and errors come at once.
 Exit codes: 0 done; 1 the run failed; 2 the input cannot be used; 130 interrupted; 141 nobody reads the output any more.
 """
 
@@ -10,13 +10,15 @@ import sys
 from collections.abc import Sequence
 
 from fastdiff import __version__
-from fastdiff.cli import info, models, sample, streams, ui, verify
+from fastdiff.cli import bulk, info, models, sample, status, streams, ui, verify
 from fastdiff.cli.arguments import Parser
 from fastdiff.cli.interruption import CTRL_C, EXIT_CODE
 from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
 
 _COMMANDS = {
     "sample": (sample, "draw pictures"),
+    "bulk": (bulk, "draw many pictures, on all GPUs of a host and over hosts"),
+    "status": (status, "say where a bulk run stands"),
     "info": (info, "print the settings inside a PNG"),
     "models": (models, "list the models that are bundled or cached, or what one can be asked for"),
     "verify": (verify, "compare a model with diffusers, number by number"),
@@ -59,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     try:
         args = _parser().parse_args(argv)
+        args.argv = list(sys.argv[1:] if argv is None else argv)
     except SystemExit:  # --help and --version have printed
         return 0
     try:

@@ -4,8 +4,11 @@ import argparse
 from collections.abc import Callable
 from typing import NoReturn
 
+from fastdiff.checkpoints.kinds import MAX_SEED
+from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
+from fastdiff.requests.request import DTYPES
 
 DEVICES = "auto, cpu, cuda or cuda:1"
 
@@ -32,6 +35,36 @@ def add_model_arguments(parser: argparse.ArgumentParser, *names: str, note: str)
     add("--variant", help="variant of the weight files, such as fp16")
     add("--device", type=device, default=defaults.DEVICE, help=f"{DEVICES} (default: {defaults.DEVICE})")
     return add
+
+
+def add_drawing_arguments(add: Callable[..., argparse.Action]) -> None:
+    """Add the arguments of how a model is held in memory to its group."""
+    add("--dtype", choices=DTYPES, help=f"number format of the model (default: {defaults.DTYPE})")
+    offload = "have each part of the model on the GPU only while it works: less memory, the same pictures"
+    add("--offload", action="store_true", help=offload)
+
+
+def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts: str, pictures: str) -> None:
+    """Add the arguments that say what is drawn, and how; `labels`, `prompts`, `pictures` are the defaults of those."""
+    add = parser.add_argument_group("picture").add_argument
+    add("--label", action="append", help=f"name or index of a label, may be repeated (default: {labels})")
+    add("--prompt", action="append", help=f"text that a picture is drawn from, may be repeated (default: {prompts})")
+    add("--prompt-file", metavar="FILE", help="text file of further prompts, one a line; blank lines are skipped")
+    add("--negative-prompt", metavar="PROMPT", help="text that the pictures are led away from")
+    add("--num-images", type=int, metavar="N", help=f"pictures per label or prompt (default: {pictures})")
+    seeds = f"7, 1,2,5-10 or random, 0 to {MAX_SEED}; picture i has seed + i (default: {defaults.SEED})"
+    add("-s", "--seed", help=seeds)
+    steps = f"(default: {defaults.STEPS})"
+    add("--steps", "--num-inference-steps", dest="num_inference_steps", type=int, metavar="N", help=steps)
+    add("--scheduler", choices=SCHEDULERS, help="how noise is removed (default: as the model asks)")
+    add("--eta", type=float, help=f"noise added in a DDIM step, from 0 to 1 (default: {defaults.ETA:g})")
+    guidance = "how much the prompt or the label counts; 1: plain"
+    add("--cfg-scale", "--guidance", "--guidance-scale", dest="guidance_scale", type=float, help=guidance)
+    add("--clip-skip", type=int, metavar="N", help="last layers of the text encoder that are left out (default: 0)")
+    for side in ("height", "width"):
+        add(f"--{side}", type=int, metavar="PIXELS", help="(default: as the model was trained)")
+    add("--horizon", type=int, metavar="N", help="positions of a trajectory, of a model that plans them")
+    add("--from", dest="source", metavar="FILE.png", help="reuse the settings of this PNG; other flags win")
 
 
 def count(text: str) -> int:

@@ -14,15 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastdiff.checkpoints.kinds import MAX_SEED
-from fastdiff.checkpoints.registry import SCHEDULERS
-from fastdiff.cli.arguments import add_model_arguments, count
+from fastdiff.cli.arguments import add_drawing_arguments, add_model_arguments, add_picture_arguments, count
 from fastdiff.cli.interruption import CTRL_C
 from fastdiff.cli.streams import Notices, require_stdout, say
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
 from fastdiff.requests.defaults import COMMAND
-from fastdiff.requests.request import DTYPES, Request
+from fastdiff.requests.request import Request
 
 if TYPE_CHECKING:
     from fastdiff.pipelines import Pipeline
@@ -36,9 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = add_model_arguments(
         parser, "-m", "--model", note=f" (default: {defaults.MODEL}, for labels {defaults.MODEL_OF_LABELS})"
     )
-    add("--dtype", choices=DTYPES, help=f"number format of the model (default: {defaults.DTYPE})")
-    offload = "have each part of the model on the GPU only while it works: less memory, the same pictures"
-    add("--offload", action="store_true", help=offload)
+    add_drawing_arguments(add)
     add(
         "-b",
         "--batch-size",
@@ -47,36 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"pictures drawn at a time (default: {COMMAND.batch_size})",
     )
-    _add_picture_arguments(parser)
+    add_picture_arguments(
+        parser,
+        labels=f"up to {COMMAND.labels}, evenly spread",
+        prompts=f"up to {COMMAND.prompts} of the model's own",
+        pictures=f"one per prompt, or {COMMAND.pictures} pictures in all",
+    )
     _add_output_arguments(parser)
     parser.epilog = "Steps, scheduler, eta and cfg-scale default to what the model's fastdiff.json says, if it does."
-
-
-def _add_picture_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("picture").add_argument
-    labels = f"name or index of a label, may be repeated (default: up to {COMMAND.labels}, evenly spread)"
-    add("--label", action="append", help=labels)
-    prompts = (
-        f"text that a picture is drawn from, may be repeated (default: up to {COMMAND.prompts} of the model's own)"
-    )
-    add("--prompt", action="append", help=prompts)
-    add("--prompt-file", metavar="FILE", help="text file of further prompts, one a line; blank lines are skipped")
-    add("--negative-prompt", metavar="PROMPT", help="text that the pictures are led away from")
-    pictures = f"pictures per label or prompt (default: one per prompt, or {COMMAND.pictures} pictures in all)"
-    add("--num-images", type=int, metavar="N", help=pictures)
-    seeds = f"7, 1,2,5-10 or random, 0 to {MAX_SEED}; picture i has seed + i (default: {defaults.SEED})"
-    add("-s", "--seed", help=seeds)
-    steps = f"(default: {defaults.STEPS})"
-    add("--steps", "--num-inference-steps", dest="num_inference_steps", type=int, metavar="N", help=steps)
-    add("--scheduler", choices=SCHEDULERS, help="how noise is removed (default: as the model asks)")
-    add("--eta", type=float, help=f"noise added in a DDIM step, from 0 to 1 (default: {defaults.ETA:g})")
-    guidance = "how much the prompt or the label counts; 1: plain"
-    add("--cfg-scale", "--guidance", "--guidance-scale", dest="guidance_scale", type=float, help=guidance)
-    add("--clip-skip", type=int, metavar="N", help="last layers of the text encoder that are left out (default: 0)")
-    for side in ("height", "width"):
-        add(f"--{side}", type=int, metavar="PIXELS", help="(default: as the model was trained)")
-    add("--horizon", type=int, metavar="N", help="positions of a trajectory, of a model that plans them")
-    add("--from", dest="source", metavar="FILE.png", help="reuse the settings of this PNG; other flags win")
 
 
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:

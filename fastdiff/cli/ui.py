@@ -1,7 +1,10 @@
 """`fastdiff ui`: serve the page until Ctrl-C."""
 
 import argparse
+import contextlib
+import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -12,10 +15,17 @@ from fastdiff.cli.interruption import CTRL_C
 from fastdiff.cli.streams import printable
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
+from fastdiff.ui.serving import access
+
+MAX_PORT = 65535
+MINUTES_OF_OTHERS = 10.0
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve the page until KeyboardInterrupt. InputError for what cannot be served, OSError for a port in use."""
+    host = args.host or ("0.0.0.0" if access.space_names() else "127.0.0.1")
+    is_open = args.share or bool(args.allow_host) or access.is_reached_by_others(host)
+    users = _users(args, host, is_open)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when gradio is imported
     try:
         import gradio  # noqa: F401
@@ -23,29 +33,104 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("ui needs gradio, which is not installed; pip install 'fastdiff[ui]'") from None
     from fastdiff.ui.limits import Limits
     from fastdiff.ui.models import Models
-    from fastdiff.ui.server import serving
+    from fastdiff.ui.serving.server import serving
 
-    models = Models(args.models_dir, args.allow_hub, args.device)
+    minutes = args.max_minutes or (MINUTES_OF_OTHERS if is_open else None)
+    models = Models(args.models_dir, args.allow_hub, args.device, minutes)
     for name, problem in models.left_out().items():
         print(printable(f"fastdiff: model {name} is left out: {problem}"), file=sys.stderr)
     signal.signal(signal.SIGTERM, CTRL_C.answer)  # so that the server's folder goes with it
-    warm_up = threading.Thread(target=models.warm_up, args=(defaults.MODEL,))  # the first click finds the model loaded
-    warm_up.start()
-    try:
-        server = serving(models, Limits(), host=args.host, port=args.port, share=args.share)
-        with CTRL_C.deferred(), server as address:
-            print(f"fastdiff is at {address} (Ctrl-C ends it)", flush=True)
-            CTRL_C.wait()
-    finally:
-        warm_up.join()  # torch's threads do not survive an exit in their midst
+    server = serving(
+        models,
+        Limits(),
+        host=host,
+        port=args.port,
+        share=args.share,
+        allow_hosts=args.allow_host or (),
+        users=users,
+        outputs=args.outputs,
+    )
+    with CTRL_C.deferred(), server as address:
+        print(f"fastdiff is at {', '.join(access.addresses(address, host))} (Ctrl-C ends it)", flush=True)
+        if is_open:
+            print(f"fastdiff: {_warning(users is not None)}", file=sys.stderr, flush=True)
+        threading.Thread(target=models.warm_up, args=(defaults.MODEL,)).start()  # the first click finds it loaded
+        CTRL_C.wait()
     return 0
+
+
+def _users(args: argparse.Namespace, host: str, is_open: bool) -> access.Users | None:
+    """Who may log in; None: everybody, which must be said where others reach the server. A Space has said it."""
+    users = None if args.no_auth else access.Users.read(args.auth)
+    if is_open and users is None and not args.no_auth and not access.space_names():
+        flag = "--share" if args.share else "--allow-host" if args.allow_host else f"--host {host}"
+        raise InputError(
+            f"{flag} lets others draw on this machine; give --auth FILE with a line user:password for each, "
+            f"or {access.AUTH_VARIABLE}=user:password, or --no-auth to let everybody in"
+        )
+    return users
+
+
+def _warning(has_users: bool) -> str:
+    who = "those with a password" if has_users else "everybody who reaches one of these addresses"
+    return f"{who} can draw with this machine's time and disk; without https before it, all can be read on the way"
+
+
+def port(text: str) -> int:
+    """The type of --port."""
+    if not text.isdecimal() or int(text) > MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{text} is not a port; give one from 1 to {MAX_PORT}, or 0 for a free one")
+    return int(text)
+
+
+def minutes(text: str) -> float:
+    """The type of --max-minutes."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text} is not a number of minutes over 0")
+
+
+def host_name(text: str) -> str:
+    """The type of --allow-host."""
+    if not re.fullmatch(r"[\w.-]+", text):
+        raise argparse.ArgumentTypeError(f"{text} is not a name such as draw.example.org; leave out https:// and ports")
+    return text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--models-dir", type=Path, metavar="DIR", help="offer the model folders below this one too")
+    add(
+        "--outputs",
+        type=Path,
+        default=Path("outputs"),
+        metavar="DIR",
+        help="the folder that keeps the pictures, a folder a day (default: outputs)",
+    )
     add("--allow-hub", action="store_true", help="offer models of the Hugging Face hub, which are downloaded")
     add("--device", default=defaults.DEVICE, help=f"{DEVICES} (default: {defaults.DEVICE})")
-    add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 lets others in (default: 127.0.0.1)")
-    add("--port", type=int, help="(default: the first free one from 7860)")
+    add("--host", help="address to listen on; 0.0.0.0 lets others in (default: 127.0.0.1)")
+    add("--port", type=port, help="0 for any free one (default: the first free one from 7860)")
     add("--share", action="store_true", help="a public address through Gradio's servers")
+    add(
+        "--max-minutes",
+        type=minutes,
+        metavar="N",
+        help=f"refuse requests that take longer (default: {MINUTES_OF_OTHERS:.0f} where others are let in, else none)",
+    )
+    add(
+        "--allow-host",
+        type=host_name,
+        action="append",
+        metavar="NAME",
+        help="a name that a proxy serves the page under; may be given again",
+    )
+    login = parser.add_mutually_exclusive_group()
+    login.add_argument(
+        "--auth",
+        type=Path,
+        metavar="FILE",
+        help=f"who may log in: a line user:password for each (default: those in {access.AUTH_VARIABLE})",
+    )
+    login.add_argument("--no-auth", action="store_true", help="let in everybody who reaches the server")

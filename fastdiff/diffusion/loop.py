@@ -5,7 +5,7 @@ does not keep that promise, so there each picture is computed on its own, by a f
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from fastdiff.diffusion.conditions import Conditions
 from fastdiff.diffusion.noise import NoiseSource
 from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.trajectories import KnownValues
-from fastdiff.execution.cpu_workers import map_pictures
+from fastdiff.execution.cpu_workers import map_in_turn, map_pictures
 from fastdiff.execution.memory import Portions
 from fastdiff.kernels.denoise import COLUMNS, EARLIER, StepOptions, denoise_step, keep
 from fastdiff.models.denoiser import Conditioning, Denoiser
@@ -197,16 +197,23 @@ class _Loop:
     def step_by_picture(
         self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: tuple[Tensor, ...] = ()
     ) -> tuple[Tensor, ...]:
-        """Each picture, and each half of a guided one, in a model call of its own; the calls run side by side."""
+        """Each picture on its own: a guided one in one model call, or in two, as the model says."""
         conditioning = self.table.at(i)
         rows, step = self.schedule.rows, self.step_indices[i : i + 1]
 
-        def predict(x: Tensor, condition: Tensor) -> Tensor:
-            return self.denoiser.predict(self.step.input(x, rows, step), conditioning.of(condition))
+        def predict(x: Tensor, conditions: Tensor) -> Tensor:
+            """x (1, H, W, C) and one or both of its conditions (1, k) -> (k, H, W, C_out)."""
+            x = self.step.input(x, rows, step)
+            return self.denoiser.predict(x.repeat(conditions.numel(), 1, 1, 1), conditioning.of(conditions[0]))
 
-        x_t = x_t[part]
+        x_t, conditions = x_t[part], self.all_conditions[:, part]
         nothing = [None] * len(x_t)
-        outputs, *away = (map_pictures(predict, x_t, each) for each in self.all_conditions[:, part])
+        halves: Iterable[Iterable[Tensor]]
+        if self.denoiser.joins_halves:
+            halves = zip(*(pair.split(1) for pair in map_in_turn(predict, x_t, conditions.T)), strict=True)
+        else:
+            halves = (map_pictures(predict, x_t, each[:, None]) for each in conditions)
+        outputs, *away = halves
         unguided = away[0] if away else nothing
         noises = nothing if noise is None else noise[part].split(1)
         kept = zip(*(each[part].split(1) for each in earlier), strict=True) if earlier else [()] * len(x_t)

@@ -1,4 +1,4 @@
-"""Threads that compute pictures side by side on the CPU, each alone: its bits must not depend on its batch."""
+"""Pictures on the CPU, each computed alone, as its bits must not depend on its batch: side by side, or in turn."""
 
 import functools
 import threading
@@ -20,9 +20,27 @@ def map_pictures(function: Callable[..., Result], *batches: Tensor) -> Iterator[
     function takes a picture (1, ...) of each batch. A batched convolution of torch on the CPU gives a picture other
     bits in other company, so there it is called alone.
     """
-    pictures = [batch.split(1) for batch in batches]
     side_by_side = batches[0].device.type == "cpu" and recorder() is None  # which listens in this thread alone
-    return (_cpu_workers().map if side_by_side else map)(function, *pictures)
+    if not side_by_side:
+        return map(function, *_pictures(batches))
+    return _cpu_workers().map(_inferring(function), *_pictures(batches))
+
+
+def map_in_turn(function: Callable[..., Result], *batches: Tensor) -> Iterator[Result]:
+    """As `map_pictures`, but one after another, each by all threads: a single one is done in half of the time.
+
+    Side by side, threads of Python wait for one another between the operations, the longer the shorter those are.
+    """
+    return map(_inferring(function), *_pictures(batches))
+
+
+def _inferring(function: Callable[..., Result]) -> Callable[..., Result]:
+    """`function` without what torch notes for gradients: its results may be read, and not be changed in place."""
+    return torch.inference_mode()(function)
+
+
+def _pictures(batches: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+    return [batch.split(1) for batch in batches]
 
 
 @functools.cache

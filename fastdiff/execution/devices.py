@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from fastdiff.arguments import shown
 from fastdiff.errors import DeviceLostError, InputError
@@ -61,6 +62,23 @@ def check_move(*args: Any, **kwargs: Any) -> None:
         resolve_device(device)
     if dtype is not None:
         check_weights_dtype(dtype)
+
+
+@contextlib.contextmanager
+def on_meta() -> Iterator[None]:
+    """Make the tensors of a block on the meta device, and give new weights no random numbers, which it cannot hold."""
+    with torch.device("meta"), _Unfilled():
+        yield
+
+
+class _Unfilled(TorchFunctionMode):
+    """Without torch's initialisers: for normal ones on the meta device torch would import its compiler, for seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == torch.nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def is_lost(error: BaseException) -> bool:

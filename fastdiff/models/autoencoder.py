@@ -12,9 +12,10 @@ from torch import Tensor
 from fastdiff.checkpoints import registry
 from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
 from fastdiff.errors import InputError
-from fastdiff.execution.cpu_workers import map_pictures
+from fastdiff.execution.cpu_workers import map_in_turn
 from fastdiff.execution.devices import dtype_name
 from fastdiff.execution.tensors import FLOATS, beside, tensor
+from fastdiff.kernels.host.cpu import fast_on_cpu
 from fastdiff.models.blocks.layers import Conv2d, Feature
 from fastdiff.models.blocks.vae import Decoder, Encoder
 from fastdiff.models.distribution import DiagonalGaussianDistribution, Generators
@@ -129,12 +130,14 @@ class AutoencoderKL(Model):
         return DecoderOutput(sample) if return_dict else (sample,)
 
     @torch.no_grad()
+    @fast_on_cpu()
     def _encode(self, x: Tensor) -> Tensor:
         """(N, H, W, C_in) -> (N, h, w, 2 C)."""
         h = self.encoder(Feature(x.contiguous()))
         return h.x if self.quant_conv is None else self.quant_conv(h, moments=False).x
 
     @torch.no_grad()
+    @fast_on_cpu()
     def _decode(self, z: Tensor) -> Tensor:
         """(N, h, w, C) -> (N, H, W, C_out)."""
         h = Feature(z.contiguous())
@@ -165,7 +168,7 @@ class AutoencoderKL(Model):
         """Return a half of x (N, H, W, C), computed in `dtype`, as many pictures at a time as their size allows."""
         x = x.to(dtype)
         if self.device.type != "cuda":
-            return torch.cat(list(map_pictures(partial(half, self._of(dtype)), x)))
+            return torch.cat(list(map_in_turn(partial(half, self._of(dtype)), x)))
         run = self.graphed((half, dtype), lambda part: half(self._of(dtype), part))
         return torch.cat([run(part) for part in x.split(self._at_once(half, x))])
 

@@ -46,6 +46,7 @@ class Denoiser(Model):
     """A model that is called at each step of sampling; see Model."""
 
     part: ClassVar[DenoiserPart]
+    joins_halves: ClassVar[bool] = False  # on the CPU: a guided picture's halves are one call, by all threads
     config: DenoiserConfig
 
     def __init__(self, config: DenoiserConfig):

@@ -14,7 +14,7 @@ from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.registry import ModelPart
 from fastdiff.errors import InputError
 from fastdiff.execution.cuda_graphs import Function, Graphed
-from fastdiff.execution.devices import check_weights_dtype, resolve_device
+from fastdiff.execution.devices import check_weights_dtype, on_meta, resolve_device
 
 AnyModel = TypeVar("AnyModel", bound="Model")
 
@@ -88,7 +88,7 @@ class Model(nn.Module):
             raise InputError(f"{path} describes a {config['_class_name']}; {cls.part.class_name} is supported")
         options = cls.part.config.from_mapping(config, path)
         weight_files.check_fit(options, folder, variant, path)
-        with torch.device("meta"):
+        with on_meta():
             model = cls.from_config(options, source=str(path))
         state = weights.load_state_dict(folder, variant, options.LIBRARY)
         state = weight_files.without_prefix(state, options.KEY_PREFIX)

@@ -10,6 +10,7 @@ from fastdiff.checkpoints import registry
 from fastdiff.checkpoints.configs.model import ModelConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.errors import InputError
+from fastdiff.execution.devices import on_meta
 from fastdiff.models.blocks.embeddings import GaussianFourierProjection, TimestepEmbedding, Timesteps, each_through
 from fastdiff.models.blocks.layers import ACTIVATIONS, Conv2d, Feature, GroupNorm
 from fastdiff.models.blocks.resnet import BlockOptions, ResnetBlock2D, ResnetBlockCondNorm2D
@@ -134,7 +135,7 @@ class UNet2DModel(Denoiser):
 
 def _fits_together(config: UNet2DConfig) -> bool:
     """K blocks change widths and take skip connections in ways of their own: try, on tensors without memory."""
-    with torch.device("meta"):
+    with on_meta():
         model = UNet2DModel(config)
         x = torch.empty(1, config.min_size, config.min_size, config.in_channels)
         temb = torch.empty(1, model.conditioning_width)

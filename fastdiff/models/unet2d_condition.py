@@ -12,6 +12,7 @@ from fastdiff.arguments import as_float, shown
 from fastdiff.checkpoints import registry
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.errors import InputError
+from fastdiff.kernels.host.cpu import fast_on_cpu
 from fastdiff.kernels.linear import linear
 from fastdiff.models.blocks.embeddings import (
     GaussianFourierProjection,
@@ -40,6 +41,7 @@ class UNet2DConditionModel(Denoiser):
 
     config: UNet2DConditionConfig
     part = registry.UNET_CONDITION
+    joins_halves = True
 
     def __init__(self, config: UNet2DConditionConfig):
         super().__init__(config)
@@ -197,6 +199,7 @@ class UNet2DConditionModel(Denoiser):
         return torch.cat([text_embeds.float(), embedded], dim=1).to(self.dtype)
 
     @torch.no_grad()
+    @fast_on_cpu()
     def predict(self, x: Tensor, conditioning: Conditioning, extras: Extras | None = None) -> Tensor:
         extras = extras or Extras()
         temb, _, (text, *text_bias) = conditioning

@@ -1,6 +1,7 @@
 """TextEncoders: prompts to what a U-Net reads of them, as diffusers' `encode_prompt` does. One prompt at a time."""
 
 import logging
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -35,6 +36,8 @@ class TextEncoders:
             instance("text_encoder", model, CLIPTextModel, "a CLIPTextModel of fastdiff")
             instance("tokenizer", tokenizer, CLIPTokenizer, "a CLIPTokenizer of fastdiff")
         self.models, self.tokenizers = tuple(models), tuple(tokenizers)
+        self._remembered: OrderedDict[tuple, Encoded] = OrderedDict()
+        self._most_remembered = 0
         self.of_sdxl = config.addition_embed_type == "text_time"
         if self.models:
             self._check_tokenizers()
@@ -82,6 +85,22 @@ class TextEncoders:
         stands in the warning of an end that is cut. Raises InputError for more layers than there are, NonFiniteError
         for NaN or infinity in what an encoder makes of it.
         """
+        key = tuple(texts), clip_skip
+        if key in self._remembered:
+            self._remembered.move_to_end(key)
+            return self._remembered[key]
+        encoded = self._encode(texts, clip_skip, name)
+        if self._most_remembered:
+            self._remembered[key] = encoded
+            while len(self._remembered) > self._most_remembered:
+                self._remembered.popitem(last=False)
+        return encoded
+
+    def remember(self, most: int) -> None:
+        """Keep what the last `most` texts were encoded to, for callers whose models stay as they are."""
+        self._most_remembered = most
+
+    def _encode(self, texts: Sequence[str], clip_skip: int, name: str) -> Encoded:
         every = [tokenizer(text) for text, tokenizer in zip(texts, self.tokenizers, strict=True)]
         for warning in filter(None, dict.fromkeys(tokens.warning(name) for tokens in every)):
             _log.warning(warning)

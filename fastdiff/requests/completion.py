@@ -1,7 +1,7 @@
 """The pictures that a request asks for: what it leaves open is chosen for a model, and checked against it."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.requests.defaults import Defaults, ModelFacts, Sampling, SamplingOptions, complete_sampling
-from fastdiff.requests.request import MAX_PICTURES, OF_PROMPTS, Request
+from fastdiff.requests.request import OF_PROMPTS, Request
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,13 @@ def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Req
     )
     if not labels:
         return completed, [Cell(seed, None, None, prompt) for prompt in prompts or (None,) for seed in seeds]
-    turns = [(seed, choices[seed % len(choices)]) for choices in labels for seed in seeds]
-    return completed, [Cell(seed, label, card.label_name(label)) for seed, label in turns]
+    return completed, [cell for choices in labels for cell in label_cells(card, choices, seeds)]
+
+
+def label_cells(card: ModelCard, choices: Sequence[int], seeds: Iterable[int]) -> list[Cell]:
+    """The pictures of one label, or of a group, whose labels take turns from seed to seed."""
+    turns = [(seed, choices[seed % len(choices)]) for seed in seeds]
+    return [Cell(seed, label, card.label_name(label)) for seed, label in turns]
 
 
 def _check_sampling(sampling: Sampling, card: ModelCard, labelled: bool) -> None:
@@ -168,7 +173,8 @@ def _seeds(request: Request, labels: Sequence[Any], prompts: Sequence[str], defa
         if first + count - 1 > MAX_SEED:
             raise InputError(f"seed {first}: {count} pictures would pass the last seed {MAX_SEED}; give a smaller seed")
         seeds = tuple(range(first, first + count))
-    if num_subjects * len(seeds) > MAX_PICTURES:
+    most = defaults.most_pictures
+    if num_subjects * len(seeds) > most:
         what = "prompts" if prompts else "labels"
-        raise InputError(f"{num_subjects} {what} x {len(seeds)} seeds are too many; a run draws up to {MAX_PICTURES}")
+        raise InputError(f"{num_subjects} {what} x {len(seeds)} seeds are too many; a run draws up to {most}")
     return seeds

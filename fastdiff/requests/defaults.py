@@ -34,9 +34,12 @@ class Defaults:
     batch_size: int | None  # pictures drawn side by side; None: all of them
     ddpm_steps: int | None = STEPS  # None: all training steps
     most_steps: int | None = None  # fewer than the model asks for
+    most_pictures: int = 50_000  # of one run
 
 
+EVERY = 2**31  # labels or prompts: more than any model has
 COMMAND = Defaults(labels=4, prompts=4, pictures=4, batch_size=8)
+BULK = Defaults(labels=EVERY, prompts=EVERY, pictures=1, batch_size=None, most_pictures=1_000_000)
 PAGE = Defaults(labels=1, prompts=1, pictures=1, batch_size=16)
 PAGE_ON_CPU = replace(PAGE, batch_size=2, most_steps=CPU_STEPS)
 # Who gives a DDPM folder to diffusers' DDPMPipeline gets all training steps, and so it is in Python. Who types

@@ -33,7 +33,7 @@ from fastdiff.schema import Schema, Wanted, wanted
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DtypeName)
-MAX_PICTURES = 50_000  # of one run: as many as FID is computed on
+MAX_PICTURES = 50_000  # of a label or prompt: as many as FID is computed on
 
 # A flag that replaces the first drops the recorded values that only made sense with it.
 _DEPENDENTS: dict[str, dict[str, Any]] = {

@@ -18,8 +18,6 @@ from fastdiff.requests.defaults import Defaults
 from fastdiff.requests.request import Request
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     import numpy as np
     from PIL.Image import Image
 
@@ -106,20 +104,35 @@ def load_pipeline(card: ModelCard, request: Request, device: str, *, offload: bo
     )
 
 
-def draw(run: Run, pipe: "Pipeline") -> Iterator[Progress]:
+class Records:
+    """The settings that a PNG keeps of each picture of a run, as JSON values."""
+
+    def __init__(self, run: Run, pipe: "Pipeline") -> None:
+        self._shared = _shared_record(pipe, run.request)
+        self._model_hash = begin_hash(run.card, run.request.variant) if run.card.reads_text else None
+
+    def of(self, cell: Cell, image: "Image") -> dict[str, Any]:
+        """The settings of a finished picture; those of a prompt wait for the hash of the model."""
+        own = {"seed": cell.seed, "label": cell.label_name, "width": image.width, "height": image.height}
+        if cell.prompt is not None and self._model_hash is not None:
+            own |= {"prompt": cell.prompt, "model_hash": self._model_hash.result()}
+        return self._shared | own
+
+
+def draw(run: Run, pipe: "Pipeline", records: Records | None = None) -> Iterator[Progress]:
     """Draw the run batch by batch, and yield after each step of each batch; the last one has the batch's pictures.
 
-    Once memory has run out, later batches are as small as what fitted. Raises as Pipeline.stream.
+    Once memory has run out, later batches are as small as what fitted. `records`: of a run of the same request, so that
+    several share what they cost. Raises as Pipeline.stream.
     """
-    shared, start = _shared_record(pipe, run.request), time.perf_counter()
-    model_hash = begin_hash(run.card, run.request.variant) if run.card.reads_text else None
+    records, start = records or Records(run, pipe), time.perf_counter()
     first, size = 0, run.batch_size
     while first < len(run.cells):
         batch = run.cells[first : first + size]
         options = _batch_options(run.request, batch)
         for step in pipe.stream(num_inference_steps=run.request.num_inference_steps, **options):
             finished = [
-                Finished(first + i, batch[i], image, shared | _own_record(batch[i], image, model_hash), trajectory)
+                Finished(first + i, batch[i], image, records.of(batch[i], image), trajectory)
                 for i, (image, trajectory) in enumerate(_results(step))
             ]
             yield Progress(run, range(first, first + len(batch)), step, time.perf_counter() - start, finished)
@@ -182,10 +195,3 @@ def _shared_record(pipe: "Pipeline", request: Request) -> dict[str, Any]:
         "device": device_name(pipe.device),
         "versions": versions,
     }
-
-
-def _own_record(cell: Cell, image: "Image", model_hash: "Future[str] | None") -> dict[str, Any]:
-    own = {"seed": cell.seed, "label": cell.label_name, "width": image.width, "height": image.height}
-    if cell.prompt is not None and model_hash is not None:
-        own |= {"prompt": cell.prompt, "model_hash": model_hash.result()}
-    return own

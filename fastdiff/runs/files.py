@@ -134,14 +134,14 @@ def write(path: Path, data: bytes, overwrite: bool) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporaries.holding(path.parent, data) as temporary:
-            (os.replace if overwrite else _rename_exclusive)(temporary, path)
+            (os.replace if overwrite else rename_exclusive)(temporary, path)
     except FileExistsError:
         raise OSError(f"{path} appeared while it was being drawn and was kept; draw again with another -o") from None
     except OSError as error:
         raise OSError(f"cannot write {path} ({error.strerror}); make room or name another place with -o") from error
 
 
-def _rename_exclusive(source: Path, target: Path) -> None:
+def rename_exclusive(source: Path, target: Path) -> None:
     """Give `source` the name `target`; FileExistsError where that is taken, even by a process that is quicker."""
     try:
         os.link(source, target)

@@ -22,6 +22,7 @@ class Tokens(NamedTuple):
 
     ids: tuple[int, ...]  # as many as the tokenizer is long: the start token, the prompt, the end token, padding
     cut: str = ""  # the end of the prompt, as it was given, that there was no room for
+    total: int = 0  # tokens of the whole prompt, what was cut included, without the start and the end
 
     def warning(self, name: str = "prompt") -> str | None:
         """The line that says what was cut of the text of this name; None where nothing was."""
@@ -32,15 +33,16 @@ class Tokens(NamedTuple):
 class CLIPTokenizer:
     """The tokenizer in a folder, a pipeline's `tokenizer` or `tokenizer_2`; the ids are those of transformers' class.
 
-    `length` is the number of tokens of a prompt, `size` that of the vocabulary; `start`, `end` and `pad` are the ids of
-    the tokens around a prompt. Raises InputError for files that are missing, damaged, do not fit one another, or ask
-    for a tokenizer of another kind.
+    `length` is the number of tokens that an encoder reads, `room` that of a prompt's own among them, `size` that of the
+    vocabulary; `start`, `end` and `pad` are the ids of the tokens around a prompt. Raises InputError for files
+    that are missing, damaged, do not fit one another, or ask for a tokenizer of another kind.
     """
 
     def __init__(self, folder: str | Path):
         folder = Path(path("folder", folder))
         files = read_tokenizer(folder)
         self.length = files.length
+        self.room = self.length - 2
         try:
             self._tokenizer = _built(files)
         except Exception as error:  # the library's own have no class: a merge of what the vocabulary lacks...
@@ -60,10 +62,9 @@ class CLIPTokenizer:
         except UnicodeEncodeError:
             raise InputError("prompt: it holds half a surrogate pair, which is no character; remove it") from None
         encoding = self._tokenizer.encode(prompt, add_special_tokens=False)
-        room = self.length - 2
-        ids = (self.start, *encoding.ids[:room], self.end)
-        cut = prompt[encoding.offsets[room][0] :] if len(encoding.ids) > room else ""
-        return Tokens(ids + (self.pad,) * (self.length - len(ids)), cut)
+        ids = (self.start, *encoding.ids[: self.room], self.end)
+        cut = prompt[encoding.offsets[self.room][0] :] if len(encoding.ids) > self.room else ""
+        return Tokens(ids + (self.pad,) * (self.length - len(ids)), cut, len(encoding.ids))
 
 
 def _built(files: TokenizerFiles) -> "Tokenizer":

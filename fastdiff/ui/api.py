@@ -1,5 +1,6 @@
 """The page's functions for programs: /generate and /models, under Gradio's API page."""
 
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -11,11 +12,13 @@ from fastdiff.ui.limits import Limits
 from fastdiff.ui.messages import PROBLEMS, explain
 from fastdiff.ui.models import Models
 from fastdiff.ui.options import Options, prepare
+from fastdiff.ui.serving.owners import shelf_of
 from fastdiff.ui.session import new_folder
+from fastdiff.ui.store import Store
 from fastdiff.ui.tabs.running import DEVICE
 
 
-def add_api(models: Models, limits: Limits) -> None:
+def add_api(models: Models, limits: Limits, store: Store) -> None:
     """Name the two functions in the page that is being built."""
 
     def generate(  # type: ignore[misc]  # Gradio reads in the return type what is yielded
@@ -30,17 +33,36 @@ def add_api(models: Models, limits: Limits) -> None:
         width: int | None = None,
         height: int | None = None,
         batch_size: int | None = None,
+        prompt: str | None = None,
+        negative_prompt: str | None = None,
+        clip_skip: int | None = None,
+        request: gr.Request | None = None,
     ) -> list[dict[str, Any]]:
         """Draw PNG files that hold their settings. Picture i has seed + i; the model chooses what is left out.
+
+        A model draws from a label or from a prompt: /models says which.
 
         While it runs the result grows, picture by picture.
         """
         options = Options(
-            model, label, seed, num_images, steps, scheduler, eta, guidance_scale, width, height, batch_size
+            model,
+            label,
+            seed,
+            num_images,
+            steps,
+            scheduler,
+            eta,
+            guidance_scale,
+            width,
+            height,
+            batch_size,
+            prompt,
+            negative_prompt,
+            clip_skip,
         )
         files, progress = [], gr.Progress()
         try:
-            for at, drawn in draw(prepare(options, models, limits), models, new_folder()):
+            for at, drawn in draw(prepare(options, models, limits), models, _folder(store, request)):
                 progress(at.fraction, desc=f"step {at.step.index + 1} of {at.step.num_steps}")
                 files += [gr.FileData(path=str(picture.path)).model_dump() for picture in drawn]
                 yield files
@@ -48,11 +70,18 @@ def add_api(models: Models, limits: Limits) -> None:
             raise gr.Error(explain(error), print_exception=False) from None
 
     def list_models() -> list[dict[str, Any]]:
-        """The models that can be drawn with: name, size in pixels, labels and default settings."""
+        """The models that can be drawn with: name, size in pixels, labels or prompts, and default settings."""
         return [_description(models, card) for card in models.cards()]
 
     gr.api(generate, api_name="generate", concurrency_id=DEVICE)
     gr.api(list_models, api_name="models", queue=False)
+
+
+def _folder(store: Store, request: gr.Request | None) -> Path:
+    """Where pictures are kept; those of programs that others run without a login are not kept for longer than a day."""
+    if request is None or (store.is_shared and request.username is None):
+        return new_folder()
+    return shelf_of(store, request).new_folder()
 
 
 def _description(models: Models, card: ModelCard) -> dict[str, Any]:
@@ -62,6 +91,7 @@ def _description(models: Models, card: ModelCard) -> dict[str, Any]:
         "size": list(card.size) if card.size else None,
         "labels": [card.label_name(label) for label in card.labels],
         "label_groups": {group: list(labels) for group, labels in card.info.label_groups.items()},
+        "reads_text": card.reads_text,
         "steps": sampling.num_inference_steps,
         "scheduler": sampling.scheduler,
         "guidance_scale": card.info.guidance_scale,

@@ -21,7 +21,7 @@ class Drawn:
 
 
 def draw(run: Run, models: Models, folder: Path) -> Iterator[tuple[Progress, list[Drawn]]]:
-    """Draw `run` into `folder`, which must be there. Yields after each step, the pictures of a batch at its end.
+    """Draw `run` into `folder`. Yields after each step, the pictures of a batch at its end.
 
     Raises InputError, NonFiniteError, OSError where the disk refuses, MemoryError, DeviceLostError.
     """
@@ -29,5 +29,5 @@ def draw(run: Run, models: Models, folder: Path) -> Iterator[tuple[Progress, lis
     pattern = files.default_pattern(run.request.subject)
     names = cell_names(run.cells, run.card.info)
     output = Output([folder / path for path in files.picture_paths(pattern, run.cells, names)])
-    for progress in drawing.draw(run, pipe):
+    for progress in models.budget.watch(drawing.draw(run, pipe)):
         yield progress, [Drawn(output.write(finished), finished.record) for finished in progress.finished]

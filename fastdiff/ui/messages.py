@@ -1,10 +1,37 @@
 """Lines of the page: what was done, and what goes wrong, with the field and the remedy."""
 
 import html
+import re
 
 from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
 
 PROBLEMS = (InputError, NonFiniteError, MemoryError, DeviceLostError, OSError)  # what a person can do something about
+
+_FIELDS = {  # names of the API, and their fields on the page
+    "model": "Model",
+    "label": "Label",
+    "seed": "Seed",
+    "num_images": "Pictures",
+    "steps": "Steps",
+    "scheduler": "Scheduler",
+    "eta": "Eta",
+    "guidance_scale": "Guidance",
+    "width": "Width",
+    "height": "Height",
+    "batch_size": "Batch size",
+    "prompt": "Prompt",
+    "negative_prompt": "Negative prompt",
+    "clip_skip": "Clip skip",
+}
+_OTHER_WORDS = {  # of the command and of Python, and the page's and the API's
+    "try --dtype float32, or check": "check",
+    "cfg-scale": "guidance_scale",
+    "num-images": "num_images",
+    "negative-prompt": "negative_prompt",
+    "clip-skip": "clip_skip",
+    "--": "",
+    ": None is not ": " is empty; give ",
+}
 
 
 def explain(error: Exception) -> str:
@@ -12,13 +39,23 @@ def explain(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "out of memory: choose smaller pictures (width and height, under More settings), or a smaller model"
     if isinstance(error, OSError):
-        return f"the server cannot keep the picture ({error.strerror or error}); make room on its disk"
-    return str(error)
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error  # ours has a line for the command
+        return f"the server cannot keep the picture ({cause.strerror or cause}); make room on its disk"
+    text = str(error)
+    for theirs, ours in _OTHER_WORDS.items():
+        text = text.replace(theirs, ours)
+    return text
+
+
+def field_name(name: str) -> str:
+    """The page's word for an option of the API."""
+    return _FIELDS.get(name, name)
 
 
 def problem(error: Exception) -> str:
     """HTML: one of PROBLEMS, spoken by a screen reader at once."""
-    return f'<div role="alert" class="problem">{html.escape(explain(error), quote=False)}</div>'
+    text = re.sub(r"^\w+(?=[: ])", lambda name: field_name(name[0]), explain(error))
+    return f'<div role="alert" class="problem">{html.escape(text, quote=False)}</div>'
 
 
 def note(text: str) -> str:

@@ -23,6 +23,8 @@ from fastdiff.requests.defaults import (
     SamplingOptions,
     complete_sampling,
 )
+from fastdiff.text.tokenizer import CLIPTokenizer
+from fastdiff.ui.budget import Budget
 
 MAX_DEPTH = 3  # folders below the models folder
 MAX_LOADED = 2  # models that stay in memory: a comparison uses two
@@ -31,14 +33,22 @@ MAX_LOADED = 2  # models that stay in memory: a comparison uses two
 class Models:
     """The bundled models, those below `folder` (named ./path), and with `allow_hub` those of the Hugging Face hub."""
 
-    def __init__(self, folder: Path | None = None, allow_hub: bool = False, device: str = DEVICE) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        allow_hub: bool = False,
+        device: str = DEVICE,
+        max_minutes: float | None = None,
+    ) -> None:
         """Raises InputError for a folder or a device that is not there."""
         if folder is not None and not folder.is_dir():
             raise InputError(f"--models-dir {folder} is not a folder; name the one that holds your model folders")
         self.folder = None if folder is None else folder.resolve()
         self.allow_hub = allow_hub
         self.device = resolve_device(device)
+        self.budget = Budget(max_minutes)  # of a request
         self._loaded: OrderedDict[Path, Pipeline] = OrderedDict()
+        self._tokenizers: dict[Path, tuple[CLIPTokenizer, ...]] = {}
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
@@ -77,8 +87,18 @@ class Models:
         """Load a model and draw one step, so that the first picture comes at once."""
         with contextlib.suppress(MemoryError, DeviceLostError):  # the first run says so, to whom it concerns
             pipe = self.pipeline(self.card(name), None)
-            for _ in pipe.stream(num_inference_steps=1, class_labels=0 if pipe.info.labels else None):
+            subject = {"prompt": ""} if pipe.reads_text else {"class_labels": 0 if pipe.info.labels else None}
+            for _ in pipe.stream(num_inference_steps=1, **subject):
                 pass
+
+    def tokenizers(self, card: ModelCard) -> tuple[CLIPTokenizer, ...]:
+        """The tokenizers of a model that reads text, each read once. InputError for files that make none."""
+        with self._lock:
+            if card.folder not in self._tokenizers:
+                self._tokenizers[card.folder] = tuple(
+                    CLIPTokenizer(card.folder / part.name) for part in card.tokenizers
+                )
+            return self._tokenizers[card.folder]
 
     @property
     def defaults(self) -> Defaults:
@@ -129,8 +149,8 @@ def _read_card(name: str, folder: Path) -> ModelCard:
         raise InputError(f"model {name} cannot be read ({in_one_line(error)}); save it again") from None
     if card.config.of_trajectories:
         raise InputError(f"model {name}: it plans trajectories, and the page draws pictures; use fastdiff sample")
-    if card.reads_text:
-        raise InputError(f"model {name}: it draws from prompts, which the page does not take yet; use fastdiff sample")
+    if card.reads_text and not card.tokenizers:
+        raise InputError(f"model {name}: it has no text encoder, and the page has nothing else to tell it; use Python")
     if card.config.class_embed_type is not None:
         raise InputError(f"model {name}: the page has no control for class_embed_type {card.config.class_embed_type}")
     return card

@@ -1,12 +1,13 @@
 """Options of the form or of an API call, and the checked run that they ask for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from annotated_types import Len
 
 from fastdiff.checkpoints.kinds import Label, Seed
+from fastdiff.errors import InputError
 from fastdiff.requests import defaults
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Run
@@ -32,21 +33,32 @@ class Options:
     width: Any = None
     height: Any = None
     batch_size: Any = None
+    prompt: Any = None
+    negative_prompt: Any = None
+    clip_skip: Any = None
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Options":
         """The options of one picture, out of the settings that it records."""
-        same = ("model", "label", "seed", "scheduler", "eta", "guidance_scale", "width", "height")
-        return cls(steps=record["num_inference_steps"], **{name: record.get(name) for name in same})
+        other = ("num_images", "steps", "batch_size")
+        same = [option.name for option in fields(cls) if option.name not in other]
+        values = {name: record.get(name) for name in same}
+        values["negative_prompt"] = values["negative_prompt"] or None  # as the form has an empty one
+        return cls(steps=record["num_inference_steps"], **values)
 
 
 def prepare(options: Options, models: Models, limits: Limits) -> Run:
     """The run that `options` ask for. InputError naming the field and the remedy, before anything heavy is done."""
     _check_limits(options, limits)
     card = models.card(options.model)
+    if card.reads_text and options.prompt is None:
+        raise InputError(f"prompt: {card.name} draws from a text; give one, which may be empty")
     request = Request(
         model=card.name,
         label=() if options.label is None else (options.label,),
+        prompt=() if options.prompt is None else (options.prompt,),
+        negative_prompt=options.negative_prompt,
+        clip_skip=options.clip_skip,
         seed=options.seed,
         num_images=options.num_images,
         num_inference_steps=options.steps,
@@ -56,7 +68,9 @@ def prepare(options: Options, models: Models, limits: Limits) -> Run:
         height=options.height,
         width=options.width,
     )
-    return Run.prepare(request, card, models.defaults, batch_size=options.batch_size)
+    run = Run.prepare(request, card, models.defaults, batch_size=options.batch_size)
+    models.budget.check(run)
+    return run
 
 
 def _check_limits(options: Options, limits: Limits) -> None:

@@ -1,4 +1,4 @@
-"""One visit: the pictures drawn in it, in a folder of its own. Nothing here is shared between visits."""
+"""One visit, and where its pictures are kept."""
 
 import shutil
 import tempfile
@@ -8,6 +8,8 @@ from pathlib import Path
 import gradio as gr
 
 from fastdiff.ui.drawn import Drawn
+from fastdiff.ui.serving.owners import shelf_of
+from fastdiff.ui.store import Shelf, Store
 
 MAX_AGE = 86400  # seconds
 
@@ -15,28 +17,17 @@ MAX_AGE = 86400  # seconds
 class Session:
     """The value of a gr.State, which copies it for each visit: a copy is a new and empty session."""
 
-    def __init__(self) -> None:
-        self.history: list[Drawn] = []  # newest first
+    def __init__(self, store: Store) -> None:
+        self.store = store
         self.run: list[Drawn] = []  # the pictures of the Draw tab, in order
-        self._folder: Path | None = None
+        self.shown: list[Drawn] = []  # those of the History tab
 
     def __deepcopy__(self, memo: dict) -> "Session":
-        return Session()
+        return Session(self.store)
 
-    def new_folder(self) -> Path:
-        """An empty folder that is deleted with the session."""
-        if self._folder is None:
-            self._folder = new_folder()
-        return Path(tempfile.mkdtemp(dir=self._folder))
-
-    def remember(self, drawn: list[Drawn]) -> None:
-        """Pictures that were finished."""
-        self.history[:0] = reversed(drawn)
-
-    def close(self) -> None:
-        """Delete the pictures."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+    def shelf(self, request: gr.Request) -> Shelf:
+        """The pictures of whoever sent `request`."""
+        return shelf_of(self.store, request)
 
 
 def new_folder() -> Path:

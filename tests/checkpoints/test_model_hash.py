@@ -8,7 +8,7 @@ import pytest
 
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.checkpoints.model_hash import begin_hash
+from fastdiff.checkpoints.model_hash import begin_files_hash, begin_hash
 from fastdiff.errors import InputError
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -41,3 +41,31 @@ def test_shards_count_as_one_file(card, model):
 def test_weights_that_are_missing_are_refused(card):
     with pytest.raises(InputError, match=r"has no diffusion_pytorch_model\.fp16\.safetensors"):
         begin_hash(card, "fp16")
+
+
+def test_the_hash_of_all_files_is_that_of_their_contents(card, model, tmp_path):
+    digits = begin_files_hash(card, None).result()
+    copy = shutil.copytree(model, tmp_path / "elsewhere")
+    assert begin_files_hash(ModelCard.read("another name", copy), None).result() == digits
+    (copy / "README.md").write_text("no file that a picture depends on")
+    assert begin_files_hash(card, None).result() == digits
+
+
+@pytest.mark.parametrize(
+    "name", ["model_index.json", "scheduler/scheduler_config.json", "unet/config.json", f"unet/{WEIGHTS}"]
+)
+def test_every_file_that_is_loaded_bears_on_it(card, model, name):
+    digits = begin_files_hash(card, None).result()
+    (model / name).write_bytes((model / name).read_bytes() + b"\n")
+    assert begin_files_hash(card, None).result() != digits
+
+
+def test_tokenizers_and_text_encoders_bear_on_it(text_folder, tmp_path):
+    folder = shutil.copytree(text_folder("sdxl"), tmp_path / "sdxl")
+    card = ModelCard.read("sdxl", folder)
+    digits = {begin_files_hash(card, None).result()}
+    changed = [*folder.glob("*/*.safetensors"), *folder.glob("tokenizer*/*.json"), *folder.glob("tokenizer*/*.txt")]
+    for path in changed:
+        path.write_bytes(path.read_bytes() + b"\n")
+        digits.add(begin_files_hash(card, None).result())
+    assert len(changed) > 6 and len(digits) == len(changed) + 1

@@ -27,12 +27,22 @@ def test_without_gradio(monkeypatch, capsys):
         pytest.param(["--models-dir", "missing"], "--models-dir missing is not a folder", id="models folder"),
         pytest.param(["--device", "cuda:99"], "device: cuda:99 is not there", id="device"),
         pytest.param(["--port", "x"], "argument --port", id="port"),
+        pytest.param(["--port", "-1"], "-1 is not a port; give one from 1 to 65535, or 0 for a free one", id="-1"),
+        pytest.param(["--port", "99999"], "99999 is not a port; give one from 1 to 65535", id="99999"),
+        pytest.param(["--host", "0.0.0.0"], "--host 0.0.0.0 lets others draw on this machine; give --auth", id="open"),
+        pytest.param(["--max-minutes", "0"], "0 is not a number of minutes over 0", id="no minutes"),
+        pytest.param(["--max-minutes", "nan"], "nan is not a number of minutes over 0", id="nan minutes"),
+        pytest.param(["--share"], "--share lets others draw on this machine; give --auth", id="share"),
+        pytest.param(["--auth", "missing"], "--auth missing cannot be read", id="auth"),
+        pytest.param(["--auth", "missing", "--no-auth"], "not allowed with argument", id="auth and none"),
+        pytest.param(["--allow-host", "https://a.org"], "https://a.org is not a name such as", id="allowed host"),
     ],
 )
 def test_refusals(flags, message, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert main(["ui", *flags]) == 2
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
 
 
 def app(*flags: str) -> list:

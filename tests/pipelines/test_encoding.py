@@ -1,6 +1,7 @@
 """Prompts on their way to the text encoders: the warnings of ends that are cut."""
 
 import pytest
+import torch
 
 from fastdiff.pipelines import Pipeline
 
@@ -18,3 +19,18 @@ def test_each_end_that_is_cut_is_logged_once_by_its_name(text_folder, caplog, ki
     caplog.clear()
     pipe("a cat", negative_prompt=f"bad {LONG}", guidance_scale=1, **options)
     assert not caplog.messages, "a negative prompt without effect is not encoded"
+
+
+def test_texts_are_remembered_where_that_is_asked_for(text_folder, monkeypatch):
+    encoders, made = Pipeline.from_pretrained(text_folder("sdxl"), device="cpu").encoders, []
+    encode = encoders._encode
+    monkeypatch.setattr(encoders, "_encode", lambda texts, *rest: made.append(texts) or encode(texts, *rest))
+    texts = [("a", "a"), ("b", "b"), ("a", "a"), ("c", "c"), ("b", "b")]
+    expected = [encoders.encode(text).text for text in texts]
+    assert made == texts
+    made.clear()
+    encoders.remember(2)
+    assert all(torch.equal(encoders.encode(text).text, each) for text, each in zip(texts, expected, strict=True))
+    assert made == [("a", "a"), ("b", "b"), ("c", "c"), ("b", "b")]  # the one that was used last is kept
+    encoders.encode(("b", "b"), 1)
+    assert len(made) == 5

@@ -63,6 +63,21 @@ def test_same_bits_in_any_company(load, case, device, dtype):
     assert [torch.equal(picture, alone) for picture in mixed] == [False, True, unguided, False]
 
 
+@pytest.mark.parametrize(("guidance_scale", "pictures"), [(5.0, 2), (1.0, 1)], ids=["guided", "unguided"])
+def test_on_the_cpu_a_picture_is_one_call_of_the_model(load, monkeypatch, guidance_scale, pictures):
+    """It holds both halves where it is guided, so that all threads work on a single one, and no other picture."""
+    pipe, calls = load("sd1"), []
+    predict = pipe.denoiser.predict
+
+    def counted(x, conditioning):
+        calls.append(len(x))
+        return predict(x, conditioning)
+
+    monkeypatch.setattr(pipe.denoiser, "predict", counted)
+    pipe("a cat", seed=[7, 8], guidance_scale=guidance_scale, **STEPS)
+    assert set(calls) == {pictures} and len(calls) >= 2 * STEPS["num_inference_steps"]
+
+
 @ON
 @ALL
 def test_same_bits_again(load, kind, device, dtype):

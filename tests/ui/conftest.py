@@ -5,7 +5,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,18 +17,34 @@ from fastdiff.checkpoints import hub
 from fastdiff.runs import drawing
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
-from fastdiff.ui.server import serving
+from fastdiff.ui.serving.server import serving
+from tests.ui.browser.actions import DESKTOP
 
 GRADIO_WARNINGS = ["'future.no_silent_downcasting' is deprecated", "The copy keyword is deprecated"]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+MISSING = "the browser tests need Chromium and playwright: apt-get install chromium; pip install playwright"
 EMOJI64 = hub.bundled_models()["emoji64"]
 
 
 @pytest.fixture(scope="session")
-def models_dir(tmp_path_factory) -> Path:
-    """cats: emoji64 without the names of its labels. plain/tiny: an unconditional model with random weights."""
+def models_dir(tmp_path_factory, text_folder) -> Path:
+    """cats: emoji64 without the names of its labels. The others have random weights.
+
+    plain/tiny: an unconditional model. text/sd1 and text/sdxl: models that read text.
+    """
     root = tmp_path_factory.mktemp("models")
     shutil.copytree(EMOJI64, root / "cats", ignore=shutil.ignore_patterns("fastdiff.json"))
     _save_tiny(root / "plain" / "tiny")
+    for kind in ("sd1", "sdxl"):
+        shutil.copytree(text_folder(kind), root / "text" / kind)
     return root
 
 
@@ -54,19 +69,13 @@ def models(models_dir) -> Models:
     return Models(models_dir, device="cpu")
 
 
-def free_port() -> int:
-    """Gradio's own search for one leaves sockets open."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
-
-
 @pytest.fixture(scope="session")
-def serve():
+def serve(tmp_path_factory):
     """A page on a free port while the block runs: one at a time in a process."""
 
     @contextmanager
-    def serving_page(models: Models, limits: Limits) -> Iterator[str]:
-        context = serving(models, limits, port=free_port())
+    def serving_page(models: Models, limits: Limits, **options) -> Iterator[str]:
+        context = serving(models, limits, port=0, **{"outputs": tmp_path_factory.mktemp("outputs")} | options)
 
         async def enter() -> str:  # outside of an event loop Gradio makes four and closes none
             return context.__enter__()
@@ -81,8 +90,8 @@ def serve():
 
 @pytest.fixture(scope="module")
 def server(models, serve) -> Iterator[str]:
-    """The address of a page that this module's tests share."""
-    with serve(models, Limits()) as address:
+    """The address of a page that this module's tests share; each visit is another person's."""
+    with serve(models, Limits(), allow_hosts=["page.example.org"]) as address:
         yield address
 
 
@@ -114,25 +123,35 @@ def upload_folder(tmp_path, monkeypatch) -> Path:
 class Visit:
     """One browser tab as the server sees it: the requests that Gradio's page sends, without the page."""
 
-    def __init__(self, address: str):
+    def __init__(self, address: str, login: tuple[str, str] | None = None):
         self.http = httpx.Client(base_url=address, timeout=60)
+        if login:
+            self.http.post("/login", data=dict(zip(("username", "password"), login, strict=True))).raise_for_status()
         self.session_hash = secrets.token_hex(8)
         self.config = self.http.get("/config").json()
         self.components = {each["id"]: each for each in self.config["components"]}
 
     def event(self, elem_id: str, name: str) -> dict:
-        """The event `name` of the component `elem_id`."""
+        """The event `name` of the component `elem_id` that the server handles."""
         ids = {key for key, each in self.components.items() if each["props"].get("elem_id") == elem_id}
         return next(
             each
             for each in self.config["dependencies"]
-            if any(target in ids and event == name for target, event in each["targets"])
+            if each["backend_fn"] and any(target in ids and event == name for target, event in each["targets"])
         )
 
     def inputs(self, event: dict, **values) -> list:
         """The values of the event's inputs as the page opens, but for those given by label."""
         props = [self.components[each]["props"] for each in event["inputs"]]
         return [values.get(each.get("label"), each.get("value")) for each in props]
+
+    def restore(self, file: dict) -> dict:
+        """The last message of dropping an uploaded file onto the page's field for PNG files."""
+        event = self.event("upload", "upload")
+        (label,) = {
+            each["props"]["label"] for each in self.components.values() if each["props"].get("elem_id") == "upload"
+        }
+        return self.call(event, self.inputs(event, **{label: file}))
 
     def join(self, event: dict, data: list) -> httpx.Response:
         body = {"data": data, "fn_index": event["id"], "session_hash": self.session_hash}
@@ -152,12 +171,12 @@ class Visit:
 
 
 @pytest.fixture
-def visit(server) -> Iterator[Callable[[], Visit]]:
-    """Opens visits to the module's server."""
+def visit_at() -> Iterator[Callable[..., Visit]]:
+    """Opens visits to the server at an address, by a user and password if it asks for them."""
     with ExitStack() as stack:
 
-        def open_visit() -> Visit:
-            each = Visit(server)
+        def open_visit(address: str, login: tuple[str, str] | None = None) -> Visit:
+            each = Visit(address, login)
             stack.callback(each.http.close)
             return each
 
@@ -165,14 +184,26 @@ def visit(server) -> Iterator[Callable[[], Visit]]:
 
 
 @pytest.fixture
-def slow_steps(monkeypatch) -> list[float]:
-    """Makes each step last 0.2 s more; the list has the time at which each step ended."""
-    ended = []
+def visit(server, visit_at) -> Callable[[], Visit]:
+    """Opens visits to the module's server."""
+    return lambda: visit_at(server)
+
+
+class Ended(list[float]):
+    """The times at which steps ended, each of which lasts some `seconds` more."""
+
+    seconds = 0.2
+
+
+@pytest.fixture
+def slow_steps(monkeypatch) -> Ended:
+    """Makes each step last 0.2 s more."""
+    ended = Ended()
     draw = drawing.draw
 
     def slowly(run, pipe):
         for each in draw(run, pipe):
-            time.sleep(0.2)
+            time.sleep(ended.seconds)
             ended.append(time.monotonic())
             yield each
 
@@ -180,9 +211,54 @@ def slow_steps(monkeypatch) -> list[float]:
     return ended
 
 
+@pytest.fixture(scope="module")
+def browser(server):  # playwright leaves an event loop running in this thread, in which Gradio cannot start
+    executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        executable = None
+    if executable is None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(MISSING)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser, server) -> Iterator[Callable]:
+    """Opens visits, each with cookies of its own. None of them may ask another host for anything."""
+    contexts, foreign = [], []
+
+    def watch(request) -> None:
+        if not request.url.startswith((server, "data:", "blob:")):
+            foreign.append(request.url)
+
+    def visit(size=DESKTOP, theme: str = "light"):
+        contexts.append(browser.new_context(viewport=size, accept_downloads=True))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(30_000)
+        page.on("request", watch)
+        with page.expect_response("**/gradio_api/run/predict*"):  # the page's first question; before, it forgets input
+            page.goto(f"{server}/?__theme={theme}")
+        page.get_by_role("button", name="Generate").wait_for()
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert not foreign
+
+
+@pytest.fixture
+def page(open_page):
+    return open_page()
+
+
 def pytest_collection_modifyitems(items):
     """Gradio's own warnings, in tests during which it serves."""
     for item in items:
-        if "server" in getattr(item, "fixturenames", ()):
+        if {"server", "components"} & set(getattr(item, "fixturenames", ())):
             for warning in GRADIO_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore:{warning}"))

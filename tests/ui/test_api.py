@@ -1,7 +1,9 @@
 """/generate and /models through Gradio's own client, as a program would call them."""
 
 import json
+import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 from PIL import Image
 
+from fastdiff.cli import main
 from fastdiff.models.unet2d import UNet2DModel
 from fastdiff.pipelines import Pipeline
 from fastdiff.requests import png
@@ -54,9 +57,18 @@ def test_another_model_and_size(client):
         assert picture.size == (24, 16)
 
 
+def test_prompts(client):
+    options = {"negative_prompt": "ocean", "clip_skip": 1, "steps": 2, "seed": 5}
+    (path,) = client.predict(model="./text/sd1", prompt="the cat", **options, api_name="/generate")
+    record = png.read_settings(path)
+    assert record | {"model": "./text/sd1", "prompt": "the cat", "num_inference_steps": 2} == record
+    assert record | {key: options[key] for key in ("negative_prompt", "clip_skip", "seed")} == record
+
+
 def test_models(client):
     found = {each["name"]: each for each in client.predict(api_name="/models")}
-    assert list(found) == ["emoji64", "emoji64-dit", "./cats", "./plain/tiny"]
+    assert list(found) == ["emoji64", "emoji64-dit", "./cats", "./plain/tiny", "./text/sd1", "./text/sdxl"]
+    assert [name for name, each in found.items() if each["reads_text"]] == ["./text/sd1", "./text/sdxl"]
     assert found["emoji64"]["size"] == [64, 64]
     assert "noto birds" in found["emoji64"]["labels"]
     assert found["emoji64"]["label_groups"]["noto smileys"][0] == "noto hearts"
@@ -65,6 +77,7 @@ def test_models(client):
         "name": "./plain/tiny",
         "size": [16, 16],
         "labels": [],
+        "reads_text": False,
         "label_groups": {},
         "steps": 20,
         "scheduler": "ddpm",
@@ -87,6 +100,9 @@ def test_the_api_page_names_two_functions(client):
         pytest.param({"seed": -1}, "seed: -1 is not a whole number", id="seed"),
         pytest.param({"label": "<b>x"}, "label '<b>x' is not a label", id="label"),
         pytest.param({"model": "/etc"}, "model '/etc' is not here", id="model"),
+        pytest.param({"prompt": "a cat"}, "prompt: emoji64 has no text encoder", id="prompt of a class model"),
+        pytest.param({"model": "./text/sd1"}, "./text/sd1 draws from a text; give one", id="no prompt"),
+        pytest.param({"model": "./text/sd1", "prompt": "a", "label": 1}, "label 1: .* leave it out", id="label"),
         pytest.param({"width": 7}, "height 64, width 7", id="size"),
     ],
 )
@@ -95,10 +111,107 @@ def test_refusals(client, options, message):
         client.predict(**options, api_name="/generate")
 
 
+DEFAULTS = ["emoji64", None, 0, 1, 1, *[None] * 9]
+HUGE = 10**400  # no float
+
+
+@pytest.mark.parametrize("count", [4, 11])
+def test_values_that_may_be_null_can_be_left_out_at_the_end(visit, count):
+    http = visit().http
+    data = ["emoji64", None, 0, 1, 1, *[None] * 6][:count]
+    call = http.post("/gradio_api/call/generate", json={"data": data}).json()
+    assert "event: complete" in http.get(f"/gradio_api/call/generate/{call['event_id']}").text
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        pytest.param(
+            [], "generate: 0 values are too few; give 14, null for each that the model chooses: model", id="none"
+        ),
+        pytest.param(["emoji64"], "generate: 1 values are too few; give 14", id="one"),
+        pytest.param([*DEFAULTS[:5], "ddim", HUGE, *[None] * 7], "eta: 1000000", id="eta"),
+        pytest.param([*DEFAULTS[:7], HUGE, *DEFAULTS[8:]], "guidance_scale: 1000000", id="guidance"),
+        pytest.param([*DEFAULTS[:2], None, *DEFAULTS[3:]], "seed is empty; give a whole number", id="no seed"),
+        pytest.param([*DEFAULTS[:5], "ddpm", 0.5, *DEFAULTS[7:]], "or give scheduler ddim", id="eta without ddim"),
+        pytest.param(
+            ["emoji64", {"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}, *DEFAULTS[2:]],
+            "label: a file is no value of it",
+            id="file",
+        ),
+    ],
+)
+def test_refusals_are_one_line(visit, data, message):
+    http = visit().http
+    call = http.post("/gradio_api/call/generate", json={"data": data})
+    (line,) = [line for line in http.get(f"/gradio_api/call/generate/{call.json()['event_id']}").text.splitlines() if
+               line.startswith("data: ")]  # fmt: skip
+    error = json.loads(line.removeprefix("data: "))["error"]
+    assert message in error and "\n" not in error and "--" not in error and len(error) < 300
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "message"),
+    [
+        pytest.param("GET", "call/generate/nope", None, "job 'nope' is not here", id="job"),
+        pytest.param("GET", "queue/data?session_hash=nope", None, "no job of this visit is here", id="visit"),
+        pytest.param("POST", "call/nope", {"data": []}, "no such function here; the API has /generate", id="function"),
+        pytest.param("POST", "call/v2/nope", {}, "there is no such function here", id="function by names"),
+        pytest.param("POST", "call/v2/generate", {"nope": 1}, "the call cannot be used: Parameter `nope`", id="name"),
+        pytest.param("POST", "queue/join", {"data": [], "fn_index": 99, "session_hash": "x"}, "no such", id="index"),
+        pytest.param("POST", "run/generate", {"data": DEFAULTS}, "Please join the queue", id="past the queue"),
+    ],
+)
+def test_whatever_is_not_there_is_one_line(visit, method, path, body, message):
+    reply = visit().http.request(method, f"/gradio_api/{path}", json=body)
+    assert message in reply.text and reply.text.strip().count("\n") == 0
+    assert reply.status_code in (200, 400, 404)
+
+
+def test_the_page_speaks_its_own_words(visit):
+    page = visit()
+    event = page.event("generate", "click")
+    for field, value, message in (
+        ("Seed", None, "Seed is empty; give a whole number"),
+        ("Pictures", 33, "Pictures: 33 is not a whole number from 1 to 32"),
+        ("Guidance", HUGE, "Guidance: 1000000"),
+    ):
+        result = page.call(event, page.inputs(event, **{field: value}))
+        assert message in str(result["output"]), result
+
+
+def test_settings_of_no_picture(visit):
+    page = visit()
+    uses = [each for each in page.config["dependencies"] if "use" in str(each["api_name"])]
+    assert uses
+    for event in uses:
+        assert "no picture is chosen" in str(page.call(event, [None] * len(event["inputs"]))["output"])
+
+
+def test_a_picture_of_the_command_drawn_again_has_the_same_bytes(visit, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = ["--label", "noto birds", "--seed", "77", "--num-images", "1", "--steps", "2"]
+    assert main(["sample", *settings, "--device", "cpu", "-o", "a.png"]) == 0
+    page = visit()
+    (uploaded,) = page.http.post("/gradio_api/upload", files={"files": ("a.png", Path("a.png").read_bytes())}).json()
+    event = page.event("upload", "upload")
+    file = {"path": uploaded, "orig_name": "a.png", "meta": {"_type": "gradio.FileData"}}
+    updates = zip(event["outputs"], page.restore(file)["output"]["data"], strict=True)
+    values = {key: each.get("value", ...) if isinstance(each, dict) else each for key, each in updates}
+    restored = {key: value for key, value in values.items() if value is not ...}
+    draw = page.event("generate", "click")
+    data = [restored.get(key, value) for key, value in zip(draw["inputs"], page.inputs(draw, Pictures=1), strict=True)]
+    output = page.call(draw, json.loads(json.dumps(data).replace(".0,", ",")))["output"]  # as browsers write numbers
+    assert "Drew 1 picture" in str(output)
+    shown = page.call(page.event("history-tab", "select"), [None, 1])["output"]["data"]
+    urls = re.findall(r"'url': '([^']*-77\.png)'", str(shown))
+    assert page.http.get(urls[0]).content == Path("a.png").read_bytes()
+
+
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
 def test_numbers_that_are_none_in_json(visit, number):
     page = visit()
-    body = json.dumps({"data": ["emoji64", None, 0, 1, "?", *[None] * 6]}).replace('"?"', number)
+    body = json.dumps({"data": ["emoji64", None, 0, 1, "?", *[None] * 9]}).replace('"?"', number)
     reply = page.http.post("/gradio_api/call/generate", content=body, headers={"content-type": "application/json"})
     if reply.status_code == 200:
         result = page.http.get(f"/gradio_api/call/generate/{reply.json()['event_id']}").text

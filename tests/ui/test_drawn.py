@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fastdiff import cli
 from fastdiff.diffusion.loop import _Loop
 from fastdiff.errors import DeviceLostError, NonFiniteError
 from fastdiff.models.unet2d import UNet2DModel
@@ -52,6 +53,21 @@ def test_pictures_are_the_pipelines_and_hold_their_settings(models, tmp_path):
         assert record == {"schema": 1, **picture.record}
         assert (record["seed"], record["label"], record["num_inference_steps"]) == (seed, "noto birds", 2)
         assert np.array_equal(pixels(picture.path), np.asarray(image))
+
+
+@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
+def test_pictures_of_prompts_are_the_commands_byte_for_byte(models, models_dir, monkeypatch, tmp_path, kind):
+    options = Options(
+        model=f"./text/{kind}", prompt="the cat", negative_prompt="ocean", clip_skip=1, seed=5, num_images=2, steps=3
+    )
+    drawn = [each for _, finished in draw(prepare(options, models, LIMITS), models, tmp_path) for each in finished]
+    assert [each.path.name for each in drawn] == ["the-cat-5.png", "the-cat-6.png"]
+    monkeypatch.chdir(models_dir)
+    command = ["sample", "-m", f"./text/{kind}", "--prompt", "the cat", "--negative-prompt", "ocean", "-s", "5"]
+    command += ["--num-images", "2", "--steps", "3", "--clip-skip", "1", "--device", "cpu"]
+    assert cli.main([*command, "-b", "2", "-o", str(tmp_path / "command")]) == 0
+    for each in drawn:
+        assert each.path.read_bytes() == (tmp_path / "command" / each.path.name).read_bytes()
 
 
 def test_an_unconditional_model_draws_at_another_size(models, tmp_path):

@@ -1,5 +1,6 @@
 """The models on offer: links that lead out of the models folder, the hub, and loading each model once."""
 
+import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ def names(folder, **options) -> list[str]:
 
 
 def test_bundled_models_and_those_below_the_folder(models):
-    assert models.names() == ["emoji64", "emoji64-dit", "./cats", "./plain/tiny"]
+    assert models.names() == ["emoji64", "emoji64-dit", "./cats", "./plain/tiny", "./text/sd1", "./text/sdxl"]
 
 
 def test_without_a_folder_only_bundled_models(models):
@@ -140,15 +141,28 @@ def test_planners_of_trajectories_are_left_out_with_the_reason(save_planner, tmp
         models.card("./planner")
 
 
-def test_models_that_draw_from_prompts_are_left_out_with_the_reason(text_folder, tmp_path):
-    for kind in ("sd1", "sdxl"):
-        shutil.copytree(text_folder(kind), tmp_path / kind)
+def test_a_model_of_prompts_without_a_text_encoder_is_left_out_with_the_reason(text_folder, tmp_path):
+    folder = shutil.copytree(text_folder("sdxl"), tmp_path / "sdxl")
+    index = json.loads((folder / "model_index.json").read_text())
+    parts = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
+    (folder / "model_index.json").write_text(json.dumps(index | {key: [None, None] for key in parts}))
     models = Models(tmp_path, device="cpu")
-    assert not any(name.startswith("./") for name in models.names())
-    reason = "it draws from prompts, which the page does not take yet; use fastdiff sample"
-    assert models.left_out() == {f"./{kind}": f"model ./{kind}: {reason}" for kind in ("sd1", "sdxl")}
-    with pytest.raises(InputError, match="it draws from prompts"):
-        models.card("./sd1")
+    assert models.names() == BUNDLED
+    assert "model ./sdxl: it has no text encoder" in models.left_out()["./sdxl"]
+
+
+@pytest.mark.parametrize("name", ["emoji64", "./text/sd1"])
+def test_a_model_is_warm_before_the_first_click(models, monkeypatch, name):
+    drawn = []
+    monkeypatch.setattr(Models, "pipeline", lambda *args, load=Models.pipeline: drawn.append(load(*args)) or drawn[-1])
+    models.warm_up(name)
+    assert len(drawn) == 1
+
+
+def test_tokenizers_are_read_once(models):
+    card = models.card("./text/sdxl")
+    assert len(models.tokenizers(card)) == 2
+    assert models.tokenizers(card) is models.tokenizers(models.card("./text/sdxl"))
 
 
 def test_a_circle_of_links_in_a_model_stops_no_list(card_folder, tmp_path, spoil):

@@ -51,6 +51,12 @@ LIMITS = Limits(pictures=4, steps=50, side=128, batch_size=4)
         pytest.param({"label": 1.5}, "label: 1.5 is not a whole number", id="fraction as label"),
         pytest.param({"model": "./plain/tiny", "label": 0}, "has no labels; leave it out", id="label without labels"),
         pytest.param({"model": "./plain/tiny", "guidance_scale": 2}, "no null label", id="guidance without labels"),
+        pytest.param({"model": "./text/sd1"}, "prompt: ./text/sd1 draws from a text; give one", id="no prompt"),
+        pytest.param({"model": "./text/sd1", "prompt": 7}, "prompt: .* is not a list of up to", id="number as prompt"),
+        pytest.param({"model": "./text/sd1", "prompt": "x" * 10_001}, "prompt: .* 10000 characters", id="long prompt"),
+        pytest.param({"model": "./text/sd1", "prompt": "a", "clip_skip": 9}, "clip-skip 9: the text", id="clip skip"),
+        pytest.param({"prompt": "a cat", "label": "noto birds"}, "prompt: emoji64 has no text encoder", id="prompt"),
+        pytest.param({"negative_prompt": "a"}, "negative-prompt: emoji64 has no text", id="negative prompt"),
         pytest.param({"scheduler": "eular"}, "scheduler: 'eular' is not one of ddim, ddpm", id="unknown scheduler"),
         pytest.param({"scheduler": "ddpm", "eta": 0.5}, "eta 0.5 is an option of ddim", id="eta of DDPM"),
         pytest.param({"eta": float("inf")}, "eta: inf is not a number from 0 to 1", id="infinite eta"),
@@ -72,6 +78,13 @@ def test_what_is_left_out_is_the_models_choice(models):
     assert (request.num_inference_steps, request.scheduler, request.guidance_scale, request.eta) == (20, "ddim", 4.0, 0)
     assert [(picture.seed, picture.label_name) for picture in run.cells] == [(0, "fluent-3d hearts")]
     assert run.size == (64, 64)
+
+
+def test_an_empty_prompt_is_one(models):
+    run = prepare(Options(model="./text/sd1", prompt=""), models, LIMITS)
+    assert [cell.prompt for cell in run.cells] == [""]
+    assert (run.request.guidance_scale, run.request.num_inference_steps, run.request.scheduler) == (7.5, 20, "pndm")
+    assert run.size == (16, 16)
 
 
 def test_every_limited_field_is_an_option():

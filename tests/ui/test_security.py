@@ -1,5 +1,6 @@
 """Attacks on the server: other people's files, links, other sites, full disks, a flooded queue."""
 
+import errno
 import os
 import socket
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from gradio.route_utils import GradioUploadFile
 
 from fastdiff.ui.limits import Limits
 
@@ -26,7 +28,7 @@ sys.addaudithook(_audit)
 
 @pytest.fixture(scope="module")
 def server(models, serve):
-    with serve(models, LIMITS) as address:
+    with serve(models, LIMITS, allow_hosts=["page.example.org"]) as address:
         yield address
 
 
@@ -70,6 +72,18 @@ def test_the_server_fetches_nothing_for_others(http, where):
     assert http.get(where, follow_redirects=False).status_code >= 300
 
 
+@pytest.mark.parametrize("link", ["http://example.com/x.png", "HTTPS://example.com/x.png", "ftp://example.com/x.png"])
+def test_the_server_looks_no_site_up_for_others(http, link):
+    global opened
+    opened = []
+    try:
+        reply = http.get(f"/gradio_api/file={link}", follow_redirects=False)
+    finally:
+        asked, opened = opened, None
+    assert (reply.status_code, reply.text) == (403, "this server fetches no links")
+    assert not [arguments for arguments in asked if "example.com" in str(arguments)]
+
+
 def test_the_folder_of_pictures_is_private(server):
     assert folder().stat().st_mode & 0o077 == 0
 
@@ -89,13 +103,12 @@ def test_the_folder_of_pictures_is_private(server):
 def test_an_upload_by_path_or_link_reads_nothing(visit, path):
     global opened
     page = visit()
-    event = page.event("upload", "upload")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         path = path.format(port=listener.getsockname()[1])
         opened = []
         try:
             file = {"path": path, "meta": {"_type": "gradio.FileData"}}
-            result = page.call(event, [file])
+            result = page.restore(file)
         finally:
             asked, opened = opened, None
     assert not result["success"] or "upload: " in str(result["output"]["data"])
@@ -104,12 +117,40 @@ def test_an_upload_by_path_or_link_reads_nothing(visit, path):
     assert [arguments for arguments in asked if arguments[1] != server_address and arguments[0] != "127.0.0.1"] == []
 
 
+def test_a_link_in_the_place_of_a_label_reads_nothing(http):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.5)
+        link = {"path": f"http://127.0.0.1:{listener.getsockname()[1]}/a.png", "meta": {"_type": "gradio.FileData"}}
+        for label in (link, [link], {"deep": [link]}):
+            call = http.post("/gradio_api/call/generate", json={"data": ["emoji64", label, 0, 1, 1, *[None] * 9]})
+            result = http.get(f"/gradio_api/call/generate/{call.json()['event_id']}").text
+            assert "label: a file is no value of it" in result
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+def test_a_full_disk_says_so_and_keeps_no_half_of_a_file(http, monkeypatch):
+    write = GradioUploadFile.write
+
+    async def fill(self, data: bytes) -> None:
+        await write(self, data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = set(folder().rglob("*"))
+    with monkeypatch.context() as patch:
+        patch.setattr(GradioUploadFile, "write", fill)
+        reply = send(http)
+    assert (reply.status_code, reply.text) == (507, "the server's disk is full; make room on it, then try again")
+    assert set(folder().rglob("*")) == before
+    assert send(http).status_code == 200
+
+
 def test_an_upload_is_refused_by_its_signature_and_not_kept(visit):
     page = visit()
     (path,) = send(page.http, b"\xff\xd8\xff\xe0 JFIF", "photo.png").json()
     assert Path(path).is_file()
     file = {"path": path, "orig_name": "photo.png", "meta": {"_type": "gradio.FileData"}}
-    result = page.call(page.event("upload", "upload"), [file])
+    result = page.restore(file)
     assert "photo.png is not a PNG" in str(result["output"]["data"])
     assert not Path(path).exists()
 
@@ -137,6 +178,20 @@ def test_another_site_is_refused(http, origin):
     body = {"data": [], "fn_index": 0, "session_hash": "x"}
     assert http.post("/gradio_api/queue/join", json=body, headers={"Origin": origin}).status_code == 403
     assert http.post("/gradio_api/call/models", json={"data": []}, headers={"Origin": origin}).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/", "/config", "/gradio_api/info", "/gradio_api/queue/data?session_hash=x"])
+def test_a_name_that_was_rebound_reads_nothing(http, path):
+    """Another site has its name point here once a browser has opened it."""
+    reply = http.get(path, headers={"Host": f"evil.example:{http.base_url.port}"})
+    assert reply.status_code == 403
+    assert reply.text == "this server is not known as evil.example; if it should be, start it with --allow-host"
+
+
+def test_a_name_that_was_rebound_draws_nothing(http):
+    site = f"evil.example:{http.base_url.port}"
+    headers = {"Host": site, "Origin": f"http://{site}"}
+    assert http.post("/gradio_api/call/models", json={"data": []}, headers=headers).status_code == 403
 
 
 def test_the_page_itself_and_programs_are_let_in(http, server):
@@ -204,17 +259,16 @@ def test_a_visit_sees_its_own_pictures_only(visit):
         assert page.call(event, page.inputs(event, Steps=1, Seed=seed))["success"]
     opened = pages[0].event("history-tab", "select")
     for page, own, other in zip(pages, ("seed 11", "seed 22"), ("seed 22", "seed 11"), strict=True):
-        history = str(page.call(opened, [None])["output"]["data"])
+        history = str(page.call(opened, [None, 1])["output"]["data"])
         assert own in history and other not in history
 
 
-def test_pictures_have_names_that_nobody_can_guess(visit):
-    page = visit()
-    event = page.event("generate", "click")
-    page.call(event, page.inputs(event, Steps=1))
+def test_pictures_of_the_api_have_names_that_nobody_can_guess(http):
+    call = http.post("/gradio_api/call/generate", json={"data": ["emoji64", None, 0, 1, 1, *[None] * 9]}).json()
+    assert "event: complete" in http.get(f"/gradio_api/call/generate/{call['event_id']}").text
     pictures = list((folder() / "pictures").rglob("*.png"))
     assert pictures
     for picture in pictures:
-        visit_folder, run_folder = picture.relative_to(folder() / "pictures").parts[:2]
-        assert len(visit_folder) >= 11 and len(run_folder) >= 11
-    assert page.http.get(f"/gradio_api/file={folder()}/pictures").status_code in (403, 404)
+        (run_folder,) = picture.relative_to(folder() / "pictures").parts[:-1]
+        assert len(run_folder) >= 11
+    assert http.get(f"/gradio_api/file={folder()}/pictures").status_code in (403, 404)

@@ -1,6 +1,7 @@
-"""A visit's folder: its own, unreadable to others, gone with it; and what the page says of a picture."""
+"""A visit: its own pictures; the folder of the API's; and what the page says of a picture."""
 
 import copy
+import errno
 import os
 import time
 from pathlib import Path
@@ -8,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from fastdiff.errors import DeviceLostError, InputError
+from fastdiff.runs import files
 from fastdiff.ui.drawn import Drawn
 from fastdiff.ui.messages import explain, note, problem
 from fastdiff.ui.session import MAX_AGE, Session, new_folder
+from fastdiff.ui.store import Store
 from fastdiff.ui.tabs.gallery import gallery_value, settings_table
 
 
@@ -18,28 +21,11 @@ def drawn(seed: int, **record) -> Drawn:
     return Drawn(Path(f"{seed}.png"), {"seed": seed, **record})
 
 
-def test_a_copy_is_a_new_session(upload_folder):
-    session = Session()
-    session.remember([drawn(1)])
+def test_a_copy_is_a_new_session_with_the_same_store(tmp_path):
+    session = Session(Store(tmp_path))
+    session.run = session.shown = [drawn(1)]
     other = copy.deepcopy(session)
-    assert other.history == [] and other.run == []
-    assert session.new_folder().parent != other.new_folder().parent
-
-
-def test_history_has_the_newest_first():
-    session = Session()
-    session.remember([drawn(1), drawn(2)])
-    session.remember([drawn(3)])
-    assert [each.record["seed"] for each in session.history] == [3, 2, 1]
-
-
-def test_the_folder_goes_with_the_session(upload_folder):
-    session = Session()
-    first, second = session.new_folder(), session.new_folder()
-    assert first.parent == second.parent != first
-    session.close()
-    assert not first.parent.exists()
-    Session().close()  # nothing was drawn
+    assert other.run == [] and other.shown == [] and other.store is session.store
 
 
 def test_old_folders_are_deleted(upload_folder):
@@ -54,11 +40,14 @@ def test_captions_are_seeds():
 
 
 def test_settings_are_escaped_and_complete():
-    table = settings_table(drawn(7, label="<script>", eta=0.0, scheduler=None, model="a & b"))
+    record = dict.fromkeys(("num_inference_steps", "guidance_scale", "width", "height"), 8)
+    record |= {"versions": {"fastdiff": "1"}, "label": "<script>", "eta": 0.0, "clip_skip": None}
+    table = settings_table(drawn(7, **record, scheduler="ddim", model="a & b"))
     assert "<dt>Seed</dt><dd>7</dd>" in table
     assert "<dd>&lt;script&gt;</dd>" in table and "<dd>a &amp; b</dd>" in table
     assert "<dt>Eta</dt><dd>0.0</dd>" in table
-    assert "Scheduler" not in table
+    assert "Clip skip" not in table
+    assert "&lt;script&gt;&#10;Steps: 8, Sampler: DDIM" in table
 
 
 @pytest.mark.parametrize(
@@ -73,6 +62,31 @@ def test_settings_are_escaped_and_complete():
 def test_problems_are_lines_for_people(error, line):
     assert line in explain(error)
     assert problem(error).startswith('<div role="alert"')
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("num-images: 33 is not a whole number", "Pictures: 33 is not a whole number"),
+        ("seed: None is not a whole number", "Seed is empty; give a whole number"),
+        ("cfg-scale: -1 is not a number", "Guidance: -1 is not a number"),
+        ("infinite at step 3; try --dtype float32, or check the weights", "infinite at step 3; check the weights"),
+        ("eta 1 is an option of ddim; leave it out, or give --scheduler ddim", "or give scheduler ddim"),
+    ],
+)
+def test_the_page_has_words_of_its_own(text, line):
+    assert line in problem(InputError(text)) and "--" not in problem(InputError(text))
+
+
+def test_a_full_disk_is_told_without_the_servers_paths(tmp_path, monkeypatch):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError) as error:
+        files.write(tmp_path / "a.png", b"x", overwrite=False)
+    line = "the server cannot keep the picture (No space left on device); make room on its disk"
+    assert explain(error.value) == line
 
 
 def test_messages_are_escaped():

@@ -2,6 +2,7 @@
 
 import html
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +14,18 @@ from gradio.components import Component
 from PIL import Image
 
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.errors import InputError
 from fastdiff.runs.drawing import Run
-from fastdiff.ui.drawn import draw
+from fastdiff.ui.drawn import Drawn, draw
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.messages import PROBLEMS, note, problem
 from fastdiff.ui.models import Models
 from fastdiff.ui.options import Options, prepare
 from fastdiff.ui.session import Session
 from fastdiff.ui.tabs.controls import Sampling, Subject, Updates, model_picker, seed_field
-from fastdiff.ui.tabs.progress import bar
-from fastdiff.ui.tabs.running import QUICK, build_buttons, connect_buttons
+from fastdiff.ui.tabs.progress import PREVIEW_INTERVAL, bar, preview
+from fastdiff.ui.tabs.prompt import PromptBoxes
+from fastdiff.ui.tabs.running import QUICK, Buttons
 
 
 @dataclass(frozen=True)
@@ -31,19 +34,57 @@ class Side:
 
     name: str
     model: gr.Dropdown
+    fitted: gr.State  # the name of the model that the controls fit
     sampling: Sampling
 
     @classmethod
     def build(cls, name: str, models: Models, card: ModelCard, limits: Limits, steps: int) -> "Side":
-        with gr.Column(min_width=300), gr.Group():
-            gr.Markdown(f"### {name}", padding=True)
-            return cls(
-                name, model_picker(models, card), Sampling.build(models, card, limits, {"num_inference_steps": steps})
-            )
+        with gr.Row(elem_classes="side"):
+            gr.Markdown(f"### {name}")
+            model = model_picker(models, card)
+            sampling = Sampling.build(models, card, limits, {"num_inference_steps": steps}, picker=gr.Dropdown)
+            return cls(name, model, gr.State(card.name), sampling)
 
     @property
     def components(self) -> list[Component]:
-        return [self.model, *self.sampling.components]
+        return [self.model, self.fitted, *self.sampling.components]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The picture of one side, with its live preview before, and the way back to the form."""
+
+    live: gr.HTML
+    picture: gr.Image
+    use: gr.Button
+    drawn: gr.State  # Drawn
+
+    @classmethod
+    def build(cls, name: str) -> "Result":
+        with gr.Column(min_width=140, elem_classes="stage-column"):
+            live = gr.HTML(elem_classes="live")
+            picture = gr.Image(
+                label=name,
+                format="png",
+                interactive=False,
+                height=320,
+                buttons=["download", "fullscreen"],
+                elem_classes="enlarged",
+            )
+            use = gr.Button(f"Use the settings of {name}", size="sm", visible="hidden")
+        return cls(live, picture, use, gr.State(None))
+
+    @property
+    def components(self) -> list[Component]:
+        return list(vars(self).values())
+
+    def show(self, drawn: Drawn) -> Updates:
+        return {
+            self.live: "",
+            self.picture: str(drawn.path),
+            self.drawn: drawn,
+            self.use: gr.update(visible=True),
+        }
 
 
 @dataclass(frozen=True)
@@ -52,94 +93,132 @@ class CompareTab:
     limits: Limits
     session: gr.State
     subject: Subject
+    boxes: PromptBoxes
     seed: gr.Number
     sides: tuple[Side, Side]
+    buttons: Buttons
     status: gr.HTML
     slider: gr.ImageSlider
-    pictures: tuple[gr.Image, gr.Image]
+    results: tuple[Result, Result]
 
     @classmethod
     def build(cls, models: Models, card: ModelCard, limits: Limits, session: gr.State) -> "CompareTab":
         gr.Markdown("Draw one seed with two settings: what does a step, a scheduler or another model change?")
         subject = Subject.build(card)
+        boxes = PromptBoxes.build(models, card)
         seed = seed_field()
         steps = models.default_sampling(card).num_inference_steps
-        with gr.Row():
-            sides = (
-                Side.build("A", models, card, limits, steps),
-                Side.build("B", models, card, limits, max(1, steps // 2)),
-            )
-        buttons = build_buttons("Compare")
+        sides = (
+            Side.build("A", models, card, limits, steps),
+            Side.build("B", models, card, limits, max(1, steps // 2)),
+        )
+        buttons = Buttons.build("Compare")
         status = gr.HTML(note("Choose two settings and press Compare."), min_height=60, padding=True)
         with gr.Row():
-            pictures = _build_picture("A"), _build_picture("B")
+            results = Result.build("A"), Result.build("B")
         slider = gr.ImageSlider(label="A and B: drag the line", format="png", interactive=False, max_height=400)
-        tab = cls(models, limits, session, subject, seed, sides, status, slider, pictures)
-        tab._connect(buttons)
+        tab = cls(models, limits, session, subject, boxes, seed, sides, buttons, status, slider, results)
+        tab._connect()
         return tab
 
-    def _connect(self, buttons: tuple[gr.Button, gr.Button]) -> None:
+    def _connect(self) -> None:
+        pickers = [side.model for side in self.sides]
+        subject = [*self.subject.components, *self.boxes.components]
+        controls = [*subject, *(each for side in self.sides for each in side.components)]
         for side in self.sides:
-            followers = [*side.sampling.components, *self.subject.components, self.status]
-            side.model.input(self._follow(side), side.model, followers, **QUICK)
-        self.subject.follow(self.models, self.sides[0].model)
-        controls = [*self.subject.components, *(each for side in self.sides for each in side.components)]
-        outputs = [self.status, self.slider, *self.pictures]
-        connect_buttons(buttons, self.seed, self.run, {*controls, self.seed, self.session}, outputs, live=[])
+            followers = [side.fitted, *side.sampling.components, *subject, self.status]
+            side.model.input(self._follow(side), {*controls}, followers, **QUICK)
+        self.subject.follow(self.models, pickers[0])
+        self.boxes.follow(self.models, pickers)
+        outputs = [self.slider, *(each for result in self.results for each in result.components)]
+        typed: list[gr.Textbox | gr.Number] = [self.boxes.prompt, self.boxes.negative_prompt, self.seed]
+        self.buttons.connect(
+            typed,
+            self.run,
+            {*controls, self.seed, self.session},
+            self.status,
+            outputs,
+            live=[each.live for each in self.results],
+        )
 
-    def _follow(self, side: Side) -> Callable[[str], Updates]:
-        def follow(name: str) -> Updates:
-            """Fit the controls to a model: the label's to that of A, each side's sampling to its own."""
+    def _follow(self, side: Side) -> Callable[[Mapping[Component, Any]], Updates]:
+        pickers = [each.model for each in self.sides]
+
+        def follow(data: Mapping[Component, Any]) -> Updates:
+            """Fit the controls to a model: labels to that of A, prompts to both, each side's sampling to its own."""
+            name, before = data[side.model], data[side.fitted]
+            if name == before:
+                return {self.status: gr.skip()}
             try:
-                card = self.models.card(name)
+                cards = self.models.card(before), self.models.card(name)
+                updates = self.boxes.fit(self.models, [self.models.card(data[each]) for each in pickers], data)
+                updates |= side.sampling.fit(self.models, cards, self.limits, data) | {side.fitted: name}
             except PROBLEMS as error:
                 return {self.status: problem(error)}
-            updates = side.sampling.updates(Sampling.properties(self.models, card, self.limits))
-            return updates | (self.subject.updates(Subject.properties(card)) if side is self.sides[0] else {})
+            return updates | (self.subject.fit(cards[1], data) if side is self.sides[0] else {})
 
         return follow
 
-    def run(self, data: Mapping[Component, Any]) -> Iterator[Updates]:
+    def run(self, data: Mapping[Component, Any], request: gr.Request) -> Iterator[Updates]:
         """Draw A, then B. Yields after each step, where Gradio can end the run."""
         session: Session = data[self.session]
         try:
             runs = [self._prepare(side, data) for side in self.sides]
-            yield {self.status: note("Starting"), self.slider: None, **dict.fromkeys(self.pictures)}
+            start: Updates = {self.status: note("Starting"), self.slider: None}
+            yield start | {result.picture: None for result in self.results}
             paths: list[Path] = []
             seconds: list[float] = []
-            for side, run, picture in zip(self.sides, runs, self.pictures, strict=True):
-                for progress, drawn in draw(run, self.models, session.new_folder()):
-                    yield {self.status: bar(progress, side.name)}
-                    session.remember(drawn)
+            for side, run, result in zip(self.sides, runs, self.results, strict=True):
+                previewed = 0.0
+                for progress, drawn in draw(run, self.models, session.shelf(request).new_folder()):
+                    updates: Updates = {self.status: bar(progress, side.name)}
+                    if time.monotonic() - previewed > PREVIEW_INTERVAL:
+                        previewed = time.monotonic()
+                        updates[result.live] = preview(progress)
+                    yield updates
                     paths += [each.path for each in drawn]
                 seconds.append(progress.seconds)
-                yield {picture: str(paths[-1])}
+                yield result.show(drawn[0])
         except PROBLEMS as error:
-            yield {self.status: problem(error)}
+            yield {self.status: problem(error), **{each.live: "" for each in self.results}, **self.buttons.free}
             return
         yield {
             self.slider: tuple(map(str, paths)),
             self.status: comparison_table(seconds, difference(*paths)),
+            **self.buttons.free,
         }
+
+    def send(self, chosen: Drawn | None) -> Updates:
+        """Both settings as those of a picture, to change one of them."""
+        try:
+            if chosen is None:
+                raise InputError("no picture is chosen; click one first")
+            record = chosen.record
+            card = self.models.card(record["model"])
+            boxes = PromptBoxes.properties(self.models, [card], record)
+        except PROBLEMS as error:
+            return {self.status: problem(error)}
+        updates = self.subject.updates(Subject.properties(card, record["label"])) | self.boxes.updates(boxes)
+        for side in self.sides:
+            updates |= {side.model: card.name, side.fitted: card.name}
+            updates |= side.sampling.updates(Sampling.properties(self.models, card, self.limits, record))
+        has_own = (record.get("width"), record.get("height")) in ((None, None), card.size)
+        size = "" if has_own else "; the size is the model's own here"
+        done = note(f"A and B are as seed {record['seed']}{size}. Change one of them and press Compare.")
+        return updates | {self.seed: record["seed"], self.status: done}
+
+    @property
+    def shown(self) -> list[Component]:
+        """The components that `send` changes."""
+        sides = [each for side in self.sides for each in side.components]
+        return [*self.subject.components, *self.boxes.components, *sides, self.seed, self.status]
 
     def _prepare(self, side: Side, data: Mapping[Component, Any]) -> Run:
         card = self.models.card(data[side.model])
         label = self.subject.chosen(data) if card.labels else None
-        sampling = side.sampling.chosen(data, card)
-        options = Options(model=card.name, label=label, seed=data[self.seed], **sampling)
+        chosen = self.boxes.chosen(data, card) | side.sampling.chosen(data, card)
+        options = Options(model=card.name, label=label, seed=data[self.seed], **chosen)
         return prepare(options, self.models, self.limits)
-
-
-def _build_picture(name: str) -> gr.Image:
-    return gr.Image(
-        label=name,
-        format="png",
-        interactive=False,
-        height=256,
-        min_width=140,
-        buttons=["download", "fullscreen"],
-        elem_classes="enlarged",
-    )
 
 
 def difference(a: Path, b: Path) -> str:

@@ -1,13 +1,13 @@
 """The form's controls, in groups that follow the model: what a model cannot use is not shown."""
 
+import math
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
-from gradio.blocks import Block
 from gradio.components import Component
 
 from fastdiff.checkpoints.kinds import MAX_SEED
@@ -16,10 +16,12 @@ from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.requests.defaults import SCHEDULER, SEED
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
-from fastdiff.ui.tabs.running import QUICK
+from fastdiff.ui.tabs.examples import examples_of
+from fastdiff.ui.tabs.running import QUICK, Updates
 
 MAX_GUIDANCE = 10  # of the slider; larger ones can come from a picture
-Updates = dict[Block, Any]
+MAX_TEXT_GUIDANCE = 20  # Stable Diffusion is drawn with 5 to 15
+ASPECTS = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3), (16, 9), (9, 16))  # of the sizes on offer, width to height
 Choices = list[tuple[str, str | int]]  # the text of each, and its label or group
 Properties = dict[str, dict[str, Any]]  # of the components of a Controls, by name
 
@@ -30,7 +32,14 @@ def model_picker(models: Models, card: ModelCard) -> gr.Dropdown:
 
 
 def can_guide(card: ModelCard) -> bool:
-    return bool(card.labels) and card.info.null_label is not None
+    return card.reads_text or (bool(card.labels) and card.info.null_label is not None)
+
+
+def are_alike(a: ModelCard, b: ModelCard) -> bool:
+    """Whether two models draw from the same labels, or both from prompts."""
+    if a.reads_text or b.reads_text:
+        return a.reads_text and b.reads_text
+    return bool(a.labels) and [*map(a.label_name, a.labels)] == [*map(b.label_name, b.labels)]
 
 
 class Controls:
@@ -69,10 +78,10 @@ class Subject(Controls):
 
     @staticmethod
     def properties(card: ModelCard, chosen: str | int | None = None) -> Properties:
-        """For `card`, with the label or group `chosen`, which it offers, or the first one."""
+        """For `card`, with the label or group `chosen`, which it offers, or the first choice."""
         styles = _styles(card)
         names = [name for _, name in _choices(card)]
-        chosen = next(iter(names), None) if chosen is None else chosen
+        chosen = _first_choice(card, names) if chosen is None else chosen
         hidden: dict[str, Any] = {"choices": [], "value": None, "visible": False}
         if not styles:
             label = {"choices": _choices(card), "value": chosen, "visible": bool(names)}
@@ -83,6 +92,11 @@ class Subject(Controls):
             "group": {"choices": _choices(card, style), "value": group, "visible": True},
             "label": hidden,
         }
+
+    def fit(self, card: ModelCard, data: Mapping[Component, Any]) -> Updates:
+        """The pickers for another model, with the same label where it has that."""
+        label = self.chosen(data)
+        return self.updates(self.properties(card, label if self.offers(card, label) else None))
 
     def follow(self, models: Models, model: gr.Dropdown) -> None:
         """Let the groups follow the style; the same one stays where the style has it."""
@@ -99,6 +113,12 @@ class Subject(Controls):
         """The label or group that the controls name; None for an unconditional model."""
         style, group = data[self.style], data[self.group]
         return data[self.label] if style is None or group is None else f"{style} {group}"
+
+
+def _first_choice(card: ModelCard, names: Sequence[str | int]) -> str | int | None:
+    """The subject that the form opens with: that of the model's first example, else its first one."""
+    examples = [example.subject for example in examples_of(card)]
+    return next((name for name in [*examples, *names] if name in names), None)
 
 
 def _styles(card: ModelCard) -> list[str]:
@@ -135,33 +155,50 @@ def _choices(card: ModelCard, style: str | None = None) -> Choices:
 
 @dataclass(frozen=True)
 class Sampling(Controls):
-    """The options of sampling: steps, scheduler, eta and guidance."""
+    """The options of sampling: steps, scheduler, eta, guidance, and the layers of the text encoder."""
 
     steps: gr.Slider
-    scheduler: gr.Radio
+    scheduler: gr.Radio | gr.Dropdown
     eta: gr.Slider
     guidance_scale: gr.Slider
+    clip_skip: gr.Slider
 
     @classmethod
     def build(
-        cls, models: Models, card: ModelCard, limits: Limits, record: Mapping[str, Any] | None = None
+        cls,
+        models: Models,
+        card: ModelCard,
+        limits: Limits,
+        record: Mapping[str, Any] | None = None,
+        picker: type[gr.Radio] | type[gr.Dropdown] = gr.Radio,
     ) -> "Sampling":
+        """`picker` is that of the schedulers: all at a glance, or on one line."""
         properties = cls.properties(models, card, limits, record)
         sampling = cls(
-            steps=gr.Slider(1, step=1, label="Steps", info="More are slower and finer", **properties["steps"]),
-            scheduler=gr.Radio(
+            steps=gr.Slider(
+                1, step=1, label="Steps", info="More are slower and finer", min_width=140, **properties["steps"]
+            ),
+            scheduler=picker(
                 [(name.upper(), name) for name in SCHEDULERS],
                 label="Scheduler",
                 info="How noise is removed",
+                min_width=140,
                 **properties["scheduler"],
             ),
-            eta=gr.Slider(0, 1, step=0.05, label="Eta", info="Noise that DDIM adds in each step", **properties["eta"]),
+            eta=gr.Slider(0, 1, step=0.05, label="Eta", info="Noise of each step", min_width=140, **properties["eta"]),
             guidance_scale=gr.Slider(
                 0,
                 step=0.1,
                 label="Guidance",
-                info="How much the label counts; 1 is plain",
+                min_width=140,
                 **properties["guidance_scale"],
+            ),
+            clip_skip=gr.Slider(
+                0,
+                step=1,
+                label="Clip skip",
+                info="Last layers of the text encoder that are left out",
+                **properties["clip_skip"],
             ),
         )
         sampling.scheduler.change(
@@ -183,19 +220,38 @@ class Sampling(Controls):
             "scheduler": own.scheduler or SCHEDULER,
             "eta": models.default_sampling(card, "ddim").eta,
             "guidance_scale": own.guidance_scale,
+            "clip_skip": 0,
         }
         chosen |= {key: value for key, value in (record or {}).items() if value is not None}
         most = min(limits.steps, card.num_train_timesteps)
         return {
-            "steps": {"maximum": most, "value": chosen["num_inference_steps"]},
+            "steps": {"maximum": most, "value": min(chosen["num_inference_steps"], most)},
             "scheduler": {"value": chosen["scheduler"]},
             "eta": {"value": chosen["eta"], "visible": chosen["scheduler"] == "ddim"},
             "guidance_scale": {
-                "maximum": max(MAX_GUIDANCE, chosen["guidance_scale"]),
+                "maximum": max(MAX_TEXT_GUIDANCE if card.reads_text else MAX_GUIDANCE, chosen["guidance_scale"]),
                 "value": chosen["guidance_scale"],
+                "info": f"How much the {'prompt' if card.reads_text else 'label'} counts; 1 is plain",
                 "visible": can_guide(card),
             },
+            "clip_skip": {
+                "maximum": max(1, card.most_clip_skip),
+                "value": min(chosen["clip_skip"], max(0, card.most_clip_skip)),
+                "visible": card.reads_text and card.most_clip_skip > 0,
+            },
         }
+
+    def fit(
+        self, models: Models, cards: tuple[ModelCard, ModelCard], limits: Limits, data: Mapping[Component, Any]
+    ) -> Updates:
+        """The controls for the second of `cards`: its defaults, and what was changed for the first if it is alike."""
+        before, card = cards
+        defaults = self.properties(models, before, limits)
+        values = {name: data[getattr(self, name)] for name in defaults}
+        changed = {name: value for name, value in values.items() if value != defaults[name]["value"]}
+        if "steps" in changed:
+            changed["num_inference_steps"] = changed.pop("steps")
+        return self.updates(self.properties(models, card, limits, changed if are_alike(before, card) else None))
 
     def chosen(self, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
         """The fields of ui.options.Options that these controls are for; None where the model has no such choice."""
@@ -204,24 +260,32 @@ class Sampling(Controls):
             "scheduler": data[self.scheduler],
             "eta": data[self.eta] if data[self.scheduler] == "ddim" else None,
             "guidance_scale": data[self.guidance_scale] if can_guide(card) else None,
+            "clip_skip": data[self.clip_skip] if card.reads_text else None,
         }
 
 
 @dataclass(frozen=True)
 class Size(Controls):
-    """Width and height of the pictures, in steps that the model can draw."""
+    """Width and height of the pictures, in steps that the model can draw; of one that reads text also by its shapes."""
 
+    shape: gr.Radio
     width: gr.Slider
     height: gr.Slider
 
     @classmethod
     def build(cls, card: ModelCard, limits: Limits) -> "Size":
         properties = cls.properties(card, limits)
+        shape = gr.Radio(label="Size", **properties["shape"])
         with gr.Row():
-            return cls(
+            size = cls(
+                shape=shape,
                 width=gr.Slider(label="Width", **properties["width"]),
                 height=gr.Slider(label="Height", **properties["height"]),
             )
+        sides = [size.width, size.height]
+        shape.input(lambda text: [int(side) for side in text.split("x")], shape, sides, **QUICK)
+        gr.on([side.input for side in sides], lambda: None, None, shape, **QUICK)  # a size of one's own
+        return size
 
     @staticmethod
     def properties(card: ModelCard, limits: Limits, record: Mapping[str, Any] | None = None) -> Properties:
@@ -235,7 +299,55 @@ class Size(Controls):
             "step": multiple,
             "info": f"Trained at {card.size[0]}x{card.size[1]}; others may fall apart" if card.size else None,
         }
-        return {"width": {"value": width, **shared}, "height": {"value": height, **shared}}
+        shapes = [_shape(*each) for each in shapes_of(card, limits)] if card.reads_text else []
+        chosen = _shape(width, height)
+        shape = {"choices": shapes, "value": chosen if chosen in shapes else None, "visible": len(shapes) > 1}
+        return {"shape": shape, "width": {"value": width, **shared}, "height": {"value": height, **shared}}
+
+
+def shapes_of(card: ModelCard, limits: Limits) -> list[tuple[int, int]]:
+    """(width, height) of the sizes on offer: the model's own, then others of about as many pixels within the limits."""
+    if card.size is None:
+        return []
+    pixels, multiple = math.prod(card.size), card.size_factor
+    shapes = [card.size]
+    for width, height in ASPECTS:
+        longest = min(math.sqrt(pixels * max(width, height) / min(width, height)), limits.side // multiple * multiple)
+        sides = (round(longest * side / max(width, height) / multiple) * multiple for side in (width, height))
+        shapes.append((next(sides), next(sides)))
+    return list(dict.fromkeys(shapes))
+
+
+def _shape(width: int, height: int) -> str:
+    return f"{width}x{height}"
+
+
+@dataclass(frozen=True)
+class SeedField(Controls):
+    """The seed of a run, which the next run takes again where it is locked; else that takes a new one."""
+
+    seed: gr.Number
+    lock: gr.Checkbox
+    spent: gr.State  # the seed that was drawn last; None where another was chosen since
+
+    @classmethod
+    def build(cls) -> "SeedField":
+        with gr.Group():
+            seed = seed_field()
+            lock = gr.Checkbox(False, label="Keep this seed", info="Else each run takes a new one", min_width=100)
+            field = cls(seed, lock, gr.State(None))
+        seed.input(lambda: None, None, field.spent, **QUICK)
+        return field
+
+    def chosen(self, data: Mapping[Component, Any]) -> Any:
+        """The seed of the next run, unchecked."""
+        seed = data[self.seed]
+        is_spent = seed is not None and seed == data[self.spent] and not data[self.lock]
+        return secrets.randbelow(MAX_SEED + 1) if is_spent else seed
+
+    def show(self, seed: int) -> Updates:
+        """The field with a seed that the next run draws."""
+        return {self.seed: seed, self.spent: None}
 
 
 def seed_field() -> gr.Number:

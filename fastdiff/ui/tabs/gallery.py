@@ -1,25 +1,32 @@
-"""Finished pictures: a gallery, and the panel of the one that was clicked."""
+"""Finished pictures: the stage that shows them, and the panel of the one on it."""
 
 import html
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import gradio as gr
 from gradio.blocks import Block
 
+from fastdiff.requests import png
 from fastdiff.ui.drawn import Drawn
 from fastdiff.ui.session import Session
 from fastdiff.ui.tabs.controls import Updates
 from fastdiff.ui.tabs.running import QUICK
 
+MAX_SUBJECT = 60  # letters of a caption
 _SHOWN = {
     "seed": "Seed",
     "label": "Label",
+    "prompt": "Prompt",
+    "negative_prompt": "Negative prompt",
     "model": "Model",
     "num_inference_steps": "Steps",
     "scheduler": "Scheduler",
     "eta": "Eta",
     "guidance_scale": "Guidance",
+    "clip_skip": "Clip skip",
     "width": "Width",
     "height": "Height",
     "dtype": "Number format",
@@ -27,23 +34,68 @@ _SHOWN = {
 }
 
 
-def build_gallery(label: str, elem_id: str) -> gr.Gallery:
-    return gr.Gallery(
-        label=label,
-        show_label=False,  # it would cover the first picture
-        elem_id=elem_id,
-        columns=4,
-        fit_columns=False,
-        object_fit="contain",
-        format="png",
-        interactive=False,
-        buttons=["download", "download_all", "fullscreen"],
-    )
+_VARIED = {  # settings in which pictures of one label can differ, and how a caption says them
+    "model": "{}",
+    "num_inference_steps": "{} steps",
+    "scheduler": "{}",
+    "eta": "eta {}",
+    "guidance_scale": "guidance {}",
+    "clip_skip": "clip skip {}",
+    "negative_prompt": "not {}",
+    "width": "{} wide",
+    "height": "{} high",
+}
+ONE, _, GRID = VIEWS = ("One", "Pixels", "Grid")
+_CLOSE = f"(view) => ({{__type__: 'update', ...(view === '{GRID}' ? {{selected_index: null}} : {{}})}})"
+_COPY = """() => navigator.clipboard.writeText(
+    [...document.querySelectorAll("dl[data-text]")].find((each) => each.checkVisibility()).dataset.text)"""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Finished pictures: one that fills the stage, the others in a strip below it; or all of them in a grid."""
+
+    gallery: gr.Gallery
+    view: gr.Radio
+
+    @classmethod
+    def build(cls, label: str, elem_id: str, view: str = ONE) -> "Stage":
+        """In a column of the class stage-column."""
+        gallery = gr.Gallery(
+            label=label,
+            show_label=False,  # it would cover the first picture
+            elem_id=elem_id,
+            elem_classes="stage",
+            height="var(--stage)",
+            columns=4,
+            fit_columns=False,
+            object_fit="contain",
+            format="png",
+            interactive=False,
+            buttons=["download", "download_all", "fullscreen"],
+        )
+        return cls(gallery, gr.Radio(VIEWS, value=view, label="View", container=False, elem_id=f"{elem_id}-view"))
+
+    def show(self, pictures: Sequence[Drawn], place: int | None = None) -> Updates:
+        """Show `pictures`, that at `place` on the stage; None: leave it as it is."""
+        chosen: dict[str, Any] = {} if place is None else {"selected_index": place}
+        return {self.gallery: gr.update(value=gallery_value(pictures), **chosen)}
 
 
 def gallery_value(pictures: Sequence[Drawn]) -> list[tuple[str, str]]:
-    """Files, so that the settings inside them stay, each with its seed below it."""
-    return [(str(drawn.path), f"seed {drawn.record['seed']}") for drawn in pictures]
+    """Files, so that the settings inside them stay, each with its caption, which is its alternative text too."""
+    records = [drawn.record for drawn in pictures]
+    varied = [key for key in _VARIED if len({str(record.get(key)) for record in records}) > 1]
+    return [(str(drawn.path), _caption(drawn.record, varied)) for drawn in pictures]
+
+
+def _caption(record: Mapping[str, Any], varied: Sequence[str]) -> str:
+    """The seed, those settings in which the pictures differ, and the label or prompt: a tile cuts the end off."""
+    subject = record.get("label") if record.get("prompt") is None else record["prompt"]
+    name = "" if subject is None else textwrap.shorten(str(subject), MAX_SUBJECT, placeholder="…")
+    values = [_VARIED[key].format(record[key]) for key in varied if record.get(key) is not None]
+    values = ["1 step" if value == "1 steps" else value for value in values]
+    return ", ".join(filter(None, [f"seed {record['seed']}", *values, name]))
 
 
 @dataclass(frozen=True)
@@ -53,6 +105,7 @@ class Panel:
     box: gr.Column
     settings: gr.HTML
     use: gr.Button
+    send: gr.Button
     download: gr.DownloadButton
     chosen: gr.State  # Drawn
 
@@ -61,23 +114,39 @@ class Panel:
         with gr.Column(visible=False) as box:
             settings = gr.HTML(label="Settings of this picture")
             with gr.Row():
-                use = gr.Button("Use these settings")
-                download = gr.DownloadButton("Download this picture")
-        return cls(box, settings, use, download, gr.State(None))
+                use = gr.Button("Use these settings", size="sm", min_width=140)
+                send = gr.Button("Send to Compare", size="sm", min_width=140)
+                copy = gr.Button("Copy settings", size="sm", min_width=140)
+                download = gr.DownloadButton("Download this picture", size="sm", min_width=140)
+        copy.click(None, js=_COPY, **QUICK)
+        return cls(box, settings, use, send, download, gr.State(None))
 
     @property
     def components(self) -> list[Block]:
         """The components that `show` and `hide` change."""
         return [self.box, self.settings, self.download, self.chosen]
 
-    def follow(self, gallery: gr.Gallery, session: gr.State, pictures: Callable[[Session], list[Drawn]]) -> None:
-        """Show the picture of `gallery` that is clicked; `pictures` gives those that it holds."""
+    def follow(self, stage: Stage, session: gr.State, pictures: Callable[[Session], list[Drawn]]) -> None:
+        """Show the picture that is on the stage; `pictures` gives all of them. The view is that of who clicks."""
 
-        def show(session: Session, event: gr.SelectData) -> Updates:
+        gallery, view = stage.gallery, stage.view
+
+        def show(session: Session, now: str, event: gr.SelectData) -> Updates:
             shown = pictures(session)
-            return self.show(shown[event.index]) if 0 <= event.index < len(shown) else self.hide()
+            panel = self.show(shown[event.index]) if 0 <= event.index < len(shown) else self.hide()
+            return panel | {view: ONE if now == GRID else gr.skip()}
 
-        gallery.select(show, session, self.components, **QUICK)
+        def change(session: Session, now: str, chosen: Drawn | None) -> Updates:
+            shown = pictures(session)
+            if now == GRID or not shown:
+                return {gallery: gr.skip(), **self.hide()}
+            place = shown.index(chosen) if chosen in shown else 0
+            return {gallery: gr.update(selected_index=place), **self.show(shown[place])}
+
+        gallery.select(show, [session, view], [*self.components, view], **QUICK)
+        gallery.preview_close(lambda: {view: GRID, **self.hide()}, None, [view, self.box, self.chosen], **QUICK)
+        view.input(change, [session, view, self.chosen], [gallery, *self.components], **QUICK)
+        view.input(None, view, gallery, js=_CLOSE, **QUICK)  # Python's None would be left out of the update
 
     def show(self, drawn: Drawn) -> Updates:
         return {
@@ -98,4 +167,5 @@ def settings_table(drawn: Drawn) -> str:
         for key, name in _SHOWN.items()
         if drawn.record.get(key) is not None
     )
-    return f'<dl class="settings" aria-label="Settings of this picture">{"".join(lines)}</dl>'
+    text = html.escape(png.parameters_text(drawn.record)).replace("\n", "&#10;")
+    return f'<dl class="settings" aria-label="Settings of this picture" data-text="{text}">{"".join(lines)}</dl>'

@@ -1,19 +1,107 @@
-"""The History tab: all pictures of this visit, the newest first."""
+"""The History tab: all pictures that are kept of this person, the newest first, page by page."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import gradio as gr
 
+from fastdiff.errors import InputError
+from fastdiff.requests import png
+from fastdiff.ui.drawn import Drawn
+from fastdiff.ui.messages import PROBLEMS, note, problem
+from fastdiff.ui.session import Session
+from fastdiff.ui.tabs.controls import Updates
 from fastdiff.ui.tabs.draw_tab import DrawTab
-from fastdiff.ui.tabs.gallery import Panel, build_gallery, gallery_value
+from fastdiff.ui.tabs.gallery import GRID, Panel, Stage
 from fastdiff.ui.tabs.running import QUICK
 
+PAGE = 40  # pictures at once
+REFRESH = 2.0  # seconds between two looks for new pictures while the tab is open
 
-def build_history(tab: gr.Tab, tabs: gr.Tabs, draw: DrawTab, session: gr.State) -> None:
-    """Fill `tab`, which shows the pictures of the session; the settings of one can go to the tab `draw` of `tabs`."""
-    gr.Markdown("All pictures of this visit, the newest first. They are gone when you leave: download what you like.")
-    gallery = build_gallery("History", "history")
-    panel = Panel.build()
-    tab.select(lambda session: gallery_value(session.history), session, gallery, **QUICK)
-    panel.follow(gallery, session, lambda session: session.history)
-    panel.use.click(draw.use, panel.chosen, draw.shown, **QUICK).then(
-        lambda: gr.update(selected="draw"), None, tabs, **QUICK
-    )
+
+@dataclass(frozen=True)
+class HistoryTab:
+    session: gr.State
+    page: gr.Number
+    status: gr.HTML
+    stage: Stage
+    panel: Panel
+
+    @classmethod
+    def build(cls, tab: gr.Tab, tabs: gr.Tabs, draw: DrawTab, session: gr.State) -> "HistoryTab":
+        """Fill `tab`; the settings of a picture can go to the tab `draw` of `tabs`."""
+        with gr.Row():
+            status = gr.HTML(note("Pictures that were drawn here, the newest first"), elem_id="history-status")
+            page = gr.Number(1, minimum=1, precision=0, label="Page", min_width=100, scale=0, elem_id="history-page")
+        with gr.Column(elem_classes="stage-column"):
+            stage = Stage.build("History", "history", view=GRID)
+        panel = Panel.build()
+        with panel.box:
+            delete = gr.Button("Delete this picture", variant="stop", elem_id="delete")
+        history = cls(session, page, status, stage, panel)
+        inputs, outputs = [session, page], [status, page, stage.gallery, stage.view, *panel.components]
+        tab.select(history.show, inputs, outputs, preprocess=False, **QUICK)
+        timer = gr.Timer(REFRESH, active=False)
+        timer.tick(history.refresh, [*inputs, panel.chosen], outputs, preprocess=False, **QUICK)
+        tabs.select(_is_open, None, timer, **QUICK)
+        page.submit(history.show, inputs, outputs, preprocess=False, **QUICK)
+        delete.click(history.delete, [*inputs, panel.chosen], outputs, preprocess=False, **QUICK)
+        panel.follow(stage, session, lambda session: session.shown)
+        panel.use.click(draw.use, panel.chosen, draw.shown, **QUICK).then(
+            lambda: (gr.update(selected="draw"), gr.update(active=False)), None, [tabs, timer], **QUICK
+        )
+        return history
+
+    def show(self, session: Session, page: float | None, request: gr.Request) -> Updates:
+        """A page of the pictures; pages that are not there give the nearest one."""
+        paths = session.shelf(request).paths()
+        pages = max(1, math.ceil(len(paths) / PAGE))
+        number = min(max(1, int(page)), pages) if isinstance(page, int | float) and math.isfinite(page) else 1
+        session.shown = [drawn for path in paths[PAGE * (number - 1) : PAGE * number] if (drawn := _read(path))]
+        count = f"{len(paths):,} picture{'' if len(paths) == 1 else 's'}, the newest first; page {number} of {pages}"
+        return {
+            self.status: note(count),
+            self.page: gr.update(value=number, maximum=pages),
+            **self.stage.show(session.shown),
+            self.stage.view: GRID,
+            **self.panel.hide(),
+        }
+
+    def refresh(self, session: Session, page: float | None, chosen: Drawn | None, request: gr.Request) -> Updates:
+        """The page with what was drawn meanwhile; a picture on it that is enlarged stays so."""
+        before = session.shown
+        updates = self.show(session, page, request)
+        if session.shown == before:
+            return {self.status: gr.skip()}
+        if chosen in session.shown:
+            index = session.shown.index(chosen)
+            updates |= self.stage.show(session.shown, index)
+            kept = {self.stage.view, *self.panel.components}
+            updates = {key: value for key, value in updates.items() if key not in kept}
+        return updates
+
+    def delete(self, session: Session, page: float | None, chosen: Drawn | None, request: gr.Request) -> Updates:
+        """Delete the picture that was clicked, for good."""
+        try:
+            if chosen is None:
+                raise InputError("no picture is chosen; click one first")
+            session.shelf(request).delete(chosen.path)
+        except PROBLEMS as error:
+            return {self.status: problem(error)}
+        return self.show(session, page, request)
+
+
+def _is_open(event: gr.SelectData) -> dict[str, Any]:
+    """Look for new pictures while the tab is open only."""
+    return gr.update(active=event.value == "History")
+
+
+def _read(path: Path) -> Drawn | None:
+    """A kept picture; None for one that was deleted or damaged meanwhile."""
+    try:
+        record = png.read_settings(str(path))
+    except InputError:
+        return None
+    return Drawn(path, record) if "seed" in record else None

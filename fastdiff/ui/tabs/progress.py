@@ -2,17 +2,19 @@
 
 import base64
 import io
+import math
 
 from PIL.Image import Image
 
 from fastdiff.runs.drawing import Progress
 
 PREVIEW_INTERVAL = 0.25  # seconds between two previews
-MAX_PREVIEW = 256  # pixels; larger pictures are scaled down
+SMALL = 256  # pixels of the longest side, up to which a picture is enlarged by a whole factor
+MAX_PREVIEW = SMALL  # larger previews are scaled down
 
 
 def bar(progress: Progress, what: str = "") -> str:
-    """HTML: a progress bar with step k of n and pictures per second; `what` comes first."""
+    """HTML: a progress bar with step k of n, pictures per second and the time left; `what` comes first."""
     step, places, count = progress.step, progress.places, len(progress.run.cells)
     which = f"{places.start + 1} to {places.stop}" if len(places) > 1 else str(places.stop)
     parts = [
@@ -20,6 +22,7 @@ def bar(progress: Progress, what: str = "") -> str:
         f"picture {which} of {count}" if count > 1 else "",
         f"step {step.index + 1} of {step.num_steps}",
         f"{progress.rate:.2g} pictures/s",
+        _time_left(progress),
         step.notice or "",
     ]
     text = ", ".join(filter(None, parts))
@@ -30,17 +33,25 @@ def bar(progress: Progress, what: str = "") -> str:
     )
 
 
+def _time_left(progress: Progress) -> str:
+    seconds = math.ceil(progress.seconds * (1 / progress.fraction - 1))
+    return f"{seconds} s left" if seconds < 100 else f"{math.ceil(seconds / 60)} min left"
+
+
 def preview(progress: Progress) -> str:
-    """HTML: the unfinished pictures of the batch side by side."""
-    images = "".join(
-        f'<img alt="Preview of seed {progress.run.cells[place].seed}" src="{_data_url(image)}">'
-        for place, image in zip(progress.places, progress.step.preview(), strict=True)
-    )
-    return f'<div class="previews" data-step="{progress.step.index + 1}">{images}</div>'
+    """HTML: the unfinished pictures of the batch side by side, as large as the finished ones will be."""
+    images = zip(progress.places, progress.step.preview(), strict=True)
+    frames = "".join(_frame(f"Preview of seed {progress.run.cells[place].seed}", image) for place, image in images)
+    return f'<div class="previews" data-step="{progress.step.index + 1}">{frames}</div>'
+
+
+def _frame(text: str, image: Image) -> str:
+    image.thumbnail((MAX_PREVIEW, MAX_PREVIEW))
+    size = f"--w: {image.width}px; --ratio: {image.width / image.height}"
+    return f'<div class="frame"><img alt="{text}" data-small style="{size}" src="{_data_url(image)}"></div>'
 
 
 def _data_url(image: Image) -> str:
-    image.thumbnail((MAX_PREVIEW, MAX_PREVIEW))
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -9,24 +9,16 @@ import gradio as gr
 from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.requests.request import Request
+from fastdiff.ui.foreign import parse_parameters
 from fastdiff.ui.limits import Limits
 
 _HEADER = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"  # width and height follow
 
 
 def build_upload() -> gr.File:
-    upload = gr.File(
+    return gr.File(
         label="Drop a PNG made here to restore its settings", file_types=[".png"], height=140, elem_id="upload"
     )
-    move = upload.async_move_resource_to_block_cache
-
-    async def move_file(path: Any) -> str | None:
-        if "://" in str(path):  # Gradio would open it
-            raise gr.Error("upload: drop a PNG file, not a link", print_exception=False)
-        return await move(path)
-
-    upload.async_move_resource_to_block_cache = move_file  # type: ignore[method-assign, assignment]
-    return upload
 
 
 def uploaded_path(payload: Any) -> Path:
@@ -41,16 +33,30 @@ def uploaded_path(payload: Any) -> Path:
 
 
 def read_record(path: Path, limits: Limits) -> dict[str, Any]:
-    """The settings in the PNG `path`, each of a valid kind. InputError, with the file's name, for any other file."""
+    """The settings in the PNG `path`, each of a valid kind. InputError, with the file's name, for any other file.
+
+    Those of a grid are its first picture's, and `grid_of` is the number of its pictures.
+    """
     try:
         _check_header(path, limits)
         record = png.read_settings(path)
         request = Request.from_flags({}, source=str(path))
     except InputError as error:
         raise InputError(str(error).replace(str(path), path.name)) from None
-    if request.prompt:
-        raise InputError(f"{path.name} was drawn from a prompt, which the page does not take yet; use fastdiff sample")
     return request.as_record() | _one_picture(request, record, path.name, limits)
+
+
+def read_foreign(path: Path, limits: Limits) -> tuple[dict[str, Any], list[str]] | None:
+    """The values that another tool wrote into the PNG `path`, and the names of settings that are none of ours.
+
+    None for any other file. InputError as `read_record`.
+    """
+    try:
+        _check_header(path, limits)
+        text = png.read_text(path)
+    except InputError as error:
+        raise InputError(str(error).replace(str(path), path.name)) from None
+    return None if "fastdiff" in text or "parameters" not in text else parse_parameters(text["parameters"])
 
 
 def _check_header(path: Path, limits: Limits) -> None:
@@ -66,9 +72,14 @@ def _check_header(path: Path, limits: Limits) -> None:
 
 
 def _one_picture(request: Request, record: Mapping[str, Any], name: str, limits: Limits) -> dict[str, Any]:
-    """Seed, label and size of the picture; of the first one where the file is a grid."""
-    size = {key: record.get(key) for key in ("width", "height")}
-    if not all(type(side) is int and 0 < side <= limits.side for side in size.values()):
+    """Seed, label or prompt, and size of the picture; of the first one where the file is a grid."""
+    is_grid = isinstance(record.get("seed"), list)
+    sides = {"width": request.width, "height": request.height}
+    size = {key: side for key, side in sides.items() if side is not None or not is_grid}  # old grids have no picture's
+    if not all(side is not None and side <= limits.side for side in size.values()):
         raise InputError(f"{name} holds a size that cannot be used; its sides must be 1 to {limits.side}")
-    seed = request.seed if isinstance(request.seed, tuple) else (request.seed,)
-    return {"seed": seed[0], "label": request.label[0] if request.label else None, **(size if len(seed) == 1 else {})}
+    seeds = request.seed if isinstance(request.seed, tuple) else (request.seed,)
+    subject = {"label": request.label[0] if request.label else None}
+    subject |= {"prompt": request.prompt[0]} if request.prompt else {}
+    subject |= {"grid_of": len(seeds) * max(1, len(request.subjects))} if is_grid else {}
+    return {"seed": seeds[0], **subject, **size}

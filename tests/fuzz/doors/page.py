@@ -16,6 +16,7 @@ from fastdiff.requests import png
 from fastdiff.ui.api import add_api
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
+from fastdiff.ui.store import Store
 from fastdiff.ui.tabs.upload import read_record
 from tests.fuzz.doors.outcomes import Options, Outcome, guarded
 from tests.fuzz.edits import PNG_NAME
@@ -29,7 +30,7 @@ def functions() -> tuple[Models, Callable[..., Any], Callable[[], Any]]:
 
     async def build() -> gr.Blocks:  # outside of an event loop Gradio makes some and closes none
         with gr.Blocks() as page:
-            add_api(models, Limits(pictures=4, steps=20, side=64, batch_size=4))
+            add_api(models, Limits(pictures=4, steps=20, side=64, batch_size=4), Store(Path("unused")))
         return page
 
     generate, list_models = (each.fn for each in asyncio.run(build()).fns.values())

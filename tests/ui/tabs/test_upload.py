@@ -73,8 +73,33 @@ def test_a_picture_of_ours_comes_back(models, tmp_path):
 def test_a_grid_gives_its_first_picture(upload):
     grid = RECORD | {"seed": [3, 4], "label": ["noto animals", "noto food"], "width": 300}
     record = read_record(upload(header() + text(grid) + END), LIMITS)
-    assert (record["seed"], record["label"]) == (3, "noto animals")
+    assert (record["seed"], record["label"], record["grid_of"]) == (3, "noto animals", 4)
     assert "width" not in record
+
+
+def test_a_grid_is_as_large_as_it_likes_and_its_pictures_are_not(upload):
+    grid = RECORD | {"seed": [3], "label": ["noto animals", "noto food"], "width": 3000, "height": 100}
+    grid |= {"picture_width": 72, "picture_height": 64}
+    record = read_record(upload(header() + text(grid) + END), LIMITS)
+    assert (record["width"], record["height"], record["grid_of"]) == (72, 64, 2)
+    with pytest.raises(InputError, match="a size that cannot be used"):
+        read_record(upload(header() + text(grid | {"picture_width": 1032}) + END), LIMITS)
+
+
+def test_a_picture_of_a_prompt_comes_back(models, tmp_path):
+    options = Options(model="./text/sd1", prompt="the cat", negative_prompt="ocean", clip_skip=1, seed=9, steps=2)
+    *_, (_, [drawn]) = draw(prepare(options, models, LIMITS), models, tmp_path)
+    record = read_record(drawn.path, LIMITS)
+    assert {key: drawn.record[key] for key in record} == record
+    again = prepare(Options.from_record(record), models, LIMITS)
+    assert again.request == prepare(options, models, LIMITS).request
+
+
+def test_a_grid_of_prompts_gives_its_first_picture(upload):
+    grid = RECORD | {"seed": [3, 4], "label": [None], "prompt": ["a cat", "a dog"], "width": 300}
+    del grid["label"]
+    record = read_record(upload(header() + text(grid) + END), LIMITS)
+    assert (record["seed"], record["label"], record["prompt"]) == (3, None, "a cat")
 
 
 @pytest.mark.parametrize(
@@ -109,9 +134,7 @@ def test_a_grid_gives_its_first_picture(upload):
         pytest.param(header() + text(RECORD | {"seed": -1}) + END, "cannot be used: seed", id="seed -1"),
         pytest.param(header() + text(RECORD | {"model": ["x"]}) + END, "cannot be used: model", id="list as model"),
         pytest.param(header() + text(RECORD | {"label": {}}) + END, "cannot be used: label", id="object as label"),
-        pytest.param(
-            header() + text(RECORD | {"label": None, "prompt": "a"}) + END, "drawn from a prompt", id="prompt"
-        ),
+        pytest.param(header() + text(RECORD | {"prompt": "x" * 10_001}) + END, "cannot be used: prompt", id="prompt"),
         pytest.param(header() + text(RECORD | {"width": "64"}) + END, "cannot be used: width", id="width as text"),
         pytest.param(header() + text(RECORD | {"height": 10**9}) + END, "cannot be used: height", id="height of 10^9"),
     ],
@@ -182,13 +205,23 @@ def test_png_reader_and_header_check_agree_on_ours(upload, models):
     [
         pytest.param({}, "Settings of mine.png are in the form<", id="all of it"),
         pytest.param({"use_clipped_model_output": False}, "draws with another use_clipped_model_output", id="no field"),
-        pytest.param({"model": "./gone"}, "model './gone' is not here", id="model"),
-        pytest.param({"model": "<img src=x>"}, "model '&lt;img src=x&gt;' is not here", id="markup"),
-        pytest.param({"label": "noto cars"}, "label 'noto cars' is not a label", id="label"),
-        pytest.param({"label": 216}, "label 216: the form does not offer it", id="null label"),
-        pytest.param({"label": None}, "label None: the form does not offer it", id="no label"),
-        pytest.param({"height": 70}, "height 70, width 64: this model draws", id="size"),
-        pytest.param({"num_inference_steps": 2000}, "steps: 2000 is not a whole number from 1 to 1000", id="steps"),
+        pytest.param(
+            {"seed": [3, 4], "label": ["noto birds"]},
+            "Settings of the first of 2 pictures in mine.png are in the form<",
+            id="grid",
+        ),
+        pytest.param({"model": "./gone"}, "Model './gone' is not here", id="model"),
+        pytest.param({"model": "<img src=x>"}, "Model '&lt;img src=x&gt;' is not here", id="markup"),
+        pytest.param({"label": "noto cars"}, "Label 'noto cars' is not a label", id="label"),
+        pytest.param({"label": 216}, "Label 216: the form does not offer it", id="null label"),
+        pytest.param({"label": None}, "Label None: the form does not offer it", id="no label"),
+        pytest.param(
+            {"model": "./text/sd1", "label": None, "prompt": "a", "negative_prompt": "", "scheduler": "ddim"},
+            "draws with another use_clipped_model_output and negative_prompt<",
+            id="an empty negative prompt",
+        ),
+        pytest.param({"height": 70}, "Height 70, width 64: this model draws", id="size"),
+        pytest.param({"num_inference_steps": 2000}, "Steps: 2000 is not a whole number from 1 to 1000", id="steps"),
         pytest.param({"seed": 2**32}, "mine.png holds settings that cannot be used: seed", id="seed"),
     ],
 )
@@ -197,6 +230,35 @@ def test_what_the_page_says_of_a_restored_picture(visit, change, message):
     data = header() + text(RECORD | {"use_clipped_model_output": True} | change) + END
     (path,) = page.http.post("/gradio_api/upload", files={"files": ("mine.png", data)}).json()
     file = {"path": path, "meta": {"_type": "gradio.FileData"}}
-    result = page.call(page.event("upload", "upload"), [file])
+    result = page.restore(file)
     assert result["success"]
     assert message in "".join(map(str, result["output"]["data"]))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        pytest.param(
+            "a cat\nNegative prompt: blurry\n"
+            "Steps: 7, Sampler: Euler a, CFG scale: 2.5, Seed: 99, Size: 64x72, Model: x",
+            "From theirs.png, which another tool made: Steps, Guidance, Seed, Scheduler, Width, Height; "
+            "not used with emoji64: Prompt, Negative prompt, Model<",
+            id="a prompt",
+        ),
+        pytest.param(
+            "noto birds\nSteps: 7, Sampler: DPM adaptive, Seed: 99, Size: 63x64",
+            "From theirs.png, which another tool made: Prompt, Steps, Seed, Height; "
+            "not used with emoji64: Scheduler, Width<",
+            id="a label, a sampler and a size that are none of ours",
+        ),
+        pytest.param(
+            "", "From theirs.png, which another tool made: nothing; not used with emoji64: Prompt<", id="empty"
+        ),
+    ],
+)
+def test_a_png_of_another_tool_fills_what_it_can_and_says_what_it_could_not(visit, parameters, message):
+    page = visit()
+    data = header() + chunk(b"tEXt", b"parameters\0" + parameters.encode()) + END
+    (path,) = page.http.post("/gradio_api/upload", files={"files": ("theirs.png", data)}).json()
+    result = page.restore({"path": path, "meta": {"_type": "gradio.FileData"}})
+    assert result["success"] and message in "".join(map(str, result["output"]["data"]))

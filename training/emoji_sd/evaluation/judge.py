@@ -233,7 +233,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> JudgeTrainer:
-    """Train until --steps or --minutes is reached, then save and print the scores."""
+    """Train until --steps or --minutes is reached, at least a step; save, and print the scores."""
     started = time.monotonic()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_float32_matmul_precision("high")
@@ -241,10 +241,11 @@ def run(args: argparse.Namespace) -> JudgeTrainer:
     trainer = JudgeTrainer(args, load(args.data, args.device), CLIPTokenizer(args.tokenizer))
     if (args.out / "judge.pt").exists():
         trainer.resume(args.out / "judge.pt")
-    loss = torch.tensor(float("nan"))
-    while trainer.step < args.steps and time.monotonic() - started < 60 * args.minutes:
+    is_over = trainer.step >= args.steps
+    while not is_over:
         loss = trainer.train_step()
-        if trainer.step % args.report_every == 0 or trainer.step == args.steps:
+        is_over = trainer.step == args.steps or time.monotonic() - started >= 60 * args.minutes
+        if trainer.step % args.report_every == 0 or is_over:
             record = {"step": trainer.step, "seconds": time.monotonic() - started, "batch_loss": loss.item()}
             record |= trainer.scores()
             with (args.out / "log.jsonl").open("a", encoding="utf-8") as log:

@@ -1,5 +1,6 @@
 """A guard before Gradio: requests that another site sends, and bodies that would fill the disk, are refused."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fastdiff.ui.limits import Limits
+from fastdiff.ui.serving.access import Names
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -15,20 +17,31 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 class Guard:
     """ASGI middleware around the whole server."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, uploads: Path):
-        self.app, self.limits, self.uploads = app, limits, uploads
+    def __init__(self, app: ASGIApp, limits: Limits, uploads: Path, names: Names):
+        self.app, self.limits, self.uploads, self.names = app, limits, uploads, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope) if scope["type"] == "http" and scope["method"] not in _SAFE_METHODS else None
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
         app = self.app if refusal is None else PlainTextResponse(refusal[1], status_code=refusal[0])
         await app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Status and reason, for a request that changes something."""
+        """Status and reason."""
         headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if not self.names.have(host):
+            name = host.partition(":")[0][:80].encode("ascii", "replace").decode()
+            return 403, f"this server is not known as {name}; if it should be, start it with --allow-host"
+        if re.search(r"/file[=/]\w+:", scope["path"]):
+            return 403, "this server fetches no links"  # Gradio would
+        return None if scope["method"] in _SAFE_METHODS else self._refusal_of_change(scope, headers, host)
+
+    def _refusal_of_change(self, scope: Scope, headers: Headers, host: str) -> tuple[int, str] | None:
+        """Status and reason, for a request that changes something."""
         origin = headers.get("origin")
+        site = (origin or "").partition("://")[2]
         # A browser always names the origin; the API's clients name none.
-        if origin is not None and origin.partition("://")[2] != headers.get("host"):
+        if origin is not None and site != host and not self.names.are_public(site):
             return 403, "requests from another site are refused"
         length = headers.get("content-length", "")
         if not length.isdecimal():

@@ -3,30 +3,27 @@
 The screenshots go to the folder in SCREENSHOTS, where it is set.
 """
 
-import base64
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from fastdiff.requests import png
+from tests.ui.browser.actions import (
+    DESKTOP,
+    PHONE,
+    captions,
+    drop,
+    generate,
+    more_settings,
+    number,
+    pick,
+    screenshot,
+    wait_for_status,
+)
 
-DESKTOP = {"width": 1280, "height": 800}
-PHONE = {"width": 390, "height": 844}
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-MISSING = "the browser tests need Chromium and playwright: apt-get install chromium; pip install playwright"
 CONTRAST = """
 (element) => {
     const parse = (text) => text.match(/[\\d.]+/g).map(Number);
@@ -53,87 +50,6 @@ STATUS_AND_PREVIEW = """
 """
 
 
-@pytest.fixture(scope="module")
-def browser(server):  # playwright leaves an event loop running in this thread, in which Gradio cannot start
-    executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        executable = None
-    if executable is None:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(MISSING)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def open_page(browser, server) -> Iterator[Callable]:
-    """Opens visits, each with cookies of its own. None of them may ask another host for anything."""
-    contexts, foreign = [], []
-
-    def watch(request) -> None:
-        if not request.url.startswith((server, "data:", "blob:")):
-            foreign.append(request.url)
-
-    def visit(size=DESKTOP, theme: str = "light"):
-        contexts.append(browser.new_context(viewport=size, accept_downloads=True))
-        page = contexts[-1].new_page()
-        page.set_default_timeout(60_000)
-        page.on("request", watch)
-        with page.expect_response("**/gradio_api/run/predict*"):  # the page's first question; before, it forgets input
-            page.goto(f"{server}/?__theme={theme}")
-        page.get_by_role("button", name="Generate").wait_for()
-        return page
-
-    yield visit
-    for context in contexts:
-        context.close()
-    assert not foreign
-
-
-@pytest.fixture
-def page(open_page):
-    return open_page()
-
-
-def generate(page, pictures: int = 1, steps: int | None = None, seed: int | None = None, batch_size: int = 1) -> None:
-    """Fill the form and press Generate."""
-    fields = {number(page, "Pictures"): str(pictures)}
-    if steps is not None:
-        more_settings(page)
-        fields |= {number(page, "Steps"): str(steps), number(page, "Batch size"): str(batch_size)}
-    if seed is not None:
-        fields[page.get_by_label("Seed").first] = str(seed)
-    while any(field.input_value() != value for field, value in fields.items()):  # what is just opened forgets input
-        for field, value in fields.items():
-            field.fill(value)
-        page.wait_for_timeout(300)
-    page.get_by_role("button", name="Generate").click()
-
-
-def more_settings(page) -> None:
-    if not page.get_by_label("number input for Batch size").is_visible():
-        page.get_by_role("button", name="More settings").click()
-
-
-def number(page, label: str):
-    return page.get_by_label(f"number input for {label}").locator("visible=true").first
-
-
-def wait_for_status(page, text: str) -> None:
-    page.locator("#status").get_by_text(text).wait_for()
-
-
-def captions(page, gallery: str = "#gallery") -> list[str]:
-    return page.locator(f"{gallery} .caption-label").all_inner_texts()
-
-
-def screenshot(page, name: str, tmp_path: Path, **options) -> None:
-    page.screenshot(path=Path(os.environ.get("SCREENSHOTS", tmp_path)) / f"{name}.png", **options)
-
-
 def test_the_first_click_draws(page):
     assert "press Generate" in page.locator("#status").inner_text()
     page.get_by_role("button", name="Generate").click()
@@ -158,7 +74,7 @@ def test_progress_and_a_preview_that_sharpens(page, slow_steps):
 
 def test_cancel_keeps_what_is_finished(page, slow_steps):
     generate(page, pictures=5, steps=4)
-    page.locator("#gallery").get_by_text("seed 0").wait_for()
+    page.locator("#gallery .caption-label").get_by_text("seed 0").wait_for()
     page.get_by_role("button", name="Cancel").click()
     wait_for_status(page, "Cancelled")
     ended, kept = len(slow_steps), captions(page)
@@ -194,7 +110,7 @@ def test_two_visits_wait_for_each_other_and_share_nothing(open_page, slow_steps)
 def test_settings_of_a_picture_come_back(page, tmp_path):
     generate(page, pictures=2, steps=2, seed=40)
     wait_for_status(page, "Drew 2 pictures")
-    page.locator("#gallery").get_by_role("button", name=re.compile("Thumbnail 2")).click()
+    page.locator("#gallery").get_by_role("button", name=re.compile("Thumbnail 2")).first.click()
     page.get_by_text("Settings of this picture").or_(page.locator("dl.settings")).first.wait_for()
     assert re.search(r"Seed\s+41\s+Label\s+fluent-3d", page.locator("dl.settings").first.inner_text())
     with page.expect_download() as download:
@@ -212,26 +128,13 @@ def test_settings_of_a_picture_come_back(page, tmp_path):
 def test_all_pictures_at_once(page, tmp_path):
     generate(page, pictures=2, steps=1)
     wait_for_status(page, "Drew 2 pictures")
+    page.locator("#gallery-view").get_by_text("Grid").click()
     with page.expect_download() as download:
         page.locator("#gallery").get_by_role("button", name=re.compile("Download all", re.IGNORECASE)).click()
     download.value.save_as(tmp_path / "all.zip")
     shutil.unpack_archive(tmp_path / "all.zip", tmp_path / "all")
     files = sorted((tmp_path / "all").iterdir())
-    assert [png.read_settings(file)["seed"] for file in files] == [1, 0]  # by name: creatures before hearts
-
-
-def drop(page, data: bytes, name: str) -> None:
-    """Drop a file onto the page's field for PNG files, as from a file manager."""
-    transfer = page.evaluate_handle(
-        """([data, name]) => {
-            const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
-            const transfer = new DataTransfer();
-            transfer.items.add(new File([bytes], name, {type: "image/png"}));
-            return transfer;
-        }""",
-        [base64.b64encode(data).decode(), name],
-    )
-    page.locator("#upload button").first.dispatch_event("drop", {"dataTransfer": transfer})
+    assert [png.read_settings(file)["seed"] for file in files] == [0, 1]
 
 
 def test_a_dropped_png_restores_its_settings(page, server, models, tmp_path):
@@ -288,11 +191,6 @@ def test_the_form_follows_the_model(page):
     pick(page, "Model", "./cats")
     wait_for_status(page, "Ready to draw with ./cats")
     assert page.get_by_label("Label", exact=True).locator("visible=true").first.input_value() == "0"
-
-
-def pick(page, label: str, choice: str) -> None:
-    page.get_by_label(label, exact=True).locator("visible=true").first.click()
-    page.get_by_role("option", name=choice, exact=True).click()
 
 
 def test_groups_follow_the_style(page):
@@ -373,7 +271,7 @@ def test_text_can_be_read(open_page, theme):
         page.get_by_text("Each has the next seed"),
         page.get_by_text("The same settings"),
         page.get_by_role("button", name="Generate"),
-        page.get_by_role("button", name="Cancel").first,
+        page.locator("button.stop").first,
         page.get_by_role("button", name="New seed").first,
     ]
     time.sleep(0.5)  # colours fade in

@@ -1,0 +1,60 @@
+"""Fingerprint: all that a picture's bits depend on beside the plan. Workers of one fingerprint draw the same bits."""
+
+import hashlib
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import fastdiff
+from fastdiff.requests.png import canonical_json
+
+if TYPE_CHECKING:
+    from fastdiff.pipelines import Pipeline
+
+Fingerprint = Mapping[str, str | None]
+
+
+def take_fingerprint(pipe: "Pipeline", model_files: str) -> Fingerprint:
+    """That of this process; `model_files` is the SHA-256 of the files that `pipe` was loaded from."""
+    import torch
+
+    from fastdiff.execution.devices import device_name, dtype_name
+
+    on_gpu = pipe.device.type == "cuda"
+    instructions = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return {
+        "fastdiff": fastdiff.__version__,
+        "torch": str(torch.__version__),
+        "triton": _version("triton"),
+        "CUDA": torch.version.cuda if on_gpu else None,
+        "cuDNN": str(cudnn.version()) if on_gpu else None,
+        "device": device_name(pipe.device) if on_gpu else f"CPU {instructions}",
+        "dtype": dtype_name(pipe.dtype),
+        "precision": f"{torch.get_float32_matmul_precision()}, TF32 {matmul.allow_tf32} and {cudnn.allow_tf32}",
+        "model files": model_files,
+    }
+
+
+def differences(ours: Mapping[str, object], theirs: Mapping[str, object]) -> list[str]:
+    """The entries in which two differ, a text each: "torch 2.13.0, not 2.12.1"."""
+    names = dict.fromkeys([*ours, *theirs])
+    pairs = [(name, ours.get(name), theirs.get(name)) for name in names]
+    return [f"{name} {_shown(mine)}, not {_shown(other)}" for name, mine, other in pairs if mine != other]
+
+
+def digest(fingerprint: Fingerprint) -> str:
+    """A short name of a fingerprint."""
+    return hashlib.sha256(canonical_json(dict(fingerprint)).encode()).hexdigest()[:16]
+
+
+def _shown(value: object) -> str:
+    return f"{value!s:.80}" if value is not None else "none"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

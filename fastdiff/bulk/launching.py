@@ -1,0 +1,276 @@
+"""The launch of workers by torch.distributed.run, and a worker's life from its start to its exit code.
+
+torchrun starts a worker a GPU, and starts them again when one dies. It is all that is distributed here: workers share
+nothing but the folder.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastdiff.bulk.attempts import Attempts
+from fastdiff.bulk.fingerprint import take_fingerprint
+from fastdiff.bulk.folder import Folder
+from fastdiff.bulk.plan import Plan
+from fastdiff.bulk.progress import Reader
+from fastdiff.bulk.stopping import Stop
+from fastdiff.checkpoints.model_hash import begin_files_hash
+from fastdiff.errors import InputError
+from fastdiff.requests.defaults import SEED
+from fastdiff.runs.drawing import load_pipeline
+
+if TYPE_CHECKING:
+    import torch
+
+REPORTS = "FASTDIFF_BULK_REPORTS"  # the folder in which workers tell our own launcher why they ended
+RESTARTS = 3  # of all workers, before it is asked whether anything was done in between
+
+
+@dataclass(frozen=True)
+class Options:
+    """The choices of a launch that do not bear on the pictures."""
+
+    device: str = "auto"
+    offload: bool = False
+    allow_mixed: bool = False
+    workers: int | None = None  # None: one a GPU, or one a core of the CPU
+
+
+class Ended(Exception):
+    """All workers ended for a reason that no restart would mend: `code` and `line` are what the command ends with."""
+
+    def __init__(self, code: int, line: str) -> None:
+        super().__init__(line)
+        self.code, self.line = code, line
+
+
+def is_worker() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and "LOCAL_RANK" in os.environ
+
+
+def work(plan: Plan, folder: Folder, options: Options, say: Callable[[str], None]) -> int:
+    """The life of a worker; returns its exit code. Raises as Worker.work, and InputError where it must not draw.
+
+    say: prints a notice.
+    """
+    from fastdiff.bulk.worker import Stopped, Worker
+
+    stop = Stop()
+    stop.install()
+    files = begin_files_hash(plan.run.card, plan.run.request.variant)
+    count = int(os.environ["LOCAL_WORLD_SIZE"])
+    device = _own_device(options.device)
+    pipe = load_pipeline(plan.run.card, plan.run.request, str(device), offload=options.offload)
+    fingerprint = take_fingerprint(pipe, files.result())
+    folder.open(plan, fingerprint, allow_mixed=options.allow_mixed)
+    Attempts(folder.shards).begin_launch(_launch_name())
+    try:
+        Worker(plan, folder, pipe, fingerprint, stop, max(1, num_cores() // count), say).work()
+    except Stopped:
+        return stop.exit_code
+    return 0
+
+
+def is_ours() -> bool:
+    """Whether `launch` started this worker."""
+    return REPORTS in os.environ
+
+
+def report_end(code: int, line: str) -> bool:
+    """Tell our launcher, if there is one, why this worker ends for good; an exit code of 0 then starts no new one."""
+    if is_ours():
+        Path(os.environ[REPORTS], f"{os.getpid()}.json").write_text(json.dumps([code, line]))
+    return is_ours()
+
+
+def launch(arguments: Sequence[str], plan: Plan, folder: Folder, options: Options) -> None:
+    """Run `fastdiff bulk ARGUMENTS` in workers until all have ended. Ended where nothing more can be done.
+
+    Raises torch's SignalException where this process is told to stop; the workers have ended then.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
+    name = str(uuid.uuid4())
+    with tempfile.TemporaryDirectory() as reports:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=min(options.workers or _usual_workers(options.device), len(plan.shards)),
+            run_id=name,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=RESTARTS,
+            monitor_interval=0.2,
+        )
+        while True:
+            before = _progress(folder)
+            with _environment(reports):
+                try:
+                    elastic_launch(config, sys.executable)("-u", "-m", "fastdiff", "bulk", *arguments)
+                    failed = None
+                except ChildFailedError as error:
+                    failed = error
+            for report in Path(reports).iterdir():
+                raise Ended(*json.loads(report.read_text()))
+            if failed is None:
+                return
+            if _progress(folder) == before:
+                rank, failure = failed.get_first_failure()
+                text = f"worker {rank} ended with exit code {failure.exitcode} again and again; see its lines above"
+                raise Ended(1, f"{text}, and run the same command again")
+
+
+@contextlib.contextmanager
+def _environment(reports: str) -> Iterator[None]:
+    """The variables of the workers: torchrun would say that it chooses their threads, which `work` does."""
+    wanted = {REPORTS: reports, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _progress(folder: Folder) -> dict[str, bytes]:
+    """All that is said of shards: done, given up, or tried once more, each of which has an end."""
+    found = {}
+    for path in folder.shards.glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):
+            found[path.name] = path.read_bytes()
+    return found
+
+
+def _launch_name() -> str:
+    """A name that the workers of one launch share; torchrun gives every one without --rdzv-id the name none."""
+    name = os.environ["TORCHELASTIC_RUN_ID"]
+    return name if name != "none" else f"{platform.node()} {os.getppid()}"
+
+
+def _own_device(asked: str) -> "torch.device":
+    """The GPU of this worker, or a core of the CPU."""
+    import torch
+
+    from fastdiff.execution.devices import resolve_device
+
+    device = resolve_device(asked)
+    if device.type == "cpu":
+        torch.set_num_threads(1)  # the number bears on the bits, and must not be that of the workers
+        return device
+    if device.index is None:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _usual_workers(asked: str) -> int:
+    import torch
+
+    from fastdiff.execution.devices import resolve_device
+
+    device = resolve_device(asked)
+    if device.type == "cpu":
+        return num_cores()
+    return torch.cuda.device_count() if device.index is None else 1
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class ManyPictures:
+    """The result of `draw_many`."""
+
+    folder: Path
+    pictures: int  # that are in it
+    given_up: dict[str, str]  # shards that failed three times, and why
+
+
+def draw_many(
+    model: str | Path,
+    out: str | Path,
+    *,
+    label: Any = None,
+    prompt: Any = None,
+    num_images: int = 1,
+    seed: int = SEED,
+    progress: bool = True,
+    **options: Any,
+) -> ManyPictures:
+    """Draw many pictures on all GPUs of this host, into the folder `out`, as `fastdiff bulk` does: in processes.
+
+    The same call goes on where an earlier one was ended. Pictures are labels x seeds, or prompts x seeds.
+
+    Args:
+        model: a bundled name, a folder that diffusers saved, or a hub id.
+        label, prompt: one, or a list. Without either all labels of the model.
+        num_images: of each; picture i has seed + i.
+        progress: whether the bar, and lines about it, go to sys.stderr.
+        options: the further flags of `fastdiff bulk` by name: num_inference_steps, guidance_scale, scheduler, dtype,
+            negative_prompt, format ("png", "webdataset", "npz"), workers, batch_size, shard_size, spec, verify ...
+
+    Raises InputError for what cannot be drawn, OSError where the run failed, KeyboardInterrupt once all has ended.
+    """
+    given = {"model": str(model), "out": str(out), "num_images": num_images, "seed": seed} | options
+    command = [sys.executable, "-m", "fastdiff", "bulk"]
+    for name, value in given.items():
+        flag = f"--{name.replace('_', '-')}"
+        command += [flag] if value is True else [] if value is None or value is False else [f"{flag}={value}"]
+    with tempfile.TemporaryDirectory() as folder:
+        if label is not None or prompt is not None:
+            rows = Path(folder, "rows.json")
+            rows.write_text(json.dumps(_rows("label", label) + _rows("prompt", prompt)))
+            command.append(f"--spec={rows}")
+        code, said = _run_command(command, progress)
+    errors = [line.removeprefix("fastdiff: error: ") for line in said.splitlines() if "fastdiff: error: " in line]
+    state = Reader(Path(out)).read() if code in (0, 1) else None
+    if state is not None and (code == 0 or state.given_up):
+        return ManyPictures(Path(out), state.drawn, state.given_up)
+    if code == 128 + signal.SIGINT:
+        raise KeyboardInterrupt
+    line = errors[-1] if errors else f"fastdiff bulk ended with exit code {code}"
+    raise InputError(line) if code == 2 else OSError(line)
+
+
+def _rows(name: str, values: Any) -> list[dict[str, Any]]:
+    every = [] if values is None else [values] if isinstance(values, str | int) else list(values)
+    return [{name: value} for value in every]
+
+
+def _run_command(command: Sequence[str], progress: bool) -> tuple[int, str]:
+    """Run a command; returns its exit code, and what it says on stderr, which `progress` shows as it comes."""
+    said = ""
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace") as process:
+        assert process.stderr is not None
+        while True:
+            try:
+                text = process.stderr.readline()
+            except KeyboardInterrupt:  # of a notebook, it comes here alone
+                process.send_signal(signal.SIGINT)
+                continue
+            if not text:
+                return process.wait(), said
+            said += text
+            if progress:
+                sys.stderr.write(text)

@@ -1,0 +1,125 @@
+"""Plan: the pictures of a run cut into shards, from what was asked for alone. Imports no torch.
+
+A shard is a fixed list of pictures, the unit that workers claim, draw and commit. Neither the number of workers nor the
+batch size bears on it, since a picture has the same bits in any batch.
+"""
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from fastdiff.bulk.spec import complete_rows, read_rows
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.errors import InputError
+from fastdiff.requests.completion import Cell
+from fastdiff.requests.defaults import BULK
+from fastdiff.requests.png import canonical_json
+from fastdiff.requests.request import Request
+from fastdiff.runs.drawing import Run
+
+FormatName = Literal["png", "webdataset", "npz"]
+FORMATS: tuple[str, ...] = get_args(FormatName)
+MOST_SHARDS = 100_000
+_NUM_SHARDS = 128  # wanted at least: few enough of them, that the last ones leave hardly a card idle
+_SHARD_PIXELS, _SHARD_PICTURES = 2**27, 1024  # of one at most: minutes of work
+_BATCH_PIXELS, _BATCH_PICTURES = 2**21, (4, 512)  # as many as keep a large GPU busy
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Some of a plan's pictures."""
+
+    number: int
+    first: int  # place of its first picture in the plan
+    cells: Sequence[Cell]
+
+    @property
+    def name(self) -> str:
+        """The name of its files, but for their endings."""
+        return f"{self.number:06d}"
+
+    def key(self, place: int) -> str:
+        """The name of the picture at a place of the shard."""
+        return f"{self.first + place:06d}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that is drawn shard by shard."""
+
+    run: Run
+    shard_size: int
+    format: FormatName
+
+    @classmethod
+    def make(
+        cls,
+        request: Request,
+        card: ModelCard,
+        *,
+        spec: str | None = None,
+        format: FormatName = "png",
+        shard_size: int | None = None,
+        batch_size: int | None = None,
+    ) -> "Plan":
+        """The plan of a request, or of the rows of the file `spec`. InputError for what cannot be drawn.
+
+        shard_size, batch_size: pictures; by default both suit the pictures' size.
+        """
+        if card.config.of_trajectories:
+            raise InputError(f"model {card.name}: it plans trajectories, and bulk draws pictures; use fastdiff sample")
+        if request.seed == "random":
+            raise InputError("seed random: a run again would draw others; give --seed a number")
+        if spec is None:
+            run = Run.prepare(request, card, BULK)
+        else:
+            completed, cells = complete_rows(request, read_rows(spec), card)
+            run = Run(card, completed, cells, len(cells))
+        pixels = (run.request.height or 1) * (run.request.width or 1)
+        usual = min(max(_BATCH_PIXELS // pixels, _BATCH_PICTURES[0]), _BATCH_PICTURES[1])
+        size = shard_size or _usual_shard(len(run.cells), pixels, usual)
+        if len(run.cells) > size * MOST_SHARDS:
+            raise InputError(f"shard-size {size}: more than {MOST_SHARDS} shards; give a larger one")
+        return cls(replace(run, batch_size=batch_size or usual), size, format)
+
+    @functools.cached_property
+    def shards(self) -> list[Shard]:
+        """All of them, in order; the last may be smaller."""
+        cells, size = self.run.cells, self.shard_size
+        return [Shard(i, first, cells[first : first + size]) for i, first in enumerate(range(0, len(cells), size))]
+
+    def run_of(self, shard: Shard) -> Run:
+        """The run that draws a shard."""
+        return replace(self.run, cells=shard.cells)
+
+    @functools.cached_property
+    def record(self) -> dict[str, Any]:
+        """All that makes two plans the same one, as JSON values by names that people know."""
+        request, cells = self.run.request, self.run.cells
+        seeds = [cell.seed for cell in cells]
+        subjects = list(dict.fromkeys(cell.label_name if cell.prompt is None else cell.prompt for cell in cells))
+        pictures = [(cell.seed, cell.label, cell.label_name, cell.prompt) for cell in cells]
+        settings = {Request.SHOWN_AS.get(name, name): value for name, value in request.as_record().items()}
+        return settings | {
+            "height": request.height,
+            "width": request.width,
+            "pictures": len(cells),
+            "seeds": f"{min(seeds)} to {max(seeds)}",
+            "prompts" if request.prompt else "labels": f"{len(subjects)} of SHA-256 {_digest(subjects)[:16]}",
+            "order": f"SHA-256 {_digest(pictures)[:16]}",
+            "shard-size": self.shard_size,
+            "format": self.format,
+        }
+
+
+def _usual_shard(count: int, pixels: int, batch: int) -> int:
+    """A multiple of the batch where there are pictures enough."""
+    most = min(max(_SHARD_PIXELS // pixels, batch), _SHARD_PICTURES)
+    wanted = min(-(-count // _NUM_SHARDS), most)
+    return -(-wanted // batch) * batch if 2 * wanted >= batch else max(wanted, min(8, batch))
+
+
+def _digest(values: Any) -> str:
+    return hashlib.sha256(canonical_json(values).encode()).hexdigest()

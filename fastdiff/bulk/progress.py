@@ -1,0 +1,136 @@
+"""Progress of a bulk run, read from its folder: by the bar, the JSON lines and `fastdiff status`. Imports no torch."""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastdiff.bulk.attempts import Attempts
+from fastdiff.bulk.claims import read_leases
+from fastdiff.bulk.folder import PLAN, Record, read_object
+from fastdiff.errors import InputError
+
+_LOOK = 0.5  # seconds between looks at a folder
+_BAR = "{percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f}{unit} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands."""
+
+    pictures: int  # of the plan
+    shards: int
+    done: dict[int, Record] = field(default_factory=dict)  # by the shard's number
+    given_up: dict[str, str] = field(default_factory=dict)  # by the shard's name: why
+    under_way: dict[str, dict[str, Any]] = field(default_factory=dict)  # by the shard's name: its lease
+
+    @property
+    def drawn(self) -> int:
+        """Pictures of shards that are done."""
+        return sum(record.count for record in self.done.values())
+
+    @property
+    def in_hand(self) -> int:
+        """Pictures of shards that are not done, drawn already."""
+        return sum(lease.get("drawn", 0) for lease in self.under_way.values())
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.done) == self.shards
+
+    @property
+    def rate(self) -> float | None:
+        """Pictures per second of the workers there are now, at the speed of the shards that are done."""
+        seconds = sum(record.seconds for record in self.done.values())
+        return len(self.under_way) * self.drawn / seconds if seconds and self.under_way else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        left = self.pictures - self.drawn - self.in_hand
+        return {
+            "pictures": self.pictures,
+            "drawn": self.drawn,
+            "in_hand": self.in_hand,
+            "shards": self.shards,
+            "done": len(self.done),
+            "given_up": self.given_up,
+            "workers": sorted({f"{lease['host'].split()[0]}:{lease['pid']}" for lease in self.under_way.values()}),
+            "pictures_per_second": self.rate and round(self.rate, 3),
+            "seconds_left": self.rate and round(left / self.rate),
+        }
+
+
+class Reader:
+    """Reads a run's folder again and again; the record of a shard is read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._records: dict[str, Record] = {}
+
+    def read(self) -> State | None:
+        """Where it stands; None before there is a plan."""
+        plan = (read_object(self._folder / PLAN) or {}).get("plan") or {}
+        shards = self._folder / "shards"
+        if "pictures" not in plan:
+            return None
+        with contextlib.suppress(OSError):
+            names = {name for name in os.listdir(shards) if len(name) == len("000000.json") and name.endswith(".json")}
+            self._records = {name: record for name, record in self._records.items() if name in names}
+            for name in names - self._records.keys():
+                record = Record.read(shards / name)
+                if record is not None:
+                    self._records[name] = record
+        done = {record.shard: record for record in self._records.values()}
+        under_way = {name: lease for name, lease in read_leases(shards).items() if f"{name}.json" not in self._records}
+        count = -(-plan["pictures"] // plan["shard-size"])
+        return State(plan["pictures"], count, done, Attempts(shards).given_up(), under_way)
+
+
+def read_state(folder: Path) -> State:
+    """Where the run in a folder stands. InputError where there is none."""
+    state = Reader(folder).read()
+    if state is None:
+        raise InputError(f"{folder} holds no {PLAN} of a bulk run; name the folder that --out of fastdiff bulk named")
+    return state
+
+
+@contextlib.contextmanager
+def shown(folder: Path, *, bar: bool, print_line: Callable[[str], None] | None) -> Iterator[None]:
+    """Show a bar over all workers during a block, and hand out a JSON line for each shard that is done."""
+    end = threading.Event()
+    thread = threading.Thread(target=_show, args=(Reader(folder), end, bar, print_line), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def _show(reader: Reader, end: threading.Event, bar: bool, print_line: Callable[[str], None] | None) -> None:
+    from tqdm import tqdm
+
+    shown: Any = None
+    told: set[int] = set()
+    while True:
+        is_last = end.wait(_LOOK)
+        state = reader.read()
+        if state is not None and bar:
+            if shown is None:
+                shown = tqdm(
+                    total=state.pictures, initial=state.drawn, unit=" pictures", bar_format=_BAR, file=sys.stderr
+                )
+            shown.update(min(state.drawn + (0 if is_last else state.in_hand), state.pictures) - shown.n)
+        if state is not None and print_line is not None:
+            for number in sorted(state.done.keys() - told):
+                told.add(number)
+                print_line(json.dumps(asdict(state.done[number])))
+        if is_last:
+            break
+    if shown is not None:
+        shown.close()

@@ -1,0 +1,100 @@
+"""Writer: pictures are encoded and written beside the drawing, which waits only where too many would pile up."""
+
+import contextlib
+import hashlib
+import secrets
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from fastdiff.bulk.folder import Folder, data_sha256, data_size, naming_disk
+from fastdiff.bulk.formats import FORMS, Encoded
+from fastdiff.bulk.plan import FormatName, Shard
+from fastdiff.runs.drawing import Finished
+
+WAITING = 1024  # pictures that may wait: two of the largest batches
+MOST_THREADS = 8
+
+
+class Job:
+    """The pictures of one shard on their way to the disk."""
+
+    def __init__(self, writer: "Writer", shard: Shard) -> None:
+        """OSError where the disk refuses."""
+        self.shard = shard
+        self.aside = writer.folder.path / f".{shard.name}-{secrets.token_hex(8)}.tmp"
+        self._writer = writer
+        self._pictures: list[Future[Encoded]] = []
+        with naming_disk(self.aside):
+            writer.form.begin(self.aside)
+
+    def add(self, finished: Finished) -> None:
+        """Take a picture; waits while too many wait. What the disk refuses is raised by `write`."""
+        writer, key = self._writer, self.shard.key(finished.place)
+        writer.room.acquire()
+        picture = writer.pool.submit(writer.form.encode, self.aside, key, finished)
+        picture.add_done_callback(lambda _: writer.room.release())
+        self._pictures.append(picture)
+
+    def write(self) -> tuple[int, str, str]:
+        """Wait for all pictures; returns the bytes, the SHA-256 and that of the pixels. OSError of one line."""
+        with naming_disk(self._writer.folder.data(self.shard)):
+            pictures = [picture.result() for picture in self._pictures]
+            self._writer.form.assemble(self.aside, pictures)
+            pixels = hashlib.sha256("".join(picture.pixels_sha256 for picture in pictures).encode())
+            return data_size(self.aside), data_sha256(self.aside), pixels.hexdigest()
+
+    def abandon(self) -> None:
+        """Remove what is written. Nothing is raised."""
+        for picture in self._pictures:
+            picture.cancel()
+        for picture in self._pictures:
+            with contextlib.suppress(BaseException):
+                picture.result()
+        remove(self.aside)
+
+
+class Writer:
+    """A pool that encodes pictures, and a thread that commits shards, one at a time and one waiting at most."""
+
+    def __init__(self, folder: Folder, format: FormatName, threads: int) -> None:
+        self.folder, self.form = folder, FORMS[format]
+        self.room = threading.BoundedSemaphore(WAITING)
+        self.pool = ThreadPoolExecutor(min(threads, MOST_THREADS), thread_name_prefix="encode")
+        self._committing = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._last: Future[None] | None = None
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._committing.shutdown()
+        self.pool.shutdown()
+
+    def commit(self, commit: Callable[[], None]) -> None:
+        """Have `commit` called beside the drawing, once the one before it has ended; raises what that raised."""
+        self.wait()
+        self._last = self._committing.submit(commit)
+
+    def wait(self) -> None:
+        """Wait for the commit under way, and raise what it raised."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, as far as that can be done."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def remove_abandoned(folder: Folder, shard: Shard) -> None:
+    """Remove what dead workers left of a shard; to be called by the one that has claimed it."""
+    for path in folder.path.glob(f".{shard.name}-*.tmp"):
+        remove(path)

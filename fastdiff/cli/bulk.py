@@ -1,0 +1,198 @@
+"""`fastdiff bulk`: from flags, or a file of labels or prompts, to many pictures, drawn by workers that torchrun starts.
+
+Started by torchrun itself (`torchrun ... -m fastdiff bulk ...`) this process is such a worker.
+"""
+
+import argparse
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastdiff.cli.arguments import add_drawing_arguments, add_model_arguments, add_picture_arguments, count
+from fastdiff.cli.streams import Notices, require_stdout, say
+from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
+from fastdiff.requests import defaults
+from fastdiff.requests.request import Request
+
+if TYPE_CHECKING:
+    from fastdiff.bulk.folder import Folder
+    from fastdiff.bulk.launching import Options
+    from fastdiff.bulk.plan import Plan
+
+_SHOWN = 5  # notices, damaged shards, shards that were given up
+FORMATS = ("png", "webdataset", "npz")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = add_model_arguments(parser, "-m", "--model", note=f" (default: {defaults.MODEL})")
+    add_drawing_arguments(add)
+    size = "pictures drawn at a time, which bears on none of them (default: as suits their size)"
+    add("-b", "--batch-size", type=count, metavar="N", help=size)
+    workers = "processes that draw, or auto (default: one a GPU; on a CPU, one a core)"
+    add("--workers", type=_workers, metavar="N", help=workers)
+    mixed = "let workers of other cards or versions draw too, each shard's JSON names its own; no equal bits then"
+    add("--allow-mixed", action="store_true", help=mixed)
+    add_picture_arguments(parser, labels="all of the model's", prompts="all of the model's own", pictures="1")
+    _add_output_arguments(parser)
+    parser.epilog = (
+        "The same command again goes on where it was ended. On several hosts: torchrun ... -m fastdiff bulk ..."
+    )
+
+
+def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("output").add_argument
+    rows = ".json, .jsonl or .csv file of rows: label or prompt, seed, num_images; instead of --label or --prompt"
+    add("--spec", metavar="FILE", help=rows)
+    add("-o", "--out", required=True, metavar="DIR", help="folder of the run, which hosts may share")
+    add("--format", choices=FORMATS, default="png", help="folders of PNGs, tars, or npz (default: png)")
+    add("--shard-size", type=count, metavar="N", help="pictures that are done together (default: as suits their size)")
+    add(
+        "--verify",
+        action="store_true",
+        help="compare all that is done with its SHA-256 first, and draw it again if need be",
+    )
+    add("--json", action="store_true", help="print one JSON object per shard on stdout")
+
+
+def _workers(text: str) -> int | None:
+    return None if text == "auto" else count(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw what `args` ask for. Raises what `main` turns into exit codes."""
+    from fastdiff.bulk.folder import Folder
+    from fastdiff.bulk.launching import Options, is_worker
+    from fastdiff.bulk.plan import Plan
+    from fastdiff.runs.drawing import find_model
+
+    request = Request.from_flags(vars(args), args.source)
+    sizes = {"shard_size": args.shard_size, "batch_size": args.batch_size}
+    plan = Plan.make(request, find_model(request), spec=args.spec, format=args.format, **sizes)
+    folder = Folder(args.out, args.format)
+    options = Options(args.device, args.offload, args.allow_mixed, args.workers)
+    return _work(args, plan, folder, options) if is_worker() else _launch(args, plan, folder, options)
+
+
+def _work(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "Options") -> int:
+    """Be a worker. What no restart would mend is our launcher's to say, where there is one."""
+    from fastdiff.bulk.launching import is_ours, report_end, work
+
+    if args.verify and not is_ours():
+        raise InputError("--verify: torchrun would do it in every worker; run fastdiff bulk --verify on one host")
+    logging.getLogger("fastdiff").setLevel(logging.ERROR)  # notices are the launcher's, or the first worker's
+    is_first = os.environ.get("RANK") == "0" and not is_ours()
+    try:
+        if is_first:
+            _say_notices(plan)
+        start = time.perf_counter()
+        with _progress(args, folder) if is_first else nullcontext():
+            code = work(plan, folder, options, say)
+        if code or is_ours():
+            return code
+        return _conclude(plan, folder, time.perf_counter() - start, say if is_first else _nothing)
+    except DeviceLostError:
+        raise
+    except (InputError, NonFiniteError, OSError, MemoryError) as error:
+        if not report_end(2 if isinstance(error, InputError) else 1, str(error)):
+            raise
+        return 0
+
+
+def _launch(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "Options") -> int:
+    from fastdiff.bulk.launching import Ended, launch
+
+    start = time.perf_counter()
+    if args.json:
+        require_stdout()
+    folder.check(plan)
+    _say_notices(plan)
+    for line in _first(list(_damaged(plan, folder, args.verify)), "shards"):
+        say(line)
+    if folder.is_complete(plan):
+        say(f"all {len(plan.shards)} shards in {folder.path} are done")
+        return 0
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    try:
+        with _progress(args, folder):
+            launch(args.argv[1:], plan, folder, options)
+    except SignalException as error:
+        say(f"interrupted; {_summary(plan, folder)}; the same command goes on")
+        return 128 + error.sigval
+    except Ended as error:
+        say(f"error: {error}")
+        return error.code
+    return _conclude(plan, folder, time.perf_counter() - start, say)
+
+
+def _say_notices(plan: "Plan") -> None:
+    from fastdiff.runs.notices import find_notices
+
+    with Notices() as notices:
+        notices.say(*_first(find_notices(plan.run), "lines"))
+
+
+def _damaged(plan: "Plan", folder: "Folder", every_byte: bool) -> Iterator[str]:
+    """Yield a line for each shard that is not what was written; it will be drawn again."""
+
+    def problem(shard) -> str | None:
+        if every_byte:
+            return folder.verify(shard)
+        is_sound = folder.is_done(shard) or not folder.record(shard).exists()
+        return None if is_sound else "its files are gone, or not of their size"
+
+    with ThreadPoolExecutor(8) as pool:
+        for shard, found in zip(plan.shards, pool.map(problem, plan.shards), strict=True):
+            if found:
+                folder.forget(shard)
+                yield f"shard {shard.name}: {found}; it is drawn again"
+
+
+def _progress(args: argparse.Namespace, folder: "Folder") -> AbstractContextManager[None]:
+    from fastdiff.bulk.progress import shown
+
+    return shown(folder.path, bar=True, print_line=_print_line if args.json else None)
+
+
+def _print_line(line: str) -> None:
+    from tqdm import tqdm
+
+    with tqdm.external_write_mode():
+        print(line, flush=True)
+
+
+def _nothing(line: str) -> None:
+    """Say nothing: another worker does."""
+
+
+def _conclude(plan: "Plan", folder: "Folder", seconds: float, say: Callable[[str], None]) -> int:
+    """Say what is done; 1 where shards were given up."""
+    from fastdiff.bulk.attempts import Attempts
+
+    given_up = Attempts(folder.shards).given_up()
+    say(f"{_summary(plan, folder)} in {seconds:.1f} s")
+    if not given_up:
+        return 0
+    for line in _first([f"shard {name}: {reason}" for name, reason in given_up.items()], "shards"):
+        say(line)
+    say(f"error: {len(given_up)} of {len(plan.shards)} shards given up; the same command tries them again")
+    return 1
+
+
+def _summary(plan: "Plan", folder: "Folder") -> str:
+    from fastdiff.bulk.progress import Reader
+
+    state = Reader(Path(folder.path)).read()
+    drawn = state.drawn if state else 0
+    return f"{drawn} of {len(plan.run.cells)} pictures are in {folder.path}"
+
+
+def _first(lines: list[str], what: str) -> list[str]:
+    """The first few, and how many there are beside."""
+    rest = len(lines) - _SHOWN
+    return lines if rest <= 0 else [*lines[:_SHOWN], f"and {rest} more {what}"]

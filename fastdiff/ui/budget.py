@@ -1,0 +1,56 @@
+"""The time that a request may take: its pictures x steps x the time of a step, as measured on this machine."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from fastdiff.errors import InputError
+from fastdiff.runs.drawing import Progress, Run
+
+
+class Budget:
+    """The most minutes of a request; None: as many as it takes."""
+
+    def __init__(self, minutes: float | None = None) -> None:
+        self.minutes = minutes
+        # seconds of a step of one picture: by the model's folder, then by the picture's pixels
+        self._seconds: dict[Path, dict[int, float]] = defaultdict(dict)
+
+    def check(self, run: Run) -> None:
+        """InputError for a run that takes too long by what is known: pictures as large or smaller were as fast."""
+        known = [seconds for pixels, seconds in self._seconds[run.card.folder].items() if pixels <= _pixels(run)]
+        self._refuse_over(max(known, default=0) * _steps(run))
+
+    def watch(self, steps: Iterator[Progress]) -> Iterator[Progress]:
+        """Pass the steps of a run on and measure them. InputError as soon as they show that it takes too long."""
+        fastest, before = math.inf, 0.0
+        for count, progress in enumerate(steps, 1):
+            fastest = min(fastest, (progress.seconds - before) / len(progress.places))
+            before = progress.seconds
+            yield progress
+            if count > 1:  # the first of a process may compile and load
+                of_size = self._seconds[progress.run.card.folder]
+                of_size[_pixels(progress.run)] = min(fastest, of_size.get(_pixels(progress.run), math.inf))
+                self._refuse_over(progress.seconds + fastest * _steps(progress.run) * (1 - progress.fraction))
+
+    def _refuse_over(self, seconds: float) -> None:
+        if self.minutes is not None and seconds > 60 * self.minutes:
+            raise InputError(
+                f"this takes about {_words(seconds)} here, and a request may take {_words(60 * self.minutes)}; "
+                "choose fewer pictures or steps, or a smaller size"
+            )
+
+
+def _pixels(run: Run) -> int:
+    return math.prod(run.size or (1,))
+
+
+def _steps(run: Run) -> int:
+    """The steps of all pictures."""
+    return len(run.cells) * (run.request.num_inference_steps or 1)
+
+
+def _words(seconds: float) -> str:
+    count, unit = (seconds, "second") if seconds < 90 else (seconds / 60, "minute")
+    return f"{round(count):,} {unit}{'' if round(count) == 1 else 's'}"

@@ -1,0 +1,106 @@
+"""The look of the page: its theme, its style sheet and its one script."""
+
+import gradio as gr
+
+from fastdiff.ui.tabs.progress import SMALL
+
+# stronger contrast than Gradio's own: at least 4.5 to 1
+THEME = gr.themes.Default(primary_hue="indigo").set(
+    body_text_color_subdued="*neutral_500",
+    button_primary_background_fill="*primary_600",
+    button_primary_background_fill_hover="*primary_700",
+    button_cancel_background_fill="#dc2626",
+    button_cancel_background_fill_hover="#b91c1c",
+)
+
+CSS = """
+.bar { height: 10px; margin-bottom: 6px; border-radius: 5px; background: var(--border-color-primary); overflow: hidden }
+.bar div { height: 100%; background: var(--primary-500) }
+.problem { color: var(--error-text-color); background: var(--error-background-fill);
+           border: 1px solid var(--error-border-color); border-radius: var(--radius-sm); padding: 8px 12px }
+.settings { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margin: 0 }
+.settings dt { color: var(--body-text-color-subdued) }
+.settings dd { margin: 0; overflow-wrap: anywhere }
+.row:has(> .form:empty) { display: none }
+.block.tokens { padding: 4px 16px 10px !important; background: var(--block-background-fill) }
+.tokens div { font-size: var(--text-sm); overflow-wrap: anywhere }
+.tokens .cut { color: var(--error-text-color) }
+.enlarged img { width: 100%; height: 100%; object-fit: contain }
+.enlarged img[data-small], img[data-small][data-testid="imageslider-image"] { image-rendering: pixelated }
+.side { align-items: center } .side > .block:has(h3) { flex: 0 0 24px; min-width: 24px }
+
+/* A picture in its frame: whole if it is large, enlarged by a whole factor if it is small. */
+:root { --stage: min(68vh, 600px, 112vw) }
+.stage .media-button, .stage .thumbnail-lg, .frame {
+    container-type: size; display: grid; place-items: center; place-content: center; overflow: hidden }
+.stage .media-button img:not([data-small]) { object-fit: scale-down !important }
+.stage .preview::before { opacity: 1 !important }
+.stage img[data-small], .frame img[data-small] {
+    width: max(var(--w), round(down, min(100cqw, 100cqh * var(--ratio)), var(--w))) !important;
+    height: auto !important; border-radius: 0 !important; image-rendering: pixelated }
+.stage .thumbnails img, .stage .thumbnail-lg img:not([data-small]) { width: 100% !important; height: 100% !important }
+.stage .thumbnail-small:only-child { opacity: 0 }
+.stage .thumbnails { scrollbar-width: thin }
+.stage-column:has(input[value="Pixels"]:checked) .stage .media-button { display: block; overflow: auto }
+.stage-column:has(input[value="Pixels"]:checked) .stage .media-button img {
+    width: round(down, max(2 * var(--w), 200cqw), var(--w)) !important; max-width: none;
+    height: auto !important; border-radius: 0; image-rendering: pixelated }
+.stage-column:has(input[value="Grid"]:checked) .stage .preview { display: none }
+.stage .empty svg { display: none }
+.stage .empty::after { content: "The picture appears here"; color: var(--body-text-color-subdued) }
+
+.gradio-container { overflow: clip !important }  /* what is hidden would keep others from sticking */
+.actions { position: sticky; bottom: 0; z-index: 20; padding: 8px 0; background: var(--body-background-fill) }
+#status { font-variant-numeric: tabular-nums }
+@media (min-width: 700px) { .stage-side { position: sticky; top: 8px; align-self: flex-start } }
+@media (max-width: 640px) {
+    .actions { position: fixed; left: 0; right: 0; padding: 8px 16px;
+               border-top: 1px solid var(--border-color-primary) }
+    .gradio-container { padding-bottom: 72px !important }
+    .stage-column { scroll-margin-bottom: 80px }
+    #status { min-height: 84px !important }
+}
+
+/* The live preview lies on the stage, above the strip of what is finished, and gives way to who looks at that. */
+.stage-column { position: relative }
+#preview, .live { position: absolute; z-index: 5; top: 1px; left: 1px; right: 1px; height: calc(var(--stage) - 58px);
+           padding: 0 !important; background: var(--block-background-fill); pointer-events: none }
+.live { height: 320px }
+#preview:not(:has(.previews)), .live:not(:has(.previews)) { display: none !important }
+.stage-column:has(.thumbnails:hover, .thumbnails :focus-visible, .grid-container:hover) #preview { opacity: 0 }
+.previews { position: absolute; inset: 8px; display: grid; gap: 8px; grid-auto-flow: row; grid-auto-rows: 1fr;
+            grid-template-columns: repeat(auto-fit, minmax(min(130px, 45%), 1fr)) }
+@media (max-width: 640px) { .grid-container { --grid-cols: 2 !important } }
+"""
+
+# Gradio opens a list at any key, Tab too, which leaves it open over the form, and moves the focus to a picture that is
+# new, away from who is typing; keys that no field takes are the stage's. A double click on a
+# button that draws is one. A picture's own size, which the style sheet enlarges, is known once it is loaded.
+JS = f"""
+() => {{
+    addEventListener("keydown", (event) => {{
+        const draws = event.key === "Enter" && (event.ctrlKey || event.metaKey);
+        if (draws || (event.key === "Tab" && event.target.role === "combobox")) event.stopPropagation();
+        const button = [...document.querySelectorAll("button.primary")].find((each) => each.checkVisibility());
+        if (draws && !event.repeat) button?.click();
+        if (!["Escape", "ArrowLeft", "ArrowRight"].includes(event.code)) return;
+        if (event.target.closest("input, textarea, [role=tablist], .preview")) return;
+        const stage = [...document.querySelectorAll(".stage .preview")].find((each) => each.checkVisibility());
+        stage?.dispatchEvent(new KeyboardEvent("keydown", {{code: event.code, bubbles: true}}));
+    }}, true);
+    addEventListener("click", (event) => {{
+        if (event.detail > 1 && event.target.closest("button.primary")) event.stopImmediatePropagation();
+    }}, true);
+    addEventListener("focusin", ({{target, relatedTarget: before}}) => {{
+        const isOwn = target.matches(".thumbnail-small:not(:active)") && before?.matches("input, textarea");
+        if (isOwn) before.focus({{preventScroll: true}});
+    }}, true);
+    document.addEventListener("load", ({{target: image}}) => {{
+        if (image.localName !== "img") return;
+        const [width, height] = [image.naturalWidth, image.naturalHeight];
+        image.style.setProperty("--w", width + "px");
+        image.style.setProperty("--ratio", width / height);
+        image.toggleAttribute("data-small", Math.max(width, height) <= {SMALL});
+    }}, true);
+}}
+"""

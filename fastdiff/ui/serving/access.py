@@ -1,0 +1,129 @@
+"""Who may use the page: the names that the server answers to, and the users that may log in."""
+
+import contextlib
+import hashlib
+import hmac
+import ipaddress
+import os
+import secrets
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+from fastdiff.errors import InputError
+
+AUTH_VARIABLE = "FASTDIFF_AUTH"
+SPACE_VARIABLE = "SPACE_HOST"  # on Hugging Face's Spaces: the names of the Space, between commas
+
+
+class Names:
+    """The names under which the server is asked for. One that was rebound to its address by another site is not there.
+
+    A number is no name that anybody could rebind, and always right.
+    """
+
+    def __init__(self, host: str, allowed: Iterable[str] = ()) -> None:
+        """`host`: the address that is listened at; `allowed`: names of proxies before the server."""
+        own = {"localhost", host.lower()}
+        if is_reached_by_others(host):
+            own |= {socket.gethostname().lower(), f"{socket.gethostname().lower()}.local"}
+        self._own = own
+        self.public = {name.lower() for name in (*allowed, *space_names())}
+
+    def have(self, address: str) -> bool:
+        """Whether the server is meant by a Host header, name:port or [number]:port."""
+        name = _name(address)
+        return name in self._own or name in self.public or _is_number(name)
+
+    def are_public(self, address: str) -> bool:
+        """Whether `address` has a name that a proxy may hide from the server's Host header."""
+        return _name(address) in self.public
+
+
+def _name(address: str) -> str:
+    """The name of name:port, in small letters."""
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    return address.partition(":")[0].lower()
+
+
+def _is_number(name: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(name))
+    return False
+
+
+def is_reached_by_others(host: str) -> bool:
+    """Whether other machines can reach a server that listens at `host`."""
+    with contextlib.suppress(ValueError):
+        return not ipaddress.ip_address(host).is_loopback
+    return host.lower() != "localhost"
+
+
+def space_names() -> list[str]:
+    """The names of the Space that this process is; none elsewhere."""
+    return [name.strip() for name in os.environ.get(SPACE_VARIABLE, "").split(",") if name.strip()]
+
+
+def addresses(address: str, host: str) -> list[str]:
+    """The addresses for people: `address`, or those of this machine where the server listens at all of them."""
+    if host not in ("0.0.0.0", "::"):
+        return [address]
+    port = address.rstrip("/").rpartition(":")[2]
+    return [f"http://{f'[{number}]' if ':' in number else number}:{port}/" for number in _own_numbers(host)]
+
+
+def _own_numbers(host: str) -> list[str]:
+    """This machine's own address, and the one by which it reaches others; asking for that sends nothing.
+
+    Who listens at 0.0.0.0 is reached by IPv4 only, and at :: by IPv6.
+    """
+    family, own, other = (
+        (socket.AF_INET6, "::1", "2001:db8::1") if host == "::" else (socket.AF_INET, "127.0.0.1", "192.0.2.1")
+    )  # others of documentation: RFC 3849, RFC 5737
+    numbers = [own]
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((other, 9))
+        numbers += {probe.getsockname()[0]} - {own}
+    return numbers
+
+
+class Users:
+    """Users and their passwords, of which only hashes are kept. A call says whether a password is right."""
+
+    def __init__(self, lines: Iterable[str], source: str) -> None:
+        """`lines`: user:password each. InputError, without any password, for another or for none."""
+        self._hashes: dict[str, tuple[bytes, bytes]] = {}
+        for place, line in enumerate(filter(str.strip, lines), 1):
+            user, colon, password = line.strip().partition(":")
+            if not (user and colon and password):
+                raise InputError(f"{source}: line {place} is not user:password; correct it")
+            self._hashes[user.strip()] = _salted(password)
+        if not self._hashes:
+            raise InputError(f"{source} names no user; write a line user:password for each")
+        self._nobody = _salted(secrets.token_hex())
+
+    @classmethod
+    def read(cls, path: Path | None) -> "Users | None":
+        """The users in a file, or else in the environment; None where neither is given. InputError as above."""
+        if path is None:
+            given = os.environ.get(AUTH_VARIABLE)
+            return None if given is None else cls(given.splitlines(), AUTH_VARIABLE)
+        try:
+            return cls(path.read_text(encoding="utf-8").splitlines(), f"--auth {path}")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise InputError(f"--auth {path} cannot be read ({reason}); name a file of lines user:password") from None
+
+    def __call__(self, user: str, password: str) -> bool:
+        salt, expected = self._hashes.get(user, self._nobody)  # an unknown user takes as long
+        return hmac.compare_digest(_hash(password, salt), expected)
+
+
+def _salted(password: str) -> tuple[bytes, bytes]:
+    salt = secrets.token_bytes(16)
+    return salt, _hash(password, salt)
+
+
+def _hash(password: str, salt: bytes) -> bytes:
+    return hashlib.scrypt(password.encode("utf-8", "surrogatepass"), salt=salt, n=2**14, r=8, p=1)

@@ -1,0 +1,53 @@
+"""Jobs that nobody listens to end: else one that was posted and left would hold everybody's queue."""
+
+import asyncio
+import re
+import time
+from collections import Counter
+from urllib.parse import parse_qs
+
+from gradio.queueing import Event, Queue
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+PATIENCE = 30.0  # seconds
+_JOINS = re.compile(r"/queue/join/?$|/call/")
+_RESULT = re.compile(r"/call/(?:v2/)?[^/]+/([^/]+)/?$")
+
+
+class Listeners:
+    """ASGI middleware that knows whose stream of events is open. Gradio itself ends the jobs of one that was closed."""
+
+    def __init__(self, app: ASGIApp, queue: Queue) -> None:
+        self.app, self.queue = app, queue
+        self._open: Counter[str] = Counter()  # streams, by the visit that they tell of
+        self._tasks: set[asyncio.Task] = set()  # which the event loop alone would not keep
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        visit = self._listened(scope) if scope["type"] == "http" and scope["method"] == "GET" else None
+        self._open[visit or ""] += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self._open[visit or ""] -= 1
+        if scope["type"] == "http" and scope["method"] == "POST" and _JOINS.search(scope["path"]):
+            asyncio.get_running_loop().call_later(PATIENCE, self._end_unheard)
+
+    def _listened(self, scope: Scope) -> str | None:
+        """The visit whose events a request asks for."""
+        if result := _RESULT.search(scope["path"]):
+            event = self.queue.event_ids_to_events.get(result[1])
+            return result[1] if event is None else event.session_hash
+        if scope["path"].endswith("/queue/data"):
+            return parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [None])[0]
+        return None
+
+    def _end_unheard(self) -> None:
+        waiting = [event for queue in self.queue.event_queue_per_concurrency_id.values() for event in queue.queue]
+        running = [event for job in self.queue.active_jobs if job for event in job]
+        for visit in {event.session_hash for event in (*waiting, *running) if self._is_unheard(event)}:
+            task = asyncio.create_task(self.queue.clean_events(session_hash=visit))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _is_unheard(self, event: Event) -> bool:
+        return not self._open[event.session_hash] and time.monotonic() - event.enqueue_time >= PATIENCE

@@ -1,0 +1,48 @@
+"""The server's folder for uploads, which goes with it: at its end, or when another starts after it was killed."""
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+if sys.platform != "win32":
+    import fcntl
+
+PREFIX = "fastdiff-ui-"
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder that nobody else can read. A lock on it (flock) tells other servers that its own lives."""
+    with (
+        tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as folder,
+        ExitStack() as lock,
+    ):
+        with contextlib.suppress(OSError):  # a file system without locks, where nothing is ever removed
+            lock.enter_context(_locked(folder))
+            _remove_abandoned()
+        yield Path(folder)
+
+
+def _remove_abandoned() -> None:
+    """Remove the folders of servers that were killed. Whatever stands in the way is left alone."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError), _locked(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: str | Path) -> Iterator[None]:
+    """Hold the lock on a folder. OSError where another process does, and where there are none (Windows)."""
+    if sys.platform == "win32":
+        raise OSError("no locks")
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,69 @@
+"""Functions of torch that are the fastest on the CPU, in the place of those that references are made of there.
+
+They round otherwise, so a model asks for them with `fast_on_cpu`; models that people drew with before they were here do
+not, and keep their bits. All are for float32.
+
+oneDNN makes products and convolutions. torch makes products by BLAS, and convolutions of few elements too: MKL on x86,
+which is half as fast on AMD's processors, as it does not use AVX-512 there.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LEAST = 2**23  # multiplications of a product from which oneDNN is faster: it lays the weight out anew at each call
+MOST_MEAN = 4.0  # of a group, in its deviations, up to which torch's GroupNorm is as good as ours
+
+_wanted: ContextVar[bool] = ContextVar("fast_on_cpu", default=False)
+
+
+@contextmanager
+def fast_on_cpu() -> Iterator[None]:
+    """Run references with the functions of this file inside the block, or in what this decorates."""
+    token = _wanted.set(True)
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+def takes(x: Tensor) -> bool:
+    """Whether these functions are wanted, and are for x."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and _wanted.get()  # last: dynamo cannot trace it
+
+
+def onednn_takes(x: Tensor) -> bool:
+    """The same, of those by oneDNN."""
+    return takes(x) and torch.backends.mkldnn.is_available()
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return F.linear of x (..., C_in) and weight (C_out, C_in): (..., C_out)."""
+    if not onednn_takes(x) or x.numel() * len(weight) < LEAST:
+        return F.linear(x, weight, bias)
+    pixels = x.reshape(1, 1, -1, x.shape[-1])
+    return convolution(pixels, weight[:, :, None, None], bias).view(*x.shape[:-1], len(weight))
+
+
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0) -> Tensor:
+    """Return F.conv2d of pictures x (N, H, W, C_in): (N, H, W, C_out), contiguous."""
+    y = torch.mkldnn_convolution(x.permute(0, 3, 1, 2), weight, bias, (padding, padding), (stride, stride), (1, 1), 1)
+    return y.permute(0, 2, 3, 1).contiguous()
+
+
+def normalised(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
+    """Return F.group_norm of pictures x (N, H, W, C), contiguous; None where it would be off.
+
+    It makes the variance of sums of squares, which cancel on a large mean.
+    """
+    n, height, width, channels = x.shape
+    y, mean, rstd = torch.native_group_norm(
+        x.permute(0, 3, 1, 2), weight, bias, n, channels, height * width, num_groups, eps
+    )
+    if (mean * rstd).abs().max().item() <= MOST_MEAN:
+        return y.permute(0, 2, 3, 1).contiguous()
+    return None

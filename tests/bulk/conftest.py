@@ -1,0 +1,127 @@
+"""A tiny model of random weights, its plans, and workers in this process."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fastdiff.bulk.fingerprint import take_fingerprint
+from fastdiff.bulk.folder import Folder, Record
+from fastdiff.bulk.plan import Plan
+from fastdiff.bulk.stopping import Stop
+from fastdiff.bulk.worker import Worker
+from fastdiff.checkpoints.model_hash import begin_files_hash
+from fastdiff.requests.request import Request
+from fastdiff.runs.drawing import find_model, load_pipeline
+from tests.tiny import UNET, save_unet
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> Path:
+    """The folder of a U-Net without labels, 8 x 8."""
+    return save_unet(tmp_path_factory.mktemp("models") / "tiny", **UNET)
+
+
+@pytest.fixture(scope="session")
+def labelled(tmp_path_factory) -> Path:
+    """The folder of a U-Net of three classes, 8 x 8."""
+    return save_unet(tmp_path_factory.mktemp("models") / "labelled", **UNET, num_class_embeds=3)
+
+
+@pytest.fixture
+def make_plan(model):
+    """Makes plans of 20 pictures in shards of 6, or others."""
+
+    def make(folder: Path = model, *, format="png", shard_size=6, batch_size=4, spec=None, **request) -> Plan:
+        asked = {"model": str(folder), "num_inference_steps": 2, "num_images": 20, "dtype": "float32"} | request
+        request = Request(**asked)
+        sizes = {"shard_size": shard_size, "batch_size": batch_size}
+        return Plan.make(request, find_model(request), spec=spec, format=format, **sizes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def pipes():
+    """The pipeline and the fingerprint of each plan's model, loaded once."""
+    loaded = {}
+
+    def load(plan: Plan):
+        card = plan.run.card
+        if card.folder not in loaded:
+            pipe = load_pipeline(card, plan.run.request, "cpu")
+            loaded[card.folder] = pipe, take_fingerprint(pipe, begin_files_hash(card, None).result())
+        return loaded[card.folder]
+
+    return load
+
+
+@pytest.fixture
+def worker(pipes, tmp_path):
+    """Makes a worker of a plan in this process, whose folder is open."""
+
+    def make(plan: Plan, out: Path = tmp_path / "out", **options) -> Worker:
+        pipe, fingerprint = pipes(plan)
+        folder = Folder(out, plan.format)
+        folder.open(plan, options.pop("fingerprint", fingerprint), **options)
+        return Worker(plan, folder, pipe, fingerprint, Stop())
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def digests():
+    """Returns the SHA-256 of the pixels of every PNG below a folder, by its path; each picture is there once."""
+
+    def read(folder: Path) -> dict[str, str]:
+        found = {}
+        for path in sorted(folder.rglob("*.png")):
+            with Image.open(path) as image:
+                found[path.relative_to(folder).as_posix()] = hashlib.sha256(image.tobytes()).hexdigest()
+        assert len(set(found.values())) == len(found), "two pictures are equal"
+        return found
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def records():
+    """Returns the hashes in the JSON files of a run's shards."""
+
+    def read(folder: Path) -> dict[str, tuple[str, str]]:
+        found = {path.stem: Record.read(path) for path in sorted((folder / "shards").glob("??????.json"))}
+        return {name: (record.sha256, record.pixels_sha256) for name, record in found.items()}
+
+    return read
+
+
+@pytest.fixture
+def bulk(tmp_path, model):
+    """Starts `fastdiff bulk` with the arguments of make_plan's plan; whatever of it still runs is ended."""
+    started = []
+
+    def start(*arguments: object, **variables: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "fastdiff", "bulk", "-m", model, "--steps", 2, "--num-images", 20]
+        command += ["--dtype", "float32", "--shard-size", 6, "--batch-size", 4, "--device", "cpu", *arguments]
+        process = subprocess.Popen(
+            list(map(str, command)),
+            cwd=tmp_path,
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        with process:  # which closes its pipes
+            process.wait(timeout=60)

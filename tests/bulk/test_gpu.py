@@ -1,0 +1,55 @@
+"""Workers on a GPU: the same bits in batches of any size and in shards of any number, the GPU at work throughout."""
+
+import json
+
+import pytest
+import torch
+
+from fastdiff.bulk.fingerprint import take_fingerprint
+from fastdiff.bulk.folder import Folder
+from fastdiff.bulk.plan import Plan
+from fastdiff.bulk.stopping import Stop
+from fastdiff.bulk.worker import Worker
+from fastdiff.checkpoints.model_hash import begin_files_hash
+from fastdiff.requests.request import Request
+from fastdiff.runs.drawing import find_model, load_pipeline
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    request = Request()
+    return load_pipeline(find_model(request), request, "cuda")
+
+
+@pytest.fixture
+def draw(pipe, tmp_path):
+    """Draws emoji64 into a folder of its own; returns that."""
+
+    def run(name: str, **sizes) -> Folder:
+        request = Request(num_images=8, num_inference_steps=10)
+        plan = Plan.make(request, find_model(request), **sizes)
+        folder = Folder(tmp_path / name, "png")
+        fingerprint = take_fingerprint(pipe, begin_files_hash(plan.run.card, None).result())
+        assert fingerprint["CUDA"] and fingerprint["cuDNN"] and "NVIDIA" in str(fingerprint["device"])
+        folder.open(plan, fingerprint)
+        Worker(plan, folder, pipe, fingerprint, Stop()).work()
+        return folder
+
+    return run
+
+
+def test_the_same_bits_in_batches_and_shards_of_any_size(draw, digests):
+    expected = draw("a", shard_size=64, batch_size=64)
+    ours = {path.rsplit("/")[-1]: pixels for path, pixels in digests(expected.path).items()}
+    assert len(ours) > 64
+    for name, sizes in {"b": {"shard_size": 64, "batch_size": 7}, "c": {"shard_size": 30, "batch_size": 32}}.items():
+        other = digests(draw(name, **sizes).path)
+        assert {path.rsplit("/")[-1]: pixels for path, pixels in other.items()} == ours
+
+
+def test_the_steps_are_timed_by_the_gpu(draw):
+    folder = draw("a", shard_size=64, batch_size=64)
+    record = json.loads((folder.shards / "000001.json").read_text())
+    assert 0 < record["gpu_seconds"] < record["seconds"]

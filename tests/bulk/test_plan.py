@@ -1,0 +1,90 @@
+"""Plans: the same shards for the same request, whatever draws them."""
+
+from dataclasses import replace
+
+import pytest
+
+from fastdiff.bulk.plan import Plan
+from fastdiff.errors import InputError
+from fastdiff.requests.request import Request
+from fastdiff.runs.drawing import find_model
+
+
+def test_a_plan_is_cut_into_shards_of_fixed_pictures(make_plan):
+    plan = make_plan()
+    assert [(shard.name, shard.first, len(shard.cells)) for shard in plan.shards] == [
+        ("000000", 0, 6),
+        ("000001", 6, 6),
+        ("000002", 12, 6),
+        ("000003", 18, 2),
+    ]
+    assert [cell for shard in plan.shards for cell in shard.cells] == list(plan.run.cells)
+    assert plan.shards[1].key(2) == "000008"
+
+
+def test_the_batch_size_bears_on_no_plan(make_plan):
+    plan = make_plan(batch_size=1)
+    assert plan.record == make_plan().record and plan.run.batch_size == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"seed": 1}, "seeds"),
+        ({"num_images": 19}, "pictures"),
+        ({"num_inference_steps": 3}, "steps"),
+        ({"shard_size": 5}, "shard-size"),
+        ({"format": "npz"}, "format"),
+        ({"scheduler": "ddpm"}, "scheduler"),
+        ({"seed": tuple(reversed(range(20))), "num_images": None}, "order"),
+    ],
+)
+def test_all_else_does(make_plan, change, name):
+    ours, theirs = make_plan(**change).record, make_plan().record
+    assert ours[name] != theirs[name]
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "shard", "batch"),
+    [(32, 50_000, 512, 512), (32, 5000, 40, 512), (32, 20, 8, 512), (256, 50_000, 416, 32), (1024, 200, 4, 4)],
+)
+def test_sizes_suit_the_pictures(model, size, count, shard, batch):
+    request = Request(model=str(model), num_images=count, height=size, width=size)
+    plan = Plan.make(request, find_model(request))
+    assert (plan.shard_size, plan.run.batch_size) == (shard, batch)
+
+
+def test_without_labels_all_of_a_model_are_drawn(make_plan, labelled):
+    plan = make_plan(labelled, num_images=2)
+    assert [(cell.label, cell.seed) for cell in plan.run.cells] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": "random"}, "seed random: a run again would draw others"),
+        ({"prompt": ("a cat",)}, "prompt: .* has no text encoder"),
+        ({"label": (1,)}, "has no labels"),
+    ],
+)
+def test_refusals(make_plan, change, message):
+    with pytest.raises(InputError, match=message):
+        make_plan(**change)
+
+
+def test_too_many_shards(make_plan, monkeypatch):
+    monkeypatch.setattr("fastdiff.bulk.plan.MOST_SHARDS", 3)
+    with pytest.raises(InputError, match="shard-size 6: more than 3 shards; give a larger one"):
+        make_plan()
+
+
+def test_planners_are_refused(save_planner):
+    _, folder = save_planner("DDPM")
+    request = Request(model=str(folder))
+    with pytest.raises(InputError, match="it plans trajectories, and bulk draws pictures"):
+        Plan.make(request, find_model(request))
+
+
+def test_a_shard_is_drawn_as_a_run_of_its_own(make_plan):
+    plan = make_plan()
+    assert plan.run_of(plan.shards[3]) == replace(plan.run, cells=plan.run.cells[18:])

@@ -1,0 +1,74 @@
+"""Actions of the browser tests on the page: fill the form, press, wait, look."""
+
+import base64
+import os
+import re
+from pathlib import Path
+
+DESKTOP = {"width": 1280, "height": 800}
+PHONE = {"width": 390, "height": 844}
+
+
+def generate(page, pictures: int = 1, steps: int | None = None, seed: int | None = None, batch_size: int = 1) -> None:
+    """Fill the form and press Generate."""
+    fields = {number(page, "Pictures"): str(pictures)}
+    if steps is not None:
+        more_settings(page)
+        fields |= {number(page, "Steps"): str(steps), number(page, "Batch size"): str(batch_size)}
+    if seed is not None:
+        fields[page.get_by_label("Seed").first] = str(seed)
+    fill(page, fields)
+    page.get_by_role("button", name="Generate").click()
+
+
+def fill(page, fields: dict) -> None:
+    """Give fields, by their locators, values that stay: what is just opened forgets input."""
+    while any(field.input_value() != value for field, value in fields.items()):
+        for field, value in fields.items():
+            field.fill(value)
+        page.wait_for_timeout(300)
+
+
+def more_settings(page) -> None:
+    if not page.get_by_label("number input for Batch size").is_visible():
+        page.get_by_role("button", name="More settings").click()
+
+
+def number(page, label: str):
+    return page.get_by_label(f"number input for {label}").locator("visible=true").first
+
+
+def wait_for_status(page, text: str) -> None:
+    page.locator("#status").get_by_text(text).wait_for()
+
+
+def captions(page, gallery: str = "#gallery") -> list[str]:
+    """The seeds in the captions of a gallery."""
+    texts = page.locator(f"{gallery} .caption-label").all_text_contents()
+    return [re.search(r"seed \d+", text)[0] for text in texts]
+
+
+def screenshot(page, name: str, tmp_path: Path, **options) -> None:
+    page.screenshot(path=Path(os.environ.get("SCREENSHOTS", tmp_path)) / f"{name}.png", **options)
+
+
+def drop(page, data: bytes, name: str) -> None:
+    """Drop a file onto the page's field for PNG files, as from a file manager."""
+    transfer = page.evaluate_handle(
+        """([data, name]) => {
+            const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([bytes], name, {type: "image/png"}));
+            return transfer;
+        }""",
+        [base64.b64encode(data).decode(), name],
+    )
+    page.locator("#upload button").first.dispatch_event("drop", {"dataTransfer": transfer})
+
+
+def pick(page, label: str, choice: str) -> None:
+    """Choose of a list; on a busy machine the list may move below the mouse, then once more."""
+    field = page.get_by_label(label, exact=True).locator("visible=true").first
+    while field.input_value() != choice:
+        field.click()
+        page.get_by_role("option", name=choice, exact=True).click()

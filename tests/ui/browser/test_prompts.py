@@ -1,0 +1,88 @@
+"""Models that read text, in a real browser."""
+
+import re
+
+from tests.ui.browser.actions import drop, more_settings, number, pick, wait_for_status
+
+
+def test_a_model_that_reads_text(page):
+    pick(page, "Model", "./text/sd1")
+    wait_for_status(page, "Ready to draw with ./text/sd1")
+    for label in ("Style", "Group", "Label"):
+        assert page.get_by_label(label, exact=True).locator("visible=true").count() == 0
+    tokens = page.locator(".tokens").locator("visible=true").first
+    tokens.get_by_text("0 of 22 tokens").wait_for()
+    page.get_by_label("Prompt", exact=True).press_sequentially("the photo of")
+    tokens.get_by_text("3 of 22 tokens").wait_for()
+    page.get_by_label("Prompt", exact=True).fill("cat " * 22 + "astronaut")
+    tokens.get_by_text("23 of 22 tokens; cut: astronaut").wait_for()
+    page.get_by_label("Prompt", exact=True).fill("the cat")
+    page.get_by_label("Negative prompt").first.fill("photo")
+    more_settings(page)
+    values = {label: number(page, label).input_value() for label in ("Steps", "Guidance", "Clip skip", "Width")}
+    assert values == {"Steps": "20", "Guidance": "7.5", "Clip skip": "0", "Width": "16"}
+    assert page.get_by_role("radio", name="PNDM").locator("visible=true").is_checked()
+    page.get_by_role("radio", name="18x14").click()
+    page.wait_for_function("document.querySelector('input[aria-label=\"number input for Width\"]').value === '18'")
+    assert number(page, "Height").input_value() == "14"
+    number(page, "Steps").fill("2")
+    page.get_by_label("Prompt", exact=True).press("Enter")
+    wait_for_status(page, "Drew 1 picture")
+    page.locator("#gallery").get_by_role("button", name=re.compile("Thumbnail 1")).first.click()
+    settings = page.locator("dl.settings").first
+    settings.wait_for()
+    assert re.search(r"Prompt\s+the cat\s+Negative prompt\s+photo", settings.inner_text())
+    page.get_by_label("Prompt", exact=True).fill("ocean")
+    page.get_by_role("button", name="Use these settings").locator("visible=true").click()
+    wait_for_status(page, "Settings of seed 0 are in the form")
+    assert page.get_by_label("Prompt", exact=True).input_value() == "the cat"
+    assert page.get_by_role("radio", name="18x14").is_checked()
+
+
+def test_the_end_of_a_prompt_that_was_cut_is_named_beside_the_picture(page):
+    pick(page, "Model", "./text/sdxl")
+    wait_for_status(page, "Ready to draw with ./text/sdxl")
+    page.get_by_label("Prompt", exact=True).fill("cat " * 22 + "astronaut")
+    page.locator(".tokens").get_by_text("cut: astronaut").first.wait_for()
+    page.get_by_role("button", name="Generate").click()
+    wait_for_status(page, "Drew 1 picture")
+    assert "cut: 'astronaut'" in page.locator("#status").inner_text()
+
+
+def test_prompts_are_compared(page):
+    page.get_by_role("tab", name="Compare").click()
+    models = page.get_by_label("Model", exact=True).locator("visible=true")
+    for i, name in enumerate(("./text/sd1", "./text/sdxl")):
+        models.nth(i).click()
+        page.get_by_role("option", name=name, exact=True).last.click()
+        page.locator(".tokens").locator("visible=true").first.wait_for()
+    page.get_by_label("Prompt", exact=True).locator("visible=true").fill("the cat")
+    page.locator(".tokens").locator("visible=true").get_by_text("2 of 22 tokens").wait_for()
+    page.get_by_role("button", name="Compare", exact=True).click()
+    page.locator("dl.settings").locator("visible=true").get_by_text("Pixel difference").wait_for()
+    page.get_by_role("tab", name="History").click()
+    page.locator("#history").get_by_role("button", name=re.compile("Thumbnail 1")).first.click()
+    page.locator("dl.settings").locator("visible=true").get_by_text("the cat").wait_for()
+
+
+def test_a_dropped_png_of_a_prompt_restores_it(page, models, tmp_path):
+    from fastdiff.ui.drawn import draw
+    from fastdiff.ui.limits import Limits
+    from fastdiff.ui.options import Options, prepare
+
+    options = Options(model="./text/sdxl", prompt="the cat", negative_prompt="ocean", clip_skip=1, seed=7, steps=2)
+    *_, (_, [drawn]) = draw(prepare(options, models, Limits()), models, tmp_path)
+    drop(page, drawn.path.read_bytes(), "mine.png")
+    wait_for_status(page, "Settings of mine.png are in the form")
+    assert page.get_by_label("Model", exact=True).first.input_value() == "./text/sdxl"
+    assert page.get_by_label("Prompt", exact=True).input_value() == "the cat"
+    assert page.get_by_label("Negative prompt").first.input_value() == "ocean"
+    more_settings(page)
+    assert number(page, "Clip skip").input_value() == "1"
+    page.get_by_role("button", name="Generate").click()
+    wait_for_status(page, "Drew 1 picture")
+    with page.expect_download() as download:
+        page.locator("#gallery").get_by_role("button", name=re.compile("Thumbnail 1")).first.click()
+        page.get_by_role("button", name="Download this picture").locator("visible=true").click()
+    download.value.save_as(tmp_path / "again.png")
+    assert (tmp_path / "again.png").read_bytes() == drawn.path.read_bytes()

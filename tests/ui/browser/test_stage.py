@@ -1,0 +1,207 @@
+"""Pictures come first: one fills the stage, its pixels sharp; the others are beside it. In a real browser."""
+
+import re
+import time
+
+import pytest
+
+from tests.ui.browser.actions import DESKTOP, PHONE, captions, generate, more_settings, number, wait_for_status
+
+DISPLAYED = """
+(image) => ({
+    width: image.getBoundingClientRect().width,
+    height: image.getBoundingClientRect().height,
+    natural: image.naturalWidth,
+    room: [image.parentElement.clientWidth, image.parentElement.clientHeight],
+    rendering: getComputedStyle(image).imageRendering,
+})
+"""
+PLACES = """
+() => [...document.querySelectorAll("#generate, #gallery, #gallery-view")]
+    .map((each) => Math.round(each.getBoundingClientRect().y))
+"""  # of what must not jump
+
+
+def on_stage(page, gallery: str = "#gallery"):
+    return page.locator(gallery).get_by_test_id("detailed-image")
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_a_small_picture_fills_the_stage_by_a_whole_factor(open_page, size):
+    page = open_page(size)
+    generate(page, steps=1)
+    wait_for_status(page, "Drew 1 picture")
+    page.locator("#gallery img[data-small]").first.wait_for()
+    shown = on_stage(page).evaluate(DISPLAYED)
+    factor = shown["width"] / shown["natural"]
+    assert factor == int(factor) >= 4 and shown["height"] == shown["width"]
+    assert all(side < shown["width"] + shown["natural"] for side in [min(shown["room"])])
+    assert shown["rendering"] == "pixelated"
+
+
+def test_the_preview_is_as_large_as_the_picture_will_be(page):
+    generate(page)
+    image = page.locator("#preview img").first
+    image.wait_for()
+    place, drawn = image.bounding_box(), image.evaluate(DISPLAYED)
+    before = page.evaluate(PLACES)
+    wait_for_status(page, "Drew 1 picture")
+    assert page.evaluate(PLACES) == before
+    finished = on_stage(page).evaluate(DISPLAYED)
+    assert (drawn["width"], drawn["rendering"]) == (finished["width"], "pixelated")
+    assert abs(place["x"] - on_stage(page).bounding_box()["x"]) < 4
+
+
+def test_several_are_a_strip_that_the_arrows_walk_and_a_grid_by_one_control(page):
+    generate(page, pictures=3, steps=1, seed=10)
+    wait_for_status(page, "Drew 3 pictures")
+    strip = page.locator("#gallery .thumbnail-small")
+    assert strip.count() == 3
+    settings = page.locator("dl.settings").locator("visible=true")
+    settings.get_by_text("10", exact=True).wait_for()
+    strip.first.focus()
+    page.keyboard.press("ArrowRight")
+    settings.get_by_text("11", exact=True).wait_for()
+    assert "seed 11" in on_stage(page).get_attribute("alt")
+    page.locator("#gallery-view").get_by_text("Grid").click()
+    on_stage(page).locator("visible=true").wait_for(state="detached")
+    tiles = page.locator("#gallery .thumbnail-lg")
+    assert [tile.is_visible() for tile in tiles.all()] == [True] * 3
+    tiles.nth(2).click()
+    settings.get_by_text("12", exact=True).wait_for()
+    on_stage(page).locator("visible=true").wait_for()
+    assert page.locator("#gallery-view").get_by_role("radio", name="One").is_checked()
+    page.keyboard.press("Escape")
+    on_stage(page).wait_for(state="detached")
+    page.locator("#gallery-view label.selected").get_by_text("Grid").wait_for()
+
+
+def test_zoom_to_pixels(page):
+    generate(page, steps=1)
+    wait_for_status(page, "Drew 1 picture")
+    whole = on_stage(page).evaluate(DISPLAYED)["width"]
+    page.locator("#gallery-view").get_by_text("Pixels").click()
+    page.wait_for_timeout(500)
+    shown = on_stage(page).evaluate(DISPLAYED)
+    assert shown["width"] >= 2 * whole and shown["width"] % shown["natural"] == 0
+    assert shown["rendering"] == "pixelated"
+
+
+def test_captions_tell_runs_apart_and_say_what_is_shown(page):
+    for steps in (1, 2):
+        generate(page, steps=steps, seed=5)
+        wait_for_status(page, "Drew 1 picture")
+        page.wait_for_timeout(500)
+    label = re.search(r"Label\s+(.+)", page.locator("dl.settings").first.inner_text())[1]
+    assert on_stage(page).get_attribute("alt") == f"seed 5, {label}"
+    page.get_by_role("tab", name="History").click()
+    page.locator("#history .caption-label").nth(1).wait_for()
+    images = page.locator("#history .thumbnail-lg img")
+    assert [image.get_attribute("alt") for image in images.all()] == [
+        f"seed 5, {steps} step{'s' * (steps > 1)}, {label}" for steps in (2, 1)
+    ]
+
+
+def test_a_picture_takes_no_key_from_who_types(page, slow_steps):
+    generate(page, steps=3)
+    seed = page.get_by_label("Seed").first
+    seed.focus()
+    wait_for_status(page, "Drew 1 picture")
+    page.wait_for_timeout(500)
+    assert seed.evaluate("(field) => field === document.activeElement")
+
+
+def test_each_run_takes_a_new_seed_unless_it_is_kept(page):
+    seed, drawn = page.get_by_label("Seed", exact=True).first, []
+    for count in range(4):
+        if count == 2:
+            page.get_by_label("Keep this seed").first.check()
+        generate(page, steps=1)
+        wait_for_status(page, "Drew 1 picture")
+        page.locator("#generate").get_by_text("Generate").wait_for()
+        drawn.append(seed.input_value())
+        page.wait_for_timeout(500)
+    assert drawn[0] == "0" and len(set(drawn)) == 2 and drawn[1] == drawn[2] == drawn[3]
+    page.get_by_label("Keep this seed").first.uncheck()
+    page.get_by_role("button", name="Use these settings").locator("visible=true").click()
+    wait_for_status(page, "are in the form")
+    generate(page)
+    wait_for_status(page, "Drew 1 picture")
+    assert seed.input_value() == drawn[1]  # what was asked for is drawn, once
+
+
+def test_the_page_opens_with_a_label_that_names_its_pictures(page):
+    assert page.get_by_label("Group").first.input_value() == "smileys: smiling faces"
+
+
+def in_view(page, locator) -> bool:
+    box = locator.bounding_box()
+    return box["y"] >= 0 and box["y"] + box["height"] <= page.viewport_size["height"]
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_generate_is_in_reach_wherever_one_is_on_the_form(open_page, size):
+    page = open_page(size)
+    more_settings(page)
+    page.wait_for_timeout(500)
+    button = page.locator("#generate")
+    for field in (page.get_by_label("Model", exact=True).first, number(page, "Steps"), number(page, "Batch size")):
+        field.scroll_into_view_if_needed()
+        page.wait_for_timeout(200)
+        assert in_view(page, button)
+
+
+def test_on_a_phone_the_finished_picture_scrolls_into_view(open_page):
+    page = open_page(PHONE)
+    generate(page, steps=1)
+    wait_for_status(page, "Drew 1 picture")
+    deadline = time.monotonic() + 10
+    while not in_view(page, on_stage(page)) and time.monotonic() < deadline:
+        page.wait_for_timeout(100)
+    assert in_view(page, on_stage(page))
+    assert on_stage(page).bounding_box()["y"] + 300 < page.locator("#generate").bounding_box()["y"]
+
+
+def test_one_line_says_how_far_the_run_is(page, slow_steps):
+    generate(page, pictures=2, steps=4)
+    line = re.compile(r"^Picture 1 of 2, step \d of 4, [\d.]+ pictures/s, \d+ s left$")
+    page.locator("#status [role=progressbar]").wait_for()
+    assert line.match(page.locator("#status").inner_text().strip())
+
+
+def test_cancel_is_there_while_something_is_drawn(page, slow_steps):
+    cancel = page.get_by_role("button", name="Cancel").locator("visible=true")
+    assert cancel.count() == 0
+    generate(page, steps=3)
+    cancel.wait_for()
+    wait_for_status(page, "Drew 1 picture")
+    cancel.wait_for(state="detached")
+
+
+def test_a_double_click_draws_once(page, slow_steps):
+    page.locator("#generate").dblclick()
+    wait_for_status(page, "Drew 1 picture")
+    page.locator("#generate").get_by_text("Generate").wait_for()
+    page.wait_for_timeout(2000)
+    assert page.locator("#generate").inner_text() == "Generate"
+    page.get_by_role("tab", name="History").click()
+    page.locator("#history .caption-label").first.wait_for()
+    assert captions(page, "#history") == ["seed 0"]
+
+
+def test_a_run_that_cannot_be_sent_frees_the_button(page):
+    page.route("**/queue/join*", lambda route: route.abort())
+    page.locator("#generate").click()
+    page.locator("#generate").get_by_text("Drawing").wait_for()
+    page.locator("#generate").get_by_text("Generate").wait_for()
+    assert page.locator("#generate").is_enabled()
+
+
+def test_settings_are_copied_as_text(page):
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    generate(page, steps=1, seed=5)
+    wait_for_status(page, "Drew 1 picture")
+    page.get_by_role("button", name="Copy settings").locator("visible=true").click()
+    page.wait_for_timeout(300)
+    text = page.evaluate("navigator.clipboard.readText()")
+    assert text.startswith("fluent-3d smiling faces\nSteps: 1, Sampler: DDIM, ") and "Seed: 5, Size: 64x64" in text

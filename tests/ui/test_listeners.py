@@ -1,0 +1,47 @@
+"""Jobs that were posted and left: they end, and those that are listened to do not."""
+
+import time
+
+import pytest
+
+from fastdiff.ui.serving import listeners
+
+DATA = ["emoji64", None, 0, 8, 3, *[None] * 5, 1, *[None] * 3]  # 8 pictures, one after the other, of 3 steps
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch):
+    monkeypatch.setattr(listeners, "PATIENCE", 1.0)
+
+
+@pytest.mark.parametrize("posted", ["call", "join"])
+def test_a_job_without_a_listener_ends_and_lets_the_next_one_in(visit, slow_steps, posted):
+    page, other = visit(), visit()
+    event = page.event("generate", "click")
+    if posted == "call":
+        assert page.http.post("/gradio_api/call/generate", json={"data": DATA}).status_code == 200
+    else:
+        assert page.join(event, page.inputs(event, Pictures=32, Steps=50)).status_code == 200
+    result = other.call(event, other.inputs(event, Steps=2, Pictures=1))
+    assert result["success"] and 2 < len(slow_steps) < 2 + 12, "some of the first, all of the second"
+
+
+def test_its_finished_pictures_stay_in_history(visit, slow_steps):
+    page = visit()
+    event = page.event("generate", "click")
+    page.join(event, page.inputs(event, Pictures=32, Steps=2, Seed=3, **{"Batch size": 1}))
+    time.sleep(3)
+    steps = len(slow_steps)
+    time.sleep(0.5)
+    assert len(slow_steps) == steps
+    history = page.call(page.event("history-tab", "select"), [None, 1])
+    assert "seed 3" in str(history["output"]["data"])
+
+
+def test_a_job_that_is_listened_to_goes_on(visit, slow_steps):
+    page = visit()
+    event_id = page.http.post("/gradio_api/call/generate", json={"data": DATA}).json()["event_id"]
+    assert "event: complete" in page.http.get(f"/gradio_api/call/generate/{event_id}").text
+    event = page.event("generate", "click")
+    assert page.call(event, page.inputs(event, Steps=12))["success"]
+    assert len(slow_steps) == 8 * 3 + 12

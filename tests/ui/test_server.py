@@ -1,0 +1,83 @@
+"""`fastdiff ui` as a process: how it ends, whatever is open and under way."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fastdiff.requests import png
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
+ROOT = Path(__file__).parents[2]
+SECONDS = 5  # that it may take to end: 3, and what a busy machine adds
+
+
+@contextmanager
+def process(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen, str]]:
+    """A server that was started in `folder`, with its temporary files in a folder there, and its address."""
+    (folder / "tmp").mkdir(exist_ok=True)
+    environment = os.environ | {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, ROOT / "app.py", "--device", "cpu", "--port", "0", *flags]
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            yield server, server.stdout.readline().split()[3].rstrip("/,")
+        finally:
+            server.kill()
+
+
+def listen(page, path: str) -> None:
+    """Read a stream in a thread, until the server ends it."""
+
+    def read() -> None:
+        with suppress(httpx.HTTPError), page.http.stream("GET", path) as stream:
+            list(stream.iter_lines())
+
+    threading.Thread(target=read, daemon=True).start()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "kill"])
+def test_it_ends_in_the_midst_of_a_step_with_a_page_and_a_stream_open(sign, tmp_path, visit_at):
+    with process(tmp_path) as (server, address):
+        page = visit_at(address)
+        listen(page, f"/gradio_api/heartbeat/{page.session_hash}")
+        event = page.event("generate", "click")
+        assert page.call(event, page.inputs(event, Pictures=2, Steps=1))["success"]
+        assert page.join(event, page.inputs(event, Width=1024, Height=1024, Steps=2)).status_code == 200
+        messages = page.messages()
+        next(each for each in messages if each["msg"] == "process_generating")  # "Starting"; the first step follows
+        time.sleep(2)
+        start = time.monotonic()
+        server.send_signal(sign)
+        assert server.wait(60) == 130
+        assert time.monotonic() - start < SECONDS
+        assert server.stderr.read() == "fastdiff: interrupted\n"
+    assert not list(tmp_path.rglob("fastdiff-ui-*")) and not list(tmp_path.rglob("*.tmp"))
+    kept = list(tmp_path.rglob("*.png"))
+    assert sorted(png.read_settings(path)["seed"] for path in kept) == [0, 1]
+    assert all(path.is_relative_to(tmp_path / "outputs") for path in kept)
+
+
+def test_beyond_this_machine_the_addresses_are_real_and_it_says_what_that_means(tmp_path):
+    with process(tmp_path, "--host", "0.0.0.0", "--no-auth") as (server, address):
+        assert "everybody who reaches one of these addresses can draw" in server.stderr.readline()
+        assert "0.0.0.0" not in address and httpx.get(f"{address}/config").status_code == 200
+
+
+def test_what_a_killed_server_left_goes_when_another_starts_and_a_living_ones_stays(tmp_path):
+    with process(tmp_path) as (killed, _):
+        killed.kill()
+        killed.wait()
+    (left,) = (tmp_path / "tmp").glob("fastdiff-ui-*")
+    with process(tmp_path), process(tmp_path):
+        folders = list((tmp_path / "tmp").glob("fastdiff-ui-*"))
+        assert left not in folders and len(folders) == 2
