@@ -1,6 +1,7 @@
 """The buttons that start and end a run, and the one queue that all runs wait in."""
 
 import functools
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from gradio.blocks import Block
 from gradio.components import Component
 
 from fastdiff.ui.messages import note
-from fastdiff.ui.models import Models
+from fastdiff.ui.models import LEFT, Models
 
 CANCELLED = "Cancelled; what was finished is kept. A step that is under way still goes on to its end."
 WAITING = "Waiting for the step of an earlier run to end"
@@ -44,14 +45,23 @@ _LOST = """() => {
 def left_by_cancel(run: Callable) -> Callable:
     """Make the generator `run` one that a cancellation leaves at once; its step in hand goes on to its end in a thread.
 
-    Gradio would wait for that end, and then take the run that started meanwhile for the cancelled one.
+    No other step follows. Gradio would wait for that end, and then take the run that started meanwhile for the
+    cancelled one.
     """
 
     @functools.wraps(run)
     async def steps(*args: Any, **options: Any) -> AsyncIterator[Any]:
-        generator = run(*args, **options)
-        while (updates := await anyio.to_thread.run_sync(next, generator, None)) is not None:
-            yield updates
+        generator, left = run(*args, **options), threading.Event()
+
+        def step() -> Any:
+            LEFT.set(left)
+            return next(generator, None)
+
+        try:
+            while (updates := await anyio.to_thread.run_sync(step)) is not None:
+                yield updates
+        finally:
+            left.set()
 
     return steps
 
