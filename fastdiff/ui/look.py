@@ -33,6 +33,8 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not b
                    background: var(--block-background-fill); color: var(--body-text-color); line-height: 1.3 }
 .examples button:hover { border-color: var(--primary-500) }
 .examples img { width: 128px; image-rendering: pixelated }
+.examples [data-waits] { border-color: var(--primary-500) }
+.examples [data-waits]::after { content: " (waits for this run)" }
 .gr-group:not(:has(.block)) { display: none }  /* a line otherwise */
 .enlarged img { width: 100%; height: 100%; object-fit: contain }
 .enlarged img[data-small], img[data-small][data-testid="imageslider-image"] { image-rendering: pixelated }
@@ -97,8 +99,8 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not b
 """
 
 # Gradio opens a list at any key, Tab too, which leaves it open over the form, and moves the focus to a picture that is
-# new, away from who is typing; keys that no field takes are the stage's. A double click on a
-# button that draws is one. A file may be dropped anywhere. A picture's own size, which the style
+# new, away from who is typing; keys that no field takes are the stage's. A double click on what
+# draws is one. A file may be dropped anywhere. A picture's own size, which the style
 # sheet enlarges, is known once it is loaded.
 JS = f"""
 () => {{
@@ -113,7 +115,8 @@ JS = f"""
         stage?.dispatchEvent(new KeyboardEvent("keydown", {{code: event.code, bubbles: true}}));
     }}, true);
     addEventListener("click", (event) => {{
-        if (event.detail > 1 && event.target.closest("button.primary")) event.stopImmediatePropagation();
+        const draws = event.target.closest("button.primary, .examples button");
+        if (event.detail > 1 && draws) event.stopImmediatePropagation();
     }}, true);
     for (const name of ["dragover", "drop"]) addEventListener(name, (event) => {{
         if (!event.dataTransfer.types.includes("Files") || event.target.closest("#upload")) return;
