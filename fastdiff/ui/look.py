@@ -47,11 +47,14 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not b
 :root { --stage: min(68vh, 600px, 112vw) }
 .stage .media-button, .stage .thumbnail-lg, .frame {
     container-type: size; display: grid; place-items: center; place-content: center; overflow: hidden }
-.stage .media-button img:not([data-small]) { object-fit: scale-down !important }
 .stage .preview::before { opacity: 1 !important }
+.stage img, .frame img {
+    --room: min(100cqw, 100cqh * var(--ratio)); --enlarged: round(down, var(--room), var(--w)) }
 .stage img[data-small], .frame img[data-small] {
-    width: max(var(--w), round(down, min(100cqw, 100cqh * var(--ratio)), var(--w))) !important;
+    width: max(var(--w), var(--enlarged)) !important;
     height: auto !important; border-radius: 0 !important; image-rendering: pixelated }
+.stage .media-button img {
+    width: max(min(var(--w), var(--room)), var(--enlarged)) !important; height: auto !important }
 .stage .thumbnails img, .stage .thumbnail-lg img:not([data-small]) { width: 100% !important; height: 100% !important }
 .stage .thumbnail-small:only-child { opacity: 0 }
 .stage .thumbnails { scrollbar-width: thin }
@@ -137,7 +140,9 @@ JS = f"""
         const [width, height] = [image.naturalWidth, image.naturalHeight];
         image.style.setProperty("--w", width + "px");
         image.style.setProperty("--ratio", width / height);
-        image.toggleAttribute("data-small", Math.max(width, height) <= {SMALL});
+        const {{clientWidth, clientHeight}} = image.parentElement;
+        const fitsTwice = 2 * width <= clientWidth && 2 * height <= clientHeight;
+        image.toggleAttribute("data-small", fitsTwice || Math.max(width, height) <= {SMALL});
     }}, true);
 }}
 """
