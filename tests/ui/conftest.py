@@ -80,7 +80,7 @@ def serve(tmp_path_factory):
         context = serving(models, limits, port=0, **{"outputs": tmp_path_factory.mktemp("outputs")} | options)
 
         async def enter() -> str:  # outside of an event loop Gradio makes four and closes none
-            return context.__enter__()
+            return context.__enter__()[0]
 
         try:
             yield asyncio.run(enter()).rstrip("/")

@@ -37,8 +37,8 @@ _BUSY = """() => {
 # Whether the server answers. Another in its place knows nothing of this visit, so that the page is loaded again; the
 # browser keeps the form.
 _IS_HERE = """(async () => {
-    const {root, api_prefix, app_id} = window.gradio_config;
-    const answer = await fetch(`${root}${api_prefix}/app_id`).catch(() => null);
+    const {api_prefix, app_id} = window.gradio_config;
+    const answer = await fetch(`.${api_prefix}/app_id`).catch(() => null);
     if (answer?.ok && (await answer.json()).app_id !== app_id) location.reload();
     return Boolean(answer?.ok);
 })()"""
