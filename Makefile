@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 .PHONY: sample test ui lint format bench sanitize soak clean
 
 sample: .venv/installed
-	$(BIN)/fastdiff sample --steps 50 --out samples --grid --overwrite
+	$(BIN)/fastdiff sample --out samples --grid --overwrite
 
 # A worker a core: with threads of their own they would wait for one another.
 test: export OMP_NUM_THREADS := 1
@@ -29,6 +29,7 @@ format: .venv/installed-test
 
 bench: .venv/installed-test
 	for file in benchmarks/bench_*.py; do echo "$$file"; $(BIN)/python "$$file" --save || exit; done
+	$(BIN)/python benchmarks/plots.py
 
 sanitize: .venv/installed-test
 	$(BIN)/python benchmarks/sanitize.py --save

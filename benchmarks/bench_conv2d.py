@@ -1,32 +1,63 @@
 """Convolution with its epilogue and the moments for the next norm: ours, eager and compiled, on channels-last bfloat16.
 
-    python benchmarks/bench_conv2d.py [--save [DIR]]
+    python benchmarks/bench_conv2d.py [workload ...] [--save [DIR]]
 
 Ours writes moments too; eager and compiled torch (cuDNN, with its benchmark on) do not. A planner's block is a
 convolution of one dimension with GroupNorm and Mish in it, in torch channels-first. `share` is the fraction of the rate
 of a large matrix product.
+
+The rows of HOPPER_CONVOLUTIONS hold the kernel made for sm_90 alone, "hopper", against that of all cards, "kernel", and
+cuDNN's, "eager": without moments, with them, with moments and a residual. `gain` is kernel's time by hopper's, with
+moments; `plan` is the name that `host/hopper/gluon.py` confirms it by.
 """
 
-from itertools import chain
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from harness import ceilings, compiled, in_float32, kernel_row, needs_gpu, randn, report, ways
-from shapes import CONV1D_BLOCKS, CONVOLUTIONS
+from base import compare_if_asked
+from harness import (
+    DEVICE,
+    Call,
+    ceilings,
+    chosen,
+    compiled,
+    in_float32,
+    kernel_row,
+    max_abs_err,
+    measure,
+    needs_gpu,
+    randn,
+    report,
+    ways,
+    widened,
+)
+from shapes import CONV1D_BLOCKS, CONVOLUTIONS, HOPPER_CONVOLUTIONS
 from torch import Tensor
 
-from fastdiff.kernels.conv2d import Norm, conv2d
+from fastdiff.kernels.conv2d import Conv2dCall, Norm, Shortcut, conv2d
+from fastdiff.kernels.host.hopper import gluon
 
 GROUPS, TAPS = 8, 5  # of a planner's block
 
 
 def main() -> None:
     needs_gpu()
+    compare_if_asked("bench_conv2d", CONVOLUTIONS)
     torch.backends.cudnn.benchmark = True
+    report("conv2d", rows(chosen((*CONVOLUTIONS, *CONV1D_BLOCKS, *HOPPER_CONVOLUTIONS))))
+
+
+def rows(names: list[str]) -> Iterator[dict[str, Any]]:
     peak = ceilings()["matmul_bf16_tflops"]
-    blocks = (block_row(name, peak) for name in CONV1D_BLOCKS)
-    report("conv2d", chain((row(name, peak) for name in CONVOLUTIONS), blocks))
+    for name in names:
+        if name in HOPPER_CONVOLUTIONS:
+            if gluon.obstacle(DEVICE) is None:
+                yield hopper_row(name, peak)
+        else:
+            yield (row if name in CONVOLUTIONS else block_row)(name, peak)
 
 
 @torch.inference_mode()
@@ -63,6 +94,64 @@ def block_row(name: str, peak_tflops: float) -> dict[str, Any]:
 def block(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """x (N, C, L) through diffusers' Conv1dBlock."""
     return F.mish(F.group_norm(F.conv1d(x, weight, bias, padding=TAPS // 2), GROUPS, scale, shift))
+
+
+@torch.inference_mode()
+def hopper_row(name: str, peak_tflops: float) -> dict[str, Any]:
+    args, options = hopper_arguments(name)
+    call, calls = Conv2dCall(*args, **options), hopper_calls(args, options)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
+        wide = {key: Shortcut(*map(widened, value)) if key == "shortcut" else value for key, value in options.items()}
+        truth = conv2d.reference(*map(widened, args), **wide)
+    errors = {who: max_abs_err(calls[who](), truth) for who in ("hopper", "kernel", "eager")}
+    if not errors["hopper"] <= 2 * errors["eager"] + torch.finfo(torch.bfloat16).eps:
+        raise ArithmeticError(f"{name}: hopper is off by {errors['hopper']:.3g}, eager by {errors['eager']:.3g}")
+    filters = args[1][0].numel() + (call.shortcut.weight[0].numel() if call.shortcut else 0)
+    times = measure(calls, seconds=0.01)
+    return {
+        "workload": name,
+        "plan": call.hopper_plan(),
+        **{f"{who}_ms": milliseconds for who, milliseconds in times.items()},
+        "gain": times["kernel_moments"] / times["hopper_moments"],
+        "share": 2 * truth.numel() * filters / times["hopper_moments"] / 1e9 / peak_tflops,
+        **{f"{who}_max_abs_err": error for who, error in errors.items()},
+    }
+
+
+def hopper_calls(args: tuple, options: dict[str, Any]) -> dict[str, Call]:
+    """Each way alone, with moments, and with moments and a residual, which a shortcut stands in the place of."""
+    residual = {"residual": randn(*Conv2dCall(*args, **options).problem.out_shape)}
+    kinds: dict[str, dict[str, Any]] = {
+        "": {},
+        "_moments": {"moments": True},
+        "_residual": {"moments": True} | residual,
+    }
+    if "shortcut" in options:
+        del kinds["_residual"]
+    calls: dict[str, Call] = {
+        f"{who}{kind}": partial(run, *args, **options, **more)
+        for who, run in (("hopper", conv2d.hopper), ("kernel", conv2d.kernel))
+        for kind, more in kinds.items()
+    }
+    calls["eager"] = partial(conv2d.reference, *args, **options)
+    if "_residual" in kinds:
+        calls["eager_residual"] = partial(conv2d.reference, *args, **options, **residual)
+    return calls
+
+
+def hopper_arguments(name: str) -> tuple[tuple, dict[str, Any]]:
+    """conv2d's for a workload of sm_90: outputs of about unit size."""
+    n, height, width, channels, out_channels, options = HOPPER_CONVOLUTIONS[name]
+    options = {"padding": 1, **options}
+    parts = tuple(randn(n, height, width, c) for c in channels)
+    weight = (randn(out_channels, sum(channels), 3, 3) * (9 * sum(channels)) ** -0.5).contiguous(
+        memory_format=torch.channels_last
+    )
+    if "shortcut" in options:
+        added, total = tuple(randn(n, height, width, c) for c in options["shortcut"]), sum(options["shortcut"])
+        weight2 = randn(out_channels, total, 1, 1) * total**-0.5
+        options["shortcut"] = Shortcut(added if len(added) > 1 else added[0], weight2, randn(out_channels))
+    return (parts if len(parts) == 2 else parts[0], weight, randn(out_channels)), options
 
 
 def arguments(name: str) -> tuple[tuple, dict[str, Any]]:

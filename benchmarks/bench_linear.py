@@ -1,16 +1,18 @@
 """Linear layers with their epilogues in bfloat16: ours, eager and compiled torch, each time beside its error.
 
-    python benchmarks/bench_linear.py [--save [DIR]]
+    python benchmarks/bench_linear.py [WORKLOAD ...] [--save [DIR]]
 
-`kernel` is ours also where the operation leaves the shape to the library; `plain` is the library's product and bias
-alone. `share` is the fraction of the rate of a large product.
+`kernel` is that of all cards, and `hopper` the one made for sm_90 alone, also where the operation takes another; `plan`
+is the name that `host/hopper/gluon.py` confirms it by. `library` is torch's with GELU by tanh in the product,
+`plain` its product and bias alone. `share` is the fraction of the rate of a large product.
 """
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from harness import ceilings, in_float32, kernel_row, measure, needs_gpu, randn, report, ways
+from base import compare_if_asked
+from harness import ceilings, chosen, hopper_way, in_float32, kernel_row, measure, needs_gpu, randn, report, ways
 from shapes import LINEARS
 
 from fastdiff.kernels.linear import linear
@@ -18,19 +20,23 @@ from fastdiff.kernels.linear import linear
 
 def main() -> None:
     needs_gpu()
+    compare_if_asked("bench_linear", LINEARS)
     torch.backends.cuda.matmul.allow_tf32 = False  # of the truth
     peak = ceilings()["matmul_bf16_tflops"]
-    report("linear", (row(name, peak) for name in LINEARS))
+    report("linear", (row(name, peak) for name in chosen(LINEARS)))
 
 
 @torch.inference_mode()
 def row(name: str, peak_tflops: float) -> dict[str, Any]:
     args, options = arguments(name)
-    calls = ways(linear, *args, **options) | {"kernel": lambda: linear.kernel(*args, **options)}
+    plan, hopper = hopper_way(linear, *args, **options)
+    calls = ways(linear, *args, **options) | {"kernel": lambda: linear.kernel(*args, **options)} | hopper
+    if options.get("activation") == "gelu_tanh" and not {"gate", "residual"} & options.keys():
+        calls["library"] = lambda: linear.library(*args, **options)
     truth = in_float32(linear.reference, args, options)
     flop = 2 * truth.numel() * args[0].shape[-1]
     plain_ms = measure({"plain": lambda: F.linear(*args)}, seconds=0.03)["plain"]
-    return kernel_row(name, calls, truth, flop=flop, ceiling=peak_tflops) | {"plain_ms": plain_ms}
+    return kernel_row(name, calls, truth, flop=flop, ceiling=peak_tflops) | {"plain_ms": plain_ms, "plan": plan}
 
 
 def arguments(name: str) -> tuple[tuple, dict[str, Any]]:

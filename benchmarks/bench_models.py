@@ -1,13 +1,14 @@
 """Whole forwards of U-Nets and transformers against diffusers' on the same weights, each time beside its error.
 
-    python benchmarks/bench_models.py [WORKLOAD ...] [--save [DIR]]
+    python benchmarks/bench_models.py [WORKLOAD ...] [--save [DIR]] [--base REV]
 
 On a GPU in bfloat16, or where a name says so in float32 without TF32: diffusers eager, and under torch.compile
 (reduce-overhead, fused projections), both channels-last with cudnn.benchmark on. On a CPU in float32: diffusers eager.
 Errors are against diffusers in float32, as fractions of the largest output. `text_outside_ms` is our forward where the
 keys and values of its text were made before, as in a sampling loop. `pictures_s` counts pictures of 50 DDIM steps,
 `plans_s` plans of 20. `first_result_s`, `new_resolution_s`, `weights_bytes` and the `peak_bytes` are each model's alone
-in a new process with an empty Triton cache; `alone.py` says what they are.
+in a new process with an empty Triton cache; `alone.py` says what they are. `--base REV` compares our forwards with
+those of another commit instead, in turns, and ends with 1 where one takes over 3 % longer (`base.py`).
 """
 
 import json
@@ -24,6 +25,7 @@ import diffusers
 import sampling
 import torch
 from alone import compile_diffusers
+from base import compare_if_asked
 from forwards import GPU, WORKLOADS, class_name, dtype_of, in_dtype, inputs, with_text_outside
 from harness import DEVICE, ceilings, chosen, launches, measure, report
 
@@ -34,6 +36,7 @@ PEERS = ("eager", "compile")
 
 
 def main() -> None:
+    compare_if_asked("forwards", WORKLOADS)
     names = chosen(WORKLOADS)
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = False  # of the float32 that errors are measured from

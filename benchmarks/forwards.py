@@ -44,6 +44,13 @@ def random_model(config: dict, dtype: torch.dtype) -> nn.Module:
         return getattr(fastdiff, class_name(config)).from_config(config).to(dtype)
 
 
+def ours(name: str) -> Callable[[], Any]:
+    """Our forward of a workload."""
+    config, batch, _ = WORKLOADS[name]
+    model, given = random_model(config, dtype_of(name)), in_dtype(inputs(config, batch), dtype_of(name))
+    return lambda: model(*given)
+
+
 def inputs(config: dict, batch: int) -> tuple[Any, ...]:
     """Sample (N, C, H, W) or (N, C, L) float32, timesteps (N,); of pictures labels (N,) or None, or a text."""
     timesteps = torch.full((batch,), 500, device=DEVICE)

@@ -9,7 +9,6 @@ import functools
 import importlib
 import json
 import os
-import pkgutil
 import platform
 import statistics
 import subprocess
@@ -25,12 +24,17 @@ from torch import Tensor
 
 import fastdiff.kernels.device
 from fastdiff.kernels.host.dispatch import Operation
+from fastdiff.kernels.host.launching import is_sm_90
 from fastdiff.kernels.host.recording import record
 
 RESULTS = Path(__file__).parent / "results"
 GROUPS = 5  # a time is the median of so many groups of calls
 COLUMN, WORKLOAD = 11, 36  # characters of a printed number, and of a workload's name
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+PARSER = argparse.ArgumentParser()
+PARSER.add_argument("workload", nargs="*", help="the ones to measure, where a benchmark lets one choose")
+PARSER.add_argument("--save", nargs="?", const=str(RESULTS), metavar="DIR", help="write the results to a file")
 
 Call = Callable[[], Any]
 
@@ -52,8 +56,8 @@ def measure(calls: Mapping[str, Call], *, graph: bool = True, seconds: float = 0
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
         calls = {name: capture(call) for name, call in calls.items()} if graph else calls
-    counts = {name: max(1, round(seconds / _seconds(call, 1))) for name, call in calls.items()}
-    groups = [{name: _seconds(call, counts[name]) for name, call in calls.items()} for _ in range(GROUPS)]
+    counts = {name: max(1, round(seconds / seconds_each(call, 1))) for name, call in calls.items()}
+    groups = [{name: seconds_each(call, counts[name]) for name, call in calls.items()} for _ in range(GROUPS)]
     return {name: 1e3 * statistics.median(group[name] for group in groups) for name in calls}
 
 
@@ -65,7 +69,7 @@ def capture(call: Call) -> Call:
     return graph.replay
 
 
-def _seconds(call: Call, count: int) -> float:
+def seconds_each(call: Call, count: int) -> float:
     """The seconds of one of `count` calls in a row."""
     if DEVICE.type == "cpu":
         start = time.perf_counter()
@@ -85,16 +89,17 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
 
 
-def widened(value: Any) -> Any:
-    """The value in float32, where it is a tensor or a pair of them."""
-    if isinstance(value, tuple) and isinstance(value[0], Tensor):
-        return tuple(part.float() for part in value)
-    return value.float() if isinstance(value, Tensor) else value
+def widened(value: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """The value with all its floats in a wider dtype, where it is a tensor or a tuple that holds some."""
+    if isinstance(value, tuple):
+        items = (widened(item, dtype) for item in value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def in_float32(function: Callable, args: tuple, options: dict[str, Any]) -> Any:
     """Return `function` of the arguments in float32: the truth."""
-    return function(*map(widened, args), **{key: widened(value) for key, value in options.items()})
+    return function(*widened(args), **{key: widened(value) for key, value in options.items()})
 
 
 def compiled(function: Callable) -> Callable:
@@ -111,6 +116,13 @@ def ways(operation: Operation, *args: Any, **options: Any) -> dict[str, Call]:
         "compile": compiled(operation.reference),
     }
     return {who: partial(run, *args, **options) for who, run in runs.items()}
+
+
+def hopper_way(operation: Operation, *args: Any, **options: Any) -> tuple[str, dict[str, Call]]:
+    """The name of the plan of a kernel made for sm_90 alone, and a call of it where it can run here."""
+    call = operation.parse(*args, **options)
+    runs = is_sm_90(DEVICE) and call.hopper_obstacle() is None
+    return call.hopper_plan() or "", {"hopper": partial(operation.hopper, *args, **options)} if runs else {}
 
 
 def kernel_row(
@@ -168,14 +180,16 @@ def peak_bytes(call: Call) -> int:
 
 @functools.cache
 def kernel_modules() -> dict[str, str]:
-    """The name of each function that Triton compiles, which is its kernel's, and the module of device code it is in."""
+    """The name of each function that Triton compiles, which is its kernel's, and the stem of the file it is in."""
     found: dict[str, str] = {}
-    for stem in sorted(module.name for module in pkgutil.iter_modules(fastdiff.kernels.device.__path__)):
-        module = importlib.import_module(f"fastdiff.kernels.device.{stem}")
+    root = Path(next(iter(fastdiff.kernels.device.__path__)))
+    for path in sorted(root.rglob("*.py")):
+        name = ".".join(path.relative_to(root).with_suffix("").parts)
+        module = importlib.import_module(f"fastdiff.kernels.device.{name}")
         for value in vars(module).values():
             function: Any = getattr(value, "fn", None)
             if getattr(function, "__module__", "") == module.__name__:  # not imported from another
-                found[function.__name__] = stem
+                found[function.__name__] = path.stem
     return found
 
 
@@ -260,8 +274,5 @@ def save_folder() -> str | None:
 
 
 def command_line() -> argparse.Namespace:
-    """Return what the command line asks for: workloads, and where to save."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("workload", nargs="*", help="the ones to measure, where a benchmark lets one choose")
-    parser.add_argument("--save", nargs="?", const=str(RESULTS), metavar="DIR", help="write the results to a file")
-    return parser.parse_args()
+    """Return what the command line asks for: workloads, where to save, and what a benchmark added to PARSER."""
+    return PARSER.parse_args()

@@ -30,6 +30,7 @@ OURS = {  # modules of device code
     "group_norm": "norms",
     "layer_norm": "norms",
     "attention": "attention",
+    "attention_few_keys": "attention",
     "linear": "products",
 }
 LIBRARIES = {  # the first that is found in the name of a kernel of torch or its libraries

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 # Odd shapes by both ways of loading, and the smallest shape of what only even ones reach.
 SHAPES = "odd or N2-H8-C64-temb or C64-down-ddpm or H8-C64-up or H4-C or several-blocks or tiles-merged"
 SELECTION = (
-    f"(fp16 and (test_output or test_shapes or test_pair or test_norm or references_bits) and ({SHAPES})"
+    f"(fp16 and (test_output or test_shapes or test_pair or test_norm or references_bits or on_hopper) and ({SHAPES})"
     " and not C224-H96) or draws_the_references_noise"
 )
 PLACES = ("/usr/local/cuda*/bin", "/usr/local/cuda*/compute-sanitizer", "/opt/nvidia/*/compute-sanitizer")

@@ -1,8 +1,18 @@
 """The models and shapes that are measured: real ones, by the names of the results."""
 
+import json
 from typing import Any
 
 from stable_diffusion import SD15, SDXL
+
+from fastdiff.checkpoints.hub import BUNDLED
+
+
+def saved_config(name: str, part: str) -> dict[str, Any]:
+    """The config of a part of a bundled model, without diffusers' bookkeeping."""
+    saved = json.loads((BUNDLED / name / part / "config.json").read_text(encoding="utf-8"))
+    return {option: value for option, value in saved.items() if not option.startswith("_")}
+
 
 DDPM32: dict[str, Any] = {  # google/ddpm-cifar10-32
     "sample_size": 32,
@@ -22,7 +32,7 @@ DDPM256 = DDPM32 | {  # google/ddpm-celebahq-256
     "down_block_types": ("DownBlock2D",) * 4 + ("AttnDownBlock2D", "DownBlock2D"),
     "up_block_types": ("UpBlock2D", "AttnUpBlock2D") + ("UpBlock2D",) * 4,
 }
-EMOJI64: dict[str, Any] = {  # the bundled model
+EMOJI64: dict[str, Any] = {  # the bundled model of labels
     "sample_size": 64,
     "block_out_channels": (48, 96, 128, 128),
     "layers_per_block": 2,
@@ -32,6 +42,7 @@ EMOJI64: dict[str, Any] = {  # the bundled model
     "down_block_types": ("DownBlock2D", "DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
     "up_block_types": ("AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D", "UpBlock2D"),
 }
+EMOJI_SD = saved_config("emoji-sd", "unet")  # the bundled model of prompts
 DIT_XL2: dict[str, Any] = {  # facebook/DiT-XL-2-256
     "sample_size": 32,
     "patch_size": 2,
@@ -81,18 +92,22 @@ MODELS_GPU: dict[str, tuple[dict[str, Any], int, float | None]] = {
     "ddpm32_b512": (DDPM32, 512, 6371),
     "ddpm256_b1": (DDPM256, 1, 497),
     "ddpm256_b8": (DDPM256, 8, 3976),
-    "emoji64_b1": (EMOJI64, 1, None),
-    "emoji64_b64": (EMOJI64, 64, None),
+    "emoji64_b1": (EMOJI64, 1, 7.64),
+    "emoji64_b64": (EMOJI64, 64, 489),
+    "emoji-sd_b1": (EMOJI_SD, 1, None),
+    "emoji-sd_b64": (EMOJI_SD, 64, None),
     "dit_b2": (DIT_XL2, 2, 475),
     "dit_b32": (DIT_XL2, 32, 7595),
-    "sd15_b2": (SD15, 2, None),
-    "sd15_b16": (SD15, 16, None),
-    "sdxl_b2": (SDXL, 2, None),
+    "sd15_b2": (SD15, 2, 1607),
+    "sd15_b16": (SD15, 16, 12852),
+    "sdxl_b2": (SDXL, 2, 13522),
     **PLANNERS,
 }
 MODELS_CPU: dict[str, tuple[dict[str, Any], int, float | None]] = {
     "emoji64_b1": (EMOJI64, 1, None),
     "emoji64_b8": (EMOJI64, 8, None),
+    "emoji-sd_b1": (EMOJI_SD, 1, None),
+    "emoji-sd_b8": (EMOJI_SD, 8, None),
     "ddpm32_b1": (DDPM32, 1, 12.4),
 }
 
@@ -110,23 +125,31 @@ GROUP_NORMS = {
     "ddpm32_b1-C256-H16": (1, 16, (256,)),
     "sd15_b2-C320-H64": (2, 64, (320,)),
 }
-# workload -> N, queries, keys, heads, head width
-ATTENTIONS = {
-    "ddpm256_b1-L256-d512": (1, 256, 256, 1, 512),
-    "ddpm256_b8-L256-d512": (8, 256, 256, 1, 512),
-    "ddpm32_b1-L256-d256": (1, 256, 256, 1, 256),
-    "ddpm32_b64-L256-d256": (64, 256, 256, 1, 256),
-    "emoji64_b64-L256-d32": (64, 256, 256, 4, 32),
-    "sd15_b2-L4096-d40": (2, 4096, 4096, 8, 40),
-    "sd15_b2-L4096-keys77-d40": (2, 4096, 77, 8, 40),
-    "sd15_b2-L1024-d80": (2, 1024, 1024, 8, 80),
-    "sd15_b2-L256-d160": (2, 256, 256, 8, 160),
-    "sdxl_b2-L1024-d64": (2, 1024, 1024, 20, 64),
-    "dit_b2-L256-d72": (2, 256, 256, 16, 72),
-    "dit_b32-L256-d72": (32, 256, 256, 16, 72),
-    "long_b1-L8192-d64": (1, 8192, 8192, 8, 64),
-    "long_b1-L16384-d64": (1, 16384, 16384, 8, 64),
+# workload -> N, queries, keys, heads, head width, options of attention; option "bias" is a tensor of its size
+ATTENTIONS: dict[str, tuple[int, int, int, int, int, dict[str, Any]]] = {
+    "ddpm256_b1-L256-d512": (1, 256, 256, 1, 512, {}),
+    "ddpm256_b8-L256-d512": (8, 256, 256, 1, 512, {}),
+    "ddpm32_b1-L256-d256": (1, 256, 256, 1, 256, {}),
+    "ddpm32_b64-L256-d256": (64, 256, 256, 1, 256, {}),
+    "emoji64_b64-L256-d32": (64, 256, 256, 4, 32, {}),
+    "sd15_b2-L4096-d40": (2, 4096, 4096, 8, 40, {}),
+    "sd15_b2-L4096-keys77-d40": (2, 4096, 77, 8, 40, {}),
+    "sd15_b2-L4096-keys77-d40-masked": (2, 4096, 77, 8, 40, {"bias": True}),
+    "sd15_b2-L1024-d80": (2, 1024, 1024, 8, 80, {}),
+    "sd15_b2-L256-d160": (2, 256, 256, 8, 160, {}),
+    "sdxl_b2-L4096-d64": (2, 4096, 4096, 10, 64, {}),
+    "sdxl_b2-L1024-d64": (2, 1024, 1024, 20, 64, {}),
+    "sdxl_b2-L4096-keys77-d64": (2, 4096, 77, 10, 64, {}),
+    "sdxl_b2-L1024-keys77-d64": (2, 1024, 77, 20, 64, {}),
+    "clip_b2-L77-d64-causal": (2, 77, 77, 12, 64, {"causal": True}),
+    "dit_b2-L256-d72": (2, 256, 256, 16, 72, {}),
+    "dit_b32-L256-d72": (32, 256, 256, 16, 72, {}),
+    "long_b1-L8192-d64": (1, 8192, 8192, 8, 64, {}),
+    "long_b1-L8192-d64-causal": (1, 8192, 8192, 8, 64, {"causal": True}),
+    "long_b1-L16384-d64": (1, 16384, 16384, 8, 64, {}),
 }
+# tokens of one picture that attends to itself, 8 heads of 64
+ATTENTION_LENGTHS = (512, 2048, 8192, 16384)
 # workload -> N, H = W
 DENOISES = {"ddpm32_b1": (1, 32), "ddpm32_b64": (64, 32), "ddpm32_b512": (512, 32), "ddpm256_b8": (8, 256)}
 # workload -> N, H = W, input channels, output channels, kernel, options of conv2d; options "temb" and "residual" are
@@ -157,6 +180,33 @@ CONVOLUTIONS: dict[str, tuple[int, int, tuple[int, ...], int, int, dict[str, Any
     "ddpm256_b8-C3-H256-first": (8, 256, (3,), 128, 3, {}),
     "ddpm256_b8-C128-H256-last": (8, 256, (128,), 3, 3, {}),
 }
+# 3x3 convolutions on sm_90, by the kernel made for it, by that of all cards and by cuDNN:
+# N, input channels, H = W, output channels
+HOPPER_SQUARES = (
+    (8, 128, 256, 128), (512, 128, 32, 128), (64, 128, 32, 128), (64, 256, 16, 256), (8, 256, 64, 256),
+    (8, 256, 256, 128), (2, 320, 128, 320), (2, 640, 64, 640), (2, 1280, 32, 1280), (1, 128, 256, 128),
+    (2, 320, 64, 320), (8, 512, 16, 512), (2, 640, 32, 640), (16, 320, 64, 320), (16, 640, 32, 640),
+    (1, 128, 32, 128), (1, 256, 16, 256), (1, 512, 16, 512), (1, 256, 64, 256), (64, 48, 64, 48), (64, 128, 16, 128),
+)  # fmt: skip
+# workload -> N, height, width, input channels, output channels, options; "shortcut" are the channels of one
+HOPPER_CONVOLUTIONS: dict[str, tuple[int, int, int, tuple[int, ...], int, dict[str, Any]]] = {
+    **{
+        f"hopper-N{n}-C{c}-H{height}-K{out}": (n, height, height, (c,), out, {}) for n, c, height, out in HOPPER_SQUARES
+    },
+    "hopper-N2-C320-H104-W152-odd": (2, 104, 152, (320,), 320, {}),
+    "hopper-N2-C640-H52-W76-odd": (2, 52, 76, (640,), 640, {}),
+    "hopper-N8-C128-H256-shortcut-C256": (8, 256, 256, (128,), 128, {"shortcut": (256,)}),
+    "hopper-N64-C256-H16-shortcut-C256+256": (64, 16, 16, (256,), 256, {"shortcut": (256, 256)}),
+    "hopper-N2-C320-H64-shortcut-C320+320": (2, 64, 64, (320,), 320, {"shortcut": (320, 320)}),
+    "hopper-N2-C640-H32-shortcut-C1280+640": (2, 32, 32, (640,), 640, {"shortcut": (1280, 640)}),
+    "hopper-N8-C128-H128-up": (8, 128, 128, (128,), 128, {"upsample": True}),
+    "hopper-N8-C256-H64-up": (8, 64, 64, (256,), 256, {"upsample": True}),
+    "hopper-N2-C640-H32-up": (2, 32, 32, (640,), 640, {"upsample": True}),
+    "hopper-N64-C256-H16-up": (64, 16, 16, (256,), 256, {"upsample": True}),
+    "hopper-N8-C128-H256-down": (8, 256, 256, (128,), 128, {"stride": 2, "padding": (0, 1, 0, 1)}),
+    "hopper-N64-C128-H32-down": (64, 32, 32, (128,), 128, {"stride": 2, "padding": (0, 1, 0, 1)}),
+    "hopper-N2-C320-H64-down": (2, 64, 64, (320,), 320, {"stride": 2}),
+}
 # workload -> N, L, input channels, output channels, of a planner's Conv1dBlock: 5 taps, GroupNorm in 8 groups, Mish
 CONV1D_BLOCKS = {
     **{
@@ -177,6 +227,8 @@ LINEARS: dict[str, tuple[int, int, int, int, dict[str, Any]]] = {
     "dit_b2-out": (2, 256, 1152, 1152, GATED),
     "dit_b2-fc1": (2, 256, 1152, 4608, {"activation": "gelu_tanh"}),
     "dit_b2-fc2": (2, 256, 4608, 1152, GATED),
+    "dit_b2-out-alone": (2, 256, 1152, 1152, {}),
+    "dit_b2-fc2-alone": (2, 256, 4608, 1152, {}),
     "dit_b32-qkv": (32, 256, 1152, 3456, {}),
     "dit_b32-qkv-rms": (32, 256, 1152, 3456, {"rms_norm": True}),
     "dit_b32-out": (32, 256, 1152, 1152, GATED),

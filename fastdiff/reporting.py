@@ -19,6 +19,7 @@ from fastdiff.diffusion.trajectories import trajectory_shape
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import device_name, dtype_name
 from fastdiff.kernels.host.recording import TORCH, Recorder, record, shape_text
+from fastdiff.kernels.host.tuning import current
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.pipelines import BasePipeline
@@ -53,6 +54,7 @@ class Report:
     what: str  # the model, its input, dtype and device
     rows: tuple[Row, ...]
     variants: int | None  # compiled kernels; None where nothing compiles them
+    tiles: str = ""  # by what they are chosen: a card's table, or rules; "" where no kernel is launched
 
     @property
     def launches(self) -> int:
@@ -87,6 +89,7 @@ class Report:
             [
                 self.what,
                 *self._table(),
+                *([f"tiles by {self.tiles}"] if self.tiles else []),
                 f"{self.launches} launches: {self.kernel_launches} of our kernels{compiled}, "
                 f"{self.launches - self.kernel_launches} of torch",
                 f"{self.share:.1%} of {self.flop / 1e9:.4g} GFLOP of convolutions and linear layers on our kernels",
@@ -137,7 +140,9 @@ def report(
         instance("model", model, BasePipeline, f"a Pipeline, {' or '.join(DENOISERS)}")
         recorded, x = _denoising_step(model, batch_size, height, width, **options)
     what = f"{type(model).__name__}, {shape_text(x)}, {dtype_name(model.dtype)}, {device_name(model.device)}"
-    return Report(what, _rows(recorded), len(recorded.variants) or None)
+    rows = _rows(recorded)
+    tiles = current(model.device).source if any(row.kernels for row in rows) else ""
+    return Report(what, rows, len(recorded.variants) or None, tiles)
 
 
 def _rows(recorded: Recorder) -> tuple[Row, ...]:

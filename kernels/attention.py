@@ -15,8 +15,10 @@ from fastdiff.kernels.device.attention import attention_kernel
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.device.math import LOG2_E
 from fastdiff.kernels.host.dispatch import Call, Operation
+from fastdiff.kernels.host.hopper import attention as on_hopper
 from fastdiff.kernels.host.launching import DTYPES, capability, is_sm_90, launch, side_by_side
 from fastdiff.kernels.host.recording import because
+from fastdiff.kernels.host.tuning import named, tuned
 
 # (head widths up to, keys from): where torch's SDPA was faster, in 16 bits. Measured on one H200 with torch 2.11 and
 # triton 3.6 (README, "Attention"); its bits were equal at batch 1, 3, 8 and 64. In float32 it is 2 to 8 times as fast
@@ -114,12 +116,41 @@ class AttentionCall(Call[Tensor]):
             return f"{keys} keys, {self.width} wide: torch's library is faster on sm_90"
         return None
 
+    def hopper_plan(self) -> str | None:
+        plan = self._plan()
+        if plan is None or not (self.causal or self.bias is not None):
+            return plan and plan.name
+        return f"{plan.name}, {'causal' if self.causal else 'masked'}"
+
+    def _plan(self) -> on_hopper.Plan | None:
+        takes = self.q.itemsize == 2 and self.q.numel() > 0
+        return on_hopper.plan_of(self.width, self.k.shape[1]) if takes else None
+
+    def _side_by_side(self) -> tuple[Tensor, Tensor, Tensor]:
+        return side_by_side(self.q), side_by_side(self.k), side_by_side(self.v)
+
+    def hopper_obstacle(self) -> str | None:
+        plan = self._plan()
+        return "no plan" if plan is None else on_hopper.obstacle(plan, self.heads, *self._side_by_side())
+
+    def hopper(self) -> Tensor:
+        plan = self._plan()
+        if plan is None:
+            raise NotImplementedError("no plan for this shape")
+        bias = None if self.bias is None else self.bias.contiguous()
+        return on_hopper.launch_plan(plan, *self._side_by_side(), self.heads, causal=self.causal, bias=bias)
+
     def kernel(self) -> Tensor:
         (n, queries, channels), keys = self.q.shape, self.k.shape[1]
-        q, k, v = side_by_side(self.q), side_by_side(self.k), side_by_side(self.v)
+        q, k, v = self._side_by_side()
         bias = None if self.bias is None else self.bias.contiguous()
-        blocks = _blocks(self.width, q.dtype, queries, keys, q.device)
         aligned = all(tensor.stride(1) % 16 == 0 for tensor in (q, k, v))
+        usual = _blocks(self.width, q.dtype, queries, keys, q.device)
+        kind = ("causal" if self.causal else "all") + ("" if aligned else "-unaligned")
+        blocks = tuned(
+            "attention", q.device, lambda: named(n, queries, keys, self.heads, self.width, q.dtype, kind, bias=bias),
+            usual, lambda: _alternatives(usual, queries),
+        )  # fmt: skip
         first, second = _split(self.width, q.dtype, aligned=aligned)
         out = q.new_empty(n, queries, channels)
         because(
@@ -163,6 +194,14 @@ def _blocks(width: int, dtype: torch.dtype, queries: int, keys: int, device: tor
         queries=min(blocks.queries, max(16, triton.next_power_of_2(queries))),
         keys=min(blocks.keys, max(16, triton.next_power_of_2(keys))),
     )
+
+
+def _alternatives(usual: Blocks, queries: int) -> list[Blocks]:
+    """Blocks of the same keys whose warps have whole rows of scores, as the usual ones: the order of the sums stays."""
+    sizes = {(usual.queries, usual.warps)}
+    if usual.queries >= 16 * usual.warps:
+        sizes |= {size for size in ((64, 4), (128, 4), (128, 8)) if size[0] <= triton.next_power_of_2(queries)}
+    return [Blocks(rows, usual.keys, warps, stages) for rows, warps in sorted(sizes) for stages in (2, 3, 4)]
 
 
 def _split(width: int, dtype: torch.dtype, *, aligned: bool) -> tuple[int, int]:

@@ -14,10 +14,12 @@ from torch import Tensor
 from fastdiff.kernels.device.conv2d import conv_by_descriptors, conv_by_pointers, sum_chunks
 from fastdiff.kernels.group_norm import GroupNormCall, affine_arguments, after_arguments, group_norm
 from fastdiff.kernels.host import cpu
-from fastdiff.kernels.host.conv2d_plan import Plan, Problem, make_plan
+from fastdiff.kernels.host.conv2d_plan import Plan, Problem, make_plan, tuned_plan
 from fastdiff.kernels.host.conv2d_tiles import SUM_CHANNELS
 from fastdiff.kernels.host.dispatch import Call, Operation, check_pictures, parts_of
 from fastdiff.kernels.host.filters import weight_memory
+from fastdiff.kernels.host.hopper import conv2d as on_hopper
+from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.host.launching import (
     DTYPES,
     capability,
@@ -199,6 +201,7 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         residual2 = None if self.norm is None or self.norm.residual is None else self.norm.residual.contiguous()
         loaded = tuple(tensor for tensor in (*parts, weight, residual, residual2) if tensor is not None)
         plan = make_plan(problem, obstacle=_descriptor_obstacle(loaded), multiprocessors=multiprocessors(device))
+        plan = tuned_plan(plan, problem, self)
         if shortcut is not None and not _fuses(problem, plan, shortcut):
             residual, shortcut = _only(conv2d(*shortcut)), None
         normed = after is not None and plan.normalises(problem)
@@ -216,6 +219,32 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         if self.norm is not None and not normed:
             return group_norm(y, moments=moments, **self.norm._asdict())
         return (y, moments) if self.moments else y
+
+    def hopper_plan(self) -> str | None:
+        return on_hopper.plan_name(self.problem, self.shortcut is not None)
+
+    def hopper_obstacle(self) -> str | None:
+        if self.hopper_plan() is None:
+            return "no plan"
+        return gluon.obstacle(self.device) or self._hopper_inputs().obstacle()
+
+    def hopper(self) -> Tensor | tuple[Tensor, Moments | None]:
+        bias = None if self.bias is None else self.bias.contiguous()
+        measured = self.moments or self.norm is not None
+        epilogue = _epilogue(bias, self.temb, self.output_scale)
+        y, moments = on_hopper.convolve(self.problem, self._hopper_inputs(), epilogue, measured)
+        if self.norm is not None:
+            return group_norm(y, moments=moments, **self.norm._asdict())
+        return (y, moments) if self.moments else y
+
+    def _hopper_inputs(self) -> on_hopper.Inputs:
+        parts, (weight, _) = tuple(part.contiguous() for part in self.parts), weight_memory(self.weight)
+        residual = None if self.residual is None else self.residual.contiguous()
+        if self.shortcut is None:
+            return on_hopper.Inputs(parts, weight, residual)
+        pictures = tuple(part.contiguous() for part in parts_of(self.shortcut.x))
+        weight2 = self.shortcut.weight.flatten(1).contiguous()
+        return on_hopper.Inputs(parts, weight, residual, pictures, weight2, self.shortcut.bias)
 
 
 conv2d = Operation("conv2d", Conv2dCall)

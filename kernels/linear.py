@@ -6,6 +6,7 @@ One matrix product and one epilogue; the normalised, the activated and the gated
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from fastdiff.kernels.device.linear import linear_kernel
 from fastdiff.kernels.host import cpu
 from fastdiff.kernels.host.dispatch import Call, Operation, run
+from fastdiff.kernels.host.hopper import linear as on_hopper
 from fastdiff.kernels.host.launching import (
     DTYPES,
     descriptor,
@@ -23,8 +25,10 @@ from fastdiff.kernels.host.launching import (
     launch,
     multiprocessors,
     side_by_side,
+    suits_descriptors,
 )
 from fastdiff.kernels.host.recording import because
+from fastdiff.kernels.host.tuning import named, tuned
 from fastdiff.kernels.layer_norm import layer_norm
 
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
@@ -130,6 +134,28 @@ class LinearCall(Call[Tensor]):
         y = torch._addmm_activation(self.bias, self.x.flatten(0, 1), self.weight.T, use_gelu=True)  # GELU by tanh
         return y.view(*self.x.shape[:2], -1)
 
+    def hopper_plan(self) -> str | None:
+        others = self.rms_norm, self.gate, self.residual
+        if self.x.itemsize != 2 or any(option is not None for option in others):
+            return None
+        return "linear {1} to {0}".format(*self.weight.shape)
+
+    def hopper_obstacle(self) -> str | None:
+        return "no plan" if self.hopper_plan() is None else on_hopper.obstacle(*self._rows())
+
+    def _rows(self) -> tuple[Tensor, Tensor]:
+        """x (N L, C_in), channels side by side, and the weight as it is: its kernel does not wait for a copy."""
+        return side_by_side(self.x.reshape(-1, self.x.shape[-1])), self.weight
+
+    def hopper(self) -> Tensor:
+        """Return it by tiles that fill the card with few tokens, of many by the kernel: the bits are the same."""
+        x, weight = self._rows()
+        tiles = on_hopper.tiles_of(x, weight)
+        if tiles is None:
+            return self.kernel()
+        y = on_hopper.launch_tiles(tiles, x, weight, side_by_side(self.bias), self.activation)
+        return y.view(*self.x.shape[:2], -1)
+
     def kernel(self) -> Tensor:
         weight, eps = self.rms_norm or (None, None)
         if weight is not None:  # which the kernel has no place for
@@ -222,6 +248,7 @@ POINTER_TILES: Choices = (
 FLOAT32_DUAL_TILES: Choices = ((0, TokenTile(32, 32, 32, 32, warps=4, stages=2, resident=2)),)
 FLOAT32_TILES: Choices = ((1, TokenTile(64, 64, 32, 64, warps=4, stages=2, resident=2)), *FLOAT32_DUAL_TILES)
 FLOAT32_CHUNK = 128  # input channels: one long float32 sum would be thrice as far off as torch's
+MEMORY = 192 * 1024  # bytes that the tiles which a program loads ahead may take, on the largest card
 GROUP = 8  # rows of tiles that share the weights they find in the L2; chosen, not measured
 
 
@@ -250,11 +277,17 @@ def launch_products(
     residual = None if residual is None else residual.reshape(*shape, out_channels).contiguous()
     out = y.view(*shape, out_channels)
     loaded = [tensor for tensor in (out, x, weight, residual) if tensor is not None]
-    by_descriptors = has_descriptors(x.device) and all(map(_suits_descriptors, loaded))
+    by_descriptors = has_descriptors(x.device) and all(map(suits_descriptors, loaded))
     choices = _choices(x.dtype, by_descriptors, dual=parts == 2, normed=rms_eps is not None, added=residual is not None)
-    tile = _first_busy(choices, out)
+    usual, loads = _first_busy(choices, out), "descriptors" if by_descriptors else "pointers"
+    sizes = *shape, channels, parts, out_channels
+    tile = tuned(
+        "linear", x.device,
+        lambda: named(*sizes, x.dtype, loads, activation, activation2, bias=bias, gate=gate, residual=residual,
+                      rms=rms_eps),
+        usual, lambda: _alternatives(usual, x.itemsize, by_descriptors, parts, normed=rms_eps is not None),
+    )  # fmt: skip
     programs = min(_programs(tile, out), tile.resident * multiprocessors(x.device))
-    loads = "descriptors" if by_descriptors else "pointers"
     because(lambda: f"by {loads}, {tile.tokens} tokens x {tile.channels} channels a tile")
 
     def operand(tensor: Tensor | None, rows: int, columns: int) -> Any:
@@ -273,12 +306,6 @@ def launch_products(
     return y
 
 
-def _suits_descriptors(tensor: Tensor) -> bool:
-    """Whether the copy engine can read the tensor: 16 bits, whole 16 bytes between rows and at the start."""
-    strides = tensor.stride()[:-1]
-    return tensor.itemsize == 2 and tensor.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in strides)
-
-
 def _choices(dtype: torch.dtype, by_descriptors: bool, dual: bool, normed: bool, added: bool) -> Choices:
     if not by_descriptors:
         return POINTER_TILES if dtype.itemsize == 2 else FLOAT32_DUAL_TILES if dual else FLOAT32_TILES
@@ -293,3 +320,21 @@ def _programs(tile: TokenTile, out: Tensor) -> int:
 
 def _first_busy(choices: Choices, out: Tensor) -> TokenTile:
     return next(tile for fewest, tile in choices if _programs(tile, out) >= fewest * multiprocessors(out.device))
+
+
+def _alternatives(
+    usual: TokenTile, itemsize: int, by_descriptors: bool, parts: int, *, normed: bool
+) -> list[TokenTile]:
+    """Tiles that leave every sum its order: in float32 and beside RMSNorm those of the same block."""
+    sides = (32, 64, 128) if itemsize == 4 else (64, 128, 256)
+    blocks = {usual.block} if itemsize == 4 or normed else {64, 128} if by_descriptors else {32, 64}
+    found = []
+    for tokens, channels, block, stages in product(sides, sides, sorted(blocks), (2, 3, 4)):
+        loaded = stages * (tokens + parts * channels) * block * itemsize
+        if tokens * channels * parts > 128 * 256 or loaded > MEMORY:
+            continue
+        warps = 4 if tokens * channels * parts <= 128 * 128 else 8
+        out = channels if parts == 2 else min(channels, 64 if tokens > 64 else 128)
+        resident = min(2, MEMORY // loaded) if warps == 4 else 1
+        found.append(TokenTile(tokens, channels, block, out, warps, stages, resident))
+    return found

@@ -180,6 +180,8 @@ def main() -> int:
     if args.draw:
         draw(args.draw)
         return 0
+    from benchmarks.checkouts import checkout, commit  # which the other side may not have
+
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         try:
             base = stack.enter_context(checkout(args.base, Path(folder, "checkout")))
@@ -188,35 +190,6 @@ def main() -> int:
         device = torch.cuda.get_device_name() if ON_GPU else f"CPU, {torch.get_num_threads()} threads"
         print(f"{device}; torch {torch.__version__}; base {commit(base)}, working tree {commit(ROOT)}", flush=True)
         return compare(*(drawn_by(side, Path(folder, name)) for name, side in (("base", base), ("tree", ROOT))))
-
-
-@contextlib.contextmanager
-def checkout(rev: str, folder: Path) -> Iterator[Path]:
-    """The folder `rev`, or a worktree of the commit `rev` at `folder`, which goes afterwards. Raises as `git`."""
-    if Path(rev, "fastdiff", "__init__.py").is_file():
-        yield Path(rev).resolve()
-        return
-    git(ROOT, "worktree", "add", "--detach", str(folder), rev)
-    try:
-        yield folder
-    finally:
-        git(ROOT, "worktree", "remove", "--force", str(folder))
-
-
-def git(folder: Path, *args: str) -> str:
-    """Its output without the line's end. LookupError with its complaint, OSError where there is no git."""
-    done = subprocess.run(["git", "-C", folder, *args], capture_output=True, text=True)
-    if done.returncode:
-        raise LookupError(done.stderr.strip())
-    return done.stdout.strip()
-
-
-def commit(folder: Path) -> str:
-    """The commit that `folder` is a checkout of; its path where that has no history."""
-    with contextlib.suppress(LookupError, OSError):
-        if (folder / ".git").exists():
-            return git(folder, "describe", "--always", "--dirty", "--abbrev=10")
-    return str(folder)
 
 
 def drawn_by(side: Path, folder: Path) -> dict[str, dict[str, str]]:

@@ -6,22 +6,23 @@ can run.
 
 import importlib.util
 
+
+class Absent:
+    """Answers every attribute and every call with itself: `@triton.jit`, `tl.constexpr`, `tl.constexpr(1)`."""
+
+    def __getattr__(self, name: str) -> "Absent":
+        return self
+
+    def __call__(self, *args, **kwargs) -> "Absent":
+        return self
+
+
 if importlib.util.find_spec("triton") is not None:
     import triton
     import triton.language as tl
     from triton.language import target_info
     from triton.language.extra import cuda
 else:
+    triton = tl = target_info = cuda = Absent()
 
-    class _Absent:
-        """Answers every attribute and every call with itself: `@triton.jit`, `tl.constexpr`, `tl.constexpr(1)`."""
-
-        def __getattr__(self, name: str) -> "_Absent":
-            return self
-
-        def __call__(self, *args, **kwargs) -> "_Absent":
-            return self
-
-    triton = tl = target_info = cuda = _Absent()
-
-__all__ = ["cuda", "target_info", "tl", "triton"]
+__all__ = ["Absent", "cuda", "target_info", "tl", "triton"]

@@ -34,7 +34,12 @@ class Description(NamedTuple):
         """The description as Triton's own, with the kernel of this process."""
         kernel = getattr(import_module(self.module), self.name)
         settle_key(kernel)
-        return triton.compiler.ASTSource(kernel, self.signature, self.constants, self.attributes)
+        made = self.signature, self.constants, self.attributes
+        if kernel.is_gluon():
+            from triton.experimental.gluon._runtime import GluonASTSource  # which has no public name in 3.6
+
+            return GluonASTSource(kernel, *made)
+        return triton.compiler.ASTSource(kernel, *made)
 
     def compile(self) -> None:
         """Leave the kernel's files in Triton's cache."""

@@ -6,7 +6,8 @@ chunks are spread over programs, depend on the batch too, and change no bit: the
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import product
+from typing import Any, NamedTuple
 
 from fastdiff.kernels.host.conv2d_tiles import (
     CHUNK_MICROSECONDS,
@@ -32,6 +33,8 @@ from fastdiff.kernels.host.conv2d_tiles import (
     WIDEST_GROUP,
     ConvTile,
 )
+from fastdiff.kernels.host.recording import describe
+from fastdiff.kernels.host.tuning import named, tuned
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,17 @@ class Problem:
         return math.prod(self.kernel)
 
 
+class Cut(NamedTuple):
+    """The part of a plan that changes no bit."""
+
+    pixels: int
+    channels: int
+    block: int
+    warps: int
+    stages: int
+    spread: bool
+
+
 class Plan(NamedTuple):
     """How one convolution is launched."""
 
@@ -109,6 +123,17 @@ class Plan(NamedTuple):
         loads = "by descriptors" if self.descriptors else f"by pointers ({self.obstacle})"
         spread = f", sum in {self.chunks} parts" if self.spread else ""
         return f"{loads}, {tile}{spread}"
+
+    @property
+    def cut(self) -> Cut:
+        tile = self.tile
+        return Cut(tile.pixels, tile.channels, tile.block, tile.warps, tile.stages, self.spread)
+
+    def cut_as(self, cut: Cut) -> "Plan":
+        """The plan with another cut, one of `alternatives`."""
+        pixels, channels, block, warps, stages, spread = cut
+        tile = self.tile._replace(pixels=pixels, channels=channels, block=block, warps=warps, stages=stages)
+        return self._replace(tile=tile, steps=self.steps * self.tile.block // block, spread=spread)
 
     @property
     def tile_shape(self) -> tuple[int, int, int]:
@@ -271,6 +296,45 @@ def _tuned(problem: Problem) -> ConvTile | None:
         return None
     tile, fewest = TUNED[key]
     return tile if _programs(tile, problem) >= fewest else None
+
+
+def tuned_plan(plan: Plan, problem: Problem, call: Any) -> Plan:
+    """The plan, cut as the table of the card says for this `Conv2dCall`."""
+
+    def shape() -> str:
+        loads = "descriptors" if plan.descriptors else "pointers"
+        given = describe((call.x, call.weight), vars(call) | dict.fromkeys(("x", "weight")))
+        return named(given, call.weight.dtype, loads)
+
+    cut = tuned("conv2d", call.device, shape, plan.cut, lambda: alternatives(plan, problem))
+    return plan if cut == plan.cut else plan.cut_as(cut)
+
+
+def alternatives(plan: Plan, problem: Problem) -> list[Cut]:
+    """Cuts that leave every sum its order: moments and parts of k are the plan's, and all but whole blocks of 16 bits.
+
+    A tile has whole tiles of moments, and whole groups of channels where it may normalise. From 64 channels on Hopper
+    has other instructions than below, which may round otherwise.
+    """
+    tile, small = plan.tile, problem.row or problem.itemsize == 4
+    whole = plan.descriptors and tile.block >= 64 and all(channels % 128 == 0 for channels in problem.channels)
+    blocks = [block for block in (64, 128) if plan.steps * tile.block % block == 0] if whole else [tile.block]
+    widths = [tile.channels]
+    if not plan.flat and tile.channels > NARROW_TILES[0].channels:
+        least = math.gcd(problem.group, WIDEST_GROUP) if problem.group else 16
+        most, either = max(tile.channels, _tile_channels(problem)), problem.itemsize == 4
+        widths = [n for n in (16, 32, 64, 128) if least <= n <= most and (either or (n >= 64) == (tile.channels >= 64))]
+    most = 256 if plan.descriptors or problem.row else 1 << (problem.pixels - 1).bit_length()
+    sizes = {tile.pixels, 64, 128, *((16, 32) if small else (256,))}
+    heights = sorted(pixels for pixels in sizes if plan.moments <= pixels <= most)
+    spreads = (False, True) if plan.chunks > 1 and not small else (plan.spread,)
+    found = []
+    for pixels, channels, block in product(heights, widths, blocks):
+        deepest = min(6, ROW_MEMORY // ((pixels + channels) * block * problem.itemsize))
+        stages = {deepest // 2, deepest} & {2, 3, 4, 5, 6}
+        warps = [count for count in (4, 8) if 64 * 32 * count <= max(pixels * channels, 64 * 128) <= 128 * 32 * count]
+        found += [Cut(pixels, channels, block, *rest) for rest in product(warps, sorted(stages), spreads)]
+    return found
 
 
 def _microseconds(plan: Plan, problem: Problem, multiprocessors: int) -> float:

@@ -1,4 +1,4 @@
-"""Triton kernel, torch's library or torch reference: chosen here and nowhere else."""
+"""Triton kernel, one for sm_90 alone, torch's library or torch reference: chosen here and nowhere else."""
 
 import functools
 import importlib.util
@@ -12,7 +12,9 @@ from typing import Generic, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from fastdiff.kernels.host.recording import because, recorder
+from fastdiff.kernels.host.hopper import gluon
+from fastdiff.kernels.host.launching import is_sm_90
+from fastdiff.kernels.host.recording import because, besides, recorder
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,7 +85,19 @@ class Call(ABC, Generic[R]):
 
     @abstractmethod
     def kernel(self) -> R:
-        """Run by the Triton kernel."""
+        """Run by the Triton kernel that every card has."""
+
+    def hopper_plan(self) -> str | None:
+        """Name the plan of a kernel made for sm_90 alone, where there is one for shapes such as these."""
+        return None
+
+    def hopper_obstacle(self) -> str | None:
+        """Say why that kernel does not cover these arguments here, if it does not."""
+        return "no kernel was made for sm_90 alone"
+
+    def hopper(self) -> R:
+        """Run by that kernel, where nothing is in its way."""
+        raise NotImplementedError
 
 
 class Operation(Generic[P, R]):
@@ -109,6 +123,9 @@ class Operation(Generic[P, R]):
     def kernel(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.parse(*args, **kwargs).kernel()
 
+    def hopper(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.parse(*args, **kwargs).hopper()
+
 
 def run(call: Call[R]) -> R:
     """Choose the way, and tell a recorder why."""
@@ -116,6 +133,18 @@ def run(call: Call[R]) -> R:
     if reason is not None:
         because(reason)
         return call.reference()
+    if not is_sm_90(call.device) or call.hopper_plan() not in gluon.CONFIRMED:
+        return _run_anywhere(call)
+    reason = call.hopper_obstacle()
+    if reason is None:
+        return call.hopper()
+    y = _run_anywhere(call)
+    besides(f"not as {call.hopper_plan()}: {reason}")
+    return y
+
+
+def _run_anywhere(call: Call[R]) -> R:
+    """By torch's library or by the kernel that every card has."""
     reason = call.library_reason()
     if reason is not None:
         because(reason)

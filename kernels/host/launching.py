@@ -78,3 +78,10 @@ def descriptor(tensor: Tensor, block: list[int]):
     from triton.tools.tensor_descriptor import TensorDescriptor  # absent where triton is
 
     return TensorDescriptor.from_tensor(tensor, block)
+
+
+def suits_descriptors(tensor: Tensor) -> bool:
+    """Whether the copy engine can read the tensor: 16 bits, side by side; whole 16 bytes between rows, at the start."""
+    *strides, last = tensor.stride()
+    aligned = tensor.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in strides)
+    return tensor.itemsize == 2 and last == 1 and aligned

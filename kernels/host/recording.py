@@ -58,7 +58,7 @@ class Recorder:
 
     @contextmanager
     def call(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
-        call = Recorded(operation.__name__, _describe(args, kwargs), _flop(operation.reference, args, kwargs))
+        call = Recorded(operation.__name__, describe(args, kwargs), _flop(operation.reference, args, kwargs))
         if self.open:  # the reference of the operation that makes this call did its work too
             self.open[-1].flop -= call.flop
         self.calls.append(call)
@@ -93,10 +93,18 @@ def because(reason: str | Callable[[], str]) -> None:
         listener.open[-1].why = reason if isinstance(reason, str) else reason()
 
 
+def besides(reason: str) -> None:
+    """Add to what `because` said of the operation that is running."""
+    listener = recorder()
+    if listener is not None and listener.open:
+        call = listener.open[-1]
+        call.why = f"{call.why}; {reason}" if call.why else reason
+
+
 @contextmanager
-def record(device: torch.device) -> Iterator[Recorder]:
+def record(device: torch.device, listener: Recorder | None = None) -> Iterator[Recorder]:
     """Record what this context runs on the device inside the block; no CUDA graph is replayed there."""
-    listener = Recorder()
+    listener = listener or Recorder()
     token = _recorder.set(listener)
     try:
         with _TorchOperations(device.type, listener.torch_operation):
@@ -126,7 +134,7 @@ class _TorchOperations(TorchDispatchMode):
         result = function(*args, **kwargs)
         if self._runs_here(args, result) and not function.is_view and packet.__name__ not in NO_LAUNCH:
             flop = flop_registry[packet](*args, **kwargs, out_val=result) if packet in flop_registry else 0
-            self.tell(packet.__name__, _describe(args, {}), flop)
+            self.tell(packet.__name__, describe(args, {}), flop)
         return result
 
     def _runs_here(self, args: tuple[Any, ...], result: Any) -> bool:
@@ -153,7 +161,7 @@ def _without_memory(value: Any) -> Any:
     return value
 
 
-def _describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """The shapes of the larger tensors among `args`, the other arguments that are plain, the names of given tensors."""
     parts = []
     for value in args:

@@ -51,6 +51,20 @@ def test_conv2d(harness, load, size, options):
     assert row["floor_ms"] == pytest.approx(2 * side**2 * 8 * sum(size[2]) * size[4] ** 2 / 100e9)
 
 
+@pytest.mark.parametrize("options", [{}, {"shortcut": (8, 8)}], ids=["plain", "shortcut"])
+def test_a_convolution_on_sm_90(harness, load, monkeypatch, options):
+    bench = load("bench_conv2d")
+    for way in ("hopper", "kernel"):
+        monkeypatch.setattr(bench.conv2d, way, bench.conv2d.reference)
+    bench.HOPPER_CONVOLUTIONS["tiny"] = (2, 16, 16, (32,), 32, options)
+    row = bench.hopper_row("tiny", 100.0)
+    times = {"hopper_ms", "hopper_moments_ms", "kernel_ms", "kernel_moments_ms", "eager_ms"}
+    residual = {"hopper_residual_ms", "kernel_residual_ms", "eager_residual_ms"}
+    assert times <= row.keys() and (residual <= row.keys()) == (not options)
+    assert row["plan"] == "conv2d-same-256-narrow" + "-shortcut" * bool(options)
+    json.dumps(row)
+
+
 def test_a_planners_block(harness, load):
     bench = load("bench_conv2d")
     bench.CONV1D_BLOCKS["tiny"] = (2, 4, 8, 16)
@@ -71,11 +85,15 @@ def test_group_norm(harness, load, widths):
     assert alone["floor_ms"] == pytest.approx(1.5 * given["floor_ms"])
 
 
-def test_attention(harness, load, monkeypatch):
+@pytest.mark.parametrize(
+    ("keys", "options"), [(6, {}), (6, {"bias": True}), (4, {"causal": True})], ids=["full", "bias", "causal"]
+)
+def test_attention(harness, load, monkeypatch, keys, options):
     bench = load("bench_attention")
     monkeypatch.setattr(bench.attention, "kernel", bench.attention.reference)
-    bench.ATTENTIONS["tiny"] = (2, 4, 6, 2, 8)
+    bench.ATTENTIONS["tiny"] = (2, 4, keys, 2, 8, options)
     row = bench.row("tiny", 100.0)
+    assert row["max_abs_err"] < 0.05
     check(row, "tflops")
     assert {"kernel_ms", "kernel_max_abs_err", "extra_bytes", "kernel_extra_bytes"} <= row.keys()
     assert row["extra_bytes"] == row["kernel_extra_bytes"] == -(2 * 4 * 2 * 8) * 2, "the output is taken off"
@@ -251,8 +269,8 @@ def test_what_the_sanitizer_found(load, monkeypatch, output, code, clean):
 
 
 def test_the_sanitizer_runs_each_kernel_test_file(load):
-    """One odd shape of every operation is among the tests it selects."""
+    """One odd shape of every operation is among the tests it selects, and of the convolution for sm_90 alone."""
     pytest.importorskip("triton", reason="no Triton here")
     selected = {test.partition("::")[0] for test in load("sanitize").selected_tests() if "odd" in test}
     operations = {path.stem for path in (BENCHMARKS.parent / "kernels").glob("[!_]*.py")} - {"report"}
-    assert selected == {f"tests/kernels/test_{name}.py" for name in operations}
+    assert selected == {f"tests/kernels/test_{name}.py" for name in (*operations, "conv2d_hopper")}

@@ -31,6 +31,42 @@ REAL_SHAPES = {
     "N16-L256-h16-d72-dit": (16, 256, 256, 16, 72),
     "N2-L1000-keys999-h2-d128": (2, 1000, 999, 2, 128),
 }
+# N, queries, keys, heads, width, of kernels made for sm_90: each plan, at odd sizes and at real ones
+FEW_KEYS = {
+    "N2-L40-keys13-h2-d64": (2, 40, 13, 2, 64),
+    "N2-L70-keys77-h2-d40": (2, 70, 77, 2, 40),
+    "N1-L150-keys64-h1-d48": (1, 150, 64, 1, 48),
+    "N1-L70-keys200-h2-d32": (1, 70, 200, 2, 32),
+}
+HOPPER_SHAPES = {
+    "N3-L1100-h3-d40-odd": (3, 1100, 1100, 3, 40),
+    "N2-L1100-h5-d64-odd": (2, 1100, 1100, 5, 64),
+    "N3-L200-h4-d72-odd": (3, 200, 200, 4, 72),
+    "N2-L1025-h3-d80-odd": (2, 1025, 1025, 3, 80),
+    "N2-L130-keys99-h2-d160-odd": (2, 130, 99, 2, 160),
+    "N3-L250-h2-d256-odd": (3, 250, 250, 2, 256),
+    "N2-L70-keys200-h3-d32-odd": (2, 70, 200, 3, 32),
+    "N2-L100-keys13-h3-d64-odd": (2, 100, 13, 3, 64),
+    "N2-L1-keys2000-h3-d64-odd": (2, 1, 2000, 3, 64),
+    "N2-L77-keys8200-h2-d24-odd": (2, 77, 8200, 2, 24),
+    "N40-L300-keys13-h16-d80-odd": (40, 300, 13, 16, 80),
+    "N2-L4096-h8-d40": (2, 4096, 4096, 8, 40),
+    "N1-L8192-h8-d64": (1, 8192, 8192, 8, 64),
+    "N1-L16384-h8-d64": (1, 16384, 16384, 8, 64),
+    "N2-L4096-h10-d64": (2, 4096, 4096, 10, 64),
+    "N2-L1024-h20-d64": (2, 1024, 1024, 20, 64),
+    "N2-L1024-h8-d80": (2, 1024, 1024, 8, 80),
+    "N2-L256-h16-d72": (2, 256, 256, 16, 72),
+    "N32-L256-h16-d72": (32, 256, 256, 16, 72),
+    "N64-L256-h1-d256": (64, 256, 256, 1, 256),
+    "N1-L256-h1-d256": (1, 256, 256, 1, 256),
+    "N2-L256-h8-d160": (2, 256, 256, 8, 160),
+    "N64-L256-h4-d32": (64, 256, 256, 4, 32),
+    "N2-L4096-keys77-h10-d64": (2, 4096, 77, 10, 64),
+    "N2-L1024-keys77-h20-d64": (2, 1024, 77, 20, 64),
+    "N2-L4096-keys77-h8-d40": (2, 4096, 77, 8, 40),
+}
+LAST = 640  # queries that are compared with the truth, whose scores take memory
 
 
 @pytest.fixture
@@ -86,6 +122,90 @@ def test_real_shapes_several_times(attend, draw, dtype, assert_accurate, shape):
     assert_accurate(first, attention.reference(q, k, v, heads=heads), exact(q, k, v, heads))
     for _ in range(5):
         assert torch.equal(attend(q, k, v, heads=heads), first)
+
+
+@pytest.fixture
+def on_hopper(runs_triton):
+    """The operation by its kernel for sm_90, where that can run."""
+
+    def run(q, k, v, **options):
+        call = AttentionCall(q, k, v, **options)
+        reason = call.hopper_obstacle() if runs_triton else "no Triton runs here"
+        if reason is not None:
+            pytest.skip(reason)
+        return call.hopper()
+
+    return run
+
+
+@pytest.mark.parametrize("option", ["full", "causal", "bias"])
+@pytest.mark.parametrize("shape", FEW_KEYS.values(), ids=FEW_KEYS)
+def test_few_keys_stay_on_chip(on_hopper, draw, dot_dtype, assert_accurate, shape, option):
+    (n, _, keys, heads, _), (q, k, v) = shape, draw(*shape, dot_dtype)
+    biases = torch.linspace(-2, 2, n * keys, device=q.device).view(n, keys).to(dot_dtype)
+    options = {"full": {}, "causal": {"causal": True}, "bias": {"bias": biases}}[option]
+    y = on_hopper(q, k, v, heads=heads, **options)
+    assert y.is_contiguous()
+    assert_accurate(y, attention.reference(q, k, v, heads=heads, **options), exact(q, k, v, heads, **options))
+    options = {name: value[-1:] if name == "bias" else value for name, value in options.items()}
+    assert torch.equal(on_hopper(q[-1:], k[-1:], v[-1:], heads=heads, **options), y[-1:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("shape", HOPPER_SHAPES.values(), ids=HOPPER_SHAPES)
+def test_accurate_on_hopper(on_hopper, draw, dtype, assert_accurate, shape):
+    """Against the truth, torch and the kernel of all cards."""
+    q, k, v = draw(*shape, dtype)
+    heads = shape[3]
+    y = on_hopper(q, k, v, heads=heads)[:, -LAST:]
+    truth, q = exact(q[:, -LAST:], k, v, heads), q[:, -LAST:]
+    assert_accurate(y, attention.reference(q, k, v, heads=heads), truth)
+    assert_accurate(y, attention.kernel(q, k, v, heads=heads), truth)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", HOPPER_SHAPES.values(), ids=HOPPER_SHAPES)
+def test_bits_on_hopper(on_hopper, draw, shape):
+    """The same in every repeat, alone, in a batch thrice as large, and beside a picture of NaN."""
+    inputs = draw(*shape, torch.bfloat16)
+    heads = shape[3]
+    y = on_hopper(*inputs, heads=heads)
+    for _ in range(20):
+        assert torch.equal(on_hopper(*inputs, heads=heads), y)
+    assert torch.equal(on_hopper(*(tensor[-1:] for tensor in inputs), heads=heads), y[-1:])
+    thrice = [torch.cat([tensor] * 3) for tensor in inputs]
+    assert torch.equal(on_hopper(*thrice, heads=heads), torch.cat([y] * 3))
+    for tensor in thrice:
+        tensor[1:].fill_(torch.nan)
+    assert torch.equal(on_hopper(*thrice, heads=heads)[:1], y[:1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("option", ["causal", "bias"])
+@pytest.mark.parametrize("name", [name for name in HOPPER_SHAPES if name.endswith("odd")])
+def test_causal_and_masked_on_hopper(on_hopper, draw, assert_accurate, name, option):
+    n, _, keys, heads, _ = HOPPER_SHAPES[name]
+    q, k, v = draw(*HOPPER_SHAPES[name], torch.bfloat16)
+    biases = torch.linspace(-2, 2, n * keys, device=q.device).view(n, keys).to(q.dtype)
+    options = {"causal": True} if option == "causal" else {"bias": biases}
+    y = on_hopper(q, k, v, heads=heads, **options)
+    assert_accurate(y, attention.reference(q, k, v, heads=heads, **options), exact(q, k, v, heads, **options))
+    for _ in range(5):
+        assert torch.equal(on_hopper(q, k, v, heads=heads, **options), y)
+    options = options if option == "causal" else {"bias": biases[-1:]}
+    assert torch.equal(on_hopper(q[-1:], k[-1:], v[-1:], heads=heads, **options), y[-1:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("hidden", [-1e4, torch.finfo(torch.bfloat16).min], ids=["-1e4", "least"])
+def test_hidden_keys_on_hopper(on_hopper, draw, assert_accurate, hidden):
+    q, k, v = draw(2, 300, 300, 2, 80, torch.bfloat16)
+    bias = torch.full((2, 300), hidden, dtype=q.dtype, device=q.device)
+    bias[:, :9] = 0
+    seen = k[:, :9], v[:, :9]
+    y = on_hopper(q, k, v, heads=2, bias=bias)
+    assert_accurate(y, attention.reference(q, *seen, heads=2), exact(q, *seen, 2))
 
 
 @pytest.mark.gpu

@@ -41,8 +41,8 @@ class Case:
             return (scale * torch.randn(shape, generator=random)).to(device, dtype)
 
         def pictures(*shape):
-            drawn = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i in range(self.n)]
-            return torch.stack(drawn).to(device, dtype)
+            seeded = (torch.Generator(device).manual_seed(i) for i in range(self.n))
+            return torch.stack([torch.randn(shape, generator=each, device=device).to(dtype) for each in seeded])
 
         taps = self.kernel[0] * self.kernel[1]
         weight = randn(self.out_channels, sum(self.channels), *self.kernel, scale=(sum(self.channels) * taps) ** -0.5)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fastdiff.kernels.host import launching
-from fastdiff.kernels.linear import ACTIVATIONS, linear
+from fastdiff.kernels.linear import ACTIVATIONS, LinearCall, linear
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,38 @@ def test_output_of_the_library(name, device, assert_accurate):
     torchs, expected = linear.reference(x, weight, **options), truth((x, weight), options)
     x = torch.cat([x, x], dim=-1)[..., : x.shape[-1]] if "strided" in name else x
     assert_accurate(linear(x, weight, **options), torchs, expected)
+
+
+HOPPER_CASES = {
+    "N2-L256-C1152-fc1": Case(2, 256, 1152, 4608, activation="gelu_tanh"),
+    "N2-L256-C1152-qkv": Case(2, 256, 1152, 3456),
+    "N2-L256-C1152-out": Case(2, 256, 1152, 1152),
+    "N2-L256-C4608-fc2": Case(2, 256, 4608, 1152),
+    "N1-L256-C512-unet-qkv": Case(1, 256, 512, 1536),
+    "N3-L77-C768-odd": Case(3, 77, 768, 3072, activation="quick_gelu"),
+    "N5-L1-C1152-modulation-odd": Case(5, 1, 1152, 6912, activation="silu"),
+    "N2-L21-C72-odd": Case(2, 21, 72, 96, bias=False, activation="gelu"),
+}
+
+
+@gpu
+@pytest.mark.parametrize("case", HOPPER_CASES.values(), ids=HOPPER_CASES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def test_on_hopper(case, dtype, device, assert_accurate):
+    """Accurate, and the bits of the kernel of all cards, which takes many tokens: in any repeat, alone, beside NaN."""
+    args, options = case.inputs(dtype, device)
+    reason = LinearCall(*args, **options).hopper_obstacle()
+    if reason is not None:
+        pytest.skip(reason)
+    y = linear.hopper(*args, **options)
+    assert_accurate(y, linear.reference(*args, **options), truth(args, options))
+    assert torch.equal(y, linear.kernel(*args, **options))
+    for _ in range(20):
+        assert torch.equal(linear.hopper(*args, **options), y)
+    x, weight = args
+    assert torch.equal(linear.hopper(x[-1:], weight, **options), y[-1:])
+    beside = torch.cat([x[:1], torch.full_like(x, torch.nan)])
+    assert torch.equal(linear.hopper(beside, weight, **options)[:1], y[:1])
 
 
 ALONE = ["N2-L48-C64-fc1", "N2-L48-C256-fc2", "N3-L13-C64-gate-of-few-tokens", "N2-L40-C96-rms-norm",

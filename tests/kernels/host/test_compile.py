@@ -4,8 +4,6 @@ A case is a call of an operation on meta tensors, whose launches are compiled in
 """
 
 import os
-import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,22 +16,19 @@ from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d
 from fastdiff.kernels.denoise import COLUMNS, StepOptions, denoise_step
 from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.group_norm import group_norm
-from fastdiff.kernels.host import dispatch, launching
+from fastdiff.kernels.host import dispatch
 from fastdiff.kernels.host.filters import k_first
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
+from fastdiff.models.denoiser import Conditioning
+from fastdiff.models.prompt import Prompt
+from tests.compiled import SHARED_MEMORY, TYPES, assert_compiles
 
 pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter has no compiler", allow_module_level=True)
-
-SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}  # bytes of a program, by compute capability
-MULTIPROCESSORS = {80: 108, 89: 128, 90: 132}
-TYPES = {
-    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int64: "i64", torch.int32: "i32",
-}  # fmt: skip
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -207,91 +202,6 @@ CASES = {
 }
 
 
-@pytest.fixture
-def launches(monkeypatch):
-    """launches(call, capability): the kernels that a call would launch on such a card, each with its arguments."""
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime import driver
-    from triton.runtime.jit import JITFunction
-
-    def record(call, capability):
-        found = []
-        monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **kwargs: found.append((kernel, args, kwargs)))
-        target = GPUTarget("cuda", capability, 32)  # that device code asks for
-        monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=lambda: target))
-        monkeypatch.setattr(launching, "INTERPRETER_CAPABILITY", divmod(capability, 10))
-        monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", MULTIPROCESSORS[capability])
-        call()
-        return found
-
-    return record
-
-
-def variant(kernel, args, kwargs) -> tuple[dict, dict, dict, dict]:
-    """Types, constants and alignments of these arguments, which decide the code that Triton makes of `kernel`."""
-    values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
-    signature, constants, attributes = {}, {}, {}
-
-    def kind(value, place, specialised):
-        """The type of an argument, or those of a tuple's elements; its constant or its alignment go to its place."""
-        if isinstance(value, tuple):
-            return tuple(kind(item, (*place, i), specialised) for i, item in enumerate(value))
-        name, aligned = type_of(value)
-        if value is None or (specialised and isinstance(value, int) and value == 1):
-            constants[place] = value
-            return "constexpr"
-        if specialised and aligned:
-            attributes[place] = [["tt.divisibility", 16]]
-        return name
-
-    for parameter in kernel.params:
-        value = values.pop(parameter.name, parameter.default)
-        if parameter.is_constexpr:
-            signature[parameter.name], constants[(parameter.num,)] = "constexpr", value
-        else:
-            signature[parameter.name] = kind(value, (parameter.num,), not parameter.do_not_specialize)
-    options = {name: values[name] for name in ("num_warps", "num_stages", "enable_fp_fusion")}
-    return signature, constants, attributes, options
-
-
-def type_of(value) -> tuple[str, bool]:
-    """Triton's name for the type of an argument, and whether it is a multiple of 16."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    if isinstance(value, TensorDescriptor):
-        return f"tensordesc<{TYPES[value.base.dtype]}{value.block_shape}>", False
-    if isinstance(value, torch.Tensor):
-        return f"*{TYPES[value.dtype]}", True
-    if isinstance(value, int):
-        return "i32" if value < 2**31 else "i64", value % 16 == 0
-    return "fp32", False
-
-
-def assert_compiles(found, capability):
-    """Every variant among the launches `found`, once."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    assert found
-    variants = [(kernel, variant(kernel, args, kwargs)) for kernel, args, kwargs in found]
-    for kernel, (*code, options) in {repr(each): each for each in variants}.values():
-        compiled = triton.compile(ASTSource(kernel, *code), GPUTarget("cuda", capability, 32), options)
-        name, shared = compiled.metadata.name, compiled.metadata.shared
-        assert shared <= SHARED_MEMORY[capability], f"{name} takes {shared} bytes"
-        assert_no_buffer_is_filled_too_early(compiled.asm["ttgir"], options["num_stages"])
-
-
-def assert_no_buffer_is_filled_too_early(code: str, num_stages: int) -> None:
-    """A product that runs on while the next loads begin reads its tiles in place: they have a buffer for each stage."""
-    buffers = dict(re.findall(r"(%\w+) = ttg\.memdesc_index .*?: !ttg\.memdesc<(\d+)x", code))
-    turned = dict(re.findall(r"(%\w+) = ttg\.memdesc_trans (%\w+)", code))
-    for operands in re.findall(r"= ttng\.warp_group_dot (%\w+), (%\w+), .*isAsync = true", code):
-        for operand in operands:
-            tile = turned.get(operand, operand)
-            assert int(buffers.get(tile, num_stages)) >= num_stages, f"{tile} of {num_stages} stages"
-
-
 @pytest.mark.parametrize("capability", SHARED_MEMORY, ids=lambda capability: f"sm_{capability}")
 @pytest.mark.parametrize("case", CASES)
 def test_compiles_within_shared_memory(case, capability, launches):
@@ -309,3 +219,21 @@ def test_bundled_models_compile(name, batch_size, launches, monkeypatch):
     monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
     x = meta(batch_size, model.config.sample_size, model.config.sample_size, 3)
     assert_compiles(launches(lambda: model.predict(x, model.conditioning(zeros, zeros)), 90), 90)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_the_bundled_text_model_compiles(batch_size, launches, monkeypatch):
+    """All that one prediction for prompts of 32 tokens launches on an H200."""
+    config = read_json(hub.resolve("emoji-sd") / "unet" / "config.json")
+    model = fastdiff.UNet2DConditionModel.from_config(config).to("meta", torch.bfloat16)
+    monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
+    timesteps = torch.zeros(batch_size, dtype=torch.int64, device="meta")
+    text = meta(batch_size, 32, model.config.cross_attention_dim)
+    x = meta(batch_size, model.config.sample_size, model.config.sample_size, model.config.in_channels)
+
+    def predict():
+        embedded = model.embed(timesteps, None, Prompt(text))
+        conditioning = Conditioning(embedded, timesteps, (model.project_text(text),))
+        return model.predict(x, conditioning)
+
+    assert_compiles(launches(predict, 90), 90)

@@ -19,6 +19,7 @@ import torch
 import fastdiff
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.json_files import read_json
+from fastdiff.kernels.attention import attention
 from fastdiff.kernels.device import group_norm as device_group_norm
 from fastdiff.kernels.device.layer_norm import layer_norm_kernel
 from fastdiff.kernels.group_norm import group_norm
@@ -177,14 +178,24 @@ def test_a_worker_finds_the_same_key_for_every_kernel(made, monkeypatch, name):
     zeros = torch.zeros(2, dtype=torch.int64, device="meta")
     x = torch.empty(2, model.config.sample_size, model.config.sample_size, 3, dtype=torch.bfloat16, device="meta")
     monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
+    assert_same_keys(lambda: model.predict(x, model.conditioning(zeros, zeros)), monkeypatch, at_least=6)
+
+
+def test_a_worker_finds_the_same_key_for_gluon(made, monkeypatch):
+    q, k, v = torch.empty(1, 256, 3 * 1152, dtype=torch.bfloat16, device="meta").chunk(3, dim=-1)
+    assert_same_keys(lambda: attention.hopper(q, k, v, heads=16), monkeypatch, at_least=1)
+
+
+def assert_same_keys(run, monkeypatch, at_least: int) -> None:
+    """For every kernel that `run` launches, here and in the program of a worker."""
     monkeypatch.setattr(launching, "only_compiles", ContextVar("only_compiles", default=True))
     with Keeping() as kept:
-        model.predict(x, model.conditioning(zeros, zeros))
+        run()
     command = compiling._worker_command()
     command[command.index(compiling.WORKER)] = "import sys; sys.path[:] = sys.argv[1:]\n" + KEYS
     found = subprocess.run(command, input=pickle.dumps(kept.descriptions), stdout=subprocess.PIPE, timeout=60)
     assert found.returncode == 0
-    assert len(set(kept.keys)) > 5 and found.stdout.decode().split() == kept.keys[::-1]
+    assert len(set(kept.keys)) >= at_least and found.stdout.decode().split() == kept.keys[::-1]
 
 
 def test_nothing_is_started_where_all_is_cached(made, workers, monkeypatch, tmp_path):

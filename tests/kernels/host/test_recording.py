@@ -14,6 +14,7 @@ from fastdiff.kernels.denoise import COLUMNS, StepOptions, denoise_step
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host.dispatch import references_only
 from fastdiff.kernels.host.recording import record
+from fastdiff.kernels.host.tuning import Table, using
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
@@ -159,6 +160,12 @@ def test_it_is_called_as_documented_and_printed(model):
     assert launches.startswith(f"{found.launches} launches: {found.kernel_launches} of our kernels")
     assert share.endswith("GFLOP of convolutions and linear layers on our kernels")
     assert json.loads(json.dumps(found.as_dict()))["rows"][0]["operation"] == "conv2d"
+
+
+def test_it_says_what_tiles_are_chosen_by(model, runs_triton):
+    assert ("tiles by the rules built in" in str(report(model))) == runs_triton
+    with using(Table("a-card.json")):
+        assert report(model).tiles == ("a-card.json" if runs_triton else "")
 
 
 def test_a_size_is_needed_and_checked(model):

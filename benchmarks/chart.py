@@ -1,0 +1,119 @@
+"""A chart of points and lines over two logarithmic axes, drawn by pillow alone."""
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from PIL import Image, ImageDraw, ImageFont
+
+WIDTH, HEIGHT = 960, 560  # pixels
+LEFT, TOP, RIGHT, BOTTOM = 84, 52, 720, 496  # of what the points are in; the legend is beside it
+FINER = 3  # drawn so much larger, and smoothed as it is made smaller
+INK, GRID, FRAME = (64, 64, 64), (228, 228, 228), (160, 160, 160)
+RADIUS = 4
+
+Point = tuple[float, float]
+Colour = tuple[int, int, int]
+# Okabe and Ito's, which the colour-blind tell apart.
+COLOURS: tuple[Colour, ...] = (
+    (0, 114, 178),
+    (213, 94, 0),
+    (0, 158, 115),
+    (204, 121, 167),
+    (230, 159, 0),
+    (86, 180, 233),
+)
+
+
+class Series(NamedTuple):
+    """Points of a colour, joined by a line or not; hollow ones are of what ours is compared with."""
+
+    name: str
+    points: list[Point]
+    colour: Colour
+    line: bool = False
+    hollow: bool = False
+    labels: tuple[str, ...] = ()  # beside the points
+
+
+class Axis:
+    """A positive number -> pixels, by its logarithm."""
+
+    def __init__(self, values: Iterable[float], first: float, last: float) -> None:
+        logs = [math.log10(value) for value in values]
+        room = 0.05 * (max(logs) - min(logs)) or 0.5
+        self.low, high = min(logs) - room, max(logs) + room
+        self.first, self.pixels, self.high = first, (last - first) / (high - self.low), high
+
+    def __call__(self, value: float) -> float:
+        return self.first + self.pixels * (math.log10(value) - self.low)
+
+    def ticks(self) -> list[float]:
+        """Powers of ten; with twice and five times them where these are few."""
+        powers = range(math.floor(self.low), math.ceil(self.high) + 1)
+        times = (1,) if self.high - self.low > 3 else (1, 2, 5)
+        ticks = [factor * 10.0**power for power in powers for factor in times]
+        return [tick for tick in ticks if self.low <= math.log10(tick) <= self.high]
+
+
+def draw_chart(title: str, x_name: str, y_name: str, series: list[Series]) -> Image.Image:
+    """Return the chart, a picture of WIDTH x HEIGHT pixels. All numbers are positive."""
+    points = [point for each in series for point in each.points]
+    x = Axis((point[0] for point in points), LEFT, RIGHT)
+    y = Axis((point[1] for point in points), BOTTOM, TOP)
+    large = Image.new("RGB", (FINER * WIDTH, FINER * HEIGHT), "white")
+    draw = ImageDraw.Draw(large)
+    for tick in x.ticks():
+        draw.line([(FINER * x(tick), FINER * TOP), (FINER * x(tick), FINER * BOTTOM)], GRID, FINER)
+    for tick in y.ticks():
+        draw.line([(FINER * LEFT, FINER * y(tick)), (FINER * RIGHT, FINER * y(tick))], GRID, FINER)
+    draw.rectangle([FINER * side for side in (LEFT, TOP, RIGHT, BOTTOM)], outline=FRAME, width=FINER)
+    for each in series:
+        _draw_series(draw, each, [(x(a), y(b)) for a, b in each.points])
+    _draw_legend_marks(draw, series)
+    chart = large.reduce(FINER)
+    _write(ImageDraw.Draw(chart), title, (x_name, y_name), (x, y), series)
+    return chart
+
+
+def _draw_series(draw: ImageDraw.ImageDraw, series: Series, points: list[Point]) -> None:
+    if series.line:
+        draw.line([(FINER * x, FINER * y) for x, y in points], series.colour, width=2 * FINER, joint="curve")
+    for point in points:
+        _draw_mark(draw, series, point)
+
+
+def _draw_mark(draw: ImageDraw.ImageDraw, series: Series, point: Point) -> None:
+    x, y, radius = FINER * point[0], FINER * point[1], FINER * RADIUS
+    fill = "white" if series.hollow else series.colour
+    draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill, series.colour, 2 * FINER)
+
+
+def _legend_rows(series: list[Series]) -> list[tuple[Series, Point]]:
+    return [(each, (RIGHT + 24, TOP + 12 + 22 * i)) for i, each in enumerate(series)]
+
+
+def _draw_legend_marks(draw: ImageDraw.ImageDraw, series: list[Series]) -> None:
+    for each, (x, y) in _legend_rows(series):
+        if each.line:
+            draw.line([(FINER * (x - 10), FINER * y), (FINER * (x + 10), FINER * y)], each.colour, 2 * FINER)
+        _draw_mark(draw, each, (x, y))
+
+
+def _write(
+    draw: ImageDraw.ImageDraw, title: str, names: tuple[str, str], axes: tuple[Axis, Axis], series: list[Series]
+) -> None:
+    font, (x, y) = ImageFont.load_default(13), axes
+    draw.text((LEFT, 16), title, INK, ImageFont.load_default(16), anchor="lt")
+    draw.text((LEFT, TOP - 6), names[1], INK, font, anchor="lb")
+    draw.text(((LEFT + RIGHT) / 2, BOTTOM + 32), names[0], INK, font, anchor="mt")
+    for tick in x.ticks():
+        draw.text((x(tick), BOTTOM + 8), f"{tick:,.7g}", INK, font, anchor="mt")
+    for tick in y.ticks():
+        draw.text((LEFT - 8, y(tick)), f"{tick:,.7g}", INK, font, anchor="rm")
+    for each, (left, middle) in _legend_rows(series):
+        draw.text((left + 18, middle), each.name, INK, font, anchor="lm")
+        for (a, b), label in zip(each.points, each.labels, strict=False):
+            small = ImageFont.load_default(11)
+            leaves = x(a) + 8 + small.getlength(label) > RIGHT
+            draw.text((x(a) + (-8 if leaves else 8), y(b)), label, INK, small, anchor="rm" if leaves else "lm")

@@ -1,0 +1,262 @@
+"""The 3x3 convolution for sm_90: warp-specialised, persistent, ping-pong, as CUTLASS's matrix products are.
+
+One warp asks the copy engine for pixels and weights; two warpgroups multiply. Each owns a tile of the output, 64
+channels x (TH rows x 16 columns), and they take turns: while one multiplies, the other ends its tile (bias, time
+embedding, residual, moments for the next norm, store).
+
+- A load brings, of 64 channels, TH + 2 rows of 16 columns, begun at a tap's column; the three taps of that column read
+  the same shared memory, each begun a row (16 pixels, 2 KB, whole swizzle atoms) further down. So three loads do the
+  work of nine. Outside the picture the copy engine reads zeros, and it writes nothing there.
+- The channels are on the matrix unit's M side: out^T = W X^T. So the moments of a channel are sums along a row of the
+  accumulator, in registers and two shuffles.
+- Three loads, one for each column of the filter, are a *unit* of the sum over k; each has a buffer of its own.
+- Upsampled (nearest 2x before the filter), a tile is of one of the output's four interleaved quarters, each a filter of
+  the smaller input; one warpgroup makes even rows, the other odd ones. At stride 2 the input's pixels are read by their
+  parity: units of the filter's outer rows, which share theirs, and then units of its middle row.
+- A 1x1 shortcut joins the sum after the filter, its units three times 64 channels.
+
+Bits: the sum over k is in the order (64 channels, column of the tap, row of the tap), at stride 2 the middle row last;
+so those of a picture and of its moments depend neither on the batch nor on the tiles.
+"""
+
+from typing import Any, NamedTuple
+
+from fastdiff.kernels.device.hopper.conv2d_loads import Cut, Source, locate, produce, share, turns_of
+from fastdiff.kernels.device.hopper.language import (
+    async_load,
+    async_store,
+    fence_async_shared,
+    gl,
+    gluon,
+    mbarrier,
+    pieces,
+    reinterpret,
+    store_wait,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from fastdiff.kernels.device.language import cuda
+
+# Numbers of which one compiled variant serves all values.
+SIZES = [
+    "x_channels", "x2_channels", "shortcut_channels", "shortcut2_channels", "out_channels", "pad_top", "pad_left",
+    "tiles", "whole", "across", "down", "wide", "moments_rows", "bias_channels", "temb_channels", "temb_stride",
+    "shortcut_bias_channels", "scale",
+]  # fmt: skip
+
+
+class Outputs(NamedTuple):
+    """The output and the residual by descriptors of a tile and of half a tile, and pointers to its moments."""
+
+    y: Any
+    y_half: Any
+    residual: Any
+    residual_half: Any
+    mean: Any
+    m2: Any
+    channels: Any
+    moments_rows: Any  # tiles of moments down a picture, or down a quarter
+
+
+class Epilogue(NamedTuple):
+    """Rows of channels that are added, of as many channels as there are or of none; the factor after them."""
+
+    bias: Any
+    bias_channels: Any
+    temb: Any
+    temb_channels: Any
+    temb_stride: Any
+    shortcut_bias: Any
+    shortcut_bias_channels: Any
+    scale: Any
+
+
+@gluon.jit
+def _multiply_units(
+    acc, shared, unit, product, first, count, WG: gl.constexpr, TAPS: gl.constexpr, UP: gl.constexpr,
+    ROWS: gl.constexpr, TH: gl.constexpr, WS: gl.constexpr,
+):  # fmt: skip
+    """acc plus `count` units from `unit` on, of TAPS products a load; `first` is the first product of the tile.
+
+    When a product has begun, the one before is done, and its buffers are free.
+    """
+    B: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    for k in range(unit, unit + count):
+        for j in gl.static_range(3):
+            mbarrier.wait(shared.x_full.index(j), k & 1)
+            for r in gl.static_range(TAPS):
+                slot = product % WS
+                mbarrier.wait(shared.w_full.index(slot), product // WS & 1)
+                # upsampled, two taps of a column are of the same row; which two, the parity of the output's row says
+                rows = pieces(shared.x, j * (TH + 2) + ((r + 1 - WG) // 2 if UP else r), ROWS)
+                pixels = reinterpret(rows, rows.dtype, [ROWS * 16, 64], B)
+                acc = warpgroup_mma(shared.w.index(slot), pixels.permute((1, 0)), acc, is_async=True)
+                acc = warpgroup_mma_wait(1, deps=[acc])
+                mbarrier.arrive(shared.w_free.index((product + WS - 1) % WS), count=1, pred=product > first)
+                if r == 0:
+                    mbarrier.arrive(shared.x_free.index((j + 2) % 3), count=1, pred=product > first)
+                product += 1
+    return acc, product
+
+
+@gluon.jit
+def _addend(epilogue, picture, channel):
+    """float32 of bias, time embedding and the shortcut's bias, where there are any."""
+    temb = epilogue.temb + picture.to(gl.int64) * epilogue.temb_stride
+    addend = gl.load(epilogue.bias + channel, mask=channel < epilogue.bias_channels, other=0.0).to(gl.float32)
+    addend += gl.load(temb + channel, mask=channel < epilogue.temb_channels, other=0.0).to(gl.float32)
+    inside = channel < epilogue.shortcut_bias_channels
+    return addend + gl.load(epilogue.shortcut_bias + channel, mask=inside, other=0.0).to(gl.float32)
+
+
+@gluon.jit
+def _store_moments(acc, out, place, cut, ROWS: gl.constexpr, PX: gl.constexpr, UP: gl.constexpr):
+    """Mean and M2 of each channel over each PX pixels of acc (64, ROWS 16), before it is rounded."""
+    PARTS: gl.constexpr = ROWS * 16 // PX
+    parts = acc.reshape([64, PARTS, PX])
+    mean = gl.sum(parts, 2) * (1 / PX)
+    off = parts - gl.expand_dims(mean, 2)
+    m2 = gl.sum(off * off, 2)
+    S: gl.constexpr = mean.type.layout
+    channel = gl.expand_dims(place.n + gl.arange(0, 64, gl.SliceLayout(1, S)), 1)
+    row = gl.expand_dims(place.row // (PX // 16) + gl.arange(0, PARTS, gl.SliceLayout(0, S)), 0)
+    first = place.picture.to(gl.int64)
+    if UP:  # a quarter after another
+        first = first * 4 + place.below * 2 + place.right
+    offset = ((first * out.moments_rows + row) * cut.wide + place.column // 16) * out.channels + channel
+    mask = (row < out.moments_rows) & (channel < out.channels)
+    gl.store(out.mean + offset, mean, mask=mask)
+    gl.store(out.m2 + offset, m2, mask=mask)
+
+
+@gluon.jit
+def _sum_tile(
+    shared, turn, units, shortcut_units,
+    WG: gl.constexpr, ROWS: gl.constexpr, TH: gl.constexpr, WS: gl.constexpr, MODE: gl.constexpr,
+    SHORTCUT: gl.constexpr,
+):  # fmt: skip
+    """(64, ROWS 16) float32, the sum over k of the program's `turn`-th tile, when it is this warpgroup's turn."""
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 16])
+    TAPS: gl.constexpr = 2 if MODE == "down" else 3
+    later = units if MODE == "down" else 0  # units of the filter's middle row
+    unit = turn * (units + later + shortcut_units)
+    first = turn * (units * 3 * TAPS + (later + shortcut_units) * 3)
+    acc = gl.zeros([64, ROWS * 16], gl.float32, L)
+    # this one looks at the barriers only when the other has passed its own: parity alone does not tell rounds apart
+    mbarrier.wait(shared.turn.index(WG), turn // 2 & 1)
+    acc, product = _multiply_units(acc, shared, unit, first, first, units, WG, TAPS, MODE == "up", ROWS, TH, WS)
+    if MODE == "down" or SHORTCUT:
+        acc, product = _multiply_units(
+            acc, shared, unit + units, product, first, later + shortcut_units, WG, 1, False, ROWS, TH, WS
+        )  # fmt: skip
+    mbarrier.arrive(shared.turn.index(1 - WG), count=1)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(shared.w_free.index((product + WS - 1) % WS), count=1)
+    mbarrier.arrive(shared.x_free.index(2), count=1)
+    return acc
+
+
+@gluon.jit
+def _make_tile(
+    y, residual, out, epilogue, shared, cut, place, turn, units, shortcut_units,
+    WG: gl.constexpr, ROWS: gl.constexpr, TH: gl.constexpr, WS: gl.constexpr, PX: gl.constexpr, MODE: gl.constexpr,
+    SHORTCUT: gl.constexpr, RESIDUAL: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup's tile of ROWS rows; all after its sum is done while the other multiplies."""
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 16])
+    B: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    dtype: gl.constexpr = shared.x.dtype
+    mine = reinterpret(shared.y.index(WG), dtype, [ROWS * 16, 64], B)
+    staged = reinterpret(shared.y.index(WG), dtype, y.block_shape, y.layout)
+    if MODE == "up":  # y as (N, H / 2, 2, W / 2, 2 C)
+        at = [place.picture, place.row, place.below, place.column, place.right * out.channels + place.n]
+    else:
+        at = [place.picture, place.row, place.column, place.n]
+    if RESIDUAL:  # into the buffer of the output, where it waits for the sum
+        store_wait(0)
+        mbarrier.expect(shared.residual_full.index(WG), ROWS * 16 * 128)
+        async_load(residual, at, shared.residual_full.index(WG), staged)
+    addend = _addend(epilogue, place.picture, place.n + gl.arange(0, 64, gl.SliceLayout(1, L)))
+    acc = _sum_tile(shared, turn, units, shortcut_units, WG, ROWS, TH, WS, MODE, SHORTCUT)
+    acc += gl.expand_dims(addend, 1)
+    if RESIDUAL:
+        mbarrier.wait(shared.residual_full.index(WG), turn // 2 & 1)
+        acc += mine.permute((1, 0)).load(L).to(gl.float32)
+    else:
+        store_wait(0)
+    acc *= epilogue.scale
+    mine.permute((1, 0)).store(acc.to(dtype))
+    fence_async_shared()
+    async_store(y, at, staged)
+    if PX > 0:
+        _store_moments(acc, out, place, cut, ROWS, PX, MODE == "up")
+
+
+@gluon.jit
+def _consume(
+    out, epilogue, shared, cut, units, shortcut_units,
+    WG: gl.constexpr, TH: gl.constexpr, WS: gl.constexpr, PX: gl.constexpr, HALVES: gl.constexpr, MODE: gl.constexpr,
+    SHORTCUT: gl.constexpr, RESIDUAL: gl.constexpr,
+):  # fmt: skip
+    """One warpgroup: every second tile of this program."""
+    HALF: gl.constexpr = TH // 2
+    for turn in range(WG, turns_of(cut, MODE == "up"), 2):
+        place = locate(turn, cut, TH, MODE == "up")
+        if not HALVES:
+            _make_tile(
+                out.y, out.residual, out, epilogue, shared, cut, place, turn, units, shortcut_units,
+                WG, TH, TH, WS, PX, MODE, SHORTCUT, RESIDUAL,
+            )  # fmt: skip
+        else:
+            if place.half:
+                _make_tile(
+                    out.y_half, out.residual_half, out, epilogue, shared, cut, place, turn, units, shortcut_units,
+                    WG, HALF, TH, WS, PX, MODE, SHORTCUT, RESIDUAL,
+                )  # fmt: skip
+            else:
+                _make_tile(
+                    out.y, out.residual, out, epilogue, shared, cut, place, turn, units, shortcut_units,
+                    WG, TH, TH, WS, PX, MODE, SHORTCUT, RESIDUAL,
+                )  # fmt: skip
+    store_wait(0)
+
+
+@gluon.jit(do_not_specialize=SIZES)
+def hopper_conv(
+    y, y_half, residual, residual_half, mean, m2,
+    x, x_half, x_edge, x2, x2_half, x2_edge, w,
+    shortcut, shortcut_half, shortcut_edge, shortcut2, shortcut2_half, shortcut2_edge, shortcut_w,
+    bias, temb, shortcut_bias, bias_channels, temb_channels, shortcut_bias_channels, temb_stride, scale,
+    x_channels, x2_channels, shortcut_channels, shortcut2_channels, out_channels, pad_top, pad_left,
+    tiles, whole, across, down, wide, moments_rows,
+    MODE: gl.constexpr, TH: gl.constexpr, WS: gl.constexpr, PX: gl.constexpr, HALVES: gl.constexpr,
+    SHORTCUT: gl.constexpr, RESIDUAL: gl.constexpr,
+):  # fmt: skip
+    """Pictures and rows to add that are not there have no channels. PX: pixels of a tile of moments, or 0."""
+    shared = share(x.dtype, TH, WS)
+    source, source2 = Source(x, x_half, x_edge, x_channels, 0), Source(x2, x2_half, x2_edge, x2_channels, x_channels)
+    added = Source(shortcut, shortcut_half, shortcut_edge, shortcut_channels, 0)
+    added2 = Source(shortcut2, shortcut2_half, shortcut2_edge, shortcut2_channels, shortcut_channels)
+    cut = Cut(tiles, whole, across, down, wide, (out_channels + 63) // 64)
+    out = Outputs(y, y_half, residual, residual_half, mean, m2, out_channels, moments_rows)
+    epilogue = Epilogue(
+        bias, bias_channels, temb, temb_channels, temb_stride, shortcut_bias, shortcut_bias_channels, scale
+    )  # fmt: skip
+    units = (x_channels + 63) // 64 + (x2_channels + 63) // 64
+    shortcut_units = (shortcut_channels + 191) // 192 + (shortcut2_channels + 191) // 192
+    cuda.gdc_wait()  # it may have begun before the kernel that makes its inputs has ended
+    cuda.gdc_launch_dependents()
+    WG0: gl.constexpr = 0
+    WG1: gl.constexpr = 1
+    # written out: a tuple made beforehand would lose that its numbers are constants
+    gl.warp_specialize([
+        (_consume, (
+            out, epilogue, shared, cut, units, shortcut_units,
+            WG0, TH, WS, PX, HALVES, MODE, SHORTCUT, RESIDUAL)),
+        (_consume, (
+            out, epilogue, shared, cut, units, shortcut_units,
+            WG1, TH, WS, PX, HALVES, MODE, SHORTCUT, RESIDUAL)),
+        (produce, (
+            source, source2, w, added, added2, shortcut_w, shared, cut, pad_top, pad_left,
+            TH, WS, HALVES, MODE, SHORTCUT)),
+    ], [4, 1], [240, 24])  # fmt: skip

@@ -1,0 +1,55 @@
+"""Gluon, the part of Triton that kernels for sm_90 alone are written in: copies, barriers and products said one by one.
+
+Its names are those of Triton 3.9; 3.6 calls some otherwise. Where there is no Triton, or one whose Gluon has moved on,
+a stand-in takes their place, with which kernels can be defined, but not launched: `host.hopper.gluon` knows the
+versions in which they can.
+"""
+
+from fastdiff.kernels.device.language import Absent
+
+try:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import (
+        fence_async_shared,
+        mbarrier,
+        tma,
+        warpgroup_mma,
+        warpgroup_mma_wait,
+    )
+
+    async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+    async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+    store_wait = tma.store_wait
+    memory = gl.shared_memory_descriptor
+    reinterpret = getattr(memory, "reinterpret", None) or memory._reinterpret
+    SLICES = gl.constexpr(hasattr(memory, "reinterpret"))
+except (ImportError, AttributeError):
+    gluon = gl = mbarrier = Absent()
+    async_load = async_store = store_wait = reinterpret = SLICES = fence_async_shared = warpgroup_mma = (
+        warpgroup_mma_wait
+    ) = Absent()
+
+
+@gluon.jit
+def pieces(memory, first: gl.constexpr, count: gl.constexpr):
+    """`count` pieces of shared memory from the `first` on, for `reinterpret`.
+
+    Triton 3.6 cannot slice what has no power of two of pieces, but reinterprets past a piece; 3.9 the reverse.
+    """
+    return memory.slice(first, count, 0) if SLICES else memory.index(first)
+
+
+__all__ = [
+    "async_load",
+    "async_store",
+    "fence_async_shared",
+    "gl",
+    "gluon",
+    "mbarrier",
+    "pieces",
+    "reinterpret",
+    "store_wait",
+    "warpgroup_mma",
+    "warpgroup_mma_wait",
+]

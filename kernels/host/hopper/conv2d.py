@@ -1,0 +1,208 @@
+"""How a convolution is cut and launched on sm_90 in Gluon: the shapes there is a plan for, their tiles and descriptors.
+
+Its name and the tiles of moments, with which bits are decided, depend on the picture's shape alone. The tiles depend on
+the batch too, and change no bit.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastdiff.kernels.device.hopper.conv2d import hopper_conv
+from fastdiff.kernels.host.conv2d_plan import Problem
+from fastdiff.kernels.host.hopper.gluon import descriptor
+from fastdiff.kernels.host.launching import launch, multiprocessors, suits_descriptors
+from fastdiff.kernels.host.moments import Moments
+from fastdiff.kernels.host.recording import because
+
+PIXELS = (4096, 1024, 256)  # of an output picture, from which on there are plans; each has its name
+DEEPEST_OF_SMALL = 512  # channels, up to which pictures of less than 1024 pixels have one: else sums are cut, elsewhere
+FEWEST_CHANNELS, NARROW = 32, 128  # of the input and output; of the input, up to which a plan is another than beyond
+WIDTH, CHANNELS = 16, 64  # columns and channels of a tile
+# Rows of a tile -> tiles of weights in shared memory, and the time of a tile in that of 8 x 16 pixels: of an H200.
+WEIGHTS = {16: 6, 8: 15}
+COSTS = {16: 2.0, 8: 1.06}
+HALF_ROUND = 0.55  # of a round's time, where all its tiles are halves
+
+
+class Tiles(NamedTuple):
+    """The tiles of a convolution: `whole` of so many rows, then halves of them."""
+
+    rows: int
+    whole: int
+    number: int
+
+    @property
+    def halves(self) -> bool:
+        return self.number > self.whole
+
+
+class Inputs(NamedTuple):
+    """The tensors of a convolution, contiguous, as its kernel reads them."""
+
+    parts: tuple[Tensor, ...]  # (N, H, W, C) each
+    weight: Tensor  # (C_out, kH, kW, C_in)
+    residual: Tensor | None = None  # (N, H_out, W_out, C_out)
+    shortcut: tuple[Tensor, ...] = ()  # (N, H_out, W_out, C), of one picture or a pair
+    shortcut_weight: Tensor | None = None  # (C_out, C)
+    shortcut_bias: Tensor | None = None
+
+    def obstacle(self) -> str | None:
+        """Say why the copy engine cannot read them, if it cannot."""
+        read = (*self.parts, self.weight, self.residual, *self.shortcut, self.shortcut_weight)
+        suited = all(suits_descriptors(tensor) for tensor in read if tensor is not None)
+        return None if suited else "rows are not aligned to 16 bytes"
+
+
+def plan_name(problem: Problem, shortcut: bool) -> str | None:
+    """Name the plan of a convolution: its mode, the least pixels of pictures that it is for, few channels or many."""
+    least = next((pixels for pixels in PIXELS if problem.pixels >= pixels), None)
+    widths = (*problem.channels, problem.out_channels)
+    if least is None or problem.kernel != (3, 3) or problem.itemsize != 2 or min(widths) < FEWEST_CHANNELS:
+        return None
+    if least == PIXELS[-1] and sum(problem.channels) > DEEPEST_OF_SMALL:
+        return None
+    if any(width % 8 for width in widths) or not _fits(problem, shortcut):
+        return None
+    depth = "narrow" if sum(problem.channels) <= NARROW else "wide"
+    return f"conv2d-{problem.mode}-{least}-{depth}" + "-shortcut" * shortcut
+
+
+def _fits(problem: Problem, shortcut: bool) -> bool:
+    """Whether the kernel has the padding, and blocks of channels that do not reach into the next pixel's."""
+    left, _, top, _ = problem.padding
+    if problem.mode == "same":
+        return problem.padding == (1, 1, 1, 1)
+    if problem.mode == "up":
+        return problem.padding == (1, 1, 1, 1) and problem.out_channels % CHANNELS == 0 and not shortcut
+    halved = (2 * problem.out_height, 2 * problem.out_width) == (problem.height, problem.width)
+    one = len(problem.channels) == 1 and problem.channels[0] % CHANNELS == 0
+    return halved and one and left in (0, 1) and top in (0, 1) and not shortcut
+
+
+def grid_of(problem: Problem) -> tuple[int, int]:
+    """Rows and columns of the grid that tiles are cut from: the output's pixels, or those of a quarter of it."""
+    shift = problem.mode == "up"
+    return problem.out_height >> shift, problem.out_width >> shift
+
+
+def moments_pixels(problem: Problem) -> int | None:
+    """Return the pixels of a tile of moments, rows of 16 columns; None where tiles do not share out a picture."""
+    rows, columns = grid_of(problem)
+    fitting = [pixels for pixels in (128, 64) if rows % (pixels // WIDTH) == 0 and columns % WIDTH == 0]
+    if problem.pixels <= 64 * 64:
+        fitting.reverse()
+    return fitting[0] if fitting else None
+
+
+def cut(problem: Problem, multiprocessors: int) -> Tiles:
+    """The tiles that take the fewest rounds of the multiprocessors, in time; the last round may be of halves."""
+    rows, columns = grid_of(problem)
+    columns_of_tiles = problem.pictures * -(-columns // WIDTH) * _across(problem)
+    found: list[tuple[float, Tiles]] = []
+    for height, cost in COSTS.items():
+        count = whole = columns_of_tiles * -(-rows // height)
+        rounds: float = -(-count // multiprocessors)
+        rest = count % multiprocessors
+        if 0 < 2 * rest <= multiprocessors and height // 2 * WIDTH >= (moments_pixels(problem) or 0):
+            whole, rounds = count - rest, count // multiprocessors + HALF_ROUND
+        found.append((rounds * cost, Tiles(height, whole, 2 * count - whole)))
+    return min(found, key=lambda each: each[0])[1]
+
+
+def _across(problem: Problem) -> int:
+    """Tiles of channels; upsampled, of the left pixels and of the right ones."""
+    return -(-problem.out_channels // CHANNELS) << (problem.mode == "up")
+
+
+def convolve(
+    problem: Problem, inputs: Inputs, epilogue: tuple[Tensor | None, Tensor | None, int, float | None], measured: bool
+) -> tuple[Tensor, Moments | None]:
+    """Return y, and its moments where they are asked for and can be made.
+
+    epilogue: bias, temb, the stride of its rows, and the factor after them.
+    """
+    first = inputs.parts[0]
+    y = first.new_empty(problem.out_shape)
+    pixels = moments_pixels(problem) if measured else None
+    moments = None
+    if pixels is not None:
+        shape = (problem.pictures, problem.pixels // pixels, problem.out_channels)
+        mean, m2 = (first.new_empty(shape, dtype=torch.float32) for _ in range(2))
+        moments = Moments(mean, m2, pixels)
+    processors = multiprocessors(first.device)
+    tiles = cut(problem, processors)
+    size = f"{tiles.rows * WIDTH} pixels x {CHANNELS} channels"
+    because(lambda: f"Gluon, {size} a tile, {tiles.number} tiles")
+    bias, temb, temb_stride, scale = epilogue
+    rows, columns = grid_of(problem)
+    left, _, top, _ = problem.padding
+    launch(
+        hopper_conv, (min(tiles.number, processors),), *_outputs(problem, tiles, y, inputs.residual),
+        mean=moments.mean if moments else first, m2=moments.m2 if moments else first,
+        **_sources(problem, tiles, inputs), **_addends(inputs, bias, temb), temb_stride=temb_stride,
+        scale=1.0 if scale is None else scale, out_channels=problem.out_channels, pad_top=top, pad_left=left,
+        tiles=tiles.number, whole=tiles.whole, across=_across(problem), down=-(-rows // tiles.rows),
+        wide=-(-columns // WIDTH), moments_rows=rows * WIDTH // pixels if pixels else 0,
+        MODE=problem.mode, TH=tiles.rows, WS=WEIGHTS[tiles.rows], PX=pixels or 0, HALVES=tiles.halves,
+        SHORTCUT=bool(inputs.shortcut), RESIDUAL=inputs.residual is not None, num_warps=4, fp_fusion=False,
+    )  # fmt: skip
+    return y, moments
+
+
+def _blocks(pictures: Tensor, *rows: int) -> list[Any]:
+    """Descriptors of (N, H, W, C), or of (N, H / 2, 2, W / 2, 2 C), in blocks of so many rows."""
+    parity = [1] * (pictures.ndim - 4)
+    return [descriptor(pictures, [1, height, *parity, WIDTH, CHANNELS]) for height in rows]
+
+
+def _by_parity(pictures: Tensor) -> Tensor:
+    """(N, H, W, C) as (N, H / 2, 2, W / 2, 2 C), a block of which are pixels of one parity."""
+    n, height, width, _ = pictures.shape
+    return pictures.view(n, height // 2, 2, width // 2, -1)
+
+
+def _outputs(problem: Problem, tiles: Tiles, y: Tensor, residual: Tensor | None) -> list[Any]:
+    """Descriptors of the output, and of the residual or again of the output, of a tile and of half a tile."""
+    tensors = [y] if residual is None else [y, residual]
+    views = map(_by_parity, tensors) if problem.mode == "up" else tensors
+    found = [block for view in views for block in _blocks(view, tiles.rows, tiles.rows // 2)]
+    return found if residual is not None else 2 * found
+
+
+def _sources(problem: Problem, tiles: Tiles, inputs: Inputs) -> dict[str, Any]:
+    """Pictures and weights of the sum over k as arguments; in the place of what is not there is x, of no channels."""
+
+    def blocks(part: Tensor) -> list[Any]:
+        view = _by_parity(part) if problem.mode == "down" else part
+        return _blocks(view, tiles.rows, tiles.rows // 2, 2)
+
+    x = blocks(inputs.parts[0])
+    found: dict[str, Any] = dict(zip(("x", "x_half", "x_edge"), x, strict=True), x_channels=problem.channels[0])
+    others = (_two(inputs.parts)[1], *_two(inputs.shortcut))
+    for name, part in zip(("x2", "shortcut", "shortcut2"), others, strict=True):
+        own = x if part is None else blocks(part)
+        found |= dict(zip((name, f"{name}_half", f"{name}_edge"), own, strict=True))
+        found[f"{name}_channels"] = 0 if part is None else part.shape[3]
+    weight = _filters(inputs.weight.flatten(1, 2))
+    shortcut_weight = weight if inputs.shortcut_weight is None else _filters(inputs.shortcut_weight[:, None])
+    return found | {"w": weight, "shortcut_w": shortcut_weight}
+
+
+def _two(parts: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor | None]:
+    first, second = (*parts, None, None)[:2]
+    return first, second
+
+
+def _filters(weight: Tensor) -> Any:
+    """A descriptor of (C_out, taps, C_in) in blocks of one tap."""
+    return descriptor(weight, [CHANNELS, 1, CHANNELS])
+
+
+def _addends(inputs: Inputs, bias: Tensor | None, temb: Tensor | None) -> dict[str, Any]:
+    """Rows that are added to the sum, and their channels; none of those that are not there."""
+    found: dict[str, Any] = {}
+    for name, row in {"bias": bias, "temb": temb, "shortcut_bias": inputs.shortcut_bias}.items():
+        found |= {name: inputs.weight if row is None else row, f"{name}_channels": 0 if row is None else row.shape[-1]}
+    return found

@@ -1,0 +1,56 @@
+"""Where kernels made for sm_90 are chosen: the versions of Triton they run in, and what a run on a card has confirmed.
+
+They are a further way to run an operation, `hopper`; `host.dispatch` asks here whether it is taken.
+"""
+
+import torch
+from torch import Tensor
+
+from fastdiff.kernels.device.language import triton
+from fastdiff.kernels.host.launching import is_sm_90
+
+# Of Triton, in which the kernels in Gluon passed their tests on a card: Gluon is experimental, and its names, and what
+# its compiler makes of a kernel, change between versions. 3.9 compiles them too, but nobody has run them there.
+VERSIONS = ((3, 6),)
+# The names of plans (`host.hopper.attention`, `conv2d`, `linear`) that a run on an H200 confirmed: the tests passed,
+# and the kernel was faster than torch's library and than the plain kernel. Where a plan is not among them its shapes
+# run as if it were not there.
+CONFIRMED = frozenset((
+    "attention to 80 keys",
+    "attention to 80 keys, causal",
+    "attention to 80 keys, masked",
+    "attention to 256 keys, heads of 32",
+    "attention to 256 keys, heads of 80",
+    "attention to 256 keys, heads of 160",
+    "attention to 256 keys, heads of 256",
+    "attention to 8192 keys, heads of 48",
+    "attention to 8192 keys, heads of 64",
+    "attention to more keys, heads of 64",
+    "attention to more keys, heads of 80",
+))  # fmt: skip
+
+
+def obstacle(device: torch.device) -> str | None:
+    """Say why kernels in Gluon are not launched there, if they are not."""
+    if not is_sm_90(device):
+        return "Gluon: the device is no sm_90"
+    if known_version() is None:
+        return f"Gluon: not known to work in triton {triton.__version__}"
+    return None
+
+
+def known_version() -> tuple[int, int] | None:
+    """The version of Triton that is installed, where the kernels in Gluon are known to work in it."""
+    return next((version for version in VERSIONS if triton.__version__.startswith("{}.{}.".format(*version))), None)
+
+
+def descriptor(tensor: Tensor, block: list[int], *, shape: list[int] | None = None, strides: list[int] | None = None):
+    """A tensor descriptor for a kernel in Gluon: the tensor, or another view of its memory, in blocks of this shape.
+
+    Outside the tensor are zeros; nothing is written there.
+    """
+    from triton.experimental.gluon import language as gl  # absent where triton is
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    layout = gl.NVMMASharedLayout.get_default_for(block, getattr(gl, str(tensor.dtype).removeprefix("torch.")))
+    return TensorDescriptor(tensor, shape or list(tensor.shape), strides or list(tensor.stride()), block, layout)

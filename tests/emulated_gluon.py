@@ -1,0 +1,357 @@
+"""Gluon's kernels on the CPU, which Triton's interpreter cannot run: partitions are threads, barriers block them.
+
+All that is asynchronous happens as late as the kernel's own waits allow: a load fills shared memory when its barrier
+is waited for, a product reads it when it is waited for, a store when its buffer is asked for again. So a buffer that is
+read or filled too early shows as a wrong number; bytes that a barrier expects and does not get, as a wait without end.
+Numbers are float32, tensors any.
+"""
+
+import importlib
+import math
+import operator
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from threading import Condition, Thread, local
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastdiff.kernels.linear import ACTIVATIONS
+
+LANGUAGE = "fastdiff.kernels.device.hopper.language"
+PATIENCE = 20.0  # seconds that a partition waits for another
+BYTES = 2  # of an element in shared memory
+
+_changed = Condition()
+_running = local()  # of a thread: program, programs, products and stores under way
+
+
+class Scalar:
+    """A number of a kernel."""
+
+    __array_ufunc__ = None  # arrays leave it to `backward`
+
+    def __init__(self, value: Any):
+        self.value = getattr(value, "value", value)
+
+    def to(self, dtype: Any) -> "Scalar":
+        return self
+
+    def __index__(self) -> int:
+        return int(self.value)
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+
+def _operators() -> None:
+    for name in ("add", "sub", "mul", "floordiv", "mod", "and_", "xor", "rshift", "lshift", "gt", "ge", "lt", "eq"):
+        function = getattr(operator, name)
+        special = name.strip("_")
+
+        def forward(self, other, function=function):
+            result = function(self.value, getattr(other, "value", other))
+            return Scalar(result) if np.ndim(result) == 0 else result
+
+        def backward(self, other, function=function):
+            result = function(other, self.value)
+            return Scalar(result) if np.ndim(result) == 0 else result
+
+        setattr(Scalar, f"__{special}__", forward)
+        setattr(Scalar, f"__r{special}__", backward)
+
+
+_operators()
+
+
+class Values(np.ndarray):
+    """A tensor of a kernel."""
+
+    __array_priority__ = 1000
+    type = SimpleNamespace(layout=None)
+
+    def to(self, dtype: Any) -> "Values":
+        return self
+
+
+def _values(array: Any) -> Values:
+    return np.asarray(array).view(Values)
+
+
+class Barrier:
+    """An mbarrier: its phase ends when as many arrivals are there as it counts, and all bytes that they announced."""
+
+    def __init__(self) -> None:
+        self.count, self.phase, self.arrived, self.bytes = 1, 0, 0, 0
+        self.loads: list[Callable[[], int]] = []  # each returns its bytes
+
+    def init(self, count: int) -> None:
+        self.count = count
+
+    def arrive(self, number: int = 0) -> None:
+        with _changed:
+            assert self.arrived < self.count, "an arrival more than a phase has"
+            self.arrived, self.bytes = self.arrived + 1, self.bytes + number
+            self._end_phase()
+
+    def wait(self, parity: Any) -> None:
+        with _changed:
+            while self.phase % 2 == int(parity) % 2:
+                assert _changed.wait_for(lambda: self.phase % 2 != int(parity) % 2 or self.loads, PATIENCE), (
+                    "a barrier that nobody ends"
+                )
+                self.bytes -= sum(self.loads.pop()() for _ in range(len(self.loads)))
+                self._end_phase()
+
+    def _end_phase(self) -> None:
+        if self.arrived == self.count and self.bytes == 0:
+            self.phase, self.arrived = self.phase + 1, 0
+        _changed.notify_all()
+
+
+class Memory:
+    """Shared memory, or a view of it."""
+
+    def __init__(self, array: np.ndarray):
+        self.array, self.dtype = array, np.float32
+
+    def index(self, i: Any) -> Any:
+        piece = self.array[int(i)]
+        return piece[0] if self.array.dtype == object else Memory(piece)
+
+    def permute(self, order: tuple[int, ...]) -> "Memory":
+        return Memory(self.array.transpose(order))
+
+    def reshape(self, shape: list[int]) -> "Memory":
+        return reinterpret(self, self.dtype, shape, None)
+
+    def load(self, layout: Any) -> Values:
+        return _values(self.array.copy())
+
+    def store(self, value: np.ndarray) -> None:
+        self.array[...] = value
+
+
+class Descriptor:
+    """A tensor descriptor: blocks of a tensor, zeros outside of it."""
+
+    def __init__(self, made: Any):
+        self.tensor = torch.as_strided(made.base, list(made.shape), list(made.strides))
+        self.block_shape, self.dtype, self.layout = list(made.block_shape), np.float32, None
+
+    def inside(self, coordinates: list[Any]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        """Places in the tensor, and in the block, of what the block has of the tensor."""
+        first = [int(each) for each in coordinates]
+        assert len(first) == len(self.block_shape)
+        low = [max(0, -at) for at in first]
+        high = [
+            min(size, whole - at) for at, size, whole in zip(first, self.block_shape, self.tensor.shape, strict=True)
+        ]
+        high = [max(lower, upper) for lower, upper in zip(low, high, strict=True)]
+        bounds = list(zip(low, high, first, strict=True))
+        return tuple(slice(a + at, b + at) for a, b, at in bounds), tuple(slice(a, b) for a, b, _ in bounds)
+
+
+class Pointer:
+    """A pointer to a tensor's elements, or to some of them."""
+
+    def __init__(self, tensor: torch.Tensor, offset: Any = 0):
+        self.tensor, self.offset = tensor, offset
+
+    def __add__(self, other: Any) -> "Pointer":
+        return Pointer(self.tensor, self.offset + getattr(other, "value", other))
+
+
+def load(pointer: Pointer, mask: Any = True, other: float = 0) -> Values:
+    found = np.full(np.shape(pointer.offset), other, np.float32)
+    memory = pointer.tensor.as_strided((pointer.tensor.untyped_storage().size() // pointer.tensor.itemsize,), (1,), 0)
+    mask = np.broadcast_to(np.asarray(mask), found.shape)
+    places = np.asarray(pointer.offset)[mask] + pointer.tensor.storage_offset()
+    found[mask] = memory[torch.from_numpy(places)].float().numpy()
+    return _values(found)
+
+
+def store(pointer: Pointer, value: np.ndarray, mask: np.ndarray) -> None:
+    mask = np.broadcast_to(mask, value.shape)
+    places = np.broadcast_to(np.asarray(pointer.offset), value.shape)[mask]
+    pointer.tensor.view(-1)[torch.from_numpy(places)] = torch.from_numpy(np.asarray(value)[mask])
+
+
+def async_load(descriptor: Descriptor, coordinates: list[Any], barrier: Barrier, into: Memory) -> None:
+    there, here = descriptor.inside(coordinates)
+    assert list(into.array.shape) == descriptor.block_shape
+    into.array[...] = np.nan
+
+    def copy() -> int:
+        into.array[...] = 0
+        into.array[here] = descriptor.tensor[there].float().numpy()
+        return into.array.size * BYTES
+
+    with _changed:
+        barrier.loads.append(copy)
+        _changed.notify_all()
+
+
+def async_store(descriptor: Descriptor, coordinates: list[Any], memory: Memory) -> None:
+    there, here = descriptor.inside(coordinates)
+
+    def copy() -> None:
+        descriptor.tensor[there] = torch.from_numpy(memory.array[here].copy()).to(descriptor.tensor.dtype)
+
+    _running.stores.append(copy)
+
+
+def store_wait(pending: int) -> None:
+    while len(_running.stores) > pending:
+        _running.stores.pop(0)()
+
+
+def warpgroup_mma(a: Memory | Values, b: Memory, acc: Values, is_async: bool, use_acc: bool = True) -> Values:
+    def multiply() -> None:
+        acc[...] = (acc if use_acc else 0) + getattr(a, "array", a) @ b.array
+
+    _running.products.append(multiply)
+    return acc
+
+
+def warpgroup_mma_wait(pending: int, deps: list[Values]) -> Any:
+    while len(_running.products) > pending:
+        _running.products.pop(0)()
+    return tuple(deps) if len(deps) > 1 else deps[0]
+
+
+def reinterpret(memory: Memory, dtype: Any, shape: list[int], layout: Any) -> Memory:
+    flat = memory.array.reshape(-1)
+    assert math.prod(shape) <= flat.size and np.shares_memory(flat, memory.array)
+    return Memory(flat[: math.prod(shape)].reshape(shape))
+
+
+def allocate(dtype: Any, shape: list[int], layout: Any) -> Memory:
+    if dtype == "int64":
+        return Memory(np.array([[Barrier()] for _ in range(shape[0])], dtype=object))
+    return Memory(np.full(shape, np.nan, np.float32))
+
+
+def warp_specialize(partitions: list[Any], warps: list[int], registers: list[int]) -> None:
+    """Run the partitions side by side; an error of one is raised here."""
+    errors: list[BaseException] = []
+    place = _running.program, _running.programs
+
+    def run(function: Any, args: tuple[Any, ...]) -> None:
+        _running.program, _running.programs = place
+        _running.products, _running.stores = [], []
+        try:
+            function(*args)
+            assert not _running.products and not _running.stores, "work that nobody waited for"
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [Thread(target=run, args=each, daemon=True) for each in partitions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """A layout, which decides no number; or an order to the memory, which is in order."""
+
+
+def _either(function: Callable) -> Callable:
+    """`function` of two tensors, or of two numbers."""
+
+    def take(a: Any, b: Any) -> Any:
+        result = function(getattr(a, "value", a), getattr(b, "value", b))
+        return Scalar(result) if np.ndim(result) == 0 else result
+
+    return take
+
+
+def activate(x: Values, activation: str) -> Values:
+    """Stand in for `device.math.activate`, which is Triton's."""
+    function = ACTIVATIONS[None if activation == "none" else activation]
+    return _values(function(torch.from_numpy(np.asarray(x))).numpy())
+
+
+def _gl() -> SimpleNamespace:
+    return SimpleNamespace(
+        constexpr=Any, int64="int64", float32=np.float32,
+        NVMMASharedLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing, DotOperandLayout=_nothing,
+        program_id=lambda axis: Scalar(_running.program), num_programs=lambda axis: Scalar(_running.programs),
+        maximum=_either(np.maximum), minimum=_either(np.minimum), cdiv=lambda a, b: Scalar(-(-int(a) // int(b))),
+        static_range=range, arange=lambda first, end, layout: _values(np.arange(first, end)),
+        zeros=lambda shape, dtype, layout: _values(np.zeros(shape, np.float32)), expand_dims=np.expand_dims,
+        sum=lambda x, axis: x.sum(axis), max=lambda x, axis: x.max(axis), exp2=np.exp2,
+        where=lambda condition, x, other: _values(np.where(condition, x, np.float32(other))),
+        convert_layout=lambda x, layout: x, inline_asm_elementwise=_nothing, load=load, store=store,
+        allocate_shared_memory=allocate, warp_specialize=warp_specialize,
+    )  # fmt: skip
+
+
+def _language() -> ModuleType:
+    """Stand in for `device.hopper.language`."""
+    module: Any = ModuleType(LANGUAGE)
+    module.gl = _gl()
+    module.gluon = SimpleNamespace(
+        jit=lambda *args, **kwargs: args[0] if args else lambda function: function,
+        constexpr_function=lambda function: function,
+    )
+    module.mbarrier = SimpleNamespace(
+        MBarrierLayout=_nothing,
+        init=lambda barrier, count: barrier.init(count),
+        wait=lambda barrier, parity, pred=True: barrier.wait(parity) if pred else None,
+        expect=lambda barrier, number: barrier.arrive(number),
+        arrive=lambda barrier, count, pred=True: barrier.arrive() if pred else None,
+    )
+    module.pieces = lambda memory, first, count: Memory(memory.array[first : first + count])
+    module.fence_async_shared = _nothing
+    for function in (reinterpret, async_load, async_store, store_wait, warpgroup_mma, warpgroup_mma_wait):
+        setattr(module, function.__name__, function)
+    return module
+
+
+@contextmanager
+def _in_place_of_triton(names: tuple[str, ...]):
+    from fastdiff.kernels.device import language, math
+
+    kept = {name: sys.modules.pop(name, None) for name in (LANGUAGE, *names)}
+    cuda, tritons = language.cuda, (math.activate, math.LOG2_E)
+    sys.modules[LANGUAGE] = _language()
+    math.activate, math.LOG2_E = activate, math.LOG2_E.value
+    language.cuda = SimpleNamespace(gdc_wait=_nothing, gdc_launch_dependents=_nothing)
+    try:
+        yield
+    finally:
+        language.cuda, (math.activate, math.LOG2_E) = cuda, tritons
+        for name, module in kept.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module
+
+
+def emulated(kernel: str, *modules: str) -> Any:
+    """Return a `launch` that runs the kernel of that name, of the last of these modules of device code, on the CPU."""
+    names = tuple(f"fastdiff.kernels.device.hopper.{module}" for module in modules)
+    with _in_place_of_triton(names):
+        function = [getattr(importlib.import_module(name), kernel, None) for name in names][-1]
+
+    def launch(_: Any, grid: tuple[int], *args: Any, **kwargs: Any) -> None:
+        for option in ("num_warps", "num_stages", "fp_fusion", "maxnreg"):
+            kwargs.pop(option, None)
+        _running.programs = grid[0]
+        for _running.program in range(grid[0]):
+            function(*map(_argument, args), **{name: _argument(value) for name, value in kwargs.items()})
+
+    return launch
+
+
+def _argument(value: Any) -> Any:
+    """An argument of a launch as the emulated kernel takes it."""
+    if hasattr(value, "block_shape"):
+        return Descriptor(value)
+    return Pointer(value) if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,29 @@
+"""Launches that are recorded instead of made, as on any card."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from fastdiff.kernels.host import launching
+
+MULTIPROCESSORS = {80: 108, 89: 128, 90: 132}
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """launches(call, capability): the kernels that a call would launch on such a card, each with its arguments."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    def record(call, capability):
+        found = []
+        monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **kwargs: found.append((kernel, args, kwargs)))
+        target = GPUTarget("cuda", capability, 32)  # that device code asks for
+        monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=lambda: target))
+        monkeypatch.setattr(launching, "INTERPRETER_CAPABILITY", divmod(capability, 10))
+        monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", MULTIPROCESSORS[capability])
+        call()
+        return found
+
+    return record

@@ -1,0 +1,77 @@
+"""Every kernel made for sm_90 alone compiles for it without a card, at the tiles that its host code chooses.
+
+The interpreter runs no Gluon: what these kernels compute is for the GPU tests of their operations to say, and for
+test_hopper_conv2d.py.
+"""
+
+import os
+
+import pytest
+import torch
+
+from fastdiff.kernels.attention import attention
+from fastdiff.kernels.conv2d import Shortcut, conv2d
+from fastdiff.kernels.host.hopper import gluon
+from fastdiff.kernels.linear import linear
+from tests.compiled import assert_compiles
+
+pytest.importorskip("triton", reason="no Triton here")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter has no compiler", allow_module_level=True)
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def attend(n, tokens, heads, width, keys=None, dtype=torch.bfloat16, bias=False, **options):
+    q, k, v = meta(n, tokens, 3 * heads * width, dtype=dtype).chunk(3, dim=-1)
+    if keys is not None:
+        k, v = meta(n, keys, 2 * heads * width, dtype=dtype).chunk(2, dim=-1)
+    bias = meta(n, k.shape[1], dtype=dtype) if bias else None
+    return lambda: attention.hopper(q, k, v, heads=heads, bias=bias, **options)
+
+
+def project(n, tokens, channels, out_channels, dtype=torch.bfloat16, activation=None, bias=True):
+    x, weight = meta(n, tokens, channels, dtype=dtype), meta(out_channels, channels, dtype=dtype)
+    bias = meta(out_channels, dtype=dtype) if bias else None
+    return lambda: linear.hopper(x, weight, bias, activation=activation)
+
+
+def convolution(n, height, channels, out_channels, dtype=torch.bfloat16, **options):
+    weight = meta(out_channels, channels, 3, 3, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    x, bias = meta(n, height, height, channels, dtype=dtype), meta(out_channels, dtype=dtype)
+    return lambda: conv2d.hopper(x, weight, bias, **{"padding": 1, "moments": True} | options)
+
+
+CASES = {
+    "conv2d-N8-C128-H256-residual": convolution(8, 256, 128, 128, residual=meta(8, 256, 256, 128)),
+    "conv2d-N2-C1280-H32-shortcut-C1280+640": convolution(
+        2, 32, 1280, 1280, shortcut=Shortcut((meta(2, 32, 32, 1280), meta(2, 32, 32, 640)), meta(1280, 1920, 1, 1))
+    ),
+    "conv2d-N8-C256-H64-up": convolution(8, 64, 256, 256, upsample=True),
+    "conv2d-N8-C128-H256-down-fp16": convolution(8, 256, 128, 128, torch.float16, stride=2, padding=(0, 1, 0, 1)),
+    "attention-L4096-h8-d40": attend(2, 4096, 8, 40),
+    "attention-L8192-h8-d64": attend(1, 8192, 8, 64),
+    "attention-L9000-h8-d64-odd-fp16": attend(1, 9000, 8, 64, dtype=torch.float16),
+    "attention-L1024-h8-d80-odd-keys": attend(2, 1024, 8, 80, keys=1025),
+    "attention-L256-h16-d72-few-pictures": attend(2, 256, 16, 72),
+    "attention-L256-h16-d72-fp16": attend(32, 256, 16, 72, dtype=torch.float16),
+    "attention-L256-h8-d160": attend(2, 256, 8, 160),
+    "attention-L256-h1-d256": attend(64, 256, 1, 256),
+    "attention-L256-h1-d256-few-pictures": attend(1, 256, 1, 256),
+    "attention-L256-h4-d32": attend(64, 256, 4, 32),
+    "attention-L4096-h8-d40-causal": attend(2, 4096, 8, 40, causal=True),
+    "attention-L1024-h8-d80-masked": attend(2, 1024, 8, 80, bias=True),
+    "attention-L4096-keys77-h8-d40-masked": attend(2, 4096, 8, 40, keys=77, bias=True),
+    "attention-L77-h12-d64-causal-fp16": attend(2, 77, 12, 64, dtype=torch.float16, causal=True),
+    "linear-N2-C1152-fc1": project(2, 256, 1152, 4608, activation="gelu_tanh"),
+    "linear-N2-C1152-qkv-fp16": project(2, 256, 1152, 3456, dtype=torch.float16),
+    "linear-N1-C72-few-channels": project(1, 77, 72, 96, activation="gelu", bias=False),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_compiles_within_shared_memory(case, launches, monkeypatch):
+    monkeypatch.setattr(gluon, "obstacle", lambda device: None)
+    assert_compiles(launches(CASES[case], 90), 90)

@@ -1,0 +1,153 @@
+"""The convolution for sm_90 without a card: its plans and tiles, its kernel emulated on the CPU."""
+
+from itertools import product
+from math import prod
+
+import pytest
+import torch
+
+from fastdiff.kernels.conv2d import Conv2dCall, Norm, Shortcut, conv2d
+from fastdiff.kernels.group_norm import GroupNormCall
+from fastdiff.kernels.host import dispatch, launching
+from fastdiff.kernels.host.conv2d_plan import Problem
+from fastdiff.kernels.host.hopper import conv2d as hopper
+from fastdiff.kernels.host.hopper import gluon
+from fastdiff.kernels.host.recording import record
+from tests.emulated_gluon import emulated
+
+pytest.importorskip("triton", reason="no Triton here")
+
+
+def problem(pictures, height, width, channels, out_channels, mode="same", **sizes) -> Problem:
+    stride, upsample = {"same": (1, False), "down": (2, False), "up": (1, True)}[mode]
+    given = dict(kernel=(3, 3), padding=(1, 1, 1, 1), itemsize=2) | sizes
+    return Problem(
+        pictures, height, width, channels, out_channels, given["kernel"], stride, given["padding"], upsample,
+        given["itemsize"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "name"),
+    [
+        ((64, 64, (320,), 320), {}, "conv2d-same-4096-wide"),
+        ((52, 76, (320,), 640), {}, "conv2d-same-1024-wide"),
+        ((16, 16, (512,), 512), {}, "conv2d-same-256-wide"),
+        ((16, 16, (1280,), 1280), {}, None),  # whose sum is cut
+        ((8, 8, (512,), 512), {}, None),
+        ((32, 32, (128, 64), 128), {}, "conv2d-same-1024-wide"),
+        ((32, 32, (64,), 64), {"mode": "up"}, "conv2d-up-4096-narrow"),
+        ((32, 32, (64,), 72), {"mode": "up"}, None),  # a tile would reach into the next pixel
+        ((64, 64, (64,), 72), {"mode": "down"}, "conv2d-down-1024-narrow"),
+        ((64, 64, (64,), 72), {"mode": "down", "padding": (0, 1, 0, 1)}, "conv2d-down-1024-narrow"),
+        ((64, 64, (72,), 72), {"mode": "down"}, None),
+        ((63, 64, (64,), 72), {"mode": "down"}, None),
+        ((64, 64, (64,), 64), {"kernel": (1, 1), "padding": (0, 0, 0, 0)}, None),
+        ((64, 64, (64,), 64), {"padding": (0, 0, 0, 0)}, None),
+        ((64, 64, (64,), 64), {"itemsize": 4}, None),
+        ((64, 64, (3,), 64), {}, None),
+        ((64, 64, (64,), 4), {}, None),
+        ((64, 64, (36,), 64), {}, None),
+    ],
+)
+def test_the_plan_is_named_by_the_picture_alone(sizes, options, name):
+    for pictures in (1, 64):
+        assert hopper.plan_name(problem(pictures, *sizes, **options), False) == name
+        with_shortcut = name and f"{name}-shortcut" if options.get("mode") is None else None
+        assert hopper.plan_name(problem(pictures, *sizes, **options), True) == with_shortcut
+
+
+@pytest.mark.parametrize("mode", ["same", "up", "down"])
+@pytest.mark.parametrize(("height", "width"), [(16, 16), (32, 48), (52, 76), (64, 64), (104, 152), (256, 256)])
+def test_tiles_share_out_the_pictures_and_whole_tiles_of_moments(mode, height, width):
+    for pictures, out_channels, processors in product((1, 2, 8, 64), (64, 320, 1280), (78, 132)):
+        made = problem(pictures, height, width, (64,), out_channels, mode)
+        tiles, pixels = hopper.cut(made, processors), hopper.moments_pixels(made)
+        rows, columns = hopper.grid_of(made)
+        wanted = pictures * -(-columns // 16) * -(-out_channels // 64) * (2 if mode == "up" else 1)
+        assert tiles.number - tiles.whole == 2 * (wanted * -(-rows // tiles.rows) - tiles.whole)
+        if pixels is not None:
+            assert rows * columns % pixels == 0 and made.pixels % pixels == 0
+            assert tiles.rows * 16 // (2 if tiles.halves else 1) % pixels == 0
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(prod(shape))).half()
+
+
+EMULATED = {  # N, H, W, input channels, output channels, options
+    "N2-H24-W48-temb-residual": (2, 24, 48, (96,), 136, {"temb": True, "residual": True, "output_scale": 2**0.5}),
+    "N1-H72-W64-moments-of-128": (1, 72, 64, (32,), 32, {}),
+    "N3-H20-W40-odd": (3, 20, 40, (200,), 72, {"residual": True}),
+    "N2-H16-W16-pair": (2, 16, 16, (64, 40), 64, {}),
+    "N2-H32-W16-shortcut": (2, 32, 16, (64,), 72, {"shortcut": (200,), "temb": True}),
+    "N2-H16-W32-shortcut-of-a-pair": (2, 16, 32, (64,), 64, {"shortcut": (64, 136), "output_scale": 2**0.5}),
+    "N2-H16-W16-up": (2, 16, 16, (64,), 64, {"upsample": True}),
+    "N1-H12-W20-up-odd": (1, 12, 20, (72,), 128, {"upsample": True, "residual": True, "temb": True}),
+    "N2-H32-W32-down-ddpm": (2, 32, 32, (64,), 64, {"stride": 2, "padding": (0, 1, 0, 1)}),
+    "N1-H48-W40-down-symmetric-odd": (1, 48, 40, (128,), 72, {"stride": 2, "residual": True}),
+}
+
+
+def call_of(n, height, width, channels, out_channels, options) -> tuple[tuple, dict]:
+    """conv2d's arguments: options "temb", "residual" and "shortcut" are tensors of its size."""
+    options = {"padding": 1} | options
+    parts = tuple(numbers(n, height, width, c) for c in channels)
+    weight = (numbers(out_channels, sum(channels), 3, 3) * (9 * sum(channels)) ** -0.5).half()
+    args = (parts if len(parts) > 1 else parts[0], weight, numbers(out_channels))
+    plain = {key: value for key, value in options.items() if key not in ("temb", "residual", "shortcut")}
+    if "temb" in options:
+        options["temb"] = numbers(n, 3 * out_channels)[:, out_channels : 2 * out_channels]
+    if "residual" in options:
+        options["residual"] = numbers(*Conv2dCall(*args, **plain).problem.out_shape)
+    if "shortcut" in options:
+        added = tuple(numbers(n, height, width, c) for c in options["shortcut"])
+        weight2 = (numbers(out_channels, sum(options["shortcut"]), 1, 1) / 16).half()
+        options["shortcut"] = Shortcut(added if len(added) > 1 else added[0], weight2, numbers(out_channels))
+    return args, options
+
+
+def widened(value):
+    """The value in float32, where it is a tensor or holds some."""
+    if isinstance(value, tuple):
+        items = map(widened, value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value.float() if isinstance(value, torch.Tensor) else value
+
+
+@pytest.fixture
+def emulator(monkeypatch):
+    """The kernel runs on the CPU, as on a card of few multiprocessors, where all kinds of tiles come up."""
+    monkeypatch.setattr(hopper, "launch", emulated("hopper_conv", "conv2d_loads", "conv2d"))
+    return lambda number: monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", number)
+
+
+@pytest.mark.parametrize("multiprocessors", [2, 5])
+@pytest.mark.parametrize("case", EMULATED.values(), ids=EMULATED)
+def test_emulated(case, multiprocessors, emulator):
+    emulator(multiprocessors)
+    args, options = call_of(*case)
+    truth = conv2d.reference(*map(widened, args), **{key: widened(value) for key, value in options.items()})
+    y, moments = conv2d.hopper(*args, moments=True, **options)
+    assert ((y - truth).abs() <= torch.finfo(torch.float16).eps * truth.abs().clamp(min=0.5)).all()
+    made = Conv2dCall(*args, **options).problem
+    assert (moments is None) == (hopper.moments_pixels(made) is None)
+    if moments is not None:
+        mean, pixels = moments.mean.double().mean(1), truth.double().flatten(1, 2)
+        m2 = (moments.m2 + moments.pixels * (moments.mean - mean[:, None]).square()).sum(1)
+        torch.testing.assert_close(mean, pixels.mean(1), rtol=0, atol=1e-5)
+        torch.testing.assert_close(m2, (pixels - mean[:, None]).square().sum(1), rtol=1e-5, atol=0)
+
+
+def test_a_norm_follows_and_a_report_says_what_runs_in_gluon(emulator, monkeypatch):
+    emulator(2)
+    args, options = call_of(1, 16, 16, (64,), 64, {})
+    monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
+    monkeypatch.setattr(dispatch, "is_sm_90", lambda device: True)
+    monkeypatch.setattr(gluon, "CONFIRMED", frozenset({"conv2d-same-256-narrow"}))
+    monkeypatch.setattr(gluon, "obstacle", lambda device: None)
+    monkeypatch.setattr(GroupNormCall, "obstacle", lambda call: "its reference runs anywhere")
+    with record(torch.device("cpu")) as recorded:
+        y = conv2d(*args, **options, norm=Norm(8))
+    torch.testing.assert_close(y, conv2d.reference(*args, **options, norm=Norm(8)), rtol=1e-3, atol=2e-3)
+    assert recorded.calls[0].why == "Gluon, 128 pixels x 64 channels a tile, 2 tiles"

@@ -1,0 +1,89 @@
+"""Attention and linear for sm_90 without a card: their kernels emulated on the CPU, their tiles."""
+
+import pytest
+import torch
+
+from fastdiff.kernels.attention import attention
+from fastdiff.kernels.host import launching
+from fastdiff.kernels.host.hopper import attention as hopper_attention
+from fastdiff.kernels.host.hopper import linear as hopper_linear
+from fastdiff.kernels.linear import linear
+from tests.emulated_gluon import emulated
+
+pytest.importorskip("triton", reason="no Triton here")
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).half()
+
+
+ATTENTIONS = {  # N, queries, keys, heads, width
+    "N2-L200-h2-d72-odd": (2, 200, 200, 2, 72),
+    "N1-L400-keys1100-h2-d40-odd": (1, 400, 1100, 2, 40),
+    "N1-L513-keys1024-h1-d64-odd": (1, 513, 1024, 1, 64),
+    "N1-L100-keys8200-h1-d64-not-persistent": (1, 100, 8200, 1, 64),
+    "N2-L130-keys300-h2-d80-odd": (2, 130, 300, 2, 80),
+    "N2-L300-keys13-h1-d80-one-block": (2, 300, 13, 1, 80),
+    "N2-L130-keys99-h1-d160-odd": (2, 130, 99, 1, 160),
+    "N2-L250-h1-d256-odd": (2, 250, 250, 1, 256),
+}
+
+
+@pytest.mark.parametrize(("multiprocessors", "option"), [(1, "full"), (40, "full"), (1, "causal"), (3, "bias")])
+@pytest.mark.parametrize("shape", ATTENTIONS.values(), ids=ATTENTIONS)
+def test_attention_emulated(shape, multiprocessors, option, monkeypatch):
+    monkeypatch.setattr(hopper_attention, "launch", emulated("hopper_attention_kernel", "attention_loads", "attention"))
+    monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", multiprocessors)
+    n, queries, keys, heads, width = shape
+    q, kv = numbers(n, queries, 3 * heads * width), numbers(n, keys, 2 * heads * width)
+    q, k, v = q[..., : heads * width], *kv.chunk(2, dim=-1)
+    bias = torch.linspace(-2, 2, n * keys).view(n, keys).half() if option == "bias" else None
+    y = attention.hopper(q, k, v, heads=heads, causal=option == "causal", bias=bias)
+    wide = [tensor.float() for tensor in (q, k, v)]
+    bias = None if bias is None else bias.float()
+    truth = attention.reference(*wide, heads=heads, causal=option == "causal", bias=bias)
+    torch.testing.assert_close(y.float(), truth, rtol=1e-3, atol=1e-5)
+
+
+def test_causal_scores_far_below_zero_emulated(monkeypatch):
+    """No key that comes later has a larger one; these round by 1/8."""
+    monkeypatch.setattr(hopper_attention, "launch", emulated("hopper_attention_kernel", "attention_loads", "attention"))
+    q, k, v = (numbers(1, 150, 144) for _ in range(3))
+    q, k = 130 + q, -130 + k
+    y = attention.hopper(q, k, v, heads=2, causal=True)
+    truth = attention.reference(q.float(), k.float(), v.float(), heads=2, causal=True)
+    torch.testing.assert_close(y.float(), truth, rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("hidden", [-1e4, torch.finfo(torch.bfloat16).min], ids=["-1e4", "least"])
+def test_keys_hidden_by_their_bias_emulated(hidden, monkeypatch):
+    """All keys but nine, so whole blocks of those that come first."""
+    monkeypatch.setattr(hopper_attention, "launch", emulated("hopper_attention_kernel", "attention_loads", "attention"))
+    q, k, v = (numbers(1, length, 160).bfloat16() for length in (70, 300, 301))
+    v = v[:, 1:]
+    bias = torch.full((1, 300), hidden, dtype=torch.bfloat16)
+    bias[:, :9] = 0
+    y = attention.hopper(q, k, v, heads=2, bias=bias)
+    truth = attention.reference(q.float(), k[:, :9].float(), v[:, :9].float(), heads=2)
+    torch.testing.assert_close(y.float(), truth, rtol=1e-2, atol=1e-4)
+
+
+LINEARS = {  # N, tokens, input and output channels, activation
+    "N2-L100-C200-odd": (2, 100, 200, 96, "gelu_tanh"),
+    "N1-L300-C72-two-products": (1, 300, 72, 144, "silu"),
+    "N3-L1-C1096-time-embedding": (3, 1, 1096, 128, None),
+}
+
+
+@pytest.mark.parametrize("multiprocessors", [4, 40])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+@pytest.mark.parametrize("case", LINEARS.values(), ids=LINEARS)
+def test_linear_emulated(case, bias, multiprocessors, monkeypatch):
+    monkeypatch.setattr(hopper_linear, "launch", emulated("hopper_linear_kernel", "linear"))
+    monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", multiprocessors)
+    n, tokens, channels, out_channels, activation = case
+    x, weight = numbers(n, tokens, channels), numbers(out_channels, channels) * channels**-0.5
+    bias = numbers(out_channels) if bias else None
+    y = linear.hopper(x, weight, bias, activation=activation)
+    truth = linear.reference(x.float(), weight.float(), None if bias is None else bias.float(), activation=activation)
+    torch.testing.assert_close(y.float(), truth, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,193 @@
+"""The convolution for sm_90 on such a card: against torch in float32, against the kernel of every card, and its bits.
+
+tests/kernels/host/test_hopper_conv2d.py has what needs no card.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fastdiff.kernels.conv2d import Conv2dCall, Shortcut, conv2d
+from fastdiff.kernels.group_norm import group_norm
+from fastdiff.kernels.host.hopper import conv2d as hopper
+from fastdiff.kernels.host.hopper import gluon
+from tests.kernels.test_conv2d import Case, truth
+
+pytestmark = pytest.mark.gpu
+DOWN = {"stride": 2, "padding": (0, 1, 0, 1)}
+CASES = {
+    "N8-C128-H256": Case(8, 256, 256, (128,), 128, residual=True),
+    "N512-C128-H32": Case(512, 32, 32, (128,), 128, temb=True),
+    "N64-C128-H32": Case(64, 32, 32, (128,), 128, residual=True),
+    "N64-C256-H16": Case(64, 16, 16, (256,), 256, temb=True),
+    "N8-C256-H64": Case(8, 64, 64, (256,), 256),
+    "N8-C256-H256": Case(8, 256, 256, (256,), 128, temb=True),
+    "N2-C320-H128": Case(2, 128, 128, (320,), 320),
+    "N2-C640-H64": Case(2, 64, 64, (640,), 640, residual=True, output_scale=2**0.5),
+    "N2-C1280-H32": Case(2, 32, 32, (1280,), 1280, temb=True),
+    "N1-C128-H256": Case(1, 256, 256, (128,), 128),
+    "N2-C320-H64": Case(2, 64, 64, (320,), 320, temb=True),
+    "N8-C512-H16": Case(8, 16, 16, (512,), 512, residual=True),
+    "N1-C256-H16-few-tiles": Case(1, 16, 16, (256,), 256, temb=True),
+    "N3-C96-H24-W48-odd": Case(3, 24, 48, (96,), 160, temb=True, residual=True),
+    "N2-C64-H32-W16": Case(2, 32, 16, (64,), 64),
+    "N2-C200-H20-W40-odd": Case(2, 20, 40, (200,), 72, residual=True),
+    "N3-C64-H16-W64-K328-odd": Case(3, 16, 64, (64,), 328),
+    "N2-C320-H104-W152-sdxl": Case(2, 104, 152, (320,), 320, temb=True),
+    "N2-C640-H52-W76-sdxl": Case(2, 52, 76, (640,), 640, residual=True),
+    "N8-C128+64-H32-pair": Case(8, 32, 32, (128, 64), 128, residual=True),
+    "N2-C64+40-H24-W20-pair-odd": Case(2, 24, 20, (64, 40), 72),
+    "N8-C128-H64-shortcut-C256": Case(8, 64, 64, (128,), 128, shortcut=(256,), output_scale=2**0.5),
+    "N2-C640-H32-shortcut-C1280+640": Case(2, 32, 32, (640,), 640, shortcut=(1280, 640)),
+    "N3-C64-H20-W40-shortcut-C72+40-odd": Case(3, 20, 40, (64,), 72, temb=True, shortcut=(72, 40)),
+    "N8-C256-H32-up": Case(8, 32, 32, (256,), 256, upsample=True),
+    "N2-C1280-H16-up": Case(2, 16, 16, (1280,), 1280, upsample=True),
+    "N1-C72-H12-W20-up-odd": Case(1, 12, 20, (72,), 128, upsample=True, residual=True, temb=True),
+    "N8-C128-H256-down": Case(8, 256, 256, (128,), 128, **DOWN),
+    "N2-C320-H64-down-symmetric": Case(2, 64, 64, (320,), 320, stride=2),
+    "N3-C64-H48-W40-down-odd": Case(3, 48, 40, (64,), 72, stride=2, residual=True, temb=True),
+}
+REPEATS = 10  # a race shows as bits that move
+
+
+@pytest.fixture(autouse=True)
+def runs_gluon(device):
+    reason = gluon.obstacle(device)
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def half(request) -> torch.dtype:
+    return request.param
+
+
+def run(args, options):
+    """The output, and the mean and M2 of its moments, if it has any."""
+    y, moments = conv2d.hopper(*args, moments=True, **options)
+    return (y,) if moments is None else (y, moments.mean, moments.m2)
+
+
+def of(pictures, value):
+    """Those pictures of an argument of conv2d, in memory of their own."""
+    if isinstance(value, Shortcut):
+        return value._replace(x=of(pictures, value.x))
+    if isinstance(value, tuple):
+        return tuple(of(pictures, part) for part in value)
+    return value[pictures].clone()
+
+
+def batch_of(pictures, args, options):
+    """conv2d's arguments for those pictures of a batch."""
+    named = ("temb", "residual", "shortcut")
+    return (of(pictures, args[0]), *args[1:]), {
+        key: of(pictures, value) if key in named else value for key, value in options.items()
+    }
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_output(case, half, device, assert_accurate):
+    args, options = case.inputs(half, device)
+    expected, torchs = truth(args, options), conv2d.reference(*args, **options)
+    twin = conv2d.kernel(*args, **options)
+    y, *_ = run(args, options)
+    assert y.is_contiguous()
+    assert_accurate(y, torchs, expected)
+    assert_accurate(y, twin, expected)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_moments(case, mean, device, exact_matmuls):
+    (x, weight, bias), options = case.inputs(torch.bfloat16, device)
+    bias = bias + mean
+    made = Conv2dCall(x, weight, bias, **options).problem
+    result = run((x, weight, bias), options)
+    pixels = hopper.moments_pixels(made)
+    if pixels is None:
+        assert len(result) == 1
+        return
+    means, m2 = (each.double() for each in result[1:])
+    assert means.shape == m2.shape == (made.pictures, made.pixels // pixels, made.out_channels)
+    y = truth((x, weight, torch.zeros_like(bias)), options).double() + bias.double() / options["output_scale"]
+    expected, spread = y.mean((1, 2)), y.flatten(1, 2).std(1, correction=0)
+    got = means.mean(1)
+    squares = m2.sum(1) + pixels * (means - got[:, None]).square().sum(1)
+    assert ((got - expected).abs() <= (1e-3 if mean else 1e-4) * spread).all()
+    torch.testing.assert_close(squares, spread.square() * made.pixels, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_bits(case, device, monkeypatch):
+    """They do not move, and depend neither on the batch, nor on what is beside a picture, nor on the tiles."""
+    args, options = case.inputs(torch.bfloat16, device)
+    first, n = run(args, options), case.n
+
+    def check(others, pictures=slice(None)):
+        for ours, theirs in zip(first, others, strict=True):
+            assert torch.equal(ours[pictures], theirs)
+
+    for _ in range(REPEATS):
+        check(run(args, options))
+    check(run(*batch_of(slice(n - 1, n), args, options)), slice(n - 1, n))
+    if first[0].numel() < 2**26:
+        tripled = run(*batch_of(torch.arange(3 * n, device=device) % n, args, options))
+        check([each[n : 2 * n] for each in tripled])
+    for rows, whole in ((16, True), (16, False), (8, True), (8, False)):
+        monkeypatch.setattr(hopper, "cut", cut_into(rows, whole))
+        check(run(args, options))
+    monkeypatch.undo()
+    if n > 1:
+        for part in args[0] if isinstance(args[0], tuple) else (args[0],):
+            part[0] = float("nan")
+        check([each[1:] for each in run(args, options)], slice(1, None))
+
+
+def cut_into(rows: int, whole: bool):
+    """A `cut` into tiles of so many rows, all whole, or all but the first halves where moments let them be."""
+
+    def cut(problem, multiprocessors):
+        grid_rows, columns = hopper.grid_of(problem)
+        across = -(-problem.out_channels // 64) << (problem.mode == "up")
+        count = problem.pictures * -(-columns // 16) * -(-grid_rows // rows) * across
+        halved = not whole and rows * 8 >= (hopper.moments_pixels(problem) or 0)
+        return hopper.Tiles(rows, 1 if halved else count, 2 * count - 1 if halved else count)
+
+    return cut
+
+
+def test_the_norm_after_it_reads_its_moments(device, assert_accurate):
+    case = replace(CASES["N2-C320-H64"], mean=100.0)
+    args, options = case.inputs(torch.bfloat16, device)
+    expected = group_norm.reference(truth(args, options), 32, eps=1e-5, activation="silu")
+    y, moments = conv2d.hopper(*args, moments=True, **options)
+    twin, twins_moments = conv2d.kernel(*args, moments=True, **options)
+    ours, twins = (
+        group_norm.kernel(x, 32, eps=1e-5, activation="silu", moments=known)
+        for x, known in ((y, moments), (twin, twins_moments))
+    )
+    assert_accurate(ours, twins, expected)
+
+
+def test_a_graph_gives_the_same_bits(device, monkeypatch):
+    """There each launch begins before the one before it has ended."""
+    monkeypatch.undo()  # the poison would be launches between them
+    args, options = CASES["N64-C128-H32"].inputs(torch.bfloat16, device)
+    second = options | {"residual": None}
+
+    def chain():
+        y = conv2d.hopper(*args, **options)
+        for _ in range(4):
+            y = conv2d.hopper(y, *args[1:], **second)
+        return y
+
+    expected = chain()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = chain()
+    for _ in range(REPEATS):
+        y.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(y, expected)

@@ -1,0 +1,236 @@
+"""Tables of tiles: which is read, what it may choose, and that no choice changes a bit."""
+
+import json
+from collections.abc import Callable
+from contextlib import contextmanager
+from itertools import count
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastdiff.kernels.attention import attention
+from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d
+from fastdiff.kernels.device.language import triton
+from fastdiff.kernels.geglu import geglu
+from fastdiff.kernels.host import tuning
+from fastdiff.kernels.host.tuning import NO_TABLE, Table, card_table, file_name, named, read_table, tuned, using
+from fastdiff.kernels.linear import linear
+
+VERSION = getattr(triton, "__version__", "3.6.0")
+gpu = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def folders(monkeypatch, tmp_path):
+    """The user's folder and the shipped one, both empty."""
+    monkeypatch.setattr(tuning, "triton", type("triton", (), {"__version__": VERSION}))
+    monkeypatch.setenv("FASTDIFF_TABLES", str(tmp_path / "user"))
+    monkeypatch.setattr(tuning, "SHIPPED", tmp_path / "shipped")
+    return tmp_path / "user", tmp_path / "shipped"
+
+
+def write(folder, choices, version=VERSION):
+    folder.mkdir(exist_ok=True)
+    file = folder / "nvidia-h200.json"
+    file.write_text(json.dumps({"triton": version, "choices": choices}))
+    return file
+
+
+def test_the_users_table_stands_before_the_one_that_ships(folders):
+    user, shipped = folders
+    assert card_table("NVIDIA H200") is NO_TABLE
+    write(shipped, {"linear": {"1": [1]}})
+    assert card_table("NVIDIA H200").choices == {"linear": {"1": [1]}}
+    file = write(user, {"linear": {"1": [2]}})
+    assert card_table("NVIDIA H200") == Table(str(file), {"linear": {"1": [2]}})
+    assert card_table("NVIDIA A100-SXM4-80GB") is NO_TABLE
+
+
+def test_tables_are_in_the_users_cache_unless_the_environment_says_where(monkeypatch):
+    monkeypatch.delenv("FASTDIFF_TABLES")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert tuning.user_folder().as_posix() == "/cache/fastdiff/tables"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert tuning.user_folder().as_posix() == "/home/me/.cache/fastdiff/tables"
+
+
+def test_a_file_is_named_after_its_card():
+    assert file_name("NVIDIA GeForce RTX 4090") == "nvidia-geforce-rtx-4090.json"
+    assert file_name("NVIDIA A100-SXM4-80GB") == "nvidia-a100-sxm4-80gb.json"
+
+
+def test_a_table_of_another_triton_is_not_used(folders):
+    file = write(folders[0], {"linear": {"1": [1]}}, version="2.0")
+    assert read_table(file) == Table(f"the rules built in; {file} is of Triton 2.0, not {VERSION}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"triton": "3.6.0"}', '{"triton": "3.6.0", "choices": [1]}', '{"triton": 1, "choices": {"a": 1}}'],
+)
+def test_a_broken_table_is_not_used(folders, text):
+    file = write(folders[0], {})
+    file.write_text(text)
+    assert read_table(file) == Table(f"the rules built in; {file} is no table")
+
+
+def test_a_table_chooses_among_the_candidates_alone():
+    def choose(shape: str, table: dict[str, list]) -> tuple:
+        with using(Table("test", {"op": table})):
+            return tuned("op", torch.device("cpu"), lambda: shape, (1, 1), lambda: [(1, 2), (1, 3)])
+
+    assert choose("a", {"a": [1, 3]}) == (1, 3)
+    assert choose("a", {"b": [1, 3]}) == (1, 1), "another shape"
+    for wrong in ([2, 3], [1], [1, 3, 4], ["1", 3], []):
+        assert choose("a", {"a": wrong}) == (1, 1), "no candidate"
+
+
+def test_without_a_table_no_shape_is_named():
+    assert tuned("op", torch.device("cpu"), pytest.fail, (1,), pytest.fail) == (1,)
+
+
+def test_shapes_are_named_by_all_that_is_given():
+    assert named(2, "3x3", torch.float16, None, bias=1, gate=None, norm=()) == "2 3x3 float16 bias norm"
+
+
+def conv(n, side, channels, out_channels, *, draw, kernel=3, **options):
+    x = draw(n, side if kernel == 3 else 1, side, channels)
+    weight = draw(out_channels, channels, min(3, x.shape[1]), kernel) / (channels * kernel * kernel) ** 0.5
+    x_padding = 1 if kernel == 3 else (2, 2, 0, 0)
+    return conv2d, (x, weight, draw(out_channels)), {"padding": x_padding, "moments": "norm" not in options} | options
+
+
+def tokens(n, count, channels, out_channels, *, draw, **options):
+    given = draw(n, count, channels), draw(out_channels, channels) / channels**0.5, draw(out_channels)
+    return linear, given, options
+
+
+# name -> a call of n pictures, whose kinds of candidates differ
+CALLS: dict[str, Callable] = {
+    "conv2d": lambda n, draw: conv(n, 8, 64, 64, draw=draw, temb=draw(n, 64)),
+    "conv2d-blocks": lambda n, draw: conv(n, 4, 128, 128, draw=draw, residual=draw(n, 4, 4, 128)),
+    "conv2d-shortcut": lambda n, draw: conv(
+        n, 8, 64, 32, draw=draw, shortcut=Shortcut(draw(n, 8, 8, 32), draw(32, 32, 1, 1))
+    ),
+    "conv2d-chunks": lambda n, draw: conv(n, 4, 1024, 32, draw=draw),
+    "conv2d-row-norm": lambda n, draw: conv(n, 16, 32, 32, draw=draw, kernel=5, norm=Norm(8)),
+    "conv2d-first": lambda n, draw: conv(n, 8, 3, 32, draw=draw),
+    "conv2d-last": lambda n, draw: conv(n, 8, 64, 3, draw=draw),
+    "linear": lambda n, draw: tokens(n, 32, 64, 96, draw=draw, gate=draw(n, 96), residual=draw(n, 32, 96)),
+    "geglu": lambda n, draw: (geglu, tokens(n, 32, 64, 64, draw=draw)[1], {}),
+    "attention": lambda n, draw: (attention, tuple(draw(n, 80, 80) for _ in "qkv"), {"heads": 2}),
+    "attention-causal": lambda n, draw: (
+        attention,
+        tuple(draw(n, 80, 80) for _ in "qkv"),
+        {"heads": 2, "causal": True},
+    ),
+}
+ON_GPU: dict[str, Callable] = {
+    "conv2d-C320-H64": lambda n, draw: conv(n, 64, 320, 320, draw=draw),
+    "conv2d-C1280-H8": lambda n, draw: conv(n, 8, 1280, 1280, draw=draw),
+    "conv2d-C256-H16-up": lambda n, draw: conv(n, 16, 256, 256, draw=draw, upsample=True),
+    "conv2d-row-C256": lambda n, draw: conv(n, 32, 256, 256, draw=draw, kernel=5, norm=Norm(8)),
+    "linear-dit": lambda n, draw: tokens(
+        n, 256, 1152, 1152, draw=draw, gate=draw(n, 1152), residual=draw(n, 256, 1152)
+    ),
+    "attention-d40": lambda n, draw: (attention, tuple(draw(n, 1024, 320) for _ in "qkv"), {"heads": 8}),
+    "attention-d160": lambda n, draw: (attention, tuple(draw(n, 256, 1280) for _ in "qkv"), {"heads": 8}),
+}
+EVERYWHERE = [pytest.param(call, id=name) for name, call in CALLS.items()]
+EVERYWHERE += [pytest.param(call, id=name, marks=gpu) for name, call in ON_GPU.items()]
+
+
+class Asked:
+    """Stands for a table: what an operation asks, and the candidate that it shall take."""
+
+    def __init__(self, candidate=None):
+        self.candidate, self.candidates = candidate, []
+
+    def choose(self, operation, shape, usual, candidates):
+        self.candidates = list(candidates())
+        return usual if self.candidate is None else self.candidate
+
+
+def drawing(dtype, device) -> Callable[..., Tensor]:
+    """draw(n, *shape): numbers of which the first picture's are the same in any batch."""
+    seeds = count()
+
+    def draw(n: int, *shape: int) -> Tensor:
+        seed = next(seeds)
+        each = [torch.randn(shape, generator=torch.Generator().manual_seed(1000 * seed + i)) for i in range(n)]
+        return torch.stack(each).to(device, dtype)
+
+    return draw
+
+
+def all_of(output) -> list[Tensor]:
+    parts = output if isinstance(output, tuple) else (output,)
+    return [tensor for part in parts for tensor in (all_of(part) if isinstance(part, tuple) else [part])]
+
+
+@contextmanager
+def asking(candidate=None):
+    asked = Asked(candidate)
+    with using(asked):
+        yield asked
+
+
+@pytest.mark.parametrize("call", EVERYWHERE)
+def test_every_candidate_is_right_and_has_the_usual_bits(
+    call, dot_dtype, device, runs_triton, loads, assert_accurate, exact_matmuls
+):
+    if not runs_triton:
+        pytest.skip("no kernel runs here")
+    operation, args, options = call(1 if device.type == "cpu" else 2, drawing(dot_dtype, device))
+    if device.type == "cpu" and dot_dtype == torch.float32 and args[1].numel() > 10**5:
+        pytest.skip("too slow in the interpreter")
+    with asking() as asked:
+        usual = all_of(operation.kernel(*args, **options))
+    assert asked.candidates
+    wide = torch.float64 if dot_dtype == torch.float32 else torch.float32
+    truth, torchs = (all_of(operation.reference(*cast(args, to), **cast(options, to)))[0] for to in (wide, dot_dtype))
+    candidates = asked.candidates if device.type == "cuda" else smallest_and_largest(asked.candidates)
+    for candidate in candidates:
+        with asking(candidate):
+            try:
+                outputs = all_of(operation.kernel(*args, **options))
+            except triton.runtime.errors.OutOfResources:  # the tuner leaves it out likewise
+                continue
+        assert_accurate(outputs[0], torchs, truth)
+        if device.type == "cuda":  # numpy's bits depend on the tile
+            assert all(map(torch.equal, outputs, usual)), candidate
+
+
+def smallest_and_largest(candidates: list) -> list:
+    """Two for the interpreter, which is slow: without those alike but for warps and stages, which it has none of."""
+    sizes = list({tuple(candidate._replace(warps=0, stages=0)): candidate for candidate in candidates}.values())
+    return [*{sizes[0], sizes[-1]}]
+
+
+def cast(value, dtype):
+    if isinstance(value, dict):
+        return {name: cast(item, dtype) for name, item in value.items()}
+    if isinstance(value, tuple):
+        items = (cast(item, dtype) for item in value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value.to(dtype) if isinstance(value, Tensor) else value
+
+
+@gpu
+@pytest.mark.parametrize("call", EVERYWHERE)
+def test_a_candidate_has_the_bits_of_a_picture_alone(call, dot_dtype, device, loads):
+    """Every candidate of a batch of 3 beside the usual choice for one."""
+
+    def first(n: int, candidate=None) -> tuple[list[Tensor], list]:
+        operation, args, options = call(n, drawing(dot_dtype, device))
+        with asking(candidate) as asked:
+            return [tensor[0] for tensor in all_of(operation.kernel(*args, **options))], asked.candidates
+
+    alone, _ = first(1)
+    for candidate in first(3)[1]:
+        try:
+            assert all(map(torch.equal, first(3, candidate)[0], alone)), candidate
+        except triton.runtime.errors.OutOfResources:
+            continue
