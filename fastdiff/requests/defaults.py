@@ -10,7 +10,8 @@ from typing import Any, Final
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 
-MODEL = "emoji64"
+MODEL = "emoji-sd"
+MODEL_OF_LABELS = "emoji64"  # where a request has labels and names no model
 DEVICE = "auto"  # a GPU where there is one
 DTYPE: Final = "auto"  # float32 on a CPU, bfloat16 on a GPU
 SEED = 0

@@ -118,7 +118,8 @@ class Request(Schema):
         if "prompt" in given or flags.get("prompt_file") is not None:
             given["prompt"] = (*given.get("prompt", ()), *_prompts_of(flags.get("prompt_file")))
         if source is None:
-            return cls(**given)
+            model = defaults.MODEL_OF_LABELS if given.get("label") else defaults.MODEL
+            return cls(**{"model": model} | given)
         recorded = cls._recorded(source)
         if "num_images" in given and isinstance(recorded.seed, tuple) and len(recorded.seed) == 1:
             given.setdefault("seed", recorded.seed[0])

@@ -23,6 +23,8 @@ from fastdiff.kernels.host.tuning import using
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
+from fastdiff.models.denoiser import Conditioning
+from fastdiff.models.prompt import Prompt
 from tests.compiled import SHARED_MEMORY, TYPES, assert_compiles, variant
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -246,3 +248,21 @@ def test_bundled_models_compile(name, batch_size, launches, monkeypatch):
     monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
     x = meta(batch_size, model.config.sample_size, model.config.sample_size, 3)
     assert_compiles(launches(lambda: model.predict(x, model.conditioning(zeros, zeros)), 90), 90)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_the_bundled_text_model_compiles(batch_size, launches, monkeypatch):
+    """All that one prediction for prompts of 32 tokens launches on an H200."""
+    config = read_json(hub.resolve("emoji-sd") / "unet" / "config.json")
+    model = fastdiff.UNet2DConditionModel.from_config(config).to("meta", torch.bfloat16)
+    monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
+    timesteps = torch.zeros(batch_size, dtype=torch.int64, device="meta")
+    text = meta(batch_size, 32, model.config.cross_attention_dim)
+    x = meta(batch_size, model.config.sample_size, model.config.sample_size, model.config.in_channels)
+
+    def predict():
+        embedded = model.embed(timesteps, None, Prompt(text))
+        conditioning = Conditioning(embedded, timesteps, (model.project_text(text),))
+        return model.predict(x, conditioning)
+
+    assert_compiles(launches(predict, 90), 90)
