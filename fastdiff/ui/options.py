@@ -50,7 +50,7 @@ class Options:
 def prepare(options: Options, models: Models, limits: Limits) -> Run:
     """The run that `options` ask for. InputError naming the field and the remedy, before anything heavy is done."""
     _check_limits(options, limits)
-    first = defaults.MODEL if options.label is None else defaults.MODEL_OF_LABELS
+    first = defaults.model_of(labelled=options.label is not None)
     card = models.card(first if options.model is None else options.model)
     if card.reads_text and options.prompt is None:
         raise InputError(f"prompt: {card.name} draws from a text; give one, which may be empty")

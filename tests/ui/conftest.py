@@ -37,7 +37,7 @@ MISSING = "the browser tests need Chromium and playwright: apt-get install chrom
 EMOJI64 = hub.bundled_models()["emoji64"]
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def opening_model() -> Iterator[str]:
     """The model that the page opens with; here it is emoji64, which has labels, but for tests of this one."""
     with pytest.MonkeyPatch.context() as patch:
