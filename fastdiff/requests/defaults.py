@@ -84,6 +84,11 @@ class ModelFacts:
         return self.info.scheduler or self.scheduler
 
 
+def model_of(*, labelled: bool) -> str:
+    """The model of a request that names none; `labelled` where it names a label."""
+    return MODEL_OF_LABELS if labelled else MODEL
+
+
 def complete_sampling(asked: SamplingOptions, model: ModelFacts, defaults: Defaults, *, labelled: bool) -> Sampling:
     """`asked` with its open options chosen; what is asked for is not checked.
 

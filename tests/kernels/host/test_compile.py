@@ -19,12 +19,13 @@ from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host import dispatch
 from fastdiff.kernels.host.filters import k_first
 from fastdiff.kernels.host.moments import Moments
+from fastdiff.kernels.host.tuning import using
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.models.denoiser import Conditioning
 from fastdiff.models.prompt import Prompt
-from tests.compiled import SHARED_MEMORY, TYPES, assert_compiles
+from tests.compiled import SHARED_MEMORY, TYPES, assert_compiles, variant
 
 pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -136,6 +137,7 @@ CASES = {
     "conv2d-N64-C256-H4-many-pictures-a-tile": convolution(64, 4, 256, 256),
     "conv2d-N1-C64-H96-few-programs-of-a-large-picture": convolution(1, 96, 64, 64),
     "conv2d-N1-C256-H8-norm": convolution(1, 8, 256, 256, norm=Norm(32, meta(256), meta(256), 1e-6, "silu")),
+    "conv2d-N1-C256-H4-norm": convolution(1, 4, 256, 256, norm=Norm(32, meta(256), meta(256), 1e-6, "silu")),
     "conv2d-N64-C256-H4-norm": convolution(64, 4, 256, 256, norm=Norm(32, meta(256), meta(256), 1e-6, "silu")),
     **{
         f"conv2d-N{n}-L{length}-C{channels}-{TYPES[dtype]}": row(n, length, channels, out, dtype=dtype)
@@ -206,6 +208,33 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_compiles_within_shared_memory(case, capability, launches):
     assert_compiles(launches(CASES[case], capability), capability)
+
+
+class Chosen:
+    """A table that chooses the deepest candidate of so many pixels, channels and channels of a step."""
+
+    def __init__(self, *sizes: int):
+        self.sizes = sizes
+
+    def choose(self, operation, shape, usual, candidates):
+        return max(candidate for candidate in candidates() if candidate[:3] == self.sizes)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(64, 64, 128), (16, 64, 256), (64, 16, 128)], ids=lambda sizes: "x".join(map(str, sizes))
+)
+def test_small_tiles_are_multiplied_by_the_instructions_of_large_ones(sizes, launches):
+    """Others may round otherwise, and then a picture would not be the same in a table's tile and in the usual one."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    with using(Chosen(*sizes)):
+        found = launches(CASES["conv2d-N1-C256-H4-norm"], 90)
+    assert_compiles(found, 90)
+    ((kernel, args, kwargs),) = found
+    *code, options = variant(kernel, args, kwargs)
+    ptx = triton.compile(triton.compiler.ASTSource(kernel, *code), GPUTarget("cuda", 90, 32), options).asm["ptx"]
+    assert f"wgmma.mma_async.sync.aligned.m64n{min(sizes[:2])}k16" in ptx and "mma.sync" not in ptx
 
 
 @pytest.mark.parametrize("batch_size", [1, 64])
