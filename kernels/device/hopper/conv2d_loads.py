@@ -113,8 +113,8 @@ def locate(turn, cut, TH: gl.constexpr, UP: gl.constexpr):
     rest = gl.maximum(tile - cut.whole, 0)
     unit = gl.minimum(tile, cut.whole) + rest // 2
     pixels, channels = unit // cut.across, unit % cut.across
-    row = pixels // cut.wide % cut.down * TH + rest % 2 * (TH // 2)
-    picture, column = pixels // (cut.down * cut.wide), pixels % cut.wide * 16
+    rows, column = pixels // cut.wide, pixels % cut.wide * 16
+    picture, row = rows // cut.down, rows % cut.down * TH + rest % 2 * (TH // 2)
     tiles = cut.across // 2 if UP else cut.across
     n, right = channels % tiles * 64, channels // tiles if UP else 0
     return Place(picture, row, column, n, below, right, tile >= cut.whole)
