@@ -48,7 +48,7 @@ class Scalar:
 
 
 def _operators() -> None:
-    for name in ("add", "sub", "mul", "floordiv", "mod", "and_", "xor", "rshift", "lshift", "gt", "ge", "lt", "eq"):
+    for name in ("add", "sub", "mul", "floordiv", "mod", "and_", "xor", "rshift", "lshift", "gt", "ge", "lt", "le", "eq"):
         function = getattr(operator, name)
         special = name.strip("_")
 
@@ -75,6 +75,12 @@ class Values(np.ndarray):
 
     def to(self, dtype: Any) -> "Values":
         return self
+
+    def permute(self, order: tuple[int, ...]) -> "Values":
+        return self.transpose(order)
+
+    def split(self) -> tuple["Values", "Values"]:
+        return self[..., 0], self[..., 1]
 
 
 def _values(array: Any) -> Values:
@@ -116,7 +122,7 @@ class Memory:
     """Shared memory, or a view of it."""
 
     def __init__(self, array: np.ndarray):
-        self.array, self.dtype = array, np.float32
+        self.array, self.dtype, self.layout = array, np.float32, None
 
     def index(self, i: Any) -> Any:
         piece = self.array[int(i)]
