@@ -22,7 +22,7 @@ class GegluCall(GatedCall):
     """
 
     name = "geglu"
-    activations = {"activation2": "gelu"}
+    activation2 = "gelu"
 
     def reference(self) -> Tensor:
         first, second = self.products()

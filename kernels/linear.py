@@ -206,7 +206,8 @@ class GatedCall(Call[Tensor]):
     bias: Tensor | None = None
 
     name: ClassVar[str]
-    activations: ClassVar[dict[str, str]]  # of the first product or of the second, as `launch_products` takes them
+    activation: ClassVar[str | None] = None  # of the first product
+    activation2: ClassVar[str | None] = None  # of the second
 
     @property
     def device(self) -> torch.device:
@@ -232,10 +233,12 @@ class GatedCall(Call[Tensor]):
         return "no plan" if no_plan else hopper_obstacle(self.x, self.weight, self.weight.shape[0] // 2)
 
     def hopper(self) -> Tensor:
-        return launch_hopper(self.x, self.weight, self.bias, dual=True, **self.activations)
+        activations = {"activation": self.activation, "activation2": self.activation2}
+        return launch_hopper(self.x, self.weight, self.bias, dual=True, **activations)
 
     def kernel(self) -> Tensor:
-        return launch_products(self.x, self.weight.unflatten(0, (2, -1)), self.bias, **self.activations)  # type: ignore[arg-type]
+        weights = self.weight.unflatten(0, (2, -1))
+        return launch_products(self.x, weights, self.bias, activation=self.activation, activation2=self.activation2)
 
 
 class TokenTile(NamedTuple):

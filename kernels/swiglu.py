@@ -22,7 +22,7 @@ class SwigluCall(GatedCall):
     """
 
     name = "swiglu"
-    activations = {"activation": "silu"}
+    activation = "silu"
 
     def reference(self) -> Tensor:
         first, second = self.products()

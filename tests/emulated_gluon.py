@@ -48,7 +48,22 @@ class Scalar:
 
 
 def _operators() -> None:
-    for name in ("add", "sub", "mul", "floordiv", "mod", "and_", "xor", "rshift", "lshift", "gt", "ge", "lt", "le", "eq"):
+    for name in (
+        "add",
+        "sub",
+        "mul",
+        "floordiv",
+        "mod",
+        "and_",
+        "xor",
+        "rshift",
+        "lshift",
+        "gt",
+        "ge",
+        "lt",
+        "le",
+        "eq",
+    ):
         function = getattr(operator, name)
         special = name.strip("_")
 

@@ -138,6 +138,12 @@ HOPPER_CASES = {
     "N3-L77-C768-odd": Case(3, 77, 768, 3072, activation="quick_gelu"),
     "N5-L1-C1152-modulation-odd": Case(5, 1, 1152, 6912, activation="silu"),
     "N2-L21-C72-odd": Case(2, 21, 72, 96, bias=False, activation="gelu"),
+    "N2-L1024-C1280-ff2": Case(2, 1024, 5120, 1280, residual=True),
+    "N32-L256-C1152-fc1-in-turn": Case(32, 256, 1152, 4608, activation="gelu_tanh"),
+    "N2-L4096-C640-ff2-in-turn": Case(2, 4096, 2560, 640, residual=True),
+    "N2-L4096-C320-in-turn": Case(2, 4096, 320, 960, bias=False),
+    "N3-L2001-C200-odd-in-turn": Case(3, 2001, 200, 1016, activation="silu", residual=True),
+    "N3-L2001-C72-one-step-and-an-eighth-in-turn": Case(3, 2001, 72, 1016, residual=True),
 }
 
 
@@ -156,9 +162,15 @@ def test_on_hopper(case, dtype, device, assert_accurate):
     for _ in range(20):
         assert torch.equal(linear.hopper(*args, **options), y)
     x, weight = args
-    assert torch.equal(linear.hopper(x[-1:], weight, **options), y[-1:])
+    residual = options.pop("residual", None)
+
+    def run(x, residual):
+        return linear.hopper(x, weight, residual=residual, **options)
+
+    assert torch.equal(run(x[-1:], None if residual is None else residual[-1:]), y[-1:])
     beside = torch.cat([x[:1], torch.full_like(x, torch.nan)])
-    assert torch.equal(linear.hopper(beside, weight, **options)[:1], y[:1])
+    both = None if residual is None else torch.cat([residual[:1], residual])
+    assert torch.equal(run(beside, both)[:1], y[:1])
 
 
 ALONE = ["N2-L48-C64-fc1", "N2-L48-C256-fc2", "N3-L13-C64-gate-of-few-tokens", "N2-L40-C96-rms-norm",

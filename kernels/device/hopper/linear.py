@@ -240,8 +240,8 @@ def _halves(acc):
 def _finish(y, y_s, acc, out, row, column, sizes, ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr,
             DUAL: gl.constexpr):  # fmt: skip
     """The end of a part of a warpgroup's tile, as many columns at a time as `y_s` has, and its way out by `y_s`."""
-    COLUMNS: gl.constexpr = acc.shape[1] // 2
-    if COLUMNS >= y.block_shape[1] and not DUAL:
+    if acc.shape[1] > y.block_shape[1] and not DUAL:
+        COLUMNS: gl.constexpr = acc.shape[1] // 2
         left, right = _halves(acc)
         _finish(y, y_s, left, out, row, column, sizes, ACTIVATION, ACTIVATION2, DUAL)
         store_wait(0)
