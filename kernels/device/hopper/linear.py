@@ -31,7 +31,7 @@ from fastdiff.kernels.device.hopper.language import (
 from fastdiff.kernels.device.language import cuda
 from fastdiff.kernels.device.math import activate
 
-SIZES = ("tokens", "channels", "out_channels", "down", "across")  # run-time numbers that are not worth a variant
+SIZES = ("tokens", "channels", "down", "across")  # run-time numbers that are not worth a variant
 
 
 class Shared(NamedTuple):
@@ -175,6 +175,12 @@ def _produce(inputs, shared, sizes, tile: gl.constexpr):
             at += 1
 
 
+@gluon.constexpr_function
+def _layout(columns):
+    """How the sums of so many columns lie in the registers of a warpgroup."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+
+
 @gluon.jit
 def _sum(shared, turn, count, GROUP: gl.constexpr, ROWS: gl.constexpr, tile: gl.constexpr):
     """The sums over the input channels of a warpgroup's rows of the program's tile of that turn: float32, in two parts.
@@ -182,8 +188,8 @@ def _sum(shared, turn, count, GROUP: gl.constexpr, ROWS: gl.constexpr, tile: gl.
     When the products of a step have begun, those of the step before are done, and its buffers are free.
     """
     C2: gl.constexpr = tile.B2 if tile.B2 > 0 else 16
-    acc = gl.zeros([ROWS, tile.B1], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tile.B1, 16]))
-    acc2 = gl.zeros([ROWS, C2], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C2, 16]))
+    acc = gl.zeros([ROWS, tile.B1], gl.float32, _layout(tile.B1))
+    acc2 = gl.zeros([ROWS, C2], gl.float32, _layout(C2))
     first = turn * count
     if tile.TURNS:
         # this one looks at the buffers only when the other has passed its own: parity alone does not tell rounds apart
@@ -212,11 +218,24 @@ def _sum(shared, turn, count, GROUP: gl.constexpr, ROWS: gl.constexpr, tile: gl.
 
 
 @gluon.jit
-def _add_bias(acc, bias_ptr, column, out_channels):
-    if bias_ptr is not None:
-        n = column + gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
-        acc += gl.expand_dims(gl.load(bias_ptr + n, mask=n < out_channels, other=0.0).to(gl.float32), 0)
-    return acc
+def _load_row(ptr, column, out_channels, COLUMNS: gl.constexpr, DUAL: gl.constexpr):
+    """(1, COLUMNS), from `column` on; DUAL: half of them, and as many of the second product."""
+    EACH: gl.constexpr = COLUMNS // 2 if DUAL else COLUMNS
+    i = gl.arange(0, COLUMNS, gl.SliceLayout(0, _layout(COLUMNS)))
+    n = column + i % EACH
+    return gl.expand_dims(gl.load(ptr + n + i // EACH * out_channels, mask=n < out_channels, other=0.0), 0)
+
+
+@gluon.jit
+def _load_bias(bias_ptr, column, column2, out_channels, tile: gl.constexpr):
+    """The bias of either part of a tile; 0 where there is none."""
+    if bias_ptr is None:
+        return 0, 0
+    elif tile.B2 > 0:
+        bias = _load_row(bias_ptr, column, out_channels, tile.B1, tile.DUAL)
+        return bias, _load_row(bias_ptr, column2, out_channels, tile.B2, tile.DUAL)
+    else:
+        return _load_row(bias_ptr, column, out_channels, tile.B1, tile.DUAL), 0
 
 
 @gluon.jit
@@ -237,27 +256,38 @@ def _halves(acc):
 
 
 @gluon.jit
-def _finish(y, y_s, acc, out, row, column, sizes, ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr,
-            DUAL: gl.constexpr):  # fmt: skip
-    """The end of a part of a warpgroup's tile, as many columns at a time as `y_s` has, and its way out by `y_s`."""
+def _store_parts(
+    out, y, y_s, acc, row, column, sizes,
+    ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, DUAL: gl.constexpr,
+):  # fmt: skip
+    """What comes after the bias, as many columns at a time as `y_s` has, and their way out by `y_s`."""
     if acc.shape[1] > y.block_shape[1] and not DUAL:
         COLUMNS: gl.constexpr = acc.shape[1] // 2
         left, right = _halves(acc)
-        _finish(y, y_s, left, out, row, column, sizes, ACTIVATION, ACTIVATION2, DUAL)
+        _store_parts(out, y, y_s, left, row, column, sizes, ACTIVATION, ACTIVATION2, DUAL)
         store_wait(0)
-        _finish(y, y_s, right, out, row, column + COLUMNS, sizes, ACTIVATION, ACTIVATION2, DUAL)
+        _store_parts(out, y, y_s, right, row, column + COLUMNS, sizes, ACTIVATION, ACTIVATION2, DUAL)
     else:
         if DUAL:
             acc, factor = _halves(acc)
-            bias2 = out.bias if out.bias is None else out.bias + sizes.out_channels
-            factor = activate(_add_bias(factor, bias2, column, sizes.out_channels), ACTIVATION2)
-            acc = activate(_add_bias(acc, out.bias, column, sizes.out_channels), ACTIVATION) * factor
+            acc = activate(acc, ACTIVATION) * activate(factor, ACTIVATION2)
         else:
-            acc = activate(_add_bias(acc, out.bias, column, sizes.out_channels), ACTIVATION)
+            acc = activate(acc, ACTIVATION)
         acc = _add_residual(acc, out.residual, row, column, sizes)
         y_s.store(acc.to(y.dtype))
         fence_async_shared()
         async_store(y, [row, column], y_s)  # writes nothing outside
+
+
+@gluon.jit
+def _finish(
+    out, y, y_s, acc, bias, row, column, sizes,
+    ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, DUAL: gl.constexpr,
+):  # fmt: skip
+    """The end of a part of a warpgroup's tile."""
+    if out.bias is not None:
+        acc += bias.to(gl.float32)
+    _store_parts(out, y, y_s, acc, row, column, sizes, ACTIVATION, ACTIVATION2, DUAL)
 
 
 @gluon.jit
@@ -271,14 +301,17 @@ def _consume(
     for turn in range(FIRST, _turns(sizes), STRIDE):
         place = _locate(turn, sizes, tile)
         row = place.row if tile.TURNS else place.row + GROUP * ROWS
+        column, column2 = place.column, place.column + tile.B1
+        if not tile.TURNS:  # else nobody waits for it, but the sums need all registers
+            bias, bias2 = _load_bias(out.bias, column, column2, sizes.out_channels, tile)
         acc, acc2 = _sum(shared, turn, gl.cdiv(sizes.channels, tile.BK), GROUP, ROWS, tile)
+        if tile.TURNS:
+            bias, bias2 = _load_bias(out.bias, column, column2, sizes.out_channels, tile)
         store_wait(0)  # the tile before has left the buffers
-        _finish(out.y, shared.y.index(GROUP), acc, out, row, place.column, sizes, ACTIVATION, ACTIVATION2, tile.DUAL)
+        y_s, y2_s = shared.y.index(GROUP), shared.y2.index(GROUP)
+        _finish(out, out.y, y_s, acc, bias, row, column, sizes, ACTIVATION, ACTIVATION2, tile.DUAL)
         if tile.B2 > 0:
-            _finish(
-                out.y2, shared.y2.index(GROUP), acc2, out, row, place.column + tile.B1, sizes, ACTIVATION, ACTIVATION2,
-                tile.DUAL,
-            )  # fmt: skip
+            _finish(out, out.y2, y2_s, acc2, bias2, row, column2, sizes, ACTIVATION, ACTIVATION2, tile.DUAL)
     store_wait(0)
 
 
