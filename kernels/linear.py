@@ -143,8 +143,10 @@ class LinearCall(Call[Tensor]):
         return "no plan" if self.hopper_plan() is None else hopper_obstacle(self.x, self.weight, self.weight.shape[0])
 
     def hopper(self) -> Tensor:
+        """Return it by tiles that fill the card, of too few tokens by the kernel: the bits are the same."""
         residual = None if self.residual is None else self.residual.reshape(-1, self.weight.shape[0]).contiguous()
-        return launch_hopper(self.x, self.weight, self.bias, activation=self.activation, residual=residual)
+        y = launch_hopper(self.x, self.weight, self.bias, activation=self.activation, residual=residual)
+        return self.kernel() if y is None else y
 
     def kernel(self) -> Tensor:
         weight, eps = self.rms_norm or (None, None)
@@ -181,10 +183,15 @@ def hopper_obstacle(x: Tensor, weight: Tensor, out_channels: int) -> str | None:
     return on_hopper.obstacle(_rows(x), weight, out_channels)
 
 
-def launch_hopper(x: Tensor, weight: Tensor, bias: Tensor | None, **options: Any) -> Tensor:
-    """Launch the kernel for sm_90, whose bits are those of the kernel of all cards: (N, L, C_out)."""
-    y = on_hopper.launch_tiles(_rows(x), weight, side_by_side(bias), **options)
-    return y.view(*x.shape[:2], -1)
+def launch_hopper(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, dual: bool = False, **options: Any
+) -> Tensor | None:
+    """Launch the kernel for sm_90: (N, L, C_out), or None where there are too few tokens for it."""
+    rows = _rows(x)
+    tiles = on_hopper.tiles_of(rows, weight, dual=dual)
+    if tiles is None:
+        return None
+    return on_hopper.launch_tiles(tiles, rows, weight, side_by_side(bias), **options).view(*x.shape[:2], -1)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -234,7 +241,8 @@ class GatedCall(Call[Tensor]):
 
     def hopper(self) -> Tensor:
         activations = {"activation": self.activation, "activation2": self.activation2}
-        return launch_hopper(self.x, self.weight, self.bias, dual=True, **activations)
+        y = launch_hopper(self.x, self.weight, self.bias, dual=True, **activations)
+        return self.kernel() if y is None else y
 
     def kernel(self) -> Tensor:
         weights = self.weight.unflatten(0, (2, -1))

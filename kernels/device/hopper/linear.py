@@ -260,7 +260,7 @@ def _store_parts(
     out, y, y_s, acc, row, column, sizes,
     ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, DUAL: gl.constexpr,
 ):  # fmt: skip
-    """What comes after the bias, as many columns at a time as `y_s` has, and their way out by `y_s`."""
+    """Do what comes after the bias, as many columns at a time as `y_s` has, and send them out by `y_s`."""
     if acc.shape[1] > y.block_shape[1] and not DUAL:
         COLUMNS: gl.constexpr = acc.shape[1] // 2
         left, right = _halves(acc)

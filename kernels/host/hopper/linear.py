@@ -1,6 +1,6 @@
 """How the products of `linear`, `swiglu` and `geglu` are cut on sm_90, and launched."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -14,10 +14,11 @@ STEP = 64  # input channels of a step
 STAGES = 6  # steps in shared memory, at most
 MEMORY = 226 * 1024  # bytes for them and for what is stored
 GROUP = 8  # rows of tiles that share the weights they find in the L2
-# Output channels of a tile, in two products: those of programs with one tile each, and those of programs with several.
-ONCE = ((32, 0), (32, 16), (64, 0), (64, 16), (64, 32), (128, 0), (128, 16), (128, 32), (128, 64))
-IN_TURN = ((64, 0), (64, 16), (64, 32), (128, 0), (128, 16), (128, 32), (128, 64))
-DUAL = ((128, 0),)  # of two products, 64 channels of each
+WIDTHS = ((64, 32), (128, 0), (128, 16), (128, 32), (128, 64))  # output channels of a tile, in two products
+DUAL_WIDTHS = ((128, 0),)  # where there are two products: 64 channels of each
+# Output channels of tiles that a card may have one of for each program, or fewer. Such few or narrow tiles wait for one
+# product after another: the kernel of all cards, which holds several on a multiprocessor, is faster.
+NARROW = {False: 80, True: 64}
 
 
 class Tiles(NamedTuple):
@@ -27,7 +28,7 @@ class Tiles(NamedTuple):
     down: int
     across: int
     turns: bool  # whether the warpgroups of a program take turns, each with tiles of its own
-    dual: bool = False
+    dual: bool = False  # of two products, half of the channels of each
 
     @property
     def number(self) -> int:
@@ -46,17 +47,21 @@ class Tiles(NamedTuple):
         return min(STAGES, (MEMORY - stored) // ((TOKENS + sum(self.parts)) * STEP * 2))
 
 
-def cut(tokens: int, out_channels: int, programs: int, *, dual: bool = False) -> Tiles:
-    """The tiles that so many programs should be done with first: a tile takes as long as its operands to load."""
+def cut(tokens: int, out_channels: int, programs: int, *, dual: bool = False) -> Tiles | None:
+    """The tiles that so many programs should be done with first: a tile takes as long as its operands to load.
+
+    dual: of two products. None where there are too few tokens for this kernel.
+    """
     down = -(-tokens // TOKENS)
+    if down * -(-out_channels // NARROW[dual]) <= programs:
+        return None
 
-    def tiles(parts: tuple[int, int], turns: bool) -> Tiles:
-        width = sum(parts) // 2 if dual else sum(parts)
-        return Tiles(parts, down, -(-out_channels // width), turns, dual)
+    def tiles(parts: tuple[int, int]) -> Tiles:
+        across = -(-out_channels // (sum(parts) // (1 + dual)))
+        return Tiles(parts, down, across, turns=dual or down * across > programs, dual=dual)
 
-    several = [tiles(parts, True) for parts in (DUAL if dual else IN_TURN)]
-    once = [] if dual else [found for found in (tiles(parts, False) for parts in ONCE) if found.number <= programs]
-    return min(once + several, key=lambda found: -(-found.number // programs) * (TOKENS + sum(found.parts)))
+    found = map(tiles, DUAL_WIDTHS if dual else WIDTHS)
+    return min(found, key=lambda each: -(-each.number // programs) * (TOKENS + sum(each.parts)))
 
 
 def obstacle(x: Tensor, weight: Tensor, out_channels: int) -> str | None:
@@ -66,7 +71,13 @@ def obstacle(x: Tensor, weight: Tensor, out_channels: int) -> str | None:
     return gluon.obstacle(x.device)
 
 
+def tiles_of(x: Tensor, weight: Tensor, *, dual: bool = False) -> Tiles | None:
+    """How the product of x (tokens, C_in) and weight (C_out, C_in), or two C_out, is cut, if it is for this kernel."""
+    return cut(x.shape[0], weight.shape[0] // (1 + dual), multiprocessors(x.device), dual=dual)
+
+
 def launch_tiles(
+    tiles: Tiles,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -74,31 +85,25 @@ def launch_tiles(
     activation: str | None = None,
     activation2: str | None = None,
     residual: Tensor | None = None,
-    dual: bool = False,
 ) -> Tensor:
     """activation(x weight^T + bias) + residual, (tokens, C_out), of x (tokens, C_in).
 
-    dual: weight and bias are those of two products, and the second under `activation2` multiplies the first.
+    activation2: of the second product, where the tiles are of two.
     """
     tokens, channels = x.shape
-    out_channels = weight.shape[0] // 2 if dual else weight.shape[0]
-    processors = multiprocessors(x.device)
-    tiles = cut(tokens, out_channels, processors, dual=dual)
+    out_channels = weight.shape[0] // (1 + tiles.dual)
     y = x.new_empty(tokens, out_channels)
     first, second = tiles.parts
     how = "in turn" if tiles.turns else "together"
     because(lambda: f"Gluon, {TOKENS} tokens x {first} + {second} channels a tile, two warpgroups {how}")
-    (rows, columns), second_or_first = tiles.stored, second or first  # without a second product nothing is read of it
-
-    def blocks(*shape: int) -> Any:
-        return gluon.descriptor(weight, [*shape])
-
+    rows, columns = tiles.stored
     launch(
-        hopper_linear_kernel, (min(tiles.number, processors),),
-        gluon.descriptor(y, [rows, columns]), gluon.descriptor(y, [rows, second or columns]),
-        gluon.descriptor(x, [TOKENS, STEP]), blocks(first // 2 if dual else first, STEP), blocks(second_or_first, STEP),
+        hopper_linear_kernel, (min(tiles.number, multiprocessors(x.device)),),
+        *(gluon.descriptor(y, [rows, width]) for width in (columns, second or columns)),
+        gluon.descriptor(x, [TOKENS, STEP]),
+        *(gluon.descriptor(weight, [width, STEP]) for width in (first // (1 + tiles.dual), second or first)),
         bias, residual, tokens, channels, out_channels, tiles.down, tiles.across,
         ACTIVATION=activation or "none", ACTIVATION2=activation2 or "none", B1=first, B2=second, BK=STEP,
-        STAGES=tiles.stages, TURNS=tiles.turns, DUAL=dual, GROUP=GROUP, num_warps=4,
+        STAGES=tiles.stages, TURNS=tiles.turns, DUAL=tiles.dual, GROUP=GROUP, num_warps=4,
     )  # fmt: skip
     return y

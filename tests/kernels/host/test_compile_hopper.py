@@ -76,7 +76,7 @@ CASES = {
     "attention-L77-h12-d64-causal-fp16": attend(2, 77, 12, 64, dtype=torch.float16, causal=True),
     "linear-N2-C1152-fc1": project(2, 256, 1152, 4608, activation="gelu_tanh"),
     "linear-N2-C1152-qkv-fp16": project(2, 256, 1152, 3456, dtype=torch.float16),
-    "linear-N1-C72-few-channels": project(1, 77, 72, 96, activation="gelu", bias=False),
+    "linear-N1-C72-to-C9608-odd": project(1, 200, 72, 9608, activation="gelu", bias=False),
     "linear-N32-C1152-fc1-in-turn": project(32, 256, 1152, 4608, activation="gelu_tanh"),
     "linear-N2-L4096-C640-ff2-in-turn-fp16": project(2, 4096, 2560, 640, dtype=torch.float16, residual=True),
     "linear-N2-L1024-C1280-ff2": project(2, 1024, 5120, 1280, residual=True),
