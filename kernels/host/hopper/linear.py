@@ -37,7 +37,7 @@ class Tiles(NamedTuple):
     @property
     def stored(self) -> tuple[int, int]:
         """Tokens and channels that a warpgroup stores at a time."""
-        return (TOKENS, min(self.parts[0], 64)) if self.turns else (TOKENS // 2, self.parts[0])
+        return (TOKENS, min(self.parts[0], 64)) if self.turns else (TOKENS // 2, self.parts[0] // (1 + self.dual))
 
     @property
     def stages(self) -> int:
