@@ -12,6 +12,11 @@ SHAPES = {  # N, L, C_in, C_out
     "N1-L1-C1-smallest": (1, 1, 1, 1),
     "N8-L256-C1024-llama": pytest.param((8, 256, 1024, 2816), marks=pytest.mark.gpu),
 }
+HOPPER_SHAPES = {
+    "N2-L1024-C640": (2, 1024, 640, 2560),
+    "N2-L256-C1280": (2, 256, 1280, 5120),
+    "N3-L177-C200-odd": (3, 177, 200, 2056),
+}
 
 
 @pytest.fixture
@@ -44,7 +49,7 @@ def test_output(randn, dot_dtype, run, loads, assert_accurate, shape, biased):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(2, 1024, 640, 2560), (2, 256, 1280, 5120), (3, 177, 200, 2056)], ids=str)
+@pytest.mark.parametrize("shape", HOPPER_SHAPES.values(), ids=HOPPER_SHAPES)
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 def test_on_hopper(randn, half, assert_accurate, shape):
     """Accurate, and the bits of the kernel of all cards: in any repeat, alone, beside NaN."""
