@@ -55,6 +55,7 @@ def _operators() -> None:
         "floordiv",
         "mod",
         "and_",
+        "or_",
         "xor",
         "rshift",
         "lshift",
@@ -137,7 +138,7 @@ class Memory:
     """Shared memory, or a view of it."""
 
     def __init__(self, array: np.ndarray):
-        self.array, self.dtype, self.layout = array, np.float32, None
+        self.array, self.dtype, self.shape, self.layout = array, np.float32, array.shape, None
 
     def index(self, i: Any) -> Any:
         piece = self.array[int(i)]
@@ -250,6 +251,11 @@ def reinterpret(memory: Memory, dtype: Any, shape: list[int], layout: Any) -> Me
     return Memory(flat[: math.prod(shape)].reshape(shape))
 
 
+def pieces(memory: Memory, buffer: Any, size: int, first: int, count: int) -> Memory:
+    at = int(buffer) * size + int(first)
+    return Memory(memory.array[at : at + count])
+
+
 def allocate(dtype: Any, shape: list[int], layout: Any) -> Memory:
     if dtype == "int64":
         return Memory(np.array([[Barrier()] for _ in range(shape[0])], dtype=object))
@@ -329,7 +335,7 @@ def _language() -> ModuleType:
         expect=lambda barrier, number: barrier.arrive(number),
         arrive=lambda barrier, count, pred=True: barrier.arrive() if pred else None,
     )
-    module.pieces = lambda memory, first, count: Memory(memory.array[first : first + count])
+    module.pieces = pieces
     module.fence_async_shared = _nothing
     for function in (reinterpret, async_load, async_store, store_wait, warpgroup_mma, warpgroup_mma_wait):
         setattr(module, function.__name__, function)
