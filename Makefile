@@ -14,8 +14,8 @@ sample: .venv/installed
 # A worker a core: with threads of their own they would wait for one another.
 test: export OMP_NUM_THREADS := 1
 test: .venv/installed-test
-	$(BIN)/python -m pytest -n auto
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto tests/kernels
+	$(BIN)/python -m pytest -n auto --dist worksteal
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/kernels
 
 ui: .venv/installed-ui
 	$(BIN)/fastdiff ui
