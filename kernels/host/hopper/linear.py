@@ -17,7 +17,7 @@ GROUP = 8  # rows of tiles that share the weights they find in the L2
 WIDTHS = ((64, 32), (128, 0), (128, 16), (128, 32), (128, 64))  # output channels of a tile, in two products
 DUAL_WIDTHS = ((128, 0),)  # where there are two products: 64 channels of each
 # Output channels of tiles that a card may have one of for each program, or fewer. Such few or narrow tiles wait for one
-# product after another: the kernel of all cards, which holds several on a multiprocessor, is faster.
+# product after another, and are left to the kernel of all cards, which holds several on a multiprocessor.
 NARROW = {False: 80, True: 64}
 
 
