@@ -47,9 +47,9 @@ def only_compiling() -> Iterator[None]:
 class _Job:
     """A kernel that Triton submits: `make` compiles it, or reads it where its files are there."""
 
-    def __init__(self, make: Callable, description: bytes):
+    def __init__(self, make: Callable, description: Description | None):
         self.future: Future = Future()
-        self.make, self.description = make, description
+        self.make, self.description = make, _pickled(description)
         self.answered = Event()  # by a worker, or because none will be
 
     def run(self) -> None:
@@ -72,9 +72,15 @@ class _Compiler:
         self.jobs: list[_Job] = []
         self.queue: SimpleQueue[_Job | None] = SimpleQueue()  # what any worker may take, and this process in the end
         self.workers: list[tuple[Popen, Thread]] = []
+        self.launches: set[tuple] = set()  # whose C code some job has compiled
 
     def submit(self, make: Callable) -> Future:
-        job = _Job(make, _description(make))
+        description = _description(make)
+        if description is not None:
+            launch = description.arguments()
+            description = description._replace(launcher=None) if launch in self.launches else description
+            self.launches.add(launch)
+        job = _Job(make, description)
         self.jobs.append(job)
         if job.description:
             self.queue.put(job)
@@ -131,8 +137,8 @@ class _Compiler:
                 job.future.set_running_or_notify_cancel()
 
 
-def _description(make: Callable) -> bytes:
-    """The kernel that `make` is to compile, as a worker reads it; nothing where its files are there or it is not ours.
+def _description(make: Callable) -> Description | None:
+    """The kernel that `make` is to compile, as a worker needs it; None where its files are there or it is not ours.
 
     `make` is a closure of Triton's, in which are the kernel and all that decides its code.
     """
@@ -141,15 +147,21 @@ def _description(make: Callable) -> bytes:
         source, target, options, environment = (known[name] for name in ("src", "target", "options", "env_vars"))
         kernel = source.fn
         if not kernel.__module__.startswith(DEVICE_CODE) or _is_cached(source, target, options, environment):
-            return b""
+            return None
         launcher = getattr(triton.runtime.driver.active, "launcher_cls", None)
-        return pickle.dumps(
-            Description(
-                kernel.__module__, kernel.__name__, source.signature, source.constants, source.attrs,
-                options.__dict__, target, launcher,
-            )
+        return Description(
+            kernel.__module__, kernel.__name__, source.signature, source.constants, source.attrs, options.__dict__,
+            target, launcher, triton.runtime.cache.triton_key(),
         )  # fmt: skip
-    except (AttributeError, KeyError, TypeError, pickle.PicklingError):  # another Triton, another kind of argument
+    except (AttributeError, KeyError, TypeError):  # another Triton
+        return None
+
+
+def _pickled(description: Description | None) -> bytes:
+    """Nothing where there is no description, or it has an argument of a kind that cannot be pickled."""
+    try:
+        return b"" if description is None else pickle.dumps(description)
+    except (AttributeError, TypeError, pickle.PicklingError):
         return b""
 
 

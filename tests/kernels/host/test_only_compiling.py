@@ -42,7 +42,8 @@ from pathlib import Path
 class Launcher:
     def __init__(self, src, metadata):
         lines = [metadata.hash, str(os.getpid()), str("torch" in sys.modules)]
-        Path(os.environ["TRITON_CACHE_DIR"], f"launcher of {metadata.name}").write_text("\\n".join(lines))
+        with Path(os.environ["TRITON_CACHE_DIR"], f"launcher of {metadata.name}").open("a") as file:
+            file.write("\\n".join(lines))
 """
 
 
@@ -108,8 +109,8 @@ def workers(monkeypatch) -> list[Popen]:
     assert threading.active_count() == threads
 
 
-def normalise() -> None:
-    group_norm.kernel(torch.empty(2, 64, 64, 64, device="meta"), 32, eps=1e-5, activation="silu")
+def normalise(activation: str = "silu") -> None:
+    group_norm.kernel(torch.empty(2, 64, 64, 64, device="meta"), 32, eps=1e-5, activation=activation)
 
 
 def wait_for(*paths: Path) -> None:
@@ -148,8 +149,7 @@ import hashlib, pickle, sys
 from triton.compiler import get_cache_key, make_backend
 from triton._C.libtriton import get_cache_invalidating_env_vars
 
-for description in reversed(pickle.load(sys.stdin.buffer)):
-    told = pickle.loads(description)
+for told in reversed(pickle.load(sys.stdin.buffer)):
     source, backend = told.source(), make_backend(told.target)
     key = get_cache_key(source, backend, backend.parse_options(told.options), get_cache_invalidating_env_vars())
     print(hashlib.sha256(key.encode()).hexdigest())
@@ -196,6 +196,42 @@ def assert_same_keys(run, monkeypatch, at_least: int) -> None:
     found = subprocess.run(command, input=pickle.dumps(kept.descriptions), stdout=subprocess.PIPE, timeout=60)
     assert found.returncode == 0
     assert len(set(kept.keys)) >= at_least and found.stdout.decode().split() == kept.keys[::-1]
+
+
+def test_a_worker_hears_the_hash_of_triton(made, workers, monkeypatch, tmp_path):
+    """It would take every worker 0.2 s to make its own."""
+    monkeypatch.setattr(triton.runtime.cache, "triton_key", lambda: "of this process")
+    with only_compiling():
+        normalise()
+        wait_for(*launchers(tmp_path))
+    assert made == {"read": 2}
+
+
+def test_c_code_is_compiled_once_for_equal_arguments(made, workers, tmp_path):
+    """And a constant is no argument."""
+    with only_compiling():
+        for activation in ("silu", "none", "mish"):
+            normalise(activation)
+        wait_for(*launchers(tmp_path))
+    _, normalises = launchers(tmp_path)
+    assert sum(made.values()) == 4 and normalises.read_text().count("False") == 1
+
+
+def described(**signature) -> compiling.Description:
+    return compiling.Description("module", "name", signature, {}, {}, {}, None, None, "")
+
+
+def test_arguments_of_c_code_know_the_dimensions_of_a_descriptor_alone():
+    tile, other = (described(x=f"tensordesc<bf16[{shape}]>", n="i32") for shape in ("64, 128", "16, 64"))
+    assert tile.arguments() == other.arguments()
+    for kinds in (
+        {"x": "tensordesc<bf16[1, 64, 128]>", "n": "i32"},
+        {"x": "tensordesc<fp16[64, 128]>", "n": "i32"},
+        {"x": "tensordesc<bf16[64, 128]>", "n": "i64"},
+        {"x": "tensordesc<bf16[64, 128]>", "n": "constexpr"},
+        {"x": ("*bf16", "i32"), "n": "i32"},
+    ):
+        assert described(**kinds).arguments() != tile.arguments()
 
 
 def test_nothing_is_started_where_all_is_cached(made, workers, monkeypatch, tmp_path):
