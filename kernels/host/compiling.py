@@ -1,22 +1,25 @@
 """Compiles the kernels that a function launches, all side by side, before it launches them."""
 
+import atexit
 import hashlib
 import inspect
 import os
 import pickle
+import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from subprocess import DEVNULL, PIPE, Popen
-from threading import Event, RLock, Thread
+from subprocess import DEVNULL, Popen
+from threading import Event, Lock, RLock, Thread
 
 from fastdiff.kernels.device.language import triton
-from fastdiff.kernels.host.compile_worker import Description
+from fastdiff.kernels.host.compile_worker import ANSWER, Description
 
 DEVICE_CODE = "fastdiff.kernels.device."
 PATIENCE = 30.0  # seconds for the kernels that workers still compile when there is nothing else left to do
@@ -24,6 +27,9 @@ WORKER = "import sys; sys.path[:] = sys.argv[1:]; from fastdiff.kernels.host.com
 
 only_compiles: ContextVar[bool] = ContextVar("only_compiles", default=False)  # asked by `launch`
 _compiling = RLock()  # one function at a time: its workers take all cores
+_forge: "_Forge | None" = None  # of the workers of this process
+_readiness: Thread | None = None  # makes ready what the first kernel needs
+_once = Lock()
 
 
 @contextmanager
@@ -35,6 +41,8 @@ def only_compiling() -> Iterator[None]:
     once.
     """
     compiler = _Compiler()
+    if _readiness is not None:
+        _readiness.join()
     with _compiling, triton.AsyncCompileMode(compiler, ignore_errors=True), closing(compiler):
         token = only_compiles.set(True)
         try:
@@ -44,12 +52,15 @@ def only_compiling() -> Iterator[None]:
             only_compiles.reset(token)
 
 
+Queue = SimpleQueue["_Job | None"]
+
+
 class _Job:
     """A kernel that Triton submits: `make` compiles it, or reads it where its files are there."""
 
     def __init__(self, make: Callable, description: Description | None):
         self.future: Future = Future()
-        self.make, self.description = make, _pickled(description)
+        self.make, self.pickled = make, _pickled(description)
         self.answered = Event()  # by a worker, or because none will be
 
     def run(self) -> None:
@@ -61,6 +72,89 @@ class _Job:
         self.answered.set()
 
 
+def get_ready() -> None:
+    """Begin, in the background, what comes before the first kernel and is not ours: half a second while weights load.
+
+    That is Triton's driver, which it compiles, and a hash of its files; where it has compiled nothing yet also the
+    process that forks workers.
+    """
+    global _readiness
+    with _once:
+        if _readiness is None:
+            _readiness = Thread(target=_prepare, daemon=True)
+            _readiness.start()
+
+
+def _prepare() -> None:
+    with suppress(Exception):  # it is raised where a kernel is launched
+        if not any(Path(triton.knobs.cache.dir).glob("*")):
+            _start_forge()
+        triton.runtime.driver.active.get_current_target()
+        triton.runtime.cache.triton_key()
+
+
+@contextmanager
+def _closed_on_error(end: socket.socket) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(end)
+        yield
+        stack.pop_all()
+
+
+class _Forge:
+    """A process that has Triton ready, and forks workers; see `compile_worker`."""
+
+    def __init__(self, command: list[str]):
+        self.control, theirs = socket.socketpair()
+        with theirs, _closed_on_error(self.control):
+            self.process = Popen(command, stdin=theirs.fileno(), stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
+
+    def fork(self) -> socket.socket:
+        """A worker, by its socket. OSError where the process has ended."""
+        ours, theirs = socket.socketpair()
+        with theirs, _closed_on_error(ours):
+            socket.send_fds(self.control, [ANSWER], [theirs.fileno()])
+        return ours
+
+    def close(self) -> None:
+        self.control.close()
+        self.process.kill()
+        self.process.wait()
+
+
+class _Worker:
+    """A process that compiles, and the thread that hands it one job of a queue after another."""
+
+    def __init__(self, worker: socket.socket, queue: Queue):
+        self.socket, self.queue = worker, queue
+        self.was_ready = False
+        self.number: int | None = None  # of the process, from when it is ready until it ends
+        self.thread = Thread(target=self._feed, daemon=True)
+        self.thread.start()
+
+    def _feed(self) -> None:
+        with suppress(OSError, ValueError), self.socket.makefile("rb") as answers:
+            self.number, self.was_ready = int(answers.readline()), True
+            while self.number is not None and (job := self.queue.get()) is not None:
+                try:
+                    self.socket.sendall(job.pickled)
+                    if not answers.readline():
+                        self.number = None
+                finally:
+                    job.answered.set()
+
+    def close(self) -> None:
+        """End the process with all that it started, and the thread, which the queue has to let go."""
+        number = self.number
+        if number is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(number, signal.SIGKILL)
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.thread.join()
+        self.socket.close()
+
+
 class _Compiler:
     """An executor for Triton: has kernels compiled by workers, for the files that Triton keeps; then reads these.
 
@@ -70,8 +164,8 @@ class _Compiler:
 
     def __init__(self) -> None:
         self.jobs: list[_Job] = []
-        self.queue: SimpleQueue[_Job | None] = SimpleQueue()  # what any worker may take, and this process in the end
-        self.workers: list[tuple[Popen, Thread]] = []
+        self.queue: Queue = SimpleQueue()  # what any worker may take, and this process in the end
+        self.workers: list[_Worker] = []
         self.launches: set[tuple] = set()  # whose C code some job has compiled
 
     def submit(self, make: Callable) -> Future:
@@ -82,7 +176,7 @@ class _Compiler:
             self.launches.add(launch)
         job = _Job(make, description)
         self.jobs.append(job)
-        if job.description:
+        if job.pickled:
             self.queue.put(job)
             if len(self.workers) < (os.cpu_count() or 1) - 1:  # one core is this process's own
                 self._start_worker()
@@ -91,27 +185,11 @@ class _Compiler:
         return job.future
 
     def _start_worker(self) -> None:
-        command = _worker_command()
-        if command is None:
-            return
         with suppress(OSError, RuntimeError):  # no memory, no process, no thread
-            worker = Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
-            thread = Thread(target=self._feed, args=(worker,), daemon=True)
-            self.workers.append((worker, thread))
-            thread.start()
-
-    def _feed(self, worker: Popen) -> None:
-        """Hand the worker one job after another, from when it is ready until it ends."""
-        assert worker.stdin and worker.stdout  # pipes
-        with suppress(OSError):
-            alive = worker.stdout.readline()
-            while alive and (job := self.queue.get()) is not None:
-                try:
-                    worker.stdin.write(job.description)
-                    worker.stdin.flush()
-                    alive = worker.stdout.readline()
-                finally:
-                    job.answered.set()
+            worker = _fork()
+            if worker is not None:
+                with _closed_on_error(worker):
+                    self.workers.append(_Worker(worker, self.queue))
 
     def finish(self) -> None:
         """Compile here what no worker has taken yet, wait for the rest, and read all that they made."""
@@ -125,16 +203,42 @@ class _Compiler:
 
     def close(self) -> None:
         """End the workers, and tell Triton that what is not made yet never will be."""
-        for worker, _ in self.workers:
-            worker.kill()
+        for _ in self.workers:
             self.queue.put(None)
-        for worker, thread in self.workers:
-            if thread.is_alive():
-                thread.join()
-            worker.communicate()  # which closes its pipes
+        for worker in self.workers:
+            worker.close()
+        if not all(worker.was_ready for worker in self.workers):
+            _end_forge()  # which may hang
         for job in self.jobs:
             if job.future.cancel():
                 job.future.set_running_or_notify_cancel()
+
+
+def _fork() -> socket.socket | None:
+    """A new worker, by its socket; None where there can be none. OSError where it fails."""
+    with suppress(OSError):
+        forge = _start_forge()
+        return None if forge is None else forge.fork()
+    _end_forge()  # it has ended, as it was idle for long
+    forge = _start_forge()
+    return None if forge is None else forge.fork()
+
+
+def _start_forge() -> _Forge | None:
+    """The process that forks workers, new where there is none; None where there can be none."""
+    global _forge
+    command = _worker_command()
+    if _forge is None and command is not None:
+        _forge = _Forge(command)
+    return _forge
+
+
+@atexit.register
+def _end_forge() -> None:
+    global _forge
+    if _forge is not None:
+        _forge.close()
+        _forge = None
 
 
 def _description(make: Callable) -> Description | None:
@@ -173,9 +277,11 @@ def _is_cached(source, target, options, environment: dict[str, str]) -> bool:
 
 
 def _worker_command() -> list[str] | None:
-    """The program of a worker, which imports from where this process does; None where this program is not Python."""
+    """The program of workers, which imports from where this process does; None where there can be none."""
     if not Path(sys.executable or "").name.lower().startswith("python"):
         return None  # Python is part of another program, which must not be started again
+    if not hasattr(os, "fork"):
+        return None
     package = str(Path(sys.modules["fastdiff"].__path__[0]).parent)
     paths = [path for path in sys.path if isinstance(path, str)]
     return [sys.executable, "-S", "-c", WORKER, *([] if package in paths else [package]), *paths]

@@ -8,9 +8,10 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
 from contextvars import ContextVar
 from pathlib import Path
-from subprocess import Popen
 from types import SimpleNamespace
 
 import pytest
@@ -93,20 +94,38 @@ def forget_kernels(monkeypatch) -> None:
 
 
 @pytest.fixture
-def workers(monkeypatch) -> list[Popen]:
+def workers(monkeypatch) -> Iterator[list[compiling._Worker]]:
     """Those started; afterwards they have ended, and the threads that fed them."""
     started, threads = [], threading.active_count()
 
-    class Recorded(Popen):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
+    class Recorded(compiling._Worker):
+        def __init__(self, *args):
+            super().__init__(*args)
             started.append(self)
 
-    monkeypatch.setattr(compiling, "Popen", Recorded)
+    monkeypatch.setattr(compiling, "_Worker", Recorded)
+    compiling._end_forge()
     yield started
-    assert all(worker.returncode is not None for worker in started)
-    assert all(worker.stdin.closed and worker.stdout.closed for worker in started)
+    assert all(worker.socket.fileno() == -1 for worker in started)
     assert threading.active_count() == threads
+    numbers = [worker.number for worker in started if worker.number is not None]
+    compiling._end_forge()
+    wait_until(lambda: not any(map(is_running, numbers)))
+
+
+def is_running(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{number}/stat").read_text().split()[2] != "Z"
+
+
+def wait_until(is_so) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def normalise(activation: str = "silu") -> None:
@@ -114,10 +133,7 @@ def normalise(activation: str = "silu") -> None:
 
 
 def wait_for(*paths: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not all(path.exists() and path.read_text() for path in paths):
-        assert time.monotonic() < deadline, f"nobody wrote {paths}"
-        time.sleep(0.01)
+    wait_until(lambda: all(path.exists() and path.read_text() for path in paths))
 
 
 def launchers(tmp_path) -> list[Path]:
@@ -134,7 +150,7 @@ def test_workers_compile_while_the_block_runs_and_this_process_reads(made, worke
     hashes, processes, torches = zip(*(path.read_text().split("\n") for path in launchers(tmp_path)), strict=True)
     kernels = [kernel for name in KERNELS for kernel in cached(name)]
     assert [kernel.hash for kernel in kernels] == list(hashes)
-    assert set(processes) == {str(workers[0].pid)}
+    assert set(processes) == {str(workers[0].number)}
     assert set(torches) == {"False"}
 
 
@@ -245,6 +261,28 @@ def test_nothing_is_started_where_all_is_cached(made, workers, monkeypatch, tmp_
     assert made == {"read": 2} and len(workers) == started
 
 
+def test_the_next_block_has_workers_of_the_same_process(made, workers, monkeypatch, tmp_path):
+    forges = set()
+    for at, activation in enumerate(("silu", "none")):
+        with only_compiling():
+            normalise(activation)
+            wait_until(lambda at=at: workers[at].was_ready)
+        forges.add(compiling._forge.process.pid)
+    assert len(workers) == 2 and len(forges) == 1 and workers[0].number != workers[1].number
+
+
+def test_a_process_that_was_idle_for_long_is_replaced(made, workers, monkeypatch, tmp_path):
+    with only_compiling():
+        normalise()
+        wait_for(*launchers(tmp_path))
+    compiling._forge.process.kill()
+    compiling._forge.process.wait()
+    with only_compiling():
+        normalise("mish")
+        wait_until(lambda: workers[1].was_ready)
+    assert len(workers) == 2
+
+
 def test_no_more_workers_than_cores_that_this_process_leaves(made, workers, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     with only_compiling():
@@ -253,11 +291,11 @@ def test_no_more_workers_than_cores_that_this_process_leaves(made, workers, monk
 
 
 READS_A_KERNEL = """
-import sys, time
+import os, socket, sys, time
 from pathlib import Path
-sys.stdout.write("\\n")
-sys.stdout.flush()
-sys.stdin.buffer.read(1)
+worker = socket.socket(fileno=socket.recv_fds(socket.socket(fileno=0), 1, 1)[1][0])
+worker.sendall(b"%d\\n" % os.getpid())
+worker.recv(1)
 Path(sys.argv[1], "read").write_text("a kernel")
 """
 
@@ -285,6 +323,7 @@ def test_where_no_worker_can_be_started(made, monkeypatch):
     def popen(*_, **__):
         raise OSError("no memory")
 
+    compiling._end_forge()
     monkeypatch.setattr(compiling, "Popen", popen)
     with only_compiling():
         normalise()
@@ -299,13 +338,14 @@ def test_where_python_is_part_of_another_program(made, workers, monkeypatch, exe
     assert made == {"compiled": 2} and workers == []
 
 
-def test_workers_find_the_package_where_it_is(monkeypatch):
+def test_workers_find_the_package_where_it_is(monkeypatch, tmp_path):
     """Also where this process found it by other means than `sys.path`."""
     root = str(Path(sys.modules["fastdiff"].__file__).parents[1])
     monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path).resolve() != Path(root)])
-    command = compiling._worker_command()
-    done = subprocess.run(command, input=b"", capture_output=True, cwd="/", timeout=60)
-    assert done.stdout == b"\n" and done.stderr == b"" and done.returncode == 0
+    monkeypatch.chdir(tmp_path)
+    forge = compiling._Forge(compiling._worker_command())
+    with closing(forge), forge.fork() as worker, worker.makefile("rb") as answers:
+        assert int(answers.readline()) > 0
 
 
 def test_a_kernel_that_does_not_compile_is_an_error_where_it_is_launched(made, workers, tmp_path):
@@ -343,7 +383,7 @@ def test_an_error_inside_the_block_is_raised_at_once(made, workers, monkeypatch,
     with pytest.raises(error), only_compiling():
         normalise()
         raise error
-    assert made == {} and all(worker.returncode < 0 for worker in workers)
+    assert made == {} and len(workers) == 1
     with only_compiling():
         normalise()
     assert made == {"compiled": 2}
