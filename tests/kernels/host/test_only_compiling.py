@@ -283,6 +283,32 @@ def test_a_process_that_was_idle_for_long_is_replaced(made, workers, monkeypatch
     assert len(workers) == 2
 
 
+@pytest.mark.parametrize("cached", [False, True], ids=["nothing-cached", "something-cached"])
+def test_what_comes_before_the_first_kernel_is_made_ready_in_the_background(
+    made, workers, monkeypatch, tmp_path, cached
+):
+    """And waited for. The process of the workers too, where Triton has no files of anything yet."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    if cached:
+        (tmp_path / "cache" / "kernel").mkdir(parents=True)
+    driver, go, events, threads = triton.runtime.driver._active, threading.Event(), [], threading.active_count()
+
+    def get_current_target():
+        assert go.wait(60)
+        events.append("driver")
+
+    monkeypatch.setattr(driver, "get_current_target", get_current_target)
+    monkeypatch.setattr(compiling, "_readiness", None)
+    compiling.get_ready()
+    compiling.get_ready()
+    wait_until(lambda: cached or compiling._forge is not None)
+    events.append("weights")
+    threading.Timer(0.1, go.set).start()
+    with only_compiling():
+        assert events == ["weights", "driver"] and (compiling._forge is None) == cached
+    wait_until(lambda: threading.active_count() == threads)
+
+
 def test_no_more_workers_than_cores_that_this_process_leaves(made, workers, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     with only_compiling():
