@@ -3,6 +3,7 @@
 import atexit
 import hashlib
 import inspect
+import itertools
 import os
 import pickle
 import signal
@@ -14,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty, PriorityQueue
 from subprocess import DEVNULL, Popen
 from threading import Event, Lock, RLock, Thread
 
@@ -40,9 +41,8 @@ def only_compiling() -> Iterator[None]:
     that does not compile is an error where it is launched. An error inside the block ends it, and the compiling, at
     once.
     """
+    get_ready().join()
     compiler = _Compiler()
-    if _readiness is not None:
-        _readiness.join()
     with _compiling, triton.AsyncCompileMode(compiler, ignore_errors=True), closing(compiler):
         token = only_compiles.set(True)
         try:
@@ -52,16 +52,22 @@ def only_compiling() -> Iterator[None]:
             only_compiles.reset(token)
 
 
-Queue = SimpleQueue["_Job | None"]
-
-
 class _Job:
     """A kernel that Triton submits: `make` compiles it, or reads it where its files are there."""
 
     def __init__(self, make: Callable, description: Description | None):
         self.future: Future = Future()
         self.make, self.pickled = make, _pickled(description)
+        self.launcher = None if description is None else description.launcher
         self.answered = Event()  # by a worker, or because none will be
+
+    def compile(self) -> None:
+        """Do here what a worker would."""
+        self.run()
+        if self.launcher is not None:
+            with suppress(Exception):  # it is raised where the kernel is launched
+                kernel = self.future.result()
+                self.launcher(kernel.src, kernel.metadata)
 
     def run(self) -> None:
         if not self.future.done():
@@ -72,25 +78,28 @@ class _Job:
         self.answered.set()
 
 
-def get_ready() -> None:
+def get_ready() -> Thread:
     """Begin, in the background, what comes before the first kernel and is not ours: half a second while weights load.
 
     That is Triton's driver, which it compiles, and a hash of its files; where it has compiled nothing yet also the
-    process that forks workers.
+    process that forks workers. The thread ends when it is done, once in a process.
     """
     global _readiness
     with _once:
         if _readiness is None:
             _readiness = Thread(target=_prepare, daemon=True)
             _readiness.start()
+        return _readiness
 
 
 def _prepare() -> None:
     with suppress(Exception):  # it is raised where a kernel is launched
         if not any(Path(triton.knobs.cache.dir).glob("*")):
             _start_forge()
+        hashing = Thread(target=triton.runtime.cache.triton_key, daemon=True)
+        hashing.start()
         triton.runtime.driver.active.get_current_target()
-        triton.runtime.cache.triton_key()
+        hashing.join()
 
 
 @contextmanager
@@ -125,7 +134,7 @@ class _Forge:
 class _Worker:
     """A process that compiles, and the thread that hands it one job of a queue after another."""
 
-    def __init__(self, worker: socket.socket, queue: Queue):
+    def __init__(self, worker: socket.socket, queue: "_Queue"):
         self.socket, self.queue = worker, queue
         self.was_ready = False
         self.number: int | None = None  # of the process, from when it is ready until it ends
@@ -155,6 +164,30 @@ class _Worker:
         self.socket.close()
 
 
+class _Queue:
+    """Jobs in the order in which they came, but those of C code first, which take longest."""
+
+    def __init__(self) -> None:
+        self.jobs: PriorityQueue[tuple[int, int, _Job | None]] = PriorityQueue()
+        self.numbers = itertools.count()  # none twice, so that jobs are never compared
+
+    def put(self, job: _Job) -> None:
+        self.jobs.put((1 if job.launcher is not None else 2, next(self.numbers), job))
+
+    def end_one(self) -> None:
+        """Have one thread that gets a job next get None."""
+        self.jobs.put((0, next(self.numbers), None))
+
+    def get(self) -> _Job | None:
+        return self.jobs.get()[-1]
+
+    def get_if_any(self) -> _Job | None:
+        try:
+            return self.jobs.get_nowait()[-1]
+        except Empty:
+            return None
+
+
 class _Compiler:
     """An executor for Triton: has kernels compiled by workers, for the files that Triton keeps; then reads these.
 
@@ -164,7 +197,7 @@ class _Compiler:
 
     def __init__(self) -> None:
         self.jobs: list[_Job] = []
-        self.queue: Queue = SimpleQueue()  # what any worker may take, and this process in the end
+        self.queue = _Queue()  # what any worker may take, and this process in the end
         self.workers: list[_Worker] = []
         self.launches: set[tuple] = set()  # whose C code some job has compiled
 
@@ -178,7 +211,7 @@ class _Compiler:
         self.jobs.append(job)
         if job.pickled:
             self.queue.put(job)
-            if len(self.workers) < (os.cpu_count() or 1) - 1:  # one core is this process's own
+            if len(self.workers) < _cores() - 1:  # one core is this process's own
                 self._start_worker()
         else:
             job.answered.set()
@@ -193,9 +226,8 @@ class _Compiler:
 
     def finish(self) -> None:
         """Compile here what no worker has taken yet, wait for the rest, and read all that they made."""
-        with suppress(Empty):
-            while (job := self.queue.get_nowait()) is not None:
-                job.run()
+        while (job := self.queue.get_if_any()) is not None:
+            job.compile()
         deadline = time.monotonic() + PATIENCE
         for job in self.jobs:
             job.answered.wait(max(0.0, deadline - time.monotonic()))
@@ -204,7 +236,7 @@ class _Compiler:
     def close(self) -> None:
         """End the workers, and tell Triton that what is not made yet never will be."""
         for _ in self.workers:
-            self.queue.put(None)
+            self.queue.end_one()
         for worker in self.workers:
             worker.close()
         if not all(worker.was_ready for worker in self.workers):
@@ -239,6 +271,12 @@ def _end_forge() -> None:
     if _forge is not None:
         _forge.close()
         _forge = None
+
+
+def _cores() -> int:
+    """Those that this process may use, which may be fewer than the machine has."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _description(make: Callable) -> Description | None:

@@ -77,7 +77,7 @@ def made(monkeypatch, tmp_path) -> Counter:
     def listener(*, cache_hit, **_):
         counts["read" if cache_hit else "compiled"] += 1
 
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
     monkeypatch.setattr(triton.knobs.compilation, "listener", listener)
     forget_kernels(monkeypatch)
     return counts
@@ -197,6 +197,26 @@ def test_a_worker_finds_the_same_key_for_every_kernel(made, monkeypatch, name):
     assert_same_keys(lambda: model.predict(x, model.conditioning(zeros, zeros)), monkeypatch, at_least=6)
 
 
+def test_variants_of_a_first_result_are_few(made, monkeypatch):
+    """And their C code, which takes as long as a kernel. More of them are seconds: see that they are worth it."""
+    config = read_json(hub.resolve("emoji64") / "unet" / "config.json")
+    model = fastdiff.UNet2DModel.from_config(config).to("meta", torch.bfloat16)
+    monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
+    monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 132)
+    monkeypatch.setattr(launching, "only_compiles", ContextVar("only_compiles", default=True))
+    zeros, known, found = torch.zeros(1, dtype=torch.int64, device="meta"), set(), []
+    for side in (64, 96):  # its own size, then another
+        x = torch.empty(1, side, side, 3, dtype=torch.bfloat16, device="meta")
+        with Keeping() as kept:
+            model.predict(x, model.conditioning(zeros, zeros))
+        new = {key: told for key, told in zip(kept.keys, kept.descriptions, strict=True) if key not in known}
+        known |= new.keys()
+        found.append((len(new), len({told.arguments() for told in new.values()})))
+    (kernels, launches), (more_kernels, more_launches) = found
+    assert kernels <= 33 and launches <= 17
+    assert more_kernels <= 24 and more_launches <= 13
+
+
 def test_a_worker_finds_the_same_key_for_gluon(made, monkeypatch):
     q, k, v = torch.empty(1, 256, 3 * 1152, dtype=torch.bfloat16, device="meta").chunk(3, dim=-1)
     assert_same_keys(lambda: attention.hopper(q, k, v, heads=16), monkeypatch, at_least=1)
@@ -231,6 +251,17 @@ def test_c_code_is_compiled_once_for_equal_arguments(made, workers, tmp_path):
         wait_for(*launchers(tmp_path))
     _, normalises = launchers(tmp_path)
     assert sum(made.values()) == 4 and normalises.read_text().count("False") == 1
+
+
+def test_jobs_of_c_code_come_first():
+    queue, launcher = compiling._Queue(), type("Launcher", (), {})
+    jobs = [compiling._Job(None, described()._replace(launcher=each)) for each in (None, launcher, None, launcher)]
+    for job in jobs:
+        queue.put(job)
+    assert [queue.get_if_any() for _ in range(5)] == [jobs[1], jobs[3], jobs[0], jobs[2], None]
+    queue.put(jobs[0])
+    queue.end_one()
+    assert [queue.get(), queue.get()] == [None, jobs[0]]
 
 
 def described(**signature) -> compiling.Description:
@@ -309,11 +340,12 @@ def test_what_comes_before_the_first_kernel_is_made_ready_in_the_background(
     wait_until(lambda: threading.active_count() == threads)
 
 
-def test_no_more_workers_than_cores_that_this_process_leaves(made, workers, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+def test_no_more_workers_than_cores_that_this_process_leaves(made, workers, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3}, raising=False)
     with only_compiling():
         normalise()
     assert made == {"compiled": 2} and workers == []
+    assert all(path.exists() for path in launchers(tmp_path))
 
 
 READS_A_KERNEL = """
