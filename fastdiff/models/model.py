@@ -131,6 +131,6 @@ class Model(nn.Module):
 
 
 def _prepare_kernels(device: torch.device) -> None:
-    """Begin what the first kernel on this device waits for, meanwhile weights are read and moved."""
+    """Begin what the first kernel on this device will wait for, while weights are read and moved."""
     if device.type == "cuda":
         get_ready()

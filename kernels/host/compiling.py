@@ -18,6 +18,7 @@ from pathlib import Path
 from queue import Empty, PriorityQueue
 from subprocess import DEVNULL, Popen
 from threading import Event, Lock, RLock, Thread
+from typing import BinaryIO
 
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.host.compile_worker import ANSWER, Description
@@ -98,7 +99,7 @@ def _prepare() -> None:
             _start_forge()
         hashing = Thread(target=triton.runtime.cache.triton_key, daemon=True)
         hashing.start()
-        triton.runtime.driver.active.get_current_target()
+        triton.runtime.driver.active  # noqa: B018  which makes it
         hashing.join()
 
 
@@ -114,6 +115,7 @@ class _Forge:
     """A process that has Triton ready, and forks workers; see `compile_worker`."""
 
     def __init__(self, command: list[str]):
+        self.start = command, dict(os.environ)
         self.control, theirs = socket.socketpair()
         with theirs, _closed_on_error(self.control):
             self.process = Popen(command, stdin=theirs.fileno(), stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
@@ -144,13 +146,20 @@ class _Worker:
     def _feed(self) -> None:
         with suppress(OSError, ValueError), self.socket.makefile("rb") as answers:
             self.number, self.was_ready = int(answers.readline()), True
-            while self.number is not None and (job := self.queue.get()) is not None:
-                try:
-                    self.socket.sendall(job.pickled)
-                    if not answers.readline():
-                        self.number = None
-                finally:
-                    job.answered.set()
+            while (job := self.queue.get()) is not None:
+                if not self._has_compiled(job, answers):
+                    self.number = None
+                    return
+
+    def _has_compiled(self, job: _Job, answers: BinaryIO) -> bool:
+        """Hand it a job; return whether the process is still there when that is done."""
+        try:
+            self.socket.sendall(job.pickled)
+            return bool(answers.readline())
+        except OSError:
+            return False
+        finally:
+            job.answered.set()
 
     def close(self) -> None:
         """End the process with all that it started, and the thread, which the queue has to let go."""
@@ -257,9 +266,11 @@ def _fork() -> socket.socket | None:
 
 
 def _start_forge() -> _Forge | None:
-    """The process that forks workers, new where there is none; None where there can be none."""
+    """The process that forks workers; None where there can be none. It is new if there is none of this environment."""
     global _forge
     command = _worker_command()
+    if _forge is not None and _forge.start != (command, os.environ):
+        _end_forge()
     if _forge is None and command is not None:
         _forge = _Forge(command)
     return _forge

@@ -302,6 +302,20 @@ def test_the_next_block_has_workers_of_the_same_process(made, workers, monkeypat
     assert len(workers) == 2 and len(forges) == 1 and workers[0].number != workers[1].number
 
 
+def test_the_process_has_the_environment_of_now(made, workers, monkeypatch, tmp_path):
+    """As where Triton keeps files: others would go where nobody reads them."""
+    with only_compiling():
+        normalise()
+        wait_for(*launchers(tmp_path))
+    made.clear()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "moved"))
+    (tmp_path / "moved").mkdir()
+    with only_compiling():
+        normalise("mish")
+        wait_for(*launchers(tmp_path / "moved")[1:])
+    assert made == {"read": 1}
+
+
 def test_a_process_that_was_idle_for_long_is_replaced(made, workers, monkeypatch, tmp_path):
     with only_compiling():
         normalise()
@@ -322,13 +336,15 @@ def test_what_comes_before_the_first_kernel_is_made_ready_in_the_background(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     if cached:
         (tmp_path / "cache" / "kernel").mkdir(parents=True)
-    driver, go, events, threads = triton.runtime.driver._active, threading.Event(), [], threading.active_count()
+    go, events, threads = threading.Event(), [], threading.active_count()
 
-    def get_current_target():
-        assert go.wait(60)
-        events.append("driver")
+    class Driver:
+        @property
+        def active(self):
+            assert go.wait(60)
+            events.append("driver")
 
-    monkeypatch.setattr(driver, "get_current_target", get_current_target)
+    monkeypatch.setattr(triton.runtime, "driver", Driver())
     monkeypatch.setattr(compiling, "_readiness", None)
     compiling.get_ready()
     compiling.get_ready()
