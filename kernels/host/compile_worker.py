@@ -33,7 +33,6 @@ class Description(NamedTuple):
     attributes: dict[tuple[int, ...], Any]
     options: dict[str, Any]
     target: Any  # triton.backends.compiler.GPUTarget
-    launcher: type | None  # that makes C code, which Triton 3.6 compiles too
     triton_key: str  # a hash of Triton's own files, which takes a process 0.2 s to make
 
     def arguments(self) -> tuple[Any, ...]:
@@ -59,9 +58,30 @@ class Description(NamedTuple):
         triton.runtime.cache.triton_key = lambda: self.triton_key
         # not a driver of CUDA's, but device code asks for the target alone
         triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: self.target))
-        kernel = triton.compile(self.source(), target=self.target, options=self.options)
-        if self.launcher is not None:
-            self.launcher(kernel.src, kernel.metadata)
+        triton.compile(self.source(), target=self.target, options=self.options)
+
+
+class Launch(NamedTuple):
+    """The C code that launches a kernel, which Triton 3.6 compiles too."""
+
+    launcher: type  # that makes it
+    kernel: Description
+
+    def compile(self) -> None:
+        """Leave its file in Triton's cache. It needs of the kernel only what is known before that is compiled."""
+        kinds = [kind for kind in self.kernel.signature.values() if isinstance(kind, str)]
+        descriptors = sum(kind.startswith("tensordesc") for kind in kinds)
+        self.launcher(self.kernel.source(), Uncompiled([True] * descriptors))
+
+
+class Uncompiled:
+    """Stands for all that Triton knows of a compiled kernel; C code asks only how many descriptors it has, if any."""
+
+    def __init__(self, descriptors: list):
+        self.tensordesc_meta = descriptors
+
+    def __getattr__(self, name: str) -> int:
+        return 0
 
 
 def settle_key(kernel) -> None:

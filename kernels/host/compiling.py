@@ -21,7 +21,7 @@ from threading import Event, Lock, RLock, Thread
 from typing import BinaryIO
 
 from fastdiff.kernels.device.language import triton
-from fastdiff.kernels.host.compile_worker import ANSWER, Description
+from fastdiff.kernels.host.compile_worker import ANSWER, Description, Launch
 
 DEVICE_CODE = "fastdiff.kernels.device."
 PATIENCE = 30.0  # seconds for the kernels that workers still compile when there is nothing else left to do
@@ -54,21 +54,15 @@ def only_compiling() -> Iterator[None]:
 
 
 class _Job:
-    """A kernel that Triton submits: `make` compiles it, or reads it where its files are there."""
+    """A kernel that Triton submits, or C code of its launch: `make` compiles it, or reads it where its files are there.
 
-    def __init__(self, make: Callable, description: Description | None):
+    A worker hears `described`; where that is None, or of a kind that cannot be pickled, it is compiled here.
+    """
+
+    def __init__(self, make: Callable, described: Description | Launch | None):
         self.future: Future = Future()
-        self.make, self.pickled = make, _pickled(description)
-        self.launcher = None if description is None else description.launcher
+        self.make, self.pickled = make, _pickled(described)
         self.answered = Event()  # by a worker, or because none will be
-
-    def compile(self) -> None:
-        """Do here what a worker would."""
-        self.run()
-        if self.launcher is not None:
-            with suppress(Exception):  # it is raised where the kernel is launched
-                kernel = self.future.result()
-                self.launcher(kernel.src, kernel.metadata)
 
     def run(self) -> None:
         if not self.future.done():
@@ -174,14 +168,14 @@ class _Worker:
 
 
 class _Queue:
-    """Jobs in the order in which they came, but those of C code first, which take longest."""
+    """Kernels in the order in which they came; then C code, which takes less long, so that all end at once."""
 
     def __init__(self) -> None:
         self.jobs: PriorityQueue[tuple[int, int, _Job | None]] = PriorityQueue()
         self.numbers = itertools.count()  # none twice, so that jobs are never compared
 
-    def put(self, job: _Job) -> None:
-        self.jobs.put((1 if job.launcher is not None else 2, next(self.numbers), job))
+    def put(self, job: _Job, *, later: bool) -> None:
+        self.jobs.put((1 + later, next(self.numbers), job))
 
     def end_one(self) -> None:
         """Have one thread that gets a job next get None."""
@@ -208,23 +202,32 @@ class _Compiler:
         self.jobs: list[_Job] = []
         self.queue = _Queue()  # what any worker may take, and this process in the end
         self.workers: list[_Worker] = []
-        self.launches: set[tuple] = set()  # whose C code some job has compiled
+        self.launches: dict[tuple, _Job] = {}  # C code by its arguments
 
     def submit(self, make: Callable) -> Future:
         description = _description(make)
-        if description is not None:
-            launch = description.arguments()
-            description = description._replace(launcher=None) if launch in self.launches else description
-            self.launches.add(launch)
         job = _Job(make, description)
         self.jobs.append(job)
         if job.pickled:
-            self.queue.put(job)
-            if len(self.workers) < _cores() - 1:  # one core is this process's own
-                self._start_worker()
+            self._hand_out(job)
         else:
             job.answered.set()
+        if description is not None:
+            self._submit_launch(description)
         return job.future
+
+    def _submit_launch(self, description: Description) -> None:
+        launcher, arguments = getattr(triton.runtime.driver.active, "launcher_cls", None), description.arguments()
+        if launcher is None or arguments in self.launches:
+            return
+        launch = Launch(launcher, description)
+        self.launches[arguments] = _Job(launch.compile, launch)
+        self._hand_out(self.launches[arguments], later=True)
+
+    def _hand_out(self, job: _Job, *, later: bool = False) -> None:
+        self.queue.put(job, later=later)
+        if len(self.workers) < _cores() - 1:  # one core is this process's own
+            self._start_worker()
 
     def _start_worker(self) -> None:
         with suppress(OSError, RuntimeError):  # no memory, no process, no thread
@@ -236,8 +239,10 @@ class _Compiler:
     def finish(self) -> None:
         """Compile here what no worker has taken yet, wait for the rest, and read all that they made."""
         while (job := self.queue.get_if_any()) is not None:
-            job.compile()
+            job.run()
         deadline = time.monotonic() + PATIENCE
+        for launch in self.launches.values():
+            launch.answered.wait(max(0.0, deadline - time.monotonic()))
         for job in self.jobs:
             job.answered.wait(max(0.0, deadline - time.monotonic()))
             job.run()
@@ -301,19 +306,18 @@ def _description(make: Callable) -> Description | None:
         kernel = source.fn
         if not kernel.__module__.startswith(DEVICE_CODE) or _is_cached(source, target, options, environment):
             return None
-        launcher = getattr(triton.runtime.driver.active, "launcher_cls", None)
         return Description(
             kernel.__module__, kernel.__name__, source.signature, source.constants, source.attrs, options.__dict__,
-            target, launcher, triton.runtime.cache.triton_key(),
+            target, triton.runtime.cache.triton_key(),
         )  # fmt: skip
     except (AttributeError, KeyError, TypeError):  # another Triton
         return None
 
 
-def _pickled(description: Description | None) -> bytes:
-    """Nothing where there is no description, or it has an argument of a kind that cannot be pickled."""
+def _pickled(described: Description | Launch | None) -> bytes:
+    """Nothing where there is nothing, or what has an argument of a kind that cannot be pickled."""
     try:
-        return b"" if description is None else pickle.dumps(description)
+        return b"" if described is None else pickle.dumps(described)
     except (AttributeError, TypeError, pickle.PicklingError):
         return b""
 

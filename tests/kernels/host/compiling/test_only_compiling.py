@@ -39,9 +39,8 @@ def test_workers_compile_while_the_block_runs_and_this_process_reads(made, worke
         assert made == {}
     assert made == {"read": 2} and len(workers) == 1
     assert capfd.readouterr() == ("", "")
-    hashes, processes, torches = zip(*(path.read_text().split("\n") for path in launchers(tmp_path)), strict=True)
-    kernels = [kernel for name in KERNELS for kernel in cached(name)]
-    assert [kernel.hash for kernel in kernels] == list(hashes)
+    processes, torches = zip(*(path.read_text().split("\n") for path in launchers(tmp_path)), strict=True)
+    assert [len(cached(name)) for name in KERNELS] == [1, 1]
     assert set(processes) == {str(workers[0].number)}
     assert set(torches) == {"False"}
 
