@@ -48,7 +48,22 @@ class Scalar:
 
 
 def _operators() -> None:
-    for name in ("add", "sub", "mul", "floordiv", "mod", "and_", "xor", "rshift", "lshift", "gt", "ge", "lt", "eq"):
+    for name in (
+        "add",
+        "sub",
+        "mul",
+        "floordiv",
+        "mod",
+        "and_",
+        "or_",
+        "xor",
+        "rshift",
+        "lshift",
+        "gt",
+        "ge",
+        "lt",
+        "eq",
+    ):
         function = getattr(operator, name)
         special = name.strip("_")
 
@@ -116,7 +131,7 @@ class Memory:
     """Shared memory, or a view of it."""
 
     def __init__(self, array: np.ndarray):
-        self.array, self.dtype = array, np.float32
+        self.array, self.dtype, self.shape = array, np.float32, array.shape
 
     def index(self, i: Any) -> Any:
         piece = self.array[int(i)]
@@ -229,6 +244,11 @@ def reinterpret(memory: Memory, dtype: Any, shape: list[int], layout: Any) -> Me
     return Memory(flat[: math.prod(shape)].reshape(shape))
 
 
+def pieces(memory: Memory, buffer: Any, size: int, first: int, count: int) -> Memory:
+    at = int(buffer) * size + int(first)
+    return Memory(memory.array[at : at + count])
+
+
 def allocate(dtype: Any, shape: list[int], layout: Any) -> Memory:
     if dtype == "int64":
         return Memory(np.array([[Barrier()] for _ in range(shape[0])], dtype=object))
@@ -308,7 +328,7 @@ def _language() -> ModuleType:
         expect=lambda barrier, number: barrier.arrive(number),
         arrive=lambda barrier, count, pred=True: barrier.arrive() if pred else None,
     )
-    module.pieces = lambda memory, first, count: Memory(memory.array[first : first + count])
+    module.pieces = pieces
     module.fence_async_shared = _nothing
     for function in (reinterpret, async_load, async_store, store_wait, warpgroup_mma, warpgroup_mma_wait):
         setattr(module, function.__name__, function)

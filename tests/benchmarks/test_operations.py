@@ -61,7 +61,7 @@ def test_a_convolution_on_sm_90(harness, load, monkeypatch, options):
     times = {"hopper_ms", "hopper_moments_ms", "kernel_ms", "kernel_moments_ms", "eager_ms"}
     residual = {"hopper_residual_ms", "kernel_residual_ms", "eager_residual_ms"}
     assert times <= row.keys() and (residual <= row.keys()) == (not options)
-    assert row["plan"] == "conv2d-same-256-narrow" + "-shortcut" * bool(options)
+    assert row["plan"] == "conv2d-same-256-128" + "-shortcut" * bool(options)
     json.dumps(row)
 
 

@@ -88,4 +88,4 @@ def test_narrow_heads_run_the_kernel_of_all_cards(width):
 @pytest.mark.parametrize("case", CASES)
 def test_compiles_within_shared_memory(case, launches, monkeypatch):
     monkeypatch.setattr(gluon, "obstacle", lambda device: None)
-    assert_compiles(launches(CASES[case], 90), 90)
+    assert_compiles(launches(CASES[case], 90), 90, spills=not case.startswith("conv2d"))

@@ -8,7 +8,7 @@ import torch
 
 from fastdiff.kernels.host import dispatch
 from fastdiff.kernels.host.dispatch import Call, Operation
-from fastdiff.kernels.host.hopper import attention, gluon, linear
+from fastdiff.kernels.host.hopper import attention, conv2d, gluon, linear
 from fastdiff.kernels.host.recording import because, record
 
 CPU = torch.device("cpu")
@@ -112,7 +112,9 @@ def test_what_is_confirmed_has_a_plan():
     plans = {plan.name for plan in attention.PLANS}
     assert len(plans) == len(attention.PLANS)
     plans |= {f"{plan.name}, {how}" for plan in attention.PLANS for how in ("causal", "masked")}
-    assert all(name in plans or re.fullmatch(r"linear \d+ to \d+", name) for name in gluon.CONFIRMED)
+    pixels, channels = ("|".join(map(str, numbers)) for numbers in (conv2d.PIXELS, (*conv2d.DEPTHS, "more")))
+    others = rf"linear \d+ to \d+|conv2d-(same|up|down)-({pixels})-({channels})(-shortcut)?"
+    assert all(name in plans or re.fullmatch(others, name) for name in gluon.CONFIRMED)
 
 
 @pytest.mark.parametrize("width", range(8, 257, 8))
