@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager, suppress
 from contextvars import ContextVar
+from enum import IntEnum
 from pathlib import Path
 from queue import Empty, PriorityQueue
 from subprocess import DEVNULL, Popen
@@ -24,6 +25,7 @@ from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.host.compile_worker import ANSWER, Description, Launch
 
 DEVICE_CODE = "fastdiff.kernels.device."
+GLUON_CODE = f"{DEVICE_CODE}hopper."
 PATIENCE = 30.0  # seconds for the kernels that workers still compile when there is nothing else left to do
 WORKER = "import sys; sys.path[:] = sys.argv[1:]; from fastdiff.kernels.host.compile_worker import main; main()"
 
@@ -167,19 +169,28 @@ class _Worker:
         self.socket.close()
 
 
+class Turn(IntEnum):
+    """The order in which free workers take jobs."""
+
+    END = 0
+    GLUON = 1  # takes twice as long as Triton
+    TRITON = 2
+    C = 3
+
+
 class _Queue:
-    """Kernels in the order in which they came; then C code, which takes less long, so that all end at once."""
+    """Jobs in the order in which they came, but the longest first, so that all end at once: by their `Turn`."""
 
     def __init__(self) -> None:
         self.jobs: PriorityQueue[tuple[int, int, _Job | None]] = PriorityQueue()
         self.numbers = itertools.count()  # none twice, so that jobs are never compared
 
-    def put(self, job: _Job, *, later: bool) -> None:
-        self.jobs.put((1 + later, next(self.numbers), job))
+    def put(self, job: _Job, turn: Turn) -> None:
+        self.jobs.put((turn, next(self.numbers), job))
 
     def end_one(self) -> None:
         """Have one thread that gets a job next get None."""
-        self.jobs.put((0, next(self.numbers), None))
+        self.jobs.put((Turn.END, next(self.numbers), None))
 
     def get(self) -> _Job | None:
         return self.jobs.get()[-1]
@@ -208,12 +219,11 @@ class _Compiler:
         description = _description(make)
         job = _Job(make, description)
         self.jobs.append(job)
-        if job.pickled:
-            self._hand_out(job)
-        else:
+        if description is None or not job.pickled:
             job.answered.set()
-        if description is not None:
-            self._submit_launch(description)
+            return job.future
+        self._hand_out(job, Turn.GLUON if description.module.startswith(GLUON_CODE) else Turn.TRITON)
+        self._submit_launch(description)
         return job.future
 
     def _submit_launch(self, description: Description) -> None:
@@ -222,10 +232,10 @@ class _Compiler:
             return
         launch = Launch(launcher, description)
         self.launches[arguments] = _Job(launch.compile, launch)
-        self._hand_out(self.launches[arguments], later=True)
+        self._hand_out(self.launches[arguments], Turn.C)
 
-    def _hand_out(self, job: _Job, *, later: bool = False) -> None:
-        self.queue.put(job, later=later)
+    def _hand_out(self, job: _Job, turn: Turn) -> None:
+        self.queue.put(job, turn)
         if len(self.workers) < _cores() - 1:  # one core is this process's own
             self._start_worker()
 

@@ -15,7 +15,7 @@ from fastdiff.checkpoints.json_files import read_json
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.host import compiling, dispatch, launching
-from fastdiff.kernels.host.compiling import only_compiling
+from fastdiff.kernels.host.compiling import Turn, only_compiling
 from tests.kernels.host.compiling.stand_ins import launchers, normalise, wait_for
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -118,13 +118,13 @@ def test_c_code_is_compiled_once_for_equal_arguments(made, workers, tmp_path):
     assert sum(made.values()) == 4 and normalises.read_text().count("\n") == 1
 
 
-def test_c_code_is_compiled_when_no_kernel_waits():
-    queue = compiling._Queue()
-    jobs = [compiling._Job(None, None) for _ in range(4)]
-    for job, later in zip(jobs, (True, False, True, False), strict=True):
-        queue.put(job, later=later)
-    assert [queue.get_if_any() for _ in range(5)] == [jobs[1], jobs[3], jobs[0], jobs[2], None]
-    queue.put(jobs[0], later=False)
+def test_the_longest_jobs_are_taken_first():
+    queue, turns = compiling._Queue(), [Turn.C, Turn.TRITON, Turn.GLUON, Turn.TRITON]
+    jobs = [compiling._Job(None, None) for _ in turns]
+    for job, turn in zip(jobs, turns, strict=True):
+        queue.put(job, turn)
+    assert [queue.get_if_any() for _ in range(5)] == [jobs[2], jobs[1], jobs[3], jobs[0], None]
+    queue.put(jobs[0], Turn.GLUON)
     queue.end_one()
     assert [queue.get(), queue.get()] == [None, jobs[0]]
 
