@@ -86,12 +86,13 @@ def test_the_process_has_the_environment_of_now(made, workers, monkeypatch, tmp_
     assert made == {"read": 1}
 
 
-def test_a_process_that_was_idle_for_long_is_replaced(made, workers, monkeypatch, tmp_path):
+def test_a_process_that_was_idle_for_long_ends_and_is_replaced(made, workers, monkeypatch, tmp_path):
+    soon = "from fastdiff.kernels.host import compile_worker as program; program.IDLE = 0.5; program.main()"
+    monkeypatch.setattr(compiling, "WORKER", f"import sys; sys.path[:] = sys.argv[1:]; {soon}")
     with only_compiling():
         normalise()
         wait_for(*launchers(tmp_path))
-    compiling._forge.process.kill()
-    compiling._forge.process.wait()
+    wait_until(lambda: compiling._forge.process.poll() == 0)
     with only_compiling():
         normalise("mish")
         wait_until(lambda: workers[1].was_ready)
