@@ -83,13 +83,13 @@ class Model(nn.Module):
         cls: type[AnyModel], folder: Path, *, variant: str | None, dtype: torch.dtype, device: str | torch.device
     ) -> AnyModel:
         """Config and weights from the very folder that holds them. Raises as `from_pretrained`."""
-        _prepare_kernels(torch.device(device))
         path = folder / "config.json"
         config = read_json(path)
         if config.get("_class_name", cls.part.class_name) not in cls.part.classes:
             raise InputError(f"{path} describes a {config['_class_name']}; {cls.part.class_name} is supported")
         options = cls.part.config.from_mapping(config, path)
         weight_files.check_fit(options, folder, variant, path)
+        _prepare_kernels(torch.device(device))
         with on_meta():
             model = cls.from_config(options, source=str(path))
         state = weights.load_state_dict(folder, variant, options.LIBRARY)
