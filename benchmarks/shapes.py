@@ -230,6 +230,19 @@ CONV1D_BLOCKS = {
 }
 # workload -> N, L, C_in, C_out, options of linear; options "gate" and "residual" are tensors of its size
 GATED = {"gate": True, "residual": True}
+
+
+def of_transformer(
+    level: str, n: int, tokens: int, channels: int
+) -> dict[str, tuple[int, int, int, int, dict[str, Any]]]:
+    """The products of a block of a text U-Net's transformers that `linear` makes."""
+    return {
+        f"{level}-qkv": (n, tokens, channels, 3 * channels, {}),
+        f"{level}-out": (n, tokens, channels, channels, {}),
+        f"{level}-ff": (n, tokens, 4 * channels, channels, {"residual": True}),
+    }
+
+
 LINEARS: dict[str, tuple[int, int, int, int, dict[str, Any]]] = {
     "dit_b2-qkv": (2, 256, 1152, 3456, {}),
     "dit_b2-out": (2, 256, 1152, 1152, GATED),
@@ -246,6 +259,13 @@ LINEARS: dict[str, tuple[int, int, int, int, dict[str, Any]]] = {
     "ddpm32_b1-qkv": (1, 256, 256, 768, {}),
     "ddpm256_b8-qkv": (8, 256, 512, 1536, {}),
     "ddpm256_b1-qkv": (1, 256, 512, 1536, {}),
+    "dit_b32-out-alone": (32, 256, 1152, 1152, {}),
+    "dit_b32-fc2-alone": (32, 256, 4608, 1152, {}),
+    **of_transformer("sd15_b2-L4096", 2, 4096, 320),
+    **of_transformer("sd15_b2-L1024", 2, 1024, 640),
+    **of_transformer("sd15_b2-L256", 2, 256, 1280),
+    **of_transformer("sdxl_b2-L4096", 2, 4096, 640),
+    **of_transformer("sdxl_b2-L1024", 2, 1024, 1280),
 }
 # workload -> N, L, C_in, C_out
 SWIGLUS = {"dit_b2": (2, 256, 1152, 3072), "dit_b32": (32, 256, 1152, 3072)}

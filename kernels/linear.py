@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -135,26 +135,18 @@ class LinearCall(Call[Tensor]):
         return y.view(*self.x.shape[:2], -1)
 
     def hopper_plan(self) -> str | None:
-        others = self.rms_norm, self.gate, self.residual
-        if self.x.itemsize != 2 or any(option is not None for option in others):
+        if self.x.itemsize != 2 or self.rms_norm is not None or self.gate is not None:
             return None
-        return "linear {1} to {0}".format(*self.weight.shape)
+        return plan_name("linear", self.weight, residual=self.residual is not None)
 
     def hopper_obstacle(self) -> str | None:
-        return "no plan" if self.hopper_plan() is None else on_hopper.obstacle(*self._rows())
-
-    def _rows(self) -> tuple[Tensor, Tensor]:
-        """x (N L, C_in), channels side by side, and the weight as it is: its kernel does not wait for a copy."""
-        return side_by_side(self.x.reshape(-1, self.x.shape[-1])), self.weight
+        return "no plan" if self.hopper_plan() is None else hopper_obstacle(self.x, self.weight, self.weight.shape[0])
 
     def hopper(self) -> Tensor:
-        """Return it by tiles that fill the card with few tokens, of many by the kernel: the bits are the same."""
-        x, weight = self._rows()
-        tiles = on_hopper.tiles_of(x, weight)
-        if tiles is None:
-            return self.kernel()
-        y = on_hopper.launch_tiles(tiles, x, weight, side_by_side(self.bias), self.activation)
-        return y.view(*self.x.shape[:2], -1)
+        """Return it by tiles that fill the card, of too few tokens by the kernel: the bits are the same."""
+        residual = None if self.residual is None else self.residual.reshape(-1, self.weight.shape[0]).contiguous()
+        y = launch_hopper(self.x, self.weight, self.bias, activation=self.activation, residual=residual)
+        return self.kernel() if y is None else y
 
     def kernel(self) -> Tensor:
         weight, eps = self.rms_norm or (None, None)
@@ -181,6 +173,32 @@ def _only(y: Tensor | tuple[Tensor, Tensor]) -> Tensor:
     return y if isinstance(y, Tensor) else y[0]
 
 
+def plan_name(operation: str, weight: Tensor, *, residual: bool = False) -> str:
+    """Name the plan of the kernel for sm_90 at a weight's width."""
+    return "{} {} to {}".format(operation, *reversed(weight.shape)) + ", residual" * residual
+
+
+def hopper_obstacle(x: Tensor, weight: Tensor, out_channels: int) -> str | None:
+    """Say why the kernel for sm_90 is not launched, if it is not."""
+    return on_hopper.obstacle(_rows(x), weight, out_channels)
+
+
+def launch_hopper(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, dual: bool = False, **options: Any
+) -> Tensor | None:
+    """Launch the kernel for sm_90: (N, L, C_out), or None where there are too few tokens for it."""
+    rows = _rows(x)
+    tiles = on_hopper.tiles_of(rows, weight, dual=dual)
+    if tiles is None:
+        return None
+    return on_hopper.launch_tiles(tiles, rows, weight, side_by_side(bias), **options).view(*x.shape[:2], -1)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(N L, C_in), channels side by side."""
+    return side_by_side(x.reshape(-1, x.shape[-1]))
+
+
 def products_obstacle(x: Tensor) -> str | None:
     """Say why the kernel of `linear`, `swiglu` and `geglu` does not take these tokens, if it does not."""
     return f"{tuple(x.shape)} of {x.dtype} has no kernel" if x.dtype not in DTYPES or x.numel() == 0 else None
@@ -193,6 +211,10 @@ class GatedCall(Call[Tensor]):
     x: Tensor
     weight: Tensor
     bias: Tensor | None = None
+
+    name: ClassVar[str]
+    activation: ClassVar[str | None] = None  # of the first product
+    activation2: ClassVar[str | None] = None  # of the second
 
     @property
     def device(self) -> torch.device:
@@ -210,9 +232,21 @@ class GatedCall(Call[Tensor]):
     def obstacle(self) -> str | None:
         return products_obstacle(self.x)
 
-    def launch(self, **activations: str) -> Tensor:
-        """Launch the kernel with an activation of the first product, or of the second."""
-        return launch_products(self.x, self.weight.unflatten(0, (2, -1)), self.bias, **activations)  # type: ignore[arg-type]
+    def hopper_plan(self) -> str | None:
+        return plan_name(self.name, self.weight) if self.x.itemsize == 2 else None
+
+    def hopper_obstacle(self) -> str | None:
+        no_plan = self.hopper_plan() is None
+        return "no plan" if no_plan else hopper_obstacle(self.x, self.weight, self.weight.shape[0] // 2)
+
+    def hopper(self) -> Tensor:
+        activations = {"activation": self.activation, "activation2": self.activation2}
+        y = launch_hopper(self.x, self.weight, self.bias, dual=True, **activations)
+        return self.kernel() if y is None else y
+
+    def kernel(self) -> Tensor:
+        weights = self.weight.unflatten(0, (2, -1))
+        return launch_products(self.x, weights, self.bias, activation=self.activation, activation2=self.activation2)
 
 
 class TokenTile(NamedTuple):

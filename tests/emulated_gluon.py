@@ -62,6 +62,7 @@ def _operators() -> None:
         "gt",
         "ge",
         "lt",
+        "le",
         "eq",
     ):
         function = getattr(operator, name)
@@ -90,6 +91,12 @@ class Values(np.ndarray):
 
     def to(self, dtype: Any) -> "Values":
         return self
+
+    def permute(self, order: tuple[int, ...]) -> "Values":
+        return self.transpose(order)
+
+    def split(self) -> tuple["Values", "Values"]:
+        return self[..., 0], self[..., 1]
 
 
 def _values(array: Any) -> Values:
@@ -131,7 +138,7 @@ class Memory:
     """Shared memory, or a view of it."""
 
     def __init__(self, array: np.ndarray):
-        self.array, self.dtype, self.shape = array, np.float32, array.shape
+        self.array, self.dtype, self.shape, self.layout = array, np.float32, array.shape, None
 
     def index(self, i: Any) -> Any:
         piece = self.array[int(i)]

@@ -27,6 +27,7 @@ from fastdiff.errors import InputError
 from fastdiff.execution.devices import check_move, dtype_name, naming_lost_device, resolve_device, resolve_dtype
 from fastdiff.execution.memory import Portions, or_explain, remedies
 from fastdiff.execution.offloading import on_card, rest_on_host
+from fastdiff.execution.pace import Pace
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.classes import DENOISERS, Models, load_models
 from fastdiff.models.denoiser import Denoiser
@@ -249,9 +250,12 @@ class BasePipeline:
         *,
         wait: bool = True,
     ) -> Iterator[Step]:
-        """Yield a Step for each of the loop's; the last one has the pictures, which are there if it should `wait`."""
+        """Yield a Step for each of the loop's; the last one has the pictures.
+
+        If it should `wait`, the pictures are there, and a GPU has only a few steps in its queue.
+        """
         extremes = Extremes(schedule, self.device)
-        decoder = partial(self._decode, portions, extremes)
+        decoder, pace = partial(self._decode, portions, extremes), Pace(self.device)
         steps = self._denoising(steps)
         with naming_lost_device():
             for i, (x, x0) in enumerate(steps):
@@ -263,6 +267,7 @@ class BasePipeline:
                 timestep = schedule.timesteps[i].item()
                 step = Step(i, len(schedule), timestep, x, x0, portions.size, finish, decoder, self._small)
                 if wait:
+                    pace.note()
                     _ = step.images
                 yield step
 
