@@ -24,6 +24,8 @@ from forwards import WORKLOADS, class_name, dtype_of, in_dtype, inputs
 from harness import DEVICE
 from torch import nn
 
+from fastdiff.execution.devices import on_meta
+
 CALLS = 3  # the first compiles, the second captures, the third replays
 
 
@@ -60,7 +62,7 @@ def measure_alone(who: str, name: str) -> dict[str, float]:
 
 def of_zeros(kind: Any, config: dict, dtype: torch.dtype) -> nn.Module:
     """A model of zeros on DEVICE, which was nowhere else before: no memory is left over from a copy."""
-    with torch.device("meta"):
+    with on_meta():  # as weights are loaded
         model = kind.from_config(config)
     model = model.to(dtype).to(memory_format=torch.channels_last).to_empty(device=DEVICE).eval()
     for parameter in model.parameters():

@@ -15,6 +15,7 @@ from fastdiff.checkpoints.registry import ModelPart
 from fastdiff.errors import InputError
 from fastdiff.execution.cuda_graphs import Function, Graphed
 from fastdiff.execution.devices import check_weights_dtype, on_meta, resolve_device
+from fastdiff.kernels.host.compiling import get_ready
 
 AnyModel = TypeVar("AnyModel", bound="Model")
 
@@ -88,6 +89,7 @@ class Model(nn.Module):
             raise InputError(f"{path} describes a {config['_class_name']}; {cls.part.class_name} is supported")
         options = cls.part.config.from_mapping(config, path)
         weight_files.check_fit(options, folder, variant, path)
+        _prepare_kernels(torch.device(device))
         with on_meta():
             model = cls.from_config(options, source=str(path))
         state = weights.load_state_dict(folder, variant, options.LIBRARY)
@@ -121,7 +123,14 @@ class Model(nn.Module):
         self.release_graphs()  # they read the parameters where these were
         super()._apply(*args, **kwargs)
         self._lay_out()  # which another dtype or device may ask otherwise
+        _prepare_kernels(self.device)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_graphs": {}}  # a copy of the model makes its own
+
+
+def _prepare_kernels(device: torch.device) -> None:
+    """Begin what the first kernel on this device will wait for, while weights are read and moved."""
+    if device.type == "cuda":
+        get_ready()

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from fastdiff import InputError, UNet2DModel
+from fastdiff.checkpoints import hub, weights
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
+from fastdiff.models import model as models
 
 TINY = {
     "sample_size": 8,
@@ -75,6 +77,22 @@ def test_config_of_another_class_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": "UNet2DConditionModel"}))
     with pytest.raises(InputError, match="UNet2DConditionModel"):
         UNet2DModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_kernels_are_prepared_before_weights_are_read(monkeypatch, device):
+    """On a GPU, in the background; on a CPU there are none."""
+    events = []
+
+    def load_state_dict(*_):
+        events.append("weights")
+        raise InputError("enough")
+
+    monkeypatch.setattr(weights, "load_state_dict", load_state_dict)
+    monkeypatch.setattr(models, "get_ready", lambda: events.append("kernels"))
+    with pytest.raises(InputError, match="enough"):
+        UNet2DModel.from_folder(hub.resolve("emoji64") / "unet", variant=None, dtype=torch.bfloat16, device=device)
+    assert events == ["kernels", "weights"][device == "cpu" :]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,55 @@
+"""Calls whose kernels tests have compiled, and waiting for what comes of them."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from fastdiff.kernels.device.language import tl, triton
+from fastdiff.kernels.group_norm import group_norm
+
+KERNELS = ["moments_kernel", "normalise_kernel"]  # what `normalise` launches
+
+
+@triton.jit
+def broken(x_ptr):
+    tl.static_assert(False, "this kernel is broken")
+
+
+def forget_kernels(monkeypatch) -> None:
+    """Drop what this process holds of them, not their files."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("fastdiff.kernels.device.")]
+    for kernel in [broken, *(value for module in modules for value in vars(module).values())]:
+        if isinstance(kernel, triton.JITFunction):
+            monkeypatch.setattr(kernel, "device_caches", type(kernel.device_caches)(kernel.create_binder))
+            monkeypatch.setattr(kernel, "hash", None)
+            monkeypatch.setattr(kernel, "used_global_vals", {})
+
+
+def is_running(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{number}/stat").read_text().split()[2] != "Z"
+
+
+def wait_until(is_so) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def normalise(activation: str = "silu") -> None:
+    group_norm.kernel(torch.empty(2, 64, 64, 64, device="meta"), 32, eps=1e-5, activation=activation)
+
+
+def wait_for(*paths: Path) -> None:
+    wait_until(lambda: all(path.exists() and path.read_text() for path in paths))
+
+
+def launchers(tmp_path) -> list[Path]:
+    return [tmp_path / f"launcher of {name}" for name in KERNELS]
