@@ -17,7 +17,6 @@ from fastdiff.kernels.host import cpu
 from fastdiff.kernels.host.conv2d_plan import Plan, Problem, make_plan, tuned_plan
 from fastdiff.kernels.host.conv2d_tiles import SUM_CHANNELS
 from fastdiff.kernels.host.dispatch import Call, Operation, check_pictures, parts_of
-from fastdiff.kernels.host.filters import weight_memory
 from fastdiff.kernels.host.hopper import conv2d as on_hopper
 from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.host.launching import (
@@ -31,6 +30,7 @@ from fastdiff.kernels.host.launching import (
 )
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.recording import because
+from fastdiff.kernels.host.weights import Filters, Quantised, Weight, plain, weight_memory
 
 # Elements of x up to which torch's own convolution on the CPU leaves oneDNN for a slower one: torch's own limit.
 SMALL_ON_CPU = 20480
@@ -67,8 +67,8 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
 
     Args:
         x: (N, H, W, C_in), float32, float16 or bfloat16; or a pair of such tensors, read as their concatenation over C.
-        weight: (C_out, C_in, kH, kW), the dtype of x; fastest when its memory format is channels-last, in float32 when
-            it is that of `host.filters.k_first`.
+        weight: (C_out, C_in, kH, kW), the dtype of x, or `Quantised`; fastest when its memory format is channels-last,
+            in float32 when it is that of `host.weights.k_first`.
         bias: (C_out,), the dtype of x.
         stride: 1 or 2.
         padding: zeros around the picture.
@@ -87,7 +87,7 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
     """
 
     x: Tensor | tuple[Tensor, Tensor]
-    weight: Tensor
+    weight: Weight
     bias: Tensor | None = None
     _: KW_ONLY
     stride: int = 1
@@ -116,7 +116,7 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         sides = self.padding if isinstance(self.padding, tuple) else (self.padding,) * 4
         return Problem(
             pictures, height, width, tuple(part.shape[3] for part in self.parts), out_channels, (kernel[0], kernel[1]),
-            self.stride, sides, self.upsample, self.weight.dtype.itemsize,
+            self.stride, sides, self.upsample, self.parts[0].itemsize,
         )  # fmt: skip
 
     def check(self) -> None:
@@ -147,10 +147,11 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         for name, tensor in {"x": self.parts[-1], "weight": self.weight, **optional}.items():
             if tensor is None:
                 continue
+            dtype = first.dtype if isinstance(tensor, Quantised) else tensor.dtype
             if tensor.shape != shapes.get(name, tensor.shape):
                 raise ValueError(f"{name}: expected {shapes[name]}, got {tuple(tensor.shape)}")
-            if (tensor.dtype, tensor.device) != (first.dtype, first.device):
-                raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, but x is {first.dtype} on {first.device}")
+            if (dtype, tensor.device) != (first.dtype, first.device):
+                raise ValueError(f"{name}: {dtype} on {tensor.device}, but x is {first.dtype} on {first.device}")
 
     def _check_shortcut(self, shortcut: Shortcut, out_shape: tuple[int, ...]) -> None:
         if self.residual is not None:
@@ -166,7 +167,7 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
             raise ValueError(f"shortcut: {weight.dtype} on {weight.device}, but x is {x.dtype} on {x.device}")
 
     def reference(self) -> Tensor | tuple[Tensor, Moments | None]:
-        weight, options = self.weight, (self.stride, self.padding, self.upsample)
+        weight, options = plain(self.weight, self.parts[0].dtype), (self.stride, self.padding, self.upsample)
         if isinstance(self.x, tuple):
             first = self.x[0].shape[-1]
             y = _convolve(self.x[0], weight[:, :first], self.bias, *options)
@@ -196,10 +197,10 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         after = None if self.norm is None else GroupNormCall(y, **self.norm._asdict())
         if after is not None:
             problem = replace(problem, group=problem.out_channels // after.num_groups)
-        weight, is_k_first = weight_memory(self.weight)
+        filters = weight_memory(self.weight)
         bias, residual = (None if tensor is None else tensor.contiguous() for tensor in (self.bias, self.residual))
         residual2 = None if self.norm is None or self.norm.residual is None else self.norm.residual.contiguous()
-        loaded = tuple(tensor for tensor in (*parts, weight, residual, residual2) if tensor is not None)
+        loaded = tuple(tensor for tensor in (*parts, filters.values, residual, residual2) if tensor is not None)
         plan = make_plan(problem, obstacle=_descriptor_obstacle(loaded), multiprocessors=multiprocessors(device))
         plan = tuned_plan(plan, problem, self)
         if shortcut is not None and not _fuses(problem, plan, shortcut):
@@ -211,17 +212,17 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         epilogue = _epilogue(bias, self.temb, self.output_scale)
         if plan.spread:
             partial = torch.empty(plan.chunks, *problem.out_shape, dtype=torch.float32, device=device)
-            _launch_products(problem, plan, (partial, None), parts, (weight, is_k_first), _epilogue(), None)
-            _launch_sum(problem, plan, outputs, partial, epilogue, residual)
+            _launch_products(problem, plan, (partial, None), parts, filters._replace(scale=None), _epilogue(), None)
+            _launch_sum(problem, plan, outputs, partial, filters.scale, epilogue, residual)
         else:
             fused = (shortcut, after if normed else None)
-            _launch_products(problem, plan, outputs, parts, (weight, is_k_first), epilogue, residual, *fused)
+            _launch_products(problem, plan, outputs, parts, filters, epilogue, residual, *fused)
         if self.norm is not None and not normed:
             return group_norm(y, moments=moments, **self.norm._asdict())
         return (y, moments) if self.moments else y
 
     def hopper_plan(self) -> str | None:
-        return on_hopper.plan_name(self.problem, self.shortcut is not None)
+        return on_hopper.plan_name(self.problem, self.shortcut is not None) if isinstance(self.weight, Tensor) else None
 
     def hopper_obstacle(self) -> str | None:
         if self.hopper_plan() is None:
@@ -229,8 +230,7 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         return gluon.obstacle(self.device) or self._hopper_inputs().obstacle()
 
     def hopper(self) -> Tensor | tuple[Tensor, Moments | None]:
-        bias = None if self.bias is None else self.bias.contiguous()
-        measured = self.moments or self.norm is not None
+        bias, measured = side_by_side(self.bias), self.moments or self.norm is not None
         epilogue = _epilogue(bias, self.temb, self.output_scale)
         y, moments = on_hopper.convolve(self.problem, self._hopper_inputs(), epilogue, measured)
         if self.norm is not None:
@@ -238,7 +238,7 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         return (y, moments) if self.moments else y
 
     def _hopper_inputs(self) -> on_hopper.Inputs:
-        parts, (weight, _) = tuple(part.contiguous() for part in self.parts), weight_memory(self.weight)
+        parts, weight = tuple(part.contiguous() for part in self.parts), weight_memory(self.weight).values
         residual = None if self.residual is None else self.residual.contiguous()
         if self.shortcut is None:
             return on_hopper.Inputs(parts, weight, residual)
@@ -284,6 +284,8 @@ def _descriptor_obstacle(loaded: tuple[Tensor, ...]) -> str | None:
     if not has_descriptors(loaded[0].device):
         return "sm_{}{}".format(*capability(loaded[0].device))
     aligned = all(tensor.data_ptr() % 16 == 0 for tensor in loaded)
+    if any(tensor.itemsize == 1 and tensor[0].numel() % 16 for tensor in loaded):
+        return "a channel's weights in 8 bits are no multiple of 16 bytes"
     return None if aligned else "an address is no multiple of 16 bytes"
 
 
@@ -308,12 +310,12 @@ def _empty_moments(problem: Problem, plan: Plan, device: torch.device) -> Moment
 
 
 def _launch_products(
-    problem: Problem, plan: Plan, outputs: tuple[Any, ...], parts: tuple[Tensor, ...], filters: tuple[Tensor, bool],
+    problem: Problem, plan: Plan, outputs: tuple[Any, ...], parts: tuple[Tensor, ...], filters: Filters,
     epilogue: tuple[Any, ...], residual: Tensor | None, shortcut: Shortcut | None = None,
     norm: GroupNormCall | None = None,
 ) -> None:  # fmt: skip
     """One chunk a program, or all of them with the shortcut and the epilogue."""
-    weight, is_k_first = filters
+    weight, is_k_first, scale = filters
     pictures, tile_height, tile_width = plan.tile_shape
     left, _, top, _ = problem.padding
     grid = (plan.programs(problem), plan.chunks if plan.spread else 1)
@@ -331,7 +333,7 @@ def _launch_products(
         x, x2 = (*parts, None)[:2]
         sizes: dict[str, Any] = dict(height=problem.height, width=problem.width, out_width=problem.out_width)
         flags: dict[str, Any] = dict(FLAT=plan.flat, K_FIRST=is_k_first, RAGGED=plan.ragged(problem))
-        launch(conv_by_pointers, grid, *outputs, x, x2, weight, residual, **arguments, **sizes, **flags)
+        launch(conv_by_pointers, grid, *outputs, x, x2, weight, scale, residual, **arguments, **sizes, **flags)
         return
     addend: Any = residual
     if residual is not None and plan.residual_by_descriptor(problem):
@@ -339,7 +341,7 @@ def _launch_products(
     x, x2 = (*_input_descriptors(problem, plan, parts), None)[:2]
     w_desc = descriptor(weight.flatten(1), [plan.tile.channels, plan.tile.block])
     launch(
-        conv_by_descriptors, grid, *outputs, x, x2, w_desc, weight, addend, **arguments,
+        conv_by_descriptors, grid, *outputs, x, x2, w_desc, weight, scale, addend, **arguments,
         **_shortcut_arguments(plan, shortcut), columns=plan.columns, MOMENTS=plan.moments,
     )  # fmt: skip
 
@@ -385,14 +387,14 @@ def _output_descriptor(problem: Problem, plan: Plan, y: Tensor) -> Any:
 
 
 def _launch_sum(
-    problem: Problem, plan: Plan, outputs: tuple[Any, ...], partial: Tensor, epilogue: tuple[Any, ...],
-    residual: Tensor | None,
+    problem: Problem, plan: Plan, outputs: tuple[Any, ...], partial: Tensor, scale: Tensor | None,
+    epilogue: tuple[Any, ...], residual: Tensor | None,
 ) -> None:  # fmt: skip
     tile = plan.moments_tile
     grid = (problem.pictures * plan.moments_tiles(problem) * -(-problem.out_channels // SUM_CHANNELS),)
     launch(
-        sum_chunks, grid, *outputs, partial, residual, epilogue=epilogue, pictures=problem.pictures, rows=plan.rows,
-        columns=plan.columns, pixels=problem.pixels, out_channels=problem.out_channels,
+        sum_chunks, grid, *outputs, partial, scale, residual, epilogue=epilogue, pictures=problem.pictures,
+        rows=plan.rows, columns=plan.columns, pixels=problem.pixels, out_channels=problem.out_channels,
         CHUNKS=plan.chunks, MODE=problem.mode if plan.descriptors else "same", BH=tile[0], BW=tile[1],
         BN=SUM_CHANNELS, MOMENTS=plan.moments, RAGGED=plan.ragged(problem), num_warps=4, fp_fusion=False,
     )  # fmt: skip

@@ -29,6 +29,7 @@ from fastdiff.kernels.host.launching import (
 )
 from fastdiff.kernels.host.recording import because
 from fastdiff.kernels.host.tuning import named, tuned
+from fastdiff.kernels.host.weights import Quantised, Weight, plain
 from fastdiff.kernels.layer_norm import layer_norm
 
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
@@ -51,7 +52,8 @@ class LinearCall(Call[Tensor]):
 
     Args:
         x: (N, L, C_in), float32, float16 or bfloat16; tokens may be strided.
-        weight: (C_out, C_in), the dtype of x. Q, K and V are one linear of 3 C rows, which attention reads in place.
+        weight: (C_out, C_in), the dtype of x, or `Quantised`. Q, K and V are one linear of 3 C rows, which attention
+            reads in place.
         bias: (C_out,), the dtype of x.
         activation: None, gelu (by erf), gelu_tanh, quick_gelu (x sigmoid(1.702 x), of CLIP) or silu.
         gate: (N, C_out) of any float dtype, one row for all tokens of a picture: adaLN-Zero (Peebles and Xie 2022,
@@ -65,7 +67,7 @@ class LinearCall(Call[Tensor]):
     """
 
     x: Tensor
-    weight: Tensor
+    weight: Weight
     bias: Tensor | None = None
     _: KW_ONLY
     activation: str | None = None
@@ -99,7 +101,10 @@ class LinearCall(Call[Tensor]):
                 continue
             if tuple(tensor.shape) != shape:
                 raise ValueError(f"{name}: expected {shape}, got {tuple(tensor.shape)}")
-            fits = tensor.is_floating_point() if name == "gate" else tensor.dtype == x.dtype
+            if isinstance(tensor, Quantised):
+                tensor, fits = tensor.values, True
+            else:
+                fits = tensor.is_floating_point() if name == "gate" else tensor.dtype == x.dtype
             if not fits or tensor.device != x.device:
                 raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, but x is {x.dtype} on {x.device}")
 
@@ -107,7 +112,7 @@ class LinearCall(Call[Tensor]):
         x = self.x
         if self.rms_norm is not None:
             x = _only(layer_norm.reference(x, self.rms_norm[0], eps=self.rms_norm[1], rms=True))
-        y = ACTIVATIONS[self.activation](cpu.product(x, self.weight, self.bias))
+        y = ACTIVATIONS[self.activation](cpu.product(x, plain(self.weight, x.dtype), self.bias))
         if self.gate is not None:
             y = y * self.gate[:, None].to(y.dtype)
         return y if self.residual is None else y + self.residual
@@ -123,7 +128,8 @@ class LinearCall(Call[Tensor]):
         with_gelu = self.activation == "gelu_tanh" and hasattr(torch, "_addmm_activation")  # no public name promises it
         plain = (self.activation is None or with_gelu) and self.gate is None and self.residual is None
         channels = self.weight.shape[1], self.weight.shape[0]
-        measured = self.x.dtype == torch.bfloat16 and channels in LIBRARY and self.x.shape[1] % LIBRARY_TOKENS == 0
+        measured = isinstance(self.weight, Tensor) and self.x.dtype == torch.bfloat16
+        measured = measured and channels in LIBRARY and self.x.shape[1] % LIBRARY_TOKENS == 0
         return "{} to {} channels: torch's library is faster on sm_90".format(*channels) if plain and measured else None
 
     def library(self) -> Tensor:
@@ -131,12 +137,13 @@ class LinearCall(Call[Tensor]):
             return run(self._normed())
         if self.activation is None or self.bias is None:
             return self.reference()
+        assert isinstance(self.weight, Tensor)  # by its reason
         y = torch._addmm_activation(self.bias, self.x.flatten(0, 1), self.weight.T, use_gelu=True)  # GELU by tanh
         return y.view(*self.x.shape[:2], -1)
 
     def hopper_plan(self) -> str | None:
         others = self.rms_norm, self.gate, self.residual
-        if self.x.itemsize != 2 or any(option is not None for option in others):
+        if self.x.itemsize != 2 or isinstance(self.weight, Quantised) or any(option is not None for option in others):
             return None
         return "linear {1} to {0}".format(*self.weight.shape)
 
@@ -145,6 +152,7 @@ class LinearCall(Call[Tensor]):
 
     def _rows(self) -> tuple[Tensor, Tensor]:
         """x (N L, C_in), channels side by side, and the weight as it is: its kernel does not wait for a copy."""
+        assert isinstance(self.weight, Tensor)  # by its plan
         return side_by_side(self.x.reshape(-1, self.x.shape[-1])), self.weight
 
     def hopper(self) -> Tensor:
@@ -161,8 +169,8 @@ class LinearCall(Call[Tensor]):
         if weight is not None:  # which the kernel has no place for
             return self._normed().kernel()
         return launch_products(
-            self.x, self.weight[None], self.bias, activation=self.activation, gate=self.gate, residual=self.residual,
-            rms_eps=eps,
+            self.x, self.weight.unflatten(0, (1, -1)), self.bias, activation=self.activation, gate=self.gate,
+            residual=self.residual, rms_eps=eps,
         )  # fmt: skip
 
     def _normed(self) -> "LinearCall":
@@ -191,7 +199,7 @@ class GatedCall(Call[Tensor]):
     """Two linear layers of the same tokens as one product, multiplied: what `swiglu` and `geglu` share."""
 
     x: Tensor
-    weight: Tensor
+    weight: Weight
     bias: Tensor | None = None
 
     @property
@@ -205,7 +213,7 @@ class GatedCall(Call[Tensor]):
 
     def products(self) -> tuple[Tensor, ...]:
         """Return what torch makes of the two layers, (N, L, C_out) each."""
-        return cpu.product(self.x, self.weight, self.bias).chunk(2, dim=-1)
+        return cpu.product(self.x, plain(self.weight, self.x.dtype), self.bias).chunk(2, dim=-1)
 
     def obstacle(self) -> str | None:
         return products_obstacle(self.x)
@@ -254,7 +262,7 @@ GROUP = 8  # rows of tiles that share the weights they find in the L2; chosen, n
 
 def launch_products(
     x: Tensor,
-    weight: Tensor,
+    weight: Weight,
     bias: Tensor | None = None,
     *,
     activation: str | None = None,
@@ -272,19 +280,20 @@ def launch_products(
     parts, out_channels, _ = weight.shape
     y = x.new_empty(n, tokens, out_channels)
     shape = (n, tokens) if gate is not None else (1, n * tokens)  # only a gate tells one picture from another
-    x, weight = side_by_side(x.reshape(*shape, channels)), weight.contiguous()
+    values, scale = (weight.values, weight.scale) if isinstance(weight, Quantised) else (weight, None)
+    x, values = side_by_side(x.reshape(*shape, channels)), values.contiguous()
     bias, gate = side_by_side(bias), side_by_side(gate)
     residual = None if residual is None else residual.reshape(*shape, out_channels).contiguous()
     out = y.view(*shape, out_channels)
-    loaded = [tensor for tensor in (out, x, weight, residual) if tensor is not None]
+    loaded = [tensor for tensor in (out, x, values, residual) if tensor is not None]
     by_descriptors = has_descriptors(x.device) and all(map(suits_descriptors, loaded))
     choices = _choices(x.dtype, by_descriptors, dual=parts == 2, normed=rms_eps is not None, added=residual is not None)
     usual, loads = _first_busy(choices, out), "descriptors" if by_descriptors else "pointers"
     sizes = *shape, channels, parts, out_channels
     tile = tuned(
         "linear", x.device,
-        lambda: named(*sizes, x.dtype, loads, activation, activation2, bias=bias, gate=gate, residual=residual,
-                      rms=rms_eps),
+        lambda: named(*sizes, x.dtype, loads, activation, activation2, scale=scale, bias=bias, gate=gate,
+                      residual=residual, rms=rms_eps),
         usual, lambda: _alternatives(usual, x.itemsize, by_descriptors, parts, normed=rms_eps is not None),
     )  # fmt: skip
     programs = min(_programs(tile, out), tile.resident * multiprocessors(x.device))
@@ -296,7 +305,7 @@ def launch_products(
     launch(
         linear_kernel, (programs,),
         operand(out, tile.tokens, tile.out), operand(x, tile.tokens, tile.block),
-        operand(weight, tile.channels, tile.block), bias, gate, operand(residual, tile.tokens, tile.out),
+        operand(values, tile.channels, tile.block), scale, bias, gate, operand(residual, tile.tokens, tile.out),
         *shape, channels, out_channels, *x.stride()[:2], 0 if gate is None else gate.stride(0), rms_eps or 0.0,
         ACTIVATION=activation or "none", ACTIVATION2=activation2 or "none", DUAL=parts == 2, NORMED=rms_eps is not None,
         CHUNK=FLOAT32_CHUNK if y.dtype == torch.float32 else 0,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fastdiff.checkpoints import weight_files
 from fastdiff.checkpoints.configs.model import Library
 from fastdiff.errors import InputError, NonFiniteError
-from fastdiff.kernels.host.filters import k_first
+from fastdiff.kernels.host.weights import k_first
 
 QKV = ("to_q", "to_k", "to_v")
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}

@@ -93,6 +93,16 @@ def _store_moments(moments, acc, place, sizes, tile: tl.constexpr, MOMENTS: tl.c
 
 
 @triton.jit
+def rescale(acc, scale_ptr, place, sizes, tile: tl.constexpr, SWAP: tl.constexpr):
+    """The sum over k of a weight in 8 bits, by the factor of each channel, before all that is added to it."""
+    if scale_ptr is not None:
+        n = place.n + tl.arange(0, tile.BN)
+        scale = tl.load(scale_ptr + n, mask=n < sizes.out_channels, other=0.0)
+        acc *= scale[:, None] if SWAP else scale[None, :]
+    return acc
+
+
+@triton.jit
 def load_addend(bias_ptr, temb_ptr, temb_stride, place, sizes, tile: tl.constexpr):
     """(BI, BN) float32, bias + temb, where there are any: asked for before the main loop, it is there after it."""
     n = place.n + tl.arange(0, tile.BN)

@@ -304,7 +304,7 @@ def tuned_plan(plan: Plan, problem: Problem, call: Any) -> Plan:
     def shape() -> str:
         loads = "descriptors" if plan.descriptors else "pointers"
         given = describe((call.x, call.weight), vars(call) | dict.fromkeys(("x", "weight")))
-        return named(given, call.weight.dtype, loads)
+        return named(given, call.parts[0].dtype, loads)
 
     cut = tuned("conv2d", call.device, shape, plan.cut, lambda: alternatives(plan, problem))
     return plan if cut == plan.cut else plan.cut_as(cut)

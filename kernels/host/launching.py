@@ -81,7 +81,7 @@ def descriptor(tensor: Tensor, block: list[int]):
 
 
 def suits_descriptors(tensor: Tensor) -> bool:
-    """Whether the copy engine can read the tensor: 16 bits, side by side; whole 16 bytes between rows, at the start."""
+    """Whether the copy engine can read the tensor: 16 or 8 bits, side by side, whole 16 bytes between rows."""
     *strides, last = tensor.stride()
-    aligned = tensor.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in strides)
-    return tensor.itemsize == 2 and last == 1 and aligned
+    aligned = tensor.data_ptr() % 16 == 0 and all(stride * tensor.itemsize % 16 == 0 for stride in strides)
+    return tensor.itemsize <= 2 and last == 1 and aligned

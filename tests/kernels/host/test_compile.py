@@ -17,8 +17,8 @@ from fastdiff.kernels.denoise import COLUMNS, StepOptions, denoise_step
 from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host import dispatch
-from fastdiff.kernels.host.filters import k_first
 from fastdiff.kernels.host.moments import Moments
+from fastdiff.kernels.host.weights import Quantised, k_first
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
@@ -88,6 +88,19 @@ def project(n, tokens, channels, out_channels, dtype=torch.bfloat16, gated=False
         options["gate"] = meta(n, 6 * out_channels, dtype=dtype)[:, :out_channels]
         options["residual"] = meta(n, tokens, out_channels, dtype=dtype)
     return lambda: linear.kernel(x, weight, **options)
+
+
+def in_8_bits(*shape):
+    """A weight in 8 bits, laid out for convolutions where it is one's."""
+    values = meta(*shape, dtype=torch.int8)
+    values = values.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else values
+    return Quantised(values, meta(shape[0], dtype=torch.float32))
+
+
+def eight_bits(operation, x_shape, weight_shape, dtype=torch.bfloat16, **options):
+    """A call with a weight in 8 bits."""
+    x, bias = meta(*x_shape, dtype=dtype), meta(weight_shape[0], dtype=dtype)
+    return lambda: operation.kernel(x, in_8_bits(*weight_shape), bias, **options)
 
 
 def two_products(operation, n, tokens, channels, out_channels, dtype=torch.bfloat16):
@@ -188,6 +201,30 @@ CASES = {
     "swiglu-N2-C256-fp32": two_products(swiglu, 2, 256, 256, 512, dtype=torch.float32),
     "geglu-N2-C1280": two_products(geglu, 2, 1024, 1280, 5120),
     "geglu-N2-C36-odd-fp32": two_products(geglu, 2, 77, 36, 41, dtype=torch.float32),
+    "linear-N32-C1152-int8": eight_bits(linear, (32, 256, 1152), (3456, 1152)),
+    "linear-N2-C4608-residual-int8": eight_bits(
+        linear, (2, 256, 4608), (1152, 4608), residual=meta(2, 256, 1152), activation="gelu_tanh"
+    ),
+    "linear-N2-C1152-rms-norm-int8": eight_bits(linear, (2, 256, 1152), (3456, 1152), rms_norm=(None, 1e-6)),
+    "linear-N2-C37-odd-int8": eight_bits(linear, (2, 77, 37), (41, 37)),
+    "linear-N2-C1152-fp32-int8": eight_bits(linear, (2, 256, 1152), (3456, 1152), dtype=torch.float32),
+    "geglu-N2-C1280-int8": eight_bits(geglu, (2, 1024, 1280), (10240, 1280)),
+    "conv2d-N2-C320-H64-int8": eight_bits(conv2d, (2, 64, 64, 320), (320, 320, 3, 3), padding=1, moments=True),
+    "conv2d-N2-C1280-H32-int8": eight_bits(conv2d, (2, 32, 32, 1280), (1280, 1280, 3, 3), padding=1, moments=True),
+    "conv2d-N1-C1024-H8-spread-chunks-int8": eight_bits(conv2d, (1, 8, 8, 1024), (512, 1024, 3, 3), padding=1),
+    "conv2d-N8-C256-H64-down-int8": eight_bits(
+        conv2d, (8, 64, 64, 256), (256, 256, 3, 3), stride=2, padding=(0, 1, 0, 1)
+    ),
+    "conv2d-N8-C256-H32-up-int8": eight_bits(conv2d, (8, 32, 32, 256), (256, 256, 3, 3), padding=1, upsample=True),
+    "conv2d-N1-C256-H16-shortcut-int8": eight_bits(
+        conv2d,
+        (1, 16, 16, 256),
+        (256, 256, 3, 3),
+        padding=1,
+        shortcut=Shortcut(meta(1, 16, 16, 512), meta(256, 512, 1, 1), meta(256)),
+    ),
+    "conv2d-N2-C36-H7-odd-int8": eight_bits(conv2d, (2, 7, 7, 36), (36, 36, 3, 3), padding=1),
+    "conv2d-N2-C64-H64-fp32-int8": eight_bits(conv2d, (2, 64, 64, 64), (64, 64, 3, 3), dtype=torch.float32, padding=1),
     "layer_norm-N32-C1152-gated-residual": token_norm(32, 256, 1152, added=True),
     "layer_norm-N2-C36-rms": token_norm(2, 77, 36, rms=True),
     "layer_norm-N1-C1-smallest": token_norm(1, 1, 1, added=True),
