@@ -47,6 +47,8 @@ def canonical(activation: str) -> str:
     return "silu" if activation == "swish" else activation
 
 
+Precision = Literal["int8"]  # of weights, where it is another than the dtype's
+
 # Of pictures and trajectories
 Horizon = Annotated[int, Interval(ge=1, le=2**16)]
 Label = Annotated[int, Interval(ge=0, le=MAX_LABELS)]

@@ -226,6 +226,7 @@ class CLIPTextModelWithProjection(CLIPTextModel):
     """transformers' CLIPTextModelWithProjection for inference, the second encoder of SDXL; see CLIPTextModel."""
 
     config: CLIPTextConfigWithProjection
+    whole = ("text_projection.",)
     part = registry.TEXT_ENCODER_2
 
     def __init__(self, config: CLIPTextConfigWithProjection):

@@ -15,6 +15,7 @@ from fastdiff.checkpoints import registry
 from fastdiff.checkpoints.configs.dit import MLP_ACTIVATIONS, DiTTransformer2DConfig
 from fastdiff.errors import InputError
 from fastdiff.kernels.attention import attention
+from fastdiff.kernels.host.weights import Quantised
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.models.blocks.embeddings import Timesteps
@@ -115,6 +116,8 @@ class AdaLayerNormZero(nn.Module):
 def stacked_linear(x: Tensor, layers: nn.Linear) -> Tensor:
     """x (blocks, M, C_in), each under its own layer of those that `layers` stacks -> (blocks, M, C_out)."""
     weight, bias = (tensor.unflatten(0, (len(x), -1)) for tensor in (layers.weight, layers.bias))
+    if isinstance(weight, Quantised):
+        return torch.cat([linear(*each) for each in zip(x.split(1), weight.unbind(), bias, strict=True)])
     return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
 
 
@@ -187,6 +190,7 @@ class DiTTransformer2DModel(Denoiser):
     """diffusers' DiTTransformer2DModel; see Denoiser."""
 
     config: DiTTransformer2DConfig
+    whole = ("pos_embed.", "norm1.emb.", "proj_out_1.", "proj_out_2.")
     part = registry.TRANSFORMER
 
     def __init__(self, config: DiTTransformer2DConfig):

@@ -71,8 +71,12 @@ class Quantised(nn.Module):
         return (self.values * scale).to(dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "Quantised":
-        """Move it, as `to()` does; the factors stay float32 in a model of another dtype."""
-        return super()._apply(lambda tensor: fn(tensor).to(tensor.dtype), *args, **kwargs)
+        """Move it, as `to()` does. The factors stay float32: they go by as whole numbers, which keep their dtype."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return fn(tensor.view(torch.int32)).view(torch.float32) if tensor.is_floating_point() else fn(tensor)
+
+        return super()._apply(move, *args, **kwargs)
 
 
 Weight = Tensor | Quantised

@@ -135,7 +135,7 @@ class Transformer2DModel(nn.Module):
         for block in self.transformer_blocks:
             tokens = block(tokens, context)
         out = self.proj_out  # a 1x1 convolution either way, for the moments
-        weight = out.weight.flatten(1)[:, :, None, None]
+        weight = out.weight.flatten(1).unflatten(1, (-1, 1, 1))
         pixels = tokens.unflatten(1, x.x.shape[1:3])
         return as_feature(conv2d(pixels, weight, out.bias, residual=x.x, moments=True))
 

@@ -52,8 +52,10 @@ class TestQuantise:
             assert torch.equal(part.values, each.values) and torch.equal(part.scale, each.scale)
 
     def test_factors_stay_float32_when_a_model_changes_its_dtype(self):
-        made = quantise(torch.randn(3, 4)).to(torch.float16)
-        assert made.scale.dtype == torch.float32 and made.values.dtype == torch.int8
+        weight = torch.randn(3, 4) / 1e6  # whose factors float16 does not have
+        made = quantise(weight).to(torch.float16)
+        assert made.scale.dtype == torch.float32 and torch.equal(made.scale, quantise(weight).scale)
+        assert torch.equal(made.values, quantise(weight).values)
 
     @pytest.mark.parametrize("bad", [(torch.zeros(2, 3), torch.ones(2)), (torch.zeros(2, 3).char(), torch.ones(3))])
     def test_parts_that_do_not_fit_are_refused(self, bad):

@@ -1,0 +1,200 @@
+"""Weights in 8 bits in models of every kind: which they are, what the models make of them, how they are moved."""
+
+import copy
+
+import diffusers
+import pytest
+import torch
+
+import fastdiff
+from fastdiff import InputError, NonFiniteError, Pipeline
+from fastdiff.checkpoints.quantisation import names_in_8_bits
+from fastdiff.checkpoints.weights import diffusers_keys
+from fastdiff.kernels.host.weights import Quantised, quantise
+from tests import text_pipelines
+from tests.planners import policy, value_function
+from tests.tiny import UNET
+
+DIT = {
+    "sample_size": 8,
+    "num_layers": 2,
+    "num_attention_heads": 2,
+    "attention_head_dim": 8,
+    "num_embeds_ada_norm": 5,
+    "norm_type": "ada_norm_zero",
+    "norm_elementwise_affine": False,
+    "in_channels": 4,
+    "out_channels": 4,
+    "activation_fn": "gelu-approximate",
+    "attention_bias": True,
+}
+SCALE_SHIFT = {"resnet_time_scale_shift": "scale_shift", "num_class_embeds": 5}
+K_BLOCKS = {"down_block_types": ("KDownBlock2D",) * 2, "up_block_types": ("KUpBlock2D",) * 2}
+
+
+def text_unet(kind: str, length: int = 77):
+    theirs = text_pipelines.tiny_unet(kind)
+    ours = fastdiff.UNet2DConditionModel.from_config(theirs.config)
+    generator = torch.Generator().manual_seed(1)
+    given = {name: torch.randn(2, *shape, generator=generator) for name, shape in ours.config.prompt_shapes.items()}
+    options = {"encoder_hidden_states": given.pop("encoder_hidden_states")}
+    return fastdiff.UNet2DConditionModel, theirs, options | ({"added_cond_kwargs": given} if given else {})
+
+
+CASES = {
+    "unet2d": lambda: (fastdiff.UNet2DModel, diffusers.UNet2DModel(**UNET), {}),
+    "unet2d-scale-shift": lambda: (
+        fastdiff.UNet2DModel, diffusers.UNet2DModel(**UNET | SCALE_SHIFT), {"class_labels": torch.tensor([1, 3])}
+    ),
+    "unet1d": lambda: (fastdiff.UNet1DModel, diffusers.UNet1DModel(**policy(8, 16, 32)), {}),
+    "value-function": lambda: (fastdiff.UNet1DModel, diffusers.UNet1DModel(**value_function(8, 16, 32)), {}),
+    "dit": lambda: (
+        fastdiff.DiTTransformer2DModel, diffusers.DiTTransformer2DModel(**DIT),
+        {"class_labels": torch.tensor([1, 3])},
+    ),
+    "sd1": lambda: text_unet("sd1"),
+    "sd2": lambda: text_unet("sd2"),
+    "sdxl": lambda: text_unet("sdxl"),
+}  # fmt: skip
+
+
+def quantised_alike(theirs, ours):
+    """A copy of diffusers' model with the weights that 8 bits of them stand for."""
+    alike, keys = copy.deepcopy(theirs), {key for name in names_in_8_bits(ours) for key in diffusers_keys(ours, name)}
+    for key, parameter in alike.named_parameters():
+        if key in keys:
+            parameter.data = quantise(parameter.data).dequantised(torch.float32)
+    return alike
+
+
+def load(kind, theirs, folder, **options):
+    theirs.save_pretrained(folder)
+    return kind.from_pretrained(folder, **options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_denoiser_predicts_with_the_weights_that_8_bits_stand_for(case, randomise, tmp_path):
+    kind, theirs, options = CASES[case]()
+    whole = kind.from_config(theirs.config)
+    randomise(theirs)
+    shape = (2, theirs.config.in_channels, *((32,) if kind is fastdiff.UNet1DModel else (8, 8)))
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    ours = load(kind, theirs, tmp_path / "a", precision="int8")
+    alike = load(kind, quantised_alike(theirs, whole), tmp_path / "b")
+    with torch.inference_mode():
+        y, expected = ours(x, 7, **options).sample, alike(x, 7, **options).sample
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-6)
+    names = {name for name, module in ours.named_modules() if isinstance(module, Quantised)}
+    assert names == set(names_in_8_bits(whole)) and names
+    assert ours.dtype == torch.float32
+
+
+def test_an_autoencoder_and_an_encoder_read_the_weights_that_8_bits_stand_for(tmp_path):
+    theirs = text_pipelines.tiny_vae("sd1")
+    z = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    vae = load(fastdiff.AutoencoderKL, theirs, tmp_path / "vae", precision="int8")
+    alike = quantised_alike(theirs, fastdiff.AutoencoderKL.from_config(theirs.config))
+    with torch.inference_mode():
+        expected = alike.decode(z).sample
+    torch.testing.assert_close(vae.decode(z).sample, expected, rtol=1e-4, atol=1e-4)
+
+    theirs = text_pipelines.tiny_encoder(text_pipelines.CLIP)
+    ids = torch.arange(1, text_pipelines.LENGTH)[None] % theirs.config.vocab_size
+    encoder = load(fastdiff.CLIPTextModel, theirs, tmp_path / "clip", precision="int8")
+    whole = fastdiff.CLIPTextModel.from_pretrained(tmp_path / "clip")
+    y, expected = (model(ids).last_hidden_state for model in (encoder, whole))
+    assert 0 < (y - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+RULE = {  # of a model, layers that stay whole, and layers that do not
+    "unet2d": (
+        ["conv_in", "conv_out", "time_embedding.linear_1", "down_blocks.1.resnets.0.conv_shortcut"],
+        ["down_blocks.0.resnets.0.conv1", "time_emb_proj", "mid_block.attentions.0.to_qkv"],
+    ),
+    "dit": (
+        ["pos_embed.proj", "norm1.emb.timestep_embedder.linear_2", "proj_out_1", "proj_out_2"],
+        ["norm1.linear", "transformer_blocks.0.attn1.to_qkv", "transformer_blocks.1.ff.net.2"],
+    ),
+    "sdxl": (
+        ["conv_in", "conv_out", "time_embedding.linear_1", "add_embedding.linear_2"],
+        ["text_projections", "time_emb_proj", "down_blocks.1.attentions.0.proj_in"],
+    ),
+    "unet1d": (
+        ["down_blocks.0.resnets.0.conv_in.conv1d", "out_block.final_conv1d_2", "up_blocks.0.upsample.conv"],
+        ["down_blocks.1.resnets.0.conv_in.conv1d", "time_emb"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RULE)
+def test_the_rule_of_which_weights_have_8_bits(case):
+    kind, theirs, _ = CASES[case]()
+    model = kind.from_config(theirs.config)
+    names, (whole, quantised) = set(names_in_8_bits(model)), RULE[case]
+    layers = dict(model.named_modules())
+    assert all(f"{layer}.weight" not in names and hasattr(layers[layer], "weight") for layer in whole)
+    assert {f"{layer}.weight" for layer in quantised} <= names
+
+
+@pytest.fixture
+def folder(randomise, tmp_path):
+    randomise(diffusers.UNet2DModel(**UNET)).save_pretrained(tmp_path / "unet")
+    return tmp_path / "unet"
+
+
+def test_a_model_moves_and_is_copied_with_its_8_bits(folder):
+    model = fastdiff.UNet2DModel.from_pretrained(folder, precision="int8")
+    x = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    expected = model(x, 3).sample
+    moved = copy.deepcopy(model).to(torch.bfloat16)
+    assert moved.dtype == torch.bfloat16 and (moved(x.bfloat16(), 3).sample.float() - expected).abs().max() < 0.1
+    assert {each.dtype for each in moved.parameters()} == {torch.bfloat16, torch.int8, torch.float32}
+    assert torch.equal(moved.to(torch.float32).mid_block.resnets[0].conv1.weight.scale,
+                       model.mid_block.resnets[0].conv1.weight.scale)  # fmt: skip
+    values = model.mid_block.resnets[0].conv1.weight.values
+    assert values.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_model_takes_about_a_quarter_of_float32(folder):
+    def size(model):
+        return sum(each.numel() * each.element_size() for each in model.parameters())
+
+    whole, eight = (fastdiff.UNet2DModel.from_pretrained(folder, precision=each) for each in (None, "int8"))
+    names = names_in_8_bits(whole)
+    weights = sum(whole.get_parameter(name).numel() for name in names)
+    factors = sum(len(whole.get_parameter(name)) for name in names)
+    assert size(eight) == size(whole) - 3 * weights + 4 * factors
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_weight_that_is_not_finite_is_refused(folder, value):
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "diffusion_pytorch_model.safetensors"
+    state = load_file(path)
+    state["mid_block.resnets.0.conv1.weight"][0, 0, 0, 0] = value
+    save_file(state, path)
+    with pytest.raises(NonFiniteError, match=r"mid_block\.resnets\.0\.conv1\.weight"):
+        fastdiff.UNet2DModel.from_pretrained(folder, precision="int8")
+
+
+def test_another_precision_is_refused(folder, text_folder):
+    message = "precision: 'fp4' is not one of int8"
+    with pytest.raises(InputError, match=message):
+        fastdiff.UNet2DModel.from_pretrained(folder, precision="fp4")
+    with pytest.raises(InputError, match=message):
+        Pipeline.from_pretrained(text_folder("sd1"), device="cpu", precision="fp4")
+
+
+def test_a_pipeline_keeps_its_vae_whole(text_folder):
+    pipe = Pipeline.from_pretrained(text_folder("sdxl"), device="cpu", precision="int8")
+    held = [any(isinstance(each, Quantised) for each in model.modules()) for model in pipe.models]
+    assert [type(model).__name__ for model, is_held in zip(pipe.models, held, strict=True) if not is_held] == [
+        "AutoencoderKL"
+    ]
+    picture = pipe("the cat", seed=1, num_inference_steps=2, output_type="pt").images
+    whole = Pipeline.from_pretrained(text_folder("sdxl"), device="cpu")
+    expected = whole("the cat", seed=1, num_inference_steps=2, output_type="pt").images
+    assert not torch.equal(picture, expected) and (picture - expected).abs().mean() < 0.05
+    offloaded = pipe.offloaded_from(torch.device("cpu"))
+    assert torch.equal(offloaded("the cat", seed=1, num_inference_steps=2, output_type="pt").images, picture)
