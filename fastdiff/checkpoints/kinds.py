@@ -47,7 +47,7 @@ def canonical(activation: str) -> str:
     return "silu" if activation == "swish" else activation
 
 
-Precision = Literal["int8"]  # of weights, where it is another than the dtype's
+Precision = Literal["full", "int8"]  # of weights: that of the dtype, or 8 bits
 
 # Of pictures and trajectories
 Horizon = Annotated[int, Interval(ge=1, le=2**16)]

@@ -36,7 +36,7 @@ class Models(NamedTuple):
 
 
 def load_models(
-    card: ModelCard, *, device: torch.device, dtype: torch.dtype, variant: str | None, precision: Precision | None
+    card: ModelCard, *, device: torch.device, dtype: torch.dtype, variant: str | None, precision: Precision
 ) -> Models:
     """Return the models of a pipeline's folder. Raises as `Model.from_folder`.
 
@@ -50,7 +50,7 @@ def load_models(
     kinds: dict[str, type[Model]] = {VALUE_FUNCTION.name: kind} | {each.part.name: each for each in COMPANIONS}
     companions: dict[str, Any] = {
         name: kind.from_folder(
-            card.folder / name, **options, precision=precision if issubclass(kind, CLIPTextModel) else None
+            card.folder / name, **options, precision=precision if issubclass(kind, CLIPTextModel) else "full"
         )
         for name, kind in kinds.items()
         if name in card.classes

@@ -67,7 +67,7 @@ class Model(nn.Module):
         variant: str | None = None,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
-        precision: Precision | None = None,
+        precision: Precision = "full",
         **hub_options: Any,
     ) -> AnyModel:
         """Config and weights from a folder that diffusers saved, a bundled name, or a hub id.
@@ -80,7 +80,7 @@ class Model(nn.Module):
         device = resolve_device(device)
         check_weights_dtype(dtype)
         optional(text, "subfolder", subfolder)
-        checked("precision", precision, Precision | None)
+        checked("precision", precision, Precision)
         root = hub.resolve(name_or_path, variant=variant, **hub_options)
         folder = root / subfolder if subfolder else hub.component_folder(root, cls.part.name)
         return cls.from_folder(folder, variant=variant, dtype=dtype, device=device, precision=precision)
@@ -93,7 +93,7 @@ class Model(nn.Module):
         variant: str | None,
         dtype: torch.dtype,
         device: str | torch.device,
-        precision: Precision | None = None,
+        precision: Precision = "full",
     ) -> AnyModel:
         """Config and weights from the very folder that holds them. Raises as `from_pretrained`."""
         path = folder / "config.json"

@@ -32,7 +32,7 @@ from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.classes import DENOISERS, Models, load_models
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.models.model import Model
-from fastdiff.requests.defaults import ModelFacts, Sampling
+from fastdiff.requests.defaults import PRECISION, ModelFacts, Sampling
 from fastdiff.results import PipelineOutput, Step
 from fastdiff.schema import checked
 
@@ -91,7 +91,7 @@ class BasePipeline:
         scheduler: str | None = None,
         variant: str | None = None,
         offload: bool = False,
-        precision: Precision | None = None,
+        precision: Precision = PRECISION,
         **hub_options: Any,
     ) -> Any:
         """A bundled name, a pipeline folder that diffusers saved, or a hub id; of the class that draws that folder.
@@ -114,7 +114,7 @@ class BasePipeline:
         device = resolve_device(device)  # before anything is downloaded for it
         dtype = resolve_dtype(dtype, device)
         checked("scheduler", scheduler, SchedulerName | None)
-        checked("precision", precision, Precision | None)
+        checked("precision", precision, Precision)
         folder = hub.resolve(name_or_path, variant=variant, **hub_options)
         if not (folder / "model_index.json").is_file():
             raise InputError(f"{folder} has no model_index.json; a pipeline folder also holds the model's scheduler")
@@ -136,13 +136,13 @@ class BasePipeline:
         scheduler: str | None = None,
         variant: str | None = None,
         offload: bool = False,
-        precision: Precision | None = None,
+        precision: Precision = PRECISION,
     ) -> Any:
         """The pipeline of a model folder that was found and whose configs were read. As `from_pretrained` otherwise."""
         device = resolve_device(device)
         dtype = resolve_dtype(dtype, device)
         checked("scheduler", scheduler, SchedulerName | None)
-        checked("precision", precision, Precision | None)
+        checked("precision", precision, Precision)
         if checked("offload", offload, bool) and device.type == "cpu":
             raise InputError("offload: there is no GPU whose memory it would save; leave it out")
         home = torch.device("cpu") if offload else device

@@ -159,7 +159,7 @@ def test_a_model_takes_about_a_quarter_of_float32(folder):
     def size(model):
         return sum(each.numel() * each.element_size() for each in model.parameters())
 
-    whole, eight = (fastdiff.UNet2DModel.from_pretrained(folder, precision=each) for each in (None, "int8"))
+    whole, eight = (fastdiff.UNet2DModel.from_pretrained(folder, precision=each) for each in ("full", "int8"))
     names = names_in_8_bits(whole)
     weights = sum(whole.get_parameter(name).numel() for name in names)
     factors = sum(len(whole.get_parameter(name)) for name in names)
@@ -179,7 +179,7 @@ def test_a_weight_that_is_not_finite_is_refused(folder, value):
 
 
 def test_another_precision_is_refused(folder, text_folder):
-    message = "precision: 'fp4' is not one of int8"
+    message = "precision: 'fp4' is not one of full, int8"
     with pytest.raises(InputError, match=message):
         fastdiff.UNet2DModel.from_pretrained(folder, precision="fp4")
     with pytest.raises(InputError, match=message):
