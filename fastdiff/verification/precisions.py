@@ -32,7 +32,7 @@ BESIDE: DtypeName = "bfloat16"  # the dtype that the precision is compared with,
 
 @dataclass(frozen=True)
 class Difference:
-    """What two formats differ from float32 by."""
+    """The errors of two formats against float32."""
 
     what: str
     unit: str  # %: RMS error, of the RMS of what float32 makes; dB: peak signal-to-noise ratio
@@ -124,7 +124,7 @@ def _drawn(pipe: "Pipeline", run: Run) -> tuple[list[tuple[float, "Tensor"]], "n
 def _outputs(
     pipe: Any, run: Run, path: Sequence[tuple[float, "Tensor"]], prompt: Mapping[str, Any]
 ) -> Iterator[tuple[str, "Tensor"]]:
-    """What each part makes of the same inputs, by name, float32: a text encoder's states, predictions on the path."""
+    """Yield by name, in float32, a text encoder's states and predictions on the path, all of the same inputs."""
     import torch
 
     if pipe.reads_text:
