@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 .PHONY: sample test ui lint format bench sanitize soak clean
 
 sample: .venv/installed
-	$(BIN)/fastdiff sample --steps 50 --out samples --grid --overwrite
+	$(BIN)/fastdiff sample --out samples --grid --overwrite
 
 # A worker a core: with threads of their own they would wait for one another.
 test: export OMP_NUM_THREADS := 1

@@ -6,7 +6,7 @@ The chains are ddpm-cifar10-32's between its attentions, in bfloat16: `16x16` on
 the attention at 4x4, `up` from there to 16x16, whose blocks read a skip connection and add a 1x1 shortcut. In us, by
 graph replays: `fastdiff` is the product's chain today, a launch a layer or two, `megakernel` one launch (`8_warps` the
 same with twice the threads), `stages` its code with a launch for each stage, `barriers` its launch with nothing to do
-between the barriers, `eager` and `compile` torch's.
+between the barriers, `eager` and `compile` torch's. kernels/README.md says what came of it.
 
 On paper, a residual block of 256 channels at 8x8 or 4x4, on an H200:
 

@@ -142,8 +142,8 @@ def _multiply(job, task, DTYPE: tl.constexpr):
         at = (row >> job.doubled) * job.side_in + (column >> job.doubled)
         tile = tl.load(x + (at * channels)[:, None] + (c + lane)[None, :], mask=inside[:, None], other=0.0)
         filters = tl.load(weight + (n * length)[:, None] + (k + lane)[None, :])
-        if tile.dtype == tl.float32:  # one long sum would lose digits
-            acc += tl.dot(tile, filters.T, input_precision="ieee")
+        if tile.dtype == tl.float32:  # one long sum would lose digits, and the compiler makes one of a dot and a +
+            acc = tl.fma(tl.dot(tile, filters.T, input_precision="ieee"), 1.0, acc)
         else:
             acc = tl.dot(tile, filters.T, acc)
 

@@ -1,8 +1,18 @@
 """The models and shapes that are measured: real ones, by the names of the results."""
 
+import json
 from typing import Any
 
 from stable_diffusion import SD15, SDXL
+
+from fastdiff.checkpoints.hub import BUNDLED
+
+
+def saved_config(name: str, part: str) -> dict[str, Any]:
+    """The config of a part of a bundled model, without diffusers' bookkeeping."""
+    saved = json.loads((BUNDLED / name / part / "config.json").read_text(encoding="utf-8"))
+    return {option: value for option, value in saved.items() if not option.startswith("_")}
+
 
 DDPM32: dict[str, Any] = {  # google/ddpm-cifar10-32
     "sample_size": 32,
@@ -22,7 +32,7 @@ DDPM256 = DDPM32 | {  # google/ddpm-celebahq-256
     "down_block_types": ("DownBlock2D",) * 4 + ("AttnDownBlock2D", "DownBlock2D"),
     "up_block_types": ("UpBlock2D", "AttnUpBlock2D") + ("UpBlock2D",) * 4,
 }
-EMOJI64: dict[str, Any] = {  # the bundled model
+EMOJI64: dict[str, Any] = {  # the bundled model of labels
     "sample_size": 64,
     "block_out_channels": (48, 96, 128, 128),
     "layers_per_block": 2,
@@ -32,6 +42,7 @@ EMOJI64: dict[str, Any] = {  # the bundled model
     "down_block_types": ("DownBlock2D", "DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
     "up_block_types": ("AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D", "UpBlock2D"),
 }
+EMOJI_SD = saved_config("emoji-sd", "unet")  # the bundled model of prompts
 DIT_XL2: dict[str, Any] = {  # facebook/DiT-XL-2-256
     "sample_size": 32,
     "patch_size": 2,
@@ -83,6 +94,8 @@ MODELS_GPU: dict[str, tuple[dict[str, Any], int, float | None]] = {
     "ddpm256_b8": (DDPM256, 8, 3976),
     "emoji64_b1": (EMOJI64, 1, 7.64),
     "emoji64_b64": (EMOJI64, 64, 489),
+    "emoji-sd_b1": (EMOJI_SD, 1, None),
+    "emoji-sd_b64": (EMOJI_SD, 64, None),
     "dit_b2": (DIT_XL2, 2, 475),
     "dit_b32": (DIT_XL2, 32, 7595),
     "sd15_b2": (SD15, 2, 1607),
@@ -93,6 +106,8 @@ MODELS_GPU: dict[str, tuple[dict[str, Any], int, float | None]] = {
 MODELS_CPU: dict[str, tuple[dict[str, Any], int, float | None]] = {
     "emoji64_b1": (EMOJI64, 1, None),
     "emoji64_b8": (EMOJI64, 8, None),
+    "emoji-sd_b1": (EMOJI_SD, 1, None),
+    "emoji-sd_b8": (EMOJI_SD, 8, None),
     "ddpm32_b1": (DDPM32, 1, 12.4),
 }
 

@@ -1,14 +1,19 @@
 """The models that come with the package: their folders, licences and weights."""
 
+import json
+
 import pytest
 
 from fastdiff.checkpoints.hub import bundled_models, resolve
-from fastdiff.checkpoints.registry import read_model_index
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.checkpoints.registry import SCHEDULERS, read_model_index
 from fastdiff.models.dit import DiTTransformer2DModel
 from fastdiff.models.unet2d import UNet2DModel
+from fastdiff.models.unet2d_condition import UNet2DConditionModel
 
-MODELS = {"emoji64": UNet2DModel, "emoji64-dit": DiTTransformer2DModel}
-PARAMETERS = {"emoji64": 7_844_963, "emoji64-dit": 8_380_208}
+MODELS = {"emoji-sd": UNet2DConditionModel, "emoji64": UNet2DModel, "emoji64-dit": DiTTransformer2DModel}
+PARAMETERS = {"emoji-sd": 7_292_964, "emoji64": 7_844_963, "emoji64-dit": 8_380_208}
 
 
 def test_names_and_classes():
@@ -19,6 +24,14 @@ def test_names_and_classes():
             "scheduler": "DDIMScheduler",
             "transformer": "DiTTransformer2DModel",
         },
+        "emoji-sd": {
+            "pipeline": "StableDiffusionPipeline",
+            "scheduler": SCHEDULERS[ModelInfo.from_folder(resolve("emoji-sd")).scheduler],
+            "text_encoder": "CLIPTextModel",
+            "tokenizer": "CLIPTokenizer",
+            "unet": "UNet2DConditionModel",
+            "vae": "AutoencoderKL",
+        },
     }
 
 
@@ -28,11 +41,25 @@ def test_weights_load_whole(name):
     assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_at_most_16_mib(name):
+@pytest.mark.parametrize(("name", "most"), [("emoji-sd", 24), ("emoji64", 16), ("emoji64-dit", 16)])
+def test_at_most_so_many_mib(name, most):
     folder = resolve(name)
-    files = [*(folder / MODELS[name].part.name).iterdir(), *(folder / "scheduler").iterdir()]
-    assert sum(path.stat().st_size for path in files) <= 16 * 2**20
+    parts = [folder / part for part in read_model_index(folder) if part != "pipeline"]
+    assert sum(path.stat().st_size for part in parts for path in part.iterdir()) <= most * 2**20
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_file_names_a_folder_of_another_machine(name):
+    for path in resolve(name).rglob("*.json"):
+        assert "_name_or_path" not in json.loads(path.read_text(encoding="utf-8")), path
+
+
+def test_the_text_model_says_how_it_draws_best():
+    """And diffusers, which does not read fastdiff.json, finds that scheduler in the folder."""
+    card = ModelCard.read("emoji-sd", resolve("emoji-sd"))
+    assert card.size == (128, 128) and len(card.info.prompts) >= 4
+    assert card.info.scheduler == card.scheduler
+    assert card.info.num_inference_steps and card.info.guidance_scale
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -41,4 +68,5 @@ def test_licences_and_attribution(name, licence):
     folder = resolve(name)
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert (folder / "licenses" / licence).stat().st_size > 1000 and licence in card
+    assert all(path.name in card for path in (folder / "licenses").iterdir())
     assert "Twemoji, Copyright 2019 Twitter, Inc and other contributors, CC BY 4.0" in card

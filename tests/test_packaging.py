@@ -71,7 +71,11 @@ def test_the_wheel_holds_each_file_of_the_package_and_of_the_kernels_once(built)
     expected = {name for name in expected if not name.startswith(f"{LINK}/")}  # rglob of Python 3.13 follows the link
     assert set(names) == {f"fastdiff/{name}" if name.startswith("kernels/") else name for name in expected}
     assert {"fastdiff/kernels/device/conv2d.py", "fastdiff/kernels/host/dispatch.py"} <= set(names)
-    assert {name.split("/")[2] for name in names if name.endswith(".safetensors")} == {"emoji64", "emoji64-dit"}
+    assert {name.split("/")[2] for name in names if name.endswith(".safetensors")} == {
+        "emoji-sd",
+        "emoji64",
+        "emoji64-dit",
+    }
 
 
 def test_the_wheel_is_quickly_had(built):

@@ -123,8 +123,7 @@ class Worker:
             raise
         try:
             for progress in times.of(draw(self.plan.run_of(shard), self.pipe, self._records)):
-                for finished in progress.finished:
-                    job.add(finished)
+                job.add(progress.finished)
                 lease.drawn = int(progress.done)
                 if progress.step.notice and not self._noticed:
                     self._noticed = True

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,10 +29,12 @@ class Job:
         with naming_disk(self.aside):
             writer.form.begin(self.aside)
 
-    def add(self, finished: Finished) -> None:
-        """Take a picture; waits while too many wait. What the disk refuses is raised by `write`."""
-        writer, key = self._writer, self.shard.key(finished.place)
-        self._pictures.append(writer.pictures.submit(writer.form.encode, self.aside, key, finished))
+    def add(self, batch: Sequence[Finished]) -> None:
+        """Take pictures; waits while too much waits. What the disk refuses is raised by `write`."""
+        self._pictures += self._writer.pictures.submit(self._encode, batch)
+
+    def _encode(self, finished: Finished) -> Encoded:
+        return self._writer.form.encode(self.aside, self.shard.key(finished.place), finished)
 
     def write(self) -> tuple[int, str, str]:
         """Wait for all pictures; returns the bytes, the SHA-256 and that of the pixels. OSError of one line."""

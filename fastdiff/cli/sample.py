@@ -31,7 +31,9 @@ _BAR = "{percentage:3.0f}%|{bar}| {n:.1f}/{total:.0f}{unit} [{elapsed}<{remainin
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = add_model_arguments(parser, "-m", "--model", note=f" (default: {defaults.MODEL})")
+    add = add_model_arguments(
+        parser, "-m", "--model", note=f" (default: {defaults.MODEL}, for labels {defaults.MODEL_OF_LABELS})"
+    )
     add_drawing_arguments(add)
     add(
         "-b",
@@ -103,14 +105,14 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     if args.resume and request.seed == "random":
         raise InputError("--resume draws the seeds that the run began with; name them with --seed")
     run = Run.prepare(request, find_model(request), COMMAND, batch_size=args.batch_size)
-    lines = find_notices(run)
     load = partial(load_pipeline, run.card, run.request, args.device, offload=args.offload)
     if args.explain:
-        notices.say(*lines)
+        notices.say(*find_notices(run))
         return _explain(run, load(), args.json)
     if args.resume:
         run = with_number_format(run, args.device)
     output = Output.check(run, args.out, overwrite=args.overwrite, resume=args.resume, grid=args.grid)
+    lines = find_notices(run)
     output.remove_abandoned()
     notices.say(*lines)
     written: list[Path] = []

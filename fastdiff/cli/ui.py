@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
         users=users,
         outputs=args.outputs,
     )
-    with CTRL_C.deferred(), server as address:
-        print(f"fastdiff is at {', '.join(access.addresses(address, host))} (Ctrl-C ends it)", flush=True)
+    with CTRL_C.deferred(), server as served:
+        print(f"fastdiff is at {', '.join(access.addresses(served, host))} (Ctrl-C ends it)", flush=True)
         if is_open:
             print(f"fastdiff: {_warning(users is not None)}", file=sys.stderr, flush=True)
         threading.Thread(target=models.warm_up, args=(defaults.MODEL,)).start()  # the first click finds it loaded

@@ -96,7 +96,9 @@ def _prompts(request: Request, card: ModelCard, defaults: Defaults) -> tuple[str
             raise InputError(f"{name.replace('_', '-')}: {card.name} has no text encoder; leave it out{labels}")
         return ()
     if request.label:
-        raise InputError(f"label {shown(request.label[0])}: {card.name} draws from prompts; leave it out")
+        raise InputError(
+            f"label {shown(request.label[0])}: {card.name} draws from prompts; leave it out, or give another --model"
+        )
     if not card.tokenizers:
         raise InputError(f"prompt: {card.name} has no text encoder, and reads prompt_embeds in Python alone")
     prompts = request.prompt or card.info.prompts[: defaults.prompts]

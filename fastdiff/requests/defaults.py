@@ -10,7 +10,8 @@ from typing import Any, Final
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 
-MODEL = "emoji64"
+MODEL = "emoji-sd"
+MODEL_OF_LABELS = "emoji64"  # where a request has labels and names no model
 DEVICE = "auto"  # a GPU where there is one
 DTYPE: Final = "auto"  # float32 on a CPU, bfloat16 on a GPU
 PRECISION: Final = "full"  # of weights: that of the dtype
@@ -82,6 +83,11 @@ class ModelFacts:
     @property
     def default_scheduler(self) -> str | None:
         return self.info.scheduler or self.scheduler
+
+
+def model_of(*, labelled: bool) -> str:
+    """The model of a request that names none; `labelled` where it names a label."""
+    return MODEL_OF_LABELS if labelled else MODEL
 
 
 def complete_sampling(asked: SamplingOptions, model: ModelFacts, defaults: Defaults, *, labelled: bool) -> Sampling:

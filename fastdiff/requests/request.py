@@ -121,7 +121,7 @@ class Request(Schema):
         if "prompt" in given or flags.get("prompt_file") is not None:
             given["prompt"] = (*given.get("prompt", ()), *_prompts_of(flags.get("prompt_file")))
         if source is None:
-            return cls(**given)
+            return cls(**{"model": defaults.model_of(labelled=bool(given.get("label")))} | given)
         recorded = cls._recorded(source)
         if "num_images" in given and isinstance(recorded.seed, tuple) and len(recorded.seed) == 1:
             given.setdefault("seed", recorded.seed[0])

@@ -2,16 +2,15 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from fastdiff.runs.drawing import Finished, Progress
 
-P = ParamSpec("P")
 T = TypeVar("T")
-WAITING = 1024  # pictures that may wait: two of the largest batches
+WAITING = 256 * 2**20  # bytes of the pictures that may wait
 
 
 class Writer:
@@ -21,7 +20,7 @@ class Writer:
     """
 
     def __init__(self, threads: int = 1) -> None:
-        self._room = threading.BoundedSemaphore(WAITING)
+        self._waiting, self._room = 0, threading.Condition()  # bytes
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="write")
 
     def __enter__(self) -> "Writer":
@@ -34,12 +33,31 @@ class Writer:
         """Wait for all that it was given."""
         self._pool.shutdown()
 
-    def submit(self, write: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
-        """Have `write` called; waits while too many wait. What it raises is raised by the result."""
-        self._room.acquire()
-        future = self._pool.submit(write, *args, **options)
-        future.add_done_callback(lambda _: self._room.release())
-        return future
+    def submit(self, write: Callable[[Finished], T], batch: Sequence[Finished]) -> list[Future[T]]:
+        """Have `write` called for each picture of a batch. What it raises is raised by the result.
+
+        Waits while too much waits. A batch is taken whole, since its pictures are there whether they wait or not.
+        """
+        if not batch:
+            return []
+        sizes = [_size(finished) for finished in batch]
+        with self._room:
+            self._room.wait_for(lambda: not self._waiting or self._waiting + sum(sizes) <= WAITING)
+            self._waiting += sum(sizes)
+        futures = [self._pool.submit(write, finished) for finished in batch]
+        for future, size in zip(futures, sizes, strict=True):
+            future.add_done_callback(lambda _, size=size: self._make_room(size))  # type: ignore[misc]
+        return futures
+
+    def _make_room(self, size: int) -> None:
+        with self._room:
+            self._waiting -= size
+            self._room.notify_all()
+
+
+def _size(finished: Finished) -> int:
+    """The bytes of a picture: Pillow keeps a pixel in 4."""
+    return 4 * finished.image.width * finished.image.height
 
 
 def write_beside(
@@ -70,7 +88,7 @@ def write_beside(
     with Writer() as writer:
         try:
             for progress in steps:
-                waiting.extend(writer.submit(write, finished) for finished in progress.finished)
+                waiting.extend(writer.submit(write, progress.finished))
                 yield progress, written()
         except Exception:
             yield from rest()

@@ -22,7 +22,7 @@ def add_api(models: Models, limits: Limits, store: Store) -> None:
     """Name the two functions in the page that is being built."""
 
     def generate(  # type: ignore[misc]  # Gradio reads in the return type what is yielded
-        model: str = defaults.MODEL,
+        model: str | None = None,
         label: str | int | None = None,
         seed: int = defaults.SEED,
         num_images: int = defaults.PAGE.pictures,
@@ -41,7 +41,8 @@ def add_api(models: Models, limits: Limits, store: Store) -> None:
     ) -> list[dict[str, Any]]:
         """Draw PNG files that hold their settings. Picture i has seed + i; the model chooses what is left out.
 
-        A model draws from a label or from a prompt: /models says which.
+        A model draws from a label or from a prompt: /models says which. Without a model one that comes with fastdiff
+        does.
 
         While it runs the result grows, picture by picture.
         """

@@ -33,6 +33,8 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not b
                    background: var(--block-background-fill); color: var(--body-text-color); line-height: 1.3 }
 .examples button:hover { border-color: var(--primary-500) }
 .examples img { width: 128px; image-rendering: pixelated }
+.examples [data-waits] { border-color: var(--primary-500) }
+.examples [data-waits]::after { content: " (waits for this run)" }
 .gr-group:not(:has(.block)) { display: none }  /* a line otherwise */
 .enlarged img { width: 100%; height: 100%; object-fit: contain }
 .enlarged img[data-small], img[data-small][data-testid="imageslider-image"] { image-rendering: pixelated }
@@ -45,11 +47,14 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not b
 :root { --stage: min(68vh, 600px, 112vw) }
 .stage .media-button, .stage .thumbnail-lg, .frame {
     container-type: size; display: grid; place-items: center; place-content: center; overflow: hidden }
-.stage .media-button img:not([data-small]) { object-fit: scale-down !important }
 .stage .preview::before { opacity: 1 !important }
+.stage img, .frame img {
+    --room: min(100cqw, 100cqh * var(--ratio)); --enlarged: round(down, var(--room), var(--w)) }
 .stage img[data-small], .frame img[data-small] {
-    width: max(var(--w), round(down, min(100cqw, 100cqh * var(--ratio)), var(--w))) !important;
+    width: max(var(--w), var(--enlarged)) !important;
     height: auto !important; border-radius: 0 !important; image-rendering: pixelated }
+.stage .media-button img {
+    width: max(min(var(--w), var(--room)), var(--enlarged)) !important; height: auto !important }
 .stage .thumbnails img, .stage .thumbnail-lg img:not([data-small]) { width: 100% !important; height: 100% !important }
 .stage .thumbnail-small:only-child { opacity: 0 }
 .stage .thumbnails { scrollbar-width: thin }
@@ -97,8 +102,8 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not b
 """
 
 # Gradio opens a list at any key, Tab too, which leaves it open over the form, and moves the focus to a picture that is
-# new, away from who is typing; keys that no field takes are the stage's. A double click on a
-# button that draws is one. A file may be dropped anywhere. A picture's own size, which the style
+# new, away from who is typing; keys that no field takes are the stage's. A double click on what
+# draws is one. A file may be dropped anywhere. A picture's own size, which the style
 # sheet enlarges, is known once it is loaded.
 JS = f"""
 () => {{
@@ -113,7 +118,8 @@ JS = f"""
         stage?.dispatchEvent(new KeyboardEvent("keydown", {{code: event.code, bubbles: true}}));
     }}, true);
     addEventListener("click", (event) => {{
-        if (event.detail > 1 && event.target.closest("button.primary")) event.stopImmediatePropagation();
+        const draws = event.target.closest("button.primary, .examples button");
+        if (event.detail > 1 && draws) event.stopImmediatePropagation();
     }}, true);
     for (const name of ["dragover", "drop"]) addEventListener(name, (event) => {{
         if (!event.dataTransfer.types.includes("Files") || event.target.closest("#upload")) return;
@@ -134,7 +140,9 @@ JS = f"""
         const [width, height] = [image.naturalWidth, image.naturalHeight];
         image.style.setProperty("--w", width + "px");
         image.style.setProperty("--ratio", width / height);
-        image.toggleAttribute("data-small", Math.max(width, height) <= {SMALL});
+        const {{clientWidth, clientHeight}} = image.parentElement;
+        const fitsTwice = 2 * width <= clientWidth && 2 * height <= clientHeight;
+        image.toggleAttribute("data-small", fitsTwice || Math.max(width, height) <= {SMALL});
     }}, true);
 }}
 """

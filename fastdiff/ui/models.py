@@ -5,6 +5,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +33,11 @@ from fastdiff.ui.budget import Budget
 T = TypeVar("T")
 MAX_DEPTH = 3  # folders below the models folder
 MAX_LOADED = 2  # models that stay in memory: a comparison uses two
+LEFT: ContextVar[threading.Event] = ContextVar("left")  # of the run that a thread computes: set once it is cancelled
+
+
+class Cancelled(Exception):
+    """The run was cancelled; nobody waits for it."""
 
 
 class Models:
@@ -102,9 +108,15 @@ class Models:
         return self._computing.locked()
 
     def in_turn(self, steps: Iterator[T]) -> Iterator[T]:
-        """Pass the steps of a run on, each computed alone: that of a cancelled run goes on to its end."""
+        """Pass the steps of a run on, each computed alone: that of a cancelled run goes on to its end.
+
+        Raises Cancelled in the place of a step that a cancelled run has not begun.
+        """
+        left = LEFT.get(threading.Event())
         while True:
             with self._computing:
+                if left.is_set():
+                    raise Cancelled
                 step = next(steps, None)
             if step is None:
                 return

@@ -22,7 +22,7 @@ Name = Annotated[str, Len(0, 200), Wanted("a name of up to 200 characters")]
 class Options:
     """The settings asked for, unchecked; None leaves a choice to the model. The names are those of the API too."""
 
-    model: Any = defaults.MODEL
+    model: Any = None  # None: the first of those that draw labels, or prompts
     label: Any = None
     seed: Any = defaults.SEED
     num_images: Any = defaults.PAGE.pictures
@@ -51,7 +51,8 @@ class Options:
 def prepare(options: Options, models: Models, limits: Limits) -> Run:
     """The run that `options` ask for. InputError naming the field and the remedy, before anything heavy is done."""
     _check_limits(options, limits)
-    card = models.card(options.model)
+    first = defaults.model_of(labelled=options.label is not None)
+    card = models.card(first if options.model is None else options.model)
     if card.reads_text and options.prompt is None:
         raise InputError(f"prompt: {card.name} draws from a text; give one, which may be empty")
     request = Request(
@@ -78,7 +79,7 @@ def prepare(options: Options, models: Models, limits: Limits) -> Run:
 def _check_limits(options: Options, limits: Limits) -> None:
     steps, side, batch_size = (whole(1, most) | None for most in (limits.steps, limits.side, limits.batch_size))
     kinds = {
-        "model": Name,
+        "model": Name | None,
         "label": Label | Name | None,
         "seed": Seed,
         "num_images": whole(1, limits.pictures),

@@ -17,7 +17,9 @@ from fastdiff.kernels.host.conv2d_tiles import (
     FLOAT32_CHUNK_STEPS,
     FLOAT32_ROW_TILES,
     FLOAT32_TILES,
+    LARGEST_NORMALISED,
     LONGEST_ROW,
+    M_SIDE,
     MOST_FILLED,
     NARROW_ROW_TILES,
     NARROW_TILES,
@@ -26,12 +28,14 @@ from fastdiff.kernels.host.conv2d_tiles import (
     POINTER_TILES,
     ROW_MEMORY,
     ROW_TILES,
+    SMALL_MOMENTS,
     SMALL_PICTURE,
     SUM_MICROSECONDS,
     TILES,
     TUNED,
     WIDEST_GROUP,
     ConvTile,
+    Cut,
 )
 from fastdiff.kernels.host.recording import describe
 from fastdiff.kernels.host.tuning import named, tuned
@@ -91,17 +95,6 @@ class Problem:
         return math.prod(self.kernel)
 
 
-class Cut(NamedTuple):
-    """The part of a plan that changes no bit."""
-
-    pixels: int
-    channels: int
-    block: int
-    warps: int
-    stages: int
-    spread: bool
-
-
 class Plan(NamedTuple):
     """How one convolution is launched."""
 
@@ -132,7 +125,8 @@ class Plan(NamedTuple):
     def cut_as(self, cut: Cut) -> "Plan":
         """The plan with another cut, one of `alternatives`."""
         pixels, channels, block, warps, stages, spread = cut
-        tile = self.tile._replace(pixels=pixels, channels=channels, block=block, warps=warps, stages=stages)
+        swap = self.tile.swap and (channels >= M_SIDE or self.tile.channels < M_SIDE)
+        tile = self.tile._replace(pixels=pixels, channels=channels, block=block, warps=warps, stages=stages, swap=swap)
         return self._replace(tile=tile, steps=self.steps * self.tile.block // block, spread=spread)
 
     @property
@@ -172,9 +166,14 @@ class Plan(NamedTuple):
         if problem.row:
             whole = self.moments >= problem.pixels and not self.spread
         else:
-            whole = self.descriptors and self.chunks == 1 and self.moments == problem.pixels
+            patch = self.tile_width * _power_of_two_in(self.rows)
+            whole = self.descriptors and self.chunks == 1 and patch == problem.pixels <= LARGEST_NORMALISED
             whole = whole and problem.out_channels > NARROW_TILES[0].channels
         return whole and WIDEST_GROUP % problem.group == 0
+
+    def least_pixels(self, problem: Problem) -> int:
+        """Pixels of a tile at least: those of a tile of moments, or of a picture that it is to normalise."""
+        return problem.pixels if problem.group and self.normalises(problem) else self.moments
 
     def programs(self, problem: Problem) -> int:
         """Programs of one chunk, or of all."""
@@ -217,7 +216,8 @@ def _descriptor_grid(problem: Problem) -> tuple[int, int, int] | str:
 
 def _descriptor_plan(problem: Problem, rows: int, columns: int, tile_width: int, multiprocessors: int) -> Plan:
     few = problem.pixels <= 4096 or problem.out_channels <= NARROW_TILES[0].channels
-    moments = min(tile_width * _power_of_two_in(rows), 64 if few else 128)
+    most = SMALL_MOMENTS if problem.pixels <= SMALL_PICTURE else 64 if few else 128
+    moments = min(tile_width * _power_of_two_in(rows), max(tile_width, most))
     block = 32 if problem.mode == "down" and problem.channels[0] % 64 else 64
     depth = _depth(problem, block)
     chunks = depth // CHUNK_STEPS if _may_chunk(problem) and depth >= 4 * CHUNK_STEPS else 1
@@ -230,14 +230,14 @@ def _descriptor_plan(problem: Problem, rows: int, columns: int, tile_width: int,
     else:
         whole = block == 64 and all(channels % 128 == 0 for channels in problem.channels)
         widest = max(64, problem.out_channels)
-        fitting = [tile for tile in TILES if tile.channels <= widest and tile.pixels >= moments]
-        tiles = [tile for tile in fitting if tile.block == 64 or whole]
+        tiles = [tile for tile in TILES if tile.channels <= widest and (tile.block == 64 or whole)]
     plans = [
         Plan(True, False, rows, columns, tile_width, moments, tile, chunks, steps * 64 // tile.block, spread)
         for tile in tiles
         for spread in ((False, True) if chunks > 1 else (False,))
     ]
-    best = min(plans, key=lambda plan: _microseconds(plan, problem, multiprocessors))
+    fitting = [plan for plan in plans if plan.tile.pixels >= plan.least_pixels(problem)]
+    best = min(fitting, key=lambda plan: _microseconds(plan, problem, multiprocessors))
     return best._replace(tile=best.tile._replace(block=best.tile.block * block // 64))
 
 
@@ -313,23 +313,27 @@ def tuned_plan(plan: Plan, problem: Problem, call: Any) -> Plan:
 def alternatives(plan: Plan, problem: Problem) -> list[Cut]:
     """Cuts that leave every sum its order: moments and parts of k are the plan's, and all but whole blocks of 16 bits.
 
-    A tile has whole tiles of moments, and whole groups of channels where it may normalise. From 64 channels on Hopper
-    has other instructions than below, which may round otherwise.
+    A tile has whole tiles of moments, and whole groups and pictures where it normalises. Its M side, channels or else
+    pixels, is long enough for Hopper's own instructions, or too short as the plan's is: they may round otherwise.
     """
     tile, small = plan.tile, problem.row or problem.itemsize == 4
-    whole = plan.descriptors and tile.block >= 64 and all(channels % 128 == 0 for channels in problem.channels)
-    blocks = [block for block in (64, 128) if plan.steps * tile.block % block == 0] if whole else [tile.block]
+    wide, common = plan.descriptors and not small, math.gcd(*problem.channels)
+    whole = plan.descriptors and tile.block >= 64 and common % 128 == 0
+    blocks = [n for n in (64, 128, 256) if common % n == plan.steps * tile.block % n == 0] if whole else [tile.block]
     widths = [tile.channels]
     if not plan.flat and tile.channels > NARROW_TILES[0].channels:
         least = math.gcd(problem.group, WIDEST_GROUP) if problem.group else 16
-        most, either = max(tile.channels, _tile_channels(problem)), problem.itemsize == 4
-        widths = [n for n in (16, 32, 64, 128) if least <= n <= most and (either or (n >= 64) == (tile.channels >= 64))]
+        most, long = max(tile.channels, _tile_channels(problem)), tile.channels >= M_SIDE
+        either = wide or problem.itemsize == 4
+        widths = [n for n in (16, 32, 64, 128) if least <= n <= most and (either or (n >= M_SIDE) == long)]
     most = 256 if plan.descriptors or problem.row else 1 << (problem.pixels - 1).bit_length()
-    sizes = {tile.pixels, 64, 128, *((16, 32) if small else (256,))}
-    heights = sorted(pixels for pixels in sizes if plan.moments <= pixels <= most)
+    sizes = {tile.pixels, 64, 128, *((16, 32) if wide or small else ()), *(() if small else (256,))}
+    heights = sorted(pixels for pixels in sizes if plan.least_pixels(problem) <= pixels <= most)
     spreads = (False, True) if plan.chunks > 1 and not small else (plan.spread,)
     found = []
     for pixels, channels, block in product(heights, widths, blocks):
+        if wide and min(pixels, channels) < M_SIDE != max(pixels, channels):
+            continue
         deepest = min(6, ROW_MEMORY // ((pixels + channels) * block * problem.itemsize))
         stages = {deepest // 2, deepest} & {2, 3, 4, 5, 6}
         warps = [count for count in (4, 8) if 64 * 32 * count <= max(pixels * channels, 64 * 128) <= 128 * 32 * count]

@@ -23,6 +23,17 @@ class ConvTile(NamedTuple):
     busy: tuple[float, float] = (0.0, 0.0)  # the same of each program on a full multiprocessor
 
 
+class Cut(NamedTuple):
+    """The part of a plan that changes no bit."""
+
+    pixels: int
+    channels: int
+    block: int
+    warps: int
+    stages: int
+    spread: bool
+
+
 # Descriptors, 16-bit. The times are fitted to 700 measured convolutions of three U-Nets, batches 1 to 512.
 TILES = (
     ConvTile(128, 128, 64, warps=4, stages=3, resident=2, alone=(0.32, 4.8), busy=(0.34, 2.7)),
@@ -86,8 +97,11 @@ ROW_MEMORY, POINTER_ROW_MEMORY = 192 * 1024, 80 * 1024  # bytes of the tiles tha
 LONGEST_ROW = 256  # pixels, up to which a program takes whole rows
 WIDEST_GROUP = 64  # channels, up to which a program takes whole groups
 
+M_SIDE = 64  # of a tile, the least of Hopper's own matrix instructions: channels where they are swapped, else pixels
 MOST_FILLED = 2048  # pixels that the tiles of a picture alone may take, where only more pictures would fill them
 SUM_CHANNELS = 32  # of a program of `sum_chunks`
 SMALL_PICTURE = 256  # pixels, up to which k may be cut into chunks
+SMALL_MOMENTS = 64  # pixels of a tile of moments of such a picture, at most
+LARGEST_NORMALISED = 64  # pixels of a picture, up to which a program takes all and may normalise
 CHUNK_STEPS = 30  # of 64 channels each, of a chunk at least
 FLOAT32_CHUNK_STEPS = 4  # of 32 channels each: one long float32 sum would be thrice as far off as cuDNN's

@@ -12,6 +12,7 @@ def test_models_lists_what_is_bundled_and_what_a_model_offers(fastdiff, model, r
     listed = fastdiff("models").stdout
     for name in ("emoji64", "emoji64-dit"):
         assert re.search(rf"^{name} +bundled +64x64, ddim, 216 labels$", listed, re.MULTILINE)
+    assert re.search(r'^emoji-sd +bundled +128x128, \S+, draws from prompts, such as ".+"$', listed, re.MULTILINE)
     done = fastdiff("models", model)
     assert "guidance_scale: 4.0\n" in done.stdout and "\n  215  twemoji flags\n" in done.stdout
     assert "\ngroup  noto food: noto fruit, " in done.stdout

@@ -14,14 +14,35 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from fastdiff import cli
+from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.diffusion import loop
 from fastdiff.requests import png
 
 WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
 
 
-def test_sample_draws_the_default_pictures_and_a_grid(fastdiff, tmp_path, files):
+def test_sample_draws_four_prompts_of_the_bundled_model(fastdiff, tmp_path, files):
     done = fastdiff("sample", "--steps", 2, "--grid", "--json")
+    assert done.returncode == 0, done.stderr
+    card = ModelCard.read("emoji-sd", hub.bundled_models()["emoji-sd"])
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(line["prompt"], line["seed"]) for line in lines] == [(prompt, 0) for prompt in card.info.prompts[:4]]
+    assert files(tmp_path) == sorted([*(line["path"] for line in lines), "outputs/grid.png"])
+    for line in lines:
+        settings = line["settings"]
+        assert (settings["model"], settings["guidance_scale"]) == ("emoji-sd", card.info.guidance_scale)
+        with Image.open(tmp_path / line["path"]) as image:
+            assert image.size == (128, 128) and len(image.getcolors(maxcolors=128 * 128)) > 100, "not a picture"
+
+
+def test_a_label_without_a_model_is_of_the_class_model(fastdiff, tmp_path):
+    done = fastdiff("sample", "--label", "noto birds", "--num-images", 1, "--steps", 1, "-o", "bird.png")
+    assert done.returncode == 0 and png.read_settings(tmp_path / "bird.png")["model"] == "emoji64", done.stderr
+
+
+def test_sample_draws_the_default_labels_and_a_grid(fastdiff, tmp_path, files):
+    done = fastdiff("sample", "-m", "emoji64", "--steps", 2, "--grid", "--json")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     labels = ["fluent-3d hearts", "fluent-flat fruit", "noto clothes", "twemoji flags"]
@@ -96,7 +117,7 @@ def test_explain_says_what_a_step_runs_on_and_draws_nothing(fastdiff, tmp_path, 
         (["--scheduler", "eular"], "argument --scheduler: invalid choice: 'eular' .*ddim.*ddpm"),
         (["--dtype", "int8"], "argument --dtype: invalid choice: 'int8' .*bfloat16"),
         (["--steps", "0"], "steps: 0 is not a whole number of at least 1"),
-        (["--steps", "1001"], "steps 1001: emoji64 was trained with 1000 steps; give a number from 1 to 1000"),
+        (["--steps", "1001"], "steps 1001: emoji-sd was trained with 1000 steps; give a number from 1 to 1000"),
         (["--steps", "2.5"], "argument --steps/--num-inference-steps: invalid int value: '2.5'"),
         (["--num-images", "0"], "num-images: 0 is not a whole number from 1"),
         (["--batch-size", "0"], "argument -b/--batch-size: 0 is not a whole number of at least 1"),
@@ -107,9 +128,9 @@ def test_explain_says_what_a_step_runs_on_and_draws_nothing(fastdiff, tmp_path, 
         (["--cfg-scale", "nan"], "cfg-scale: nan is not a number of at least 0"),
         (["--device", "tpu"], "argument --device: tpu is not auto, cpu, cuda or cuda:1"),
         (["-o", "file/pictures"], "cannot write to file .it is not a folder.; name another place with -o"),
-        (["-o", "one.png"], r"more than one picture would be one\.png; put {seed} and {label} in -o"),
+        (["-m", "emoji64", "-o", "one.png"], r"more than one picture would be one\.png; put {seed} and {label} in -o"),
         (["-o", "{name}.png"], "-o {name}.png has an unknown field; there are {seed}"),
-        (["-o", "{prompt}.png"], "-o {prompt}.png asks for a prompt, but these pictures have none"),
+        (["-m", "emoji64", "-o", "{prompt}.png"], "-o {prompt}.png asks for a prompt, but these pictures have none"),
         (["-o", "x\ny.jpg"], r"-o x\\ny\.jpg is not the name of a PNG"),
         (["--grid", "file/grid.png"], "cannot write to file .*; name another place with --grid"),
         (["--label", "0", "-s", "1,2", "-o", "{seed}.png", "--grid", "./2.PNG"], "the grid and a picture would both"),
@@ -232,7 +253,7 @@ def test_out_of_memory_is_said_once_and_the_pictures_are_the_same(tmp_path, fail
 )
 def test_a_device_that_fails_is_one_line(tmp_path, failing, capsys, files, error, line):
     failing(0, error)
-    assert cli.main(["sample", "--steps", "1", "--device", "cpu", "-o", str(tmp_path / "new")]) == 1
+    assert cli.main(["sample", "-m", "emoji64", "--steps", "1", "--device", "cpu", "-o", str(tmp_path / "new")]) == 1
     err = capsys.readouterr().err
     assert re.match(f"fastdiff: error: {line}", err.splitlines()[-1]), err
     assert err.count("fastdiff:") == 1 and "Traceback" not in err

@@ -224,6 +224,7 @@ def test_models_says_what_a_text_model_is(fastdiff, text_folder):
         ),
         (["-m", "emoji64", "--prompt", "a"], "prompt: emoji64 has no text encoder; leave it out, or give a --label"),
         (["-m", "emoji64", "--label", "0", "--prompt", "a"], "prompt: emoji64 has no text encoder; leave it out"),
+        (["-m", "emoji-sd", "--label", "0"], "label '0': emoji-sd draws from prompts; leave it out, or give another"),
         (["-m", "emoji64", "--negative-prompt", "a"], "negative-prompt: emoji64 has no text encoder"),
         (["-m", "emoji64", "--clip-skip", "1"], "clip-skip: emoji64 has no text encoder"),
         (["-m", "emoji64", "--height", "65"], "height 65, width 64: this model draws multiples of 8"),

@@ -86,7 +86,7 @@ def test_what_cannot_work_is_refused_by_name(flags, message, fastdiff, planner, 
 
 
 def test_pictures_have_no_horizon(fastdiff, refused):
-    refused(fastdiff("sample", "--horizon", 16), "horizon 16: emoji64 draws pictures, which have none; leave it out")
+    refused(fastdiff("sample", "--horizon", 16), "horizon 16: emoji-sd draws pictures, which have none; leave it out")
 
 
 def test_the_other_commands_know_such_folders(fastdiff, save_value_guided, tmp_path):

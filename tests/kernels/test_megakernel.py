@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,9 +104,11 @@ def test_no_race(name, graphed, bench, dtype, assert_accurate):
             assert torch.equal(output, known)
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter has no compiler")
-def test_compiles_for_sm_90(bench, monkeypatch):
-    """All loads and stores of tiles are of 16 bytes, and the barrier's counter is released and acquired."""
+@pytest.fixture
+def for_sm_90(bench, monkeypatch):
+    """compile(dtype): the kernel of one launch, compiled for sm_90."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("the interpreter has no compiler")
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -115,12 +118,29 @@ def test_compiles_for_sm_90(bench, monkeypatch):
     monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=lambda: target))
     kernel = sys.modules["megakernel_device"].chain_kernel
     types = ["*i64", "*i64", "i32", "i32", "fp32", "constexpr", "constexpr"]
-    constants = {(5,): triton.language.bfloat16, (6,): True}
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(2)}
-    source = ASTSource(kernel, dict(zip(kernel.arg_names, types, strict=True)), constants, aligned)
     options = {"num_warps": 4, "num_stages": 4, "launch_cooperative_grid": True, "enable_fp_fusion": False}
-    compiled = triton.compile(source, target, options)
+
+    def compile_for(dtype: str):
+        constants = {(5,): getattr(triton.language, dtype), (6,): True}
+        source = ASTSource(kernel, dict(zip(kernel.arg_names, types, strict=True)), constants, aligned)
+        return triton.compile(source, target, options)
+
+    return compile_for
+
+
+def test_compiles_for_sm_90(for_sm_90):
+    """All loads and stores of tiles are of 16 bytes, and the barrier's counter is released and acquired."""
+    compiled = for_sm_90("bfloat16")
     ptx = compiled.asm["ptx"]
     assert compiled.metadata.shared <= 227 * 1024
     assert "global.gpu.release.add.u64" in ptx and "ld.acquire.gpu.global.s64" in ptx
     assert "cp.async.cg.shared.global" in ptx and "cp.async.ca" not in ptx and "cg.b32" not in ptx
+
+
+def test_a_float32_product_of_a_step_begins_at_zero(for_sm_90):
+    """Else all steps were one sum of 576 products, twice as far off as torch's."""
+    ttir = for_sm_90("float32").asm["ttir"]
+    zero = re.search(r"(%\w+) = arith.constant dense<0.0+e\+00> : tensor<64x32xf32>", ttir)
+    product = re.search(r"tt.dot %\w+, %\w+, (%\w+) : tensor<64x64xf32>", ttir)
+    assert zero and product and product[1] == zero[1]

@@ -111,6 +111,7 @@ def tokens(n, count, channels, out_channels, *, draw, **options):
 CALLS: dict[str, Callable] = {
     "conv2d": lambda n, draw: conv(n, 8, 64, 64, draw=draw, temb=draw(n, 64)),
     "conv2d-blocks": lambda n, draw: conv(n, 4, 128, 128, draw=draw, residual=draw(n, 4, 4, 128)),
+    "conv2d-norm": lambda n, draw: conv(n, 8, 32, 64, draw=draw, norm=Norm(8)),
     "conv2d-shortcut": lambda n, draw: conv(
         n, 8, 64, 32, draw=draw, shortcut=Shortcut(draw(n, 8, 8, 32), draw(32, 32, 1, 1))
     ),
@@ -129,6 +130,9 @@ CALLS: dict[str, Callable] = {
 }
 ON_GPU: dict[str, Callable] = {
     "conv2d-C320-H64": lambda n, draw: conv(n, 64, 320, 320, draw=draw),
+    "conv2d-C256-H16": lambda n, draw: conv(n, 16, 256, 256, draw=draw, temb=draw(n, 256)),
+    "conv2d-C256-H8-norm": lambda n, draw: conv(n, 8, 256, 256, draw=draw, norm=Norm(32)),
+    "conv2d-C256-H4-norm": lambda n, draw: conv(n, 4, 256, 256, draw=draw, norm=Norm(32)),
     "conv2d-C1280-H8": lambda n, draw: conv(n, 8, 1280, 1280, draw=draw),
     "conv2d-C256-H16-up": lambda n, draw: conv(n, 16, 256, 256, draw=draw, upsample=True),
     "conv2d-row-C256": lambda n, draw: conv(n, 32, 256, 256, draw=draw, kernel=5, norm=Norm(8)),

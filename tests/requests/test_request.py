@@ -165,6 +165,20 @@ def test_what_is_recorded_asks_for_the_same_again(tmp_path_factory, request, as_
 RECORDED = complete(Request(num_inference_steps=7, eta=0.5, guidance_scale=3.0), EMOJI64, COMMAND)[0]
 
 
+@pytest.mark.parametrize(
+    ("flags", "model"),
+    [
+        ({}, "emoji-sd"),
+        ({"prompt": ["a cat"]}, "emoji-sd"),
+        ({"label": ["noto birds"]}, "emoji64"),
+        ({"label": ["noto birds"], "model": "emoji64-dit"}, "emoji64-dit"),
+    ],
+    ids=str,
+)
+def test_labels_and_prompts_have_models_of_their_own(flags, model):
+    assert Request.from_flags(flags).model == model
+
+
 def test_flags_win_over_a_png(tmp_path):
     source = write_png(tmp_path, record_of(RECORDED, seed=41, label="noto food"))
     flags = {"num_inference_steps": 9, "seed": None, "label": ["noto flags", "3"], "overwrite": True, "source": source}

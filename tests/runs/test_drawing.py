@@ -16,7 +16,7 @@ from fastdiff.requests.defaults import COMMAND, LIBRARY, PAGE
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Progress, Run, draw, explain, find_model, load_pipeline
 
-ASKED = Request(label=("noto food", 1), seed=(7, 8), num_inference_steps=2, dtype="float32")
+ASKED = Request(model="emoji64", label=("noto food", 1), seed=(7, 8), num_inference_steps=2, dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_shares_of_pictures_are_whole_at_the_end_of_a_batch(card, steps):
 
 
 def test_each_picture_records_its_settings(card, pipe):
-    run = Run.prepare(Request(label=(1,), seed=7, num_images=1, num_inference_steps=1), card, COMMAND)
+    run = Run.prepare(Request(model="emoji64", label=(1,), seed=7, num_images=1, num_inference_steps=1), card, COMMAND)
     *_, last = draw(run, pipe)
     (finished,) = last.finished
     versions = finished.record.pop("versions")
@@ -98,7 +98,7 @@ def test_each_picture_records_its_settings(card, pipe):
 
 
 def test_a_run_has_a_size_of_its_own(card, pipe):
-    request = Request(label=(1,), num_images=1, num_inference_steps=1, height=72, width=80)
+    request = Request(model="emoji64", label=(1,), num_images=1, num_inference_steps=1, height=72, width=80)
     run = Run.prepare(request, card, COMMAND)
     *_, last = draw(run, pipe)
     assert last.finished[0].image.size == (80, 72)
@@ -169,7 +169,9 @@ LARGE = {"height": 128, "width": 128}  # so that activations, not weights, take 
 class TestGPU:
     """A card that 64 pictures do not fit on, and 8 do."""
 
-    REQUEST = Request(label=(1,), num_images=64, num_inference_steps=4, eta=0.5, scheduler="ddim", dtype="bfloat16")
+    REQUEST = Request(
+        model="emoji64", label=(1,), num_images=64, num_inference_steps=4, eta=0.5, scheduler="ddim", dtype="bfloat16"
+    )
 
     @pytest.fixture
     def pipe(self, card):

@@ -14,7 +14,7 @@ from fastdiff.runs.drawing import Finished, Run, find_model
 from fastdiff.runs.output import Output
 from fastdiff.runs.sheet import ContactSheet
 
-ASKED = Request(label=(0, 1), seed=(7, 8))
+ASKED = Request(model="emoji64", label=(0, 1), seed=(7, 8))
 RECORD = {
     "num_inference_steps": 2,
     "scheduler": "ddim",
@@ -66,7 +66,7 @@ def test_refusals_come_before_a_picture_is_drawn(run, tmp_path, monkeypatch, out
 
 
 def test_a_grid_that_nobody_could_open_is_refused(run, tmp_path):
-    many = Request(label=(0,), seed=tuple(range(40_000)))
+    many = Request(model="emoji64", label=(0,), seed=tuple(range(40_000)))
     with pytest.raises(InputError, match=r"a grid of 40000 pictures would be .* leave out --grid"):
         check(Run.prepare(many, run.card, COMMAND), tmp_path, grid=True)
 

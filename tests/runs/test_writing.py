@@ -5,9 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
+from PIL import Image
 
 from fastdiff.runs import writing
 from fastdiff.runs.writing import Writer, write_beside
+
+
+class Picture(int):
+    """The number of a picture, as a Finished that is told by its number."""
+
+    image = Image.new("RGB", (8, 4))
 
 
 @dataclass(frozen=True)
@@ -15,7 +22,7 @@ class Step:
     """A step of a run: as much of a Progress as is told."""
 
     name: tuple[int, int]  # its batch, and its place there
-    finished: Sequence[int]
+    finished: Sequence[Picture]
 
 
 def steps_of(batches: int, size: int = 2, told=lambda batch, step: None):
@@ -23,7 +30,7 @@ def steps_of(batches: int, size: int = 2, told=lambda batch, step: None):
     for batch in range(batches):
         for step in range(2):
             told(batch, step)
-            finished = range(batch * size, (batch + 1) * size) if step else ()
+            finished = [*map(Picture, range(batch * size, (batch + 1) * size))] if step else []
             yield Step((batch, step), finished)
 
 
@@ -31,7 +38,9 @@ def shown(results) -> list[tuple]:
     return [(progress.name, written) for progress, written in results]
 
 
-def test_drawing_goes_on_while_a_picture_is_written():
+@pytest.mark.parametrize("room", [pytest.param(1, id="a batch is larger than the room"), writing.WAITING])
+def test_drawing_goes_on_while_a_picture_is_written(room, monkeypatch):
+    monkeypatch.setattr(writing, "WAITING", room)
     drawing_on = threading.Event()
 
     def told(batch, step):
@@ -123,20 +132,20 @@ def test_an_error_of_writing_ends_it(wait):
     assert len(drawn) < 100
 
 
-def test_drawing_waits_where_too_many_would_pile_up(monkeypatch):
-    monkeypatch.setattr(writing, "WAITING", 3)
+def test_drawing_waits_where_too_many_bytes_would_pile_up(monkeypatch):
+    monkeypatch.setattr(writing, "WAITING", 4 * Picture(0).image.width * Picture(0).image.height * 5)
     go, given = threading.Event(), []
     with Writer() as writer:
 
         def give():
-            for number in range(5):
-                writer.submit(go.wait, 30)
-                given.append(number)
+            for batch in range(3):
+                writer.submit(lambda _: go.wait(30), [Picture(2 * batch), Picture(2 * batch + 1)])
+                given.append(batch)
 
         thread = threading.Thread(target=give)
         thread.start()
         thread.join(0.1)
-        assert given == [0, 1, 2] and thread.is_alive()
+        assert given == [0, 1] and thread.is_alive()
         go.set()
         thread.join(30)
-    assert given == [0, 1, 2, 3, 4]
+    assert given == [0, 1, 2]

@@ -16,6 +16,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from fastdiff.checkpoints import hub
+from fastdiff.requests import defaults
 from fastdiff.runs import drawing
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
@@ -34,6 +35,15 @@ FLAGS = [
 ]
 MISSING = "the browser tests need Chromium and playwright: apt-get install chromium; pip install playwright"
 EMOJI64 = hub.bundled_models()["emoji64"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def opening_model() -> Iterator[str]:
+    """The model that the page opens with; here it is emoji64, which has labels, but for tests of this one."""
+    with pytest.MonkeyPatch.context() as patch:
+        model = defaults.MODEL
+        patch.setattr(defaults, "MODEL", "emoji64")
+        yield model
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +90,7 @@ def serve(tmp_path_factory):
         context = serving(models, limits, port=0, **{"outputs": tmp_path_factory.mktemp("outputs")} | options)
 
         async def enter() -> str:  # outside of an event loop Gradio makes four and closes none
-            return context.__enter__()
+            return context.__enter__()[0]
 
         try:
             yield asyncio.run(enter()).rstrip("/")

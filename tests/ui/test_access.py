@@ -4,12 +4,15 @@ import re
 
 import httpx
 import pytest
+from gradio import networking
 from gradio_client import Client
 
 from fastdiff.errors import InputError
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.serving.access import AUTH_VARIABLE, SPACE_VARIABLE, Names, Users, addresses, is_reached_by_others
 from fastdiff.ui.serving.server import serving
+
+LINK = "https://a1b2c3.gradio.live"  # as Gradio's servers give them
 
 
 @pytest.mark.parametrize(
@@ -44,12 +47,14 @@ def test_who_reaches_a_host(host, expected):
 
 
 def test_addresses_are_real():
-    assert addresses("http://127.0.0.1:7861/", "127.0.0.1") == ["http://127.0.0.1:7861/"]
-    everywhere = addresses("http://localhost:7861/", "0.0.0.0")
+    assert addresses(["http://127.0.0.1:7861/"], "127.0.0.1") == ["http://127.0.0.1:7861/"]
+    everywhere = addresses(["http://localhost:7861/"], "0.0.0.0")
     assert "http://127.0.0.1:7861/" in everywhere
     assert all(re.fullmatch(r"http://[\d.]+:7861/", each) and "0.0.0.0" not in each for each in everywhere)
-    sixth = addresses("http://[::]:7861/", "::")
+    sixth = addresses(["http://[::]:7861/"], "::")
     assert "http://[::1]:7861/" in sixth and all(re.fullmatch(r"http://\[[\da-f:]+\]:7861/", each) for each in sixth)
+    assert addresses(["http://localhost:7861/", LINK], "0.0.0.0") == [LINK, *everywhere]
+    assert addresses(["http://127.0.0.1:7861/", LINK], "127.0.0.1") == [LINK, "http://127.0.0.1:7861/"]
 
 
 def test_passwords(tmp_path, monkeypatch):
@@ -94,10 +99,19 @@ def test_hosts_that_are_not_here(models, host):
         pass
 
 
+def test_without_a_share_link_it_ends(models, serve, monkeypatch, capsys):
+    monkeypatch.setattr(networking, "setup_tunnel", lambda **options: 1 / 0)
+    with pytest.raises(OSError, match="--share: Gradio gives no link"), serve(models, Limits(), share=True):
+        pass
+    assert "Could not create share link" in capsys.readouterr().err
+
+
 @pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated", "ignore:The copy keyword")
-def test_a_page_with_a_login_and_a_proxy(models, serve):
+def test_a_page_with_a_login_and_a_proxy_and_a_share_link(models, serve, monkeypatch):
     """One server for all: a start takes seconds."""
-    with serve(models, Limits(), users=Users(["ann:secret"], "test"), allow_hosts=["proxy.example.org"]) as address:
+    monkeypatch.setattr(networking, "setup_tunnel", lambda **options: LINK)
+    options = {"users": Users(["ann:secret"], "test"), "allow_hosts": ["proxy.example.org"], "share": True}
+    with serve(models, Limits(), **options) as address:
         with httpx.Client(base_url=address) as http:
             asked = {"json": {"data": []}}
             assert http.get("/config").status_code == 401
@@ -106,8 +120,12 @@ def test_a_page_with_a_login_and_a_proxy(models, serve):
             assert http.post("/login", data={"username": "ann", "password": "secret"}).status_code == 200
             assert http.post("/gradio_api/call/models", **asked).status_code == 200
             seen_by_proxy = {"Origin": "https://proxy.example.org"}  # which gives its own Host, or passes the browser's
-            for headers in (seen_by_proxy, seen_by_proxy | {"Host": "proxy.example.org"}):
+            seen_by_link = {"Origin": LINK, "Host": "a1b2c3.gradio.live"}
+            for headers in (seen_by_proxy, seen_by_proxy | {"Host": "proxy.example.org"}, seen_by_link):
                 assert http.post("/gradio_api/call/models", headers=headers, **asked).status_code == 200
+            anothers = {"Origin": "https://another.gradio.live"}
+            for headers in (anothers, {"Host": "another.gradio.live"}):
+                assert http.post("/gradio_api/call/models", headers=headers, **asked).status_code == 403
         with pytest.raises(ValueError, match="credentials were not provided"):
             Client(address, verbose=False)
         client = Client(address, verbose=False, auth=("ann", "secret"))

@@ -72,8 +72,8 @@ def test_weights_in_8_bits(client):
 
 def test_models(client):
     found = {each["name"]: each for each in client.predict(api_name="/models")}
-    assert list(found) == ["emoji64", "emoji64-dit", "./cats", "./plain/tiny", "./text/sd1", "./text/sdxl"]
-    assert [name for name, each in found.items() if each["reads_text"]] == ["./text/sd1", "./text/sdxl"]
+    assert list(found) == ["emoji-sd", "emoji64", "emoji64-dit", "./cats", "./plain/tiny", "./text/sd1", "./text/sdxl"]
+    assert [name for name, each in found.items() if each["reads_text"]] == ["emoji-sd", "./text/sd1", "./text/sdxl"]
     assert found["emoji64"]["size"] == [64, 64]
     assert "noto birds" in found["emoji64"]["labels"]
     assert found["emoji64"]["label_groups"]["noto smileys"][0] == "noto hearts"

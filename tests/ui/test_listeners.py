@@ -47,12 +47,14 @@ def test_a_job_that_is_listened_to_goes_on(visit, slow_steps):
     assert len(slow_steps) == 8 * 3 + 12
 
 
-def test_the_next_job_waits_for_the_step_of_a_cancelled_one_and_no_longer(visit, slow_steps):
+def test_the_next_job_waits_for_the_step_of_a_cancelled_one_and_no_longer(visit, models, slow_steps):
     slow_steps.seconds = 1.0
     page, other = visit(), visit()
     event = page.event("generate", "click")
     job = page.join(event, page.inputs(event, Steps=20)).json()["event_id"]
     next(each for each in page.messages() if each["msg"] == "process_generating")
+    while not models.is_computing:
+        time.sleep(0.01)
     ids = {"session_hash": page.session_hash, "fn_index": event["id"], "event_id": job}
     start = time.monotonic()
     assert page.http.post("/gradio_api/cancel", json=ids).status_code == 200

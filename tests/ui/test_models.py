@@ -23,7 +23,8 @@ def names(folder, **options) -> list[str]:
 
 
 def test_bundled_models_and_those_below_the_folder(models):
-    assert models.names() == ["emoji64", "emoji64-dit", "./cats", "./plain/tiny", "./text/sd1", "./text/sdxl"]
+    below = ["./cats", "./plain/tiny", "./text/sd1", "./text/sdxl"]
+    assert models.names() == ["emoji-sd", "emoji64", "emoji64-dit", *below]
 
 
 def test_without_a_folder_only_bundled_models(models):

@@ -35,7 +35,7 @@ LIMITS = Limits(pictures=4, steps=50, side=128, batch_size=4)
         pytest.param({"width": 0}, "width: 0 is not", id="width 0"),
         pytest.param({"width": 10**6}, "width: 1000000 is not a whole number from 1 to 128", id="width of a million"),
         pytest.param({"height": 72, "width": 71}, "height 72, width 71: this model draws", id="one side is wrong"),
-        pytest.param({"model": "/etc"}, "model '/etc' is not here; choose one of emoji64", id="path as model"),
+        pytest.param({"model": "/etc"}, "model '/etc' is not here; choose one of emoji-sd", id="path as model"),
         pytest.param({"model": "../models/cats"}, "is not here", id="path out of the models folder"),
         pytest.param({"model": "google/ddpm"}, "hub ids need the server's option --allow-hub", id="hub is off"),
         pytest.param({"model": ["emoji64"]}, "is not a name", id="list as model"),

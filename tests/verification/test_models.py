@@ -39,4 +39,4 @@ def test_one_comparison_out_of_tolerance_fails_the_model():
 def test_a_model_that_cannot_be_sampled_is_refused_before_diffusers_is_imported(monkeypatch):
     monkeypatch.setattr(comparisons, "import_diffusers", lambda purpose: pytest.fail("imported"))
     with pytest.raises(InputError, match="steps 1001: emoji64 was trained with 1000 steps"):
-        models.compare_with_diffusers(Request(num_inference_steps=1001), "cpu")
+        models.compare_with_diffusers(Request(model="emoji64", num_inference_steps=1001), "cpu")

@@ -7,7 +7,7 @@ import ipaddress
 import os
 import secrets
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fastdiff.errors import InputError
@@ -65,12 +65,17 @@ def space_names() -> list[str]:
     return [name.strip() for name in os.environ.get(SPACE_VARIABLE, "").split(",") if name.strip()]
 
 
-def addresses(address: str, host: str) -> list[str]:
-    """The addresses for people: `address`, or those of this machine where the server listens at all of them."""
+def addresses(served: Sequence[str], host: str) -> list[str]:
+    """The addresses for people: those `served`, the server's own and share links; a link comes first.
+
+    In the place of its own are those of this machine where the server listens at all of them.
+    """
+    own, *links = served
     if host not in ("0.0.0.0", "::"):
-        return [address]
-    port = address.rstrip("/").rpartition(":")[2]
-    return [f"http://{f'[{number}]' if ':' in number else number}:{port}/" for number in _own_numbers(host)]
+        return [*links, own]
+    port = own.rstrip("/").rpartition(":")[2]
+    numbers = (f"[{number}]" if ":" in number else number for number in _own_numbers(host))
+    return [*links, *(f"http://{number}:{port}/" for number in numbers)]
 
 
 def _own_numbers(host: str) -> list[str]:

@@ -4,10 +4,11 @@ import errno
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -46,15 +47,18 @@ def serving(
     allow_hosts: Sequence[str] = (),
     users: Users | None = None,
     outputs: Path = Path("outputs"),
-) -> Iterator[str]:
-    """Serve the page while the block runs; gives its address. Without a `port` it is the first free one from 7860.
+) -> Iterator[list[str]]:
+    """Serve the page while the block runs. Gives its address, and the share link if it is to `share`.
+
+    Without a `port` it is the first free one from 7860.
 
     host: the address to listen at. allow_hosts: names of proxies before it. users: who may log in; None: everybody.
     outputs: the folder that keeps the pictures.
 
     Uploads lie in a folder that nobody else can read and that goes with the server, in 3 seconds whatever
     is open or under way. A longer step goes on in its thread, and the process then needs os._exit: torch's threads do
-    not survive Python's own end in their midst. InputError for a host that is not here, OSError for a port in use.
+    not survive Python's own end in their midst. InputError for a host that is not here, OSError for a port in use, and
+    where there is no share link to be had.
     """
     port = _free_port(host, port)
     check([outputs / "picture.png"], may_exist=True, flag="--outputs", may_resume=False)
@@ -73,9 +77,9 @@ def serving(
         ]
         gr.set_static_paths([store.root])  # files that Gradio serves where they are; Owners has the say
         try:
-            launched = _launch(page, limits, host, port, share=share, auth=users, app_kwargs={"middleware": middleware})
+            launched = _launch(page, limits, host, port, share, auth=users, app_kwargs={"middleware": middleware})
             names.public |= {urlsplit(address).hostname or "" for address in launched[1:]}
-            yield launched[-1]
+            yield launched
         finally:
             _close(page)
             del os.environ["GRADIO_TEMP_DIR"]
@@ -101,28 +105,32 @@ def _port_in_use(host: str, port: int | None) -> OSError:
     return OSError(f"port {port or 'from 7860'} at {host} cannot be had; give another --port or --host")
 
 
-def _launch(page: gr.Blocks, limits: Limits, host: str, port: int, **options: Any) -> list[str]:
-    """The addresses of the page: its own, and that of the share link if there is one."""
+def _launch(page: gr.Blocks, limits: Limits, host: str, port: int, share: bool, **options: Any) -> list[str]:
+    """The addresses of the page: its own, and the share link if there is one."""
     try:
-        _, address, shared_address = page.launch(
-            server_name=f"[{host}]" if ":" in host else host,
-            server_port=port,
-            prevent_thread_lock=True,
-            quiet=True,
-            show_error=False,
-            max_file_size=limits.upload,
-            enable_monitoring=False,
-            ssr_mode=False,
-            run_history=False,  # the page has its own
-            footer_links=["api", "settings"],
-            theme=THEME,
-            css=CSS,
-            js=JS,
-            **options,
-        )
+        with redirect_stdout(sys.stderr):  # Gradio tells of share links
+            _, address, link = page.launch(
+                server_name=f"[{host}]" if ":" in host else host,
+                server_port=port,
+                share=share,
+                prevent_thread_lock=True,
+                quiet=True,
+                show_error=False,
+                max_file_size=limits.upload,
+                enable_monitoring=False,
+                ssr_mode=False,
+                run_history=False,  # the page has its own
+                footer_links=["api", "settings"],
+                theme=THEME,
+                css=CSS,
+                js=JS,
+                **options,
+            )
     except OSError:
         raise _port_in_use(host, port) from None
-    return [address, shared_address] if shared_address else [address]
+    if share and not link:
+        raise OSError("--share: Gradio gives no link, and says above why; mend that, or leave out --share")
+    return [address, link] if link else [address]
 
 
 def _close(page: gr.Blocks) -> None:

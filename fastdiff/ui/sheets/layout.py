@@ -3,9 +3,12 @@
 import math
 import unicodedata
 from collections.abc import Sequence
+from pathlib import Path
 
+import gradio
 from PIL import Image, ImageDraw, ImageFont
 
+_FONT = Path(gradio.__file__).parent / "templates/frontend/static/fonts/SourceSansPro/SourceSansPro-Regular.woff2"
 _SMALLEST, _SHARE = 13, 30  # pixels of a letter: the least, and one for so many of a picture's width and height
 _LETTERS = 8  # the least width of a column, and the most of the captions beside the rows, in letters' heights
 _BESIDE = 12
@@ -16,7 +19,7 @@ def draw_captions(pictures: Sequence[Image.Image], columns: Sequence[str], rows:
     """Return the sheet of `pictures` of one size, row by row. Each keeps its pixels."""
     width, height = pictures[0].size
     letter = max(_SMALLEST, (width + height) // _SHARE)
-    font, line, gap = ImageFont.load_default(letter), math.ceil(1.3 * letter), letter // 2
+    font, line, gap = _font(letter), math.ceil(1.3 * letter), letter // 2
     cell = max(width, _LETTERS * letter)
     above = [_wrap(text, cell, font, _MOST_LINES) for text in columns]
     beside = [_wrap(text, _BESIDE * letter, font, max(1, height // line)) for text in rows]
@@ -38,6 +41,14 @@ def draw_captions(pictures: Sequence[Image.Image], columns: Sequence[str], rows:
     return sheet
 
 
+def _font(letter: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Gradio's own, for Latin, Greek and Cyrillic, else Pillow's, for ASCII; a box stands for other letters."""
+    try:
+        return ImageFont.truetype(_FONT, letter)
+    except OSError:  # this FreeType reads no WOFF2, or this Gradio has another font
+        return ImageFont.load_default(letter)
+
+
 def _write(
     draw: ImageDraw.ImageDraw,
     lines: Sequence[str],
@@ -55,7 +66,7 @@ def _write(
 def _wrap(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, most: int) -> list[str]:
     """The lines of a text, none wider than `width`; the end of one that has more than `most` is cut off."""
     lines = [""]
-    for word in _drawable(text).split():
+    for word in unicodedata.normalize("NFC", text).split():  # a letter and its accent are one to the font
         longer = f"{lines[-1]} {word}".strip()
         if font.getlength(longer) <= width:
             lines[-1] = longer
@@ -71,9 +82,3 @@ def _wrap(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageF
             lines[-1] = lines[-1][:-1]
         lines[-1] += "…"
     return [each for each in lines if each]
-
-
-def _drawable(text: str) -> str:
-    """The text without accents, and ? for what else Pillow's font has no letter for."""
-    bare = "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
-    return bare.encode("ascii", "replace").decode()

@@ -12,9 +12,19 @@ from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.requests import png
 
-_TELL = """element.addEventListener("click", ({target}) => {
-    const button = target.closest("button");
-    if (button) trigger("click", {name: button.dataset.name});
+_TELL = """
+let waiting;
+element.addEventListener("click", ({target}) => {
+    const example = target.closest("button");
+    if (!example) return;
+    clearTimeout(waiting);
+    element.querySelectorAll("[data-waits]").forEach((each) => each.removeAttribute("data-waits"));
+    (function draw() {
+        const isBusy = document.querySelector("#generate").disabled;
+        example.toggleAttribute("data-waits", isBusy && example.isConnected);
+        if (isBusy) waiting = setTimeout(draw, 100);
+        else if (example.isConnected) trigger("click", {name: example.dataset.name});
+    })();
 });"""
 
 
@@ -48,7 +58,7 @@ def example_of(card: ModelCard, event: gr.EventData) -> Example:
 
 
 def build_examples(card: ModelCard) -> gr.HTML:
-    """A row of pictures; a click on one is for `example_of`."""
+    """A row of pictures; a click on one is for `example_of`, once the run of this visit has ended."""
     return gr.HTML(**_properties(card), js_on_load=_TELL, apply_default_css=False, elem_id="examples")
 
 

@@ -12,7 +12,7 @@ from fastdiff.runs.drawing import Progress
 from fastdiff.ui.drawn import Drawn
 
 PREVIEW_INTERVAL = 0.25  # seconds between two previews
-SMALL = 256  # pixels of the longest side, up to which a picture is enlarged by a whole factor
+SMALL = 256  # pixels of the longest side of a picture that is always crisp; larger ones are where they are enlarged
 MAX_PREVIEW = SMALL  # larger previews are scaled down
 
 

@@ -1,6 +1,7 @@
 """The buttons that start and end a run, and the one queue that all runs wait in."""
 
 import functools
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from gradio.blocks import Block
 from gradio.components import Component
 
 from fastdiff.ui.messages import note
-from fastdiff.ui.models import Models
+from fastdiff.ui.models import LEFT, Models
 
 CANCELLED = "Cancelled; what was finished is kept. A step that is under way still goes on to its end."
 WAITING = "Waiting for the step of an earlier run to end"
@@ -33,25 +34,57 @@ _BUSY = """() => {
     const waiting = '<div role="status">Waiting for its turn</div>';
     return [{...update, value: "Drawing…", interactive: false}, {...update, visible: true}, waiting];
 }""".replace("SHOW_STAGE", _SHOW_STAGE)
+# Whether the server answers. Another in its place knows nothing of this visit, so that the page is loaded again; the
+# browser keeps the form.
+_IS_HERE = """(async () => {
+    const {api_prefix, app_id} = window.gradio_config;
+    const answer = await fetch(`.${api_prefix}/app_id`).catch(() => null);
+    if (answer?.ok && (await answer.json()).app_id !== app_id) location.reload();
+    return Boolean(answer?.ok);
+})()"""
+_PAUSE = "await new Promise((go) => setTimeout(go, 2000))"
 _LOST = """() => {
+    const comeBack = async () => {
+        if (await IS_HERE) return;  // only the run has failed
+        do PAUSE; while (!await IS_HERE);
+        location.reload();
+    };
+    comeBack();
     const update = {__type__: "update"};
     const lost = '<div role="alert" class="problem">The server is gone, or has failed; what was finished is kept. ' +
         'Start it if need be, and press NAME again.</div>';
     return [{...update, value: "NAME", interactive: true}, {...update, visible: "hidden"}, lost, EMPTY];
-}"""
+}""".replace("IS_HERE", _IS_HERE).replace("PAUSE", _PAUSE)
+# Gradio tells no event of a server that it cannot reach.
+_WATCH = """async () => {
+    do {
+        if (!await IS_HERE) return (LOST)();
+        PAUSE;
+    } while (document.querySelector("#ID").disabled);
+    return Array(COUNT).fill({__type__: "update"});
+}""".replace("IS_HERE", _IS_HERE).replace("PAUSE", _PAUSE)
 
 
 def left_by_cancel(run: Callable) -> Callable:
     """Make the generator `run` one that a cancellation leaves at once; its step in hand goes on to its end in a thread.
 
-    Gradio would wait for that end, and then take the run that started meanwhile for the cancelled one.
+    No other step follows. Gradio would wait for that end, and then take the run that started meanwhile for the
+    cancelled one.
     """
 
     @functools.wraps(run)
     async def steps(*args: Any, **options: Any) -> AsyncIterator[Any]:
-        generator = run(*args, **options)
-        while (updates := await anyio.to_thread.run_sync(next, generator, None)) is not None:
-            yield updates
+        generator, left = run(*args, **options), threading.Event()
+
+        def step() -> Any:
+            LEFT.set(left)
+            return next(generator, None)
+
+        try:
+            while (updates := await anyio.to_thread.run_sync(step)) is not None:
+                yield updates
+        finally:
+            left.set()
 
     return steps
 
@@ -110,8 +143,12 @@ class Buttons:
         """
         for field in typed:
             field.submit(None, js=self.press, **QUICK)
-        # before the run, which Gradio would wait for
-        self.start.click(None, None, [*self.components, status], js=_BUSY, **QUICK)  # at once, also while the run waits
+        watched = [*self.components, status, *live]
+        lost = _LOST.replace("NAME", str(self.start.value)).replace("EMPTY", ", ".join(["''"] * len(live)))
+        watch = _WATCH.replace("LOST", lost).replace("ID", str(self.start.elem_id)).replace("COUNT", str(len(watched)))
+        # at once, also while the run waits; and before the run, which Gradio would wait for
+        busy = self.start.click(None, None, [*self.components, status], js=_BUSY, **QUICK)
+        busy.then(None, None, watched, js=watch, **QUICK)
         running = self.start.click(
             left_by_cancel(run),
             {*inputs},
@@ -123,8 +160,7 @@ class Buttons:
             api_visibility="private",
         )
         running.success(None, js=_SHOW_STAGE, **QUICK)  # the page may have grown on the way
-        lost = _LOST.replace("NAME", str(self.start.value)).replace("EMPTY", ", ".join(["''"] * len(live)))
-        running.failure(None, None, [*self.components, status, *live], js=lost, **QUICK)
+        running.failure(None, None, watched, js=lost, **QUICK)
 
         def tell() -> Updates:  # Gradio changes the updates that it is given
             return {status: note(CANCELLED), **self.free, **dict.fromkeys(live)}

@@ -64,7 +64,7 @@ def test_a_folder_that_reads_like_a_hub_id_is_a_folder(tmp_path, monkeypatch):
     ("name", "named"),
     [
         pytest.param("emoji46", ["'emoji46'", "did you mean emoji64", "hub id org/name"], id="misspelt"),
-        pytest.param("zebra", ["'zebra'", "bundled: emoji64", "hub id org/name"], id="unknown"),
+        pytest.param("zebra", ["'zebra'", "bundled: emoji-sd, emoji64", "hub id org/name"], id="unknown"),
         pytest.param("", ["''", "emoji64"], id="empty"),
         pytest.param("../no/such/folder", ["'../no/such/folder'"], id="no-such-path"),
         pytest.param("x" * 5000, ["bundled"], id="longer-than-a-path"),

@@ -18,11 +18,14 @@ from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host import dispatch
 from fastdiff.kernels.host.moments import Moments
+from fastdiff.kernels.host.tuning import using
 from fastdiff.kernels.host.weights import Quantised, k_first
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
-from tests.compiled import SHARED_MEMORY, TYPES, assert_compiles
+from fastdiff.models.denoiser import Conditioning
+from fastdiff.models.prompt import Prompt
+from tests.compiled import SHARED_MEMORY, TYPES, assert_compiles, variant
 
 pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -147,6 +150,7 @@ CASES = {
     "conv2d-N64-C256-H4-many-pictures-a-tile": convolution(64, 4, 256, 256),
     "conv2d-N1-C64-H96-few-programs-of-a-large-picture": convolution(1, 96, 64, 64),
     "conv2d-N1-C256-H8-norm": convolution(1, 8, 256, 256, norm=Norm(32, meta(256), meta(256), 1e-6, "silu")),
+    "conv2d-N1-C256-H4-norm": convolution(1, 4, 256, 256, norm=Norm(32, meta(256), meta(256), 1e-6, "silu")),
     "conv2d-N64-C256-H4-norm": convolution(64, 4, 256, 256, norm=Norm(32, meta(256), meta(256), 1e-6, "silu")),
     **{
         f"conv2d-N{n}-L{length}-C{channels}-{TYPES[dtype]}": row(n, length, channels, out, dtype=dtype)
@@ -243,6 +247,33 @@ def test_compiles_within_shared_memory(case, capability, launches):
     assert_compiles(launches(CASES[case], capability), capability)
 
 
+class Chosen:
+    """A table that chooses the deepest candidate of so many pixels, channels and channels of a step."""
+
+    def __init__(self, *sizes: int):
+        self.sizes = sizes
+
+    def choose(self, operation, shape, usual, candidates):
+        return max(candidate for candidate in candidates() if candidate[:3] == self.sizes)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(64, 64, 128), (16, 64, 256), (64, 16, 128)], ids=lambda sizes: "x".join(map(str, sizes))
+)
+def test_small_tiles_are_multiplied_by_the_instructions_of_large_ones(sizes, launches):
+    """Others may round otherwise, and then a picture would not be the same in a table's tile and in the usual one."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    with using(Chosen(*sizes)):
+        found = launches(CASES["conv2d-N1-C256-H4-norm"], 90)
+    assert_compiles(found, 90)
+    ((kernel, args, kwargs),) = found
+    *code, options = variant(kernel, args, kwargs)
+    ptx = triton.compile(triton.compiler.ASTSource(kernel, *code), GPUTarget("cuda", 90, 32), options).asm["ptx"]
+    assert f"wgmma.mma_async.sync.aligned.m64n{min(sizes[:2])}k16" in ptx and "mma.sync" not in ptx
+
+
 @pytest.mark.parametrize("batch_size", [1, 64])
 @pytest.mark.parametrize("name", ["emoji64", "emoji64-dit"])
 def test_bundled_models_compile(name, batch_size, launches, monkeypatch):
@@ -254,3 +285,21 @@ def test_bundled_models_compile(name, batch_size, launches, monkeypatch):
     monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
     x = meta(batch_size, model.config.sample_size, model.config.sample_size, 3)
     assert_compiles(launches(lambda: model.predict(x, model.conditioning(zeros, zeros)), 90), 90)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_the_bundled_text_model_compiles(batch_size, launches, monkeypatch):
+    """All that one prediction for prompts of 32 tokens launches on an H200."""
+    config = read_json(hub.resolve("emoji-sd") / "unet" / "config.json")
+    model = fastdiff.UNet2DConditionModel.from_config(config).to("meta", torch.bfloat16)
+    monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
+    timesteps = torch.zeros(batch_size, dtype=torch.int64, device="meta")
+    text = meta(batch_size, 32, model.config.cross_attention_dim)
+    x = meta(batch_size, model.config.sample_size, model.config.sample_size, model.config.in_channels)
+
+    def predict():
+        embedded = model.embed(timesteps, None, Prompt(text))
+        conditioning = Conditioning(embedded, timesteps, (model.project_text(text),))
+        return model.predict(x, conditioning)
+
+    assert_compiles(launches(predict, 90), 90)

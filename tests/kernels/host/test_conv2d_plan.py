@@ -4,7 +4,9 @@ from itertools import product
 
 import pytest
 
-from fastdiff.kernels.host.conv2d_plan import Problem, make_plan
+from fastdiff.kernels.host import conv2d_plan
+from fastdiff.kernels.host.conv2d_plan import Problem, alternatives, make_plan
+from fastdiff.kernels.host.conv2d_tiles import M_SIDE
 
 
 @pytest.mark.parametrize("length", [4, 12, 16, 32, 128, 256])
@@ -16,3 +18,36 @@ def test_a_row_is_normalised_where_it_is_made_in_any_batch(length, itemsize):
         plan = make_plan(problem, obstacle=None, multiprocessors=132)
         assert plan.normalises(problem) and plan.tile.channels % problem.group == 0, plan
         assert plan.tile.pixels % plan.moments == 0 and plan.moments >= length, plan
+
+
+def square(pictures: int, side: int, channels: int, *, group: int = 0) -> Problem:
+    """A 3x3 convolution of bfloat16."""
+    return Problem(pictures, side, side, (channels,), channels, (3, 3), 1, (1, 1, 1, 1), False, 2, group)
+
+
+@pytest.mark.parametrize("group", [0, 8, 64], ids=["no-norm", "groups-of-8", "groups-of-64"])
+@pytest.mark.parametrize("side", [4, 6, 8, 16, 32])
+def test_candidates_keep_what_orders_a_sum_and_hoppers_instructions(side, group):
+    for pictures, channels in product((1, 64), (64, 256, 1280)):
+        problem = square(pictures, side, channels, group=group)
+        plan = make_plan(problem, obstacle=None, multiprocessors=132)
+        for cut in alternatives(plan, problem):
+            other = plan.cut_as(cut)
+            tile = other.tile
+            assert (other.moments, other.chunks) == (plan.moments, plan.chunks)
+            assert other.steps * tile.block == plan.steps * plan.tile.block
+            assert tile.pixels % plan.moments == 0 and channels % tile.block == 0
+            assert (tile.channels if tile.swap else tile.pixels) >= M_SIDE, cut
+            if group and plan.normalises(problem):
+                assert tile.pixels >= side**2 and tile.channels >= group
+
+
+@pytest.mark.parametrize("moments", [16, 32, 64])
+def test_smaller_tiles_of_moments_leave_whole_pictures_to_a_norm_in_the_convolution(moments, monkeypatch):
+    monkeypatch.setattr(conv2d_plan, "SMALL_MOMENTS", moments)
+    for pictures in (1, 64):
+        normed, plain = (square(pictures, 8, 256, group=group) for group in (8, 0))
+        plan = make_plan(normed, obstacle=None, multiprocessors=132)
+        assert plan.normalises(normed) and plan.tile.pixels >= 64 and plan.moments == moments
+        assert min(cut.pixels for cut in alternatives(plan, normed)) == 64
+        assert min(cut.pixels for cut in alternatives(plan, plain)) == moments

@@ -3,6 +3,7 @@
 import re
 
 from fastdiff.requests import png
+from fastdiff.ui.tabs.progress import SMALL
 from tests.ui.browser.actions import drop, fill, generate, more_settings, number, pick, wait_for_status
 
 
@@ -67,7 +68,13 @@ def test_a_sheet_of_two_axes_is_drawn_and_restored_and_a_run_saved_as_a_grid(pag
     page.get_by_text("X/Y sheet: 2 x 2 = 4 pictures").wait_for()
     page.locator("#generate").click()
     wait_for_status(page, "Drew 4 pictures and a sheet of them")
-    page.locator("#gallery [data-testid=detailed-image][alt='sheet of steps 1, 2 x seed 3, 4']").wait_for()
+    shown = page.locator("#gallery [data-testid=detailed-image][alt='sheet of steps 1, 2 x seed 3, 4']")
+    shown.wait_for()
+    page.wait_for_function("(image) => image.matches('[data-small]')", arg=shown.element_handle())
+    width, natural, crisp = shown.evaluate(
+        "(image) => [image.getBoundingClientRect().width, image.naturalWidth, getComputedStyle(image).imageRendering]"
+    )
+    assert natural > SMALL and (width, crisp) == (2 * natural, "pixelated")
     assert page.get_by_role("button", name="Save as a grid").is_hidden()
     with page.expect_download() as sheet:
         page.get_by_role("button", name="Download this picture").locator("visible=true").click()

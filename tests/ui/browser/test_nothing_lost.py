@@ -142,9 +142,11 @@ def test_ctrl_enter_draws(page):
     assert captions(page, "#history") == ["seed 5"]
 
 
-def test_the_next_run_starts_while_a_cancelled_step_goes_on(page, slow_steps):
+def test_the_next_run_starts_while_a_cancelled_step_goes_on(page, models, slow_steps):
     slow_steps.seconds = 2.0
     generate(page, steps=1, seed=1)
+    while not models.is_computing:
+        page.wait_for_timeout(50)
     for seed in ("3", "2"):
         wait_for_status(page, "Starting" if seed == "3" else "Waiting for the step of an earlier run to end")
         assert page.locator("#generate").is_disabled()
@@ -162,6 +164,7 @@ def test_the_next_run_starts_while_a_cancelled_step_goes_on(page, slow_steps):
     assert page.get_by_role("button", name="Cancel").locator("visible=true").count() == 1
     wait_for_status(page, "Drew 1 picture")
     assert captions(page) == ["seed 2"]
+    assert len(slow_steps) == 2  # none of the run that was cancelled before its first
     assert page.locator("#generate").inner_text() == "Generate" and page.locator("#generate").is_enabled()
 
 

@@ -211,6 +211,18 @@ def test_an_example_is_drawn_by_a_click(page):
     assert page.get_by_label("Group").first.input_value() == "travel: railways"
 
 
+def test_an_example_that_is_clicked_while_a_run_goes_on_is_drawn_after_it(page, slow_steps):
+    generate(page, steps=4, seed=9)
+    examples = page.locator("#examples")
+    for name in ("railways", "fruit"):
+        examples.get_by_role("button", name=name).dblclick()
+    assert examples.locator("[data-waits]").all_inner_texts() == ["twemoji fruit"]
+    slow_steps.seconds = 0
+    page.locator("#gallery .caption-label").get_by_text("seed 9").wait_for()
+    page.locator("dl.settings").get_by_text("twemoji fruit").wait_for()
+    assert captions(page) == ["seed 4"] and examples.locator("[data-waits]").count() == 0
+
+
 def test_compare(page, tmp_path):
     page.get_by_role("tab", name="Compare").click()
     steps = page.get_by_label("number input for Steps").locator("visible=true")

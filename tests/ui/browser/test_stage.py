@@ -225,6 +225,19 @@ def test_a_run_that_cannot_be_sent_frees_the_button(page):
     assert page.locator("#generate").is_enabled()
 
 
+def test_generate_tells_of_a_lost_server_and_the_page_comes_back_with_it(page):
+    page.get_by_label("Seed").first.fill("5")
+    page.context.set_offline(True)
+    page.locator("#generate").click()
+    page.locator("#status [role=alert]").get_by_text("Start it if need be, and press Generate again").wait_for()
+    assert page.locator("#generate").inner_text() == "Generate" and page.locator("#generate").is_enabled()
+    page.context.set_offline(False)
+    wait_for_status(page, "Choose what to draw")
+    page.wait_for_function("document.querySelector('input[aria-label=\"Seed\"]').value === '5'")
+    generate(page, steps=1)
+    wait_for_status(page, "Drew 1 picture")
+
+
 def test_a_run_that_breaks_off_says_what_to_do(page, monkeypatch):
     monkeypatch.setattr(drawing, "draw", lambda run, pipe: 1 / 0)
     page.locator("#generate").click()

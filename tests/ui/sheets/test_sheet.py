@@ -13,6 +13,7 @@ from fastdiff.requests import png
 from fastdiff.ui.drawn import draw
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.options import Options, prepare
+from fastdiff.ui.sheets import layout
 from fastdiff.ui.sheets.axes import Axes, Axis
 from fastdiff.ui.sheets.layout import draw_captions
 from fastdiff.ui.sheets.sheet import draw_sheet, prepare_sheet
@@ -138,7 +139,16 @@ def test_the_command_says_in_one_line_that_it_draws_no_sheets(draw_at, tmp_path,
     assert 'X Type: Seed, X Values: "1, 2"' in capsys.readouterr().out
 
 
-def test_captions_lose_accents_and_show_what_has_no_letter():
-    picture = Image.new("RGB", (16, 16))
-    captions = [draw_captions([picture], [""], [text]) for text in ("façade, 猫", "facade, ?")]
-    assert captions[0] == captions[1]
+def captioned(text: str) -> bytes:
+    return draw_captions([Image.new("RGB", (16, 16))], [""], [text]).tobytes()
+
+
+def test_captions_have_accents_and_other_letters_and_boxes_for_the_rest():
+    assert captioned("façade") == captioned("fac\u0327ade") != captioned("facade")
+    assert captioned("猫") == captioned("犬") != captioned("?")
+    assert len({captioned(text) for text in ("猫", "я", "λ", "a")}) == 4
+
+
+def test_captions_without_gradios_font(monkeypatch):
+    monkeypatch.setattr(layout, "_FONT", "missing.woff2")
+    assert captioned("a") != captioned("é") == captioned("猫")

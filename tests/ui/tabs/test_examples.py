@@ -1,12 +1,14 @@
 """The page as it opens, with the examples of its first model, and the pictures that stand for them."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from fastdiff.requests import defaults
+from fastdiff.runs.drawing import draw
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.options import Options, prepare
@@ -35,11 +37,18 @@ def test_a_class_model_opens_with_its_pickers(components):
     assert found["examples"]["visible"] and found["examples"]["value"].count("<img") == 6
 
 
-def test_a_model_that_reads_text_opens_with_its_first_example(components, monkeypatch, text_folder, bundle_example):
-    bundle_example("emoji-sd", text_folder("sd1"), prompt="a red <apple>")
-    monkeypatch.setattr(defaults, "MODEL", "emoji-sd")
+def test_the_page_opens_with_what_it_draws_from_a_prompt(components, opening_model, monkeypatch):
+    monkeypatch.setattr(defaults, "MODEL", opening_model)
     found = components(Models(device="cpu"))
-    assert found["Model"]["value"] == "emoji-sd"
+    assert (found["Model"]["value"], found["Prompt"]["value"]) == ("emoji-sd", "cat face, glossy 3D emoji")
+    assert found["examples"]["visible"] and found["examples"]["value"].count("<img") == 6
+
+
+def test_a_model_that_reads_text_opens_with_its_first_example(components, monkeypatch, text_folder, bundle_example):
+    bundle_example("mine", text_folder("sd1"), prompt="a red <apple>")
+    monkeypatch.setattr(defaults, "MODEL", "mine")
+    found = components(Models(device="cpu"))
+    assert found["Model"]["value"] == "mine"
     assert (found["Prompt"]["value"], found["Prompt"]["visible"]) == ("a red <apple>", True)
     assert not any(found[label]["visible"] for label in ("Style", "Group", "Label"))
     assert found["Size"]["choices"][0] == ("16x16", "16x16")
@@ -53,23 +62,17 @@ def test_only_bundled_models_have_examples(models):
     assert (models.card("./cats").folder / "examples").is_dir()
 
 
-def test_the_pictures_are_what_their_settings_draw(models):
+@pytest.mark.parametrize(("name", "redrawn"), [("emoji-sd", 1), ("emoji64", 6), ("emoji64-dit", 1)])
+def test_the_pictures_are_what_their_settings_draw(models, name, redrawn):
     """In one batch, where each has the bits that it has alone. Another machine rounds otherwise, by a level or two."""
-    card = models.card("emoji64")
+    card = models.card(name)
     examples = examples_of(card)
     runs = [prepare(Options.from_record(each.record), models, Limits()) for each in examples]
-    assert all(run.card == card for run in runs)
-    ((steps, scheduler, guidance),) = {
-        (run.request.num_inference_steps, run.request.scheduler, run.request.guidance_scale) for run in runs
-    }
-    *_, last = models.pipeline(card, scheduler).stream(
-        batch_size=len(runs),
-        seed=[run.cells[0].seed for run in runs],
-        class_labels=[run.cells[0].label for run in runs],
-        num_inference_steps=steps,
-        guidance_scale=guidance,
-    )
-    for each, image in zip(examples, last.images, strict=True):
+    assert len(runs) == 6 and all(run.card == card for run in runs)
+    assert len({replace(run.request, seed=0, label=(), prompt=()) for run in runs}) == 1
+    run = replace(runs[0], cells=[run.cells[0] for run in runs[:redrawn]], batch_size=redrawn)
+    *_, last = draw(run, models.pipeline(card, run.request.scheduler))
+    for each, finished in zip(examples[:redrawn], last.finished, strict=True):
         with Image.open(each.path) as shown:
-            difference = np.abs(np.asarray(shown, np.int16) - np.asarray(image, np.int16))
+            difference = np.abs(np.asarray(shown, np.int16) - np.asarray(finished.image, np.int16))
         assert difference.max() <= 8 and difference.mean() < 0.1, each.path.name

@@ -1,0 +1,24 @@
+"""The page as a newcomer finds it, with the model that it opens with, in a real browser."""
+
+import pytest
+
+from fastdiff.requests import defaults
+from tests.ui.browser.actions import wait_for_status
+
+
+@pytest.fixture(scope="module", autouse=True)
+def opens(opening_model):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(defaults, "MODEL", opening_model)
+        yield
+
+
+def test_the_first_click_draws_what_its_prompt_says_and_an_example_another(page):
+    assert page.get_by_label("Prompt", exact=True).first.input_value() == "cat face, glossy 3D emoji"
+    page.get_by_role("button", name="Generate").click()
+    wait_for_status(page, "Drew 1 picture")
+    picture = page.locator("#gallery").get_by_test_id("detailed-image")
+    assert picture.get_attribute("alt") == "seed 0, cat face, glossy 3D emoji"
+    page.locator("#examples").get_by_role("button", name="rocket").click()
+    page.locator("dl.settings").get_by_text("rocket, flat emoji").wait_for()
+    assert picture.get_attribute("alt") == "seed 2, rocket, flat emoji"
