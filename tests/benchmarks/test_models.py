@@ -88,6 +88,17 @@ def test_models(harness, load, monkeypatch, config, loops):
     json.dumps(row)
 
 
+def test_precisions(harness, load, monkeypatch):
+    bench = load("bench_precision")
+    bench.WORKLOADS["tiny"] = (TINY, 2, None)
+    monkeypatch.setattr(bench, "held_bytes", lambda call: call() and 0)
+    monkeypatch.setattr(bench, "DEVICE", torch.device("cpu"))
+    row = bench.row("tiny", {"fastdiff": bench.ours, "int8": bench.ours_in_8_bits, "eager": bench.diffusers_model})
+    assert row["int8_weights"] < row["fastdiff_weights"] == row["eager_weights"]
+    assert 0 < row["fastdiff_err"] < row["int8_err"] < 0.05
+    assert all(row[f"{who}_ms"] > 0 for who in ("fastdiff", "int8", "eager"))
+
+
 def test_a_model_alone_in_a_new_process(harness, load, monkeypatch):
     bench, run = load("bench_models"), []
 

@@ -198,3 +198,51 @@ def test_a_pipeline_keeps_its_vae_whole(text_folder):
     assert not torch.equal(picture, expected) and (picture - expected).abs().mean() < 0.05
     offloaded = pipe.offloaded_from(torch.device("cpu"))
     assert torch.equal(offloaded("the cat", seed=1, num_inference_steps=2, output_type="pt").images, picture)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestOnGpu:
+    @pytest.mark.parametrize("name", ["emoji64", "emoji64-dit"])
+    def test_a_picture_has_the_same_bits_in_any_batch_and_place(self, name):
+        pipe = Pipeline.from_pretrained(name, device="cuda", precision="int8")
+
+        def draw(seeds):
+            labels = [seed % 5 for seed in seeds]
+            return pipe(class_labels=labels, seed=seeds, num_inference_steps=3, output_type="pt").images
+
+        alone, three, eight = draw([7]), draw([3, 7, 1]), draw([0, 1, 2, 3, 4, 5, 6, 7])
+        assert torch.equal(alone[0], three[1]) and torch.equal(alone[0], eight[7])
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("case", CASES)
+    def test_the_error_is_that_of_16_bits_and_of_8(self, case, dtype, randomise, tmp_path, exact_matmuls):
+        """Against float32 with the same 8 bits, at most twice that of our own 16 bits with whole weights."""
+        kind, theirs, options = CASES[case]()
+        randomise(theirs)
+        shape = (2, theirs.config.in_channels, *((32,) if kind is fastdiff.UNet1DModel else (8, 8)))
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+        def run(precision, dtype, device):
+            def moved(value):
+                if isinstance(value, dict):
+                    return {name: moved(each) for name, each in value.items()}
+                return value.to(device, dtype) if value.is_floating_point() else value.to(device)
+
+            model = load(kind, theirs, tmp_path, precision=precision, dtype=dtype, device=device)
+            with torch.inference_mode():
+                outputs = [model(moved(x), 7, **moved(options)).sample for _ in range(3)]  # the third through a graph
+            assert all(torch.equal(each, outputs[0]) for each in outputs)
+            return outputs[0].float().cpu()
+
+        whole, eight = (run(precision, torch.float32, "cpu") for precision in ("full", "int8"))
+        allowed = (run("full", dtype, "cuda") - whole).square().mean().sqrt()
+        assert (run("int8", dtype, "cuda") - eight).square().mean().sqrt() <= 2 * allowed + 1e-6
+
+    def test_offload_draws_the_same(self, text_folder):
+        pipes = [
+            Pipeline.from_pretrained(text_folder("sdxl"), device="cuda", precision="int8", offload=offload)
+            for offload in (False, True)
+        ]
+        pictures = [pipe("the cat", seed=1, num_inference_steps=3, output_type="pt").images for pipe in pipes]
+        assert torch.equal(*pictures)
