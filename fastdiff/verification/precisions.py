@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from fastdiff.pipelines import Pipeline
 
+PLACES = 5  # on the way from noise to pictures, where predictions are compared
 BESIDE: DtypeName = "bfloat16"  # the dtype that the precision is compared with, and is computed in
 
 
@@ -107,7 +108,7 @@ def _load(run: Run, device: str, dtype: DtypeName, precision: Precision) -> Any:
 
 
 def _drawn(pipe: "Pipeline", run: Run) -> tuple[list[tuple[float, "Tensor"]], "np.ndarray"]:
-    """Timestep and state (N, H, W, C) before each step of the first batch but the first, and all that was drawn."""
+    """Timestep and state (N, H, W, C) before some steps of the first batch, and all that was drawn."""
     import numpy as np
 
     states: list[tuple[float, Tensor]] = []
@@ -117,8 +118,9 @@ def _drawn(pipe: "Pipeline", run: Run) -> tuple[list[tuple[float, "Tensor"]], "n
             states.append((progress.step.timestep, progress.step.x_t.clone()))
         drawn = (each.image if each.trajectory is None else each.trajectory for each in progress.finished)
         finished += map(np.asarray, drawn)
-    times = [timestep for timestep, _ in states[1:]]
-    return list(zip(times, (x_t for _, x_t in states), strict=False)), np.stack(finished)
+    before = [(timestep, x_t) for (timestep, _), (_, x_t) in zip(states[1:], states, strict=False)]
+    chosen = sorted({(len(before) - 1) * i // (PLACES - 1) for i in range(PLACES)}) if before else []
+    return [before[i] for i in chosen], np.stack(finished)
 
 
 def _outputs(
