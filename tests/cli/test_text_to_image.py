@@ -69,6 +69,7 @@ def test_precision_is_kept_in_the_picture_and_told_apart_by_resume(sample, text_
     assert sample(*options, "--precision", "int8", "-o", "eight")[0] == 0
     assert sample(*options, "-o", "full")[0] == 0
     records = {name: png.read_settings(f"{name}/cat-7.png") for name in ("eight", "full")}
+    assert "Precision: int8" in png.read_text("eight/cat-7.png")["parameters"]
     assert records["eight"] == records["full"] | {"precision": "int8"} and "precision" not in records["full"]
     pictures = {name: np.asarray(Image.open(f"{name}/cat-7.png")) for name in records}
     assert not np.array_equal(pictures["eight"], pictures["full"])

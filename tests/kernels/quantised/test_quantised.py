@@ -173,7 +173,7 @@ def test_tokens_have_the_same_bits_in_any_batch_and_place(case, dot_dtype, devic
     "case",
     [
         pytest.param(Convolution(1, 8, 8, (32,), 64, temb=True), id="C32-H8"),
-        pytest.param(Convolution(1, 4, 4, (512,), 32), id="C512-H4-chunks"),
+        pytest.param(Convolution(1, 4, 4, (512,), 32), id="C512-H4-chunks", marks=gpu),
         pytest.param(Convolution(1, 7, 7, (36,), 20), id="odd"),
         pytest.param(Convolution(1, 64, 64, (320,), 320), id="C320-H64", marks=gpu),
         pytest.param(Convolution(1, 8, 8, (1280,), 1280), id="C1280-H8", marks=gpu),
