@@ -1,6 +1,7 @@
 """Weights in 8 bits in models of every kind: which they are, what the models make of them, how they are moved."""
 
 import copy
+import weakref
 
 import diffusers
 import pytest
@@ -8,8 +9,10 @@ import torch
 
 import fastdiff
 from fastdiff import InputError, NonFiniteError, Pipeline
+from fastdiff.checkpoints import quantisation, weights
 from fastdiff.checkpoints.quantisation import names_in_8_bits
 from fastdiff.checkpoints.weights import diffusers_keys
+from fastdiff.execution.devices import on_meta
 from fastdiff.kernels.host.weights import Quantised, quantise
 from tests import text_pipelines
 from tests.planners import policy, value_function
@@ -161,9 +164,27 @@ def test_a_model_takes_about_a_quarter_of_float32(folder):
 
     whole, eight = (fastdiff.UNet2DModel.from_pretrained(folder, precision=each) for each in ("full", "int8"))
     names = names_in_8_bits(whole)
-    weights = sum(whole.get_parameter(name).numel() for name in names)
+    numbers = sum(whole.get_parameter(name).numel() for name in names)
     factors = sum(len(whole.get_parameter(name)) for name in names)
-    assert size(eight) == size(whole) - 3 * weights + 4 * factors
+    assert size(eight) == size(whole) - 3 * numbers + 4 * factors
+
+
+def test_weights_are_let_go_one_by_one(randomise, monkeypatch):
+    theirs = randomise(diffusers.UNet2DModel(**UNET))
+    with on_meta():
+        ours = fastdiff.UNet2DModel.from_config(theirs.config)
+    state = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
+    alive, made = {name: weakref.ref(tensor) for name, tensor in state.items()}, []
+
+    def quantised_tensors(name, weight):
+        assert all(alive[each]() is None for each in made)
+        made.append(name)
+        return quantisation.quantised_tensors(name, weight)
+
+    monkeypatch.setattr(weights, "quantised_tensors", quantised_tensors)
+    names = names_in_8_bits(ours)
+    weights.load_weights(ours, state, source="x", dtype=torch.bfloat16, device="cpu", in_8_bits=names)
+    assert len(made) == len({key for name in names for key in diffusers_keys(ours, name)})
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
