@@ -76,8 +76,9 @@ def assert_compiles(found, capability):
 def assert_no_buffer_is_filled_too_early(code: str, num_stages: int) -> None:
     """A product that runs on while the next loads begin reads its tiles in place: they have a buffer for each stage."""
     buffers = dict(re.findall(r"(%\w+) = ttg\.memdesc_index .*?: !ttg\.memdesc<(\d+)x", code))
-    turned = dict(re.findall(r"(%\w+) = ttg\.memdesc_trans (%\w+)", code))
+    views = dict(re.findall(r"(%\w+) = ttg\.memdesc_(?:trans|subslice) (%\w+)", code))
     for operands in re.findall(r"= ttng\.warp_group_dot (%\w+), (%\w+), .*isAsync = true", code):
-        for operand in operands:
-            tile = turned.get(operand, operand)
+        for tile in operands:
+            while tile in views:
+                tile = views[tile]
             assert int(buffers.get(tile, num_stages)) >= num_stages, f"{tile} of {num_stages} stages"

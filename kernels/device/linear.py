@@ -43,7 +43,7 @@ class Affine(NamedTuple):
 class Sums(NamedTuple):
     """The sums of a tile over the input channels."""
 
-    acc: Any  # (BM, BN) products
+    acc: Any  # (BM, BN) products, or turned
     acc2: Any  # (BM, BN) those of the second weight, where there is one
     squares: Any  # (BM, BK) of the inputs, where they are to be normalised
 
@@ -53,6 +53,7 @@ class TileShape(NamedTuple):
 
     DUAL: Any
     NORMED: Any
+    SWAP: Any  # output channels on the matrix unit's M side, the sums turned: 8 bits go there from registers
     BM: Any  # tokens
     BN: Any  # output channels
     BK: Any  # input channels of a step
@@ -87,6 +88,16 @@ def _load(matrix, part, row, column, BR: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
+def _dot(rows, columns, acc, SWAP: tl.constexpr):
+    """acc + rows columns^T, or turned. The columns may be whole numbers of 8 bits."""
+    columns = columns.to(rows.dtype)
+    if SWAP:
+        return tl.dot(columns, rows.T, acc, input_precision="ieee")
+    else:
+        return tl.dot(rows, columns.T, acc, input_precision="ieee")
+
+
+@triton.jit
 def _add_products(sums, x, weight, out_channels, place, start, stop, shape: tl.constexpr):
     """The sums after the input channels start to stop."""
     acc, acc2, squares = sums.acc, sums.acc2, sums.squares
@@ -99,10 +110,10 @@ def _add_products(sums, x, weight, out_channels, place, start, stop, shape: tl.c
             squares += rows.to(tl.float32) * rows.to(tl.float32)
         weights = Matrix(weight, out_channels, x.columns, out_channels * x.columns, x.columns)
         columns = _load(weights, 0, place.column, k, shape.BN, shape.BK)
-        acc = tl.dot(rows, columns.to(rows.dtype).T, acc, input_precision="ieee")
+        acc = _dot(rows, columns, acc, shape.SWAP)
         if shape.DUAL:
             columns = _load(weights, 1, place.column, k, shape.BN, shape.BK)
-            acc2 = tl.dot(rows, columns.to(rows.dtype).T, acc2, input_precision="ieee")
+            acc2 = _dot(rows, columns, acc2, shape.SWAP)
     return Sums(acc, acc2, squares)
 
 
@@ -171,7 +182,8 @@ def linear_kernel(
     CHUNK: so many channels are summed on their own, then added to the sum of those before; 0 for all in one.
     """
     await_inputs()
-    shape: tl.constexpr = TileShape(DUAL, NORMED, BM, BN, BK)
+    SWAP: tl.constexpr = scale_ptr is not None
+    shape: tl.constexpr = TileShape(DUAL, NORMED, SWAP, BM, BN, BK)
     down, across = tl.cdiv(tokens, BM), tl.cdiv(out_channels, BN)
     y_picture = tl.cast(tokens, tl.int64) * out_channels
     inputs = Matrix(x, tokens, channels, x_picture, x_row)
@@ -182,7 +194,7 @@ def linear_kernel(
         row_tile, column_tile = _place(tile, pictures * down, across, GROUP)
         place = Place(row_tile // down, row_tile % down * BM, column_tile * BN)
 
-        zeros = tl.zeros((BM, BN), tl.float32)
+        zeros = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
         squares = tl.zeros((BM, BK), tl.float32) if NORMED else 0.0
         sums = Sums(zeros, zeros if DUAL else 0.0, squares)
         if CHUNK > 0:
@@ -196,6 +208,8 @@ def linear_kernel(
             sums = _add_products(sums, inputs, weight, out_channels, place, 0, channels, shape)
 
         acc, acc2 = sums.acc, sums.acc2
+        if SWAP:
+            acc, acc2 = acc.T, acc2.T if DUAL else acc2
         if NORMED:
             scale = tl.rsqrt(tree_sum(sums.squares, BM, BK, 1) / channels + eps)
             acc *= scale
