@@ -1,11 +1,12 @@
 """The models and shapes that are measured: real ones, by the names of the results."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from stable_diffusion import SD15, SDXL
 
-from fastdiff.checkpoints.hub import BUNDLED
+BUNDLED = Path(__file__).parents[1] / "fastdiff" / "bundled"  # of this checkout, whichever fastdiff is measured
 
 
 def saved_config(name: str, part: str) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from fastdiff.runs.sheet import ContactSheet
 from fastdiff.runs.writing import write_beside
 from fastdiff.ui.models import Models
 
+INTERVAL = 0.1  # seconds between two steps that are told of: a GPU makes a thousand in a second
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -25,7 +27,9 @@ class Drawn:
 
 
 def draw(run: Run, models: Models, folder: Path, start: str = "") -> Iterator[tuple[Progress, list[Drawn]]]:
-    """Draw `run` into `folder`; file names begin with `start`. Yields after each step, with the files whole by then.
+    """Draw `run` into `folder`; file names begin with `start`.
+
+    Yields after steps, with the files whole by then: after each that finishes pictures, and ten times a second between.
 
     Raises InputError, NonFiniteError, OSError where the disk refuses, MemoryError, DeviceLostError.
     """
@@ -34,9 +38,13 @@ def draw(run: Run, models: Models, folder: Path, start: str = "") -> Iterator[tu
     names = cell_names(run.cells, run.card.info)
     output = Output([folder / f"{start}{path}" for path in files.picture_paths(pattern, run.cells, names)])
     steps = models.budget.watch(models.in_turn(drawing.draw(run, pipe)))
-    yield from write_beside(
+    told = -INTERVAL
+    for progress, drawn in write_beside(
         steps, lambda finished: Drawn(output.write(finished), finished.record), wait=pipe.device.type == "cpu"
-    )
+    ):
+        if drawn or progress.finished or progress.seconds >= told + INTERVAL:
+            told = progress.seconds
+            yield progress, drawn
 
 
 def write_grid(run: Run, pictures: Sequence[Drawn]) -> Path:

@@ -11,6 +11,7 @@ from fastdiff.errors import DeviceLostError, NonFiniteError
 from fastdiff.models.unet2d import UNet2DModel
 from fastdiff.pipelines import Pipeline
 from fastdiff.requests import png
+from fastdiff.ui import drawn
 from fastdiff.ui.drawn import draw
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.options import Options, prepare
@@ -33,7 +34,8 @@ def test_the_labels_of_a_group_take_turns(models, tmp_path):
     ]
 
 
-def test_pictures_are_the_pipelines_and_hold_their_settings(models, tmp_path):
+def test_pictures_are_the_pipelines_and_hold_their_settings(models, tmp_path, monkeypatch):
+    monkeypatch.setattr(drawn, "INTERVAL", 0)
     options = Options(label="noto birds", seed=5, num_images=3, steps=2, batch_size=2)
     progress = list(draw(prepare(options, models, LIMITS), models, tmp_path))
     assert [(at.places, at.step.index, len(drawn)) for at, drawn in progress] == [
@@ -53,6 +55,13 @@ def test_pictures_are_the_pipelines_and_hold_their_settings(models, tmp_path):
         assert record == {"schema": 1, **picture.record}
         assert (record["seed"], record["label"], record["num_inference_steps"]) == (seed, "noto birds", 2)
         assert np.array_equal(pixels(picture.path), np.asarray(image))
+
+
+def test_between_the_pictures_of_a_fast_run_few_steps_are_told_of(models, tmp_path, monkeypatch):
+    monkeypatch.setattr(drawn, "INTERVAL", 1000)
+    run = prepare(Options(model="./plain/tiny", num_images=3, steps=9, batch_size=2), models, LIMITS)
+    told = [(at.places, at.step.index, len(pictures)) for at, pictures in draw(run, models, tmp_path)]
+    assert told == [(range(2), 0, 0), (range(2), 8, 2), (range(2, 3), 8, 1)]
 
 
 @pytest.mark.parametrize("kind", ["sd1", "sdxl"])

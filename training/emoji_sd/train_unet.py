@@ -1,6 +1,6 @@
 """Train emoji-sd's U-Net together with its text encoder, in one run or in several.
 
-    python -m training.emoji_sd.train_unet --data emoji128.npz --vae runs/emoji-sd/f8c8/model \
+    python -m training.emoji_sd.train_unet --data emoji128.npz --vae runs/emoji-sd/f4c4/model \
         --tokenizer runs/emoji-sd/tokenizer --out runs/emoji-sd/unet
 
 A run ends after --steps or after --minutes, and leaves checkpoint.pt, the averaged weights as a StableDiffusionPipeline

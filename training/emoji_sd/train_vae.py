@@ -1,6 +1,6 @@
 """Train the VAE of emoji-sd, in one run or in several.
 
-    python -m training.emoji_sd.train_vae --data emoji128.npz --out runs/emoji-sd/vae --shape f8c8 --steps 8000
+    python -m training.emoji_sd.train_vae --data emoji128.npz --out runs/emoji-sd/vae --shape f4c4 --steps 8000
 
 A run ends after --steps or after --minutes, and leaves checkpoint.pt, the averaged weights as diffusers' folder
 (model/, float16, with the scaling factor of its latents), sheet.png (validation pictures beside what the VAE makes of
@@ -40,7 +40,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="emoji128.npz")
     parser.add_argument("--out", type=Path, required=True, help="folder of checkpoint, model, sheet and log")
-    parser.add_argument("--shape", choices=SHAPES, default="f8c8")
+    parser.add_argument("--shape", choices=SHAPES, default="f4c4")
     parser.add_argument("--features", type=Path, help="weights of the classifier, made if missing; OUT/features.pt")
     parser.add_argument("--feature-steps", type=int, default=FEATURE_STEPS, help="training of that classifier")
     parser.add_argument("--steps", type=int, default=8000, help="length of the whole training")

@@ -1,20 +1,23 @@
 """The U-Net and the text encoder of emoji-sd: how they start, and the sizes that were measured.
 
-Measured by evaluation/sizes.py: the least of six rounds of one picture of 20 guided steps, prompt and decode included,
-by fastdiff in float32 on two CPU cores that had other work too. MiB are of the whole folder in float16, with a VAE of
-3.51 and a text encoder of 1.59 million parameters; 24 are allowed.
+Measured by evaluation/sizes.py: the least of five rounds of one picture of 20 guided steps, prompt and decode included,
+by fastdiff in float32 on two CPU cores. MiB are of the whole folder in float16, with a text encoder of 1.59 million
+parameters and the VAE (2.79 million, or 3.51 where it halves thrice); 24 are allowed.
 
-| channels        | U-Net, million parameters | MiB   | seconds |
-|-----------------|---------------------------|-------|---------|
-| (64, 128, 128)  |                      5.97 | 21.29 |    0.48 |
-| (96, 128, 128)  |                      7.12 | 23.48 |    0.53 |
-| (96, 128, 160)  |                      8.46 | 26.03 |    0.53 |
-| (96, 160)       |                      7.31 | 23.82 |    0.52 |
-| (128, 128)      |                      6.86 | 22.96 |    0.55 |
-| (128, 192)      |                     11.10 | 31.06 |    0.65 |
-| (128, 192, 256) |                     18.96 | 46.05 |    0.74 |
+| latents | channels           | U-Net, million parameters | MiB   | seconds |
+|---------|--------------------|---------------------------|-------|---------|
+| 32x32x4 | (64, 128, 128)     |                      6.77 | 21.44 |    0.56 |
+| 32x32x4 | (64, 96, 128, 128) |                      7.29 | 22.43 |    0.50 |
+| 32x32x4 | (96, 128, 128)     |                      7.58 | 22.97 |    0.64 |
+| 32x32x4 | (96, 96, 128, 128) |                      8.10 | 23.96 |    0.57 |
+| 32x32x4 | (64, 96, 128, 160) |                      8.61 | 24.94 |    0.50 |
+| 16x16x8 | (64, 128, 128)     |                      5.97 | 21.29 |    0.28 |
+| 16x16x8 | (96, 128, 128)     |                      7.12 | 23.48 |    0.33 |
+| 16x16x8 | (128, 128)         |                      6.86 | 22.96 |    0.37 |
+| 16x16x8 | (128, 192)         |                     11.10 | 31.06 |    0.44 |
+| 16x16x8 | (128, 192, 256)    |                     18.96 | 46.05 |    0.51 |
 
-The bytes, not the second, bound the width; a third level sees the whole picture at once.
+The bytes, not the second, bound the width; the lowest level, 4x4, sees the whole picture at once.
 """
 
 from diffusers import UNet2DConditionModel
@@ -23,7 +26,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from fastdiff.text.tokenizer import CLIPTokenizer
 
-CHANNELS = (96, 128, 128)
+CHANNELS = (64, 96, 128, 128)
 HEAD_WIDTH = 32
 READING_SIZES = (16, 8)  # the sides of levels with attention; at 4x4 the middle block has it
 TEXT_WIDTH, TEXT_LAYERS = 160, 3

@@ -12,6 +12,7 @@ import torch
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import Shortcut, conv2d
 from fastdiff.kernels.host.hopper import gluon
+from fastdiff.kernels.host.hopper.attention import PLANS, plan_of
 from fastdiff.kernels.linear import linear
 from tests.compiled import assert_compiles
 
@@ -69,6 +70,19 @@ CASES = {
     "linear-N2-C1152-qkv-fp16": project(2, 256, 1152, 3456, dtype=torch.float16),
     "linear-N1-C72-few-channels": project(1, 77, 72, 96, activation="gelu", bias=False),
 }
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=[plan.name for plan in PLANS])
+def test_attention_compiles_at_the_least_width_of_each_plan(plan, launches, monkeypatch):
+    monkeypatch.setattr(gluon, "obstacle", lambda device: None)
+    width = plan.above // 8 * 8 + 8
+    assert plan_of(width, plan.over + 1) is plan
+    assert_compiles(launches(attend(1, 64, 2, width, keys=plan.over + 1), 90), 90)
+
+
+@pytest.mark.parametrize("width", [8, 16, 24])
+def test_narrow_heads_run_the_kernel_of_all_cards(width):
+    assert all(plan_of(width, keys) is None for keys in (1, 64, 77, 256, 4096, 10_000))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,6 +1,6 @@
 """Make the bundled folder of a trained run, and keep the figures that its card was written from.
 
-    python -m training.emoji_sd.bundling.bundle --run runs/emoji-sd --vae f8c8 --licences LICENCES --notes notes.md
+    python -m training.emoji_sd.bundling.bundle --run runs/emoji-sd --vae f4c4 --licences LICENCES --notes notes.md
 
 reads what the scripts of training/emoji_sd left below --run and writes fastdiff/bundled/emoji-sd: the model in float16,
 fastdiff.json with the sampling that was evaluated, the licences of the training pictures, the sheets, and the card.
@@ -97,8 +97,8 @@ def write_json(path: Path, content: dict) -> None:
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", type=Path, required=True, help="folder of f8c8/, judge/, unet/, evaluation/ and so on")
-    parser.add_argument("--vae", default="f8c8", help="name of the VAE's folder below --run")
+    parser.add_argument("--run", type=Path, required=True, help="folder of f4c4/, judge/, unet/, evaluation/ and so on")
+    parser.add_argument("--vae", default="f4c4", help="name of the VAE's folder below --run")
     parser.add_argument("--licences", type=Path, required=True, help="folder of the licences beside emoji128.npz")
     parser.add_argument("--notes", type=Path, required=True, help="what the sheets show, in Markdown")
     parser.add_argument("--out", type=Path, default=ROOT / "fastdiff" / "bundled" / NAME)

@@ -22,7 +22,7 @@ from training.emoji_sd.vae import SHAPES, build_vae
 
 CHANNELS = {  # by the side of the latents
     16: ((64, 128, 128), (96, 128, 128), (96, 128, 160), (96, 160), (128, 128), (128, 192), (128, 192, 256)),
-    32: ((64, 96, 128, 128), (64, 128, 128), (64, 128, 160), (48, 96, 160), (96, 128, 128)),
+    32: ((64, 128, 128), (64, 96, 128, 128), (96, 128, 128), (96, 96, 128, 128), (64, 96, 128, 160)),
 }
 PROMPT = "red apple"
 
@@ -47,7 +47,7 @@ def seconds(pipeline: TextToImagePipeline) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of the tokenizer")
-    parser.add_argument("--vae", choices=SHAPES, default="f8c8")
+    parser.add_argument("--vae", choices=SHAPES, default="f4c4")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
