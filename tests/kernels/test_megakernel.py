@@ -32,6 +32,12 @@ def bench(monkeypatch, device):
         sys.modules.pop(path.stem, None)
 
 
+@pytest.fixture
+def needs_triton(runs_triton) -> None:
+    if not runs_triton:
+        pytest.skip("the kernel runs in the interpreter or on a GPU")
+
+
 def poison(chain) -> None:
     for tensor in chain.memory:
         tensor.fill_(float("nan"))
@@ -45,19 +51,17 @@ def assert_chain(bench, assert_accurate, layers, x, temb, outputs) -> None:
 
 
 @torch.inference_mode()
+@pytest.mark.usefixtures("needs_triton")
 @pytest.mark.parametrize("name", CHAINS)
-def test_every_layer_is_accurate(name, bench, dot_dtype, runs_triton, assert_accurate):
-    if not runs_triton:
-        pytest.skip("the kernel runs in the interpreter or on a GPU")
+def test_every_layer_is_accurate(name, bench, dot_dtype, assert_accurate):
     layers, x, temb = bench.build(*CHAINS[name], width=64, groups=8, dtype=dot_dtype)
     chain = bench.Chain(bench.tensors(layers), x.x, temb)
     assert_chain(bench, assert_accurate, layers, x, temb, chain.run())
 
 
 @torch.inference_mode()
-def test_a_large_mean_cancels_no_digits(bench, runs_triton, assert_accurate):
-    if not runs_triton:
-        pytest.skip("the kernel runs in the interpreter or on a GPU")
+@pytest.mark.usefixtures("needs_triton")
+def test_a_large_mean_cancels_no_digits(bench, assert_accurate):
     layers, x, temb = bench.build(4, ["block"], width=64, groups=8, dtype=torch.float32)
     x.x.add_(1000)
     layers[0][0].conv1.bias.add_(1000)
@@ -66,9 +70,8 @@ def test_a_large_mean_cancels_no_digits(bench, runs_triton, assert_accurate):
 
 
 @torch.inference_mode()
-def test_a_row_of_the_script(bench, runs_triton, monkeypatch):
-    if not runs_triton:
-        pytest.skip("the kernel runs in the interpreter or on a GPU")
+@pytest.mark.usefixtures("needs_triton")
+def test_a_row_of_the_script(bench, monkeypatch):
     monkeypatch.setitem(bench.WORKLOADS, "tiny", (4, ["block"]))
     monkeypatch.setattr(bench, "compiled", lambda function: function)
     monkeypatch.setattr(bench, "measure", lambda calls, **options: dict.fromkeys(calls, 0.001))

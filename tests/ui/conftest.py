@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -218,9 +219,13 @@ def visit(server, visit_at) -> Callable[[], Visit]:
 
 
 class Ended(list[float]):
-    """The times at which steps ended, each of which lasts some `seconds` more."""
+    """The times at which steps ended, each of which lasts some `seconds` more, or until `turns` are released."""
 
     seconds = 0.2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = threading.Semaphore(0)
 
 
 @pytest.fixture
@@ -231,7 +236,7 @@ def slow_steps(monkeypatch) -> Ended:
 
     def slowly(run, pipe):
         for each in draw(run, pipe):
-            time.sleep(ended.seconds)
+            ended.turns.acquire(timeout=ended.seconds)
             ended.append(time.monotonic())
             yield each
 

@@ -29,6 +29,7 @@ _SHOW_STAGE = """() => {
         ?.scrollIntoView({block: "nearest", behavior: "smooth"});
 }"""
 _BUSY = """() => {
+    (window.cancelled ??= {})["ID"] = false;
     (SHOW_STAGE)();
     const update = {__type__: "update"};
     const waiting = '<div role="status">Waiting for its turn</div>';
@@ -55,13 +56,17 @@ _LOST = """() => {
         'Start it if need be, and press NAME again.</div>';
     return [{...update, value: "NAME", interactive: true}, {...update, visible: "hidden"}, lost, EMPTY];
 }""".replace("IS_HERE", _IS_HERE).replace("PAUSE", _PAUSE)
-# Gradio tells no event of a server that it cannot reach.
+_CANCEL = """() => { window.cancelled["ID"] = true; }"""
+# Gradio may tell of a cancelled run as of one that failed. Nothing comes back then: even an update of nothing would
+# take the place of another that comes at once.
+_FAILED = """() => window.cancelled["ID"] ? new Promise(() => {}) : (LOST)()"""
+# Gradio tells no event of a server that it cannot reach. Where all is well nothing comes back.
 _WATCH = """async () => {
     do {
         if (!await IS_HERE) return (LOST)();
         PAUSE;
     } while (document.querySelector("#ID").disabled);
-    return Array(COUNT).fill({__type__: "update"});
+    return new Promise(() => {});
 }""".replace("IS_HERE", _IS_HERE).replace("PAUSE", _PAUSE)
 
 
@@ -145,9 +150,12 @@ class Buttons:
             field.submit(None, js=self.press, **QUICK)
         watched = [*self.components, status, *live]
         lost = _LOST.replace("NAME", str(self.start.value)).replace("EMPTY", ", ".join(["''"] * len(live)))
-        watch = _WATCH.replace("LOST", lost).replace("ID", str(self.start.elem_id)).replace("COUNT", str(len(watched)))
+        busy_script, cancel, failed, watch = (
+            script.replace("LOST", lost).replace("ID", str(self.start.elem_id))
+            for script in (_BUSY, _CANCEL, _FAILED, _WATCH)
+        )
         # at once, also while the run waits; and before the run, which Gradio would wait for
-        busy = self.start.click(None, None, [*self.components, status], js=_BUSY, **QUICK)
+        busy = self.start.click(None, None, [*self.components, status], js=busy_script, **QUICK)
         busy.then(None, None, watched, js=watch, **QUICK)
         running = self.start.click(
             left_by_cancel(run),
@@ -160,9 +168,10 @@ class Buttons:
             api_visibility="private",
         )
         running.success(None, js=_SHOW_STAGE, **QUICK)  # the page may have grown on the way
-        running.failure(None, None, watched, js=lost, **QUICK)
+        running.failure(None, None, watched, js=failed, **QUICK)
 
         def tell() -> Updates:  # Gradio changes the updates that it is given
             return {status: note(CANCELLED), **self.free, **dict.fromkeys(live)}
 
+        self.cancel.click(None, js=cancel, **QUICK)
         self.cancel.click(None, cancels=running, **QUICK).then(tell, None, [status, *live, *self.components], **QUICK)

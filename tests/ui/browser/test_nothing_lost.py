@@ -143,7 +143,7 @@ def test_ctrl_enter_draws(page):
 
 
 def test_the_next_run_starts_while_a_cancelled_step_goes_on(page, models, slow_steps):
-    slow_steps.seconds = 2.0
+    slow_steps.seconds = 100
     generate(page, steps=1, seed=1)
     while not models.is_computing:
         page.wait_for_timeout(50)
@@ -156,12 +156,13 @@ def test_the_next_run_starts_while_a_cancelled_step_goes_on(page, models, slow_s
         page.get_by_label("Seed").first.fill(seed)
         page.get_by_role("button", name="Generate").click()
     wait_for_status(page, "Waiting for the step of an earlier run to end")
-    assert not slow_steps
+    slow_steps.turns.release()
     while not slow_steps:
         page.wait_for_timeout(50)
     page.wait_for_timeout(500)
     assert page.locator("#generate").inner_text() == "Drawing…"
     assert page.get_by_role("button", name="Cancel").locator("visible=true").count() == 1
+    slow_steps.turns.release()
     wait_for_status(page, "Drew 1 picture")
     assert captions(page) == ["seed 2"]
     assert len(slow_steps) == 2  # none of the run that was cancelled before its first
