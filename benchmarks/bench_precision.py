@@ -2,15 +2,17 @@
 
     python benchmarks/bench_precision.py [WORKLOAD ...] [--peers] [--save [DIR]]
 
-`--peers`: diffusers under torch.compile too (reduce-overhead), in bfloat16 and with torchao's int8 weights, where
-torchao is installed; it quantises linear layers alone. Models are measured one after the other, each alone on the GPU:
-`peak` is the most that torch holds while one is called, CUDA graphs included. Errors are against diffusers in float32,
-as RMS over the RMS of the output: random weights are no hard case, `fastdiff verify` has those of a model.
+`--peers`: diffusers under torch.compile too (reduce-overhead), in bfloat16 and with torchao's int8 weights and fp8, a
+factor for each row, where torchao is installed; it quantises linear layers alone. Models are measured one after the
+other, each alone on the GPU: `peak` is the most that torch holds while one is called, CUDA graphs included. Errors are
+against diffusers in float32, as RMS over the RMS of the output: random weights are no hard case, `fastdiff verify` has
+those of a model.
 """
 
 import gc
 import importlib.util
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import diffusers
@@ -22,11 +24,16 @@ from shapes import MODELS_GPU
 from torch import Tensor, nn
 
 import fastdiff
-from fastdiff.checkpoints.quantisation import names_in_8_bits
+from fastdiff.checkpoints.kinds import Precision
+from fastdiff.checkpoints.quantisation import formats
 from fastdiff.checkpoints.weights import load_weights
 
 WORKLOADS = {name: MODELS_GPU[name] for name in ("sdxl_b2", "sd15_b16", "dit_b2", "dit_b32", "ddpm256_b8")}
 DTYPE = torch.bfloat16
+TORCHAO = {  # its configurations, and their arguments
+    "int8": ("Int8WeightOnlyConfig", {}),
+    "fp8": ("Float8DynamicActivationFloat8WeightConfig", {"granularity": "PerRow"}),
+}
 
 Weights = Mapping[str, Tensor]
 Build = Callable[[dict, Weights], nn.Module]
@@ -37,10 +44,12 @@ def main() -> None:
     PARSER.add_argument("--peers", action="store_true", help="torch.compile and torchao beside ours")
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = False  # of the float32 that errors are measured from
-    builds: dict[str, Build] = {"fastdiff": ours, "int8": ours_in_8_bits}
+    builds: dict[str, Build] = {"fastdiff": ours, "int8": partial(ours, precision="int8")}
+    builds |= {"fp8": partial(ours, precision="fp8")}
     if command_line().peers:
         builds |= {"compile": compiled}
-        builds |= {"torchao": compiled_by_torchao} if importlib.util.find_spec("torchao") else {}
+        if importlib.util.find_spec("torchao"):
+            builds |= {f"torchao_{name}": partial(compiled_by_torchao, name=name) for name in TORCHAO}
     report("precision", (row(name, builds) for name in chosen(WORKLOADS)))
 
 
@@ -76,17 +85,13 @@ def truth(config: dict, batch: int) -> tuple[tuple, Weights, Tensor]:
     return in_dtype(exact, DTYPE), {name: each.to("cpu", DTYPE) for name, each in theirs.state_dict().items()}, expected
 
 
-def ours(config: dict, weights: Weights, *, in_8_bits: bool = False) -> nn.Module:
+def ours(config: dict, weights: Weights, precision: Precision = "full") -> nn.Module:
     """Our model, in bfloat16."""
     with torch.device("meta"):
         model = getattr(fastdiff, class_name(config)).from_config(config)
-    names = names_in_8_bits(model) if in_8_bits else ()
-    load_weights(model, dict(weights), source="benchmark", dtype=DTYPE, device=DEVICE, in_8_bits=names)
+    in_8_bits = formats(model, precision)
+    load_weights(model, dict(weights), source="benchmark", dtype=DTYPE, device=DEVICE, in_8_bits=in_8_bits)
     return model
-
-
-def ours_in_8_bits(config: dict, weights: Weights) -> nn.Module:
-    return ours(config, weights, in_8_bits=True)
 
 
 def diffusers_model(config: dict, weights: Weights) -> nn.Module:
@@ -100,11 +105,13 @@ def compiled(config: dict, weights: Weights) -> nn.Module:
     return compile_diffusers(diffusers_model(config, weights))
 
 
-def compiled_by_torchao(config: dict, weights: Weights) -> nn.Module:
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+def compiled_by_torchao(config: dict, weights: Weights, name: str) -> nn.Module:
+    from torchao import quantization
 
     model = diffusers_model(config, weights)
-    quantize_(model, Int8WeightOnlyConfig())
+    kind, options = TORCHAO[name]
+    options = {key: getattr(quantization, value)() for key, value in options.items()}
+    quantization.quantize_(model, getattr(quantization, kind)(**options))
     return torch.compile(model, mode="reduce-overhead", fullgraph=True)
 
 

@@ -20,6 +20,7 @@ from fastdiff.kernels.host.hopper import linear as on_hopper
 from fastdiff.kernels.host.launching import (
     DTYPES,
     descriptor,
+    fp8_obstacle,
     has_descriptors,
     is_sm_90,
     launch,
@@ -29,8 +30,9 @@ from fastdiff.kernels.host.launching import (
 )
 from fastdiff.kernels.host.recording import because
 from fastdiff.kernels.host.tuning import named, tuned
-from fastdiff.kernels.host.weights import Quantised, Weight, plain
+from fastdiff.kernels.host.weights import FP8, Quantised, Weight, plain
 from fastdiff.kernels.layer_norm import layer_norm
+from fastdiff.kernels.to_fp8 import as_multiplied, to_fp8
 
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     None: lambda x: x,
@@ -112,13 +114,13 @@ class LinearCall(Call[Tensor]):
         x = self.x
         if self.rms_norm is not None:
             x = _only(layer_norm.reference(x, self.rms_norm[0], eps=self.rms_norm[1], rms=True))
-        y = ACTIVATIONS[self.activation](cpu.product(x, plain(self.weight, x.dtype), self.bias))
+        y = ACTIVATIONS[self.activation](_product(x, self.weight, self.bias))
         if self.gate is not None:
             y = y * self.gate[:, None].to(y.dtype)
         return y if self.residual is None else y + self.residual
 
     def obstacle(self) -> str | None:
-        return products_obstacle(self.x)
+        return products_obstacle(self.x, self.weight)
 
     def library_reason(self) -> str | None:
         if not is_sm_90(self.device):
@@ -166,7 +168,7 @@ class LinearCall(Call[Tensor]):
 
     def kernel(self) -> Tensor:
         weight, eps = self.rms_norm or (None, None)
-        if weight is not None:  # which the kernel has no place for
+        if weight is not None or (eps is not None and self.weight.dtype == FP8):  # which the kernel has no place for
             return self._normed().kernel()
         return launch_products(
             self.x, self.weight.unflatten(0, (1, -1)), self.bias, activation=self.activation, gate=self.gate,
@@ -189,9 +191,17 @@ def _only(y: Tensor | tuple[Tensor, Tensor]) -> Tensor:
     return y if isinstance(y, Tensor) else y[0]
 
 
-def products_obstacle(x: Tensor) -> str | None:
-    """Say why the kernel of `linear`, `swiglu` and `geglu` does not take these tokens, if it does not."""
-    return f"{tuple(x.shape)} of {x.dtype} has no kernel" if x.dtype not in DTYPES or x.numel() == 0 else None
+def _product(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    """Return what torch makes of x and the weight."""
+    (x,) = as_multiplied(x, weight)
+    return cpu.product(x, plain(weight, x.dtype), bias)
+
+
+def products_obstacle(x: Tensor, weight: Weight) -> str | None:
+    """Say why the kernel of `linear`, `swiglu` and `geglu` does not take these tokens and weights, if it does not."""
+    if x.dtype not in DTYPES or x.numel() == 0:
+        return f"{tuple(x.shape)} of {x.dtype} has no kernel"
+    return fp8_obstacle(x.device) if weight.dtype == FP8 else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,10 +223,10 @@ class GatedCall(Call[Tensor]):
 
     def products(self) -> tuple[Tensor, ...]:
         """Return what torch makes of the two layers, (N, L, C_out) each."""
-        return cpu.product(self.x, plain(self.weight, self.x.dtype), self.bias).chunk(2, dim=-1)
+        return _product(self.x, self.weight, self.bias).chunk(2, dim=-1)
 
     def obstacle(self) -> str | None:
-        return products_obstacle(self.x)
+        return products_obstacle(self.x, self.weight)
 
     def launch(self, **activations: str) -> Tensor:
         """Launch the kernel with an activation of the first product, or of the second."""
@@ -255,6 +265,15 @@ POINTER_TILES: Choices = (
 )
 FLOAT32_DUAL_TILES: Choices = ((0, TokenTile(32, 32, 32, 32, warps=4, stages=2, resident=2)),)
 FLOAT32_TILES: Choices = ((1, TokenTile(64, 64, 32, 64, warps=4, stages=2, resident=2)), *FLOAT32_DUAL_TILES)
+# In fp8, by descriptors and by pointers: a step is added to the float32 sum on its own, so that all are as long.
+# Chosen, not measured.
+FP8_TILES: Choices = (
+    (2, TokenTile(128, 128, 128, 64, warps=8, stages=5)),
+    (0.5, TokenTile(64, 128, 128, 64, warps=4, stages=4, resident=2)),
+    (0, TokenTile(64, 64, 128, 64, warps=4, stages=5, resident=2)),
+)
+FP8_DUAL_TILES: Choices = ((0, TokenTile(128, 128, 128, 128, warps=8, stages=3)),)
+FP8_POINTER_TILES: Choices = ((0, TokenTile(64, 64, 128, 64, warps=4, stages=3)),)
 FLOAT32_CHUNK = 128  # input channels: one long float32 sum would be thrice as far off as torch's
 MEMORY = 192 * 1024  # bytes that the tiles which a program loads ahead may take, on the largest card
 GROUP = 8  # rows of tiles that share the weights they find in the L2; chosen, not measured
@@ -278,7 +297,9 @@ def launch_products(
     """
     n, tokens, channels = x.shape
     parts, out_channels, _ = weight.shape
-    y = x.new_empty(n, tokens, out_channels)
+    y, x_scale = x.new_empty(n, tokens, out_channels), None
+    if weight.dtype == FP8:
+        (x,), x_scale = to_fp8(x)
     shape = (n, tokens) if gate is not None else (1, n * tokens)  # only a gate tells one picture from another
     values, scale = (weight.values, weight.scale) if isinstance(weight, Quantised) else (weight, None)
     x, values = side_by_side(x.reshape(*shape, channels)), values.contiguous()
@@ -287,7 +308,8 @@ def launch_products(
     out = y.view(*shape, out_channels)
     loaded = [tensor for tensor in (out, x, values, residual) if tensor is not None]
     by_descriptors = has_descriptors(x.device) and all(map(suits_descriptors, loaded))
-    choices = _choices(x.dtype, by_descriptors, dual=parts == 2, normed=rms_eps is not None, added=residual is not None)
+    extras = dict(dual=parts == 2, normed=rms_eps is not None, added=residual is not None)
+    choices = _choices(x.itemsize, by_descriptors, **extras)
     usual, loads = _first_busy(choices, out), "descriptors" if by_descriptors else "pointers"
     sizes = *shape, channels, parts, out_channels
     tile = tuned(
@@ -305,19 +327,22 @@ def launch_products(
     launch(
         linear_kernel, (programs,),
         operand(out, tile.tokens, tile.out), operand(x, tile.tokens, tile.block),
-        operand(values, tile.channels, tile.block), scale, bias, gate, operand(residual, tile.tokens, tile.out),
+        operand(values, tile.channels, tile.block), x_scale, scale, bias, gate,
+        operand(residual, tile.tokens, tile.out),
         *shape, channels, out_channels, *x.stride()[:2], 0 if gate is None else gate.stride(0), rms_eps or 0.0,
         ACTIVATION=activation or "none", ACTIVATION2=activation2 or "none", DUAL=parts == 2, NORMED=rms_eps is not None,
-        CHUNK=FLOAT32_CHUNK if y.dtype == torch.float32 else 0,
+        CHUNK=FLOAT32_CHUNK if x.dtype == torch.float32 else 0,
         BM=tile.tokens, BN=tile.channels, BK=tile.block, BY=tile.out, GROUP=GROUP,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return y
 
 
-def _choices(dtype: torch.dtype, by_descriptors: bool, dual: bool, normed: bool, added: bool) -> Choices:
+def _choices(itemsize: int, by_descriptors: bool, dual: bool, normed: bool, added: bool) -> Choices:
+    if itemsize == 1:
+        return FP8_POINTER_TILES if not by_descriptors else FP8_DUAL_TILES if dual else FP8_TILES
     if not by_descriptors:
-        return POINTER_TILES if dtype.itemsize == 2 else FLOAT32_DUAL_TILES if dual else FLOAT32_TILES
+        return POINTER_TILES if itemsize == 2 else FLOAT32_DUAL_TILES if dual else FLOAT32_TILES
     return DUAL_TILES if dual else NORMED_TILES if normed else ADDED_TILES if added else TILES
 
 
@@ -334,13 +359,13 @@ def _first_busy(choices: Choices, out: Tensor) -> TokenTile:
 def _alternatives(
     usual: TokenTile, itemsize: int, by_descriptors: bool, parts: int, *, normed: bool
 ) -> list[TokenTile]:
-    """Tiles that leave every sum its order: in float32 and beside RMSNorm those of the same block."""
+    """Tiles that leave every sum its order: in float32, in fp8 and beside RMSNorm those of the same block."""
     sides = (32, 64, 128) if itemsize == 4 else (64, 128, 256)
-    blocks = {usual.block} if itemsize == 4 or normed else {64, 128} if by_descriptors else {32, 64}
+    blocks = {usual.block} if itemsize != 2 or normed else {64, 128} if by_descriptors else {32, 64}
     found = []
     for tokens, channels, block, stages in product(sides, sides, sorted(blocks), (2, 3, 4)):
         loaded = stages * (tokens + parts * channels) * block * itemsize
-        if tokens * channels * parts > 128 * 256 or loaded > MEMORY:
+        if tokens * channels * parts > (128 * 128 if itemsize == 1 else 128 * 256) or loaded > MEMORY:
             continue
         warps = 4 if tokens * channels * parts <= 128 * 128 else 8
         out = channels if parts == 2 else min(channels, 64 if tokens > 64 else 128)

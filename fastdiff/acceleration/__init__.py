@@ -27,7 +27,8 @@ def accelerate(model_or_pipeline: Accelerated, precision: Precision = PRECISION)
         model_or_pipeline: a UNet2DModel, UNet2DConditionModel, UNet1DModel, DiTTransformer2DModel or AutoencoderKL, or
             a pipeline of them: StableDiffusionPipeline, StableDiffusionXLPipeline, those from image to image, with a
             ControlNet, ... A VAE of another class stays diffusers'.
-        precision: int8 keeps the weights of the model, or of a pipeline's denoiser, in 8 bits. Diffusers' parameters
+        precision: int8 keeps the weights of the model, or of a pipeline's denoiser, in 8 bits; fp8 too, and multiplies
+            in 8 bits, on a GPU of sm_89 or later. Diffusers' parameters
             give up their memory for those, so that they cannot be saved, changed or moved until `restore`, which gives
             back what the 8 bits stand for. LoRAs are fused before.
 

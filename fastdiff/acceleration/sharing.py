@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fastdiff.checkpoints.kinds import Precision
-from fastdiff.checkpoints.quantisation import hold_in_8_bits, names_in_8_bits, quantised_tensors
+from fastdiff.checkpoints.quantisation import formats, hold_in_8_bits, quantised_tensors
 from fastdiff.checkpoints.weights import diffusers_keys, laid_out, split_stacked
 from fastdiff.errors import InputError
-from fastdiff.execution.devices import on_meta
+from fastdiff.execution.devices import check_precision, on_meta
 from fastdiff.kernels.host.weights import Quantised
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.classes import DENOISERS
@@ -39,15 +39,16 @@ def share_parameters(model: nn.Module, precision: Precision) -> Model:
     theirs = dict(model.named_parameters())
     if len({(tensor.dtype, tensor.device) for tensor in theirs.values()}) != 1:
         raise InputError("accelerate: the model's parameters have several dtypes or devices; move it with .to() first")
+    check_precision(precision, next(iter(theirs.values())).device)
     ours = _build(model)
     shares = {name: diffusers_keys(ours, name) for name in ours.state_dict()}
     _check_keys(theirs, {key for keys in shares.values() for key in keys})
-    in_8_bits = names_in_8_bits(ours) if precision == "int8" else []
+    in_8_bits = formats(ours, precision)
     state: dict[str, Tensor] = {}
     for name, keys in shares.items():
         parts = [theirs[key].data for key in keys]
         if name in in_8_bits:
-            made = quantised_tensors(name, torch.cat(parts))
+            made = quantised_tensors(name, torch.cat(parts), in_8_bits[name])
             state |= {part: laid_out(tensor, torch.channels_last) for part, tensor in made.items()}
             for key in keys:
                 theirs[key].data = _emptied(theirs[key].data)

@@ -8,8 +8,9 @@ share of the whole that each has. Others are of another form than diffusers' of 
 """
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -62,14 +63,14 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device | str,
     layout: torch.memory_format = torch.channels_last,
-    in_8_bits: Collection[str] = (),
+    in_8_bits: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> None:
     """Give a model that was built on the meta device its weights, for activations of `dtype` on `device`, frozen.
 
     `state` has diffusers' names and is used up tensor by tensor, so that two whole copies never stand side by side;
-    `source` names it in errors; `layout` is that of convolution weights; `in_8_bits` are the model's parameters
-    that it holds so. Every tensor is copied: the model does not
-    depend on the file. The model must have no buffer outside its state dict, which would stay on the meta device.
+    `source` names it in errors; `layout` is that of convolution weights; `in_8_bits` are the model's parameters that it
+    holds so, as `quantisation.formats` says. Every tensor is copied: the model does not depend on the file. The model
+    must have no buffer outside its state dict, which would stay on the meta device.
     Raises InputError naming every key that is missing, unexpected, of another shape or not floating point, and for
     values beyond `dtype`; NonFiniteError for NaN or infinity. The model is changed only when all is well.
     """
@@ -77,7 +78,7 @@ def load_weights(
     drop_ignored_keys(state, shapes)
     rename_old_attention_keys(state, shapes)
     check_keys(state, shapes, f"{source} does not fit {type(model).__name__}")
-    keys = {key for name in in_8_bits for key in diffusers_keys(model, name)}
+    keys = {key: dtype for name, dtype in in_8_bits.items() for key in diffusers_keys(model, name)}
     convert(state, source, dtype, device, layout, keys)
     hold_in_8_bits(model, in_8_bits)
     fuse(state, model)
@@ -161,7 +162,7 @@ def convert(
     dtype: torch.dtype,
     device: torch.device | str,
     layout: torch.memory_format,
-    in_8_bits: Collection[str],
+    in_8_bits: Mapping[str, torch.dtype],
 ) -> None:
     """Replace each tensor by a copy on `device`, filters in `layout`; refuse what is not finite there.
 
@@ -173,7 +174,8 @@ def convert(
     for key in list(state):
         tensor = state.pop(key)
         if key in in_8_bits:
-            made = {name: laid_out(part, layout) for name, part in quantised_tensors(key, tensor.to(device)).items()}
+            parts = quantised_tensors(key, tensor.to(device), in_8_bits[key])
+            made = {name: laid_out(part, layout) for name, part in parts.items()}
         else:
             made = {key: laid_out(tensor, layout, device=device, dtype=dtype, copy=True)}
         state |= made

@@ -12,11 +12,11 @@ from fastdiff.checkpoints import hub, weight_files, weights
 from fastdiff.checkpoints.configs.model import ModelConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.kinds import Precision
-from fastdiff.checkpoints.quantisation import names_in_8_bits
+from fastdiff.checkpoints.quantisation import formats
 from fastdiff.checkpoints.registry import ModelPart
 from fastdiff.errors import InputError
 from fastdiff.execution.cuda_graphs import Function, Graphed
-from fastdiff.execution.devices import check_weights_dtype, on_meta, resolve_device
+from fastdiff.execution.devices import check_precision, check_weights_dtype, on_meta, resolve_device
 from fastdiff.kernels.host.weights import Quantised
 from fastdiff.schema import checked
 
@@ -29,7 +29,7 @@ class Model(nn.Module):
     Build it with `from_config` (random weights) or `from_pretrained`. Its parameters do not require grad.
     """
 
-    whole: ClassVar[tuple[str, ...]] = ()  # beginnings of the names of layers that precision int8 leaves as they are
+    whole: ClassVar[tuple[str, ...]] = ()  # beginnings of the names of layers that int8 and fp8 leave as they are
     part: ClassVar[ModelPart]  # its place in a pipeline, its class names and its config
 
     def __init__(self, config: ModelConfig):
@@ -74,6 +74,7 @@ class Model(nn.Module):
 
         `subfolder` is the part of a pipeline folder (default: that of the class, such as `unet`, where there is one).
         `precision` int8 keeps weights in 8 bits: half the memory of 16, and an error (see checkpoints.quantisation).
+        fp8 does too, and multiplies in 8 bits, on a GPU of sm_89 or later.
         `hub_options` are `revision`, `token` and `local_files_only`. Raises InputError for a bad folder, config or
         weights file, NonFiniteError for NaN or infinity in the weights.
         """
@@ -81,6 +82,7 @@ class Model(nn.Module):
         check_weights_dtype(dtype)
         optional(text, "subfolder", subfolder)
         checked("precision", precision, Precision)
+        check_precision(precision, device)
         root = hub.resolve(name_or_path, variant=variant, **hub_options)
         folder = root / subfolder if subfolder else hub.component_folder(root, cls.part.name)
         return cls.from_folder(folder, variant=variant, dtype=dtype, device=device, precision=precision)
@@ -106,8 +108,8 @@ class Model(nn.Module):
             model = cls.from_config(options, source=str(path))
         state = weights.load_state_dict(folder, variant, options.LIBRARY)
         state = weight_files.without_prefix(state, options.KEY_PREFIX)
-        names = names_in_8_bits(model) if precision == "int8" else ()
-        weights.load_weights(model, state, source=str(folder), dtype=dtype, device=device, in_8_bits=names)
+        in_8_bits = formats(model, precision)
+        weights.load_weights(model, state, source=str(folder), dtype=dtype, device=device, in_8_bits=in_8_bits)
         return model
 
     @property

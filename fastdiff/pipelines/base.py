@@ -25,7 +25,14 @@ from fastdiff.diffusion.pictures import check_state
 from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.schedulers import Scheduler, folder_scheduler, name_of, scheduler_like
 from fastdiff.errors import InputError
-from fastdiff.execution.devices import check_move, dtype_name, naming_lost_device, resolve_device, resolve_dtype
+from fastdiff.execution.devices import (
+    check_move,
+    check_precision,
+    dtype_name,
+    naming_lost_device,
+    resolve_device,
+    resolve_dtype,
+)
 from fastdiff.execution.memory import Portions, or_explain, remedies
 from fastdiff.execution.offloading import on_card, rest_on_host
 from fastdiff.models.autoencoder import AutoencoderKL
@@ -105,7 +112,8 @@ class BasePipeline:
             offload: each part waits in the host's memory and is on the GPU only while it works. Same pictures, less
                 memory there, more time.
             precision: int8 keeps the weights of the denoiser and of text encoders in 8 bits: half the memory of 16, and
-                an error, which `fastdiff verify MODEL --precision int8` measures.
+                an error, which `fastdiff verify MODEL --precision int8` measures. fp8 does too, and multiplies in 8
+                bits, on a GPU of sm_89 or later.
             hub_options: `revision`, `token`, `local_files_only`.
 
         Raises InputError for whatever cannot be loaded, NonFiniteError for NaN in the weights; OutOfMemoryError, which
@@ -115,6 +123,7 @@ class BasePipeline:
         dtype = resolve_dtype(dtype, device)
         checked("scheduler", scheduler, SchedulerName | None)
         checked("precision", precision, Precision)
+        check_precision(precision, device)
         folder = hub.resolve(name_or_path, variant=variant, **hub_options)
         if not (folder / "model_index.json").is_file():
             raise InputError(f"{folder} has no model_index.json; a pipeline folder also holds the model's scheduler")
@@ -143,6 +152,7 @@ class BasePipeline:
         dtype = resolve_dtype(dtype, device)
         checked("scheduler", scheduler, SchedulerName | None)
         checked("precision", precision, Precision)
+        check_precision(precision, device)
         if checked("offload", offload, bool) and device.type == "cpu":
             raise InputError("offload: there is no GPU whose memory it would save; leave it out")
         home = torch.device("cpu") if offload else device

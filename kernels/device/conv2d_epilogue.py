@@ -93,12 +93,19 @@ def _store_moments(moments, acc, place, sizes, tile: tl.constexpr, MOMENTS: tl.c
 
 
 @triton.jit
-def rescale(acc, scale_ptr, place, sizes, tile: tl.constexpr, SWAP: tl.constexpr):
-    """The sum over k of a weight in 8 bits, by the factor of each channel, before all that is added to it."""
-    if scale_ptr is not None:
+def rescale(acc, scales, place, sizes, tile: tl.constexpr, SWAP: tl.constexpr):
+    """The sum over k, before all that is added to it, by its `scales`.
+
+    Pointers: for a weight in 8 bits to the factor of each channel, for an x in fp8 to that of each picture.
+    """
+    if scales[0] is not None:
         n = place.n + tl.arange(0, tile.BN)
-        scale = tl.load(scale_ptr + n, mask=n < sizes.out_channels, other=0.0)
+        scale = tl.load(scales[0] + n, mask=n < sizes.out_channels, other=0.0)
         acc *= scale[:, None] if SWAP else scale[None, :]
+    if scales[1] is not None:
+        picture = place.picture + tl.arange(0, tile.BI * tile.BH * tile.BW) // (tile.BH * tile.BW)
+        scale = tl.load(scales[1] + picture, mask=picture < sizes.pictures, other=0.0)
+        acc *= scale[None, :] if SWAP else scale[:, None]
     return acc
 
 

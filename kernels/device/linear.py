@@ -53,7 +53,7 @@ class TileShape(NamedTuple):
 
     DUAL: Any
     NORMED: Any
-    SWAP: Any  # output channels on the matrix unit's M side, the sums turned: 8 bits go there from registers
+    SWAP: Any  # output channels on the matrix unit's M side, the sums turned: int8 goes there from registers
     BM: Any  # tokens
     BN: Any  # output channels
     BK: Any  # input channels of a step
@@ -89,9 +89,11 @@ def _load(matrix, part, row, column, BR: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def _dot(rows, columns, acc, SWAP: tl.constexpr):
-    """acc + rows columns^T, or turned. The columns may be whole numbers of 8 bits."""
+    """acc + rows columns^T, or turned. The columns may be whole numbers of 8 bits, or all is fp8."""
     columns = columns.to(rows.dtype)
-    if SWAP:
+    if rows.dtype.is_fp8():  # whose products the matrix unit sums in 14 bits: those of a step alone
+        return acc + tl.dot(rows, columns.T, max_num_imprecise_acc=rows.shape[1])
+    elif SWAP:
         return tl.dot(columns, rows.T, acc, input_precision="ieee")
     else:
         return tl.dot(rows, columns.T, acc, input_precision="ieee")
@@ -168,7 +170,7 @@ def _finish(
 @triton.jit(do_not_specialize=SIZES)
 def linear_kernel(
     y,
-    x, weight, scale_ptr, bias_ptr, gate_ptr, residual,
+    x, weight, x_scale_ptr, scale_ptr, bias_ptr, gate_ptr, residual,
     pictures, tokens, channels, out_channels, x_picture, x_row, gate_stride, eps,
     ACTIVATION: tl.constexpr, ACTIVATION2: tl.constexpr, DUAL: tl.constexpr, NORMED: tl.constexpr, CHUNK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BY: tl.constexpr, GROUP: tl.constexpr,
@@ -177,12 +179,12 @@ def linear_kernel(
 
     DUAL (SwiGLU, GEGLU): weight is (2, out_channels, channels), and the product of the first, under ACTIVATION,
     multiplies that of the second, under ACTIVATION2.
-    scale_ptr: of a weight in 8 bits, a factor of each output channel.
+    scale_ptr: of a weight in 8 bits, a factor of each output channel; x_scale_ptr: of an x in fp8, of each token.
     NORMED: x is divided by its root mean square, which is to say that its products are.
     CHUNK: so many channels are summed on their own, then added to the sum of those before; 0 for all in one.
     """
     await_inputs()
-    SWAP: tl.constexpr = scale_ptr is not None
+    SWAP: tl.constexpr = scale_ptr is not None and x_scale_ptr is None
     shape: tl.constexpr = TileShape(DUAL, NORMED, SWAP, BM, BN, BK)
     down, across = tl.cdiv(tokens, BM), tl.cdiv(out_channels, BN)
     y_picture = tl.cast(tokens, tl.int64) * out_channels
@@ -210,6 +212,12 @@ def linear_kernel(
         acc, acc2 = sums.acc, sums.acc2
         if SWAP:
             acc, acc2 = acc.T, acc2.T if DUAL else acc2
+        if x_scale_ptr is not None:
+            row = place.row + tl.arange(0, BM)
+            scales = x_scale_ptr + place.picture.to(tl.int64) * tokens + row
+            scale = tl.load(scales, mask=row < tokens, other=0.0)[:, None]
+            acc *= scale
+            acc2 *= scale
         if NORMED:
             scale = tl.rsqrt(tree_sum(sums.squares, BM, BK, 1) / channels + eps)
             acc *= scale

@@ -12,6 +12,7 @@ from fastdiff.kernels.host.compiling import only_compiles
 from fastdiff.kernels.host.recording import recorder
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # that kernels take
+FP8_CAPABILITY = (8, 9)  # from which on cards multiply e4m3
 # Triton's interpreter stands for a small card that can do all.
 INTERPRETER_CAPABILITY = (9, 0)
 INTERPRETER_MULTIPROCESSORS = 8
@@ -52,6 +53,12 @@ def side_by_side(tensor: Tensor | None) -> Tensor | None:
 
 def capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else INTERPRETER_CAPABILITY
+
+
+def fp8_obstacle(device: torch.device) -> str | None:
+    """Say why a device multiplies no numbers of fp8, if it does not."""
+    major, minor = capability(device)
+    return None if (major, minor) >= FP8_CAPABILITY else f"sm_{major}{minor} and has no fp8"
 
 
 def is_sm_90(device: torch.device) -> bool:

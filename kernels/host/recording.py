@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastdiff.kernels.host.weights import Quantised
+from fastdiff.kernels.host.weights import NAMES, Quantised
 
 TORCH = "torch."  # the names of its operations begin with it
 # Operations that neither compute nor copy, besides views.
@@ -174,7 +174,7 @@ def describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         elif isinstance(value, Tensor) and value.ndim > 1:
             parts.append(shape_text(value))
         elif isinstance(value, Quantised):
-            parts.append(f"{shape_text(value.values)} in 8 bits")
+            parts.append(f"{shape_text(value.values)} in {NAMES[value.dtype]}")
     for name, value in kwargs.items():
         if value is True or isinstance(value, tuple | Tensor):
             parts.append(name)

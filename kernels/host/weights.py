@@ -6,18 +6,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-MOST = 127  # of the whole numbers of a quantised weight: as many below 0 as above it
+INT8, FP8 = torch.int8, torch.float8_e4m3fn
+MOST = {INT8: 127.0, FP8: torch.finfo(FP8).max}  # the largest magnitude of each format of 8 bits
+NAMES = {INT8: "int8", FP8: "fp8"}
 
 
 class Quantised(nn.Module):
-    """A weight in 8 bits: whole numbers, and the factor of each output channel, by which they are the weight.
+    """A weight in 8 bits: small numbers, and the factor of each output channel, by which they are the weight.
 
     It stands where a weight does, in calls of `linear`, `swiglu`, `geglu` and `conv2d` and as a layer's `weight`. A
-    kernel multiplies by the whole numbers, which are exact in every dtype of x, and the sum by the factor; a reference
-    multiplies by `dequantised`.
+    kernel multiplies by the numbers and the sum by the factor; a reference multiplies by `dequantised`. Whole numbers
+    are exact in every dtype of x. By e4m3 an x is multiplied that is made of e4m3 too: see `kernels.to_fp8`.
 
     Args:
-        values: int8, (C_out, ...), laid out as the weight would be.
+        values: int8 or float8_e4m3fn, (C_out, ...), laid out as the weight would be.
         scale: float32, (C_out,); of stacked weights (parts, C_out, ...) it is (parts, C_out).
 
     Raises ValueError where these do not fit.
@@ -25,8 +27,10 @@ class Quantised(nn.Module):
 
     def __init__(self, values: Tensor, scale: Tensor):
         super().__init__()
-        if values.dtype != torch.int8 or scale.dtype != torch.float32:
-            raise ValueError(f"values, scale: expected int8 and float32, got {values.dtype} and {scale.dtype}")
+        if values.dtype not in MOST or scale.dtype != torch.float32:
+            raise ValueError(
+                f"values, scale: expected int8 or float8_e4m3fn, and float32, got {values.dtype} and {scale.dtype}"
+            )
         if not 0 < scale.ndim < values.ndim or values.shape[: scale.ndim] != scale.shape:
             raise ValueError(f"scale: {tuple(scale.shape)} does not fit values {tuple(values.shape)}")
         self.values = nn.Parameter(values, requires_grad=False)
@@ -68,13 +72,14 @@ class Quantised(nn.Module):
     def dequantised(self, dtype: torch.dtype) -> Tensor:
         """Return the weight that it stands for, rounded to `dtype` once."""
         scale = self.scale.reshape(*self.scale.shape, *(1,) * (self.ndim - self.scale.ndim))
-        return (self.values * scale).to(dtype)
+        return (self.values.float() * scale).to(dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "Quantised":
-        """Move it, as `to()` does. The factors stay float32: they go by as whole numbers, which keep their dtype."""
+        """Move it, as `to()` does. Its numbers keep their dtype: they go by as whole ones."""
 
         def move(tensor: Tensor) -> Tensor:
-            return fn(tensor.view(torch.int32)).view(torch.float32) if tensor.is_floating_point() else fn(tensor)
+            whole = torch.int8 if tensor.itemsize == 1 else torch.int32
+            return fn(tensor.view(whole)).view(tensor.dtype)
 
         return super()._apply(move, *args, **kwargs)
 
@@ -82,15 +87,16 @@ class Quantised(nn.Module):
 Weight = Tensor | Quantised
 
 
-def quantise(weight: Tensor) -> Quantised:
-    """Return a weight (C_out, ...) in 8 bits, each channel by its largest magnitude, rounded to the nearest.
+def quantise(weight: Tensor, dtype: torch.dtype) -> Quantised:
+    """Return a weight (C_out, ...) in int8 or e4m3, each channel by its largest magnitude, rounded to the nearest.
 
     A channel of zeros stays one; one with NaN or infinity has such a factor, and makes NaN of what is multiplied by it.
     """
-    flat = weight.float().flatten(1)
-    scale = flat.abs().amax(dim=1) / MOST if flat.shape[1] else flat.new_zeros(len(flat))
-    values = weight.float() / scale.reshape(-1, *(1,) * (weight.ndim - 1))
-    return Quantised(values.round_().nan_to_num_(0, MOST, -MOST).clamp_(-MOST, MOST).to(torch.int8), scale)
+    flat, most = weight.float().flatten(1), MOST[dtype]
+    scale = flat.abs().amax(dim=1) / most if flat.shape[1] else flat.new_zeros(len(flat))
+    values = (weight.float() / scale.reshape(-1, *(1,) * (weight.ndim - 1))).nan_to_num_(0, most, -most)
+    values = values.clamp_(-most, most)
+    return Quantised((values if dtype == FP8 else values.round_()).to(dtype), scale)
 
 
 def plain(weight: Weight, dtype: torch.dtype) -> Tensor:

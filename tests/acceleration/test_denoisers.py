@@ -164,7 +164,7 @@ class TestPrecision:
             model(SAMPLE, 10, LABELS)
 
     def test_nothing_is_touched_where_the_model_is_refused(self, model, expected):
-        with pytest.raises(fastdiff.InputError, match="precision: 'fp4' is not one of full, int8"):
+        with pytest.raises(fastdiff.InputError, match="precision: 'fp4' is not one of full, int8, fp8"):
             fastdiff.accelerate(model, precision="fp4")
         model.mid_block.extra = torch.nn.Linear(2, 2)
         with pytest.raises(fastdiff.InputError, match="config knows no mid_block"):

@@ -322,7 +322,7 @@ def test_a_record_says_of_the_precision_only_that_it_is_another():
     assert "precision" not in Request().as_record()
     record = Request(precision="int8").as_record()
     assert record["precision"] == "int8" and Request.from_record(record, "it").precision == "int8"
-    with pytest.raises(InputError, match="precision: 'fp4' is not one of full, int8"):
+    with pytest.raises(InputError, match="precision: 'fp4' is not one of full, int8, fp8"):
         Request.from_record(record | {"precision": "fp4"}, "it")
 
 

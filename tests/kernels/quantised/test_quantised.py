@@ -1,10 +1,11 @@
-"""Weights in 8 bits: what they are made of, and the products and convolutions that take them.
+"""Weights in 8 bits: what they are made of, and the products and convolutions that take int8 (test_fp8: e4m3).
 
 Everything is measured twice: what the 8 bits cost, against the weight that they stand for; and what the kernel costs,
 against the same 8 bits in higher precision.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from fastdiff.kernels.conv2d import Shortcut, conv2d
 from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.host import launching
 from fastdiff.kernels.host.recording import record
-from fastdiff.kernels.host.weights import Quantised, quantise
+from fastdiff.kernels.host.weights import INT8, Quantised
+from fastdiff.kernels.host.weights import quantise as quantise_to
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
 from tests.kernels import test_conv2d as convolutions
@@ -21,6 +23,7 @@ from tests.kernels import test_linear as products
 from tests.kernels.test_conv2d import Case as Convolution
 from tests.kernels.test_linear import Case as Product
 
+quantise = partial(quantise_to, dtype=INT8)
 WORSE = 1.1  # times the error of a float32 reference quantised alike
 gpu = pytest.mark.gpu
 
@@ -222,7 +225,7 @@ def test_a_report_says_that_a_weight_has_8_bits(device, randn):
     with record(device) as listener:
         linear(x, made)
     (call,) = (call for call in listener.calls if call.operation == "linear")
-    assert call.shape == "1x16x32, 24x32 in 8 bits" and call.flop == 2 * 16 * 32 * 24
+    assert call.shape == "1x16x32, 24x32 in int8" and call.flop == 2 * 16 * 32 * 24
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
