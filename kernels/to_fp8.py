@@ -133,4 +133,4 @@ def _scale_long(values: list[Tensor], scale: Tensor, rows: list[Tensor]) -> None
 def as_multiplied(x: Tensor | tuple[Tensor, ...], weight: Weight) -> tuple[Tensor, ...]:
     """Return the parts of x as they are multiplied by a weight, for references: what 8 bits leave of them, or all."""
     parts = parts_of(x)
-    return to_fp8(x).dequantised(parts[0].dtype) if weight.dtype == FP8 else parts
+    return to_fp8.reference(x).dequantised(parts[0].dtype) if weight.dtype == FP8 else parts

@@ -83,7 +83,7 @@ def _dot(x, w, acc, SWAP: tl.constexpr):
     w may be whole numbers of 8 bits, or all is fp8, whose products the matrix unit sums in 14 bits: those of a step.
     """
     w = w.to(x.dtype)
-    if x.dtype.is_fp8():
+    if x.dtype == tl.float8e4nv:
         K: tl.constexpr = x.shape[1]
         products = tl.dot(w, x.T, max_num_imprecise_acc=K) if SWAP else tl.dot(x, w.T, max_num_imprecise_acc=K)
         return acc + products

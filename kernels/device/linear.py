@@ -91,7 +91,7 @@ def _load(matrix, part, row, column, BR: tl.constexpr, BC: tl.constexpr):
 def _dot(rows, columns, acc, SWAP: tl.constexpr):
     """acc + rows columns^T, or turned. The columns may be whole numbers of 8 bits, or all is fp8."""
     columns = columns.to(rows.dtype)
-    if rows.dtype.is_fp8():  # whose products the matrix unit sums in 14 bits: those of a step alone
+    if rows.dtype == tl.float8e4nv:  # whose products the matrix unit sums in 14 bits: those of a step alone
         return acc + tl.dot(rows, columns.T, max_num_imprecise_acc=rows.shape[1])
     elif SWAP:
         return tl.dot(columns, rows.T, acc, input_precision="ieee")
