@@ -196,8 +196,10 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         parts = tuple(part.contiguous() for part in self.parts)
         y = torch.empty(problem.out_shape, dtype=parts[0].dtype, device=device)
         filters = weight_memory(self.weight)
-        parts, scale = to_fp8(parts) if self.weight.dtype == FP8 else (parts, None)
-        scales = filters.scale, scale
+        scales: Scales = filters.scale, None
+        if self.weight.dtype == FP8:
+            scaled = to_fp8(parts)
+            parts, scales = tuple(part.values for part in scaled), (filters.scale, scaled[0].scale)
         after = None if self.norm is None else GroupNormCall(y, **self.norm._asdict())
         if after is not None:
             problem = replace(problem, group=problem.out_channels // after.num_groups)

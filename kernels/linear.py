@@ -30,7 +30,7 @@ from fastdiff.kernels.host.launching import (
 )
 from fastdiff.kernels.host.recording import because
 from fastdiff.kernels.host.tuning import named, tuned
-from fastdiff.kernels.host.weights import FP8, Quantised, Weight, plain
+from fastdiff.kernels.host.weights import FP8, Quantised, Scaled, Weight, plain
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.to_fp8 import as_multiplied, to_fp8
 
@@ -53,7 +53,8 @@ class LinearCall(Call[Tensor]):
     """activation(x weight^T + bias) * gate + residual, as the projections of diffusers' BasicTransformerBlock.
 
     Args:
-        x: (N, L, C_in), float32, float16 or bfloat16; tokens may be strided.
+        x: (N, L, C_in), float32, float16 or bfloat16; tokens may be strided. For a weight in fp8 it may be `Scaled`, or
+            else is made so.
         weight: (C_out, C_in), the dtype of x, or `Quantised`. Q, K and V are one linear of 3 C rows, which attention
             reads in place.
         bias: (C_out,), the dtype of x.
@@ -68,7 +69,7 @@ class LinearCall(Call[Tensor]):
     Returns: (N, L, C_out), contiguous, the dtype of x. Raises ValueError naming the argument that does not fit.
     """
 
-    x: Tensor
+    x: Tensor | Scaled
     weight: Weight
     bias: Tensor | None = None
     _: KW_ONLY
@@ -83,7 +84,9 @@ class LinearCall(Call[Tensor]):
 
     def check(self) -> None:
         x, weight = self.x, self.weight
-        if x.ndim != 3 or not x.is_floating_point() or x.shape[-1] < 1:
+        if isinstance(x, Scaled) and (weight.dtype != FP8 or self.rms_norm is not None):
+            raise ValueError("x: it is in fp8, which goes with a weight in fp8 and no rms_norm")
+        if len(x.shape) != 3 or not x.dtype.is_floating_point or x.shape[-1] < 1:
             raise ValueError(f"x: expected floats (N, L, C_in), got {x.dtype} {tuple(x.shape)}")
         n, tokens, channels = x.shape
         if weight.ndim != 2 or weight.shape[1] != channels:
@@ -113,6 +116,7 @@ class LinearCall(Call[Tensor]):
     def reference(self) -> Tensor:
         x = self.x
         if self.rms_norm is not None:
+            assert isinstance(x, Tensor)  # by its check
             x = _only(layer_norm.reference(x, self.rms_norm[0], eps=self.rms_norm[1], rms=True))
         y = ACTIVATIONS[self.activation](_product(x, self.weight, self.bias))
         if self.gate is not None:
@@ -126,7 +130,7 @@ class LinearCall(Call[Tensor]):
         if not is_sm_90(self.device):
             return None
         if self.rms_norm is not None:
-            return "RMSNorm is faster apart on sm_90" if self.x.itemsize == 2 else None
+            return "RMSNorm is faster apart on sm_90" if self.x.dtype.itemsize == 2 else None
         with_gelu = self.activation == "gelu_tanh" and hasattr(torch, "_addmm_activation")  # no public name promises it
         plain = (self.activation is None or with_gelu) and self.gate is None and self.residual is None
         channels = self.weight.shape[1], self.weight.shape[0]
@@ -139,13 +143,14 @@ class LinearCall(Call[Tensor]):
             return run(self._normed())
         if self.activation is None or self.bias is None:
             return self.reference()
-        assert isinstance(self.weight, Tensor)  # by its reason
+        assert isinstance(self.x, Tensor) and isinstance(self.weight, Tensor)  # by its reason
         y = torch._addmm_activation(self.bias, self.x.flatten(0, 1), self.weight.T, use_gelu=True)  # GELU by tanh
         return y.view(*self.x.shape[:2], -1)
 
     def hopper_plan(self) -> str | None:
         others = self.rms_norm, self.gate, self.residual
-        if self.x.itemsize != 2 or isinstance(self.weight, Quantised) or any(option is not None for option in others):
+        whole = self.x.dtype.itemsize == 2 and isinstance(self.weight, Tensor)
+        if not whole or any(option is not None for option in others):
             return None
         return "linear {1} to {0}".format(*self.weight.shape)
 
@@ -154,7 +159,7 @@ class LinearCall(Call[Tensor]):
 
     def _rows(self) -> tuple[Tensor, Tensor]:
         """x (N L, C_in), channels side by side, and the weight as it is: its kernel does not wait for a copy."""
-        assert isinstance(self.weight, Tensor)  # by its plan
+        assert isinstance(self.x, Tensor) and isinstance(self.weight, Tensor)  # by its plan
         return side_by_side(self.x.reshape(-1, self.x.shape[-1])), self.weight
 
     def hopper(self) -> Tensor:
@@ -179,6 +184,7 @@ class LinearCall(Call[Tensor]):
         """The same call with RMSNorm a launch of its own, before it."""
         if self.rms_norm is None:
             return self
+        assert isinstance(self.x, Tensor)  # by its check
         x = _only(layer_norm(self.x, self.rms_norm[0], eps=self.rms_norm[1], rms=True))
         return replace(self, x=x, rms_norm=None)
 
@@ -186,20 +192,21 @@ class LinearCall(Call[Tensor]):
 linear = Operation("linear", LinearCall)
 
 
-def _only(y: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+def _only(y: Tensor | Scaled | tuple[Tensor | Scaled, Tensor]) -> Tensor:
     """The output of a norm that makes no sum."""
-    return y if isinstance(y, Tensor) else y[0]
+    assert isinstance(y, Tensor)
+    return y
 
 
-def _product(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+def _product(x: Tensor | Scaled, weight: Weight, bias: Tensor | None) -> Tensor:
     """Return what torch makes of x and the weight."""
-    (x,) = as_multiplied(x, weight)
-    return cpu.product(x, plain(weight, x.dtype), bias)
+    (tokens,) = as_multiplied(x, weight)
+    return cpu.product(tokens, plain(weight, tokens.dtype), bias)
 
 
-def products_obstacle(x: Tensor, weight: Weight) -> str | None:
+def products_obstacle(x: Tensor | Scaled, weight: Weight) -> str | None:
     """Say why the kernel of `linear`, `swiglu` and `geglu` does not take these tokens and weights, if it does not."""
-    if x.dtype not in DTYPES or x.numel() == 0:
+    if x.dtype not in DTYPES or 0 in x.shape:
         return f"{tuple(x.shape)} of {x.dtype} has no kernel"
     return fp8_obstacle(x.device) if weight.dtype == FP8 else None
 
@@ -208,7 +215,7 @@ def products_obstacle(x: Tensor, weight: Weight) -> str | None:
 class GatedCall(Call[Tensor]):
     """Two linear layers of the same tokens as one product, multiplied: what `swiglu` and `geglu` share."""
 
-    x: Tensor
+    x: Tensor | Scaled
     weight: Weight
     bias: Tensor | None = None
 
@@ -280,7 +287,7 @@ GROUP = 8  # rows of tiles that share the weights they find in the L2; chosen, n
 
 
 def launch_products(
-    x: Tensor,
+    x: Tensor | Scaled,
     weight: Weight,
     bias: Tensor | None = None,
     *,
@@ -297,9 +304,9 @@ def launch_products(
     """
     n, tokens, channels = x.shape
     parts, out_channels, _ = weight.shape
-    y, x_scale = x.new_empty(n, tokens, out_channels), None
-    if weight.dtype == FP8:
-        (x,), x_scale = to_fp8(x)
+    y = torch.empty(n, tokens, out_channels, dtype=x.dtype, device=x.device)
+    scaled = to_fp8(x)[0] if isinstance(x, Tensor) and weight.dtype == FP8 else x
+    x, x_scale = (scaled.values, scaled.scale) if isinstance(scaled, Scaled) else (scaled, None)
     shape = (n, tokens) if gate is not None else (1, n * tokens)  # only a gate tells one picture from another
     values, scale = (weight.values, weight.scale) if isinstance(weight, Quantised) else (weight, None)
     x, values = side_by_side(x.reshape(*shape, channels)), values.contiguous()

@@ -4,7 +4,7 @@ The factor is of a token or a picture alone, so that neither depends on what els
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.device.to_fp8 import largest_kernel, row_kernel, scale_kernel
 from fastdiff.kernels.host.dispatch import Call, Operation, check_pictures, parts_of
 from fastdiff.kernels.host.launching import DTYPES, fp8_obstacle, launch, side_by_side
-from fastdiff.kernels.host.weights import FP8, MOST, Weight
+from fastdiff.kernels.host.weights import FP8, MOST, Scaled, Weight
 
 # Of the largest magnitude of a row, what is 1 in e4m3, and the least that it is taken for, so that zeros have a factor.
 FORMAT: dict[str, Any] = {"STEP": 1 / MOST[FP8], "LEAST": 1e-30}
@@ -23,22 +23,8 @@ BLOCK = 4096  # elements of a longer one that a program takes at a time
 SHARES = 128  # of a longer row, at most, whose largest are found side by side
 
 
-class Scaled(NamedTuple):
-    """Numbers in 8 bits, and the factors by which they are what they stand for."""
-
-    values: tuple[Tensor, ...]  # float8_e4m3fn, contiguous, of the shapes of x
-    scale: Tensor  # float32, (N, L) of tokens, (N,) of pictures
-
-    def dequantised(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Return what they stand for."""
-        return tuple(
-            (values.float() * self.scale.reshape(*self.scale.shape, *(1,) * (values.ndim - self.scale.ndim))).to(dtype)
-            for values in self.values
-        )
-
-
 @dataclass(frozen=True, eq=False)
-class ToFp8Call(Call[Scaled]):
+class ToFp8Call(Call[tuple[Scaled, ...]]):
     """x / scale in e4m3 (Micikevicius et al. 2022, arXiv 2209.05433), where scale makes the largest magnitude 448.
 
     NaN stays where it is; of an infinity the whole token or picture is NaN, as its products would be.
@@ -47,7 +33,7 @@ class ToFp8Call(Call[Scaled]):
         x: tokens (N, L, C), or pictures (N, H, W, C), float32, float16 or bfloat16; or a pair of pictures, which are
             read as their concatenation over C and have one factor.
 
-    Returns: `Scaled`. Raises ValueError for an x of another shape.
+    Returns: a `Scaled` for each part of x. Raises ValueError for an x of another shape.
     """
 
     x: Tensor | tuple[Tensor, ...]
@@ -69,27 +55,26 @@ class ToFp8Call(Call[Scaled]):
         """Views, or copies, (rows, elements), of a factor each."""
         return [side_by_side(part.flatten(0, -2) if part.ndim == 3 else part.flatten(1)) for part in self.parts]
 
-    def reference(self) -> Scaled:
+    def reference(self) -> tuple[Scaled, ...]:
         rows = [part.float() for part in self.rows]
         largest = [torch.where(part.isnan(), 0, part).abs().amax(1) for part in rows]
         scale = torch.stack(largest).amax(0).clamp(min=FORMAT["LEAST"]) * FORMAT["STEP"]
         factor = (1 / scale)[:, None]
         return self._shaped([(part * factor).to(FP8) for part in rows], scale)
 
-    def _shaped(self, values: list[Tensor], scale: Tensor) -> Scaled:
+    def _shaped(self, values: list[Tensor], scale: Tensor) -> tuple[Scaled, ...]:
         """The values of rows in the shapes of x."""
         shape = self.parts[0].shape
-        return Scaled(
-            tuple(each.view(part.shape) for each, part in zip(values, self.parts, strict=True)),
-            scale.view(shape[:2] if len(shape) == 3 else shape[:1]),
-        )
+        scale = scale.view(shape[:2] if len(shape) == 3 else shape[:1])
+        made = zip(values, self.parts, strict=True)
+        return tuple(Scaled(each.view(part.shape), scale, part.dtype) for each, part in made)
 
     def obstacle(self) -> str | None:
         if any(part.dtype not in DTYPES or part.numel() == 0 for part in self.parts):
             return f"{[tuple(part.shape) for part in self.parts]} of {self.parts[0].dtype} has no kernel"
         return fp8_obstacle(self.device)
 
-    def kernel(self) -> Scaled:
+    def kernel(self) -> tuple[Scaled, ...]:
         rows = self.rows
         scale = rows[0].new_empty(len(rows[0]), dtype=torch.float32)
         values = [torch.empty(part.shape, dtype=FP8, device=part.device) for part in rows]
@@ -130,7 +115,9 @@ def _scale_long(values: list[Tensor], scale: Tensor, rows: list[Tensor]) -> None
         )  # fmt: skip
 
 
-def as_multiplied(x: Tensor | tuple[Tensor, ...], weight: Weight) -> tuple[Tensor, ...]:
+def as_multiplied(x: Tensor | Scaled | tuple[Tensor, ...], weight: Weight) -> tuple[Tensor, ...]:
     """Return the parts of x as they are multiplied by a weight, for references: what 8 bits leave of them, or all."""
+    if isinstance(x, Scaled):
+        return (x.dequantised(x.dtype),)
     parts = parts_of(x)
-    return to_fp8.reference(x).dequantised(parts[0].dtype) if weight.dtype == FP8 else parts
+    return tuple(part.dequantised(part.dtype) for part in to_fp8.reference(x)) if weight.dtype == FP8 else parts

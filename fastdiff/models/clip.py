@@ -64,8 +64,8 @@ class Stream(NamedTuple):
     def normed(self, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
         """Return the sum, normalised; and the sum."""
         normed = layer_norm(self.branch, norm.weight, norm.bias, residual=self.x, eps=norm.eps)
-        assert isinstance(normed, tuple)
-        return normed
+        assert isinstance(normed, tuple) and isinstance(normed[0], Tensor)
+        return normed[0], normed[1]
 
 
 class CLIPAttention(nn.Module):

@@ -5,13 +5,13 @@ from fastdiff.kernels.device.math import await_inputs
 
 
 @triton.jit
-def _magnitudes(x):
+def magnitudes(x):
     """Magnitudes of x; of NaN 0, as it is to stay where it is."""
     return tl.where(x == x, tl.abs(x), 0.0)
 
 
 @triton.jit
-def _narrow(y_ptrs, x, largest, inside, STEP: tl.constexpr, LEAST: tl.constexpr):
+def narrow(y_ptrs, x, largest, inside, STEP: tl.constexpr, LEAST: tl.constexpr):
     """Store x, float32, divided by STEP of the largest magnitude, and of LEAST at least. Return what divided it."""
     scale = tl.maximum(largest, LEAST) * STEP
     tl.store(y_ptrs, (x * tl.div_rn(1.0, scale)).to(y_ptrs.dtype.element_ty), mask=inside)
@@ -27,7 +27,7 @@ def row_kernel(
     row, i = tl.program_id(0).to(tl.int64), tl.arange(0, B)
     inside = i < elements
     x = tl.load(x_ptr + row * x_row + i, mask=inside, other=0.0).to(tl.float32)
-    scale = _narrow(y_ptr + row * elements + i, x, tl.max(_magnitudes(x)), inside, STEP, LEAST)
+    scale = narrow(y_ptr + row * elements + i, x, tl.max(magnitudes(x)), inside, STEP, LEAST)
     tl.store(scale_ptr + row, scale)
 
 
@@ -41,7 +41,7 @@ def largest_kernel(largest_ptr, x_ptr, elements, x_row, share_count, first, shar
     for start in range(share * B, elements, share_count * B):
         i = start + tl.arange(0, B)
         x = tl.load(x_ptr + i, mask=i < elements, other=0.0).to(tl.float32)
-        largest = tl.maximum(largest, _magnitudes(x))
+        largest = tl.maximum(largest, magnitudes(x))
     tl.store(largest_ptr + row * shares + first + share, tl.max(largest))
 
 
@@ -57,6 +57,6 @@ def scale_kernel(
     inside = i < elements
     x = tl.load(x_ptr + row * x_row + i, mask=inside, other=0.0).to(tl.float32)
     largest = tl.max(tl.load(largest_ptr + row * shares + share, mask=share < shares, other=0.0))
-    scale = _narrow(y_ptr + row * elements + i, x, largest, inside, STEP, LEAST)
+    scale = narrow(y_ptr + row * elements + i, x, largest, inside, STEP, LEAST)
     if block == 0:
         tl.store(scale_ptr + row, scale)

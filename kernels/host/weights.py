@@ -1,6 +1,7 @@
-"""Weights as kernels read them: how a convolution's lies in memory, and weights of 8 bits."""
+"""Weights as kernels read them: how a convolution's lies in memory; weights of 8 bits, and activations of 8 bits."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -71,8 +72,7 @@ class Quantised(nn.Module):
 
     def dequantised(self, dtype: torch.dtype) -> Tensor:
         """Return the weight that it stands for, rounded to `dtype` once."""
-        scale = self.scale.reshape(*self.scale.shape, *(1,) * (self.ndim - self.scale.ndim))
-        return (self.values.float() * scale).to(dtype)
+        return _times(self.values, self.scale).to(dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "Quantised":
         """Move it, as `to()` does. Its numbers keep their dtype: they go by as whole ones."""
@@ -85,6 +85,36 @@ class Quantised(nn.Module):
 
 
 Weight = Tensor | Quantised
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """Activations in 8 bits, and the factors by which they are what they stand for; as `kernels.to_fp8` makes them."""
+
+    values: Tensor  # float8_e4m3fn, contiguous: tokens (N, L, C) or pictures (N, H, W, C)
+    scale: Tensor  # float32, (N, L) of tokens, (N,) of pictures
+    dtype: torch.dtype  # of what they were made of
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    def on_meta(self) -> "Scaled":
+        """Return one of the same sizes without memory."""
+        return Scaled(self.values.to("meta"), self.scale.to("meta"), self.dtype)
+
+    def dequantised(self, dtype: torch.dtype) -> Tensor:
+        """Return what they stand for, rounded to `dtype` once."""
+        return _times(self.values, self.scale).to(dtype)
+
+
+def _times(values: Tensor, scale: Tensor) -> Tensor:
+    """values (*scale.shape, ...) in float32, each times its factor."""
+    return values.float() * scale.reshape(*scale.shape, *(1,) * (values.ndim - scale.ndim))
 
 
 def quantise(weight: Tensor, dtype: torch.dtype) -> Quantised:

@@ -249,6 +249,9 @@ CASES = {
 FP8_CASES = {
     "to_fp8-tokens": lambda: to_fp8.kernel(meta(2, 256, 1152)),
     "to_fp8-pictures": lambda: to_fp8.kernel((meta(2, 32, 32, 640), meta(2, 32, 32, 320))),
+    "layer_norm-N2-C1152": lambda: layer_norm.kernel(
+        meta(2, 256, 1152), eps=1e-6, residual=meta(2, 256, 1152), gate=meta(2, 1152), in_fp8=True
+    ),
     "linear-N32-C1152": fp8(linear, (32, 256, 1152), (3456, 1152)),
     "linear-N2-C4608-residual": fp8(
         linear, (2, 256, 4608), (1152, 4608), residual=meta(2, 256, 1152), activation="gelu_tanh"

@@ -39,7 +39,7 @@ def loads(request, monkeypatch, runs_triton):
 
 def alike(x, dtype=torch.float32):
     """x as e4m3 leaves it."""
-    parts = to_fp8.reference(x).dequantised(dtype)
+    parts = tuple(part.dequantised(dtype) for part in to_fp8.reference(x))
     return parts if isinstance(x, tuple) else parts[0]
 
 
@@ -85,6 +85,19 @@ def test_rms_norm_comes_first(dot_dtype, device, runs_triton, randn):
     y = (linear.kernel if runs_triton else linear)(x, made, rms_norm=(None, 1e-6))
     expected = linear(layer_norm(x, None, eps=1e-6, rms=True), made)
     assert torch.equal(y, expected)
+
+
+def test_tokens_may_be_in_fp8_already(dot_dtype, randn, device):
+    x, made = randn(2, 5, 32, dtype=dot_dtype), quantise(randn(24, 32))
+    (scaled,) = to_fp8(x)
+    for operation in (linear, geglu):
+        assert torch.equal(operation(scaled, made), operation(x, made))
+    with record(device) as listener:
+        linear(scaled, made)
+    assert next(call for call in listener.calls if call.operation == "linear").shape == "2x5x32 in fp8, 24x32 in fp8"
+    for wrong in ({"weight": randn(24, 32, dtype=dot_dtype)}, {"weight": made, "rms_norm": (None, 1e-6)}):
+        with pytest.raises(ValueError, match=r"^x: it is in fp8"):
+            linear(scaled, **wrong)
 
 
 @pytest.mark.parametrize("operation", [swiglu, geglu], ids=["swiglu", "geglu"])
