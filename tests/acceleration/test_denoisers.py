@@ -112,6 +112,14 @@ POLICY, VALUE = policy(8, 16, 32), value_function(8, 16, 32)
 
 
 class TestPrecision:
+    def test_fp8_rounds_activations_too_and_restore_gives_back_what_its_weights_stand_for(self, model, expected):
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        fastdiff.accelerate(model, precision="fp8")
+        eight = model(SAMPLE, 10, class_labels=LABELS).sample
+        assert 0 < (eight - expected).abs().max() < 0.5 * expected.abs().max()
+        after = fastdiff.restore(model).state_dict()
+        assert all((after[name] - tensor).abs().max() <= 0.07 * tensor.abs().max() for name, tensor in before.items())
+
     def test_predicts_with_what_8_bits_stand_for_and_restore_gives_that_back(self, model, expected):
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         assert fastdiff.accelerate(model, precision="int8") is model

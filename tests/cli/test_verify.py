@@ -71,10 +71,12 @@ def test_precision_is_measured_on_pictures(ddpm_folder, capsys):
     assert "has no model_index.json" in capsys.readouterr().err
 
 
-def test_precision_of_a_planner(save_planner, capsys):
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_precision_of_a_planner(save_planner, capsys, precision):
     _, folder = save_planner("DDPM")
-    assert cli.main(["verify", str(folder), "--precision", "int8", "--steps", "3", "--device", "cpu"]) == 0
-    assert "3 steps of ddpm" in capsys.readouterr().out
+    assert cli.main(["verify", str(folder), "--precision", precision, "--steps", "3", "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert "3 steps of ddpm" in printed and f"{precision} weights beside bfloat16" in printed
 
 
 def test_ddpm_draws_its_step_noise_as_diffusers(ddpm_folder, capsys):
