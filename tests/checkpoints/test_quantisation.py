@@ -291,7 +291,7 @@ class TestOnGpu:
     def test_the_error_is_that_of_16_bits_and_of_8(self, case, dtype, randomise, tmp_path, exact_matmuls):
         """int8: against float32 with the same 8 bits, at most twice that of our own 16 bits with whole weights.
 
-        fp8: against float32, as activations that differ in their last bit may be rounded to others of e4m3.
+        fp8: against float32, in its size: activations that differ in the last bit may be rounded to others of e4m3.
         """
         kind, theirs, options = CASES[case]()
         randomise(theirs)
@@ -316,7 +316,7 @@ class TestOnGpu:
         whole, int8, fp8 = (run(precision, torch.float32, "cpu") for precision in ("full", "int8", "fp8"))
         allowed = rms(run("full", dtype, "cuda") - whole)
         assert rms(run("int8", dtype, "cuda") - int8) <= 2 * allowed + 1e-6
-        assert rms(run("fp8", dtype, "cuda") - whole) <= 1.1 * rms(fp8 - whole) + 2 * allowed + 1e-6
+        assert rms(run("fp8", dtype, "cuda") - whole) <= 1.5 * rms(fp8 - whole) + 2 * allowed + 1e-6
 
     def test_offload_draws_the_same(self, text_folder):
         pipes = [
