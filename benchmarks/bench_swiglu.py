@@ -1,12 +1,14 @@
 """SwiGLU as one product in bfloat16: ours, eager and compiled torch, each time beside its error.
 
+`kernel`, `hopper` and `plan` are as in bench_linear.
+
 python benchmarks/bench_swiglu.py [--save [DIR]]
 """
 
 from typing import Any
 
 import torch
-from harness import ceilings, in_float32, kernel_row, needs_gpu, randn, report, ways
+from harness import ceilings, hopper_way, in_float32, kernel_row, needs_gpu, randn, report, ways
 from shapes import SWIGLUS
 
 from fastdiff.kernels.swiglu import swiglu
@@ -23,8 +25,11 @@ def main() -> None:
 def row(name: str, peak_tflops: float) -> dict[str, Any]:
     n, tokens, channels, out_channels = SWIGLUS[name]
     args = randn(n, tokens, channels), randn(2 * out_channels, channels) * channels**-0.5
+    plan, hopper = hopper_way(swiglu, *args)
+    calls = ways(swiglu, *args) | {"kernel": lambda: swiglu.kernel(*args)} | hopper
     truth = in_float32(swiglu.reference, args, {})
-    return kernel_row(name, ways(swiglu, *args), truth, flop=4 * truth.numel() * channels, ceiling=peak_tflops)
+    row = kernel_row(name, calls, truth, flop=4 * truth.numel() * channels, ceiling=peak_tflops)
+    return row | {"plan": plan}
 
 
 if __name__ == "__main__":

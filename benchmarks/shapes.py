@@ -188,6 +188,8 @@ HOPPER_SQUARES = (
     (8, 256, 256, 128), (2, 320, 128, 320), (2, 640, 64, 640), (2, 1280, 32, 1280), (1, 128, 256, 128),
     (2, 320, 64, 320), (8, 512, 16, 512), (2, 640, 32, 640), (16, 320, 64, 320), (16, 640, 32, 640),
     (1, 128, 32, 128), (1, 256, 16, 256), (1, 512, 16, 512), (1, 256, 64, 256), (64, 48, 64, 48), (64, 128, 16, 128),
+    (1, 48, 64, 48), (1, 128, 128, 128), (8, 128, 128, 128), (1, 256, 256, 128), (1, 256, 32, 256), (8, 256, 32, 256),
+    (1, 320, 128, 320), (1, 640, 64, 640),
 )  # fmt: skip
 # workload -> N, height, width, input channels, output channels, options; "shortcut" are the channels of one
 HOPPER_CONVOLUTIONS: dict[str, tuple[int, int, int, tuple[int, ...], int, dict[str, Any]]] = {
@@ -200,9 +202,14 @@ HOPPER_CONVOLUTIONS: dict[str, tuple[int, int, int, tuple[int, ...], int, dict[s
     "hopper-N64-C256-H16-shortcut-C256+256": (64, 16, 16, (256,), 256, {"shortcut": (256, 256)}),
     "hopper-N2-C320-H64-shortcut-C320+320": (2, 64, 64, (320,), 320, {"shortcut": (320, 320)}),
     "hopper-N2-C640-H32-shortcut-C1280+640": (2, 32, 32, (640,), 640, {"shortcut": (1280, 640)}),
+    "hopper-N1-C128-H128-up": (1, 128, 128, (128,), 128, {"upsample": True}),
     "hopper-N8-C128-H128-up": (8, 128, 128, (128,), 128, {"upsample": True}),
+    "hopper-N1-C256-H64-up": (1, 64, 64, (256,), 256, {"upsample": True}),
+    "hopper-N1-C256-H32-up": (1, 32, 32, (256,), 256, {"upsample": True}),
+    "hopper-N8-C256-H32-up": (8, 32, 32, (256,), 256, {"upsample": True}),
     "hopper-N8-C256-H64-up": (8, 64, 64, (256,), 256, {"upsample": True}),
     "hopper-N2-C640-H32-up": (2, 32, 32, (640,), 640, {"upsample": True}),
+    "hopper-N2-C1280-H16-up": (2, 16, 16, (1280,), 1280, {"upsample": True}),
     "hopper-N64-C256-H16-up": (64, 16, 16, (256,), 256, {"upsample": True}),
     "hopper-N8-C128-H256-down": (8, 256, 256, (128,), 128, {"stride": 2, "padding": (0, 1, 0, 1)}),
     "hopper-N64-C128-H32-down": (64, 32, 32, (128,), 128, {"stride": 2, "padding": (0, 1, 0, 1)}),
@@ -223,6 +230,19 @@ CONV1D_BLOCKS = {
 }
 # workload -> N, L, C_in, C_out, options of linear; options "gate" and "residual" are tensors of its size
 GATED = {"gate": True, "residual": True}
+
+
+def of_transformer(
+    level: str, n: int, tokens: int, channels: int
+) -> dict[str, tuple[int, int, int, int, dict[str, Any]]]:
+    """The products of a block of a text U-Net's transformers that `linear` makes."""
+    return {
+        f"{level}-qkv": (n, tokens, channels, 3 * channels, {}),
+        f"{level}-out": (n, tokens, channels, channels, {}),
+        f"{level}-ff": (n, tokens, 4 * channels, channels, {"residual": True}),
+    }
+
+
 LINEARS: dict[str, tuple[int, int, int, int, dict[str, Any]]] = {
     "dit_b2-qkv": (2, 256, 1152, 3456, {}),
     "dit_b2-out": (2, 256, 1152, 1152, GATED),
@@ -239,6 +259,13 @@ LINEARS: dict[str, tuple[int, int, int, int, dict[str, Any]]] = {
     "ddpm32_b1-qkv": (1, 256, 256, 768, {}),
     "ddpm256_b8-qkv": (8, 256, 512, 1536, {}),
     "ddpm256_b1-qkv": (1, 256, 512, 1536, {}),
+    "dit_b32-out-alone": (32, 256, 1152, 1152, {}),
+    "dit_b32-fc2-alone": (32, 256, 4608, 1152, {}),
+    **of_transformer("sd15_b2-L4096", 2, 4096, 320),
+    **of_transformer("sd15_b2-L1024", 2, 1024, 640),
+    **of_transformer("sd15_b2-L256", 2, 256, 1280),
+    **of_transformer("sdxl_b2-L4096", 2, 4096, 640),
+    **of_transformer("sdxl_b2-L1024", 2, 1024, 1280),
 }
 # workload -> N, L, C_in, C_out
 SWIGLUS = {"dit_b2": (2, 256, 1152, 3072), "dit_b32": (32, 256, 1152, 3072)}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from PIL import Image
@@ -25,13 +26,18 @@ class Step:
     index: int  # 0 to num_steps - 1
     num_steps: int
     timestep: float  # a whole number for most schedulers
-    images: Any  # the finished pictures after the last step, else None
     x_t: Tensor  # (N, H, W, C) float32, the state after the step; latents where the pipeline has a VAE
     x0: Tensor  # (N, H, W, C) float32, the end of it as the model predicts it now; of trajectories (N, 1, L, C)
     at_once: int  # pictures that were computed together: fewer than all where more do not fit in memory
+    finish: Callable[[], Any] | None = None  # after the last step: waits for the finished pictures, and returns them
     decoder: Callable[[Tensor, str], Any] = decode  # of x_t or x0, and an output type
     small: Callable[[Tensor], Tensor] | None = None  # of x0: less of it for a preview, where all would take long
     trajectories: TrajectoryOutput | None = None  # the finished trajectories after the last step, instead of pictures
+
+    @cached_property
+    def images(self) -> Any:
+        """The finished pictures after the last step, else None. Raises as what drew them, where that did not wait."""
+        return None if self.finish is None else self.finish()
 
     @property
     def notice(self) -> str | None:

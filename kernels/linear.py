@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -148,28 +148,22 @@ class LinearCall(Call[Tensor]):
         return y.view(*self.x.shape[:2], -1)
 
     def hopper_plan(self) -> str | None:
-        others = self.rms_norm, self.gate, self.residual
-        whole = self.x.dtype.itemsize == 2 and isinstance(self.weight, Tensor)
-        if not whole or any(option is not None for option in others):
+        others = self.rms_norm is not None or self.gate is not None
+        if others or self.x.dtype.itemsize != 2 or isinstance(self.weight, Quantised):
             return None
-        return "linear {1} to {0}".format(*self.weight.shape)
+        return on_hopper.plan_name("linear", self.weight.shape, residual=self.residual is not None)
 
     def hopper_obstacle(self) -> str | None:
-        return "no plan" if self.hopper_plan() is None else on_hopper.obstacle(*self._rows())
-
-    def _rows(self) -> tuple[Tensor, Tensor]:
-        """x (N L, C_in), channels side by side, and the weight as it is: its kernel does not wait for a copy."""
-        assert isinstance(self.x, Tensor) and isinstance(self.weight, Tensor)  # by its plan
-        return side_by_side(self.x.reshape(-1, self.x.shape[-1])), self.weight
+        if self.hopper_plan() is None:
+            return "no plan"
+        return on_hopper.obstacle(*_in_16_bits(self.x, self.weight), self.weight.shape[0])
 
     def hopper(self) -> Tensor:
-        """Return it by tiles that fill the card with few tokens, of many by the kernel: the bits are the same."""
-        x, weight = self._rows()
-        tiles = on_hopper.tiles_of(x, weight)
-        if tiles is None:
-            return self.kernel()
-        y = on_hopper.launch_tiles(tiles, x, weight, side_by_side(self.bias), self.activation)
-        return y.view(*self.x.shape[:2], -1)
+        """Return it by tiles that fill the card, of too few tokens by the kernel: the bits are the same."""
+        residual = None if self.residual is None else self.residual.reshape(-1, self.weight.shape[0]).contiguous()
+        x, weight = _in_16_bits(self.x, self.weight)
+        y = on_hopper.launch_many(x, weight, side_by_side(self.bias), activation=self.activation, residual=residual)
+        return self.kernel() if y is None else y.view(*self.x.shape[:2], -1)
 
     def kernel(self) -> Tensor:
         weight, eps = self.rms_norm or (None, None)
@@ -198,6 +192,12 @@ def _only(y: Tensor | Scaled | tuple[Tensor | Scaled, Tensor]) -> Tensor:
     return y
 
 
+def _in_16_bits(x: Tensor | Scaled, weight: Weight) -> tuple[Tensor, Tensor]:
+    """x (N L, C_in), channels side by side, and the weight, where there is a plan for them."""
+    assert isinstance(x, Tensor) and isinstance(weight, Tensor)  # by the plan
+    return side_by_side(x.reshape(-1, x.shape[-1])), weight
+
+
 def _product(x: Tensor | Scaled, weight: Weight, bias: Tensor | None) -> Tensor:
     """Return what torch makes of x and the weight."""
     (tokens,) = as_multiplied(x, weight)
@@ -219,6 +219,10 @@ class GatedCall(Call[Tensor]):
     weight: Weight
     bias: Tensor | None = None
 
+    name: ClassVar[str]
+    activation: ClassVar[str | None] = None  # of the first product
+    activation2: ClassVar[str | None] = None  # of the second
+
     @property
     def device(self) -> torch.device:
         return self.x.device
@@ -235,9 +239,25 @@ class GatedCall(Call[Tensor]):
     def obstacle(self) -> str | None:
         return products_obstacle(self.x, self.weight)
 
-    def launch(self, **activations: str) -> Tensor:
-        """Launch the kernel with an activation of the first product, or of the second."""
-        return launch_products(self.x, self.weight.unflatten(0, (2, -1)), self.bias, **activations)  # type: ignore[arg-type]
+    def hopper_plan(self) -> str | None:
+        if self.x.dtype.itemsize != 2 or isinstance(self.weight, Quantised):
+            return None
+        return on_hopper.plan_name(self.name, self.weight.shape)
+
+    def hopper_obstacle(self) -> str | None:
+        if self.hopper_plan() is None:
+            return "no plan"
+        return on_hopper.obstacle(*_in_16_bits(self.x, self.weight), self.weight.shape[0] // 2)
+
+    def hopper(self) -> Tensor:
+        activations = {"activation": self.activation, "activation2": self.activation2}
+        x, weight = _in_16_bits(self.x, self.weight)
+        y = on_hopper.launch_many(x, weight, side_by_side(self.bias), dual=True, **activations)
+        return self.kernel() if y is None else y.view(*self.x.shape[:2], -1)
+
+    def kernel(self) -> Tensor:
+        weights = self.weight.unflatten(0, (2, -1))
+        return launch_products(self.x, weights, self.bias, activation=self.activation, activation2=self.activation2)
 
 
 class TokenTile(NamedTuple):
@@ -272,8 +292,7 @@ POINTER_TILES: Choices = (
 )
 FLOAT32_DUAL_TILES: Choices = ((0, TokenTile(32, 32, 32, 32, warps=4, stages=2, resident=2)),)
 FLOAT32_TILES: Choices = ((1, TokenTile(64, 64, 32, 64, warps=4, stages=2, resident=2)), *FLOAT32_DUAL_TILES)
-# In fp8, by descriptors and by pointers: a step is added to the float32 sum on its own, so that all are as long.
-# Chosen, not measured.
+# In fp8; chosen, not measured. A step is added to the float32 sum on its own, so that all are as long.
 FP8_TILES: Choices = (
     (2, TokenTile(128, 128, 128, 64, warps=8, stages=5)),
     (0.5, TokenTile(64, 128, 128, 64, warps=4, stages=4, resident=2)),

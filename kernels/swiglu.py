@@ -22,12 +22,12 @@ class SwigluCall(GatedCall):
     Returns: (N, L, C_out), contiguous, the dtype of x. Raises ValueError naming the argument that does not fit.
     """
 
+    name = "swiglu"
+    activation = "silu"
+
     def reference(self) -> Tensor:
         first, second = self.products()
         return F.silu(first) * second
-
-    def kernel(self) -> Tensor:
-        return self.launch(activation="silu")
 
 
 swiglu = Operation("swiglu", SwigluCall)

@@ -1,6 +1,8 @@
 """Kernels compiled without a card: what a launch would have Triton make, and whether it does."""
 
 import re
+from subprocess import run
+from tempfile import NamedTemporaryFile
 
 import torch
 
@@ -55,8 +57,8 @@ def type_of(value) -> tuple[str, bool]:
     return "fp32", False
 
 
-def assert_compiles(found, capability):
-    """Every variant among the launches `found`, once."""
+def assert_compiles(found, capability, *, spills=True):
+    """Every variant among the launches `found`, once; `spills`: whether its registers may be too few."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -69,8 +71,20 @@ def assert_compiles(found, capability):
         compiled = triton.compile(source(kernel, *code), GPUTarget("cuda", capability, 32), options)
         name, shared = compiled.metadata.name, compiled.metadata.shared
         assert shared <= SHARED_MEMORY[capability], f"{name} takes {shared} bytes"
+        assert spills or stack_bytes(compiled) == 0, f"{name} keeps numbers in memory"
         if not kernel.is_gluon():  # which counts its buffers itself
             assert_no_buffer_is_filled_too_early(compiled.asm["ttgir"], options["num_stages"])
+
+
+def stack_bytes(compiled) -> int:
+    """Bytes of memory of a thread of a compiled kernel: what does not fit its registers."""
+    import triton
+
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        said = run([triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name], capture_output=True, text=True)
+    return int(re.findall(r"STACK:(\d+)", said.stdout)[0])
 
 
 def assert_no_buffer_is_filled_too_early(code: str, num_stages: int) -> None:

@@ -48,7 +48,23 @@ class Scalar:
 
 
 def _operators() -> None:
-    for name in ("add", "sub", "mul", "floordiv", "mod", "and_", "xor", "rshift", "lshift", "gt", "ge", "lt", "eq"):
+    for name in (
+        "add",
+        "sub",
+        "mul",
+        "floordiv",
+        "mod",
+        "and_",
+        "or_",
+        "xor",
+        "rshift",
+        "lshift",
+        "gt",
+        "ge",
+        "lt",
+        "le",
+        "eq",
+    ):
         function = getattr(operator, name)
         special = name.strip("_")
 
@@ -75,6 +91,12 @@ class Values(np.ndarray):
 
     def to(self, dtype: Any) -> "Values":
         return self
+
+    def permute(self, order: tuple[int, ...]) -> "Values":
+        return self.transpose(order)
+
+    def split(self) -> tuple["Values", "Values"]:
+        return self[..., 0], self[..., 1]
 
 
 def _values(array: Any) -> Values:
@@ -116,7 +138,7 @@ class Memory:
     """Shared memory, or a view of it."""
 
     def __init__(self, array: np.ndarray):
-        self.array, self.dtype = array, np.float32
+        self.array, self.dtype, self.shape, self.layout = array, np.float32, array.shape, None
 
     def index(self, i: Any) -> Any:
         piece = self.array[int(i)]
@@ -229,6 +251,11 @@ def reinterpret(memory: Memory, dtype: Any, shape: list[int], layout: Any) -> Me
     return Memory(flat[: math.prod(shape)].reshape(shape))
 
 
+def pieces(memory: Memory, buffer: Any, size: int, first: int, count: int) -> Memory:
+    at = int(buffer) * size + int(first)
+    return Memory(memory.array[at : at + count])
+
+
 def allocate(dtype: Any, shape: list[int], layout: Any) -> Memory:
     if dtype == "int64":
         return Memory(np.array([[Barrier()] for _ in range(shape[0])], dtype=object))
@@ -308,7 +335,7 @@ def _language() -> ModuleType:
         expect=lambda barrier, number: barrier.arrive(number),
         arrive=lambda barrier, count, pred=True: barrier.arrive() if pred else None,
     )
-    module.pieces = lambda memory, first, count: Memory(memory.array[first : first + count])
+    module.pieces = pieces
     module.fence_async_shared = _nothing
     for function in (reinterpret, async_load, async_store, store_wait, warpgroup_mma, warpgroup_mma_wait):
         setattr(module, function.__name__, function)

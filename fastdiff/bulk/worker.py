@@ -4,6 +4,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fastdiff.bulk.attempts import Attempts
@@ -25,7 +26,7 @@ from fastdiff.bulk.stopping import Stop
 from fastdiff.bulk.writing import Job, ShardWriter, remove, remove_abandoned
 from fastdiff.errors import DeviceLostError, InputError, in_one_line
 from fastdiff.pipelines import TextToImagePipeline
-from fastdiff.runs.drawing import Progress, Records, draw
+from fastdiff.runs.drawing import Progress, Records, draw, wait_for_pictures
 
 if TYPE_CHECKING:
     from torch import device as Device
@@ -122,8 +123,9 @@ class Worker:
             self._attempts.take_back(shard.name)
             raise
         try:
-            for progress in times.of(draw(self.plan.run_of(shard), self.pipe, self._records)):
-                job.add(progress.finished)
+            for progress in times.of(draw(self.plan.run_of(shard), self.pipe, self._records, wait=False)):
+                if progress.ended:
+                    job.add(partial(wait_for_pictures, progress, self._records))
                 lease.drawn = int(progress.done)
                 if progress.step.notice and not self._noticed:
                     self._noticed = True
@@ -135,14 +137,11 @@ class Worker:
             raise
         except Exception as error:
             job.abandon()
-            self._attempts.fail(shard.name, in_one_line(error))
-            if isinstance(error, DeviceLostError):
-                raise
+            self._fail(shard, error)
             self._finish(shard)
             return
-        gpu_seconds = times.seconds()
         try:
-            self._writer.commit(lambda: self._commit(shard, job, start, gpu_seconds))
+            self._writer.commit(lambda: self._commit(shard, job, start, times))
         except BaseException:  # of the commit before this one
             job.abandon()
             self._attempts.take_back(shard.name)
@@ -150,12 +149,18 @@ class Worker:
 
     def _stop_if_asked(self, progress: Progress) -> None:
         """Raise Stopped after a batch, but for the shard's last, and after any step once the batch has taken long."""
-        ended = progress.step.index + 1 == progress.step.num_steps
         is_last = progress.places.stop == len(progress.run.cells)
-        if (ended and not is_last and self.stop.asked) or (not ended and self.stop.is_late):
+        if (progress.ended and not is_last and self.stop.asked) or (not progress.ended and self.stop.is_late):
             raise Stopped
 
-    def _commit(self, shard: Shard, job: Job, start: float, gpu_seconds: float | None) -> None:
+    def _fail(self, shard: Shard, error: Exception) -> None:
+        """Note that a shard could not be drawn. Raises the error where nothing can be drawn after it."""
+        self._attempts.fail(shard.name, in_one_line(error))
+        if isinstance(error, DeviceLostError):
+            raise error
+
+    def _commit(self, shard: Shard, job: Job, start: float, times: "StepTimes") -> None:
+        """Wait until a shard is drawn and written, and note it as done."""
         try:
             size, sha256, pixels_sha256 = job.write()
             record = Record(
@@ -165,7 +170,7 @@ class Worker:
                 sha256=sha256,
                 pixels_sha256=pixels_sha256,
                 seconds=round(time.perf_counter() - start, 3),
-                gpu_seconds=gpu_seconds,
+                gpu_seconds=times.seconds(),
                 worker=self.name,
                 fingerprint=self._fingerprint,
             )
@@ -174,6 +179,11 @@ class Worker:
             self._attempts.forget(shard.name)
         except FileNotFoundError:
             pass  # this process stood still for so long that another took the shard, and removed what was left of it
+        except (InputError, OSError):
+            self._attempts.take_back(shard.name)
+            raise
+        except Exception as error:
+            self._fail(shard, error)
         except BaseException:
             self._attempts.take_back(shard.name)
             raise
@@ -224,8 +234,8 @@ class Worker:
 class StepTimes:
     """The seconds in which the GPU was at work on a shard's steps, by its own events; the host does not wait for it.
 
-    The first step of a batch waits for the host's noise, the last one ends with pictures on the host. They count as
-    much as the batch's others do on average.
+    The first step of a batch may wait for the host, and the last one draws the pictures of latents. They count as much
+    as the batch's others do on average.
     """
 
     def __init__(self, device: "Device") -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fastdiff.diffusion.conditions import Conditions
 from fastdiff.execution.cuda_graphs import map_tensors
+from fastdiff.execution.transfers import upload
 from fastdiff.models.denoiser import GROUP, Conditioning, Denoiser, in_groups
 
 # Of a chunk of a table, which holds whole steps. DiT-XL/2 in 16 bits has 0.4 MB for a condition and a step (28 blocks
@@ -20,7 +21,7 @@ class ConditioningTable:
     def __init__(self, denoiser: Denoiser, timesteps: Tensor, conditions: Conditions):
         """timesteps (steps,)"""
         self._denoiser, self._conditions = denoiser, conditions
-        self._timesteps = timesteps.to(denoiser.device)
+        self._timesteps = upload(timesteps, denoiser.device)
         bytes_a_step = denoiser.conditioning_width * denoiser.dtype.itemsize * len(conditions)
         fitting = max(1, TABLE_BYTES // bytes_a_step)
         self._chunk = fitting - fitting % GROUP or fitting

@@ -17,6 +17,7 @@ from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion.pictures import Label
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import REAL
+from fastdiff.execution.transfers import upload
 from fastdiff.models.prompt import Prompt
 from fastdiff.schema import checked
 
@@ -77,9 +78,9 @@ def _of_indices(indices: Sequence[int], scale: float, null_label: int | None, de
     asked = set(indices)
     null = null_label if scale != 1 and asked != {null_label} else None
     listed = sorted(asked if null is None else {*asked, null})
-    of_pictures = torch.tensor([listed.index(index) for index in indices], device=device)
+    of_pictures = upload([listed.index(index) for index in indices], device)
     guidance = None if null is None else Guidance(scale, torch.full_like(of_pictures, listed.index(null)))
-    return Conditions(torch.tensor(listed, device=device), of_pictures, guidance)
+    return Conditions(upload(listed, device), of_pictures, guidance)
 
 
 def _label_index(label: Label, seed: int, config: DenoiserConfig, info: ModelInfo) -> int:
@@ -114,7 +115,7 @@ def _embedded_label(label: Label, config: DenoiserConfig, device: torch.device) 
             f"class_labels: a label is of shape {tuple(found.shape)}, {found.dtype}; this model takes real numbers of "
             f"shape {config.label_shape} for each picture"
         )
-    return found.to(device)
+    return upload(found, device)
 
 
 def _checked_scale(scale: float, info: ModelInfo) -> float:

@@ -1,5 +1,6 @@
 """Pictures out of tensors: PIL images, numpy or torch, of latents by way of a VAE."""
 
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from fastdiff.errors import InputError, NonFiniteError
+from fastdiff.execution.transfers import fetch
 from fastdiff.models.autoencoder import AutoencoderKL
 
 OutputType = Literal["pil", "np", "pt"]
@@ -21,13 +23,27 @@ def decode(x: Tensor, output_type: str, vae: AutoencoderKL | None = None) -> Any
     With `vae` x_0 are latents. As diffusers' DDPMPipeline and its numpy_to_pil.
     Raises NonFiniteError for NaN or infinity.
     """
+    return begin_decode(x, output_type, vae)()
+
+
+def begin_decode(x: Tensor, output_type: str, vae: AutoencoderKL | None = None) -> Callable[[], Any]:
+    """Begin what `decode` does; the function that is returned waits for the GPU, and returns or raises the same."""
+    whose = "model" if vae is None else "VAE"
     x = x if vae is None else decode_latents(vae, x)
-    check_finite(x, "model" if vae is None else "VAE")
+    finite = fetch(x.isfinite().all())
     x = (x / 2 + 0.5).clamp(0, 1)
-    if output_type == "pt":
-        return x.permute(0, 3, 1, 2)
-    array = x.cpu().numpy()
-    return array if output_type == "np" else [_to_image(picture) for picture in array]
+    if output_type == "pil":
+        x = (x * 255).round().to(torch.uint8)
+    pictures = fetch(x) if output_type != "pt" else lambda: x.permute(0, 3, 1, 2)
+
+    def end() -> Any:
+        _refuse_unless(bool(finite()), whose)
+        if output_type == "pt":
+            return pictures()
+        array = pictures().numpy()
+        return array if output_type == "np" else [_to_image(levels) for levels in array]
+
+    return end
 
 
 def decode_latents(vae: AutoencoderKL, latents: Tensor) -> Tensor:
@@ -67,12 +83,16 @@ def join(parts: list[Any], output_type: str) -> Any:
 
 def check_finite(x: Tensor, whose: str = "model") -> None:
     """Raise NonFiniteError for NaN or infinity in what a model ends with; `whose` output it is, for the message."""
-    if not x.isfinite().all():
+    _refuse_unless(bool(x.isfinite().all()), whose)
+
+
+def _refuse_unless(finite: bool, whose: str) -> None:
+    if not finite:
         raise NonFiniteError(
             f"the {whose}'s output is NaN or infinite; try --dtype float32, or check the {whose}'s weights"
         )
 
 
-def _to_image(picture: np.ndarray) -> Image.Image:
-    levels = (picture * 255).round().astype(np.uint8)
-    return Image.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels)
+def _to_image(levels: np.ndarray) -> Image.Image:
+    """Return the picture of levels (H, W, C) uint8, in memory of its own."""
+    return Image.fromarray((levels[..., 0] if levels.shape[-1] == 1 else levels).copy())

@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 
 from fastdiff.arguments import shown
 from fastdiff.errors import InputError
+from fastdiff.execution.transfers import upload
 
 Generators = Generator | list[Generator]  # of a whole batch, or of each picture
 
@@ -39,13 +40,13 @@ class Noise:
             noise = self._draw()
         else:
             each = [torch.randn(tuple(self.shape), generator=Generator("cpu").manual_seed(seed)) for seed in self.seeds]
-            noise = torch.stack(each).to(self.device)
+            noise = upload(torch.stack(each), self.device)
         return noise.float().permute(0, 2, 3, 1).contiguous()
 
     def of_steps(self, dtype: torch.dtype | None = None) -> NoiseSource:
         """Return where the noise that steps add comes from; `dtype`: a generator's, None: as the start."""
         if self.generator is None:
-            return torch.tensor(self.seeds, device=self.device)
+            return upload(self.seeds, self.device)
         return lambda: self._draw(dtype).permute(0, 2, 3, 1)
 
     def _draw(self, dtype: torch.dtype | None = None) -> Tensor:

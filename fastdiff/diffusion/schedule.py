@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastdiff.diffusion.configs import ClippingConfig, DiffusionConfig, ThresholdingConfig
 from fastdiff.errors import InputError
+from fastdiff.execution.transfers import upload
 from fastdiff.kernels.denoise import COLUMNS, StepOptions
 
 
@@ -39,7 +40,7 @@ class Schedule:
 
     def to(self, device: torch.device | str) -> "Schedule":
         """Return the same with its rows on `device`."""
-        return replace(self, rows=self.rows.to(device))
+        return replace(self, rows=upload(self.rows, torch.device(device)))
 
 
 def step_options(config: DiffusionConfig) -> StepOptions:

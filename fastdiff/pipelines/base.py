@@ -19,7 +19,7 @@ from fastdiff.checkpoints.kinds import Precision
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.checkpoints.registry import SchedulerName
-from fastdiff.diffusion.decoding import OutputType, check_channels, decode, join
+from fastdiff.diffusion.decoding import OutputType, begin_decode, check_channels, join
 from fastdiff.diffusion.finite import Extremes
 from fastdiff.diffusion.pictures import check_state
 from fastdiff.diffusion.schedule import Schedule
@@ -240,8 +240,12 @@ class BasePipeline:
 
         InputError where `x` is no such.
         """
+        return self._begin_decode(check_state(x, self.denoiser.config), self._output_type(output_type))()
+
+    def _begin_decode(self, x: Tensor, output_type: str) -> Callable[[], Any]:
+        """Begin `decode` of what was checked; the function that is returned waits for the GPU."""
         with self._working(self.vae):
-            return decode(check_state(x, self.denoiser.config), self._output_type(output_type), self.vae)
+            return begin_decode(x, output_type, self.vae)
 
     def _call(self, options: Mapping[str, Any], return_dict: bool) -> Any:
         """Return what `stream` with these options ends with, as a named tuple or a plain one."""
@@ -255,21 +259,30 @@ class BasePipeline:
         return output if return_dict else tuple(output)
 
     def _run(
-        self, steps: Iterator[tuple[Tensor, Tensor]], schedule: Schedule, portions: Portions, output_type: str
+        self,
+        steps: Iterator[tuple[Tensor, Tensor]],
+        schedule: Schedule,
+        portions: Portions,
+        output_type: str,
+        *,
+        wait: bool = True,
     ) -> Iterator[Step]:
-        """Yield a Step for each of the loop's; the last one has the pictures."""
+        """Yield a Step for each of the loop's; the last one has the pictures, which are there if it should `wait`."""
         extremes = Extremes(schedule, self.device)
         decoder = partial(self._decode, portions, extremes)
         steps = self._denoising(steps)
         with naming_lost_device():
             for i, (x, x0) in enumerate(steps):
                 extremes.note(i, x)
-                images = None
+                finish = None
                 if i == len(schedule) - 1:
                     steps.close()  # the denoiser has done its work, and may make room for the VAE
-                    images = decoder(x, output_type)
+                    finish = self._begin_decoding(portions, extremes, x, output_type)
                 timestep = schedule.timesteps[i].item()
-                yield Step(i, len(schedule), timestep, images, x, x0, portions.size, decoder, self._small)
+                step = Step(i, len(schedule), timestep, x, x0, portions.size, finish, decoder, self._small)
+                if wait:
+                    _ = step.images
+                yield step
 
     def _denoising(self, steps: Iterator[tuple[Tensor, Tensor]]) -> Generator[tuple[Tensor, Tensor]]:
         """Yield the steps of the loop, the denoiser being where it works."""
@@ -278,8 +291,18 @@ class BasePipeline:
 
     def _decode(self, portions: Portions, extremes: Extremes, x: Tensor, output_type: str) -> Any:
         """`decode` during a run: as many pictures at a time as fit, and an error names the step."""
-        with naming_lost_device(), extremes.naming_step():
-            return join(portions.map(lambda part: self.decode(x[part], output_type), len(x)), output_type)
+        return self._begin_decoding(portions, extremes, x, output_type)()
+
+    def _begin_decoding(self, portions: Portions, extremes: Extremes, x: Tensor, output_type: str) -> Callable[[], Any]:
+        """Begin `_decode`; the function that is returned waits for the GPU."""
+        with naming_lost_device():
+            ends = portions.map(lambda part: self._begin_decode(x[part], output_type), len(x))
+
+        def end() -> Any:
+            with naming_lost_device(), extremes.naming_step():
+                return join([end() for end in ends], output_type)
+
+        return end
 
     def _small(self, x0: Tensor) -> Tensor:
         """Return x0 (N, H, W, C) for a preview: large latents averaged, as decoding those takes longer than a step."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from fastdiff.checkpoints.kinds import Fraction, NotNegative
 from fastdiff.diffusion.conditions import Conditions, Guidance
 from fastdiff.errors import InputError
+from fastdiff.execution.transfers import upload
 from fastdiff.models.blocks.embeddings import Timesteps
 from fastdiff.models.prompt import Prompt
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
@@ -55,7 +56,7 @@ def make_conditions(
         away = prompts.encode_negative(encoded)
         halves.insert(0, [(away[i], ids_away) for i in of_pictures])
     listed, places = _list([told for half in halves for told in half])
-    *null, own = torch.tensor(places, device=device).split(len(of_pictures))
+    *null, own = upload(places, device).split(len(of_pictures))
     guidance = Guidance(scale, null[0], options.guidance_rescale) if null else None
     prompt = _stack(listed, unet, device, scale if is_told else None)
     return Conditions(None, own, guidance, prompt)
@@ -79,11 +80,11 @@ def _stack(listed: Sequence[Told], unet: UNet2DConditionModel, device: torch.dev
         )
     text = torch.stack([encoded.text.to(device, unet.dtype) for encoded, _ in listed])
     added = [
-        (encoded.pooled.to(device, unet.dtype), ids.to(device))
+        (encoded.pooled.to(device, unet.dtype), upload(ids, device))
         for encoded, ids in listed
         if encoded.pooled is not None and ids is not None
     ]
-    cond = () if scale is None else (_embedded_scale(scale, unet).to(device).expand(len(text), -1),)
+    cond = () if scale is None else (upload(_embedded_scale(scale, unet), device).expand(len(text), -1),)
     return Prompt(text, added=tuple(map(torch.stack, zip(*added, strict=True))), timestep_cond=cond)
 
 

@@ -3,7 +3,7 @@
 Seeds and labels -> noise, schedule and conditions -> the denoising loop -> pictures.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
@@ -16,7 +16,7 @@ from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion.conditions import choose_conditions
 from fastdiff.diffusion.loop import denoise
 from fastdiff.diffusion.noise import Generators, Noise, check_generators
-from fastdiff.diffusion.pictures import Label, check_latents, check_state, list_pictures, picture_shape
+from fastdiff.diffusion.pictures import Label, check_latents, list_pictures, picture_shape
 from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.schedulers import Scheduler
 from fastdiff.diffusion.trajectories import (
@@ -90,11 +90,11 @@ class Pipeline(BasePipeline):
         """Whether it plans trajectories, rather than to draw pictures."""
         return self.denoiser.config.of_trajectories
 
-    def decode(self, x: Tensor, output_type: str) -> Any:
+    def _begin_decode(self, x: Tensor, output_type: str) -> Callable[[], Any]:
         """As BasePipeline's; trajectories, (N, 1, L, C), are returned as (N, C, L): see `decode_trajectories`."""
         if not self.plans_trajectories:
-            return super().decode(x, output_type)
-        return decode_trajectories(check_state(x, self.denoiser.config), self._output_type(output_type))
+            return super()._begin_decode(x, output_type)
+        return partial(decode_trajectories, x, output_type)
 
     def __call__(
         self, *, return_dict: bool = True, **options: Any
@@ -127,6 +127,7 @@ class Pipeline(BasePipeline):
         latents: Tensor | None = None,
         output_type: str | None = None,
         prompt: None = None,
+        wait: bool = True,
     ) -> Iterator[Step]:
         """Draw pictures and yield a Step after each step; the last one has the finished `images`, or `trajectories`.
 
@@ -155,6 +156,7 @@ class Pipeline(BasePipeline):
             latents: (N, C, H, W) or (N, C, L), the starting noise, of the size that the denoiser works at.
             output_type: pil, np or pt; of trajectories np or pt. Default: the first.
             prompt: of a model that reads text, which this is not: InputError.
+            wait: for the pictures of the last step. If not, a GPU may still draw them, and `Step.images` waits.
 
         Where memory runs out, pictures that have seeds go on half as many at a time, with the same bits: see
         `Step.at_once`. Those of a generator do not.
@@ -197,18 +199,18 @@ class Pipeline(BasePipeline):
         steps = denoise(
             self.denoiser, x_t, schedule, labels_and_guidance, noise=from_steps, portions=portions, known=known
         )
-        drawn = self._run(steps, schedule, portions, output_type)
+        drawn = self._run(steps, schedule, portions, output_type, wait=wait)
         return self._planned(drawn, portions, value_function) if self.plans_trajectories else drawn
 
     def _planned(self, steps: Iterator[Step], portions: Portions, value_function: Denoiser | None) -> Iterator[Step]:
         """Yield the steps; the last one has finished trajectories, the best first where there is a value function."""
         for step in steps:
-            if step.images is None:
+            if step.finish is None:
                 yield step
                 continue
             with naming_lost_device():
                 trajectories = self._sort(step.x_t, step.images, portions, value_function)
-            yield replace(step, images=None, trajectories=trajectories)
+            yield replace(step, finish=None, trajectories=trajectories)
 
     def _sort(
         self, x: Tensor, trajectories: Any, portions: Portions, value_function: Denoiser | None

@@ -3,7 +3,7 @@
 Prompts -> text encoders -> conditions; seeds -> noise; the denoising loop -> VAE -> pictures.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, ClassVar, Literal, cast
@@ -17,7 +17,7 @@ from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion.decoding import OutputType, check_finite, with_mean_and_std
 from fastdiff.diffusion.loop import denoise
 from fastdiff.diffusion.noise import Generators, Noise, check_generators
-from fastdiff.diffusion.pictures import check_latents, check_state, list_pictures, picture_shape
+from fastdiff.diffusion.pictures import check_latents, list_pictures, picture_shape
 from fastdiff.diffusion.schedulers import Scheduler
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import naming_lost_device
@@ -143,6 +143,7 @@ class TextToImagePipeline(BasePipeline):
         output_type: str | None = None,
         callback_on_step_end: Callback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
+        wait: bool = True,
         **prompt_and_sizes: Any,
     ) -> Iterator[Step]:
         """Draw pictures and yield a Step after each step; the last one has the finished `images`.
@@ -167,6 +168,7 @@ class TextToImagePipeline(BasePipeline):
             callback_on_step_end: called after each step as diffusers', with the pipeline, the number of the step, its
                 timestep, and the tensors that `callback_on_step_end_tensor_inputs` names; see `callbacks.StepCallback`.
                 Those of diffusers.callbacks are such.
+            wait: for the pictures of the last step. If not, a GPU may still draw them, and `Step.images` waits.
             prompt_and_sizes: the further fields of PromptOptions (prompt_2, prompt_embeds, clip_skip ...) and, of SDXL,
                 those of SizeOptions (original_size ...).
 
@@ -207,7 +209,7 @@ class TextToImagePipeline(BasePipeline):
         steps = denoise(
             self.denoiser, x_t, schedule, conditions, noise=from_steps, portions=portions, after_step=after_step
         )
-        return self._run(steps, schedule, portions, output_type)
+        return self._run(steps, schedule, portions, output_type, wait=wait)
 
     def _read(self, prompt: Texts, negative_prompt: Texts, others: Mapping[str, Any]) -> tuple[Prompts, SizeOptions]:
         """Return the prompts of a call and its sizes. Raises InputError for what the model cannot be told."""
@@ -243,14 +245,17 @@ class TextToImagePipeline(BasePipeline):
         checked("output_type", output_type, Literal[OutputType, "latent"] | None)
         return LATENT if output_type == LATENT else super()._output_type(output_type)
 
-    def decode(self, x: Tensor, output_type: str) -> Any:
+    def _begin_decode(self, x: Tensor, output_type: str) -> Callable[[], Any]:
         """As BasePipeline's; `latent` returns x as (N, C, H, W)."""
-        x = check_state(x, self.denoiser.config)
-        if self._output_type(output_type) != LATENT:
+        if output_type != LATENT:
             assert self.vae is not None
-            return super().decode(with_mean_and_std(self.vae, x) if self.encoders.of_sdxl else x, output_type)
-        check_finite(x)
-        return x.permute(0, 3, 1, 2)
+            return super()._begin_decode(with_mean_and_std(self.vae, x) if self.encoders.of_sdxl else x, output_type)
+
+        def end() -> Tensor:
+            check_finite(x)
+            return x.permute(0, 3, 1, 2)
+
+        return end
 
 
 def _check_unet(unet: UNet2DConditionModel, vae: AutoencoderKL) -> None:

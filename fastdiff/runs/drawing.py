@@ -6,7 +6,7 @@ Everything that can be refused without torch is refused before torch is imported
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import fastdiff
@@ -70,6 +70,11 @@ class Progress:
     finished: Sequence[Finished]  # the pictures that this step finished
 
     @property
+    def ended(self) -> bool:
+        """Whether it was the last step of these pictures."""
+        return self.step.index + 1 == self.step.num_steps
+
+    @property
     def done(self) -> float:
         """The pictures that are done; of one under way the share of its steps."""
         return self.places.start + len(self.places) * (self.step.index + 1) / self.step.num_steps
@@ -120,24 +125,31 @@ class Records:
         return self._shared | own
 
 
-def draw(run: Run, pipe: "Pipeline", records: Records | None = None) -> Iterator[Progress]:
+def draw(run: Run, pipe: "Pipeline", records: Records | None = None, *, wait: bool = True) -> Iterator[Progress]:
     """Draw the run batch by batch, and yield after each step of each batch; the last one has the batch's pictures.
 
     Once memory has run out, later batches are as small as what fitted. `records`: of a run of the same request, so that
-    several share what they cost. Raises as Pipeline.stream.
+    several share what they cost. `wait`: for the pictures of a batch; if not, `wait_for_pictures` does, where a GPU
+    shall have the next batch before this one is done. Raises as Pipeline.stream.
     """
     records, start = records or Records(run, pipe), time.perf_counter()
     first, size = 0, run.batch_size
     while first < len(run.cells):
         batch = run.cells[first : first + size]
         options = _batch_options(run.request, batch)
-        for step in pipe.stream(num_inference_steps=run.request.num_inference_steps, **options):
-            finished = [
-                Finished(first + i, batch[i], image, records.of(batch[i], image), trajectory)
-                for i, (image, trajectory) in enumerate(_results(step))
-            ]
-            yield Progress(run, range(first, first + len(batch)), step, time.perf_counter() - start, finished)
+        for step in pipe.stream(num_inference_steps=run.request.num_inference_steps, wait=wait, **options):
+            progress = Progress(run, range(first, first + len(batch)), step, time.perf_counter() - start, ())
+            yield replace(progress, finished=wait_for_pictures(progress, records)) if wait else progress
         first, size = first + len(batch), step.at_once
+
+
+def wait_for_pictures(progress: Progress, records: Records) -> list[Finished]:
+    """Wait for the pictures that a step finished, if any. Raises NonFiniteError and DeviceLostError as drawing does."""
+    return [
+        Finished(place, cell, image, records.of(cell, image), trajectory)
+        for place, (image, trajectory) in zip(progress.places, _results(progress.step), strict=False)
+        for cell in [progress.run.cells[place]]
+    ]
 
 
 def _results(step: "Step") -> list[tuple["Image", "np.ndarray | None"]]:

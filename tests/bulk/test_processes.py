@@ -17,7 +17,7 @@ import fastdiff
 from fastdiff.bulk.attempts import Attempts
 from fastdiff.bulk.claims import read_leases
 from fastdiff.bulk.folder import Folder
-from fastdiff.runs.drawing import Finished, Progress
+from fastdiff.runs.drawing import Progress
 from tests.bulk.soak.killing import children, kill, kill_all, wait_for
 
 pytestmark = [
@@ -46,13 +46,13 @@ def chance() -> random.Random:
     return random.Random(seed)
 
 
-def paint(run, pipe, records) -> Iterator[Progress]:
+def paint(run, pipe, records, *, wait) -> Iterator[Progress]:
     """Draw without torch, whose threads no fork takes along: a picture of one colour a seed."""
     for place, cell in enumerate(run.cells):
         time.sleep(0.004)
         image = Image.new("RGB", (8, 8), (cell.seed, 0, 0))
-        step = SimpleNamespace(index=0, num_steps=1, notice=None)
-        yield Progress(run, range(place, place + 1), step, 0.0, [Finished(place, cell, image, records.of(cell, image))])
+        step = SimpleNamespace(index=0, num_steps=1, notice=None, trajectories=None, images=[image])
+        yield Progress(run, range(place, place + 1), step, 0.0, ())
 
 
 def test_workers_killed_at_random_moments(make_plan, worker, digests, records, chance, tmp_path, monkeypatch):
@@ -143,10 +143,10 @@ def test_a_shard_that_ends_its_workers_is_given_up(labelled, make_plan, worker, 
         "from fastdiff.bulk import launching\n"
         "from fastdiff.runs import drawing\n"
         "launching.RESTARTS = 1\n"
-        "def draw(run, *rest, draw=drawing.draw):\n"
+        "def draw(run, *rest, draw=drawing.draw, **options):\n"
         "    if run.cells[0].seed == 5:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return draw(run, *rest)\n"
+        "    return draw(run, *rest, **options)\n"
         "drawing.draw = draw\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from fastdiff.bulk.folder import Folder, Record
 from fastdiff.bulk.worker import Stopped
 from fastdiff.errors import InputError, NonFiniteError
 from fastdiff.requests import png
-from fastdiff.runs.drawing import draw
+from fastdiff.runs.drawing import draw, wait_for_pictures
 
 resource = pytest.importorskip("resource")  # of Unix
 pytestmark = pytest.mark.usefixtures("one_thread")  # as a worker has
@@ -57,7 +58,12 @@ def test_nothing_is_left_but_what_belongs_there(make_plan, worker, tmp_path):
 
 def test_labels_and_prompts_share_batches(make_plan, worker, labelled, text_folder, tmp_path, monkeypatch):
     batches = []
-    monkeypatch.setattr(worker_module, "draw", lambda run, *rest: batches.append(run) or draw(run, *rest))
+
+    def listed(run, *rest, **options):
+        batches.append(run)
+        return draw(run, *rest, **options)
+
+    monkeypatch.setattr(worker_module, "draw", listed)
     worker(make_plan(labelled, num_images=2, shard_size=6, batch_size=6), tmp_path / "a").work()
     worker(make_plan(text_folder("sd1"), prompt=("a cat", "a fox"), num_images=1), tmp_path / "b").work()
     assert [len({cell.label_name or cell.prompt for cell in run.cells}) for run in batches] == [3, 2]
@@ -93,8 +99,8 @@ def test_a_stop_ends_the_batch_and_leaves_nothing_of_its_shard(make_plan, worker
     plan, steps = make_plan(batch_size=3), []
     stopping = worker(plan)
 
-    def watched(*args):
-        for progress in draw(*args):
+    def watched(*args, **options):
+        for progress in draw(*args, **options):
             steps.append((progress.places, progress.step.index))
             if len(steps) == 5:  # the first step of the second shard
                 stopping.stop.ask(signal.SIGTERM)
@@ -116,8 +122,8 @@ def test_a_batch_that_takes_long_ends_with_its_step(make_plan, worker, monkeypat
     stopping = worker(make_plan())
     monkeypatch.setattr("fastdiff.bulk.stopping.PATIENCE", -1)
 
-    def watched(*args):
-        for progress in draw(*args):
+    def watched(*args, **options):
+        for progress in draw(*args, **options):
             steps.append(progress.step.index)
             stopping.stop.ask(signal.SIGINT)
             yield progress
@@ -129,22 +135,26 @@ def test_a_batch_that_takes_long_ends_with_its_step(make_plan, worker, monkeypat
 
 
 @pytest.mark.parametrize("error", [NonFiniteError("NaN in it"), MemoryError("none left"), ValueError("a\nb")])
-def test_a_shard_that_fails_three_times_is_given_up(make_plan, worker, tmp_path, monkeypatch, error):
+@pytest.mark.parametrize("place", [draw, wait_for_pictures])
+def test_a_shard_that_fails_three_times_is_given_up(make_plan, worker, tmp_path, monkeypatch, error, place):
+    """Where it begins to be drawn, or where its pictures are waited for."""
     tries = []
 
-    def failing(run, *rest):
+    def failing(it, *rest, **options):
+        run = it if place is draw else it.run
         if run.cells[0].seed == 6:
             tries.append(run)
             raise error
-        return draw(run, *rest)
+        return place(it, *rest, **options)
 
-    monkeypatch.setattr(worker_module, "draw", failing)
+    monkeypatch.setattr(worker_module, place.__name__, failing)
     worker(make_plan()).work()
     attempts = Attempts(tmp_path / "out/shards")
     reason = f"{type(error).__name__}: {str(error).split()[0]}"
-    assert len(tries) == 3 and attempts.given_up()["000001"].startswith(reason)
+    assert len(tries) == (3 if place is draw else 6)  # batches
+    assert attempts.given_up()["000001"].startswith(reason)
     assert len(list((tmp_path / "out").rglob("*.png"))) == 14
-    monkeypatch.setattr(worker_module, "draw", draw)
+    monkeypatch.setattr(worker_module, place.__name__, place)
     worker(make_plan()).work()  # of the same launch
     assert len(list((tmp_path / "out").rglob("*.png"))) == 14
     attempts.begin_launch("the next")
@@ -152,8 +162,35 @@ def test_a_shard_that_fails_three_times_is_given_up(make_plan, worker, tmp_path,
     assert len(list((tmp_path / "out").rglob("*.png"))) == 20 and not attempts.given_up()
 
 
+def test_a_batch_begins_before_the_pictures_of_the_one_before_are_there(make_plan, worker, monkeypatch):
+    """Within a shard and from one to the next; and no more than that one begins."""
+    begun, fetched, ahead = 0, 0, []
+    changed = threading.Condition()
+
+    def counted(*args, **options):
+        nonlocal begun
+        for progress in draw(*args, **options):
+            with changed:
+                begun += progress.step.index == 0
+                changed.notify_all()
+            yield progress
+
+    def waiting(progress, records):
+        nonlocal fetched
+        with changed:
+            assert fetched == 7 or changed.wait_for(lambda: begun > fetched + 1, timeout=60)
+            ahead.append(begun - fetched)
+            fetched += 1
+        return wait_for_pictures(progress, records)
+
+    monkeypatch.setattr(worker_module, "draw", counted)
+    monkeypatch.setattr(worker_module, "wait_for_pictures", waiting)
+    worker(make_plan(batch_size=3, num_images=24)).work()
+    assert ahead == [2] * 7 + [1]
+
+
 def test_what_no_shard_is_to_blame_for_ends_the_worker(make_plan, worker, tmp_path, monkeypatch):
-    monkeypatch.setattr(worker_module, "draw", lambda *args: (_ for _ in ()).throw(InputError("no such scheduler")))
+    monkeypatch.setattr(worker_module, "draw", lambda *_, **__: (_ for _ in ()).throw(InputError("no such scheduler")))
     with pytest.raises(InputError, match="no such scheduler"):
         worker(make_plan()).work()
     assert os.listdir(tmp_path / "out/shards") == []
@@ -208,8 +245,8 @@ def test_a_batch_that_does_not_fit_is_said_once(make_plan, pipes, worker, monkey
     drawing = worker(make_plan())
     drawing._say = said.append
 
-    def halved(*args):
-        for progress in draw(*args):
+    def halved(*args, **options):
+        for progress in draw(*args, **options):
             yield replace(progress, step=replace(progress.step, at_once=2))
 
     monkeypatch.setattr(worker_module, "draw", halved)
@@ -258,11 +295,11 @@ def test_one_that_was_quicker_is_believed(make_plan, worker, tmp_path, monkeypat
     """Two that hold one shard draw the same; the second finds it done."""
     first, second = worker(make_plan()), worker(make_plan())
 
-    def slow(*args):
+    def slow(*args, **options):
         monkeypatch.setattr(worker_module, "draw", draw)
         monkeypatch.setattr(first._claims, "claim", lambda name, claim=first._claims.claim: claim(f"other-{name}"))
         first.work()
-        return draw(*args)
+        return draw(*args, **options)
 
     monkeypatch.setattr(worker_module, "draw", slow)
     second.work()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fastdiff.kernels.geglu import geglu
+from fastdiff.kernels.geglu import GegluCall, geglu
 
 SHAPES = {  # N, L, C_in, C_out
     "N2-L48-C64": (2, 48, 64, 128),
@@ -11,6 +11,11 @@ SHAPES = {  # N, L, C_in, C_out
     "N2-L21-C36-odd": (2, 21, 36, 20),
     "N1-L1-C1-smallest": (1, 1, 1, 1),
     "N2-L1024-C640-sdxl": pytest.param((2, 1024, 640, 2560), marks=pytest.mark.gpu),
+}
+HOPPER_SHAPES = {
+    "N2-L1024-C640": (2, 1024, 640, 2560),
+    "N2-L256-C1280": (2, 256, 1280, 5120),
+    "N3-L177-C200-odd": (3, 177, 200, 2056),
 }
 
 
@@ -41,6 +46,25 @@ def test_output(randn, dot_dtype, run, loads, assert_accurate, shape, biased):
         y = run(*args)
         assert y.is_contiguous()
         assert_accurate(y, geglu.reference(*args), truth(*args))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", HOPPER_SHAPES.values(), ids=HOPPER_SHAPES)
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def test_on_hopper(randn, half, assert_accurate, shape):
+    """Accurate, and the bits of the kernel of all cards: in any repeat, alone, beside NaN."""
+    x, *rest = inputs(randn, *shape, half)
+    reason = GegluCall(x, *rest).hopper_obstacle()
+    if reason is not None:
+        pytest.skip(reason)
+    y = geglu.hopper(x, *rest)
+    assert_accurate(y, geglu.reference(x, *rest), truth(x, *rest))
+    assert torch.equal(y, geglu.kernel(x, *rest))
+    for _ in range(20):
+        assert torch.equal(geglu.hopper(x, *rest), y)
+    assert torch.equal(geglu.hopper(x[-1:], *rest), y[-1:])
+    beside = torch.cat([x[:1], torch.full_like(x, torch.nan)])
+    assert torch.equal(geglu.hopper(beside, *rest)[:1], y[:1])
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fastdiff.kernels.host import launching
+from fastdiff.kernels.host.hopper import linear as on_hopper
 from fastdiff.kernels.linear import ACTIVATIONS, LinearCall, linear
 
 
@@ -132,12 +133,14 @@ def test_output_of_the_library(name, device, assert_accurate):
 HOPPER_CASES = {
     "N2-L256-C1152-fc1": Case(2, 256, 1152, 4608, activation="gelu_tanh"),
     "N2-L256-C1152-qkv": Case(2, 256, 1152, 3456),
-    "N2-L256-C1152-out": Case(2, 256, 1152, 1152),
-    "N2-L256-C4608-fc2": Case(2, 256, 4608, 1152),
-    "N1-L256-C512-unet-qkv": Case(1, 256, 512, 1536),
-    "N3-L77-C768-odd": Case(3, 77, 768, 3072, activation="quick_gelu"),
-    "N5-L1-C1152-modulation-odd": Case(5, 1, 1152, 6912, activation="silu"),
-    "N2-L21-C72-odd": Case(2, 21, 72, 96, bias=False, activation="gelu"),
+    "N6-L77-C768-odd": Case(6, 77, 768, 3072, activation="quick_gelu"),
+    "N6-L77-C72-odd-channels": Case(6, 77, 72, 4232, bias=False, activation="gelu"),
+    "N2-L1024-C1280-ff2": Case(2, 1024, 5120, 1280, residual=True),
+    "N32-L256-C1152-fc1-in-turn": Case(32, 256, 1152, 4608, activation="gelu_tanh"),
+    "N2-L4096-C640-ff2-in-turn": Case(2, 4096, 2560, 640, residual=True),
+    "N2-L4096-C320-in-turn": Case(2, 4096, 320, 960, bias=False),
+    "N3-L2001-C200-odd-in-turn": Case(3, 2001, 200, 1016, activation="silu", residual=True),
+    "N3-L2001-C72-one-step-and-an-eighth-in-turn": Case(3, 2001, 72, 1016, residual=True),
 }
 
 
@@ -150,15 +153,22 @@ def test_on_hopper(case, dtype, device, assert_accurate):
     reason = LinearCall(*args, **options).hopper_obstacle()
     if reason is not None:
         pytest.skip(reason)
+    assert on_hopper.tiles_of(args[0].flatten(0, 1), args[1]) is not None
     y = linear.hopper(*args, **options)
     assert_accurate(y, linear.reference(*args, **options), truth(args, options))
     assert torch.equal(y, linear.kernel(*args, **options))
     for _ in range(20):
         assert torch.equal(linear.hopper(*args, **options), y)
     x, weight = args
-    assert torch.equal(linear.hopper(x[-1:], weight, **options), y[-1:])
+    residual = options.pop("residual", None)
+
+    def run(x, residual):
+        return linear.hopper(x, weight, residual=residual, **options)
+
+    assert torch.equal(run(x[-1:], None if residual is None else residual[-1:]), y[-1:])
     beside = torch.cat([x[:1], torch.full_like(x, torch.nan)])
-    assert torch.equal(linear.hopper(beside, weight, **options)[:1], y[:1])
+    both = None if residual is None else torch.cat([residual[:1], residual])
+    assert torch.equal(run(beside, both)[:1], y[:1])
 
 
 ALONE = ["N2-L48-C64-fc1", "N2-L48-C256-fc2", "N3-L13-C64-gate-of-few-tokens", "N2-L40-C96-rms-norm",

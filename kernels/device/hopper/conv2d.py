@@ -9,11 +9,12 @@ embedding, residual, moments for the next norm, store).
   work of nine. Outside the picture the copy engine reads zeros, and it writes nothing there.
 - The channels are on the matrix unit's M side: out^T = W X^T. So the moments of a channel are sums along a row of the
   accumulator, in registers and two shuffles.
-- Three loads, one for each column of the filter, are a *unit* of the sum over k; each has a buffer of its own.
 - Upsampled (nearest 2x before the filter), a tile is of one of the output's four interleaved quarters, each a filter of
   the smaller input; one warpgroup makes even rows, the other odd ones. At stride 2 the input's pixels are read by their
-  parity: units of the filter's outer rows, which share theirs, and then units of its middle row.
-- A 1x1 shortcut joins the sum after the filter, its units three times 64 channels.
+  parity: loads for the filter's outer rows, which share theirs, and then loads for its middle row.
+- A 1x1 shortcut joins the sum after the filter, a load for each product.
+- What a warp computes from the kernel's own arguments stays in its uniform registers, from which the copy engine and
+  the matrix unit take their addresses; what is computed before the warps part does not. So little is.
 
 Bits: the sum over k is in the order (64 channels, column of the tap, row of the tap), at stride 2 the middle row last;
 so those of a picture and of its moments depend neither on the batch nor on the tiles.
@@ -21,7 +22,7 @@ so those of a picture and of its moments depend neither on the batch nor on the 
 
 from typing import Any, NamedTuple
 
-from fastdiff.kernels.device.hopper.conv2d_loads import Cut, Source, locate, produce, share, turns_of
+from fastdiff.kernels.device.hopper.conv2d_loads import Cut, Source, blocks_of, locate, produce, share, turns_of
 from fastdiff.kernels.device.hopper.language import (
     async_load,
     async_store,
@@ -40,8 +41,7 @@ from fastdiff.kernels.device.language import cuda
 # Numbers of which one compiled variant serves all values.
 SIZES = [
     "x_channels", "x2_channels", "shortcut_channels", "shortcut2_channels", "out_channels", "pad_top", "pad_left",
-    "tiles", "whole", "across", "down", "wide", "moments_rows", "bias_channels", "temb_channels", "temb_stride",
-    "shortcut_bias_channels", "scale",
+    "tiles", "whole", "across", "down", "wide", "moments_rows", "temb_stride", "scale",
 ]  # fmt: skip
 
 
@@ -59,54 +59,69 @@ class Outputs(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """Rows of channels that are added, of as many channels as there are or of none; the factor after them."""
+    """Rows of channels that are added, and the factor after them."""
 
     bias: Any
-    bias_channels: Any
     temb: Any
-    temb_channels: Any
     temb_stride: Any
     shortcut_bias: Any
-    shortcut_bias_channels: Any
     scale: Any
 
 
-@gluon.jit
-def _multiply_units(
-    acc, shared, unit, product, first, count, WG: gl.constexpr, TAPS: gl.constexpr, UP: gl.constexpr,
-    ROWS: gl.constexpr, TH: gl.constexpr, WS: gl.constexpr,
-):  # fmt: skip
-    """acc plus `count` units from `unit` on, of TAPS products a load; `first` is the first product of the tile.
+class Depth(NamedTuple):
+    """The channels of each picture of the sum over k."""
 
-    When a product has begun, the one before is done, and its buffers are free.
+    x: Any
+    x2: Any
+    shortcut: Any
+    shortcut2: Any
+
+
+@gluon.jit
+def _multiply(
+    acc, shared, load, product, loads, first,
+    WG: gl.constexpr, TAPS: gl.constexpr, UP: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr,
+    AHEAD: gl.constexpr,
+):  # fmt: skip
+    """acc plus `loads` loads from `load` on, of TAPS products each, the first of them `product`; the tile's is `first`.
+
+    When a product has begun, the one AHEAD of it is done, and its buffers are free.
     """
     B: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    for k in range(unit, unit + count):
-        for j in gl.static_range(3):
-            mbarrier.wait(shared.x_full.index(j), k & 1)
-            for r in gl.static_range(TAPS):
-                slot = product % WS
-                mbarrier.wait(shared.w_full.index(slot), product // WS & 1)
-                # upsampled, two taps of a column are of the same row; which two, the parity of the output's row says
-                rows = pieces(shared.x, j * (TH + 2) + ((r + 1 - WG) // 2 if UP else r), ROWS)
-                pixels = reinterpret(rows, rows.dtype, [ROWS * 16, 64], B)
-                acc = warpgroup_mma(shared.w.index(slot), pixels.permute((1, 0)), acc, is_async=True)
-                acc = warpgroup_mma_wait(1, deps=[acc])
-                mbarrier.arrive(shared.w_free.index((product + WS - 1) % WS), count=1, pred=product > first)
-                if r == 0:
-                    mbarrier.arrive(shared.x_free.index((j + 2) % 3), count=1, pred=product > first)
-                product += 1
+    SIZE: gl.constexpr = shared.x.shape[0] // XS
+    for at in range(load, load + loads):
+        buffer = at % XS
+        mbarrier.wait(shared.x_full.index(buffer), at // XS & 1)
+        for r in gl.static_range(TAPS):
+            slot = product % WS
+            mbarrier.wait(shared.w_full.index(slot), product // WS & 1)
+            # upsampled, two taps of a column are of the same row; which two, the parity of the output's row says
+            rows = pieces(shared.x, buffer, SIZE, (r + 1 - WG) // 2 if UP else r, ROWS)
+            pixels = reinterpret(rows, rows.dtype, [ROWS * 16, 64], B)
+            acc = warpgroup_mma(shared.w.index(slot), pixels.permute((1, 0)), acc, is_async=True)
+            acc = warpgroup_mma_wait(AHEAD, deps=[acc])
+            done = (at > first) | (r >= AHEAD)
+            mbarrier.arrive(shared.w_free.index((product + WS - AHEAD) % WS), count=1, pred=done)
+            if r == AHEAD - 1:
+                mbarrier.arrive(shared.x_free.index((at + XS - 1) % XS), count=1, pred=at > first)
+            product += 1
     return acc, product
 
 
 @gluon.jit
-def _addend(epilogue, picture, channel):
-    """float32 of bias, time embedding and the shortcut's bias, where there are any."""
-    temb = epilogue.temb + picture.to(gl.int64) * epilogue.temb_stride
-    addend = gl.load(epilogue.bias + channel, mask=channel < epilogue.bias_channels, other=0.0).to(gl.float32)
-    addend += gl.load(temb + channel, mask=channel < epilogue.temb_channels, other=0.0).to(gl.float32)
-    inside = channel < epilogue.shortcut_bias_channels
-    return addend + gl.load(epilogue.shortcut_bias + channel, mask=inside, other=0.0).to(gl.float32)
+def _addend(epilogue, picture, n, channels, L: gl.constexpr):
+    """(64,) float32 from channel n on: bias, time embedding and the shortcut's bias, where there are any."""
+    channel = n + gl.arange(0, 64, L)
+    inside = channel < channels
+    addend = gl.zeros([64], gl.float32, L)
+    if epilogue.bias is not None:
+        addend += gl.load(epilogue.bias + channel, mask=inside, other=0.0).to(gl.float32)
+    if epilogue.temb is not None:
+        temb = epilogue.temb + picture.to(gl.int64) * epilogue.temb_stride
+        addend += gl.load(temb + channel, mask=inside, other=0.0).to(gl.float32)
+    if epilogue.shortcut_bias is not None:
+        addend += gl.load(epilogue.shortcut_bias + channel, mask=inside, other=0.0).to(gl.float32)
+    return addend
 
 
 @gluon.jit
@@ -131,36 +146,39 @@ def _store_moments(acc, out, place, cut, ROWS: gl.constexpr, PX: gl.constexpr, U
 
 @gluon.jit
 def _sum_tile(
-    shared, turn, units, shortcut_units,
-    WG: gl.constexpr, ROWS: gl.constexpr, TH: gl.constexpr, WS: gl.constexpr, MODE: gl.constexpr,
-    SHORTCUT: gl.constexpr,
+    shared, turn, depth,
+    WG: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, AHEAD: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
     """(64, ROWS 16) float32, the sum over k of the program's `turn`-th tile, when it is this warpgroup's turn."""
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 16])
     TAPS: gl.constexpr = 2 if MODE == "down" else 3
-    later = units if MODE == "down" else 0  # units of the filter's middle row
-    unit = turn * (units + later + shortcut_units)
-    first = turn * (units * 3 * TAPS + (later + shortcut_units) * 3)
+    loads = 3 * (blocks_of(depth.x) + blocks_of(depth.x2))
+    later = blocks_of(depth.shortcut) + blocks_of(depth.shortcut2)  # of one product each
+    if MODE == "down":  # those for the filter's middle row
+        later += loads
+    first = turn * (loads + later)
+    product = turn * (loads * TAPS + later)
     acc = gl.zeros([64, ROWS * 16], gl.float32, L)
     # this one looks at the barriers only when the other has passed its own: parity alone does not tell rounds apart
     mbarrier.wait(shared.turn.index(WG), turn // 2 & 1)
-    acc, product = _multiply_units(acc, shared, unit, first, first, units, WG, TAPS, MODE == "up", ROWS, TH, WS)
-    if MODE == "down" or SHORTCUT:
-        acc, product = _multiply_units(
-            acc, shared, unit + units, product, first, later + shortcut_units, WG, 1, False, ROWS, TH, WS
+    acc, product = _multiply(acc, shared, first, product, loads, first, WG, TAPS, MODE == "up", ROWS, XS, WS, AHEAD)
+    if MODE == "down" or depth.shortcut is not None:
+        acc, product = _multiply(
+            acc, shared, first + loads, product, later, first, WG, 1, False, ROWS, XS, WS, AHEAD
         )  # fmt: skip
     mbarrier.arrive(shared.turn.index(1 - WG), count=1)
     acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(shared.w_free.index((product + WS - 1) % WS), count=1)
-    mbarrier.arrive(shared.x_free.index(2), count=1)
+    for i in gl.static_range(AHEAD):
+        mbarrier.arrive(shared.w_free.index((product + WS - AHEAD + i) % WS), count=1)
+    mbarrier.arrive(shared.x_free.index((first + loads + later - 1) % XS), count=1)
     return acc
 
 
 @gluon.jit
 def _make_tile(
-    y, residual, out, epilogue, shared, cut, place, turn, units, shortcut_units,
-    WG: gl.constexpr, ROWS: gl.constexpr, TH: gl.constexpr, WS: gl.constexpr, PX: gl.constexpr, MODE: gl.constexpr,
-    SHORTCUT: gl.constexpr, RESIDUAL: gl.constexpr,
+    y, residual, out, epilogue, shared, cut, place, turn, depth,
+    WG: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, AHEAD: gl.constexpr, PX: gl.constexpr,
+    MODE: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup's tile of ROWS rows; all after its sum is done while the other multiplies."""
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 16])
@@ -172,19 +190,20 @@ def _make_tile(
         at = [place.picture, place.row, place.below, place.column, place.right * out.channels + place.n]
     else:
         at = [place.picture, place.row, place.column, place.n]
-    if RESIDUAL:  # into the buffer of the output, where it waits for the sum
+    if residual is not None:  # into the buffer of the output, where it waits for the sum
         store_wait(0)
         mbarrier.expect(shared.residual_full.index(WG), ROWS * 16 * 128)
         async_load(residual, at, shared.residual_full.index(WG), staged)
-    addend = _addend(epilogue, place.picture, place.n + gl.arange(0, 64, gl.SliceLayout(1, L)))
-    acc = _sum_tile(shared, turn, units, shortcut_units, WG, ROWS, TH, WS, MODE, SHORTCUT)
+    addend = _addend(epilogue, place.picture, place.n, out.channels, gl.SliceLayout(1, L))
+    acc = _sum_tile(shared, turn, depth, WG, ROWS, XS, WS, AHEAD, MODE)
     acc += gl.expand_dims(addend, 1)
-    if RESIDUAL:
+    if residual is not None:
         mbarrier.wait(shared.residual_full.index(WG), turn // 2 & 1)
         acc += mine.permute((1, 0)).load(L).to(gl.float32)
     else:
         store_wait(0)
-    acc *= epilogue.scale
+    if epilogue.scale is not None:
+        acc *= epilogue.scale
     mine.permute((1, 0)).store(acc.to(dtype))
     fence_async_shared()
     async_store(y, at, staged)
@@ -194,29 +213,29 @@ def _make_tile(
 
 @gluon.jit
 def _consume(
-    out, epilogue, shared, cut, units, shortcut_units,
-    WG: gl.constexpr, TH: gl.constexpr, WS: gl.constexpr, PX: gl.constexpr, HALVES: gl.constexpr, MODE: gl.constexpr,
-    SHORTCUT: gl.constexpr, RESIDUAL: gl.constexpr,
+    out, epilogue, shared, cut, depth,
+    WG: gl.constexpr, TH: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, AHEAD: gl.constexpr, PX: gl.constexpr,
+    MODE: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: every second tile of this program."""
     HALF: gl.constexpr = TH // 2
     for turn in range(WG, turns_of(cut, MODE == "up"), 2):
         place = locate(turn, cut, TH, MODE == "up")
-        if not HALVES:
+        if out.y_half is None:
             _make_tile(
-                out.y, out.residual, out, epilogue, shared, cut, place, turn, units, shortcut_units,
-                WG, TH, TH, WS, PX, MODE, SHORTCUT, RESIDUAL,
+                out.y, out.residual, out, epilogue, shared, cut, place, turn, depth,
+                WG, TH, XS, WS, AHEAD, PX, MODE,
             )  # fmt: skip
         else:
             if place.half:
                 _make_tile(
-                    out.y_half, out.residual_half, out, epilogue, shared, cut, place, turn, units, shortcut_units,
-                    WG, HALF, TH, WS, PX, MODE, SHORTCUT, RESIDUAL,
+                    out.y_half, out.residual_half, out, epilogue, shared, cut, place, turn, depth,
+                    WG, HALF, XS, WS, AHEAD, PX, MODE,
                 )  # fmt: skip
             else:
                 _make_tile(
-                    out.y, out.residual, out, epilogue, shared, cut, place, turn, units, shortcut_units,
-                    WG, TH, TH, WS, PX, MODE, SHORTCUT, RESIDUAL,
+                    out.y, out.residual, out, epilogue, shared, cut, place, turn, depth,
+                    WG, TH, XS, WS, AHEAD, PX, MODE,
                 )  # fmt: skip
     store_wait(0)
 
@@ -225,38 +244,31 @@ def _consume(
 def hopper_conv(
     y, y_half, residual, residual_half, mean, m2,
     x, x_half, x_edge, x2, x2_half, x2_edge, w,
-    shortcut, shortcut_half, shortcut_edge, shortcut2, shortcut2_half, shortcut2_edge, shortcut_w,
-    bias, temb, shortcut_bias, bias_channels, temb_channels, shortcut_bias_channels, temb_stride, scale,
+    shortcut, shortcut_half, shortcut2, shortcut2_half, shortcut_w,
+    bias, temb, temb_stride, shortcut_bias, scale,
     x_channels, x2_channels, shortcut_channels, shortcut2_channels, out_channels, pad_top, pad_left,
     tiles, whole, across, down, wide, moments_rows,
-    MODE: gl.constexpr, TH: gl.constexpr, WS: gl.constexpr, PX: gl.constexpr, HALVES: gl.constexpr,
-    SHORTCUT: gl.constexpr, RESIDUAL: gl.constexpr,
+    MODE: gl.constexpr, TH: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, AHEAD: gl.constexpr, PX: gl.constexpr,
 ):  # fmt: skip
-    """Pictures and rows to add that are not there have no channels. PX: pixels of a tile of moments, or 0."""
-    shared = share(x.dtype, TH, WS)
-    source, source2 = Source(x, x_half, x_edge, x_channels, 0), Source(x2, x2_half, x2_edge, x2_channels, x_channels)
-    added = Source(shortcut, shortcut_half, shortcut_edge, shortcut_channels, 0)
-    added2 = Source(shortcut2, shortcut2_half, shortcut2_edge, shortcut2_channels, shortcut_channels)
-    cut = Cut(tiles, whole, across, down, wide, (out_channels + 63) // 64)
+    """Pictures, rows and moments that are not there are None, as are their channels.
+
+    XS, WS: buffers of loads, of weights. AHEAD: products under way before the last. PX: pixels of a tile of moments.
+    """
+    shared = share(x.dtype, TH, XS, WS)
+    source, source2 = Source(x, x_half, x_edge, x_channels), Source(x2, x2_half, x2_edge, x2_channels)
+    added = Source(shortcut, shortcut_half, None, shortcut_channels)
+    added2 = Source(shortcut2, shortcut2_half, None, shortcut2_channels)
+    cut = Cut(tiles, whole, across, down, wide)
     out = Outputs(y, y_half, residual, residual_half, mean, m2, out_channels, moments_rows)
-    epilogue = Epilogue(
-        bias, bias_channels, temb, temb_channels, temb_stride, shortcut_bias, shortcut_bias_channels, scale
-    )  # fmt: skip
-    units = (x_channels + 63) // 64 + (x2_channels + 63) // 64
-    shortcut_units = (shortcut_channels + 191) // 192 + (shortcut2_channels + 191) // 192
+    epilogue = Epilogue(bias, temb, temb_stride, shortcut_bias, scale)
+    depth = Depth(x_channels, x2_channels, shortcut_channels, shortcut2_channels)
     cuda.gdc_wait()  # it may have begun before the kernel that makes its inputs has ended
     cuda.gdc_launch_dependents()
     WG0: gl.constexpr = 0
     WG1: gl.constexpr = 1
     # written out: a tuple made beforehand would lose that its numbers are constants
     gl.warp_specialize([
-        (_consume, (
-            out, epilogue, shared, cut, units, shortcut_units,
-            WG0, TH, WS, PX, HALVES, MODE, SHORTCUT, RESIDUAL)),
-        (_consume, (
-            out, epilogue, shared, cut, units, shortcut_units,
-            WG1, TH, WS, PX, HALVES, MODE, SHORTCUT, RESIDUAL)),
-        (produce, (
-            source, source2, w, added, added2, shortcut_w, shared, cut, pad_top, pad_left,
-            TH, WS, HALVES, MODE, SHORTCUT)),
+        (_consume, (out, epilogue, shared, cut, depth, WG0, TH, XS, WS, AHEAD, PX, MODE)),
+        (_consume, (out, epilogue, shared, cut, depth, WG1, TH, XS, WS, AHEAD, PX, MODE)),
+        (produce, (source, source2, w, added, added2, shortcut_w, shared, cut, pad_top, pad_left, TH, XS, WS, MODE)),
     ], [4, 1], [240, 24])  # fmt: skip

@@ -32,12 +32,20 @@ except (ImportError, AttributeError):
 
 
 @gluon.jit
-def pieces(memory, first: gl.constexpr, count: gl.constexpr):
-    """`count` pieces of shared memory from the `first` on, for `reinterpret`.
+def pieces(memory, buffer, SIZE: gl.constexpr, FIRST: gl.constexpr, COUNT: gl.constexpr):
+    """COUNT pieces of shared memory from the FIRST of a buffer on, of SIZE pieces each, for `reinterpret`.
 
-    Triton 3.6 cannot slice what has no power of two of pieces, but reinterprets past a piece; 3.9 the reverse.
+    Triton 3.6 cannot slice what has no power of two of pieces, but reinterprets past a piece; 3.9 the reverse, and
+    slices only where constants say.
     """
-    return memory.slice(first, count, 0) if SLICES else memory.index(first)
+    if SLICES:
+        found = memory.slice(FIRST, COUNT, 0)
+        for i in gl.static_range(1, memory.shape[0] // SIZE):
+            if buffer == i:
+                found = memory.slice(i * SIZE + FIRST, COUNT, 0)
+        return found
+    else:
+        return memory.index(buffer * SIZE + FIRST)
 
 
 __all__ = [

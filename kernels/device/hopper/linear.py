@@ -1,10 +1,17 @@
-"""The Gluon kernel of `linear`: y = activation(x weight^T + bias), by one program for each tile of y.
+"""The Gluon kernel of `linear`, `swiglu` and `geglu`: y = activation(x weight^T + bias) + residual, tile by tile.
 
 A tile is 128 tokens x (B1 + B2) output channels, two products side by side: its width need be no power of two, so that
-the tiles of few tokens can fill a card in one wave. One warp has the copy engine (TMA) load a step of BK input channels
-after another, as soon as a buffer is free; two warpgroups multiply it (wgmma), each by its 64 tokens.
+tiles can share out a card. One warp has the copy engine (TMA) load a step of BK input channels after another, as soon
+as a buffer is free; two warpgroups multiply (wgmma):
 
-Every sum over the input channels has one order, whatever the tile: the tile changes no bit.
+- TURNS, where a program has several tiles: each makes its own, and while one multiplies, the other ends its tile.
+- Else each makes half of the tokens of one tile, which is done sooner.
+
+Where there are two products (DUAL), a tile's 128 columns are 64 of each; that of the second multiplies the first.
+
+Every sum over the input channels has one order, whatever the tile: the tile changes no bit. What a warp computes from
+the kernel's own arguments stays in its uniform registers, of which the copy engine and the matrix unit take their
+addresses; what is computed before the warps part does not.
 """
 
 from typing import Any, NamedTuple
@@ -16,6 +23,7 @@ from fastdiff.kernels.device.hopper.language import (
     gl,
     gluon,
     mbarrier,
+    reinterpret,
     store_wait,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -23,17 +31,47 @@ from fastdiff.kernels.device.hopper.language import (
 from fastdiff.kernels.device.language import cuda
 from fastdiff.kernels.device.math import activate
 
-SIZES = ("channels", "across")  # run-time numbers that are not worth a kernel variant
+SIZES = ("tokens", "channels", "down", "across")  # run-time numbers that are not worth a variant
 
 
-class Steps(NamedTuple):
-    """The buffers of the steps under way, in shared memory, and their barriers."""
+class Shared(NamedTuple):
+    """The shared memory of a program."""
 
-    x: Any  # (2 STAGES, 64, BK), of each step the tokens of the one warpgroup, then those of the other
+    x: Any  # (STAGES, 128, BK), of the steps under way
     w: Any  # (STAGES, B1, BK)
     w2: Any  # (STAGES, B2, BK)
+    y: Any  # (2, rows, columns that a warpgroup stores at a time)
+    y2: Any  # (2, rows, B2)
     loaded: Any  # (STAGES, 1)
-    read: Any  # (STAGES, 1), by both warpgroups
+    read: Any  # (STAGES, 1)
+    turn: Any  # (2, 1), of either warpgroup
+
+
+class Inputs(NamedTuple):
+    """Descriptors of the factors; w2 is w in blocks of B2 channels."""
+
+    x: Any
+    w: Any
+    w2: Any
+
+
+class Outputs(NamedTuple):
+    """Where sums go, and what is added on the way; y2 is y in blocks of B2 channels."""
+
+    y: Any
+    y2: Any
+    bias: Any
+    residual: Any
+
+
+class Sizes(NamedTuple):
+    """Those of the operands, and of y in tiles."""
+
+    tokens: Any
+    channels: Any
+    out_channels: Any
+    down: Any
+    across: Any
 
 
 class Place(NamedTuple):
@@ -43,117 +81,261 @@ class Place(NamedTuple):
     column: Any
 
 
+class Tile(NamedTuple):
+    """The constants of a tile."""
+
+    B1: Any
+    B2: Any
+    BK: Any
+    STAGES: Any
+    TURNS: Any
+    DUAL: Any
+    GROUP: Any  # rows of tiles that share the weights they find in the L2
+
+
 @gluon.jit
-def _load_weights(w, w2, steps, place, step, stage, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr):
+def _share(dtype: gl.constexpr, inputs, out, tile: gl.constexpr):
+    """The `Shared` memory of a program, its barriers set up; the first turn is the first warpgroup's."""
+    ROWS: gl.constexpr = out.y.block_shape[0]
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    x = gl.allocate_shared_memory(dtype, [tile.STAGES, 128, tile.BK], inputs.x.layout)
+    w = gl.allocate_shared_memory(dtype, [tile.STAGES, tile.B1, tile.BK], inputs.w.layout)
+    y = gl.allocate_shared_memory(dtype, [2, ROWS, out.y.block_shape[1]], out.y.layout)
+    w2, y2 = w, y
+    if tile.B2 > 0:
+        w2 = gl.allocate_shared_memory(dtype, [tile.STAGES, tile.B2, tile.BK], inputs.w2.layout)
+        y2 = gl.allocate_shared_memory(dtype, [2, ROWS, tile.B2], out.y2.layout)
+    loaded = gl.allocate_shared_memory(gl.int64, [tile.STAGES, 1], BARRIER)
+    read = gl.allocate_shared_memory(gl.int64, [tile.STAGES, 1], BARRIER)
+    turn = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    for i in gl.static_range(tile.STAGES):
+        mbarrier.init(loaded.index(i), count=1)
+        mbarrier.init(read.index(i), count=1 if tile.TURNS else 2)
+    for i in gl.static_range(2):
+        mbarrier.init(turn.index(i), count=1)
+    mbarrier.arrive(turn.index(0), count=1)
+    fence_async_shared()
+    return Shared(x, w, w2, y, y2, loaded, read, turn)
+
+
+@gluon.jit
+def _turns(sizes):
+    """Tiles of this program."""
+    return gl.cdiv(sizes.down * sizes.across - gl.program_id(0), gl.num_programs(0))
+
+
+@gluon.jit
+def _locate(turn, sizes, tile: gl.constexpr):
+    """The `Place` of this program's tile of that turn: neighbours find their inputs in the L2."""
+    COLUMNS: gl.constexpr = tile.B1 // 2 if tile.DUAL else tile.B1 + tile.B2
+    i = gl.program_id(0) + turn * gl.num_programs(0)
+    first = i // (tile.GROUP * sizes.across) * tile.GROUP
+    height = gl.minimum(sizes.down - first, tile.GROUP)
+    inner = i % (tile.GROUP * sizes.across)
+    return Place((first + inner % height) * 128, inner // height * COLUMNS)
+
+
+@gluon.jit
+def _load_weights(inputs, shared, sizes, place, step, stage, tile: gl.constexpr):
     """Announce all that a step loads, and load its weights."""
-    mbarrier.expect(steps.loaded.index(stage), (128 + B1 + B2) * BK * 2)
-    async_load(w, [place.column, step * BK], steps.loaded.index(stage), steps.w.index(stage))
-    if B2 > 0:
-        async_load(w2, [place.column + B1, step * BK], steps.loaded.index(stage), steps.w2.index(stage))
+    loaded, k = shared.loaded.index(stage), step * tile.BK
+    mbarrier.expect(loaded, (128 + tile.B1 + tile.B2) * tile.BK * 2)
+    if tile.DUAL:
+        halves = reinterpret(shared.w.index(stage), inputs.w.dtype, [2, tile.B1 // 2, tile.BK], inputs.w.layout)
+        async_load(inputs.w, [place.column, k], loaded, halves.index(0))
+        async_load(inputs.w, [sizes.out_channels + place.column, k], loaded, halves.index(1))
+    else:
+        async_load(inputs.w, [place.column, k], loaded, shared.w.index(stage))
+    if tile.B2 > 0:
+        async_load(inputs.w2, [place.column + tile.B1, k], loaded, shared.w2.index(stage))
 
 
 @gluon.jit
-def _produce(
-    x, w, w2, steps, place, channels, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr
-):
-    """One warp: the steps, into the buffers as they become free.
+def _produce(inputs, shared, sizes, tile: gl.constexpr):
+    """One warp: the steps of one tile after another, into the buffers as they become free.
 
     The first weights come before the kernel that makes x has ended: no kernel makes weights.
     """
-    count = gl.cdiv(channels, BK)
-    for step in gl.static_range(STAGES):
-        if step < count:
-            _load_weights(w, w2, steps, place, step, step, B1, B2, BK)
+    count = gl.cdiv(sizes.channels, tile.BK)
+    early = gl.minimum(count, tile.STAGES)
+    place = _locate(0, sizes, tile)
+    for step in range(early):
+        _load_weights(inputs, shared, sizes, place, step, step, tile)
     cuda.gdc_wait()
     cuda.gdc_launch_dependents()
-    for step in range(count):
-        stage = step % STAGES
-        if step >= STAGES:
-            mbarrier.wait(steps.read.index(stage), (step // STAGES & 1) ^ 1)
-            _load_weights(w, w2, steps, place, step, stage, B1, B2, BK)
-        async_load(x, [place.row, step * BK], steps.loaded.index(stage), steps.x.index(stage * 2))
-        async_load(x, [place.row + 64, step * BK], steps.loaded.index(stage), steps.x.index(stage * 2 + 1))
+    at = 0
+    for turn in range(_turns(sizes)):
+        place = _locate(turn, sizes, tile)
+        for step in range(count):
+            stage = at % tile.STAGES
+            if at >= early:
+                mbarrier.wait(shared.read.index(stage), (at // tile.STAGES & 1) ^ 1)
+                _load_weights(inputs, shared, sizes, place, step, stage, tile)
+            async_load(inputs.x, [place.row, step * tile.BK], shared.loaded.index(stage), shared.x.index(stage))
+            at += 1
+
+
+@gluon.constexpr_function
+def _layout(columns):
+    """How the sums of so many columns lie in the registers of a warpgroup."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
 
 
 @gluon.jit
-def _finish(y, y_s, acc, bias_ptr, row, column, ACTIVATION: gl.constexpr, BN: gl.constexpr, LAYOUT: gl.constexpr):
-    """Bias and activation of a part of a warpgroup's tile, and its way out by `y_s`."""
-    if bias_ptr is not None:
-        bias = gl.load(bias_ptr + column + gl.arange(0, BN, gl.SliceLayout(0, LAYOUT))).to(gl.float32)
-        acc += gl.expand_dims(bias, 0)
-    y_s.store(activate(acc, ACTIVATION).to(y.dtype))
+def _sum(shared, turn, count, GROUP: gl.constexpr, ROWS: gl.constexpr, tile: gl.constexpr):
+    """The sums over the input channels of a warpgroup's rows of the program's tile of that turn: float32, in two parts.
+
+    When the products of a step have begun, those of the step before are done, and its buffers are free.
+    """
+    C2: gl.constexpr = tile.B2 if tile.B2 > 0 else 16
+    acc = gl.zeros([ROWS, tile.B1], gl.float32, _layout(tile.B1))
+    acc2 = gl.zeros([ROWS, C2], gl.float32, _layout(C2))
+    first = turn * count
+    if tile.TURNS:
+        # this one looks at the buffers only when the other has passed its own: parity alone does not tell rounds apart
+        mbarrier.wait(shared.turn.index(GROUP), turn // 2 & 1)
+    for at in range(first, first + count):
+        stage = at % tile.STAGES
+        mbarrier.wait(shared.loaded.index(stage), at // tile.STAGES & 1)
+        x = shared.x.index(stage)
+        if not tile.TURNS:
+            x = reinterpret(x, x.dtype, [2, ROWS, tile.BK], x.layout).index(GROUP)
+        acc = warpgroup_mma(x, shared.w.index(stage).permute((1, 0)), acc, is_async=True)
+        if tile.B2 > 0:
+            acc2 = warpgroup_mma(x, shared.w2.index(stage).permute((1, 0)), acc2, is_async=True)
+            acc, acc2 = warpgroup_mma_wait(2, deps=[acc, acc2])
+        else:
+            acc = warpgroup_mma_wait(1, deps=[acc])
+        mbarrier.arrive(shared.read.index((at + tile.STAGES - 1) % tile.STAGES), count=1, pred=at > first)
+    if tile.TURNS:
+        mbarrier.arrive(shared.turn.index(1 - GROUP), count=1)
+    if tile.B2 > 0:
+        acc, acc2 = warpgroup_mma_wait(0, deps=[acc, acc2])
+    else:
+        acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(shared.read.index((first + count - 1) % tile.STAGES), count=1)
+    return acc, acc2
+
+
+@gluon.jit
+def _load_row(ptr, column, out_channels, COLUMNS: gl.constexpr, DUAL: gl.constexpr):
+    """(1, COLUMNS), from `column` on; DUAL: half of them, and as many of the second product."""
+    EACH: gl.constexpr = COLUMNS // 2 if DUAL else COLUMNS
+    i = gl.arange(0, COLUMNS, gl.SliceLayout(0, _layout(COLUMNS)))
+    n = column + i % EACH
+    return gl.expand_dims(gl.load(ptr + n + i // EACH * out_channels, mask=n < out_channels, other=0.0), 0)
+
+
+@gluon.jit
+def _load_bias(bias_ptr, column, column2, out_channels, tile: gl.constexpr):
+    """The bias of either part of a tile; 0 where there is none."""
+    if bias_ptr is None:
+        return 0, 0
+    elif tile.B2 > 0:
+        bias = _load_row(bias_ptr, column, out_channels, tile.B1, tile.DUAL)
+        return bias, _load_row(bias_ptr, column2, out_channels, tile.B2, tile.DUAL)
+    else:
+        return _load_row(bias_ptr, column, out_channels, tile.B1, tile.DUAL), 0
+
+
+@gluon.jit
+def _add_residual(acc, residual_ptr, row, column, sizes):
+    if residual_ptr is not None:
+        r = gl.expand_dims(row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout)), 1)
+        c = gl.expand_dims(column + gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout)), 0)
+        offsets, inside = r.to(gl.int64) * sizes.out_channels + c, (r < sizes.tokens) & (c < sizes.out_channels)
+        acc += gl.load(residual_ptr + offsets, mask=inside, other=0.0).to(gl.float32)
+    return acc
+
+
+@gluon.jit
+def _halves(acc):
+    """The left and the right columns of a tile."""
+    HALF: gl.constexpr = acc.shape[1] // 2
+    return acc.reshape([acc.shape[0], 2, HALF]).permute((0, 2, 1)).split()
+
+
+@gluon.jit
+def _store_parts(
+    out, y, y_s, acc, row, column, sizes,
+    ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, DUAL: gl.constexpr,
+):  # fmt: skip
+    """Do what comes after the bias, as many columns at a time as `y_s` has, and send them out by `y_s`."""
+    if acc.shape[1] > y.block_shape[1] and not DUAL:
+        COLUMNS: gl.constexpr = acc.shape[1] // 2
+        left, right = _halves(acc)
+        _store_parts(out, y, y_s, left, row, column, sizes, ACTIVATION, ACTIVATION2, DUAL)
+        store_wait(0)
+        _store_parts(out, y, y_s, right, row, column + COLUMNS, sizes, ACTIVATION, ACTIVATION2, DUAL)
+    else:
+        if DUAL:
+            acc, factor = _halves(acc)
+            acc = activate(acc, ACTIVATION) * activate(factor, ACTIVATION2)
+        else:
+            acc = activate(acc, ACTIVATION)
+        acc = _add_residual(acc, out.residual, row, column, sizes)
+        y_s.store(acc.to(y.dtype))
+        fence_async_shared()
+        async_store(y, [row, column], y_s)  # writes nothing outside
+
+
+@gluon.jit
+def _finish(
+    out, y, y_s, acc, bias, row, column, sizes,
+    ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, DUAL: gl.constexpr,
+):  # fmt: skip
+    """The end of a part of a warpgroup's tile."""
+    if out.bias is not None:
+        acc += bias.to(gl.float32)
+    _store_parts(out, y, y_s, acc, row, column, sizes, ACTIVATION, ACTIVATION2, DUAL)
 
 
 @gluon.jit
 def _consume(
-    y, y2, bias_ptr, steps, y_s, y2_s, place, channels,
-    GROUP: gl.constexpr, ACTIVATION: gl.constexpr,
-    B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """A warpgroup, the first or the second: 64 tokens of the tile."""
-    C2: gl.constexpr = B2 if B2 > 0 else 16
-    L1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B1, 16])
-    L2: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C2, 16])
-    acc = gl.zeros([64, B1], gl.float32, L1)
-    acc2 = gl.zeros([64, C2], gl.float32, L2)
-    for step in range(gl.cdiv(channels, BK)):
-        stage = step % STAGES
-        mbarrier.wait(steps.loaded.index(stage), step // STAGES & 1)
-        x = steps.x.index(stage * 2 + GROUP)
-        acc = warpgroup_mma(x, steps.w.index(stage).permute((1, 0)), acc, is_async=True)
-        if B2 > 0:
-            acc2 = warpgroup_mma(x, steps.w2.index(stage).permute((1, 0)), acc2, is_async=True)
-            acc, acc2 = warpgroup_mma_wait(2, deps=[acc, acc2])
-        else:
-            acc = warpgroup_mma_wait(1, deps=[acc])
-        # the products of this step run on; those of the step before are done
-        mbarrier.arrive(steps.read.index((step + STAGES - 1) % STAGES), count=1, pred=step > 0)
-    if B2 > 0:
-        acc, acc2 = warpgroup_mma_wait(0, deps=[acc, acc2])
-    else:
-        acc = warpgroup_mma_wait(0, deps=[acc])
-    row = place.row + GROUP * 64
-    _finish(y, y_s.index(GROUP), acc, bias_ptr, row, place.column, ACTIVATION, B1, L1)
-    if B2 > 0:
-        _finish(y2, y2_s.index(GROUP), acc2, bias_ptr, row, place.column + B1, ACTIVATION, B2, L2)
-    fence_async_shared()
-    async_store(y, [row, place.column], y_s.index(GROUP))  # writes no rows outside
-    if B2 > 0:
-        async_store(y2, [row, place.column + B1], y2_s.index(GROUP))
+    out, shared, sizes, GROUP: gl.constexpr, ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, tile: gl.constexpr
+):
+    """A warpgroup: every second tile of the program, or half of each."""
+    ROWS: gl.constexpr = out.y.block_shape[0]
+    FIRST: gl.constexpr = GROUP if tile.TURNS else 0
+    STRIDE: gl.constexpr = 2 if tile.TURNS else 1
+    for turn in range(FIRST, _turns(sizes), STRIDE):
+        place = _locate(turn, sizes, tile)
+        row = place.row if tile.TURNS else place.row + GROUP * ROWS
+        column, column2 = place.column, place.column + tile.B1
+        if not tile.TURNS:  # else nobody waits for it, but the sums need all registers
+            bias, bias2 = _load_bias(out.bias, column, column2, sizes.out_channels, tile)
+        acc, acc2 = _sum(shared, turn, gl.cdiv(sizes.channels, tile.BK), GROUP, ROWS, tile)
+        if tile.TURNS:
+            bias, bias2 = _load_bias(out.bias, column, column2, sizes.out_channels, tile)
+        store_wait(0)  # the tile before has left the buffers
+        y_s, y2_s = shared.y.index(GROUP), shared.y2.index(GROUP)
+        _finish(out, out.y, y_s, acc, bias, row, column, sizes, ACTIVATION, ACTIVATION2, tile.DUAL)
+        if tile.B2 > 0:
+            _finish(out, out.y2, y2_s, acc2, bias2, row, column2, sizes, ACTIVATION, ACTIVATION2, tile.DUAL)
     store_wait(0)
 
 
 @gluon.jit(do_not_specialize=SIZES)
 def hopper_linear_kernel(
-    y, y2, x, w, w2, bias_ptr, channels, across,
-    ACTIVATION: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+    y, y2, x, w, w2, bias, residual, tokens, channels, out_channels, down, across,
+    ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, DUAL: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """y (tokens, across * (B1 + B2)) of x (tokens, channels) and w (.., channels), all descriptors.
+    """y (tokens, out_channels) of x (tokens, channels) and w (out_channels or, DUAL, twice as many, channels).
 
-    y2 and w2 are y and w in blocks of B2 columns; where B2 is 0 nothing is read of them.
+    These are descriptors; where B2 is 0 nothing is read of y2 and w2. ACTIVATION2 is of the second product.
+    down, across: tiles of y. A program makes each so many-th.
     """
-    y_s = gl.allocate_shared_memory(y.dtype, [2, 64, B1], y.layout)
-    y2_s = y_s
-    x_s = gl.allocate_shared_memory(x.dtype, [STAGES * 2, 64, BK], x.layout)
-    w_s = gl.allocate_shared_memory(x.dtype, [STAGES, B1, BK], w.layout)
-    w2_s = w_s
-    if B2 > 0:
-        y2_s = gl.allocate_shared_memory(y.dtype, [2, 64, B2], y2.layout)
-        w2_s = gl.allocate_shared_memory(x.dtype, [STAGES, B2, BK], w2.layout)
-    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    read = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(loaded.index(i), count=1)
-        mbarrier.init(read.index(i), count=2)
-    fence_async_shared()
-    steps = Steps(x_s, w_s, w2_s, loaded, read)
-    place = Place(gl.program_id(0) // across * 128, gl.program_id(0) % across * (B1 + B2))
+    tile: gl.constexpr = Tile(B1, B2, BK, STAGES, TURNS, DUAL, GROUP)
+    inputs, out = Inputs(x, w, w2), Outputs(y, y2, bias, residual)
+    sizes = Sizes(tokens, channels, out_channels, down, across)
+    shared = _share(x.dtype, inputs, out, tile)
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
     # constants by their names: a literal would lose that it is one. At the end are the warps and the registers of all
     # but the first; that has the four warps of the launch, and the registers that are left
     gl.warp_specialize([
-        (_consume, (y, y2, bias_ptr, steps, y_s, y2_s, place, channels, FIRST, ACTIVATION, B1, B2, BK, STAGES)),
-        (_consume, (y, y2, bias_ptr, steps, y_s, y2_s, place, channels, SECOND, ACTIVATION, B1, B2, BK, STAGES)),
-        (_produce, (x, w, w2, steps, place, channels, B1, B2, BK, STAGES)),
-    ], [4, 1], [200, 24])  # fmt: skip
+        (_consume, (out, shared, sizes, FIRST, ACTIVATION, ACTIVATION2, tile)),
+        (_consume, (out, shared, sizes, SECOND, ACTIVATION, ACTIVATION2, tile)),
+        (_produce, (inputs, shared, sizes, tile)),
+    ], [4, 1], [240, 24])  # fmt: skip

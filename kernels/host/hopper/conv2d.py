@@ -16,12 +16,16 @@ from fastdiff.kernels.host.launching import launch, multiprocessors, suits_descr
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.recording import because
 
-PIXELS = (4096, 1024, 256)  # of an output picture, from which on there are plans; each has its name
-DEEPEST_OF_SMALL = 512  # channels, up to which pictures of less than 1024 pixels have one: else sums are cut, elsewhere
-FEWEST_CHANNELS, NARROW = 32, 128  # of the input and output; of the input, up to which a plan is another than beyond
+PIXELS = (65536, 16384, 4096, 1024, 256)  # of an output picture, from which on there are plans; each has its name
+DEPTHS = (128, 256, 512)  # channels of the input, up to which there are plans of their own
+# Up to which pictures of less than 1024 pixels have a plan: deeper sums are cut, elsewhere.
+DEEPEST_OF_SMALL = DEPTHS[-1]
+FEWEST_CHANNELS = 32  # of the input and output
 WIDTH, CHANNELS = 16, 64  # columns and channels of a tile
-# Rows of a tile -> tiles of weights in shared memory, and the time of a tile in that of 8 x 16 pixels: of an H200.
-WEIGHTS = {16: 6, 8: 15}
+# Rows of a tile -> buffers of loads and of weights in shared memory, products under way before the last, and the time
+# of a tile in that of 8 x 16 pixels: of an H200.
+BUFFERS = {16: (3, 6), 8: (4, 12)}
+AHEAD = {16: 1, 8: 2}
 COSTS = {16: 2.0, 8: 1.06}
 HALF_ROUND = 0.55  # of a round's time, where all its tiles are halves
 
@@ -56,7 +60,7 @@ class Inputs(NamedTuple):
 
 
 def plan_name(problem: Problem, shortcut: bool) -> str | None:
-    """Name the plan of a convolution: its mode, the least pixels of pictures that it is for, few channels or many."""
+    """Name the plan of a convolution: its mode, the least pixels of pictures and most input channels that it is for."""
     least = next((pixels for pixels in PIXELS if problem.pixels >= pixels), None)
     widths = (*problem.channels, problem.out_channels)
     if least is None or problem.kernel != (3, 3) or problem.itemsize != 2 or min(widths) < FEWEST_CHANNELS:
@@ -65,7 +69,7 @@ def plan_name(problem: Problem, shortcut: bool) -> str | None:
         return None
     if any(width % 8 for width in widths) or not _fits(problem, shortcut):
         return None
-    depth = "narrow" if sum(problem.channels) <= NARROW else "wide"
+    depth = next((str(most) for most in DEPTHS if sum(problem.channels) <= most), "more")
     return f"conv2d-{problem.mode}-{least}-{depth}" + "-shortcut" * shortcut
 
 
@@ -138,23 +142,31 @@ def convolve(
     bias, temb, temb_stride, scale = epilogue
     rows, columns = grid_of(problem)
     left, _, top, _ = problem.padding
+    loads, weights = BUFFERS[tiles.rows]
+    alike = problem.mode != "down" and not inputs.shortcut  # all loads are for three products
     launch(
         hopper_conv, (min(tiles.number, processors),), *_outputs(problem, tiles, y, inputs.residual),
-        mean=moments.mean if moments else first, m2=moments.m2 if moments else first,
-        **_sources(problem, tiles, inputs), **_addends(inputs, bias, temb), temb_stride=temb_stride,
-        scale=1.0 if scale is None else scale, out_channels=problem.out_channels, pad_top=top, pad_left=left,
+        mean=moments and moments.mean, m2=moments and moments.m2, **_sources(problem, tiles, inputs), bias=bias,
+        temb=temb, temb_stride=temb_stride, shortcut_bias=inputs.shortcut_bias, scale=scale,
+        out_channels=problem.out_channels, pad_top=top, pad_left=left,
         tiles=tiles.number, whole=tiles.whole, across=_across(problem), down=-(-rows // tiles.rows),
-        wide=-(-columns // WIDTH), moments_rows=rows * WIDTH // pixels if pixels else 0,
-        MODE=problem.mode, TH=tiles.rows, WS=WEIGHTS[tiles.rows], PX=pixels or 0, HALVES=tiles.halves,
-        SHORTCUT=bool(inputs.shortcut), RESIDUAL=inputs.residual is not None, num_warps=4, fp_fusion=False,
+        wide=-(-columns // WIDTH), moments_rows=rows * WIDTH // pixels if pixels else 0, MODE=problem.mode,
+        TH=tiles.rows, XS=loads, WS=weights, AHEAD=AHEAD[tiles.rows] if alike else 1, PX=pixels or 0,
+        num_warps=4, fp_fusion=False,
     )  # fmt: skip
     return y, moments
 
 
-def _blocks(pictures: Tensor, *rows: int) -> list[Any]:
-    """Descriptors of (N, H, W, C), or of (N, H / 2, 2, W / 2, 2 C), in blocks of so many rows."""
-    parity = [1] * (pictures.ndim - 4)
-    return [descriptor(pictures, [1, height, *parity, WIDTH, CHANNELS]) for height in rows]
+def _blocks(pictures: Tensor | None, tiles: Tiles) -> tuple[Any, Any]:
+    """Descriptors of (N, H, W, C), or of (N, H / 2, 2, W / 2, 2 C), in tiles and, where there are any, in halves."""
+    if pictures is None:
+        return None, None
+    return _rows(pictures, tiles.rows), _rows(pictures, tiles.rows // 2) if tiles.halves else None
+
+
+def _rows(pictures: Tensor, height: int) -> Any:
+    """A descriptor in blocks of so many rows."""
+    return descriptor(pictures, [1, height, *[1] * (pictures.ndim - 4), WIDTH, CHANNELS])
 
 
 def _by_parity(pictures: Tensor) -> Tensor:
@@ -164,30 +176,25 @@ def _by_parity(pictures: Tensor) -> Tensor:
 
 
 def _outputs(problem: Problem, tiles: Tiles, y: Tensor, residual: Tensor | None) -> list[Any]:
-    """Descriptors of the output, and of the residual or again of the output, of a tile and of half a tile."""
-    tensors = [y] if residual is None else [y, residual]
-    views = map(_by_parity, tensors) if problem.mode == "up" else tensors
-    found = [block for view in views for block in _blocks(view, tiles.rows, tiles.rows // 2)]
-    return found if residual is not None else 2 * found
+    """Descriptors of the output and of the residual, if there is one, of a tile and of half a tile."""
+    views = [each if each is None or problem.mode != "up" else _by_parity(each) for each in (y, residual)]
+    return [block for view in views for block in _blocks(view, tiles)]
 
 
 def _sources(problem: Problem, tiles: Tiles, inputs: Inputs) -> dict[str, Any]:
-    """Pictures and weights of the sum over k as arguments; in the place of what is not there is x, of no channels."""
-
-    def blocks(part: Tensor) -> list[Any]:
-        view = _by_parity(part) if problem.mode == "down" else part
-        return _blocks(view, tiles.rows, tiles.rows // 2, 2)
-
-    x = blocks(inputs.parts[0])
-    found: dict[str, Any] = dict(zip(("x", "x_half", "x_edge"), x, strict=True), x_channels=problem.channels[0])
-    others = (_two(inputs.parts)[1], *_two(inputs.shortcut))
-    for name, part in zip(("x2", "shortcut", "shortcut2"), others, strict=True):
-        own = x if part is None else blocks(part)
-        found |= dict(zip((name, f"{name}_half", f"{name}_edge"), own, strict=True))
-        found[f"{name}_channels"] = 0 if part is None else part.shape[3]
-    weight = _filters(inputs.weight.flatten(1, 2))
-    shortcut_weight = weight if inputs.shortcut_weight is None else _filters(inputs.shortcut_weight[:, None])
-    return found | {"w": weight, "shortcut_w": shortcut_weight}
+    """Pictures and weights of the sum over k, as arguments; None in the place of what is not there."""
+    found: dict[str, Any] = {}
+    after = 2 if problem.mode == "same" else 1  # rows more than a tile's that a filter reads
+    parts = dict(zip(("x", "x2", "shortcut", "shortcut2"), (*_two(inputs.parts), *_two(inputs.shortcut)), strict=True))
+    for name, part in parts.items():
+        view = part if part is None or problem.mode != "down" else _by_parity(part)
+        found[name], found[f"{name}_half"] = _blocks(view, tiles)
+        found[f"{name}_channels"] = None if part is None else part.shape[3]
+        if name.startswith("x"):
+            found[f"{name}_edge"] = None if view is None else _rows(view, after)
+    weight2 = inputs.shortcut_weight
+    found["shortcut_w"] = None if weight2 is None else _filters(weight2[:, None])
+    return found | {"w": _filters(inputs.weight.flatten(1, 2))}
 
 
 def _two(parts: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor | None]:
@@ -198,11 +205,3 @@ def _two(parts: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor | None]:
 def _filters(weight: Tensor) -> Any:
     """A descriptor of (C_out, taps, C_in) in blocks of one tap."""
     return descriptor(weight, [CHANNELS, 1, CHANNELS])
-
-
-def _addends(inputs: Inputs, bias: Tensor | None, temb: Tensor | None) -> dict[str, Any]:
-    """Rows that are added to the sum, and their channels; none of those that are not there."""
-    found: dict[str, Any] = {}
-    for name, row in {"bias": bias, "temb": temb, "shortcut_bias": inputs.shortcut_bias}.items():
-        found |= {name: inputs.weight if row is None else row, f"{name}_channels": 0 if row is None else row.shape[-1]}
-    return found

@@ -13,8 +13,8 @@ from fastdiff.kernels.host.launching import is_sm_90
 # its compiler makes of a kernel, change between versions. 3.9 compiles them too, but nobody has run them there.
 VERSIONS = ((3, 6),)
 # The names of plans (`host.hopper.attention`, `conv2d`, `linear`) that a run on an H200 confirmed: the tests passed,
-# and the kernel was faster than torch's library and than the plain kernel. Where a plan is not among them its shapes
-# run as if it were not there.
+# and the kernel was faster than torch's library and than the plain kernel; of a plan that bits bind to all batches of a
+# picture, over the batches that were measured. Where a plan is not among them its shapes run as if it were not there.
 CONFIRMED = frozenset((
     "attention to 80 keys",
     "attention to 80 keys, causal",
@@ -27,6 +27,17 @@ CONFIRMED = frozenset((
     "attention to 8192 keys, heads of 64",
     "attention to more keys, heads of 64",
     "attention to more keys, heads of 80",
+    "conv2d-same-65536-128",
+    "conv2d-same-65536-256",
+    "conv2d-same-16384-128",
+    "conv2d-same-16384-512",
+    "conv2d-same-4096-128",
+    "conv2d-same-4096-512",
+    "conv2d-same-4096-more",
+    "conv2d-same-1024-more",
+    "conv2d-up-65536-128",
+    "conv2d-up-16384-256",
+    "conv2d-up-4096-more",
 ))  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import torch
 
 from fastdiff.kernels.host import dispatch
 from fastdiff.kernels.host.dispatch import Call, Operation
-from fastdiff.kernels.host.hopper import attention, gluon, linear
+from fastdiff.kernels.host.hopper import attention, conv2d, gluon, linear
 from fastdiff.kernels.host.recording import because, record
 
 CPU = torch.device("cpu")
@@ -112,7 +112,10 @@ def test_what_is_confirmed_has_a_plan():
     plans = {plan.name for plan in attention.PLANS}
     assert len(plans) == len(attention.PLANS)
     plans |= {f"{plan.name}, {how}" for plan in attention.PLANS for how in ("causal", "masked")}
-    assert all(name in plans or re.fullmatch(r"linear \d+ to \d+", name) for name in gluon.CONFIRMED)
+    pixels, channels = ("|".join(map(str, numbers)) for numbers in (conv2d.PIXELS, (*conv2d.DEPTHS, "more")))
+    convolutions = rf"conv2d-(same|up|down)-({pixels})-({channels})(-shortcut)?"
+    others = rf"{convolutions}|(linear|swiglu|geglu) \d+ to \d+(, residual)?"
+    assert all(name in plans or re.fullmatch(others, name) for name in gluon.CONFIRMED)
 
 
 @pytest.mark.parametrize("width", range(8, 257, 8))
@@ -135,17 +138,36 @@ def test_tiles_cover_all_queries_and_end_no_later_than_full_ones(pairs):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "out_channels", "parts"),
-    [(512, 4608, (128, 16)), (512, 3456, (128, 0)), (512, 1152, (32, 16)), (256, 1536, (32, 0)), (8192, 4608, None)],
+    ("tokens", "out_channels", "parts", "turns"),
+    [
+        pytest.param(512, 4608, (128, 16), False, id="fc1"),
+        pytest.param(512, 3456, (128, 0), False, id="qkv"),
+        pytest.param(2048, 1280, (128, 32), False, id="one-wave"),
+        pytest.param(8192, 4608, (128, 64), True, id="many"),
+    ],
 )
-def test_tiles_of_few_tokens_fill_the_card_in_one_wave(tokens, out_channels, parts):
+def test_tiles_of_a_product_share_out_the_card(tokens, out_channels, parts, turns):
     tiles = linear.cut(tokens, out_channels, 132)
-    assert (tiles and tiles.parts) == parts
-    assert tiles is None or 66 < tiles.programs <= 132
+    assert (tiles.parts, tiles.turns) == (parts, turns)
+    assert tiles.turns or 66 < tiles.number <= 132
 
 
-def test_channels_that_no_tile_divides_are_not_cut():
-    assert linear.cut(64, 41, 132) is None
+@pytest.mark.parametrize(
+    ("tokens", "out_channels", "dual"), [(1, 4608, False), (512, 1152, False), (256, 1536, False), (128, 5120, True)]
+)
+def test_few_tokens_are_for_the_kernel_of_all_cards(tokens, out_channels, dual):
+    assert linear.cut(tokens, out_channels, 132, dual=dual) is None
+
+
+@pytest.mark.parametrize("dual", [False, True], ids=["one", "two"])
+@pytest.mark.parametrize("tokens", [500, 4096, 10**5])
+@pytest.mark.parametrize("out_channels", [3000, 10240])
+def test_tiles_cover_a_product_and_its_steps_fit(tokens, out_channels, dual):
+    tiles = linear.cut(tokens, out_channels, 132, dual=dual)
+    width = sum(tiles.parts) // (1 + dual)
+    assert (tiles.down - 1) * 128 < tokens <= tiles.down * 128
+    assert (tiles.across - 1) * width < out_channels <= tiles.across * width
+    assert 3 <= tiles.stages <= linear.STAGES
 
 
 def test_gluon_is_for_sm_90_alone():

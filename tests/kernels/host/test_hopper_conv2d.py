@@ -30,16 +30,18 @@ def problem(pictures, height, width, channels, out_channels, mode="same", **size
 @pytest.mark.parametrize(
     ("sizes", "options", "name"),
     [
-        ((64, 64, (320,), 320), {}, "conv2d-same-4096-wide"),
-        ((52, 76, (320,), 640), {}, "conv2d-same-1024-wide"),
-        ((16, 16, (512,), 512), {}, "conv2d-same-256-wide"),
+        ((64, 64, (320,), 320), {}, "conv2d-same-4096-512"),
+        ((52, 76, (320,), 640), {}, "conv2d-same-1024-512"),
+        ((16, 16, (512,), 512), {}, "conv2d-same-256-512"),
+        ((128, 128, (640,), 320), {}, "conv2d-same-16384-more"),
+        ((128, 128, (64,), 64), {"mode": "up"}, "conv2d-up-65536-128"),
         ((16, 16, (1280,), 1280), {}, None),  # whose sum is cut
         ((8, 8, (512,), 512), {}, None),
-        ((32, 32, (128, 64), 128), {}, "conv2d-same-1024-wide"),
-        ((32, 32, (64,), 64), {"mode": "up"}, "conv2d-up-4096-narrow"),
+        ((32, 32, (128, 64), 128), {}, "conv2d-same-1024-256"),
+        ((32, 32, (64,), 64), {"mode": "up"}, "conv2d-up-4096-128"),
         ((32, 32, (64,), 72), {"mode": "up"}, None),  # a tile would reach into the next pixel
-        ((64, 64, (64,), 72), {"mode": "down"}, "conv2d-down-1024-narrow"),
-        ((64, 64, (64,), 72), {"mode": "down", "padding": (0, 1, 0, 1)}, "conv2d-down-1024-narrow"),
+        ((64, 64, (64,), 72), {"mode": "down"}, "conv2d-down-1024-128"),
+        ((64, 64, (64,), 72), {"mode": "down", "padding": (0, 1, 0, 1)}, "conv2d-down-1024-128"),
         ((64, 64, (72,), 72), {"mode": "down"}, None),
         ((63, 64, (64,), 72), {"mode": "down"}, None),
         ((64, 64, (64,), 64), {"kernel": (1, 1), "padding": (0, 0, 0, 0)}, None),
@@ -139,12 +141,24 @@ def test_emulated(case, multiprocessors, emulator):
         torch.testing.assert_close(m2, (pixels - mean[:, None]).square().sum(1), rtol=1e-5, atol=0)
 
 
+def test_a_launch_has_only_what_is_there(monkeypatch):
+    """An argument more is registers in every loop, and each picture's descriptors are 0.5 KB of every launch."""
+    found = {}
+    monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 2)  # no halves
+    monkeypatch.setattr(hopper, "launch", lambda kernel, grid, *args, **named: found.update(outputs=args, **named))
+    conv2d.hopper(*(call := call_of(1, 16, 16, (64,), 64, {}))[0], **call[1])
+    absent = {name for name, value in found.items() if value is None}
+    pictures = {f"{name}{part}" for name in ("x2", "shortcut", "shortcut2") for part in ("", "_half", "_channels")}
+    assert absent == pictures | {"x_half", "x2_edge", "shortcut_w", "shortcut_bias", "temb", "scale", "mean", "m2"}
+    assert [each is None for each in found["outputs"]] == [False, True, True, True]
+
+
 def test_a_norm_follows_and_a_report_says_what_runs_in_gluon(emulator, monkeypatch):
     emulator(2)
     args, options = call_of(1, 16, 16, (64,), 64, {})
     monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
     monkeypatch.setattr(dispatch, "is_sm_90", lambda device: True)
-    monkeypatch.setattr(gluon, "CONFIRMED", frozenset({"conv2d-same-256-narrow"}))
+    monkeypatch.setattr(gluon, "CONFIRMED", frozenset({"conv2d-same-256-128"}))
     monkeypatch.setattr(gluon, "obstacle", lambda device: None)
     monkeypatch.setattr(GroupNormCall, "obstacle", lambda call: "its reference runs anywhere")
     with record(torch.device("cpu")) as recorded:

@@ -1,13 +1,15 @@
-"""Attention and linear for sm_90 without a card: their kernels emulated on the CPU, their tiles."""
+"""Attention and matrix products for sm_90 without a card: their kernels emulated on the CPU, their tiles."""
 
 import pytest
 import torch
 
 from fastdiff.kernels.attention import attention
+from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.host import launching
 from fastdiff.kernels.host.hopper import attention as hopper_attention
 from fastdiff.kernels.host.hopper import linear as hopper_linear
 from fastdiff.kernels.linear import linear
+from fastdiff.kernels.swiglu import swiglu
 from tests.emulated_gluon import emulated
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -68,22 +70,44 @@ def test_keys_hidden_by_their_bias_emulated(hidden, monkeypatch):
     torch.testing.assert_close(y.float(), truth, rtol=1e-2, atol=1e-4)
 
 
+@pytest.fixture(params=[1, 4, 40])
+def multiprocessors(request, monkeypatch):
+    """The number of those of a card on which products run emulated: few have several tiles each, made in turn."""
+    monkeypatch.setattr(hopper_linear, "launch", emulated("hopper_linear_kernel", "linear"))
+    monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", request.param)
+    monkeypatch.setattr(hopper_linear, "NARROW", {False: 1, True: 1})
+    return request.param
+
+
+def wide(*tensors: torch.Tensor | None) -> list[torch.Tensor | None]:
+    return [None if tensor is None else tensor.float() for tensor in tensors]
+
+
 LINEARS = {  # N, tokens, input and output channels, activation
     "N2-L100-C200-odd": (2, 100, 200, 96, "gelu_tanh"),
     "N1-L300-C72-two-products": (1, 300, 72, 144, "silu"),
     "N3-L1-C1096-time-embedding": (3, 1, 1096, 128, None),
+    "N2-L200-C400-part-of-a-tile": (2, 200, 400, 392, None),
+    "N5-L128-C64-one-step": (5, 128, 64, 256, None),
 }
 
 
-@pytest.mark.parametrize("multiprocessors", [4, 40])
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+@pytest.mark.parametrize("added", ["bias", "residual", "nothing"])
 @pytest.mark.parametrize("case", LINEARS.values(), ids=LINEARS)
-def test_linear_emulated(case, bias, multiprocessors, monkeypatch):
-    monkeypatch.setattr(hopper_linear, "launch", emulated("hopper_linear_kernel", "linear"))
-    monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", multiprocessors)
+def test_linear_emulated(case, added, multiprocessors):
     n, tokens, channels, out_channels, activation = case
     x, weight = numbers(n, tokens, channels), numbers(out_channels, channels) * channels**-0.5
-    bias = numbers(out_channels) if bias else None
-    y = linear.hopper(x, weight, bias, activation=activation)
-    truth = linear.reference(x.float(), weight.float(), None if bias is None else bias.float(), activation=activation)
+    bias = numbers(out_channels) if added == "bias" else None
+    residual = numbers(n, tokens, out_channels) if added == "residual" else None
+    y = linear.hopper(x, weight, bias, activation=activation, residual=residual)
+    x, weight, bias, residual = wide(x, weight, bias, residual)
+    truth = linear.reference(x, weight, bias, activation=activation, residual=residual)
     torch.testing.assert_close(y.float(), truth, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("operation", [geglu, swiglu], ids=["geglu", "swiglu"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+def test_two_products_emulated(operation, bias, multiprocessors):
+    x, weight, bias = numbers(2, 150, 136), numbers(400, 136) * 136**-0.5, numbers(400) if bias else None
+    y = operation.hopper(x, weight, bias)
+    torch.testing.assert_close(y.float(), operation.reference(*wide(x, weight, bias)), rtol=1e-3, atol=1e-4)

@@ -140,10 +140,12 @@ def test_conv2d(case, dot_dtype, device, runs_triton, loads, assert_close):
 
 
 @pytest.fixture
-def smallest_tiles(runs_triton, monkeypatch):
+def smallest_tiles(runs_triton, device, dot_dtype, monkeypatch):
     """The interpreter multiplies by numpy, whose bits depend on the tile: there all batches take the smallest."""
     if not runs_triton:
         pytest.skip("torch's products promise no such thing")
+    if device.type == "cpu" and dot_dtype == torch.float32:
+        pytest.skip("its sums are those of float16")
     monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 10**6)
 
 
