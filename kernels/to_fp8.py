@@ -20,7 +20,7 @@ FORMAT: dict[str, Any] = {"STEP": 1 / MOST[FP8], "LEAST": 1e-30}
 # Chosen, not measured.
 LONGEST = 8192  # elements of a row that a program holds
 BLOCK = 4096  # elements of a longer one that a program takes at a time
-SHARES = 128  # of a longer row, at most, whose largest are found side by side
+SHARES = 256  # of a longer row, at most, whose largest are found side by side
 
 
 @dataclass(frozen=True, eq=False)
