@@ -35,6 +35,7 @@ from fastdiff.execution.devices import (
 )
 from fastdiff.execution.memory import Portions, or_explain, remedies
 from fastdiff.execution.offloading import on_card, rest_on_host
+from fastdiff.execution.pace import Pace
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.classes import DENOISERS, Models, load_models
 from fastdiff.models.denoiser import Denoiser
@@ -267,9 +268,12 @@ class BasePipeline:
         *,
         wait: bool = True,
     ) -> Iterator[Step]:
-        """Yield a Step for each of the loop's; the last one has the pictures, which are there if it should `wait`."""
+        """Yield a Step for each of the loop's; the last one has the pictures.
+
+        If it should `wait`, the pictures are there, and a GPU has only a few steps in its queue.
+        """
         extremes = Extremes(schedule, self.device)
-        decoder = partial(self._decode, portions, extremes)
+        decoder, pace = partial(self._decode, portions, extremes), Pace(self.device)
         steps = self._denoising(steps)
         with naming_lost_device():
             for i, (x, x0) in enumerate(steps):
@@ -281,6 +285,7 @@ class BasePipeline:
                 timestep = schedule.timesteps[i].item()
                 step = Step(i, len(schedule), timestep, x, x0, portions.size, finish, decoder, self._small)
                 if wait:
+                    pace.note()
                     _ = step.images
                 yield step
 

@@ -156,7 +156,8 @@ class Pipeline(BasePipeline):
             latents: (N, C, H, W) or (N, C, L), the starting noise, of the size that the denoiser works at.
             output_type: pil, np or pt; of trajectories np or pt. Default: the first.
             prompt: of a model that reads text, which this is not: InputError.
-            wait: for the pictures of the last step. If not, a GPU may still draw them, and `Step.images` waits.
+            wait: for the GPU, whose queue has a few steps then, and for the pictures of the last one. If not, all steps
+                are queued at once, and `Step.images` waits.
 
         Where memory runs out, pictures that have seeds go on half as many at a time, with the same bits: see
         `Step.at_once`. Those of a generator do not.

@@ -168,7 +168,8 @@ class TextToImagePipeline(BasePipeline):
             callback_on_step_end: called after each step as diffusers', with the pipeline, the number of the step, its
                 timestep, and the tensors that `callback_on_step_end_tensor_inputs` names; see `callbacks.StepCallback`.
                 Those of diffusers.callbacks are such.
-            wait: for the pictures of the last step. If not, a GPU may still draw them, and `Step.images` waits.
+            wait: for the GPU, whose queue has a few steps then, and for the pictures of the last one. If not, all steps
+                are queued at once, and `Step.images` waits.
             prompt_and_sizes: the further fields of PromptOptions (prompt_2, prompt_embeds, clip_skip ...) and, of SDXL,
                 those of SizeOptions (original_size ...).
 

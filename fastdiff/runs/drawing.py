@@ -145,10 +145,11 @@ def draw(run: Run, pipe: "Pipeline", records: Records | None = None, *, wait: bo
 
 def wait_for_pictures(progress: Progress, records: Records) -> list[Finished]:
     """Wait for the pictures that a step finished, if any. Raises NonFiniteError and DeviceLostError as drawing does."""
+    places = progress.places
+    cells = progress.run.cells[places.start : places.stop]
     return [
         Finished(place, cell, image, records.of(cell, image), trajectory)
-        for place, (image, trajectory) in zip(progress.places, _results(progress.step), strict=False)
-        for cell in [progress.run.cells[place]]
+        for place, cell, (image, trajectory) in zip(places, cells, _results(progress.step), strict=False)
     ]
 
 
