@@ -277,6 +277,15 @@ GEGLUS = {
     "sdxl_b2-L4096": (2, 4096, 640, 2560),
     "sdxl_b2-L1024": (2, 1024, 1280, 5120),
 }
+# workload -> tokens (N, L, C) or pictures (N, H, W, C)
+TO_FP8 = {
+    "dit_b32-L256-C1152": (32, 256, 1152),
+    "dit_b32-L256-C4608": (32, 256, 4608),
+    "sdxl_b2-L4096-C640": (2, 4096, 640),
+    "sdxl_b2-H128-C320": (2, 128, 128, 320),
+    "ddpm256_b8-H256-C128": (8, 256, 256, 128),
+    "ddpm256_b8-H16-C512": (8, 16, 16, 512),
+}
 # workload -> N, L, C, whether the residual is added before and scale and shift are applied after, whether RMSNorm
 LAYER_NORMS = {
     "dit_b2-modulated": (2, 256, 1152, False, True, False),

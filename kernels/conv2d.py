@@ -8,7 +8,6 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels.device.conv2d import conv_by_descriptors, conv_by_pointers, sum_chunks
@@ -17,13 +16,13 @@ from fastdiff.kernels.host import cpu
 from fastdiff.kernels.host.conv2d_plan import Plan, Problem, make_plan, tuned_plan
 from fastdiff.kernels.host.conv2d_tiles import SUM_CHANNELS
 from fastdiff.kernels.host.dispatch import Call, Operation, check_pictures, parts_of
-from fastdiff.kernels.host.filters import weight_memory
 from fastdiff.kernels.host.hopper import conv2d as on_hopper
 from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.host.launching import (
     DTYPES,
     capability,
     descriptor,
+    fp8_obstacle,
     has_descriptors,
     launch,
     multiprocessors,
@@ -31,12 +30,13 @@ from fastdiff.kernels.host.launching import (
 )
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.recording import because
+from fastdiff.kernels.host.weights import FP8, Filters, Quantised, Weight, plain, weight_memory
+from fastdiff.kernels.to_fp8 import as_multiplied, to_fp8
 
-# Elements of x up to which torch's own convolution on the CPU leaves oneDNN for a slower one: torch's own limit.
-SMALL_ON_CPU = 20480
 NORM_STRIDES = ("norm_scale_stride", "norm_shift_stride", "norm_temb_stride")
 
 Padding = int | tuple[int, int, int, int]  # one width for all sides, or (left, right, top, bottom)
+Scales = tuple[Tensor | None, Tensor | None]  # of a weight in 8 bits (C_out,), and of an x in fp8 (N,)
 
 
 class Shortcut(NamedTuple):
@@ -67,8 +67,8 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
 
     Args:
         x: (N, H, W, C_in), float32, float16 or bfloat16; or a pair of such tensors, read as their concatenation over C.
-        weight: (C_out, C_in, kH, kW), the dtype of x; fastest when its memory format is channels-last, in float32 when
-            it is that of `host.filters.k_first`.
+        weight: (C_out, C_in, kH, kW), the dtype of x, or `Quantised`; fastest when its memory format is channels-last,
+            in float32 when it is that of `host.weights.k_first`.
         bias: (C_out,), the dtype of x.
         stride: 1 or 2.
         padding: zeros around the picture.
@@ -87,7 +87,7 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
     """
 
     x: Tensor | tuple[Tensor, Tensor]
-    weight: Tensor
+    weight: Weight
     bias: Tensor | None = None
     _: KW_ONLY
     stride: int = 1
@@ -116,7 +116,7 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         sides = self.padding if isinstance(self.padding, tuple) else (self.padding,) * 4
         return Problem(
             pictures, height, width, tuple(part.shape[3] for part in self.parts), out_channels, (kernel[0], kernel[1]),
-            self.stride, sides, self.upsample, self.weight.dtype.itemsize,
+            self.stride, sides, self.upsample, self.parts[0].itemsize, fp8=self.weight.dtype == FP8,
         )  # fmt: skip
 
     def check(self) -> None:
@@ -147,10 +147,11 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         for name, tensor in {"x": self.parts[-1], "weight": self.weight, **optional}.items():
             if tensor is None:
                 continue
+            dtype = first.dtype if isinstance(tensor, Quantised) else tensor.dtype
             if tensor.shape != shapes.get(name, tensor.shape):
                 raise ValueError(f"{name}: expected {shapes[name]}, got {tuple(tensor.shape)}")
-            if (tensor.dtype, tensor.device) != (first.dtype, first.device):
-                raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, but x is {first.dtype} on {first.device}")
+            if (dtype, tensor.device) != (first.dtype, first.device):
+                raise ValueError(f"{name}: {dtype} on {tensor.device}, but x is {first.dtype} on {first.device}")
 
     def _check_shortcut(self, shortcut: Shortcut, out_shape: tuple[int, ...]) -> None:
         if self.residual is not None:
@@ -166,13 +167,12 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
             raise ValueError(f"shortcut: {weight.dtype} on {weight.device}, but x is {x.dtype} on {x.device}")
 
     def reference(self) -> Tensor | tuple[Tensor, Moments | None]:
-        weight, options = self.weight, (self.stride, self.padding, self.upsample)
-        if isinstance(self.x, tuple):
-            first = self.x[0].shape[-1]
-            y = _convolve(self.x[0], weight[:, :first], self.bias, *options)
-            y = y.add_(_convolve(self.x[1], weight[:, first:], None, *options))
-        else:
-            y = _convolve(self.x, weight, self.bias, *options)
+        weight, options = plain(self.weight, self.parts[0].dtype), (self.stride, self.padding, self.upsample)
+        x, *second = as_multiplied(self.x, self.weight)
+        channels = x.shape[-1]
+        y = cpu.convolve(x, weight[:, :channels], self.bias, *options)
+        for x in second:
+            y = y.add_(cpu.convolve(x, weight[:, channels:], None, *options))
         if self.temb is not None:
             y += self.temb[:, None, None, :]
         residual = self.residual if self.shortcut is None else _only(conv2d.reference(*self.shortcut))
@@ -187,19 +187,25 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         dtype = self.parts[0].dtype
         if dtype not in DTYPES:
             return f"{dtype} has no kernel"
+        if self.weight.dtype == FP8 and (reason := fp8_obstacle(self.device)) is not None:
+            return reason
         return None if self.problem.fits_int32 else "no pictures, or one of 2^31 elements or more"
 
     def kernel(self) -> Tensor | tuple[Tensor, Moments | None]:
         problem, device, shortcut = self.problem, self.device, self.shortcut
         parts = tuple(part.contiguous() for part in self.parts)
         y = torch.empty(problem.out_shape, dtype=parts[0].dtype, device=device)
+        filters = weight_memory(self.weight)
+        scales: Scales = filters.scale, None
+        if self.weight.dtype == FP8:
+            scaled = to_fp8(parts)
+            parts, scales = tuple(part.values for part in scaled), (filters.scale, scaled[0].scale)
         after = None if self.norm is None else GroupNormCall(y, **self.norm._asdict())
         if after is not None:
             problem = replace(problem, group=problem.out_channels // after.num_groups)
-        weight, is_k_first = weight_memory(self.weight)
         bias, residual = (None if tensor is None else tensor.contiguous() for tensor in (self.bias, self.residual))
         residual2 = None if self.norm is None or self.norm.residual is None else self.norm.residual.contiguous()
-        loaded = tuple(tensor for tensor in (*parts, weight, residual, residual2) if tensor is not None)
+        loaded = tuple(tensor for tensor in (*parts, filters.values, residual, residual2) if tensor is not None)
         plan = make_plan(problem, obstacle=_descriptor_obstacle(loaded), multiprocessors=multiprocessors(device))
         plan = tuned_plan(plan, problem, self)
         if shortcut is not None and not _fuses(problem, plan, shortcut):
@@ -211,17 +217,17 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         epilogue = _epilogue(bias, self.temb, self.output_scale)
         if plan.spread:
             partial = torch.empty(plan.chunks, *problem.out_shape, dtype=torch.float32, device=device)
-            _launch_products(problem, plan, (partial, None), parts, (weight, is_k_first), _epilogue(), None)
-            _launch_sum(problem, plan, outputs, partial, epilogue, residual)
+            _launch_products(problem, plan, (partial, None), parts, filters, (None, None), _epilogue(), None)
+            _launch_sum(problem, plan, outputs, partial, scales, epilogue, residual)
         else:
             fused = (shortcut, after if normed else None)
-            _launch_products(problem, plan, outputs, parts, (weight, is_k_first), epilogue, residual, *fused)
+            _launch_products(problem, plan, outputs, parts, filters, scales, epilogue, residual, *fused)
         if self.norm is not None and not normed:
             return group_norm(y, moments=moments, **self.norm._asdict())
         return (y, moments) if self.moments else y
 
     def hopper_plan(self) -> str | None:
-        return on_hopper.plan_name(self.problem, self.shortcut is not None)
+        return on_hopper.plan_name(self.problem, self.shortcut is not None) if isinstance(self.weight, Tensor) else None
 
     def hopper_obstacle(self) -> str | None:
         if self.hopper_plan() is None:
@@ -229,8 +235,7 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         return gluon.obstacle(self.device) or self._hopper_inputs().obstacle()
 
     def hopper(self) -> Tensor | tuple[Tensor, Moments | None]:
-        bias = None if self.bias is None else self.bias.contiguous()
-        measured = self.moments or self.norm is not None
+        bias, measured = side_by_side(self.bias), self.moments or self.norm is not None
         epilogue = _epilogue(bias, self.temb, self.output_scale)
         y, moments = on_hopper.convolve(self.problem, self._hopper_inputs(), epilogue, measured)
         if self.norm is not None:
@@ -238,7 +243,7 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         return (y, moments) if self.moments else y
 
     def _hopper_inputs(self) -> on_hopper.Inputs:
-        parts, (weight, _) = tuple(part.contiguous() for part in self.parts), weight_memory(self.weight)
+        parts, weight = tuple(part.contiguous() for part in self.parts), weight_memory(self.weight).values
         residual = None if self.residual is None else self.residual.contiguous()
         if self.shortcut is None:
             return on_hopper.Inputs(parts, weight, residual)
@@ -255,35 +260,13 @@ def _only(y: Tensor | tuple[Tensor, Moments | None]) -> Tensor:
     return y if isinstance(y, Tensor) else y[0]
 
 
-def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: Padding, upsample: bool) -> Tensor:
-    if weight.shape[2:] == (1, 1) and stride == 1 and padding == 0 and not upsample:
-        return cpu.product(x, weight.flatten(1), bias)
-    fast = cpu.onednn_takes(x)
-    if x.device.type == "cpu" and x.numel() <= SMALL_ON_CPU and not upsample and not fast:
-        return _convolve_patches(x, weight, bias, stride, padding)
-    x = x.permute(0, 3, 1, 2)  # a view: NHWC memory is NCHW in torch's channels-last format
-    if upsample:
-        x = F.interpolate(x, scale_factor=2.0, mode="nearest")
-    if isinstance(padding, tuple):
-        x, padding = F.pad(x, padding), 0
-    if fast:
-        return cpu.convolution(x.permute(0, 2, 3, 1), weight, bias, stride, padding)
-    return F.conv2d(x, weight, bias, stride, padding).permute(0, 2, 3, 1).contiguous()
-
-
-def _convolve_patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: Padding) -> Tensor:
-    """As one matrix product over the patches of x, (kH, kW, C_in) each."""
-    left, right, top, bottom = (padding,) * 4 if isinstance(padding, int) else padding
-    x = F.pad(x, (0, 0, left, right, top, bottom))
-    patches = x.unfold(1, weight.shape[2], stride).unfold(2, weight.shape[3], stride)  # (N, H, W, C_in, kH, kW)
-    return F.linear(patches.permute(0, 1, 2, 4, 5, 3).flatten(3), weight.permute(0, 2, 3, 1).flatten(1), bias)
-
-
 def _descriptor_obstacle(loaded: tuple[Tensor, ...]) -> str | None:
     """Why tensor descriptors cannot load these, whatever their sizes."""
     if not has_descriptors(loaded[0].device):
         return "sm_{}{}".format(*capability(loaded[0].device))
     aligned = all(tensor.data_ptr() % 16 == 0 for tensor in loaded)
+    if any(tensor.itemsize == 1 and tensor[0].numel() % 16 for tensor in loaded):
+        return "a channel's weights in 8 bits are no multiple of 16 bytes"
     return None if aligned else "an address is no multiple of 16 bytes"
 
 
@@ -291,6 +274,7 @@ def _fuses(problem: Problem, plan: Plan, shortcut: Shortcut) -> bool:
     """Whether the shortcut joins the sum over k; depends on the picture's shape alone."""
     parts = parts_of(shortcut.x)
     fits = plan.descriptors and plan.chunks == 1 and problem.mode == "same" and problem.out_channels > 16
+    fits = fits and problem.itemsize == 2
     aligned = all(tensor.data_ptr() % 16 == 0 for tensor in (*parts, shortcut.weight))
     return fits and aligned and all(part.shape[3] % 8 == 0 and part.is_contiguous() for part in parts)
 
@@ -308,12 +292,12 @@ def _empty_moments(problem: Problem, plan: Plan, device: torch.device) -> Moment
 
 
 def _launch_products(
-    problem: Problem, plan: Plan, outputs: tuple[Any, ...], parts: tuple[Tensor, ...], filters: tuple[Tensor, bool],
-    epilogue: tuple[Any, ...], residual: Tensor | None, shortcut: Shortcut | None = None,
+    problem: Problem, plan: Plan, outputs: tuple[Any, ...], parts: tuple[Tensor, ...], filters: Filters,
+    scales: Scales, epilogue: tuple[Any, ...], residual: Tensor | None, shortcut: Shortcut | None = None,
     norm: GroupNormCall | None = None,
 ) -> None:  # fmt: skip
     """One chunk a program, or all of them with the shortcut and the epilogue."""
-    weight, is_k_first = filters
+    weight = filters.values
     pictures, tile_height, tile_width = plan.tile_shape
     left, _, top, _ = problem.padding
     grid = (plan.programs(problem), plan.chunks if plan.spread else 1)
@@ -330,8 +314,8 @@ def _launch_products(
     if not plan.descriptors:
         x, x2 = (*parts, None)[:2]
         sizes: dict[str, Any] = dict(height=problem.height, width=problem.width, out_width=problem.out_width)
-        flags: dict[str, Any] = dict(FLAT=plan.flat, K_FIRST=is_k_first, RAGGED=plan.ragged(problem))
-        launch(conv_by_pointers, grid, *outputs, x, x2, weight, residual, **arguments, **sizes, **flags)
+        flags: dict[str, Any] = dict(FLAT=plan.flat, K_FIRST=filters.is_k_first, RAGGED=plan.ragged(problem))
+        launch(conv_by_pointers, grid, *outputs, x, x2, weight, scales, residual, **arguments, **sizes, **flags)
         return
     addend: Any = residual
     if residual is not None and plan.residual_by_descriptor(problem):
@@ -339,20 +323,21 @@ def _launch_products(
     x, x2 = (*_input_descriptors(problem, plan, parts), None)[:2]
     w_desc = descriptor(weight.flatten(1), [plan.tile.channels, plan.tile.block])
     launch(
-        conv_by_descriptors, grid, *outputs, x, x2, w_desc, weight, addend, **arguments,
-        **_shortcut_arguments(plan, shortcut), columns=plan.columns, MOMENTS=plan.moments,
+        conv_by_descriptors, grid, *outputs, x, x2, w_desc, weight, scales, addend, **arguments,
+        **_shortcut_arguments(problem, plan, shortcut), columns=plan.columns, MOMENTS=plan.moments,
     )  # fmt: skip
 
 
-def _shortcut_arguments(plan: Plan, shortcut: Shortcut | None) -> dict[str, Any]:
+def _shortcut_arguments(problem: Problem, plan: Plan, shortcut: Shortcut | None) -> dict[str, Any]:
     names = ("shortcut_desc", "shortcut2_desc", "shortcut_w_desc", "shortcut")
+    block = plan.tile.block // 2 if problem.fp8 else plan.tile.block  # as many bytes: a shortcut has 16 bits
     if shortcut is None:
-        return dict.fromkeys(names[:3]) | {"shortcut": (None, None, None)}
+        return dict.fromkeys(names[:3]) | {"shortcut": (None, None, None), "SHORTCUT_BK": block}
     parts = parts_of(shortcut.x)
-    x, x2 = (*(descriptor(part, [*plan.tile_shape, plan.tile.block]) for part in parts), None)[:2]
-    weight = descriptor(shortcut.weight.flatten(1), [plan.tile.channels, plan.tile.block])
+    x, x2 = (*(descriptor(part, [*plan.tile_shape, block]) for part in parts), None)[:2]
+    weight = descriptor(shortcut.weight.flatten(1), [plan.tile.channels, block])
     rest = shortcut.bias, parts[0].shape[3], sum(part.shape[3] for part in parts[1:])
-    return dict(zip(names, (x, x2, weight, rest), strict=True))
+    return dict(zip(names, (x, x2, weight, rest), strict=True)) | {"SHORTCUT_BK": block}
 
 
 def _norm_arguments(problem: Problem, plan: Plan, norm: GroupNormCall | None) -> dict[str, Any]:
@@ -385,14 +370,14 @@ def _output_descriptor(problem: Problem, plan: Plan, y: Tensor) -> Any:
 
 
 def _launch_sum(
-    problem: Problem, plan: Plan, outputs: tuple[Any, ...], partial: Tensor, epilogue: tuple[Any, ...],
-    residual: Tensor | None,
+    problem: Problem, plan: Plan, outputs: tuple[Any, ...], partial: Tensor, scales: Scales,
+    epilogue: tuple[Any, ...], residual: Tensor | None,
 ) -> None:  # fmt: skip
     tile = plan.moments_tile
     grid = (problem.pictures * plan.moments_tiles(problem) * -(-problem.out_channels // SUM_CHANNELS),)
     launch(
-        sum_chunks, grid, *outputs, partial, residual, epilogue=epilogue, pictures=problem.pictures, rows=plan.rows,
-        columns=plan.columns, pixels=problem.pixels, out_channels=problem.out_channels,
+        sum_chunks, grid, *outputs, partial, scales, residual, epilogue=epilogue, pictures=problem.pictures,
+        rows=plan.rows, columns=plan.columns, pixels=problem.pixels, out_channels=problem.out_channels,
         CHUNKS=plan.chunks, MODE=problem.mode if plan.descriptors else "same", BH=tile[0], BW=tile[1],
         BN=SUM_CHANNELS, MOMENTS=plan.moments, RAGGED=plan.ragged(problem), num_warps=4, fp_fusion=False,
     )  # fmt: skip

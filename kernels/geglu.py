@@ -14,8 +14,9 @@ class GegluCall(GatedCall):
     """(x W1^T + b1) * gelu(x W2^T + b2), Shazeer 2020 (arXiv 2002.05202), as diffusers' GEGLU has it: gelu by erf.
 
     Args:
-        x: (N, L, C_in), float32, float16 or bfloat16; tokens may be strided.
-        weight: (2 C_out, C_in), the dtype of x: the rows of W1, then those of W2, whose product gelu is applied to.
+        x: (N, L, C_in), float32, float16 or bfloat16; tokens may be strided. `Scaled` as in `linear`.
+        weight: (2 C_out, C_in), the dtype of x, or `Quantised`: the rows of W1, then those of W2, whose
+            product gelu is applied to.
         bias: (2 C_out,), the dtype of x.
 
     Returns: (N, L, C_out), contiguous, the dtype of x. Raises ValueError naming the argument that does not fit.

@@ -13,13 +13,16 @@ from torch import Tensor
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.device.layer_norm import layer_norm_kernel
 from fastdiff.kernels.host.dispatch import Call, Operation
-from fastdiff.kernels.host.launching import DTYPES, launch, side_by_side
+from fastdiff.kernels.host.launching import DTYPES, fp8_obstacle, launch, side_by_side
+from fastdiff.kernels.host.weights import FP8, Scaled
+from fastdiff.kernels.to_fp8 import FORMAT, to_fp8
 
+Normed = Tensor | Scaled | tuple[Tensor | Scaled, Tensor]
 MAX_WIDTH = 16384  # channels that a program holds; chosen, not measured
 
 
 @dataclass(frozen=True, eq=False)
-class LayerNormCall(Call[Tensor | tuple[Tensor, Tensor]]):
+class LayerNormCall(Call[Normed]):
     """norm(x * gate + residual) * (1 + scale) + shift, the norms of transformers; diffusers' AdaLayerNormZero.
 
     LayerNorm is Ba et al. 2016 (arXiv 1607.06450), RMSNorm Zhang and Sennrich 2019 (arXiv 1910.07467), the gate of a
@@ -33,6 +36,7 @@ class LayerNormCall(Call[Tensor | tuple[Tensor, Tensor]]):
         residual: (N, L, C), the dtype of x; the sum, rounded to that dtype, is what is normalised.
         gate: (N, C) of any float dtype, only with `residual`; rows may be strided.
         scale, shift: (N, C) of any float dtype, both or neither; rows may be strided (columns of a wider table).
+        in_fp8: y is for products in fp8, and `Scaled`: what `to_fp8` makes of it, without a pass of its own.
 
     Returns: y (N, L, C), contiguous, the dtype of x; with `residual`, (y, the sum). Raises ValueError naming the
         argument that does not fit.
@@ -48,6 +52,7 @@ class LayerNormCall(Call[Tensor | tuple[Tensor, Tensor]]):
     gate: Tensor | None = None
     scale: Tensor | None = None
     shift: Tensor | None = None
+    in_fp8: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -82,7 +87,7 @@ class LayerNormCall(Call[Tensor | tuple[Tensor, Tensor]]):
         if self.residual is not None and self.residual.dtype != x.dtype:
             raise ValueError(f"residual: {self.residual.dtype}, but x is {x.dtype}")
 
-    def reference(self) -> Tensor | tuple[Tensor, Tensor]:
+    def reference(self) -> Normed:
         x = self.x if self.gate is None else self.x * self.gate[:, None].to(self.x.dtype)
         total = x if self.residual is None else x + self.residual
         rows = total.float()
@@ -93,30 +98,32 @@ class LayerNormCall(Call[Tensor | tuple[Tensor, Tensor]]):
             y = F.layer_norm(rows, rows.shape[-1:], weight, bias, self.eps)
         if self.scale is not None and self.shift is not None:
             y = torch.addcmul(self.shift.float()[:, None], y, 1 + self.scale.float()[:, None])
-        y = y.to(x.dtype)
-        return y if self.residual is None else (y, total)
+        made = to_fp8.reference(y.to(x.dtype))[0] if self.in_fp8 else y.to(x.dtype)
+        return made if self.residual is None else (made, total)
 
     def obstacle(self) -> str | None:
         if self.x.dtype not in DTYPES or self.x.numel() == 0 or self.x.shape[2] > MAX_WIDTH:
             return f"{tuple(self.x.shape)} of {self.x.dtype} has no kernel"
-        return None
+        return fp8_obstacle(self.device) if self.in_fp8 else None
 
-    def kernel(self) -> Tensor | tuple[Tensor, Tensor]:
+    def kernel(self) -> Normed:
         n, tokens, channels = self.x.shape
         x = side_by_side(self.x)
         residual, weight, bias = map(side_by_side, (self.residual, self.weight, self.bias))
         gate, scale, shift = map(side_by_side, (self.gate, self.scale, self.shift))
-        y = x.new_empty(n, tokens, channels)
+        y = torch.empty(n, tokens, channels, dtype=FP8 if self.in_fp8 else x.dtype, device=x.device)
+        y_scale = torch.empty(n, tokens, dtype=torch.float32, device=x.device) if self.in_fp8 else None
         total = None if residual is None else x.new_empty(n, tokens, channels)
         warps = 1 if channels <= 2048 else 8  # by the width alone: the bits of a sum are those of its lanes
         launch(
             layer_norm_kernel, (n * tokens,),
-            y, total, x, residual, gate, weight, bias, scale, shift, tokens, channels, *x.stride()[:2],
+            y, y_scale, total, x, residual, gate, weight, bias, scale, shift, tokens, channels, *x.stride()[:2],
             *((0, 0) if residual is None else residual.stride()[:2]),
             *(0 if table is None else table.stride(0) for table in (gate, scale, shift)), self.eps,
-            RMS=self.rms, BC=max(16, triton.next_power_of_2(channels)), num_warps=warps,
+            RMS=self.rms, BC=max(16, triton.next_power_of_2(channels)), **FORMAT, num_warps=warps,
         )  # fmt: skip
-        return y if total is None else (y, total)
+        made = y if y_scale is None else Scaled(y, y_scale, x.dtype)
+        return made if total is None else (made, total)
 
 
 layer_norm = Operation("layer_norm", LayerNormCall)

@@ -20,6 +20,7 @@ from fastdiff.kernels.host.hopper import linear as on_hopper
 from fastdiff.kernels.host.launching import (
     DTYPES,
     descriptor,
+    fp8_obstacle,
     has_descriptors,
     is_sm_90,
     launch,
@@ -29,7 +30,9 @@ from fastdiff.kernels.host.launching import (
 )
 from fastdiff.kernels.host.recording import because
 from fastdiff.kernels.host.tuning import named, tuned
+from fastdiff.kernels.host.weights import FP8, Quantised, Scaled, Weight, plain
 from fastdiff.kernels.layer_norm import layer_norm
+from fastdiff.kernels.to_fp8 import as_multiplied, to_fp8
 
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     None: lambda x: x,
@@ -50,8 +53,10 @@ class LinearCall(Call[Tensor]):
     """activation(x weight^T + bias) * gate + residual, as the projections of diffusers' BasicTransformerBlock.
 
     Args:
-        x: (N, L, C_in), float32, float16 or bfloat16; tokens may be strided.
-        weight: (C_out, C_in), the dtype of x. Q, K and V are one linear of 3 C rows, which attention reads in place.
+        x: (N, L, C_in), float32, float16 or bfloat16; tokens may be strided. For a weight in fp8 it may be `Scaled`, or
+            else is made so.
+        weight: (C_out, C_in), the dtype of x, or `Quantised`. Q, K and V are one linear of 3 C rows, which attention
+            reads in place.
         bias: (C_out,), the dtype of x.
         activation: None, gelu (by erf), gelu_tanh, quick_gelu (x sigmoid(1.702 x), of CLIP) or silu.
         gate: (N, C_out) of any float dtype, one row for all tokens of a picture: adaLN-Zero (Peebles and Xie 2022,
@@ -64,8 +69,8 @@ class LinearCall(Call[Tensor]):
     Returns: (N, L, C_out), contiguous, the dtype of x. Raises ValueError naming the argument that does not fit.
     """
 
-    x: Tensor
-    weight: Tensor
+    x: Tensor | Scaled
+    weight: Weight
     bias: Tensor | None = None
     _: KW_ONLY
     activation: str | None = None
@@ -79,7 +84,9 @@ class LinearCall(Call[Tensor]):
 
     def check(self) -> None:
         x, weight = self.x, self.weight
-        if x.ndim != 3 or not x.is_floating_point() or x.shape[-1] < 1:
+        if isinstance(x, Scaled) and (weight.dtype != FP8 or self.rms_norm is not None):
+            raise ValueError("x: it is in fp8, which goes with a weight in fp8 and no rms_norm")
+        if len(x.shape) != 3 or not x.dtype.is_floating_point or x.shape[-1] < 1:
             raise ValueError(f"x: expected floats (N, L, C_in), got {x.dtype} {tuple(x.shape)}")
         n, tokens, channels = x.shape
         if weight.ndim != 2 or weight.shape[1] != channels:
@@ -99,31 +106,36 @@ class LinearCall(Call[Tensor]):
                 continue
             if tuple(tensor.shape) != shape:
                 raise ValueError(f"{name}: expected {shape}, got {tuple(tensor.shape)}")
-            fits = tensor.is_floating_point() if name == "gate" else tensor.dtype == x.dtype
+            if isinstance(tensor, Quantised):
+                tensor, fits = tensor.values, True
+            else:
+                fits = tensor.is_floating_point() if name == "gate" else tensor.dtype == x.dtype
             if not fits or tensor.device != x.device:
                 raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, but x is {x.dtype} on {x.device}")
 
     def reference(self) -> Tensor:
         x = self.x
         if self.rms_norm is not None:
+            assert isinstance(x, Tensor)  # by its check
             x = _only(layer_norm.reference(x, self.rms_norm[0], eps=self.rms_norm[1], rms=True))
-        y = ACTIVATIONS[self.activation](cpu.product(x, self.weight, self.bias))
+        y = ACTIVATIONS[self.activation](_product(x, self.weight, self.bias))
         if self.gate is not None:
             y = y * self.gate[:, None].to(y.dtype)
         return y if self.residual is None else y + self.residual
 
     def obstacle(self) -> str | None:
-        return products_obstacle(self.x)
+        return products_obstacle(self.x, self.weight)
 
     def library_reason(self) -> str | None:
         if not is_sm_90(self.device):
             return None
         if self.rms_norm is not None:
-            return "RMSNorm is faster apart on sm_90" if self.x.itemsize == 2 else None
+            return "RMSNorm is faster apart on sm_90" if self.x.dtype.itemsize == 2 else None
         with_gelu = self.activation == "gelu_tanh" and hasattr(torch, "_addmm_activation")  # no public name promises it
         plain = (self.activation is None or with_gelu) and self.gate is None and self.residual is None
         channels = self.weight.shape[1], self.weight.shape[0]
-        measured = self.x.dtype == torch.bfloat16 and channels in LIBRARY and self.x.shape[1] % LIBRARY_TOKENS == 0
+        measured = isinstance(self.weight, Tensor) and self.x.dtype == torch.bfloat16
+        measured = measured and channels in LIBRARY and self.x.shape[1] % LIBRARY_TOKENS == 0
         return "{} to {} channels: torch's library is faster on sm_90".format(*channels) if plain and measured else None
 
     def library(self) -> Tensor:
@@ -131,36 +143,42 @@ class LinearCall(Call[Tensor]):
             return run(self._normed())
         if self.activation is None or self.bias is None:
             return self.reference()
+        assert isinstance(self.x, Tensor) and isinstance(self.weight, Tensor)  # by its reason
         y = torch._addmm_activation(self.bias, self.x.flatten(0, 1), self.weight.T, use_gelu=True)  # GELU by tanh
         return y.view(*self.x.shape[:2], -1)
 
     def hopper_plan(self) -> str | None:
-        if self.x.itemsize != 2 or self.rms_norm is not None or self.gate is not None:
+        others = self.rms_norm is not None or self.gate is not None
+        if others or self.x.dtype.itemsize != 2 or isinstance(self.weight, Quantised):
             return None
-        return plan_name("linear", self.weight, residual=self.residual is not None)
+        return on_hopper.plan_name("linear", self.weight.shape, residual=self.residual is not None)
 
     def hopper_obstacle(self) -> str | None:
-        return "no plan" if self.hopper_plan() is None else hopper_obstacle(self.x, self.weight, self.weight.shape[0])
+        if self.hopper_plan() is None:
+            return "no plan"
+        return on_hopper.obstacle(*_in_16_bits(self.x, self.weight), self.weight.shape[0])
 
     def hopper(self) -> Tensor:
         """Return it by tiles that fill the card, of too few tokens by the kernel: the bits are the same."""
         residual = None if self.residual is None else self.residual.reshape(-1, self.weight.shape[0]).contiguous()
-        y = launch_hopper(self.x, self.weight, self.bias, activation=self.activation, residual=residual)
-        return self.kernel() if y is None else y
+        x, weight = _in_16_bits(self.x, self.weight)
+        y = on_hopper.launch_many(x, weight, side_by_side(self.bias), activation=self.activation, residual=residual)
+        return self.kernel() if y is None else y.view(*self.x.shape[:2], -1)
 
     def kernel(self) -> Tensor:
         weight, eps = self.rms_norm or (None, None)
-        if weight is not None:  # which the kernel has no place for
+        if weight is not None or (eps is not None and self.weight.dtype == FP8):  # which the kernel has no place for
             return self._normed().kernel()
         return launch_products(
-            self.x, self.weight[None], self.bias, activation=self.activation, gate=self.gate, residual=self.residual,
-            rms_eps=eps,
+            self.x, self.weight.unflatten(0, (1, -1)), self.bias, activation=self.activation, gate=self.gate,
+            residual=self.residual, rms_eps=eps,
         )  # fmt: skip
 
     def _normed(self) -> "LinearCall":
         """The same call with RMSNorm a launch of its own, before it."""
         if self.rms_norm is None:
             return self
+        assert isinstance(self.x, Tensor)  # by its check
         x = _only(layer_norm(self.x, self.rms_norm[0], eps=self.rms_norm[1], rms=True))
         return replace(self, x=x, rms_norm=None)
 
@@ -168,48 +186,37 @@ class LinearCall(Call[Tensor]):
 linear = Operation("linear", LinearCall)
 
 
-def _only(y: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+def _only(y: Tensor | Scaled | tuple[Tensor | Scaled, Tensor]) -> Tensor:
     """The output of a norm that makes no sum."""
-    return y if isinstance(y, Tensor) else y[0]
+    assert isinstance(y, Tensor)
+    return y
 
 
-def plan_name(operation: str, weight: Tensor, *, residual: bool = False) -> str:
-    """Name the plan of the kernel for sm_90 at a weight's width."""
-    return "{} {} to {}".format(operation, *reversed(weight.shape)) + ", residual" * residual
+def _in_16_bits(x: Tensor | Scaled, weight: Weight) -> tuple[Tensor, Tensor]:
+    """x (N L, C_in), channels side by side, and the weight, where there is a plan for them."""
+    assert isinstance(x, Tensor) and isinstance(weight, Tensor)  # by the plan
+    return side_by_side(x.reshape(-1, x.shape[-1])), weight
 
 
-def hopper_obstacle(x: Tensor, weight: Tensor, out_channels: int) -> str | None:
-    """Say why the kernel for sm_90 is not launched, if it is not."""
-    return on_hopper.obstacle(_rows(x), weight, out_channels)
+def _product(x: Tensor | Scaled, weight: Weight, bias: Tensor | None) -> Tensor:
+    """Return what torch makes of x and the weight."""
+    (tokens,) = as_multiplied(x, weight)
+    return cpu.product(tokens, plain(weight, tokens.dtype), bias)
 
 
-def launch_hopper(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, dual: bool = False, **options: Any
-) -> Tensor | None:
-    """Launch the kernel for sm_90: (N, L, C_out), or None where there are too few tokens for it."""
-    rows = _rows(x)
-    tiles = on_hopper.tiles_of(rows, weight, dual=dual)
-    if tiles is None:
-        return None
-    return on_hopper.launch_tiles(tiles, rows, weight, side_by_side(bias), **options).view(*x.shape[:2], -1)
-
-
-def _rows(x: Tensor) -> Tensor:
-    """(N L, C_in), channels side by side."""
-    return side_by_side(x.reshape(-1, x.shape[-1]))
-
-
-def products_obstacle(x: Tensor) -> str | None:
-    """Say why the kernel of `linear`, `swiglu` and `geglu` does not take these tokens, if it does not."""
-    return f"{tuple(x.shape)} of {x.dtype} has no kernel" if x.dtype not in DTYPES or x.numel() == 0 else None
+def products_obstacle(x: Tensor | Scaled, weight: Weight) -> str | None:
+    """Say why the kernel of `linear`, `swiglu` and `geglu` does not take these tokens and weights, if it does not."""
+    if x.dtype not in DTYPES or 0 in x.shape:
+        return f"{tuple(x.shape)} of {x.dtype} has no kernel"
+    return fp8_obstacle(x.device) if weight.dtype == FP8 else None
 
 
 @dataclass(frozen=True, eq=False)
 class GatedCall(Call[Tensor]):
     """Two linear layers of the same tokens as one product, multiplied: what `swiglu` and `geglu` share."""
 
-    x: Tensor
-    weight: Tensor
+    x: Tensor | Scaled
+    weight: Weight
     bias: Tensor | None = None
 
     name: ClassVar[str]
@@ -227,22 +234,26 @@ class GatedCall(Call[Tensor]):
 
     def products(self) -> tuple[Tensor, ...]:
         """Return what torch makes of the two layers, (N, L, C_out) each."""
-        return cpu.product(self.x, self.weight, self.bias).chunk(2, dim=-1)
+        return _product(self.x, self.weight, self.bias).chunk(2, dim=-1)
 
     def obstacle(self) -> str | None:
-        return products_obstacle(self.x)
+        return products_obstacle(self.x, self.weight)
 
     def hopper_plan(self) -> str | None:
-        return plan_name(self.name, self.weight) if self.x.itemsize == 2 else None
+        if self.x.dtype.itemsize != 2 or isinstance(self.weight, Quantised):
+            return None
+        return on_hopper.plan_name(self.name, self.weight.shape)
 
     def hopper_obstacle(self) -> str | None:
-        no_plan = self.hopper_plan() is None
-        return "no plan" if no_plan else hopper_obstacle(self.x, self.weight, self.weight.shape[0] // 2)
+        if self.hopper_plan() is None:
+            return "no plan"
+        return on_hopper.obstacle(*_in_16_bits(self.x, self.weight), self.weight.shape[0] // 2)
 
     def hopper(self) -> Tensor:
         activations = {"activation": self.activation, "activation2": self.activation2}
-        y = launch_hopper(self.x, self.weight, self.bias, dual=True, **activations)
-        return self.kernel() if y is None else y
+        x, weight = _in_16_bits(self.x, self.weight)
+        y = on_hopper.launch_many(x, weight, side_by_side(self.bias), dual=True, **activations)
+        return self.kernel() if y is None else y.view(*self.x.shape[:2], -1)
 
     def kernel(self) -> Tensor:
         weights = self.weight.unflatten(0, (2, -1))
@@ -281,14 +292,22 @@ POINTER_TILES: Choices = (
 )
 FLOAT32_DUAL_TILES: Choices = ((0, TokenTile(32, 32, 32, 32, warps=4, stages=2, resident=2)),)
 FLOAT32_TILES: Choices = ((1, TokenTile(64, 64, 32, 64, warps=4, stages=2, resident=2)), *FLOAT32_DUAL_TILES)
+# In fp8; chosen, not measured. A step is added to the float32 sum on its own, so that all are as long.
+FP8_TILES: Choices = (
+    (2, TokenTile(128, 128, 128, 64, warps=8, stages=5)),
+    (0.5, TokenTile(64, 128, 128, 64, warps=4, stages=4, resident=2)),
+    (0, TokenTile(64, 64, 128, 64, warps=4, stages=5, resident=2)),
+)
+FP8_DUAL_TILES: Choices = ((0, TokenTile(128, 128, 128, 128, warps=8, stages=3)),)
+FP8_POINTER_TILES: Choices = ((0, TokenTile(64, 64, 128, 64, warps=4, stages=3)),)
 FLOAT32_CHUNK = 128  # input channels: one long float32 sum would be thrice as far off as torch's
 MEMORY = 192 * 1024  # bytes that the tiles which a program loads ahead may take, on the largest card
 GROUP = 8  # rows of tiles that share the weights they find in the L2; chosen, not measured
 
 
 def launch_products(
-    x: Tensor,
-    weight: Tensor,
+    x: Tensor | Scaled,
+    weight: Weight,
     bias: Tensor | None = None,
     *,
     activation: str | None = None,
@@ -304,21 +323,25 @@ def launch_products(
     """
     n, tokens, channels = x.shape
     parts, out_channels, _ = weight.shape
-    y = x.new_empty(n, tokens, out_channels)
+    y = torch.empty(n, tokens, out_channels, dtype=x.dtype, device=x.device)
+    scaled = to_fp8(x)[0] if isinstance(x, Tensor) and weight.dtype == FP8 else x
+    x, x_scale = (scaled.values, scaled.scale) if isinstance(scaled, Scaled) else (scaled, None)
     shape = (n, tokens) if gate is not None else (1, n * tokens)  # only a gate tells one picture from another
-    x, weight = side_by_side(x.reshape(*shape, channels)), weight.contiguous()
+    values, scale = (weight.values, weight.scale) if isinstance(weight, Quantised) else (weight, None)
+    x, values = side_by_side(x.reshape(*shape, channels)), values.contiguous()
     bias, gate = side_by_side(bias), side_by_side(gate)
     residual = None if residual is None else residual.reshape(*shape, out_channels).contiguous()
     out = y.view(*shape, out_channels)
-    loaded = [tensor for tensor in (out, x, weight, residual) if tensor is not None]
+    loaded = [tensor for tensor in (out, x, values, residual) if tensor is not None]
     by_descriptors = has_descriptors(x.device) and all(map(suits_descriptors, loaded))
-    choices = _choices(x.dtype, by_descriptors, dual=parts == 2, normed=rms_eps is not None, added=residual is not None)
+    extras = dict(dual=parts == 2, normed=rms_eps is not None, added=residual is not None)
+    choices = _choices(x.itemsize, by_descriptors, **extras)
     usual, loads = _first_busy(choices, out), "descriptors" if by_descriptors else "pointers"
     sizes = *shape, channels, parts, out_channels
     tile = tuned(
         "linear", x.device,
-        lambda: named(*sizes, x.dtype, loads, activation, activation2, bias=bias, gate=gate, residual=residual,
-                      rms=rms_eps),
+        lambda: named(*sizes, x.dtype, loads, activation, activation2, scale=scale, bias=bias, gate=gate,
+                      residual=residual, rms=rms_eps),
         usual, lambda: _alternatives(usual, x.itemsize, by_descriptors, parts, normed=rms_eps is not None),
     )  # fmt: skip
     programs = min(_programs(tile, out), tile.resident * multiprocessors(x.device))
@@ -330,19 +353,22 @@ def launch_products(
     launch(
         linear_kernel, (programs,),
         operand(out, tile.tokens, tile.out), operand(x, tile.tokens, tile.block),
-        operand(weight, tile.channels, tile.block), bias, gate, operand(residual, tile.tokens, tile.out),
+        operand(values, tile.channels, tile.block), x_scale, scale, bias, gate,
+        operand(residual, tile.tokens, tile.out),
         *shape, channels, out_channels, *x.stride()[:2], 0 if gate is None else gate.stride(0), rms_eps or 0.0,
         ACTIVATION=activation or "none", ACTIVATION2=activation2 or "none", DUAL=parts == 2, NORMED=rms_eps is not None,
-        CHUNK=FLOAT32_CHUNK if y.dtype == torch.float32 else 0,
+        CHUNK=FLOAT32_CHUNK if x.dtype == torch.float32 else 0,
         BM=tile.tokens, BN=tile.channels, BK=tile.block, BY=tile.out, GROUP=GROUP,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return y
 
 
-def _choices(dtype: torch.dtype, by_descriptors: bool, dual: bool, normed: bool, added: bool) -> Choices:
+def _choices(itemsize: int, by_descriptors: bool, dual: bool, normed: bool, added: bool) -> Choices:
+    if itemsize == 1:
+        return FP8_POINTER_TILES if not by_descriptors else FP8_DUAL_TILES if dual else FP8_TILES
     if not by_descriptors:
-        return POINTER_TILES if dtype.itemsize == 2 else FLOAT32_DUAL_TILES if dual else FLOAT32_TILES
+        return POINTER_TILES if itemsize == 2 else FLOAT32_DUAL_TILES if dual else FLOAT32_TILES
     return DUAL_TILES if dual else NORMED_TILES if normed else ADDED_TILES if added else TILES
 
 
@@ -359,13 +385,13 @@ def _first_busy(choices: Choices, out: Tensor) -> TokenTile:
 def _alternatives(
     usual: TokenTile, itemsize: int, by_descriptors: bool, parts: int, *, normed: bool
 ) -> list[TokenTile]:
-    """Tiles that leave every sum its order: in float32 and beside RMSNorm those of the same block."""
+    """Tiles that leave every sum its order: in float32, in fp8 and beside RMSNorm those of the same block."""
     sides = (32, 64, 128) if itemsize == 4 else (64, 128, 256)
-    blocks = {usual.block} if itemsize == 4 or normed else {64, 128} if by_descriptors else {32, 64}
+    blocks = {usual.block} if itemsize != 2 or normed else {64, 128} if by_descriptors else {32, 64}
     found = []
     for tokens, channels, block, stages in product(sides, sides, sorted(blocks), (2, 3, 4)):
         loaded = stages * (tokens + parts * channels) * block * itemsize
-        if tokens * channels * parts > 128 * 256 or loaded > MEMORY:
+        if tokens * channels * parts > (128 * 128 if itemsize == 1 else 128 * 256) or loaded > MEMORY:
             continue
         warps = 4 if tokens * channels * parts <= 128 * 128 else 8
         out = channels if parts == 2 else min(channels, 64 if tokens > 64 else 128)

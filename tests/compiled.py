@@ -9,6 +9,7 @@ import torch
 SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}  # bytes of a program, by compute capability
 TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int64: "i64", torch.int32: "i32",
+    torch.int8: "i8", torch.float8_e4m3fn: "fp8e4nv",
 }  # fmt: skip
 
 
@@ -89,8 +90,9 @@ def stack_bytes(compiled) -> int:
 def assert_no_buffer_is_filled_too_early(code: str, num_stages: int) -> None:
     """A product that runs on while the next loads begin reads its tiles in place: they have a buffer for each stage."""
     buffers = dict(re.findall(r"(%\w+) = ttg\.memdesc_index .*?: !ttg\.memdesc<(\d+)x", code))
-    turned = dict(re.findall(r"(%\w+) = ttg\.memdesc_trans (%\w+)", code))
+    views = dict(re.findall(r"(%\w+) = ttg\.memdesc_(?:trans|subslice) (%\w+)", code))
     for operands in re.findall(r"= ttng\.warp_group_dot (%\w+), (%\w+), .*isAsync = true", code):
-        for operand in operands:
-            tile = turned.get(operand, operand)
+        for tile in operands:
+            while tile in views:
+                tile = views[tile]
             assert int(buffers.get(tile, num_stages)) >= num_stages, f"{tile} of {num_stages} stages"

@@ -10,19 +10,27 @@ from torch import nn
 
 from fastdiff.acceleration.replacement import replacement_for, replacement_of
 from fastdiff.acceleration.sharing import our_class
+from fastdiff.checkpoints.kinds import Precision
 from fastdiff.errors import InputError
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.classes import DENOISERS
+from fastdiff.requests.defaults import PRECISION
+from fastdiff.schema import checked
 
 Accelerated = TypeVar("Accelerated")
 
 
-def accelerate(model_or_pipeline: Accelerated) -> Accelerated:
+def accelerate(model_or_pipeline: Accelerated, precision: Precision = PRECISION) -> Accelerated:
     """Run a live diffusers model, or the denoiser and the VAE of a live pipeline, on fastdiff.
 
-    Args: a UNet2DModel, UNet2DConditionModel, UNet1DModel, DiTTransformer2DModel or AutoencoderKL, or a pipeline of
-    them: StableDiffusionPipeline, StableDiffusionXLPipeline, those from image to image, with a ControlNet, ... A VAE of
-    another class stays diffusers'.
+    Args:
+        model_or_pipeline: a UNet2DModel, UNet2DConditionModel, UNet1DModel, DiTTransformer2DModel or AutoencoderKL, or
+            a pipeline of them: StableDiffusionPipeline, StableDiffusionXLPipeline, those from image to image, with a
+            ControlNet, ... A VAE of another class stays diffusers'.
+        precision: int8 keeps the weights of the model, or of a pipeline's denoiser, in 8 bits; fp8 too, and multiplies
+            in 8 bits, on a GPU of sm_89 or later. Diffusers' parameters
+            give up their memory for those, so that they cannot be saved, changed or moved until `restore`, which gives
+            back what the 8 bits stand for. LoRAs are fused before.
 
     Returns the same object. The pipeline's own loop runs: callbacks, schedulers, `output_type` and all other arguments
     do what they did, and so do `state_dict()`, `save_pretrained`, `config`, `to()`, tiling and slicing of the VAE, and
@@ -33,13 +41,20 @@ def accelerate(model_or_pipeline: Accelerated) -> Accelerated:
     over: LoRA layers that are not fused, IP-Adapter, FreeU, changed attention processors, hooks and offload of single
     layers. A change that comes later, but for a forward hook, is refused at the next call, until it is undone.
     """
-    for replacement in [replacement_for(model) for model in _models_of(model_or_pipeline)]:
+    checked("precision", precision, Precision)
+    models = _models_of(model_or_pipeline)
+    precisions: list[Precision] = [precision, PRECISION]  # of the denoiser, and of the VAE
+    # the denoiser last: once its weights have 8 bits, nothing may be refused
+    for replacement in [replacement_for(*each) for each in reversed([*zip(models, precisions, strict=False)])]:
         replacement.install()
     return model_or_pipeline
 
 
 def restore(model_or_pipeline: Accelerated) -> Accelerated:
-    """Undo `accelerate`: diffusers computes again, over the same parameters. Returns the same object."""
+    """Undo `accelerate`: diffusers computes again, over the same parameters. Returns the same object.
+
+    Weights that had 8 bits are those that the 8 bits stand for.
+    """
     models = _models_of(model_or_pipeline)
     replacements = [replacement for model in models if (replacement := replacement_of(model)) is not None]
     if not replacements:

@@ -1,16 +1,19 @@
 """Our models in the place of the methods of live ones, until `restore`."""
 
 import sys
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from fastdiff.acceleration.changes import Watch, check_changes
-from fastdiff.acceleration.sharing import our_class, share_parameters
+from fastdiff.acceleration.sharing import give_back, our_class, share_parameters
+from fastdiff.checkpoints.kinds import Precision
 from fastdiff.errors import InputError
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.model import Model
+from fastdiff.requests.defaults import PRECISION
 
 TILING = ("use_tiling", "tile_sample_min_size", "tile_latent_min_size", "tile_overlap_factor")
 
@@ -20,10 +23,11 @@ class Replacement:
 
     METHODS: ClassVar[tuple[str, ...]]  # of the live model, replaced by those of this name here
 
-    def __init__(self, model: nn.Module):
-        self.model = model
+    def __init__(self, model: nn.Module, precision: Precision):
+        self.model, self.precision = model, precision
         self._strides = {name: parameter.stride() for name, parameter in model.named_parameters()}
         self._current: tuple[Model, Watch] | None = None
+        self._guard: RemovableHandle | None = None  # against reading parameters that have no memory
 
     def check(self) -> None:
         """InputError where our model cannot run in the place of the live one."""
@@ -37,6 +41,11 @@ class Replacement:
         """Put the methods in their places."""
         for name in self.METHODS:
             setattr(self.model, _slot(self.model, name), getattr(self, name))
+        if self._guard is None and self.precision != PRECISION:
+            self._guard = self.model.register_state_dict_pre_hook(lambda *args: self._refuse("saved"))
+
+    def _refuse(self, done: str) -> NoReturn:
+        raise InputError(f"accelerate: a model in 8 bits cannot be {done}; call fastdiff.restore on it first")
 
     def remove(self) -> None:
         """Give the model its own methods back, and its parameters their own memory, laid out as it was.
@@ -50,6 +59,9 @@ class Replacement:
             delattr(self.model, slot)
             if slot != name:  # a hook calls it there
                 setattr(self.model, slot, getattr(type(self.model), name).__get__(self.model))
+        if self._guard is not None and self._current is not None:
+            self._guard.remove()
+            give_back(self.model, self._current[0])
         self._release()
         for name, parameter in self.model.named_parameters():
             own = torch.empty_strided(
@@ -63,13 +75,18 @@ class Replacement:
     def ours(self) -> Model:
         """Our model, which reads the parameters where they are now. InputError for changes that it would not follow."""
         if self._current is None or self._current[1].sees_a_change():
+            if self._guard is not None:
+                check_changes(self.model)
+                self._refuse("changed")
             self._release()
             check_changes(self.model)
-            self._current = share_parameters(self.model), Watch(self.model)
+            self._current = share_parameters(self.model, self.precision), Watch(self.model)
         return self._current[0]
 
     def _apply(self, *args: Any, **kwargs: Any) -> nn.Module:
         """Move the model, as `to()` does; ours must not keep the memory that it leaves."""
+        if self._guard is not None:
+            self._refuse("moved")
         self._release()
         return type(self.model)._apply(self.model, *args, **kwargs)
 
@@ -79,6 +96,8 @@ class Replacement:
         self._current = None
 
     def __getstate__(self) -> dict[str, Any]:
+        if self._guard is not None:
+            self._refuse("copied")
         return vars(self) | {"_current": None}  # a copy of the model makes its own
 
     def _in_their_words(self, output: Any) -> Any:
@@ -125,12 +144,14 @@ class AutoencoderReplacement(Replacement):
         return ours
 
 
-def replacement_for(model: nn.Module) -> Replacement:
-    """The replacement that a live model has, or a new one for it. InputError for one that we cannot run."""
+def replacement_for(model: nn.Module, precision: Precision) -> Replacement:
+    """The replacement that a live model has, or a new one for it. InputError for one that we cannot run so."""
     kind = our_class(model)
     assert kind is not None
     new = AutoencoderReplacement if issubclass(kind, AutoencoderKL) else DenoiserReplacement
-    replacement = replacement_of(model) or new(model)
+    replacement = replacement_of(model) or new(model, precision)
+    if replacement.precision != precision:
+        raise InputError(f"precision: the model runs with {replacement.precision} already; restore it first")
     replacement.check()
     return replacement
 

@@ -32,7 +32,7 @@ def take_fingerprint(pipe: "Pipeline", model_files: str) -> Fingerprint:
         "cuDNN": str(cudnn.version()) if on_gpu else None,
         "device": device_name(pipe.device) if on_gpu else f"CPU {instructions}",
         "dtype": dtype_name(pipe.dtype),
-        "precision": f"{torch.get_float32_matmul_precision()}, TF32 {matmul.allow_tf32} and {cudnn.allow_tf32}",
+        "float32 products": f"{torch.get_float32_matmul_precision()}, TF32 {matmul.allow_tf32} and {cudnn.allow_tf32}",
         "model files": model_files,
     }
 

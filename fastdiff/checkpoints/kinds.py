@@ -47,6 +47,8 @@ def canonical(activation: str) -> str:
     return "silu" if activation == "swish" else activation
 
 
+Precision = Literal["full", "int8", "fp8"]  # of weights: that of the dtype, or 8 bits; in fp8 of activations too
+
 # Of pictures and trajectories
 Horizon = Annotated[int, Interval(ge=1, le=2**16)]
 Label = Annotated[int, Interval(ge=0, le=MAX_LABELS)]

@@ -10,6 +10,7 @@ share of the whole that each has. Others are of another form than diffusers' of 
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,8 +20,9 @@ from torch import Tensor, nn
 
 from fastdiff.checkpoints import weight_files
 from fastdiff.checkpoints.configs.model import Library
+from fastdiff.checkpoints.quantisation import hold_in_8_bits, quantised_tensors
 from fastdiff.errors import InputError, NonFiniteError
-from fastdiff.kernels.host.filters import k_first
+from fastdiff.kernels.host.weights import k_first
 
 QKV = ("to_q", "to_k", "to_v")
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
@@ -61,12 +63,14 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device | str,
     layout: torch.memory_format = torch.channels_last,
+    in_8_bits: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> None:
     """Give a model that was built on the meta device its weights, for activations of `dtype` on `device`, frozen.
 
     `state` has diffusers' names and is used up tensor by tensor, so that two whole copies never stand side by side;
-    `source` names it in errors; `layout` is that of convolution weights. Every tensor is copied: the model does not
-    depend on the file. The model must have no buffer outside its state dict, which would stay on the meta device.
+    `source` names it in errors; `layout` is that of convolution weights; `in_8_bits` are the model's parameters that it
+    holds so, as `quantisation.formats` says. Every tensor is copied: the model does not depend on the file. The model
+    must have no buffer outside its state dict, which would stay on the meta device.
     Raises InputError naming every key that is missing, unexpected, of another shape or not floating point, and for
     values beyond `dtype`; NonFiniteError for NaN or infinity. The model is changed only when all is well.
     """
@@ -74,7 +78,9 @@ def load_weights(
     drop_ignored_keys(state, shapes)
     rename_old_attention_keys(state, shapes)
     check_keys(state, shapes, f"{source} does not fit {type(model).__name__}")
-    convert(state, source, dtype, device, layout)
+    keys = {key: dtype for name, dtype in in_8_bits.items() for key in diffusers_keys(model, name)}
+    convert(state, source, dtype, device, layout, keys)
+    hold_in_8_bits(model, in_8_bits)
     fuse(state, model)
     model.load_state_dict(state, strict=True, assign=True)
     model.requires_grad_(False)
@@ -156,16 +162,25 @@ def convert(
     dtype: torch.dtype,
     device: torch.device | str,
     layout: torch.memory_format,
+    in_8_bits: Mapping[str, torch.dtype],
 ) -> None:
     """Replace each tensor by a copy on `device`, filters in `layout`; refuse what is not finite there.
 
-    `dtype` is that of the activations, and of every weight: this is the one place that says so.
+    `dtype` is that of the activations, and of every weight but those of the keys `in_8_bits`: this is the one place
+    that says so. Those are quantised one by one, as they come.
     """
     broken: list[str] = []
     beyond: list[str] = []
-    for key, tensor in state.items():
-        state[key] = laid_out(tensor, layout, device=device, dtype=dtype, copy=True)
-        if not _is_finite(state[key]):
+    for key in list(state):
+        tensor = state.pop(key)
+        if key in in_8_bits:
+            parts = quantised_tensors(key, tensor.to(device), in_8_bits[key])
+            made = {name: laid_out(part, layout) for name, part in parts.items()}
+        else:
+            made = {key: laid_out(tensor, layout, device=device, dtype=dtype, copy=True)}
+        state |= made
+        *_, last = made.values()  # the factors of whole numbers, which are as finite as the weight was
+        if not _is_finite(last):
             (beyond if _is_finite(tensor) else broken).append(key)
     if broken:
         raise NonFiniteError(f"{source}: NaN or infinity in {_some(broken)}; use weights from before training diverged")

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from fastdiff.cli.arguments import add_model_arguments
 from fastdiff.cli.streams import require_stdout
-from fastdiff.requests.defaults import VERIFICATION_STEPS
-from fastdiff.requests.request import Request
+from fastdiff.requests.defaults import PRECISION, VERIFICATION_STEPS
+from fastdiff.requests.request import PRECISIONS, Request
 
 if TYPE_CHECKING:
     from fastdiff.verification.models import Verification
+    from fastdiff.verification.precisions import Precisions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,18 +24,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"of sampling, for a folder with a scheduler (default: {VERIFICATION_STEPS})",
     )
+    help = "measure instead what weights of this precision cost, beside bfloat16, against float32"
+    add("--precision", choices=[name for name in PRECISIONS if name != PRECISION], help=help)
     add("--json", action="store_true", help="print a JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print every comparison; 0 where all are within tolerance, else 1. InputError for what cannot be loaded."""
     require_stdout()
+    request = Request.from_flags(vars(args) | {"num_images": 1})
+    if args.precision is not None:
+        return _measure(request, args)
     from fastdiff.verification.models import compare_with_diffusers
 
-    request = Request.from_flags(vars(args) | {"num_images": 1})
     verification = compare_with_diffusers(request, args.device)
     print(json.dumps(verification.as_dict()) if args.json else _as_table(verification))
     return 0 if verification.passed else 1
+
+
+def _measure(request: Request, args: argparse.Namespace) -> int:
+    """Print what the precision costs; 0 where all errors are numbers, else 1."""
+    from fastdiff.verification.precisions import compare_precisions
+
+    measured = compare_precisions(request, args.device)
+    print(json.dumps(measured.as_dict()) if args.json else _as_columns(measured))
+    return 0 if measured.passed else 1
+
+
+def _as_columns(measured: "Precisions") -> str:
+    lines = [
+        f"{measured.model}: {measured.precision} weights beside bfloat16, both against float32 on {measured.device}",
+        f"{'':<32}{'bfloat16':>12}{measured.precision:>12}",
+    ]
+    for each in measured.differences:
+        lines.append(f"{each.what:<32}{each.beside:>9.2f} {each.unit:>2}{each.error:>9.2f} {each.unit:>2}")
+    return "\n".join([*lines, "%: RMS error of what each part makes of the same; dB: PSNR of whole pictures"])
 
 
 def _as_table(verification: "Verification") -> str:

@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 from fastdiff.arguments import shown
 from fastdiff.errors import DeviceLostError, InputError
 from fastdiff.execution.memory import is_out_of_memory
+from fastdiff.kernels.host.launching import fp8_obstacle
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LOST = ("CUDA error", "Triton Error [CUDA]", "CUDNN_STATUS")  # in what torch, Triton and cuDNN say of a failed GPU
@@ -41,6 +42,13 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
     if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
         return dtype
     raise InputError(f"dtype: {shown(dtype)} is unknown; use auto, {', '.join(DTYPES)}")
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Raise InputError for a GPU that does not multiply in the precision; a CPU multiplies by what it stands for."""
+    reason = fp8_obstacle(device) if precision == "fp8" and device.type == "cuda" else None
+    if reason is not None:
+        raise InputError(f"precision: {device_name(device)} is {reason}, which needs sm_89 or later; use int8 or full")
 
 
 def check_weights_dtype(dtype: Any) -> None:

@@ -56,6 +56,10 @@ class AutoencoderKL(Model):
     """
 
     config: AutoencoderKLConfig
+    whole = (
+        "encoder.conv_in.", "encoder.conv_out.", "quant_conv.", "post_quant_conv.", "decoder.conv_in.",
+        "decoder.conv_out.",
+    )  # fmt: skip
     part = registry.VAE
 
     def __init__(self, config: AutoencoderKLConfig):

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.kinds import Precision
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import VALUE_FUNCTION
 from fastdiff.models.autoencoder import AutoencoderKL
@@ -34,13 +35,24 @@ class Models(NamedTuple):
     text_encoder_2: CLIPTextModelWithProjection | None = None
 
 
-def load_models(card: ModelCard, *, device: torch.device, dtype: torch.dtype, variant: str | None) -> Models:
-    """Return the models of a pipeline's folder. Raises as `Model.from_folder`."""
+def load_models(
+    card: ModelCard, *, device: torch.device, dtype: torch.dtype, variant: str | None, precision: Precision
+) -> Models:
+    """Return the models of a pipeline's folder. Raises as `Model.from_folder`.
+
+    precision: of the denoiser and the text encoders. A VAE is small, and everything passes through it: it stays whole,
+    and so does a value function.
+    """
     options: dict[str, Any] = {"variant": variant, "dtype": dtype, "device": device}
     kind = DENOISERS[card.denoiser.class_name]
-    denoiser = kind.from_folder(hub.component_folder(card.folder, card.denoiser.name), **options)
+    folder = hub.component_folder(card.folder, card.denoiser.name)
+    denoiser = kind.from_folder(folder, **options, precision=precision)
     kinds: dict[str, type[Model]] = {VALUE_FUNCTION.name: kind} | {each.part.name: each for each in COMPANIONS}
     companions: dict[str, Any] = {
-        name: kind.from_folder(card.folder / name, **options) for name, kind in kinds.items() if name in card.classes
+        name: kind.from_folder(
+            card.folder / name, **options, precision=precision if issubclass(kind, CLIPTextModel) else "full"
+        )
+        for name, kind in kinds.items()
+        if name in card.classes
     }
     return Models(denoiser, **companions)

@@ -64,8 +64,8 @@ class Stream(NamedTuple):
     def normed(self, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
         """Return the sum, normalised; and the sum."""
         normed = layer_norm(self.branch, norm.weight, norm.bias, residual=self.x, eps=norm.eps)
-        assert isinstance(normed, tuple)
-        return normed
+        assert isinstance(normed, tuple) and isinstance(normed[0], Tensor)
+        return normed[0], normed[1]
 
 
 class CLIPAttention(nn.Module):
@@ -226,6 +226,7 @@ class CLIPTextModelWithProjection(CLIPTextModel):
     """transformers' CLIPTextModelWithProjection for inference, the second encoder of SDXL; see CLIPTextModel."""
 
     config: CLIPTextConfigWithProjection
+    whole = ("text_projection.",)
     part = registry.TEXT_ENCODER_2
 
     def __init__(self, config: CLIPTextConfigWithProjection):

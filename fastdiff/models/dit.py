@@ -15,6 +15,7 @@ from fastdiff.checkpoints import registry
 from fastdiff.checkpoints.configs.dit import MLP_ACTIVATIONS, DiTTransformer2DConfig
 from fastdiff.errors import InputError
 from fastdiff.kernels.attention import attention
+from fastdiff.kernels.host.weights import FP8, Quantised, Scaled
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.models.blocks.embeddings import Timesteps
@@ -115,6 +116,8 @@ class AdaLayerNormZero(nn.Module):
 def stacked_linear(x: Tensor, layers: nn.Linear) -> Tensor:
     """x (blocks, M, C_in), each under its own layer of those that `layers` stacks -> (blocks, M, C_out)."""
     weight, bias = (tensor.unflatten(0, (len(x), -1)) for tensor in (layers.weight, layers.bias))
+    if isinstance(weight, Quantised):
+        return torch.cat([linear(*each) for each in zip(x.split(1), weight.unbind(), bias, strict=True)])
     return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
 
 
@@ -127,11 +130,11 @@ class Attention(nn.Module):
         self.to_qkv = nn.Linear(config.inner_dim, 3 * config.inner_dim, bias=config.attention_bias)
         self.to_out = nn.ModuleList([nn.Linear(config.inner_dim, config.inner_dim)])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Scaled) -> Tensor:
         qkv = linear(x, self.to_qkv.weight, self.to_qkv.bias)  # (N, L, 3 C)
-        x = attention(*qkv.chunk(3, dim=-1), heads=self.heads)
+        h = attention(*qkv.chunk(3, dim=-1), heads=self.heads)
         out = cast(nn.Linear, self.to_out[0])
-        return linear(x, out.weight, out.bias)
+        return linear(h, out.weight, out.bias)
 
 
 class FeedForward(nn.Module):
@@ -144,11 +147,14 @@ class FeedForward(nn.Module):
         outer = nn.Linear(4 * config.inner_dim, config.inner_dim)
         self.net = nn.ModuleDict({"0": nn.ModuleDict({"proj": inner}), "2": outer})
 
-    def forward(self, x: Tensor) -> Tensor:
-        inner = cast(nn.Linear, cast(nn.ModuleDict, self.net["0"])["proj"])
+    @property
+    def reader(self) -> nn.Linear:
+        return cast(nn.Linear, cast(nn.ModuleDict, self.net["0"])["proj"])
+
+    def forward(self, x: Tensor | Scaled) -> Tensor:
         outer = cast(nn.Linear, self.net["2"])
-        x = linear(x, inner.weight, inner.bias, activation=self.activation)
-        return linear(x, outer.weight, outer.bias)
+        h = linear(x, self.reader.weight, self.reader.bias, activation=self.activation)
+        return linear(h, outer.weight, outer.bias)
 
 
 class Stream(NamedTuple):
@@ -158,11 +164,16 @@ class Stream(NamedTuple):
     branch: Tensor | None = None  # (N, L, C)
     gate: Tensor | None = None  # (N, C)
 
-    def normed(self, scale: Tensor, shift: Tensor, norm: nn.LayerNorm | None = None) -> tuple[Tensor, Tensor]:
-        """-> the sum, normalised and modulated; and the sum."""
+    def normed(
+        self, scale: Tensor, shift: Tensor, norm: nn.LayerNorm | None = None, *, reader: nn.Linear
+    ) -> tuple[Tensor | Scaled, Tensor]:
+        """-> the sum, normalised and modulated, for the layer that reads it; and the sum."""
         weight, bias, eps = (None, None, EPS) if norm is None else (norm.weight, norm.bias, norm.eps)
         x, residual = (self.x, None) if self.branch is None else (self.branch, self.x)
-        normed = layer_norm(x, weight, bias, residual=residual, gate=self.gate, eps=eps, scale=scale, shift=shift)
+        normed = layer_norm(
+            x, weight, bias, residual=residual, gate=self.gate, eps=eps, scale=scale, shift=shift,
+            in_fp8=reader.weight.dtype == FP8,
+        )  # fmt: skip
         return normed if isinstance(normed, tuple) else (normed, self.x)
 
 
@@ -178,8 +189,8 @@ class BasicTransformerBlock(nn.Module):
     def forward(self, stream: Stream, modulation: Tensor) -> Stream:
         """modulation: (N, 6 C)."""
         shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = modulation.chunk(6, dim=1)
-        h, x = stream.normed(scale, shift)
-        h, x = Stream(x, self.attn1(h), gate).normed(scale_mlp, shift_mlp, self.norm3)
+        h, x = stream.normed(scale, shift, reader=self.attn1.to_qkv)
+        h, x = Stream(x, self.attn1(h), gate).normed(scale_mlp, shift_mlp, self.norm3, reader=self.ff.reader)
         return Stream(x, self.ff(h), gate_mlp)
 
 
@@ -187,6 +198,7 @@ class DiTTransformer2DModel(Denoiser):
     """diffusers' DiTTransformer2DModel; see Denoiser."""
 
     config: DiTTransformer2DConfig
+    whole = ("pos_embed.", "norm1.emb.", "proj_out_1.", "proj_out_2.")
     part = registry.TRANSFORMER
 
     def __init__(self, config: DiTTransformer2DConfig):
@@ -247,7 +259,7 @@ class DiTTransformer2DModel(Denoiser):
             stream = block(stream, modulation)
 
         shift, scale = last.chunk(2, dim=1)
-        tokens, _ = stream.normed(scale, shift)
+        tokens, _ = stream.normed(scale, shift, reader=self.proj_out_2)
         patches = linear(tokens, self.proj_out_2.weight, self.proj_out_2.bias)
         side, p = x.shape[1] // self.config.patch_size, self.config.patch_size
         return patches.reshape(len(x), side, side, p, p, -1).transpose(2, 3).reshape(*x.shape[:3], -1)

@@ -11,11 +11,15 @@ from fastdiff.arguments import mapping, optional, text
 from fastdiff.checkpoints import hub, weight_files, weights
 from fastdiff.checkpoints.configs.model import ModelConfig
 from fastdiff.checkpoints.json_files import read_json
+from fastdiff.checkpoints.kinds import Precision
+from fastdiff.checkpoints.quantisation import formats
 from fastdiff.checkpoints.registry import ModelPart
 from fastdiff.errors import InputError
 from fastdiff.execution.cuda_graphs import Function, Graphed
-from fastdiff.execution.devices import check_weights_dtype, on_meta, resolve_device
+from fastdiff.execution.devices import check_precision, check_weights_dtype, on_meta, resolve_device
 from fastdiff.kernels.host.compiling import get_ready
+from fastdiff.kernels.host.weights import Quantised
+from fastdiff.schema import checked
 
 AnyModel = TypeVar("AnyModel", bound="Model")
 
@@ -26,6 +30,7 @@ class Model(nn.Module):
     Build it with `from_config` (random weights) or `from_pretrained`. Its parameters do not require grad.
     """
 
+    whole: ClassVar[tuple[str, ...]] = ()  # beginnings of the names of layers that int8 and fp8 leave as they are
     part: ClassVar[ModelPart]  # its place in a pipeline, its class names and its config
 
     def __init__(self, config: ModelConfig):
@@ -63,24 +68,35 @@ class Model(nn.Module):
         variant: str | None = None,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        precision: Precision = "full",
         **hub_options: Any,
     ) -> AnyModel:
         """Config and weights from a folder that diffusers saved, a bundled name, or a hub id.
 
         `subfolder` is the part of a pipeline folder (default: that of the class, such as `unet`, where there is one).
+        `precision` int8 keeps weights in 8 bits: half the memory of 16, and an error (see checkpoints.quantisation).
+        fp8 does too, and multiplies in 8 bits, on a GPU of sm_89 or later.
         `hub_options` are `revision`, `token` and `local_files_only`. Raises InputError for a bad folder, config or
         weights file, NonFiniteError for NaN or infinity in the weights.
         """
         device = resolve_device(device)
         check_weights_dtype(dtype)
         optional(text, "subfolder", subfolder)
+        checked("precision", precision, Precision)
+        check_precision(precision, device)
         root = hub.resolve(name_or_path, variant=variant, **hub_options)
         folder = root / subfolder if subfolder else hub.component_folder(root, cls.part.name)
-        return cls.from_folder(folder, variant=variant, dtype=dtype, device=device)
+        return cls.from_folder(folder, variant=variant, dtype=dtype, device=device, precision=precision)
 
     @classmethod
     def from_folder(
-        cls: type[AnyModel], folder: Path, *, variant: str | None, dtype: torch.dtype, device: str | torch.device
+        cls: type[AnyModel],
+        folder: Path,
+        *,
+        variant: str | None,
+        dtype: torch.dtype,
+        device: str | torch.device,
+        precision: Precision = "full",
     ) -> AnyModel:
         """Config and weights from the very folder that holds them. Raises as `from_pretrained`."""
         path = folder / "config.json"
@@ -94,13 +110,17 @@ class Model(nn.Module):
             model = cls.from_config(options, source=str(path))
         state = weights.load_state_dict(folder, variant, options.LIBRARY)
         state = weight_files.without_prefix(state, options.KEY_PREFIX)
-        weights.load_weights(model, state, source=str(folder), dtype=dtype, device=device)
+        in_8_bits = formats(model, precision)
+        weights.load_weights(model, state, source=str(folder), dtype=dtype, device=device, in_8_bits=in_8_bits)
         return model
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of activations: biases and norms are kept in it, whatever the dtype of the weights."""
-        return next(parameter for parameter in self.parameters() if parameter.ndim == 1).dtype
+        owners = (module for module in self.modules() if not isinstance(module, Quantised))  # whose factors are float32
+        return next(
+            parameter for owner in owners for parameter in owner.parameters(recurse=False) if parameter.ndim == 1
+        ).dtype
 
     @property
     def device(self) -> torch.device:

@@ -41,7 +41,8 @@ class Conv1d(nn.Conv1d):
         """A `norm` follows, with what it adds."""
         sides = self.kernel_size[0] // 2
         padding, stride = (sides, sides, 0, 0) if sides else 0, self.stride[0]
-        return as_feature(conv2d(x, self.weight[:, :, None], self.bias, padding=padding, stride=stride, norm=norm)).x
+        weight = self.weight.unflatten(1, (-1, 1))
+        return as_feature(conv2d(x, weight, self.bias, padding=padding, stride=stride, norm=norm)).x
 
 
 class Conv1dBlock(nn.Module):
@@ -209,6 +210,7 @@ class UNet1DModel(Denoiser):
     """diffusers' UNet1DModel of planners, a policy or a value function; see Denoiser."""
 
     config: UNet1DConfig
+    whole = ("time_mlp.", "down_blocks.0.resnets.0.", "out_block.")
     part = registry.UNET_1D
 
     def __init__(self, config: UNet1DConfig):

@@ -39,6 +39,7 @@ class UNet2DModel(Denoiser):
     """diffusers' UNet2DModel; see Denoiser."""
 
     config: UNet2DConfig
+    whole = ("conv_in.", "conv_out.", "time_embedding.", "class_embedding.")
     part = registry.UNET
 
     def __init__(self, config: UNet2DConfig):

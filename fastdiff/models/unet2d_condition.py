@@ -40,6 +40,9 @@ class UNet2DConditionModel(Denoiser):
     """diffusers' UNet2DConditionModel; see Denoiser."""
 
     config: UNet2DConditionConfig
+    whole = (
+        "conv_in.", "conv_out.", "time_embedding.", "class_embedding.", "add_embedding.", "encoder_hid_proj.",
+    )  # fmt: skip
     part = registry.UNET_CONDITION
     joins_halves = True
 

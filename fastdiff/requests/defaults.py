@@ -14,6 +14,7 @@ MODEL = "emoji-sd"
 MODEL_OF_LABELS = "emoji64"  # where a request has labels and names no model
 DEVICE = "auto"  # a GPU where there is one
 DTYPE: Final = "auto"  # float32 on a CPU, bfloat16 on a GPU
+PRECISION: Final = "full"  # of weights: that of the dtype
 SEED = 0
 SCHEDULER = "ddim"  # that the page's form shows for a folder whose own scheduler is none of ours
 STEPS = 50  # as diffusers' DDIMPipeline and DiTPipeline

@@ -94,6 +94,7 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
         "Model hash": record["model_hash"][:10] if record.get("model_hash") else None,
         "Model": re.sub(r"[,:\s]+", " ", re.split(r"[\\/]", record["model"].rstrip("\\/"))[-1]),
         "Clip skip": record["clip_skip"] + 1 if record.get("clip_skip") else None,
+        "Precision": record.get("precision"),
         "Version": f"fastdiff {record['versions']['fastdiff']}",
         "Eta": record["eta"] or None,
         **_axes(record.get("axes", {})),

@@ -20,6 +20,7 @@ from fastdiff.checkpoints.kinds import (
     Label,
     NotNegative,
     Pixels,
+    Precision,
     Prompt,
     Seed,
     Steps,
@@ -33,6 +34,7 @@ from fastdiff.schema import Schema, Wanted, wanted
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DtypeName)
+PRECISIONS: tuple[str, ...] = get_args(Precision)
 MAX_PICTURES = 50_000  # of a label or prompt: as many as FID is computed on
 
 # A flag that replaces the first drops the recorded values that only made sense with it.
@@ -95,6 +97,7 @@ class Request(Schema):
     use_clipped_model_output: bool | None = None
     guidance_scale: NotNegative | None = None
     dtype: DtypeName = defaults.DTYPE
+    precision: Precision = defaults.PRECISION
     height: Pixels | None = None
     width: Pixels | None = None
     horizon: Horizon | None = None
@@ -160,6 +163,7 @@ class Request(Schema):
         """The part of a completed request that all pictures of a run share, as a PNG keeps it."""
         own = {"label", "prompt", "seed", "num_images", "height", "width"}
         own |= {"horizon"} if self.horizon is None else set()
+        own |= {"precision"} if self.precision == defaults.PRECISION else set()
         own |= set() if self.prompt else set(OF_PROMPTS)
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
 

@@ -103,6 +103,7 @@ def load_pipeline(card: ModelCard, request: Request, device: str, *, offload: bo
         card,
         device=device,
         dtype=request.dtype,
+        precision=request.precision,
         scheduler=request.scheduler,
         variant=request.variant,
         offload=offload,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.requests.completion import Cell
+from fastdiff.requests.defaults import PRECISION
 from fastdiff.runs.drawing import Run
 from fastdiff.runs.sheet import sheet_size
 
@@ -94,10 +95,12 @@ def _read(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
         record = png.read_settings(path)
     except InputError as error:
         raise InputError(f"--resume: {error}; {remedy}") from None
-    wrong = [name for name, value in expected.items() if name not in record or record[name] != value]
+    unsaid = {"precision": PRECISION}
+    expected, found = unsaid | dict(expected), unsaid | record
+    wrong = [name for name, value in expected.items() if name not in found or found[name] != value]
     if wrong:
         differences = ", ".join(
-            f"{name} {_shown(record.get(name))}, not {_shown(expected[name])}" for name in wrong[:_SHOWN]
+            f"{name} {_shown(found.get(name))}, not {_shown(expected[name])}" for name in wrong[:_SHOWN]
         )
         raise InputError(f"{path} was drawn with {differences}; {remedy}")
     return {name: value for name, value in record.items() if name != "schema"}

@@ -36,6 +36,7 @@ def add_api(models: Models, limits: Limits, store: Store) -> None:
         prompt: str | None = None,
         negative_prompt: str | None = None,
         clip_skip: int | None = None,
+        precision: str | None = None,
         request: gr.Request | None = None,
     ) -> list[dict[str, Any]]:
         """Draw PNG files that hold their settings. Picture i has seed + i; the model chooses what is left out.
@@ -60,6 +61,7 @@ def add_api(models: Models, limits: Limits, store: Store) -> None:
             prompt,
             negative_prompt,
             clip_skip,
+            precision,
         )
         files, progress = [], gr.Progress()
         try:

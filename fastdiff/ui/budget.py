@@ -14,8 +14,8 @@ class Budget:
 
     def __init__(self, minutes: float | None = None) -> None:
         self.minutes = minutes
-        # seconds of a step of one picture: by the model's folder, then by the picture's pixels
-        self._seconds: dict[Path, dict[int, float]] = defaultdict(dict)
+        # seconds of a step of one picture: by the model's folder and precision, then by the picture's pixels
+        self._seconds: dict[tuple[Path, str], dict[int, float]] = defaultdict(dict)
 
     def check(self, *runs: Run, spent: float = 0.0) -> None:
         """InputError for runs that take too long by what is known: pictures as large or smaller were as fast.
@@ -26,7 +26,7 @@ class Budget:
 
     def _known_seconds(self, run: Run) -> float:
         """The seconds of a step of one picture, or 0."""
-        known = [seconds for pixels, seconds in self._seconds[run.card.folder].items() if pixels <= _pixels(run)]
+        known = [seconds for pixels, seconds in self._seconds[_model(run)].items() if pixels <= _pixels(run)]
         return max(known, default=0.0)
 
     def watch(self, steps: Iterator[Progress]) -> Iterator[Progress]:
@@ -37,7 +37,7 @@ class Budget:
             before = progress.seconds
             yield progress
             if count > 1:  # the first of a process may compile and load
-                of_size = self._seconds[progress.run.card.folder]
+                of_size = self._seconds[_model(progress.run)]
                 of_size[_pixels(progress.run)] = min(fastest, of_size.get(_pixels(progress.run), math.inf))
                 self._refuse_over(progress.seconds + fastest * _steps(progress.run) * (1 - progress.fraction))
 
@@ -47,6 +47,10 @@ class Budget:
                 f"this takes about {_words(seconds)} here, and a request may take {_words(60 * self.minutes)}; "
                 "choose fewer pictures or steps, or a smaller size"
             )
+
+
+def _model(run: Run) -> tuple[Path, str]:
+    return run.card.folder, run.request.precision
 
 
 def _pixels(run: Run) -> int:

@@ -33,7 +33,7 @@ def draw(run: Run, models: Models, folder: Path, start: str = "") -> Iterator[tu
 
     Raises InputError, NonFiniteError, OSError where the disk refuses, MemoryError, DeviceLostError.
     """
-    pipe = models.pipeline(run.card, run.request.scheduler)
+    pipe = models.pipeline(run.card, run.request.scheduler, run.request.precision)
     pattern = files.default_pattern(run.request.subject)
     names = cell_names(run.cells, run.card.info)
     output = Output([folder / f"{start}{path}" for path in files.picture_paths(pattern, run.cells, names)])

@@ -22,6 +22,7 @@ _FIELDS = {  # names of the API, and their fields on the page
     "prompt": "Prompt",
     "negative_prompt": "Negative prompt",
     "clip_skip": "Clip skip",
+    "precision": "Weights",
 }
 _OTHER_WORDS = {  # of the command and of Python, and the page's and the API's
     "try --dtype float32, or check": "check",

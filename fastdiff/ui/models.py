@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fastdiff.checkpoints import hub, registry
+from fastdiff.checkpoints.kinds import Precision
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import DeviceLostError, InputError, in_one_line
 from fastdiff.execution.devices import resolve_device
@@ -19,6 +20,7 @@ from fastdiff.requests.defaults import (
     DEVICE,
     PAGE,
     PAGE_ON_CPU,
+    PRECISION,
     Defaults,
     ModelFacts,
     Sampling,
@@ -55,7 +57,7 @@ class Models:
         self.allow_hub = allow_hub
         self.device = resolve_device(device)
         self.budget = Budget(max_minutes)  # of a request
-        self._loaded: OrderedDict[Path, Pipeline] = OrderedDict()
+        self._loaded: OrderedDict[tuple[Path, Precision], Pipeline] = OrderedDict()
         self._tokenizers: dict[Path, tuple[CLIPTokenizer, ...]] = {}
         self._lock = threading.Lock()
         self._computing = threading.Lock()  # held by the step in hand
@@ -87,9 +89,9 @@ class Models:
             raise InputError(f"model {str(name)[:80]!r} is not here; choose one of {', '.join(self.names())}; {hint}")
         return _read_card(name, folder)
 
-    def pipeline(self, card: ModelCard, scheduler: str | None) -> Pipeline:
+    def pipeline(self, card: ModelCard, scheduler: str | None, precision: Precision = PRECISION) -> Pipeline:
         """A pipeline with a `scheduler` of its own around the model that all requests share."""
-        shared = self._load(card)
+        shared = self._load(card, precision)
         return shared.with_scheduler(scheduler_of(card, scheduler))
 
     def warm_up(self, name: str) -> None:
@@ -139,14 +141,15 @@ class Models:
         asked = SamplingOptions(scheduler=scheduler)
         return complete_sampling(asked, ModelFacts.of(card), self.defaults, labelled=bool(card.labels))
 
-    def _load(self, card: ModelCard) -> Pipeline:
+    def _load(self, card: ModelCard, precision: Precision) -> Pipeline:
+        key = card.folder, precision
         with self._lock:
-            if card.folder not in self._loaded:
+            if key not in self._loaded:
                 while len(self._loaded) >= MAX_LOADED:
                     self._loaded.popitem(last=False)
-                self._loaded[card.folder] = Pipeline.from_card(card, device=self.device)
-            self._loaded.move_to_end(card.folder)
-            return self._loaded[card.folder]
+                self._loaded[key] = Pipeline.from_card(card, device=self.device, precision=precision)
+            self._loaded.move_to_end(key)
+            return self._loaded[key]
 
     def _folders(self) -> dict[str, Path]:
         folders, _ = self._search()

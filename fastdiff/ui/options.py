@@ -36,6 +36,7 @@ class Options:
     prompt: Any = None
     negative_prompt: Any = None
     clip_skip: Any = None
+    precision: Any = None
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Options":
@@ -60,6 +61,7 @@ def prepare(options: Options, models: Models, limits: Limits) -> Run:
         prompt=() if options.prompt is None else (options.prompt,),
         negative_prompt=options.negative_prompt,
         clip_skip=options.clip_skip,
+        precision=options.precision or defaults.PRECISION,
         seed=options.seed,
         num_images=options.num_images,
         num_inference_steps=options.steps,

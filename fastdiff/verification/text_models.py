@@ -155,11 +155,11 @@ def _named(pipe: "TextToImagePipeline", parts: Sequence[Any], name: str) -> Iter
 
 def _predictions(card: ModelCard, pipe: "TextToImagePipeline", theirs: Any) -> Iterator[Comparison]:
     """Compare the U-Nets, told a prompt and a negative one."""
-    steps, prompt = card.num_train_timesteps, _conditions(pipe)
+    steps, prompt = card.num_train_timesteps, encoded_prompts(pipe)
     return forwards(card.name, pipe.denoiser, theirs.unet, steps, what="U-Net", prompt=prompt)
 
 
-def _conditions(pipe: "TextToImagePipeline") -> dict[str, Any]:
+def encoded_prompts(pipe: "TextToImagePipeline") -> dict[str, Any]:
     """Arguments of a U-Net's call: the texts of a prompt and of a negative one, encoded."""
     import torch
 

@@ -21,6 +21,7 @@ from fastdiff.kernels.device.conv2d_epilogue import (
     load_addend,
     normalise,
     pixels_of,
+    rescale,
     store,
 )
 from fastdiff.kernels.device.group_norm import Affine
@@ -77,8 +78,16 @@ def _locate(tile, rows, columns, n, shape: tl.constexpr):
 
 @triton.jit
 def _dot(x, w, acc, SWAP: tl.constexpr):
-    """acc + x w^T, or transposed: the channels on the matrix unit's M side."""
-    if SWAP:
+    """acc + x w^T, or transposed: the channels on the matrix unit's M side.
+
+    w may be whole numbers of 8 bits, or all is fp8, whose products the matrix unit sums in 14 bits: those of a step.
+    """
+    w = w.to(x.dtype)
+    if x.dtype == tl.float8e4nv:
+        K: tl.constexpr = x.shape[1]
+        products = tl.dot(w, x.T, max_num_imprecise_acc=K) if SWAP else tl.dot(x, w.T, max_num_imprecise_acc=K)
+        return acc + products
+    elif SWAP:
         return tl.dot(w, x.T, acc, input_precision="ieee")
     else:
         return tl.dot(x, w.T, acc, input_precision="ieee")
@@ -112,9 +121,9 @@ def _sum_by_descriptors(acc, source, weight, place, top, left, first, steps, loo
 
 
 @triton.jit
-def _add_shortcut(acc, x_desc, x2_desc, w_desc, place, channels, channels2, loop: tl.constexpr):
-    """acc plus a 1x1 convolution of a picture, or of a pair of them."""
-    plain: tl.constexpr = Loop(1, 1, "same", loop.SWAP, loop.BI, loop.BM, loop.BK, False, False)
+def _add_shortcut(acc, x_desc, x2_desc, w_desc, place, channels, channels2, loop: tl.constexpr, BK: tl.constexpr):
+    """acc plus a 1x1 convolution of a picture, or of a pair of them, BK channels a step."""
+    plain: tl.constexpr = Loop(1, 1, "same", loop.SWAP, loop.BI, loop.BM, BK, False, False)
     weight = Weight(w_desc, channels + channels2)
     acc = _sum_by_descriptors(acc, Source(x_desc, channels, 0), weight, place, 0, 0, 0, channels, plain)
     if x2_desc is not None:
@@ -125,15 +134,17 @@ def _add_shortcut(acc, x_desc, x2_desc, w_desc, place, channels, channels2, loop
 
 @triton.jit(do_not_specialize=SIZES)
 def conv_by_descriptors(
-    y, moments, x_desc, x2_desc, w_desc, w_ptr, residual, shortcut_desc, shortcut2_desc, shortcut_w_desc,
-    shortcut, epilogue, norm, norm_scale_stride, norm_shift_stride, norm_temb, norm_residual, norm_temb_stride,
+    y, moments, x_desc, x2_desc, w_desc, w_ptr, scales, residual,
+    shortcut_desc, shortcut2_desc, shortcut_w_desc, shortcut, epilogue,
+    norm, norm_scale_stride, norm_shift_stride, norm_temb, norm_residual, norm_temb_stride,
     pictures, rows, columns, pixels, pad_top, pad_left, steps, channels, channels2, out_channels,
     KH: tl.constexpr, KW: tl.constexpr, MODE: tl.constexpr, CHUNKS: tl.constexpr, SWAP: tl.constexpr,
     BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MOMENTS: tl.constexpr,
-    NORM: tl.constexpr, ACTIVATION: tl.constexpr,
+    SHORTCUT_BK: tl.constexpr, NORM: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """NORM: the width of the groups in which the output is normalised, all pixels of a picture in a program; or 0.
 
+    scales: of `rescale`; None where the sum over k is not whole yet.
     moments: pointers to mean and M2. epilogue: pointers to bias and temb, the stride of temb, the scale.
     shortcut: pointer to its bias, the channels of its one picture or two. norm: the first five of `Affine`;
     norm_temb and norm_residual are added after its activation.
@@ -161,9 +172,10 @@ def conv_by_descriptors(
     if x2_desc is not None:
         source2 = Source(x2_desc, channels2, channels)
         acc = _sum_by_descriptors(acc, source2, weight, place, top, left, 0, steps, loop)
+    acc = rescale(acc, scales, place, sizes, tile, SWAP)
     if shortcut_desc is not None:
         acc = _add_shortcut(
-            acc, shortcut_desc, shortcut2_desc, shortcut_w_desc, place, shortcut[1], shortcut[2], loop
+            acc, shortcut_desc, shortcut2_desc, shortcut_w_desc, place, shortcut[1], shortcut[2], loop, SHORTCUT_BK
         )  # fmt: skip
     if SWAP:
         acc = acc.T
@@ -226,7 +238,7 @@ def _sum_by_pointers(acc, source, weight, h, w, n, first, steps, height, width, 
 
 @triton.jit(do_not_specialize=SIZES)
 def conv_by_pointers(
-    y, moments, x_ptr, x2_ptr, w_ptr, residual, epilogue,
+    y, moments, x_ptr, x2_ptr, w_ptr, scales, residual, epilogue,
     norm, norm_scale_stride, norm_shift_stride, norm_temb, norm_residual, norm_temb_stride,
     pictures, rows, pixels, height, width, out_width, pad_top, pad_left, steps, channels, channels2, out_channels,
     KH: tl.constexpr, KW: tl.constexpr, MODE: tl.constexpr, FLAT: tl.constexpr, CHUNKS: tl.constexpr,
@@ -235,7 +247,7 @@ def conv_by_pointers(
 ):  # fmt: skip
     """A tile is BH tiles of moments, of BW consecutive pixels each, whatever rows of the picture they lie in.
 
-    moments, epilogue, NORM and its arguments: as in `conv_by_descriptors`. BI > 1: of whole pictures.
+    scales, moments, epilogue, NORM and its arguments: as in `conv_by_descriptors`. BI > 1: of whole pictures.
     """
     await_inputs()
     BM: tl.constexpr = BI * BH * BW
@@ -267,6 +279,7 @@ def conv_by_pointers(
         x2_ptr += place.picture.to(tl.int64) * height * width * channels2
         source2 = Source(x2_ptr, channels2, channels)
         acc = _sum_by_pointers(acc, source2, weight, h, w, n, 0, steps, height, width, out_channels, loop)
+    acc = rescale(acc, scales, place, sizes, tile, SWAP)
     if SWAP:
         acc = acc.T
     acc = add(acc, addend, residual, epilogue[3], place, sizes, tile)
@@ -282,13 +295,13 @@ def conv_by_pointers(
 
 @triton.jit(do_not_specialize=SIZES)
 def sum_chunks(
-    y, moments, partial_ptr, residual, epilogue, pictures, rows, columns, pixels, out_channels,
+    y, moments, partial_ptr, scales, residual, epilogue, pictures, rows, columns, pixels, out_channels,
     CHUNKS: tl.constexpr, MODE: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr,
     MOMENTS: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """The ordered sum of a spread convolution's chunks, partial (CHUNKS, N, H_out, W_out, C_out), and its epilogue.
 
-    moments, epilogue: as in `conv_by_descriptors`.
+    scales, moments, epilogue: as in `conv_by_descriptors`.
     """
     await_inputs()
     tile: tl.constexpr = TileShape(MODE, 1, BH, BW, BN, RAGGED)
@@ -306,5 +319,6 @@ def sum_chunks(
     for _chunk in tl.static_range(1, CHUNKS):
         partial_ptr += pictures.to(tl.int64) * pixels * out_channels
         acc += tl.load(partial_ptr + offset, mask=mask, other=0.0)
+    acc = rescale(acc, scales, place, sizes, tile, False)
     acc = add(acc, addend, residual, epilogue[3], place, sizes, tile)
     store(y, moments, acc, place, sizes, tile, MOMENTS)

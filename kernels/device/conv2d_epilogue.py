@@ -93,6 +93,23 @@ def _store_moments(moments, acc, place, sizes, tile: tl.constexpr, MOMENTS: tl.c
 
 
 @triton.jit
+def rescale(acc, scales, place, sizes, tile: tl.constexpr, SWAP: tl.constexpr):
+    """The sum over k, before all that is added to it, by its `scales`.
+
+    Pointers: for a weight in 8 bits to the factor of each channel, for an x in fp8 to that of each picture.
+    """
+    if scales[0] is not None:
+        n = place.n + tl.arange(0, tile.BN)
+        scale = tl.load(scales[0] + n, mask=n < sizes.out_channels, other=0.0)
+        acc *= scale[:, None] if SWAP else scale[None, :]
+    if scales[1] is not None:
+        picture = place.picture + tl.arange(0, tile.BI * tile.BH * tile.BW) // (tile.BH * tile.BW)
+        scale = tl.load(scales[1] + picture, mask=picture < sizes.pictures, other=0.0)
+        acc *= scale[None, :] if SWAP else scale[:, None]
+    return acc
+
+
+@triton.jit
 def load_addend(bias_ptr, temb_ptr, temb_stride, place, sizes, tile: tl.constexpr):
     """(BI, BN) float32, bias + temb, where there are any: asked for before the main loop, it is there after it."""
     n = place.n + tl.arange(0, tile.BN)

@@ -2,6 +2,7 @@
 
 from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.device.math import await_inputs
+from fastdiff.kernels.device.to_fp8 import magnitudes, narrow
 
 
 @triton.jit
@@ -17,11 +18,11 @@ def _times_plus(y, factor_ptr, term_ptr, c, inside, PLUS_ONE: tl.constexpr):
 
 @triton.jit(do_not_specialize=("tokens",))
 def layer_norm_kernel(
-    y_ptr, sum_ptr, x_ptr, residual_ptr, gate_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr,
+    y_ptr, y_scale_ptr, sum_ptr, x_ptr, residual_ptr, gate_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr,
     tokens, channels, x_picture, x_row, residual_picture, residual_row, gate_stride, scale_stride, shift_stride, eps,
-    RMS: tl.constexpr, BC: tl.constexpr,
+    RMS: tl.constexpr, BC: tl.constexpr, STEP: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
-    """One token."""
+    """One token; y_scale_ptr: of y in fp8, of which STEP and LEAST are those of `to_fp8`."""
     await_inputs()
     picture = (tl.program_id(0) // tokens).to(tl.int64)
     row, c = (tl.program_id(0) % tokens).to(tl.int64), tl.arange(0, BC)
@@ -50,4 +51,8 @@ def layer_norm_kernel(
     if scale_ptr is not None:
         scale_ptr, shift_ptr = scale_ptr + picture * scale_stride, shift_ptr + picture * shift_stride
         y = _times_plus(y, scale_ptr, shift_ptr, c, inside, True)
-    tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=inside)
+    if y_scale_ptr is not None:  # as what `to_fp8` reads would be rounded
+        y = tl.where(inside, y, 0.0).to(x_ptr.dtype.element_ty).to(tl.float32)
+        tl.store(y_scale_ptr + tl.program_id(0), narrow(y_ptr + out, y, tl.max(magnitudes(y)), inside, STEP, LEAST))
+    else:
+        tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=inside)

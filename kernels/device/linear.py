@@ -33,10 +33,17 @@ class Place(NamedTuple):
     column: Any
 
 
+class Affine(NamedTuple):
+    """The arithmetic of each output channel: pointers, None where there is none."""
+
+    scale: Any  # of a weight in 8 bits
+    bias: Any
+
+
 class Sums(NamedTuple):
     """The sums of a tile over the input channels."""
 
-    acc: Any  # (BM, BN) products
+    acc: Any  # (BM, BN) products, or turned
     acc2: Any  # (BM, BN) those of the second weight, where there is one
     squares: Any  # (BM, BK) of the inputs, where they are to be normalised
 
@@ -46,6 +53,7 @@ class TileShape(NamedTuple):
 
     DUAL: Any
     NORMED: Any
+    SWAP: Any  # output channels on the matrix unit's M side, the sums turned: int8 goes there from registers
     BM: Any  # tokens
     BN: Any  # output channels
     BK: Any  # input channels of a step
@@ -80,6 +88,18 @@ def _load(matrix, part, row, column, BR: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
+def _dot(rows, columns, acc, SWAP: tl.constexpr):
+    """acc + rows columns^T, or turned. The columns may be whole numbers of 8 bits, or all is fp8."""
+    columns = columns.to(rows.dtype)
+    if rows.dtype == tl.float8e4nv:  # whose products the matrix unit sums in 14 bits: those of a step alone
+        return acc + tl.dot(rows, columns.T, max_num_imprecise_acc=rows.shape[1])
+    elif SWAP:
+        return tl.dot(columns, rows.T, acc, input_precision="ieee")
+    else:
+        return tl.dot(rows, columns.T, acc, input_precision="ieee")
+
+
+@triton.jit
 def _add_products(sums, x, weight, out_channels, place, start, stop, shape: tl.constexpr):
     """The sums after the input channels start to stop."""
     acc, acc2, squares = sums.acc, sums.acc2, sums.squares
@@ -92,23 +112,31 @@ def _add_products(sums, x, weight, out_channels, place, start, stop, shape: tl.c
             squares += rows.to(tl.float32) * rows.to(tl.float32)
         weights = Matrix(weight, out_channels, x.columns, out_channels * x.columns, x.columns)
         columns = _load(weights, 0, place.column, k, shape.BN, shape.BK)
-        acc = tl.dot(rows, columns.T, acc, input_precision="ieee")
+        acc = _dot(rows, columns, acc, shape.SWAP)
         if shape.DUAL:
             columns = _load(weights, 1, place.column, k, shape.BN, shape.BK)
-            acc2 = tl.dot(rows, columns.T, acc2, input_precision="ieee")
+            acc2 = _dot(rows, columns, acc2, shape.SWAP)
     return Sums(acc, acc2, squares)
 
 
 @triton.jit
-def _add_bias(acc, bias_ptr, n, out_channels):
-    if bias_ptr is not None:
-        acc += tl.load(bias_ptr + n, mask=n < out_channels, other=0.0).to(tl.float32)[None, :]
+def _apply(affine, acc, n, out_channels):
+    if affine.scale is not None:
+        acc *= tl.load(affine.scale + n, mask=n < out_channels, other=0.0)[None, :]
+    if affine.bias is not None:
+        acc += tl.load(affine.bias + n, mask=n < out_channels, other=0.0).to(tl.float32)[None, :]
     return acc
 
 
 @triton.jit
+def _second(ptr, out_channels):
+    """The channels of the second product, behind those of the first."""
+    return ptr if ptr is None else ptr + out_channels
+
+
+@triton.jit
 def _finish(
-    y, acc, acc2, bias_ptr, gate_ptr, residual, place,
+    y, acc, acc2, affine, gate_ptr, residual, place,
     ACTIVATION: tl.constexpr, ACTIVATION2: tl.constexpr, DUAL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BY: tl.constexpr,
 ):  # fmt: skip
@@ -117,17 +145,17 @@ def _finish(
         tl.static_assert(not DUAL, "the second product is not cut")
         half: tl.constexpr = BN // 2
         halves = acc.reshape(BM, 2, half).permute(0, 2, 1).split()
-        _finish(y, halves[0], acc2, bias_ptr, gate_ptr, residual, place, ACTIVATION, ACTIVATION2, DUAL, BM, half, BY)
+        _finish(y, halves[0], acc2, affine, gate_ptr, residual, place, ACTIVATION, ACTIVATION2, DUAL, BM, half, BY)
         right = Place(place.picture, place.row, place.column + half)
-        _finish(y, halves[1], acc2, bias_ptr, gate_ptr, residual, right, ACTIVATION, ACTIVATION2, DUAL, BM, half, BY)
+        _finish(y, halves[1], acc2, affine, gate_ptr, residual, right, ACTIVATION, ACTIVATION2, DUAL, BM, half, BY)
     else:
         out_channels, picture, row, column = y.columns, place.picture, place.row, place.column
         n = column + tl.arange(0, BN)
         EXACT: tl.constexpr = not isinstance(y.source, tl.tensor_descriptor) and y.source.dtype.element_ty == tl.float32
-        acc = activate(_add_bias(acc, bias_ptr, n, out_channels), ACTIVATION, EXACT)
+        acc = activate(_apply(affine, acc, n, out_channels), ACTIVATION, EXACT)
         if DUAL:
-            acc2 = _add_bias(acc2, bias_ptr if bias_ptr is None else bias_ptr + out_channels, n, out_channels)
-            acc *= activate(acc2, ACTIVATION2, EXACT)
+            second = Affine(_second(affine.scale, out_channels), _second(affine.bias, out_channels))
+            acc *= activate(_apply(second, acc2, n, out_channels), ACTIVATION2, EXACT)
         if gate_ptr is not None:
             acc *= tl.load(gate_ptr + n, mask=n < out_channels, other=0.0).to(tl.float32)[None, :]
         if residual.source is not None:
@@ -142,7 +170,7 @@ def _finish(
 @triton.jit(do_not_specialize=SIZES)
 def linear_kernel(
     y,
-    x, weight, bias_ptr, gate_ptr, residual,
+    x, weight, x_scale_ptr, scale_ptr, bias_ptr, gate_ptr, residual,
     pictures, tokens, channels, out_channels, x_picture, x_row, gate_stride, eps,
     ACTIVATION: tl.constexpr, ACTIVATION2: tl.constexpr, DUAL: tl.constexpr, NORMED: tl.constexpr, CHUNK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BY: tl.constexpr, GROUP: tl.constexpr,
@@ -151,21 +179,24 @@ def linear_kernel(
 
     DUAL (SwiGLU, GEGLU): weight is (2, out_channels, channels), and the product of the first, under ACTIVATION,
     multiplies that of the second, under ACTIVATION2.
+    scale_ptr: of a weight in 8 bits, a factor of each output channel; x_scale_ptr: of an x in fp8, of each token.
     NORMED: x is divided by its root mean square, which is to say that its products are.
     CHUNK: so many channels are summed on their own, then added to the sum of those before; 0 for all in one.
     """
     await_inputs()
-    shape: tl.constexpr = TileShape(DUAL, NORMED, BM, BN, BK)
+    SWAP: tl.constexpr = scale_ptr is not None and x_scale_ptr is None
+    shape: tl.constexpr = TileShape(DUAL, NORMED, SWAP, BM, BN, BK)
     down, across = tl.cdiv(tokens, BM), tl.cdiv(out_channels, BN)
     y_picture = tl.cast(tokens, tl.int64) * out_channels
     inputs = Matrix(x, tokens, channels, x_picture, x_row)
     output = Matrix(y, tokens, out_channels, y_picture, out_channels)
+    affine = Affine(scale_ptr, bias_ptr)
     added = Matrix(residual, tokens, out_channels, y_picture, out_channels)
     for tile in tl.range(tl.program_id(0), pictures * down * across, tl.num_programs(0), flatten=True):
         row_tile, column_tile = _place(tile, pictures * down, across, GROUP)
         place = Place(row_tile // down, row_tile % down * BM, column_tile * BN)
 
-        zeros = tl.zeros((BM, BN), tl.float32)
+        zeros = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
         squares = tl.zeros((BM, BK), tl.float32) if NORMED else 0.0
         sums = Sums(zeros, zeros if DUAL else 0.0, squares)
         if CHUNK > 0:
@@ -179,9 +210,17 @@ def linear_kernel(
             sums = _add_products(sums, inputs, weight, out_channels, place, 0, channels, shape)
 
         acc, acc2 = sums.acc, sums.acc2
+        if SWAP:
+            acc, acc2 = acc.T, acc2.T if DUAL else acc2
+        if x_scale_ptr is not None:
+            row = place.row + tl.arange(0, BM)
+            scales = x_scale_ptr + place.picture.to(tl.int64) * tokens + row
+            scale = tl.load(scales, mask=row < tokens, other=0.0)[:, None]
+            acc *= scale
+            acc2 *= scale
         if NORMED:
             scale = tl.rsqrt(tree_sum(sums.squares, BM, BK, 1) / channels + eps)
             acc *= scale
             acc2 *= scale
         gates = gate_ptr if gate_ptr is None else gate_ptr + place.picture.to(tl.int64) * gate_stride
-        _finish(output, acc, acc2, bias_ptr, gates, added, place, ACTIVATION, ACTIVATION2, DUAL, BM, BN, BY)
+        _finish(output, acc, acc2, affine, gates, added, place, ACTIVATION, ACTIVATION2, DUAL, BM, BN, BY)

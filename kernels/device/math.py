@@ -8,17 +8,18 @@ FEW_PROGRAMS = tl.constexpr(132)  # one for each multiprocessor of an H100 or H2
 
 @triton.jit
 def prefetch(ptr, elements):
-    """Ask for a tensor of 16-bit elements that no kernel writes, before `await_inputs`.
+    """Ask for a tensor that no kernel writes, of 16-bit or 8-bit elements, before `await_inputs`.
 
     Where few programs run they would wait for memory line by line: each asks for its share of the whole.
     """
     programs = tl.num_programs(0) * tl.num_programs(1)
     if target_info.cuda_capability_geq(9, 0) and programs <= FEW_PROGRAMS:
+        LINE: tl.constexpr = 1024 // ptr.dtype.element_ty.primitive_bitwidth  # elements of 128 bytes
         program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-        for first in range(program * 128, tl.cdiv(elements, 64), programs * 128):
-            line = tl.minimum(first + tl.arange(0, 128), (elements - 1) // 64)
+        for first in range(program * 128, tl.cdiv(elements, LINE), programs * 128):
+            line = tl.minimum(first + tl.arange(0, 128), (elements - 1) // LINE)
             tl.inline_asm_elementwise(
-                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptr + line * 64], tl.int32, False, 1
+                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptr + line * LINE], tl.int32, False, 1
             )
 
 

@@ -12,30 +12,26 @@ from typing import Any, NamedTuple
 from fastdiff.kernels.host.conv2d_tiles import (
     CHUNK_MICROSECONDS,
     CHUNK_STEPS,
-    FLAT_ROW_TILES,
     FLAT_TILES,
     FLOAT32_CHUNK_STEPS,
-    FLOAT32_ROW_TILES,
     FLOAT32_TILES,
     LARGEST_NORMALISED,
     LONGEST_ROW,
     M_SIDE,
     MOST_FILLED,
-    NARROW_ROW_TILES,
     NARROW_TILES,
     POINTER_ROW_MEMORY,
-    POINTER_ROW_TILES,
     POINTER_TILES,
     ROW_MEMORY,
-    ROW_TILES,
     SMALL_MOMENTS,
     SMALL_PICTURE,
     SUM_MICROSECONDS,
-    TILES,
     TUNED,
     WIDEST_GROUP,
     ConvTile,
     Cut,
+    descriptor_tiles,
+    row_tiles,
 )
 from fastdiff.kernels.host.recording import describe
 from fastdiff.kernels.host.tuning import named, tuned
@@ -54,8 +50,13 @@ class Problem:
     stride: int
     padding: tuple[int, int, int, int]  # left, right, top, bottom
     upsample: bool
-    itemsize: int
+    itemsize: int  # of the output
     group: int = 0  # channels of a group of the norm that follows, if one does
+    fp8: bool = False  # what is multiplied
+
+    @property
+    def x_itemsize(self) -> int:
+        return 1 if self.fp8 else self.itemsize
 
     @property
     def out_height(self) -> int:
@@ -152,7 +153,8 @@ class Plan(NamedTuple):
         return not self.descriptors and problem.pixels % (height * width) != 0
 
     def residual_by_descriptor(self, problem: Problem) -> bool:
-        return self.descriptors and not self.spread and problem.mode != "up" and problem.out_channels % 8 == 0
+        fits = problem.itemsize == 2 and problem.out_channels % 8 == 0
+        return self.descriptors and not self.spread and problem.mode != "up" and fits
 
     def stores_by_descriptor(self, problem: Problem) -> bool:
         """Whether the copy engine stores the output's tiles: not those of 8 warps, which it was slower for."""
@@ -196,10 +198,11 @@ def make_plan(problem: Problem, *, obstacle: str | None, multiprocessors: int) -
 def _descriptor_grid(problem: Problem) -> tuple[int, int, int] | str:
     """Rows and columns of the grid of pixels, and a tile's columns; or why descriptors do not fit."""
     rows, columns = problem.out_height, problem.out_width
-    if problem.itemsize != 2:
+    if problem.x_itemsize == 4:
         return "float32"
-    if any(channels % 8 for channels in problem.channels):  # a descriptor's strides are multiples of 16 bytes
-        return f"{min(problem.channels, key=_power_of_two_in)} channels, no multiple of 8"
+    unit = 16 // problem.x_itemsize
+    if any(channels % unit for channels in problem.channels):  # a descriptor's strides are multiples of 16 bytes
+        return f"{min(problem.channels, key=_power_of_two_in)} channels, no multiple of {unit}"
     if problem.mode == "up":
         if (rows, columns) != (2 * problem.height, 2 * problem.width):
             return "upsampling with another padding than 1"
@@ -229,8 +232,7 @@ def _descriptor_plan(problem: Problem, rows: int, columns: int, tile_width: int,
         tiles = [tuned]
     else:
         whole = block == 64 and all(channels % 128 == 0 for channels in problem.channels)
-        widest = max(64, problem.out_channels)
-        tiles = [tile for tile in TILES if tile.channels <= widest and (tile.block == 64 or whole)]
+        tiles = descriptor_tiles(problem.out_channels, whole, problem.fp8)
     plans = [
         Plan(True, False, rows, columns, tile_width, moments, tile, chunks, steps * 64 // tile.block, spread)
         for tile in tiles
@@ -248,18 +250,14 @@ def _row_plan(problem: Problem, obstacle: str | None, no_descriptors: str, multi
     flat = bool(why) and max(problem.channels) < 32
     tile = _row_tile(problem, row, flat, not why, multiprocessors)
     depth = _depth(problem, tile.block, flat)
-    in_chunks = problem.itemsize == 4 and len(problem.channels) == 1
+    in_chunks = problem.x_itemsize == 4 and len(problem.channels) == 1
     steps = min(depth, FLOAT32_CHUNK_STEPS * 32 // tile.block) if in_chunks else depth
     return Plan(not why, flat, 1, row, row, row, tile, -(-depth // steps), steps, False, why, obstacle is None)
 
 
 def _row_tile(problem: Problem, row: int, flat: bool, descriptors: bool, multiprocessors: int) -> ConvTile:
     """The first tile that gives most multiprocessors as many programs as they hold at once, else the last."""
-    tiles: tuple[ConvTile, ...]
-    if descriptors:
-        tiles = NARROW_ROW_TILES if problem.out_channels <= 32 else ROW_TILES
-    else:
-        tiles = FLOAT32_ROW_TILES if problem.itemsize == 4 else FLAT_ROW_TILES if flat else POINTER_ROW_TILES
+    tiles = row_tiles(problem.out_channels, problem.x_itemsize, flat, descriptors)
     fitted = [_fitted(tile, problem, row, descriptors) for tile in tiles]
 
     def is_busy(tile: ConvTile) -> bool:
@@ -279,20 +277,20 @@ def _fitted(tile: ConvTile, problem: Problem, row: int, descriptors: bool) -> Co
     channels = min(tile.channels, _tile_channels(problem))
     if problem.group:
         channels = max(channels, math.gcd(problem.group, WIDEST_GROUP))
-    least = 32 if problem.itemsize == 4 or problem.mode == "down" else 64
+    least = 32 if problem.x_itemsize == 4 or problem.mode == "down" else 64
     block = min(tile.block, max(least, math.gcd(*problem.channels, 128)))
-    most = 8 if pixels >= 128 and (problem.itemsize == 4 or channels >= 64) else 4
+    most = 8 if pixels >= 128 and (problem.x_itemsize == 4 or channels >= 64) else 4
     memory = ROW_MEMORY if descriptors else POINTER_ROW_MEMORY
     return tile._replace(
         pixels=pixels, channels=channels, block=block,
         warps=min(most, tile.warps * (pixels // tile.pixels)),
-        stages=max(2, min(tile.stages, memory // ((pixels + channels) * block * problem.itemsize))),
+        stages=max(2, min(tile.stages, memory // ((pixels + channels) * block * problem.x_itemsize))),
     )  # fmt: skip
 
 
 def _tuned(problem: Problem) -> ConvTile | None:
     key = problem.mode, problem.pixels, sum(problem.channels), problem.out_channels
-    if key not in TUNED or problem.kernel != (3, 3):
+    if key not in TUNED or problem.kernel != (3, 3) or problem.fp8:
         return None
     tile, fewest = TUNED[key]
     return tile if _programs(tile, problem) >= fewest else None
@@ -304,7 +302,7 @@ def tuned_plan(plan: Plan, problem: Problem, call: Any) -> Plan:
     def shape() -> str:
         loads = "descriptors" if plan.descriptors else "pointers"
         given = describe((call.x, call.weight), vars(call) | dict.fromkeys(("x", "weight")))
-        return named(given, call.weight.dtype, loads)
+        return named(given, call.parts[0].dtype, loads)
 
     cut = tuned("conv2d", call.device, shape, plan.cut, lambda: alternatives(plan, problem))
     return plan if cut == plan.cut else plan.cut_as(cut)
@@ -316,15 +314,15 @@ def alternatives(plan: Plan, problem: Problem) -> list[Cut]:
     A tile has whole tiles of moments, and whole groups and pictures where it normalises. Its M side, channels or else
     pixels, is long enough for Hopper's own instructions, or too short as the plan's is: they may round otherwise.
     """
-    tile, small = plan.tile, problem.row or problem.itemsize == 4
+    tile, small = plan.tile, problem.row or problem.x_itemsize == 4
     wide, common = plan.descriptors and not small, math.gcd(*problem.channels)
-    whole = plan.descriptors and tile.block >= 64 and common % 128 == 0
+    whole = plan.descriptors and tile.block >= 64 and common % 128 == 0 and not problem.fp8
     blocks = [n for n in (64, 128, 256) if common % n == plan.steps * tile.block % n == 0] if whole else [tile.block]
     widths = [tile.channels]
     if not plan.flat and tile.channels > NARROW_TILES[0].channels:
         least = math.gcd(problem.group, WIDEST_GROUP) if problem.group else 16
         most, long = max(tile.channels, _tile_channels(problem)), tile.channels >= M_SIDE
-        either = wide or problem.itemsize == 4
+        either = wide or problem.x_itemsize == 4
         widths = [n for n in (16, 32, 64, 128) if least <= n <= most and (either or (n >= M_SIDE) == long)]
     most = 256 if plan.descriptors or problem.row else 1 << (problem.pixels - 1).bit_length()
     sizes = {tile.pixels, 64, 128, *((16, 32) if wide or small else ()), *(() if small else (256,))}
@@ -334,7 +332,7 @@ def alternatives(plan: Plan, problem: Problem) -> list[Cut]:
     for pixels, channels, block in product(heights, widths, blocks):
         if wide and min(pixels, channels) < M_SIDE != max(pixels, channels):
             continue
-        deepest = min(6, ROW_MEMORY // ((pixels + channels) * block * problem.itemsize))
+        deepest = min(6, ROW_MEMORY // ((pixels + channels) * block * problem.x_itemsize))
         stages = {deepest // 2, deepest} & {2, 3, 4, 5, 6}
         warps = [count for count in (4, 8) if 64 * 32 * count <= max(pixels * channels, 64 * 128) <= 128 * 32 * count]
         found += [Cut(pixels, channels, block, *rest) for rest in product(warps, sorted(stages), spreads)]
@@ -355,14 +353,14 @@ def _microseconds(plan: Plan, problem: Problem, multiprocessors: int) -> float:
 
 def _pointer_plan(problem: Problem, multiprocessors: int) -> Plan:
     flat = max(problem.channels) < 32
-    tiles = FLOAT32_TILES if problem.itemsize == 4 else FLAT_TILES if flat else POINTER_TILES
+    tiles = FLOAT32_TILES if problem.x_itemsize == 4 else FLAT_TILES if flat else POINTER_TILES
     pixels = max(16, 1 << (problem.pixels - 1).bit_length())
     tile = _first_busy(tiles, problem, multiprocessors)
     tile = tile._replace(pixels=min(tile.pixels, pixels), channels=min(tile.channels, _tile_channels(problem)))
     moments = min(tiles[-1].pixels, pixels)
     depth = _depth(problem, tile.block, flat)
     steps, spread = depth, False
-    if problem.itemsize == 4 and len(problem.channels) == 1:
+    if problem.x_itemsize == 4 and len(problem.channels) == 1:
         steps = min(depth, FLOAT32_CHUNK_STEPS)
     elif _may_chunk(problem) and depth >= 8 * CHUNK_STEPS:
         steps, spread = 2 * CHUNK_STEPS, 2 * _programs(tile, problem) <= multiprocessors

@@ -57,6 +57,12 @@ TUNED = {
     ("same", 32 * 32, 128, 64): (WIDE_TILE, MANY),
     ("same", 32 * 32, 192, 64): (WIDE_TILE, MANY),
 }
+# The same of fp8. The times were not measured: those of 16 bits, and half of what their steps take.
+FP8_TILES = (
+    ConvTile(128, 128, 128, warps=8, stages=4, resident=1, alone=(0.16, 4.8), busy=(0.19, 2.7)),
+    ConvTile(128, 64, 128, warps=4, stages=4, resident=2, alone=(0.1, 4.0), busy=(0.13, 1.2)),
+    ConvTile(64, 64, 128, warps=4, stages=6, resident=2, alone=(0.08, 3.2), busy=(0.07, 1.6)),
+)
 SUM_MICROSECONDS = 3.0  # of `sum_chunks`
 CHUNK_MICROSECONDS = 0.7  # of a chunk more in a program: its loads start anew
 # Up to 16 output channels, the last convolution of a U-Net: the first that fills the card, else the last. These and
@@ -105,3 +111,25 @@ SMALL_MOMENTS = 64  # pixels of a tile of moments of such a picture, at most
 LARGEST_NORMALISED = 64  # pixels of a picture, up to which a program takes all and may normalise
 CHUNK_STEPS = 30  # of 64 channels each, of a chunk at least
 FLOAT32_CHUNK_STEPS = 4  # of 32 channels each: one long float32 sum would be thrice as far off as cuDNN's
+
+
+def descriptor_tiles(out_channels: int, whole: bool, fp8: bool) -> list[ConvTile]:
+    """Return the tiles by descriptors to choose among; `whole`: 128 channels of a step waste none.
+
+    In fp8 a step is added to the float32 sum on its own, so that the steps of all are as long.
+    """
+    if fp8:
+        tiles = [tile._replace(block=128 if whole else 64) for tile in FP8_TILES]
+    else:
+        tiles = [tile for tile in TILES if tile.block == 64 or whole]
+    return [tile for tile in tiles if tile.channels <= max(64, out_channels)]
+
+
+def row_tiles(out_channels: int, itemsize: int, flat: bool, descriptors: bool) -> tuple[ConvTile, ...]:
+    """Return the tiles of rows, the largest first; of fp8 that one alone, whatever the batch, as steps are as long."""
+    tiles: tuple[ConvTile, ...]
+    if descriptors:
+        tiles = NARROW_ROW_TILES if out_channels <= 32 else ROW_TILES
+    else:
+        tiles = FLOAT32_ROW_TILES if itemsize == 4 else FLAT_ROW_TILES if flat else POINTER_ROW_TILES
+    return tiles[:1] if itemsize == 1 else tiles

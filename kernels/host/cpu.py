@@ -1,7 +1,7 @@
 """Functions of torch that are the fastest on the CPU, in the place of those that references are made of there.
 
 They round otherwise, so a model asks for them with `fast_on_cpu`; models that people drew with before they were here do
-not, and keep their bits. All are for float32.
+not, and keep their bits. All are for float32; `product` and `convolve` are torch's own for all else.
 
 oneDNN makes products and convolutions. torch makes products by BLAS, and convolutions of few elements too: MKL on x86,
 which is half as fast on AMD's processors, as it does not use AVX-512 there.
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LEAST = 2**23  # multiplications of a product from which oneDNN is faster: it lays the weight out anew at each call
+SMALL = 20480  # elements of x up to which torch's own convolution leaves oneDNN for a slower one: torch's own limit
 MOST_MEAN = 4.0  # of a group, in its deviations, up to which torch's GroupNorm is as good as ours
 
 _wanted: ContextVar[bool] = ContextVar("fast_on_cpu", default=False)
@@ -53,6 +54,40 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1,
     """Return F.conv2d of pictures x (N, H, W, C_in): (N, H, W, C_out), contiguous."""
     y = torch.mkldnn_convolution(x.permute(0, 3, 1, 2), weight, bias, (padding, padding), (stride, stride), (1, 1), 1)
     return y.permute(0, 2, 3, 1).contiguous()
+
+
+def convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: int,
+    padding: int | tuple[int, int, int, int],
+    upsample: bool,
+) -> Tensor:
+    """Return what `kernels.conv2d` says of these, (N, H_out, W_out, C_out), on any device, by what suits x."""
+    if weight.shape[2:] == (1, 1) and stride == 1 and padding == 0 and not upsample:
+        return product(x, weight.flatten(1), bias)
+    fast = onednn_takes(x)
+    if x.device.type == "cpu" and x.numel() <= SMALL and not upsample and not fast:
+        return _convolve_patches(x, weight, bias, stride, padding)
+    x = x.permute(0, 3, 1, 2)  # a view: NHWC memory is NCHW in torch's channels-last format
+    if upsample:
+        x = F.interpolate(x, scale_factor=2.0, mode="nearest")
+    if isinstance(padding, tuple):
+        x, padding = F.pad(x, padding), 0
+    if fast:
+        return convolution(x.permute(0, 2, 3, 1), weight, bias, stride, padding)
+    return F.conv2d(x, weight, bias, stride, padding).permute(0, 2, 3, 1).contiguous()
+
+
+def _convolve_patches(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int | tuple[int, int, int, int]
+) -> Tensor:
+    """As one matrix product over the patches of x, (kH, kW, C_in) each."""
+    left, right, top, bottom = (padding,) * 4 if isinstance(padding, int) else padding
+    x = F.pad(x, (0, 0, left, right, top, bottom))
+    patches = x.unfold(1, weight.shape[2], stride).unfold(2, weight.shape[3], stride)  # (N, H, W, C_in, kH, kW)
+    return F.linear(patches.permute(0, 1, 2, 4, 5, 3).flatten(3), weight.permute(0, 2, 3, 1).flatten(1), bias)
 
 
 def normalised(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:

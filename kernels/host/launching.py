@@ -12,6 +12,7 @@ from fastdiff.kernels.host.compiling import only_compiles
 from fastdiff.kernels.host.recording import recorder
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # that kernels take
+FP8_CAPABILITY = (8, 9)  # from which on cards multiply e4m3
 # Triton's interpreter stands for a small card that can do all.
 INTERPRETER_CAPABILITY = (9, 0)
 INTERPRETER_MULTIPROCESSORS = 8
@@ -54,6 +55,12 @@ def capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else INTERPRETER_CAPABILITY
 
 
+def fp8_obstacle(device: torch.device) -> str | None:
+    """Say why a device multiplies no numbers of fp8, if it does not."""
+    major, minor = capability(device)
+    return None if (major, minor) >= FP8_CAPABILITY else f"sm_{major}{minor} and has no fp8"
+
+
 def is_sm_90(device: torch.device) -> bool:
     """Whether it is such a card as our kernels and torch's library were measured on."""
     return device.type == "cuda" and capability(device) == (9, 0)
@@ -81,7 +88,7 @@ def descriptor(tensor: Tensor, block: list[int]):
 
 
 def suits_descriptors(tensor: Tensor) -> bool:
-    """Whether the copy engine can read the tensor: 16 bits, side by side; whole 16 bytes between rows, at the start."""
+    """Whether the copy engine can read the tensor: 16 or 8 bits, side by side, whole 16 bytes between rows."""
     *strides, last = tensor.stride()
-    aligned = tensor.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in strides)
-    return tensor.itemsize == 2 and last == 1 and aligned
+    aligned = tensor.data_ptr() % 16 == 0 and all(stride * tensor.itemsize % 16 == 0 for stride in strides)
+    return tensor.itemsize <= 2 and last == 1 and aligned

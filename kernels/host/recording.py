@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fastdiff.kernels.host.weights import NAMES, Quantised, Scaled
+
 TORCH = "torch."  # the names of its operations begin with it
 # Operations that neither compute nor copy, besides views.
 NO_LAUNCH = {"empty", "empty_like", "empty_strided", "new_empty", "set_", "_unsafe_view"}
@@ -153,6 +155,8 @@ def _flop(reference: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 def _without_memory(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.to("meta")
+    if isinstance(value, Quantised | Scaled):
+        return value.on_meta()
     if isinstance(value, dict):
         return {key: _without_memory(item) for key, item in value.items()}
     if isinstance(value, tuple):
@@ -169,6 +173,8 @@ def describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
             parts.append(" + ".join(map(shape_text, value)))
         elif isinstance(value, Tensor) and value.ndim > 1:
             parts.append(shape_text(value))
+        elif isinstance(value, Quantised | Scaled):
+            parts.append(f"{shape_text(value.values)} in {NAMES[value.values.dtype]}")
     for name, value in kwargs.items():
         if value is True or isinstance(value, tuple | Tensor):
             parts.append(name)

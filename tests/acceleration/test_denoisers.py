@@ -1,5 +1,7 @@
 """accelerate and restore: diffusers' own objects, run by us."""
 
+import copy
+
 import diffusers
 import pytest
 import torch
@@ -107,6 +109,77 @@ def test_pipelines_draw_the_same_pictures(kind, randomise):
 
 
 POLICY, VALUE = policy(8, 16, 32), value_function(8, 16, 32)
+
+
+class TestPrecision:
+    def test_fp8_rounds_activations_too_and_restore_gives_back_what_its_weights_stand_for(self, model, expected):
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        fastdiff.accelerate(model, precision="fp8")
+        eight = model(SAMPLE, 10, class_labels=LABELS).sample
+        assert 0 < (eight - expected).abs().max() < 0.5 * expected.abs().max()
+        after = fastdiff.restore(model).state_dict()
+        assert all((after[name] - tensor).abs().max() <= 0.07 * tensor.abs().max() for name, tensor in before.items())
+
+    def test_predicts_with_what_8_bits_stand_for_and_restore_gives_that_back(self, model, expected):
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        assert fastdiff.accelerate(model, precision="int8") is model
+        eight = model(SAMPLE, 10, class_labels=LABELS).sample
+        assert 0 < (eight - expected).abs().max() < 0.05 * expected.abs().max()
+        held = sum(each.untyped_storage().nbytes() for each in model.parameters())
+        assert held < 0.5 * sum(each.nbytes for each in before.values())
+        assert {name: each.shape for name, each in model.named_parameters()} == {
+            name: before[name].shape for name, _ in model.named_parameters()
+        }
+        fastdiff.restore(model)
+        torch.testing.assert_close(model(SAMPLE, 10, LABELS).sample, eight, rtol=0, atol=1e-5)
+        after = model.state_dict()
+        assert all((after[name] - tensor).abs().max() <= 0.005 * tensor.abs().max() for name, tensor in before.items())
+        assert all(after[name].stride() == tensor.stride() for name, tensor in before.items())
+
+    def test_a_pipeline_keeps_its_vae_whole(self):
+        from tests.text_pipelines import text_pipeline
+
+        pipe = text_pipeline("sd1")
+        fastdiff.accelerate(pipe, precision="int8")
+        assert not any(each.isnan().any() for each in pipe.vae.parameters())
+        assert any(each.isnan().any() for each in pipe.unet.parameters())
+        picture = pipe("the cat", num_inference_steps=2, output_type="np", generator=torch.manual_seed(0)).images
+        assert not torch.from_numpy(picture).isnan().any()
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            pytest.param(lambda model: model.to(torch.float16), "cannot be moved", id="to"),
+            pytest.param(lambda model: model.state_dict(), "cannot be saved", id="state_dict"),
+            pytest.param(copy.deepcopy, "cannot be copied", id="copy"),
+            pytest.param(fastdiff.accelerate, "runs with int8 already; restore it first", id="accelerate"),
+        ],
+    )
+    def test_what_would_read_the_weights_is_refused(self, model, change, message):
+        fastdiff.accelerate(model, precision="int8")
+        with pytest.raises(fastdiff.InputError, match=message):
+            change(model)
+        model(SAMPLE, 10, LABELS)
+        fastdiff.restore(model).state_dict()
+
+    def test_weights_that_change_are_refused(self, model):
+        fastdiff.accelerate(model, precision="int8")
+        parameter = model.get_parameter("mid_block.resnets.0.conv1.weight")
+        with pytest.raises(RuntimeError, match="single memory location"):  # as a LoRA is fused
+            parameter.data += 1
+        parameter.data = torch.zeros(parameter.shape)
+        with pytest.raises(fastdiff.InputError, match=r"cannot be changed; call fastdiff\.restore on it first"):
+            model(SAMPLE, 10, LABELS)
+
+    def test_nothing_is_touched_where_the_model_is_refused(self, model, expected):
+        with pytest.raises(fastdiff.InputError, match="precision: 'fp4' is not one of full, int8, fp8"):
+            fastdiff.accelerate(model, precision="fp4")
+        model.mid_block.extra = torch.nn.Linear(2, 2)
+        with pytest.raises(fastdiff.InputError, match="config knows no mid_block"):
+            fastdiff.accelerate(model, precision="int8")
+        del model.mid_block.extra
+        with torch.no_grad():
+            assert torch.equal(model(SAMPLE, 10, LABELS).sample, expected)
 
 
 class TestPolicy:

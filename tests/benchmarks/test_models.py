@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import diffusers
@@ -86,6 +87,18 @@ def test_models(harness, load, monkeypatch, config, loops):
     assert {"launches", "compile_ms", "compile_first_s"} <= row.keys()
     assert all(row[f"{who}_{loops}"] > 0 for who in ("fastdiff", "eager", "compile"))
     json.dumps(row)
+
+
+def test_precisions(harness, load, monkeypatch):
+    bench = load("bench_precision")
+    bench.WORKLOADS["tiny"] = (TINY, 2, None)
+    monkeypatch.setattr(bench, "held_bytes", lambda call: call() and 0)
+    monkeypatch.setattr(bench, "DEVICE", torch.device("cpu"))
+    builds = {who: partial(bench.ours, precision=who) for who in ("int8", "fp8")}
+    row = bench.row("tiny", {"fastdiff": bench.ours, **builds, "eager": bench.diffusers_model})
+    assert row["fp8_weights"] == row["int8_weights"] < row["fastdiff_weights"] == row["eager_weights"]
+    assert 0 < row["fastdiff_err"] < row["int8_err"] < 0.05 and row["int8_err"] < row["fp8_err"] < 0.2
+    assert all(row[f"{who}_ms"] > 0 for who in ("fastdiff", "int8", "fp8", "eager"))
 
 
 def test_a_model_alone_in_a_new_process(harness, load, monkeypatch):

@@ -162,6 +162,12 @@ def test_transformer_operations(harness, load, monkeypatch, name, table, workloa
     assert 0 <= row["max_abs_err"] < 0.1
 
 
+def test_activations_in_8_bits(harness, load):
+    bench = load("bench_to_fp8")
+    bench.TO_FP8["tiny"] = (2, 4, 8)
+    assert bench.row("tiny", 4.0)["share"] > 0
+
+
 def test_results_are_saved_with_their_machine(harness, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["bench", "--save", str(tmp_path)])
     harness.report("some", [{"workload": "a", "fastdiff_ms": 1.0}, {"workload": "b", "compile_ms": None}])

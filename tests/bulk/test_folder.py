@@ -33,7 +33,7 @@ def test_another_request_is_refused_by_what_differs(make_plan, worker, tmp_path,
             refuse(make_plan(**change))
 
 
-@pytest.mark.parametrize("name", ["torch", "device", "dtype", "precision", "model files", "triton"])
+@pytest.mark.parametrize("name", ["torch", "device", "dtype", "float32 products", "model files", "triton"])
 def test_a_worker_that_draws_other_bits_is_refused(make_plan, worker, pipes, tmp_path, name):
     worker(make_plan())
     other = dict(pipes(make_plan())[1]) | {name: "another"}

@@ -64,6 +64,30 @@ def test_pictures_are_prompts_by_seeds_and_equal_the_librarys(sample, text_folde
         assert sheet.size == (2 * 26 + 2, 2 * 34 + 2)
 
 
+def test_precision_is_kept_in_the_picture_and_told_apart_by_resume(sample, text_folder):
+    options = "-m", text_folder("sd1"), "--prompt", "cat", "-s", 7, "--steps", 2
+    assert sample(*options, "--precision", "int8", "-o", "eight")[0] == 0
+    assert sample(*options, "-o", "full")[0] == 0
+    records = {name: png.read_settings(f"{name}/cat-7.png") for name in ("eight", "full")}
+    assert "Precision: int8" in png.read_text("eight/cat-7.png")["parameters"]
+    assert records["eight"] == records["full"] | {"precision": "int8"} and "precision" not in records["full"]
+    pictures = {name: np.asarray(Image.open(f"{name}/cat-7.png")) for name in records}
+    assert not np.array_equal(pictures["eight"], pictures["full"])
+    assert sample("--from", "eight/cat-7.png", "-o", "again")[0] == 0
+    assert Path("again/cat-7.png").read_bytes() == Path("eight/cat-7.png").read_bytes()
+    assert sample("--from", "eight/cat-7.png", "--precision", "full", "-o", "other")[0] == 0
+    assert Path("other/cat-7.png").read_bytes() == Path("full/cat-7.png").read_bytes()
+    assert sample(*options, "--precision", "int8", "-o", "eight", "--resume")[0] == 0
+    for flags, name, said in (
+        (("--precision", "int8"), "full", '"full", not "int8"'),
+        ((), "eight", '"int8", not "full"'),
+    ):
+        code, _, lines = sample(*options, *flags, "-o", name, "--resume")
+        assert code == 2 and f"was drawn with precision {said}" in lines[0]
+    code, _, lines = sample(*options, "--precision", "fp4")
+    assert code == 2 and "--precision" in lines[0] and len(lines) == 1
+
+
 def test_without_a_prompt_the_models_own_are_drawn(sample, text_folder, tmp_path, files):
     shutil.copytree(text_folder("sd1"), tmp_path / "model")
     (tmp_path / "model" / "fastdiff.json").write_text(json.dumps({"prompts": [CAT, RIDER, "a", "b", "c"]}))

@@ -52,6 +52,33 @@ def test_the_bundled_model_agrees_with_diffusers():
         assert 0 < row["error"] <= row["allowed"] == row["tolerance"] * max(1, row["largest"])
 
 
+def test_precision_measures_what_8_bits_cost(ddpm_folder, text_folder, capsys):
+    assert cli.main(["verify", ddpm_folder, "--precision", "int8", "--device", "cpu"]) == 0
+    header, columns, *rows, legend = capsys.readouterr().out.splitlines()
+    assert "int8 weights beside bfloat16, both against float32 on cpu" in header and "dB: PSNR" in legend
+    assert columns.split() == ["bfloat16", "int8"] and len(rows) == 4
+    assert cli.main(["verify", str(text_folder("sdxl")), "--precision", "int8", "--device", "cpu", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    parts = {row["what"].partition(" ")[0]: row for row in report["differences"]}
+    assert list(parts) == ["text_encoder", "text_encoder_2", "unet", "4"]
+    for name in list(parts)[:-1]:
+        assert parts[name]["unit"] == "%" and 0 < parts[name]["beside"] < 5 and 0 < parts[name]["error"] < 10
+    assert parts["4"]["unit"] == "dB" and parts["4"]["error"] > 20
+
+
+def test_precision_is_measured_on_pictures(ddpm_folder, capsys):
+    assert cli.main(["verify", f"{ddpm_folder}/unet", "--precision", "int8", "--device", "cpu"]) == 2
+    assert "has no model_index.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_precision_of_a_planner(save_planner, capsys, precision):
+    _, folder = save_planner("DDPM")
+    assert cli.main(["verify", str(folder), "--precision", precision, "--steps", "3", "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert "3 steps of ddpm" in printed and f"{precision} weights beside bfloat16" in printed
+
+
 def test_ddpm_draws_its_step_noise_as_diffusers(ddpm_folder, capsys):
     assert cli.main(["verify", ddpm_folder, "--device", "cpu"]) == 0
     table = capsys.readouterr().out

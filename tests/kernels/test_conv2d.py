@@ -11,7 +11,7 @@ from fastdiff.kernels.conv2d import Conv2dCall, Norm, Shortcut, conv2d
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host import launching
 from fastdiff.kernels.host.conv2d_plan import Problem, make_plan
-from fastdiff.kernels.host.filters import k_first
+from fastdiff.kernels.host.weights import k_first
 
 
 @dataclass(frozen=True)

@@ -318,6 +318,14 @@ def test_the_size_of_a_png_is_its_pictures_and_hangs_on_the_model(tmp_path):
     assert size({}, horizon=8) == (None, None), "that of a trajectory's plot"
 
 
+def test_a_record_says_of_the_precision_only_that_it_is_another():
+    assert "precision" not in Request().as_record()
+    record = Request(precision="int8").as_record()
+    assert record["precision"] == "int8" and Request.from_record(record, "it").precision == "int8"
+    with pytest.raises(InputError, match="precision: 'fp4' is not one of full, int8, fp8"):
+        Request.from_record(record | {"precision": "fp4"}, "it")
+
+
 def test_records_of_labels_say_nothing_of_prompts():
     assert not {"prompt", "negative_prompt", "clip_skip", "height"} & RECORDED.as_record().keys()
     assert OF_TEXT.as_record().items() >= {"negative_prompt": "fog", "clip_skip": 1}.items()

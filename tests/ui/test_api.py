@@ -65,6 +65,11 @@ def test_prompts(client):
     assert record | {key: options[key] for key in ("negative_prompt", "clip_skip", "seed")} == record
 
 
+def test_weights_in_8_bits(client):
+    (path,) = client.predict(model="./plain/tiny", steps=1, precision="int8", api_name="/generate")
+    assert png.read_settings(path)["precision"] == "int8"
+
+
 def test_models(client):
     found = {each["name"]: each for each in client.predict(api_name="/models")}
     assert list(found) == ["emoji-sd", "emoji64", "emoji64-dit", "./cats", "./plain/tiny", "./text/sd1", "./text/sdxl"]
@@ -114,7 +119,7 @@ def test_refusals(client, options, message):
         client.predict(**options, api_name="/generate")
 
 
-DEFAULTS = ["emoji64", None, 0, 1, 1, *[None] * 9]
+DEFAULTS = ["emoji64", None, 0, 1, 1, *[None] * 10]
 HUGE = 10**400  # no float
 
 
@@ -130,10 +135,10 @@ def test_values_that_may_be_null_can_be_left_out_at_the_end(visit, count):
     ("data", "message"),
     [
         pytest.param(
-            [], "generate: 0 values are too few; give 14, null for each that the model chooses: model", id="none"
+            [], "generate: 0 values are too few; give 15, null for each that the model chooses: model", id="none"
         ),
-        pytest.param(["emoji64"], "generate: 1 values are too few; give 14", id="one"),
-        pytest.param([*DEFAULTS[:5], "ddim", HUGE, *[None] * 7], "eta: 1000000", id="eta"),
+        pytest.param(["emoji64"], "generate: 1 values are too few; give 15", id="one"),
+        pytest.param([*DEFAULTS[:5], "ddim", HUGE, *[None] * 8], "eta: 1000000", id="eta"),
         pytest.param([*DEFAULTS[:7], HUGE, *DEFAULTS[8:]], "guidance_scale: 1000000", id="guidance"),
         pytest.param([*DEFAULTS[:2], None, *DEFAULTS[3:]], "seed is empty; give a whole number", id="no seed"),
         pytest.param([*DEFAULTS[:5], "ddpm", 0.5, *DEFAULTS[7:]], "or give scheduler ddim", id="eta without ddim"),

@@ -8,11 +8,11 @@ from fastdiff.errors import InputError
 from fastdiff.ui.budget import Budget
 
 
-def run_of(pictures: int, steps: int, side: int = 64):
+def run_of(pictures: int, steps: int, side: int = 64, precision: str = "full"):
     return SimpleNamespace(
         card=SimpleNamespace(folder="a"),
         cells=range(pictures),
-        request=SimpleNamespace(num_inference_steps=steps),
+        request=SimpleNamespace(num_inference_steps=steps, precision=precision),
         size=(side, side),
     )
 
@@ -41,6 +41,7 @@ def test_larger_pictures_take_at_least_as_long_and_of_smaller_ones_nothing_is_kn
     budget = Budget(1)
     list(budget.watch(progresses(run_of(2, 10), 1)))
     budget.check(run_of(2, 61, side=32))
+    budget.check(run_of(2, 61, precision="int8"))  # nor of other weights
     with pytest.raises(InputError, match="2 minutes"):
         budget.check(run_of(2, 61, side=128))
 

@@ -262,12 +262,19 @@ def test_many_requests_load_a_model_once(monkeypatch):
 def test_the_models_used_last_stay_in_memory(models, monkeypatch):
     loads = []
     shared = models.pipeline(models.card("emoji64"), None)
-    monkeypatch.setattr(Pipeline, "from_card", lambda card, device: loads.append(card.folder.name) or shared)
+    monkeypatch.setattr(Pipeline, "from_card", lambda card, **options: loads.append(card.folder.name) or shared)
     own = Models(models.folder, device="cpu")
     for name in ("emoji64", "./cats", "emoji64", "./plain/tiny", "emoji64", "./cats"):
         own.pipeline(own.card(name), None)
     assert MAX_LOADED == 2
     assert loads == ["emoji64", "cats", "tiny", "cats"]
+
+
+def test_a_model_of_another_precision_is_another(models):
+    card = models.card("./plain/tiny")
+    full, eight = (models.pipeline(card, None, precision).denoiser for precision in ("full", "int8"))
+    assert eight is models.pipeline(card, None, "int8").denoiser is not full
+    assert full is models.pipeline(card, None).denoiser
 
 
 def test_a_cpu_takes_fewer_steps(models):

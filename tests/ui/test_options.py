@@ -57,6 +57,7 @@ LIMITS = Limits(pictures=4, steps=50, side=128, batch_size=4)
         pytest.param({"model": "./text/sd1", "prompt": "a", "clip_skip": 9}, "clip-skip 9: the text", id="clip skip"),
         pytest.param({"prompt": "a cat", "label": "noto birds"}, "prompt: emoji64 has no text encoder", id="prompt"),
         pytest.param({"negative_prompt": "a"}, "negative-prompt: emoji64 has no text", id="negative prompt"),
+        pytest.param({"precision": "fp4"}, "precision: 'fp4' is not one of full, int8, fp8", id="unknown precision"),
         pytest.param({"scheduler": "eular"}, "scheduler: 'eular' is not one of ddim, ddpm", id="unknown scheduler"),
         pytest.param({"scheduler": "ddpm", "eta": 0.5}, "eta 0.5 is an option of ddim", id="eta of DDPM"),
         pytest.param({"eta": float("inf")}, "eta: inf is not a number from 0 to 1", id="infinite eta"),

@@ -27,5 +27,5 @@ class Attention(nn.Module):
         qkv = linear(h.x.flatten(1, 2), self.to_qkv.weight, self.to_qkv.bias)  # (N, H * W, 3 * width)
         h = attention(*qkv.chunk(3, dim=-1), heads=self.heads).unflatten(1, x.x.shape[1:3])
         out = cast(nn.Linear, self.to_out[0])  # a 1x1 convolution, for the moments
-        weight = out.weight[:, :, None, None]
+        weight = out.weight.unflatten(1, (-1, 1, 1))
         return as_feature(conv2d(h, weight, out.bias, residual=x.x, output_scale=self.output_scale, moments=True))

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import conv2d
 from fastdiff.kernels.geglu import geglu
+from fastdiff.kernels.host.weights import FP8, Scaled
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
-from fastdiff.models.blocks.embeddings import normed
 from fastdiff.models.blocks.layers import Feature, GroupNorm, as_feature
 
 EPS = 1e-6  # of the norm before a transformer, which diffusers fixes
@@ -39,7 +39,11 @@ class SelfAttention(nn.Module):
         self.to_qkv = nn.Linear(channels, 3 * channels, bias=False)
         self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
 
-    def forward(self, x: Tensor, context: Context, bias: Tensor | None) -> Tensor:
+    @property
+    def reader(self) -> nn.Linear:
+        return self.to_qkv
+
+    def forward(self, x: Tensor | Scaled, context: Context, bias: Tensor | None) -> Tensor:
         qkv = linear(x, self.to_qkv.weight)  # (N, L, 3 C)
         return _out(self.to_out, attention(*qkv.chunk(3, dim=-1), heads=self.heads, bias=bias))
 
@@ -59,7 +63,11 @@ class TextAttention(nn.Module):
         self.to_q = nn.Linear(channels, channels, bias=False)
         self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
 
-    def forward(self, x: Tensor, context: Context, bias: Tensor | None) -> Tensor:
+    @property
+    def reader(self) -> nn.Linear:
+        return self.to_q
+
+    def forward(self, x: Tensor | Scaled, context: Context, bias: Tensor | None) -> Tensor:
         keys, values = context.text[..., self.columns].chunk(2, dim=-1)
         q = linear(x, self.to_q.weight)
         return _out(self.to_out, attention(q, keys, values, heads=self.heads, bias=bias))
@@ -78,8 +86,12 @@ class FeedForward(nn.Module):
         inner, outer = nn.Linear(channels, 2 * MLP * channels), nn.Linear(MLP * channels, channels)
         self.net = nn.ModuleDict({"0": nn.ModuleDict({"proj": inner}), "2": outer})
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        inner = cast(nn.Linear, cast(nn.ModuleDict, self.net["0"])["proj"])
+    @property
+    def reader(self) -> nn.Linear:
+        return cast(nn.Linear, cast(nn.ModuleDict, self.net["0"])["proj"])
+
+    def forward(self, x: Tensor | Scaled, residual: Tensor) -> Tensor:
+        inner = self.reader
         outer = cast(nn.Linear, self.net["2"])
         return linear(geglu(x, inner.weight, inner.bias), outer.weight, outer.bias, residual=residual)
 
@@ -95,16 +107,18 @@ class BasicTransformerBlock(nn.Module):
         self.ff = FeedForward(channels)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        h, x = _added_and_normed(self.attn1(normed(x, self.norm1), context, context.bias), x, self.norm2)
-        h, x = _added_and_normed(self.attn2(h, context, context.text_bias), x, self.norm3)
+        h, _ = _normed(x, None, self.norm1, self.attn1.reader)
+        h, x = _normed(self.attn1(h, context, context.bias), x, self.norm2, self.attn2.reader)
+        h, x = _normed(self.attn2(h, context, context.text_bias), x, self.norm3, self.ff.reader)
         return self.ff(h, x)
 
 
-def _added_and_normed(branch: Tensor, x: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """-> the sum through a LayerNorm; and the sum."""
-    y = layer_norm(branch, norm.weight, norm.bias, eps=norm.eps, residual=x)
-    assert isinstance(y, tuple)
-    return y
+def _normed(
+    x: Tensor, residual: Tensor | None, norm: nn.LayerNorm, reader: nn.Linear
+) -> tuple[Tensor | Scaled, Tensor]:
+    """-> the sum through a LayerNorm, for the layer that reads it; and the sum."""
+    y = layer_norm(x, norm.weight, norm.bias, eps=norm.eps, residual=residual, in_fp8=reader.weight.dtype == FP8)
+    return y if isinstance(y, tuple) else (y, x)
 
 
 class Transformer2DModel(nn.Module):
@@ -135,7 +149,7 @@ class Transformer2DModel(nn.Module):
         for block in self.transformer_blocks:
             tokens = block(tokens, context)
         out = self.proj_out  # a 1x1 convolution either way, for the moments
-        weight = out.weight.flatten(1)[:, :, None, None]
+        weight = out.weight.flatten(1).unflatten(1, (-1, 1, 1))
         pixels = tokens.unflatten(1, x.x.shape[1:3])
         return as_feature(conv2d(pixels, weight, out.bias, residual=x.x, moments=True))
 

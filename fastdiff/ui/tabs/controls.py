@@ -13,7 +13,7 @@ from gradio.components import Component
 from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import SCHEDULERS
-from fastdiff.requests.defaults import SCHEDULER, SEED
+from fastdiff.requests.defaults import PRECISION, SCHEDULER, SEED
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.tabs.examples import examples_of
@@ -155,13 +155,14 @@ def _choices(card: ModelCard, style: str | None = None) -> Choices:
 
 @dataclass(frozen=True)
 class Sampling(Controls):
-    """The options of sampling: steps, scheduler, eta, guidance, and the layers of the text encoder."""
+    """The options of sampling: steps, scheduler, eta, guidance, the layers of the text encoder, the weights."""
 
     steps: gr.Slider
     scheduler: gr.Radio | gr.Dropdown
     eta: gr.Slider
     guidance_scale: gr.Slider
     clip_skip: gr.Slider
+    precision: gr.Radio | gr.Dropdown
 
     @classmethod
     def build(
@@ -172,7 +173,7 @@ class Sampling(Controls):
         record: Mapping[str, Any] | None = None,
         picker: type[gr.Radio] | type[gr.Dropdown] = gr.Radio,
     ) -> "Sampling":
-        """`picker` is that of the schedulers: all at a glance, or on one line."""
+        """`picker` is that of the schedulers and of the weights: all at a glance, or on one line."""
         properties = cls.properties(models, card, limits, record)
         sampling = cls(
             steps=gr.Slider(
@@ -200,6 +201,13 @@ class Sampling(Controls):
                 info="Last layers of the text encoder that are left out",
                 **properties["clip_skip"],
             ),
+            precision=picker(
+                [("Full", PRECISION), ("int8", "int8"), ("fp8", "fp8")],
+                label="Weights",
+                info="8 bits take half the memory, for a small error; fp8 multiplies in 8 bits too",
+                min_width=140,
+                **properties["precision"],
+            ),
         )
         sampling.scheduler.change(
             lambda scheduler: gr.update(visible=scheduler == "ddim"),
@@ -221,6 +229,7 @@ class Sampling(Controls):
             "eta": models.default_sampling(card, "ddim").eta,
             "guidance_scale": own.guidance_scale,
             "clip_skip": 0,
+            "precision": PRECISION,
         }
         chosen |= {key: value for key, value in (record or {}).items() if value is not None}
         most = min(limits.steps, card.num_train_timesteps)
@@ -239,6 +248,7 @@ class Sampling(Controls):
                 "value": min(chosen["clip_skip"], max(0, card.most_clip_skip)),
                 "visible": card.reads_text and card.most_clip_skip > 0,
             },
+            "precision": {"value": chosen["precision"]},
         }
 
     def fit(
@@ -261,6 +271,7 @@ class Sampling(Controls):
             "eta": data[self.eta] if data[self.scheduler] == "ddim" else None,
             "guidance_scale": data[self.guidance_scale] if can_guide(card) else None,
             "clip_skip": data[self.clip_skip] if card.reads_text else None,
+            "precision": data[self.precision],
         }
 
 

@@ -33,6 +33,7 @@ _SHOWN = {
     "width": "Width",
     "height": "Height",
     "dtype": "Number format",
+    "precision": "Weights",
     "device": "Device",
 }
 
@@ -44,6 +45,7 @@ _VARIED = {  # settings in which pictures of one label can differ, and how a cap
     "eta": "eta {}",
     "guidance_scale": "guidance {}",
     "clip_skip": "clip skip {}",
+    "precision": "weights {}",
     "negative_prompt": "not {}",
     "width": "{} wide",
     "height": "{} high",

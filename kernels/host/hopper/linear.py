@@ -1,7 +1,8 @@
 """How the products of `linear`, `swiglu` and `geglu` are cut on sm_90, and launched."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fastdiff.kernels.device.hopper.linear import hopper_linear_kernel
@@ -64,11 +65,22 @@ def cut(tokens: int, out_channels: int, programs: int, *, dual: bool = False) ->
     return min(found, key=lambda each: -(-each.number // programs) * (TOKENS + sum(each.parts)))
 
 
+def plan_name(operation: str, shape: torch.Size, *, residual: bool = False) -> str:
+    """Name the plan of an operation at a weight's shape."""
+    return "{} {} to {}".format(operation, *reversed(shape)) + ", residual" * residual
+
+
 def obstacle(x: Tensor, weight: Tensor, out_channels: int) -> str | None:
     """Say why the kernel is not launched for these tensors, if it is not."""
     if not (suits_descriptors(x) and suits_descriptors(weight)) or out_channels % 8:
         return "rows are not side by side or aligned to 16 bytes"
     return gluon.obstacle(x.device)
+
+
+def launch_many(x: Tensor, weight: Tensor, bias: Tensor | None, *, dual: bool = False, **options: Any) -> Tensor | None:
+    """Return what `launch_tiles` does, by the tiles that suit x; None where there are too few tokens for them."""
+    tiles = tiles_of(x, weight, dual=dual)
+    return None if tiles is None else launch_tiles(tiles, x, weight, bias, **options)
 
 
 def tiles_of(x: Tensor, weight: Tensor, *, dual: bool = False) -> Tiles | None:

@@ -4,6 +4,7 @@ A case is a call of an operation on meta tensors, whose launches are compiled in
 """
 
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -17,12 +18,13 @@ from fastdiff.kernels.denoise import COLUMNS, StepOptions, denoise_step
 from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host import dispatch
-from fastdiff.kernels.host.filters import k_first
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.tuning import using
+from fastdiff.kernels.host.weights import FP8, INT8, Quantised, k_first
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
+from fastdiff.kernels.to_fp8 import to_fp8
 from fastdiff.models.denoiser import Conditioning
 from fastdiff.models.prompt import Prompt
 from tests.compiled import SHARED_MEMORY, TYPES, assert_compiles, variant
@@ -91,6 +93,22 @@ def project(n, tokens, channels, out_channels, dtype=torch.bfloat16, gated=False
         options["gate"] = meta(n, 6 * out_channels, dtype=dtype)[:, :out_channels]
         options["residual"] = meta(n, tokens, out_channels, dtype=dtype)
     return lambda: linear.kernel(x, weight, **options)
+
+
+def in_8_bits(*shape, dtype):
+    """A weight in 8 bits, laid out for convolutions where it is one's."""
+    values = meta(*shape, dtype=dtype)
+    values = values.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else values
+    return Quantised(values, meta(shape[0], dtype=torch.float32))
+
+
+def eight_bits(operation, x_shape, weight_shape, dtype=torch.bfloat16, weight=INT8, **options):
+    """A call with a weight in 8 bits."""
+    x, bias = meta(*x_shape, dtype=dtype), meta(weight_shape[0], dtype=dtype)
+    return lambda: operation.kernel(x, in_8_bits(*weight_shape, dtype=weight), bias, **options)
+
+
+fp8 = partial(eight_bits, weight=FP8)
 
 
 def two_products(operation, n, tokens, channels, out_channels, dtype=torch.bfloat16):
@@ -192,6 +210,30 @@ CASES = {
     "swiglu-N2-C256-fp32": two_products(swiglu, 2, 256, 256, 512, dtype=torch.float32),
     "geglu-N2-C1280": two_products(geglu, 2, 1024, 1280, 5120),
     "geglu-N2-C36-odd-fp32": two_products(geglu, 2, 77, 36, 41, dtype=torch.float32),
+    "linear-N32-C1152-int8": eight_bits(linear, (32, 256, 1152), (3456, 1152)),
+    "linear-N2-C4608-residual-int8": eight_bits(
+        linear, (2, 256, 4608), (1152, 4608), residual=meta(2, 256, 1152), activation="gelu_tanh"
+    ),
+    "linear-N2-C1152-rms-norm-int8": eight_bits(linear, (2, 256, 1152), (3456, 1152), rms_norm=(None, 1e-6)),
+    "linear-N2-C37-odd-int8": eight_bits(linear, (2, 77, 37), (41, 37)),
+    "linear-N2-C1152-fp32-int8": eight_bits(linear, (2, 256, 1152), (3456, 1152), dtype=torch.float32),
+    "geglu-N2-C1280-int8": eight_bits(geglu, (2, 1024, 1280), (10240, 1280)),
+    "conv2d-N2-C320-H64-int8": eight_bits(conv2d, (2, 64, 64, 320), (320, 320, 3, 3), padding=1, moments=True),
+    "conv2d-N2-C1280-H32-int8": eight_bits(conv2d, (2, 32, 32, 1280), (1280, 1280, 3, 3), padding=1, moments=True),
+    "conv2d-N1-C1024-H8-spread-chunks-int8": eight_bits(conv2d, (1, 8, 8, 1024), (512, 1024, 3, 3), padding=1),
+    "conv2d-N8-C256-H64-down-int8": eight_bits(
+        conv2d, (8, 64, 64, 256), (256, 256, 3, 3), stride=2, padding=(0, 1, 0, 1)
+    ),
+    "conv2d-N8-C256-H32-up-int8": eight_bits(conv2d, (8, 32, 32, 256), (256, 256, 3, 3), padding=1, upsample=True),
+    "conv2d-N1-C256-H16-shortcut-int8": eight_bits(
+        conv2d,
+        (1, 16, 16, 256),
+        (256, 256, 3, 3),
+        padding=1,
+        shortcut=Shortcut(meta(1, 16, 16, 512), meta(256, 512, 1, 1), meta(256)),
+    ),
+    "conv2d-N2-C36-H7-odd-int8": eight_bits(conv2d, (2, 7, 7, 36), (36, 36, 3, 3), padding=1),
+    "conv2d-N2-C64-H64-fp32-int8": eight_bits(conv2d, (2, 64, 64, 64), (64, 64, 3, 3), dtype=torch.float32, padding=1),
     "layer_norm-N32-C1152-gated-residual": token_norm(32, 256, 1152, added=True),
     "layer_norm-N2-C36-rms": token_norm(2, 77, 36, rms=True),
     "layer_norm-N1-C1-smallest": token_norm(1, 1, 1, added=True),
@@ -204,10 +246,50 @@ CASES = {
 }
 
 
+FP8_CASES = {
+    "to_fp8-tokens": lambda: to_fp8.kernel(meta(2, 256, 1152)),
+    "to_fp8-pictures": lambda: to_fp8.kernel((meta(2, 32, 32, 640), meta(2, 32, 32, 320))),
+    "layer_norm-N2-C1152": lambda: layer_norm.kernel(
+        meta(2, 256, 1152), eps=1e-6, residual=meta(2, 256, 1152), gate=meta(2, 1152), in_fp8=True
+    ),
+    "linear-N32-C1152": fp8(linear, (32, 256, 1152), (3456, 1152)),
+    "linear-N2-C4608-residual": fp8(
+        linear, (2, 256, 4608), (1152, 4608), residual=meta(2, 256, 1152), activation="gelu_tanh"
+    ),
+    "linear-N2-C320": fp8(linear, (2, 64, 320), (320, 320)),
+    "linear-N2-C37-odd": fp8(linear, (2, 77, 37), (41, 37)),
+    "linear-N2-C1152-fp32": fp8(linear, (2, 256, 1152), (3456, 1152), dtype=torch.float32),
+    "geglu-N2-C1280": fp8(geglu, (2, 1024, 1280), (10240, 1280)),
+    "conv2d-N2-C320-H64": fp8(conv2d, (2, 64, 64, 320), (320, 320, 3, 3), padding=1, moments=True),
+    "conv2d-N2-C1280-H32": fp8(
+        conv2d, (2, 32, 32, 1280), (1280, 1280, 3, 3), padding=1, residual=meta(2, 32, 32, 1280)
+    ),
+    "conv2d-N1-C1024-H8-spread-chunks": fp8(conv2d, (1, 8, 8, 1024), (512, 1024, 3, 3), padding=1),
+    "conv2d-N8-C256-H64-down": fp8(conv2d, (8, 64, 64, 256), (256, 256, 3, 3), stride=2, padding=(0, 1, 0, 1)),
+    "conv2d-N8-C256-H32-up": fp8(conv2d, (8, 32, 32, 256), (256, 256, 3, 3), padding=1, upsample=True),
+    "conv2d-N64-C256-H8-norm": fp8(
+        conv2d, (64, 8, 8, 256), (256, 256, 3, 3), padding=1, norm=Norm(32, meta(256), meta(256), activation="silu")
+    ),
+    "conv2d-N8-C256-H32-shortcut": fp8(
+        conv2d, (8, 32, 32, 256), (256, 256, 3, 3), padding=1,
+        shortcut=Shortcut(meta(8, 32, 32, 512), meta(256, 512, 1, 1), meta(256)),
+    ),
+    "conv2d-N2-C36-H7-odd": fp8(conv2d, (2, 7, 7, 36), (36, 36, 3, 3), padding=1),
+    "conv2d-N64-L32-C64-row": fp8(conv2d, (64, 1, 32, 64), (32, 64, 1, 5), padding=(2, 2, 0, 0)),
+    "conv2d-N2-C64-H64-fp32": fp8(conv2d, (2, 64, 64, 64), (64, 64, 3, 3), dtype=torch.float32, padding=1),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("capability", SHARED_MEMORY, ids=lambda capability: f"sm_{capability}")
 @pytest.mark.parametrize("case", CASES)
 def test_compiles_within_shared_memory(case, capability, launches):
     assert_compiles(launches(CASES[case], capability), capability)
+
+
+@pytest.mark.parametrize("capability", [89, 90], ids=lambda capability: f"sm_{capability}")
+@pytest.mark.parametrize("case", FP8_CASES)
+def test_fp8_compiles_within_shared_memory(case, capability, launches):
+    assert_compiles(launches(FP8_CASES[case], capability), capability)
 
 
 class Chosen:

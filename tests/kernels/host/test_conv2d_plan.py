@@ -51,3 +51,17 @@ def test_smaller_tiles_of_moments_leave_whole_pictures_to_a_norm_in_the_convolut
         assert plan.normalises(normed) and plan.tile.pixels >= 64 and plan.moments == moments
         assert min(cut.pixels for cut in alternatives(plan, normed)) == 64
         assert min(cut.pixels for cut in alternatives(plan, plain)) == moments
+
+
+@pytest.mark.parametrize("side", [4, 7, 8, 16, 32, 64])
+@pytest.mark.parametrize("channels", [36, 64, 320, 1280])
+def test_in_fp8_a_step_is_as_long_in_any_batch(side, channels):
+    """As each is summed on its own before it is added."""
+    for height in (side, 1):
+        sizes = height, side, (channels,), channels, (min(3, height), 3), 1, (1, 1, height > 1, height > 1), False, 2
+        plans = [
+            make_plan(Problem(pictures, *sizes, fp8=True), obstacle=None, multiprocessors=132)
+            for pictures in (1, 3, 8, 64, 1024)
+        ]
+        assert len({plan.tile.block for plan in plans}) == 1
+        assert len({(plan.moments, plan.chunks, plan.steps, plan.flat) for plan in plans}) == 1

@@ -209,7 +209,8 @@ def test_a_kernel_that_does_not_compile_is_an_error_where_it_is_launched(made, w
 def test_a_kernel_that_no_worker_can_compile_is_an_error_where_it_is_launched(made, workers, tmp_path):
     def run():
         x, zeros = torch.empty(1, 1, 3, device="meta"), [0] * 7
-        launch(layer_norm_kernel, (1,), x, x, x, *[None] * 6, 1, 3, *zeros, 1e-6, RMS=False, BC=3, num_warps=4)
+        pointers, options = (x, None, x, x, *[None] * 6), {"RMS": False, "BC": 3, "STEP": 1.0, "LEAST": 1.0}
+        launch(layer_norm_kernel, (1,), *pointers, 1, 3, *zeros, 1e-6, **options, num_warps=4)
 
     with only_compiling():
         run()  # its range of 3 is no power of two

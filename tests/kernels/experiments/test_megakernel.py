@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton", reason="no Triton here")
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 FULL = {"ddpm32_b1-16x16", "ddpm32_b1-down", "ddpm32_b1-up"}
 CHAINS = {
     "down-pair-up": (8, ["down", "block", "pair", "up"]),

@@ -1,0 +1,160 @@
+"""Weights as kernels read them: how a convolution's lies in memory; weights of 8 bits, and activations of 8 bits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+INT8, FP8 = torch.int8, torch.float8_e4m3fn
+MOST = {INT8: 127.0, FP8: torch.finfo(FP8).max}  # the largest magnitude of each format of 8 bits
+NAMES = {INT8: "int8", FP8: "fp8"}
+
+
+class Quantised(nn.Module):
+    """A weight in 8 bits: small numbers, and the factor of each output channel, by which they are the weight.
+
+    It stands where a weight does, in calls of `linear`, `swiglu`, `geglu` and `conv2d` and as a layer's `weight`. A
+    kernel multiplies by the numbers and the sum by the factor; a reference multiplies by `dequantised`. Whole numbers
+    are exact in every dtype of x. By e4m3 an x is multiplied that is made of e4m3 too: see `kernels.to_fp8`.
+
+    Args:
+        values: int8 or float8_e4m3fn, (C_out, ...), laid out as the weight would be.
+        scale: float32, (C_out,); of stacked weights (parts, C_out, ...) it is (parts, C_out).
+
+    Raises ValueError where these do not fit.
+    """
+
+    def __init__(self, values: Tensor, scale: Tensor):
+        super().__init__()
+        if values.dtype not in MOST or scale.dtype != torch.float32:
+            raise ValueError(
+                f"values, scale: expected int8 or float8_e4m3fn, and float32, got {values.dtype} and {scale.dtype}"
+            )
+        if not 0 < scale.ndim < values.ndim or values.shape[: scale.ndim] != scale.shape:
+            raise ValueError(f"scale: {tuple(scale.shape)} does not fit values {tuple(values.shape)}")
+        self.values = nn.Parameter(values, requires_grad=False)
+        self.scale = nn.Parameter(scale, requires_grad=False)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.values.ndim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    def flatten(self, start: int) -> "Quantised":
+        """Return the same weight with the dimensions from `start`, an inner one, as one."""
+        return Quantised(self.values.flatten(start), self.scale)
+
+    def unflatten(self, dim: int, sizes: tuple[int, ...]) -> "Quantised":
+        """Return the same weight with a dimension as several; the first, as stacked weights."""
+        scale = self.scale.unflatten(0, sizes) if dim == 0 else self.scale
+        return Quantised(self.values.unflatten(dim, sizes), scale)
+
+    def unbind(self) -> "list[Quantised]":
+        """Return stacked weights one by one."""
+        return [Quantised(*each) for each in zip(self.values, self.scale, strict=True)]
+
+    def on_meta(self) -> "Quantised":
+        """Return one of the same sizes without memory."""
+        return Quantised(self.values.to("meta"), self.scale.to("meta"))
+
+    def dequantised(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight that it stands for, rounded to `dtype` once."""
+        return _times(self.values, self.scale).to(dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "Quantised":
+        """Move it, as `to()` does. Its numbers keep their dtype: they go by as whole ones."""
+
+        def move(tensor: Tensor) -> Tensor:
+            whole = torch.int8 if tensor.itemsize == 1 else torch.int32
+            return fn(tensor.view(whole)).view(tensor.dtype)
+
+        return super()._apply(move, *args, **kwargs)
+
+
+Weight = Tensor | Quantised
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """Activations in 8 bits, and the factors by which they are what they stand for; as `kernels.to_fp8` makes them."""
+
+    values: Tensor  # float8_e4m3fn, contiguous: tokens (N, L, C) or pictures (N, H, W, C)
+    scale: Tensor  # float32, (N, L) of tokens, (N,) of pictures
+    dtype: torch.dtype  # of what they were made of
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    def on_meta(self) -> "Scaled":
+        """Return one of the same sizes without memory."""
+        return Scaled(self.values.to("meta"), self.scale.to("meta"), self.dtype)
+
+    def dequantised(self, dtype: torch.dtype) -> Tensor:
+        """Return what they stand for, rounded to `dtype` once."""
+        return _times(self.values, self.scale).to(dtype)
+
+
+def _times(values: Tensor, scale: Tensor) -> Tensor:
+    """values (*scale.shape, ...) in float32, each times its factor."""
+    return values.float() * scale.reshape(*scale.shape, *(1,) * (values.ndim - scale.ndim))
+
+
+def quantise(weight: Tensor, dtype: torch.dtype) -> Quantised:
+    """Return a weight (C_out, ...) in int8 or e4m3, each channel by its largest magnitude, rounded to the nearest.
+
+    A channel of zeros stays one; one with NaN or infinity has such a factor, and makes NaN of what is multiplied by it.
+    """
+    flat, most = weight.float().flatten(1), MOST[dtype]
+    scale = flat.abs().amax(dim=1) / most if flat.shape[1] else flat.new_zeros(len(flat))
+    values = (weight.float() / scale.reshape(-1, *(1,) * (weight.ndim - 1))).nan_to_num_(0, most, -most)
+    values = values.clamp_(-most, most)
+    return Quantised((values if dtype == FP8 else values.round_()).to(dtype), scale)
+
+
+def plain(weight: Weight, dtype: torch.dtype) -> Tensor:
+    """Return the weight as torch's own functions take it; `dtype` is that of what it multiplies."""
+    return weight.dequantised(dtype) if isinstance(weight, Quantised) else weight
+
+
+def k_first(weight: Tensor) -> Tensor:
+    """Return the weight (C_out, C_in, kH, kW) in memory as (kH, kW, C_in, C_out): in float32 the kernel's fastest.
+
+    Products of float32 are made from shared memory, where the channels that a warp multiplies by lie side by side then.
+    """
+    return weight.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
+
+
+class Filters(NamedTuple):
+    """A convolution's weight as its memory lies."""
+
+    values: Tensor  # (C_out, kH, kW, C_in)
+    is_k_first: bool = False  # whether it is (kH, kW, C_in, C_out) instead, as `k_first` lays it
+    scale: Tensor | None = None  # (C_out,), of one in 8 bits
+
+
+def weight_memory(weight: Weight) -> Filters:
+    """Return the weight as its memory lies; a copy of the first kind, where it lies in neither."""
+    if isinstance(weight, Quantised):
+        return Filters(weight.values.permute(0, 2, 3, 1).contiguous(), scale=weight.scale)
+    filters, turned = weight.permute(0, 2, 3, 1), weight.permute(2, 3, 1, 0)
+    if weight.dtype == torch.float32 and turned.is_contiguous() and not filters.is_contiguous():
+        return Filters(turned, is_k_first=True)
+    return Filters(filters.contiguous())
