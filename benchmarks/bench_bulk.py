@@ -45,8 +45,10 @@ def rows(workloads: list[str]) -> Iterator[dict[str, Any]]:
     of_one: dict[tuple[str, str], float] = {}
     for name in TASKS:
         own = [workload for workload in workloads if WORKLOADS[workload][0] == name]
+        if not own:
+            continue
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
-            folder = folder_of(name, Path(root, "model")) if own else Path()
+            folder = folder_of(name, Path(root, "model"))
             for workload in own:
                 _, who, cards = WORKLOADS[workload]
                 with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as out:

@@ -184,9 +184,6 @@ class Worker:
             raise
         except Exception as error:
             self._fail(shard, error)
-        except BaseException:
-            self._attempts.take_back(shard.name)
-            raise
         finally:
             job.abandon()
             self._finish(shard)
@@ -260,7 +257,7 @@ class StepTimes:
             if progress.step.index == 0:
                 self._batches.append([])
                 self._steps.append(progress.step.num_steps)
-            if progress.step.index + 1 < progress.step.num_steps:
+            if not progress.ended:
                 self._batches[-1].append((before, behind))
             yield progress
 

@@ -273,7 +273,7 @@ def test_the_gpus_seconds_are_those_of_steps_alone(make_plan, monkeypatch):
         for _ in range(3):
             for index in range(4):
                 Event.now += (1000, 5, 5, 2000)[index]
-                yield SimpleNamespace(step=SimpleNamespace(index=index, num_steps=4))
+                yield SimpleNamespace(step=SimpleNamespace(index=index, num_steps=4), ended=index == 3)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     times = worker_module.StepTimes(torch.device("cuda"))

@@ -112,3 +112,26 @@ def assert_accurate(exact_matmuls):
         assert rms <= 1.5 * rms_torch + rms_ulp / 2, f"RMS error {rms:.3g}, torch's own {rms_torch:.3g}"
 
     return check
+
+
+@pytest.fixture
+def assert_hopper(assert_accurate):
+    """check(operation, truth, x, *rest) of its kernel for sm_90: accurate, and the bits of the kernel of all cards.
+
+    In any repeat, alone, beside NaN. Skips where that kernel is not launched.
+    """
+
+    def check(operation, truth: torch.Tensor, x: torch.Tensor, *rest: torch.Tensor) -> None:
+        reason = operation.parse(x, *rest).hopper_obstacle()
+        if reason is not None:
+            pytest.skip(reason)
+        y = operation.hopper(x, *rest)
+        assert_accurate(y, operation.reference(x, *rest), truth)
+        assert torch.equal(y, operation.kernel(x, *rest))
+        for _ in range(20):
+            assert torch.equal(operation.hopper(x, *rest), y)
+        assert torch.equal(operation.hopper(x[-1:], *rest), y[-1:])
+        beside = torch.cat([x[:1], torch.full_like(x, torch.nan)])
+        assert torch.equal(operation.hopper(beside, *rest)[:1], y[:1])
+
+    return check

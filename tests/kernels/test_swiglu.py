@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fastdiff.kernels.swiglu import SwigluCall, swiglu
+from fastdiff.kernels.swiglu import swiglu
 
 SHAPES = {  # N, L, C_in, C_out
     "N2-L48-C64": (2, 48, 64, 128),
@@ -51,20 +51,9 @@ def test_output(randn, dot_dtype, run, loads, assert_accurate, shape, biased):
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", HOPPER_SHAPES.values(), ids=HOPPER_SHAPES)
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-def test_on_hopper(randn, half, assert_accurate, shape):
-    """Accurate, and the bits of the kernel of all cards: in any repeat, alone, beside NaN."""
-    x, *rest = inputs(randn, *shape, half)
-    reason = SwigluCall(x, *rest).hopper_obstacle()
-    if reason is not None:
-        pytest.skip(reason)
-    y = swiglu.hopper(x, *rest)
-    assert_accurate(y, swiglu.reference(x, *rest), truth(x, *rest))
-    assert torch.equal(y, swiglu.kernel(x, *rest))
-    for _ in range(20):
-        assert torch.equal(swiglu.hopper(x, *rest), y)
-    assert torch.equal(swiglu.hopper(x[-1:], *rest), y[-1:])
-    beside = torch.cat([x[:1], torch.full_like(x, torch.nan)])
-    assert torch.equal(swiglu.hopper(beside, *rest)[:1], y[:1])
+def test_on_hopper(randn, half, assert_hopper, shape):
+    args = inputs(randn, *shape, half)
+    assert_hopper(swiglu, truth(*args), *args)
 
 
 @pytest.mark.gpu
