@@ -120,18 +120,12 @@ def _add_products(sums, x, weight, out_channels, place, start, stop, shape: tl.c
 
 
 @triton.jit
-def _apply(affine, acc, n, out_channels):
+def _apply(affine, acc, n, inside):
     if affine.scale is not None:
-        acc *= tl.load(affine.scale + n, mask=n < out_channels, other=0.0)[None, :]
+        acc *= tl.load(affine.scale + n, mask=inside, other=0.0)[None, :]
     if affine.bias is not None:
-        acc += tl.load(affine.bias + n, mask=n < out_channels, other=0.0).to(tl.float32)[None, :]
+        acc += tl.load(affine.bias + n, mask=inside, other=0.0).to(tl.float32)[None, :]
     return acc
-
-
-@triton.jit
-def _second(ptr, out_channels):
-    """The channels of the second product, behind those of the first."""
-    return ptr if ptr is None else ptr + out_channels
 
 
 @triton.jit
@@ -152,10 +146,10 @@ def _finish(
         out_channels, picture, row, column = y.columns, place.picture, place.row, place.column
         n = column + tl.arange(0, BN)
         EXACT: tl.constexpr = not isinstance(y.source, tl.tensor_descriptor) and y.source.dtype.element_ty == tl.float32
-        acc = activate(_apply(affine, acc, n, out_channels), ACTIVATION, EXACT)
+        acc = activate(_apply(affine, acc, n, n < out_channels), ACTIVATION, EXACT)
         if DUAL:
-            second = Affine(_second(affine.scale, out_channels), _second(affine.bias, out_channels))
-            acc *= activate(_apply(second, acc2, n, out_channels), ACTIVATION2, EXACT)
+            # the second product's channels stand behind the first's
+            acc *= activate(_apply(affine, acc2, out_channels + n, n < out_channels), ACTIVATION2, EXACT)
         if gate_ptr is not None:
             acc *= tl.load(gate_ptr + n, mask=n < out_channels, other=0.0).to(tl.float32)[None, :]
         if residual.source is not None:

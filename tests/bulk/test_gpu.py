@@ -70,7 +70,7 @@ def test_a_batch_is_begun_without_waiting_for_the_gpu(pipe):
             batches = [at for at in draw(run, pipe, records, wait=False) if at.ended]
         finally:
             torch.cuda.set_sync_debug_mode(usual)
-    assert not [f"{each.filename}:{each.lineno}" for each in waited if "synchronizing" in str(each.message)]
+    assert not [f"{each.filename}:{each.lineno}" for each in waited if "called a synchronizing" in str(each.message)]
     later = [each for at in batches for each in wait_for_pictures(at, records)]
     assert len(first) > 8 and [each.place for each in later] == [each.place for each in first]
     assert [each.image.tobytes() for each in later] == [each.image.tobytes() for each in first]
