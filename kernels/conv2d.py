@@ -20,6 +20,7 @@ from fastdiff.kernels.host.hopper import conv2d as on_hopper
 from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.host.launching import (
     DTYPES,
+    as_loaded,
     capability,
     descriptor,
     fp8_obstacle,
@@ -196,6 +197,7 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
         parts = tuple(part.contiguous() for part in self.parts)
         y = torch.empty(problem.out_shape, dtype=parts[0].dtype, device=device)
         filters = weight_memory(self.weight)
+        filters = filters._replace(values=as_loaded(filters.values, y.dtype))
         scales: Scales = filters.scale, None
         if self.weight.dtype == FP8:
             scaled = to_fp8(parts)

@@ -19,6 +19,7 @@ from fastdiff.kernels.host.dispatch import Call, Operation, run
 from fastdiff.kernels.host.hopper import linear as on_hopper
 from fastdiff.kernels.host.launching import (
     DTYPES,
+    as_loaded,
     descriptor,
     fp8_obstacle,
     has_descriptors,
@@ -41,10 +42,9 @@ ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "silu": F.silu,
 }
-# (C_in, C_out) of products that torch's library makes faster than the kernel on sm_90 in bfloat16, with bias and
-# GELU by tanh at most. Measured on one H200 with torch 2.11 and triton 3.6 (README, "Transformers"); its bits were
-# equal at batch 1, 2, 3, 8, 32 and 64 of 256 tokens.
-LIBRARY = {(1152, 3456), (1152, 1152), (1152, 4608), (4608, 1152), (512, 1536)}
+# (C_in, C_out) of products -> the tokens up to which torch's library makes them faster on sm_90 in bfloat16. Measured
+# on one H200 with torch 2.11 and triton 3.6; its bits were ours, at batch 1, 2, 3, 8, 32 and 64 of 256 tokens too.
+LIBRARY = {(1152, 3456): 512, (1152, 1152): 8192, (4608, 1152): 512, (512, 1536): 2048}
 LIBRARY_TOKENS = 256  # a picture has a multiple of it
 
 
@@ -131,24 +131,18 @@ class LinearCall(Call[Tensor]):
             return None
         if self.rms_norm is not None:
             return "RMSNorm is faster apart on sm_90" if self.x.dtype.itemsize == 2 else None
-        with_gelu = self.activation == "gelu_tanh" and hasattr(torch, "_addmm_activation")  # no public name promises it
-        plain = (self.activation is None or with_gelu) and self.gate is None and self.residual is None
-        channels = self.weight.shape[1], self.weight.shape[0]
-        measured = isinstance(self.weight, Tensor) and self.x.dtype == torch.bfloat16
-        measured = measured and channels in LIBRARY and self.x.shape[1] % LIBRARY_TOKENS == 0
-        return "{} to {} channels: torch's library is faster on sm_90".format(*channels) if plain and measured else None
+        plain = self.activation is None and self.gate is None and self.residual is None
+        (n, tokens, _), channels = self.x.shape, (self.weight.shape[1], self.weight.shape[0])
+        measured = isinstance(self.weight, Tensor) and self.x.dtype == torch.bfloat16 and tokens % LIBRARY_TOKENS == 0
+        if not plain or not measured or n * tokens > LIBRARY.get(channels, 0):
+            return None
+        return "{} to {} channels: torch's library is faster on sm_90".format(*channels)
 
     def library(self) -> Tensor:
-        if self.rms_norm is not None:
-            return run(self._normed())
-        if self.activation is None or self.bias is None:
-            return self.reference()
-        assert isinstance(self.x, Tensor) and isinstance(self.weight, Tensor)  # by its reason
-        y = torch._addmm_activation(self.bias, self.x.flatten(0, 1), self.weight.T, use_gelu=True)  # GELU by tanh
-        return y.view(*self.x.shape[:2], -1)
+        return self.reference() if self.rms_norm is None else run(self._normed())
 
     def hopper_plan(self) -> str | None:
-        others = self.rms_norm is not None or self.gate is not None
+        others = self.rms_norm is not None or self.gate is not None or self.library_reason() is not None
         if others or self.x.dtype.itemsize != 2 or isinstance(self.weight, Quantised):
             return None
         return on_hopper.plan_name("linear", self.weight.shape, residual=self.residual is not None)
@@ -328,7 +322,7 @@ def launch_products(
     x, x_scale = (scaled.values, scaled.scale) if isinstance(scaled, Scaled) else (scaled, None)
     shape = (n, tokens) if gate is not None else (1, n * tokens)  # only a gate tells one picture from another
     values, scale = (weight.values, weight.scale) if isinstance(weight, Quantised) else (weight, None)
-    x, values = side_by_side(x.reshape(*shape, channels)), values.contiguous()
+    x, values = side_by_side(x.reshape(*shape, channels)), as_loaded(values.contiguous(), x.dtype)
     bias, gate = side_by_side(bias), side_by_side(gate)
     residual = None if residual is None else residual.reshape(*shape, out_channels).contiguous()
     out = y.view(*shape, out_channels)

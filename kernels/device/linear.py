@@ -43,7 +43,7 @@ class Affine(NamedTuple):
 class Sums(NamedTuple):
     """The sums of a tile over the input channels."""
 
-    acc: Any  # (BM, BN) products, or turned
+    acc: Any  # (BM, BN) products
     acc2: Any  # (BM, BN) those of the second weight, where there is one
     squares: Any  # (BM, BK) of the inputs, where they are to be normalised
 
@@ -53,7 +53,6 @@ class TileShape(NamedTuple):
 
     DUAL: Any
     NORMED: Any
-    SWAP: Any  # output channels on the matrix unit's M side, the sums turned: int8 goes there from registers
     BM: Any  # tokens
     BN: Any  # output channels
     BK: Any  # input channels of a step
@@ -88,13 +87,11 @@ def _load(matrix, part, row, column, BR: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
-def _dot(rows, columns, acc, SWAP: tl.constexpr):
-    """acc + rows columns^T, or turned. The columns may be whole numbers of 8 bits, or all is fp8."""
+def _dot(rows, columns, acc):
+    """acc + rows columns^T. The columns may be whole numbers of 8 bits, or all is fp8."""
     columns = columns.to(rows.dtype)
     if rows.dtype == tl.float8e4nv:  # whose products the matrix unit sums in 14 bits: those of a step alone
         return acc + tl.dot(rows, columns.T, max_num_imprecise_acc=rows.shape[1])
-    elif SWAP:
-        return tl.dot(columns, rows.T, acc, input_precision="ieee")
     else:
         return tl.dot(rows, columns.T, acc, input_precision="ieee")
 
@@ -112,10 +109,10 @@ def _add_products(sums, x, weight, out_channels, place, start, stop, shape: tl.c
             squares += rows.to(tl.float32) * rows.to(tl.float32)
         weights = Matrix(weight, out_channels, x.columns, out_channels * x.columns, x.columns)
         columns = _load(weights, 0, place.column, k, shape.BN, shape.BK)
-        acc = _dot(rows, columns, acc, shape.SWAP)
+        acc = _dot(rows, columns, acc)
         if shape.DUAL:
             columns = _load(weights, 1, place.column, k, shape.BN, shape.BK)
-            acc2 = _dot(rows, columns, acc2, shape.SWAP)
+            acc2 = _dot(rows, columns, acc2)
     return Sums(acc, acc2, squares)
 
 
@@ -178,8 +175,7 @@ def linear_kernel(
     CHUNK: so many channels are summed on their own, then added to the sum of those before; 0 for all in one.
     """
     await_inputs()
-    SWAP: tl.constexpr = scale_ptr is not None and x_scale_ptr is None
-    shape: tl.constexpr = TileShape(DUAL, NORMED, SWAP, BM, BN, BK)
+    shape: tl.constexpr = TileShape(DUAL, NORMED, BM, BN, BK)
     down, across = tl.cdiv(tokens, BM), tl.cdiv(out_channels, BN)
     y_picture = tl.cast(tokens, tl.int64) * out_channels
     inputs = Matrix(x, tokens, channels, x_picture, x_row)
@@ -190,7 +186,7 @@ def linear_kernel(
         row_tile, column_tile = _place(tile, pictures * down, across, GROUP)
         place = Place(row_tile // down, row_tile % down * BM, column_tile * BN)
 
-        zeros = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
+        zeros = tl.zeros((BM, BN), tl.float32)
         squares = tl.zeros((BM, BK), tl.float32) if NORMED else 0.0
         sums = Sums(zeros, zeros if DUAL else 0.0, squares)
         if CHUNK > 0:
@@ -204,8 +200,6 @@ def linear_kernel(
             sums = _add_products(sums, inputs, weight, out_channels, place, 0, channels, shape)
 
         acc, acc2 = sums.acc, sums.acc2
-        if SWAP:
-            acc, acc2 = acc.T, acc2.T if DUAL else acc2
         if x_scale_ptr is not None:
             row = place.row + tl.arange(0, BM)
             scales = x_scale_ptr + place.picture.to(tl.int64) * tokens + row

@@ -38,6 +38,22 @@ CONFIRMED = frozenset((
     "conv2d-up-65536-128",
     "conv2d-up-16384-256",
     "conv2d-up-4096-more",
+    "geglu 320 to 2560",
+    "geglu 640 to 5120",
+    "geglu 1280 to 10240",
+    "linear 320 to 320",
+    "linear 320 to 960",
+    "linear 640 to 640",
+    "linear 640 to 1920",
+    "linear 1152 to 1152",
+    "linear 1152 to 3456",
+    "linear 1152 to 4608",
+    "linear 1280 to 1280",
+    "linear 1280 to 320, residual",
+    "linear 1280 to 3840",
+    "linear 2560 to 640, residual",
+    "linear 4608 to 1152",
+    "linear 5120 to 1280, residual",
 ))  # fmt: skip
 
 
