@@ -43,8 +43,11 @@ ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
 }
 # (C_in, C_out) of products -> the tokens up to which torch's library makes them faster on sm_90 in bfloat16. Measured
-# on one H200 with torch 2.11 and triton 3.6; its bits were ours, at batch 1, 2, 3, 8, 32 and 64 of 256 tokens too.
-LIBRARY = {(1152, 3456): 512, (1152, 1152): 8192, (4608, 1152): 512, (512, 1536): 2048}
+# on one H200 with torch 2.11 and triton 3.6, where its bits were ours at each power of two from 256 to 32768 tokens.
+LIBRARY = {
+    (320, 960): 4096, (640, 640): 8192, (640, 1920): 1024, (1280, 1280): 32768, (1280, 3840): 2048,
+    (512, 1536): 4096, (1152, 1152): 4096, (1152, 3456): 1024, (4608, 1152): 4096,
+}  # fmt: skip
 LIBRARY_TOKENS = 256  # a picture has a multiple of it
 
 
