@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastdiff.kernels.device.conv2d import conv_by_descriptors, conv_by_pointers, sum_chunks
+from fastdiff.kernels.from_int8 import as_loaded
 from fastdiff.kernels.group_norm import GroupNormCall, affine_arguments, after_arguments, group_norm
 from fastdiff.kernels.host import cpu
 from fastdiff.kernels.host.conv2d_plan import Plan, Problem, make_plan, tuned_plan
@@ -20,7 +21,6 @@ from fastdiff.kernels.host.hopper import conv2d as on_hopper
 from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.host.launching import (
     DTYPES,
-    as_loaded,
     capability,
     descriptor,
     fp8_obstacle,

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels.device.linear import linear_kernel
+from fastdiff.kernels.from_int8 import as_loaded
 from fastdiff.kernels.host import cpu
 from fastdiff.kernels.host.dispatch import Call, Operation, run
 from fastdiff.kernels.host.hopper import linear as on_hopper
 from fastdiff.kernels.host.launching import (
     DTYPES,
-    as_loaded,
     descriptor,
     fp8_obstacle,
     has_descriptors,

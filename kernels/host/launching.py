@@ -51,17 +51,6 @@ def side_by_side(tensor: Tensor | None) -> Tensor | None:
     return tensor if tensor is None or tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def as_loaded(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a weight's numbers as a kernel loads them, which multiplies them by an x of `dtype`.
-
-    Those of int8 become the dtype of x in registers, but on sm_90 before the launch, where x has 16 bits. Matrix
-    instructions of sm_90 that take an operand from registers run on while Triton (3.6) fills those anew: NaN came of
-    it, or else they ran one after another, and a U-Net took 1.7 times as long as in bfloat16.
-    """
-    first = values.dtype == torch.int8 and dtype.itemsize == 2 and is_sm_90(values.device)
-    return values.to(dtype) if first else values
-
-
 def capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else INTERPRETER_CAPABILITY
 

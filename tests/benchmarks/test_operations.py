@@ -168,6 +168,12 @@ def test_activations_in_8_bits(harness, load):
     assert bench.row("tiny", 4.0)["share"] > 0
 
 
+def test_weights_of_int8(harness, load):
+    bench = load("bench_from_int8")
+    bench.WORKLOADS["tiny"] = (4, 8)
+    assert bench.row("tiny", 4.0)["share"] > 0
+
+
 def test_results_are_saved_with_their_machine(harness, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["bench", "--save", str(tmp_path)])
     harness.report("some", [{"workload": "a", "fastdiff_ms": 1.0}, {"workload": "b", "compile_ms": None}])
