@@ -28,9 +28,9 @@ def accelerate(model_or_pipeline: Accelerated, precision: Precision = PRECISION)
             a pipeline of them: StableDiffusionPipeline, StableDiffusionXLPipeline, those from image to image, with a
             ControlNet, ... A VAE of another class stays diffusers'.
         precision: int8 keeps the weights of the model, or of a pipeline's denoiser, in 8 bits; fp8 too, and multiplies
-            in 8 bits, on a GPU of sm_89 or later. Diffusers' parameters
-            give up their memory for those, so that they cannot be saved, changed or moved until `restore`, which gives
-            back what the 8 bits stand for. LoRAs are fused before.
+            in 8 bits, on a GPU of sm_89 or later. Diffusers' parameters give up their memory for those, so that they
+            cannot be saved, changed or moved until `restore`, which gives back what the 8 bits stand for. LoRAs are
+            fused before.
 
     Returns the same object. The pipeline's own loop runs: callbacks, schedulers, `output_type` and all other arguments
     do what they did, and so do `state_dict()`, `save_pretrained`, `config`, `to()`, tiling and slicing of the VAE, and
