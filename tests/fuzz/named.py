@@ -312,6 +312,12 @@ LIBRARY: Named = {
     "revision=10^5000": call("library", "load", revision="10^5000"),
     "subfolder=NUL": call("library", "load model", subfolder="NUL"),
     "timestep=None": call("library", "model", timestep="None"),
+    "weights whose sums overflow": everywhere(
+        "attention",
+        ("tensor", "unet/diffusion_pytorch_model.safetensors", "large", "525"),
+        ends=DONE,
+        doors=(("library", "model"),),
+    ),
     "num_images=10^5000 of the page": call("page", "generate", num_images="10^5000"),
     "scheduler=tensor of the page": call("page", "generate", scheduler="tensor"),
 }
