@@ -20,7 +20,14 @@ from fastdiff.kernels.swiglu import swiglu
 from fastdiff.kernels.to_fp8 import to_fp8
 from tests.kernels import test_conv2d as convolutions
 from tests.kernels import test_linear as products
-from tests.kernels.quantised.test_quantised import CONVOLUTIONS, PRODUCTS, REPEATS, assert_costs_what_8_bits_cost
+from tests.kernels.quantised.test_quantised import (
+    CONVOLUTIONS,
+    PRODUCTS,
+    REPEATS,
+    assert_costs_what_8_bits_cost,
+    assert_pictures_have_the_same_bits,
+    assert_tokens_have_the_same_bits,
+)
 from tests.kernels.test_conv2d import Case as Convolution
 from tests.kernels.test_linear import Case as Product
 
@@ -149,13 +156,6 @@ def smallest_tiles(runs_triton, device, dot_dtype, monkeypatch):
     monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 10**6)
 
 
-def assert_same_in_any_batch_and_place(run):
-    """run(first, n) draws the pictures first to first + n, the same in any batch."""
-    many = run(0, 8)
-    for first, n in ((0, 1), (0, 3), (5, 1), (2, 3)):
-        assert torch.equal(run(first, n), many[first : first + n]), f"{n} pictures from {first} on"
-
-
 @pytest.mark.parametrize(
     "case",
     [
@@ -167,14 +167,7 @@ def assert_same_in_any_batch_and_place(run):
     ],
 )
 def test_tokens_have_the_same_bits_in_any_batch_and_place(case, dot_dtype, device, smallest_tiles, loads):
-    (x, weight), options = case.inputs(dot_dtype, device)
-    made, shared = quantise(weight), {name: options.pop(name) for name in ("bias", "activation")}
-
-    def run(first, n):
-        own = {name: each[first : first + n] for name, each in options.items()}
-        return linear.kernel(x[first : first + n], made, **shared, **own)
-
-    assert_same_in_any_batch_and_place(run)
+    assert_tokens_have_the_same_bits(case, dot_dtype, device, quantise)
 
 
 @pytest.mark.parametrize(
@@ -192,16 +185,7 @@ def test_tokens_have_the_same_bits_in_any_batch_and_place(case, dot_dtype, devic
     ],
 )
 def test_pictures_have_the_same_bits_in_any_batch_and_place(case, dot_dtype, device, smallest_tiles, loads):
-    (x, weight, bias), options = case.inputs(dot_dtype, device)
-    made, temb = quantise(weight), options.pop("temb", None)
-
-    def run(first, n):
-        which = slice(first, first + n)
-        own = {} if temb is None else {"temb": temb[which]}
-        pictures = tuple(part[which] for part in x) if isinstance(x, tuple) else x[which]
-        return conv2d.kernel(pictures, made, bias, **options, **own)
-
-    assert_same_in_any_batch_and_place(run)
+    assert_pictures_have_the_same_bits(case, dot_dtype, device, quantise)
 
 
 NUMPY = "ignore:(invalid value|overflow):RuntimeWarning"  # of the interpreter
