@@ -141,11 +141,14 @@ class LinearCall(Call[Tensor]):
             return None
         return "{} to {} channels: torch's library is faster on sm_90".format(*channels)
 
+    def library_is_fastest(self) -> bool:
+        return self.library_reason() is not None
+
     def library(self) -> Tensor:
         return self.reference() if self.rms_norm is None else run(self._normed())
 
     def hopper_plan(self) -> str | None:
-        others = self.rms_norm is not None or self.gate is not None or self.library_reason() is not None
+        others = self.rms_norm is not None or self.gate is not None
         if others or self.x.dtype.itemsize != 2 or isinstance(self.weight, Quantised):
             return None
         return on_hopper.plan_name("linear", self.weight.shape, residual=self.residual is not None)

@@ -79,6 +79,10 @@ class Call(ABC, Generic[R]):
         """Say why `library` is the better way, where that was measured."""
         return None
 
+    def library_is_fastest(self) -> bool:
+        """Say whether the library is faster than a kernel made for sm_90 alone, too."""
+        return False
+
     def library(self) -> R:
         """Run where `library_reason` says so: by torch's library."""
         return self.reference()
@@ -133,7 +137,8 @@ def run(call: Call[R]) -> R:
     if reason is not None:
         because(reason)
         return call.reference()
-    if not is_sm_90(call.device) or call.hopper_plan() not in gluon.CONFIRMED:
+    confirmed = is_sm_90(call.device) and call.hopper_plan() in gluon.CONFIRMED
+    if not confirmed or call.library_is_fastest():
         return _run_anywhere(call)
     reason = call.hopper_obstacle()
     if reason is None:

@@ -130,6 +130,20 @@ def test_output_of_the_library(name, device, assert_accurate):
     assert_accurate(linear(x, weight, **options), torchs, expected)
 
 
+@pytest.mark.parametrize(("pictures", "fastest"), [(2, True), (4, True), (8, False), (32, False)])
+def test_the_library_is_for_few_tokens_alone(pictures, fastest, monkeypatch):
+    """On sm_90, where it has our bits."""
+    monkeypatch.setattr("fastdiff.kernels.linear.is_sm_90", lambda device: True)
+    weight = torch.empty(3456, 1152, dtype=torch.bfloat16, device="meta")
+
+    def call(**options):
+        return LinearCall(weight.new_empty(pictures, 256, 1152), weight, **options)
+
+    assert call().library_is_fastest() == fastest
+    assert not call(activation="gelu_tanh").library_is_fastest()
+    assert call().hopper_plan() == "linear 1152 to 3456"
+
+
 HOPPER_CASES = {
     "N2-L256-C1152-fc1": Case(2, 256, 1152, 4608, activation="gelu_tanh"),
     "N2-L256-C1152-qkv": Case(2, 256, 1152, 3456),

@@ -21,6 +21,7 @@ class Way(Call[str]):
     plan: str | None = "measured"
     obstacle_of_hopper: str | None = None
     library_is_faster: str | None = None
+    than_all: bool = False
 
     @property
     def device(self):
@@ -34,6 +35,9 @@ class Way(Call[str]):
 
     def library_reason(self):
         return self.library_is_faster
+
+    def library_is_fastest(self):
+        return self.than_all
 
     def library(self):
         return "library"
@@ -68,6 +72,7 @@ def on_sm_90(monkeypatch):
     [
         pytest.param({}, "hopper", "made for sm_90", id="confirmed"),
         pytest.param({"library_is_faster": "slow"}, "hopper", "made for sm_90", id="before-the-library"),
+        pytest.param({"library_is_faster": "slow", "than_all": True}, "library", "slow", id="behind-the-library"),
         pytest.param({"plan": "another"}, "kernel", "8 tokens a tile", id="not-confirmed"),
         pytest.param({"plan": None}, "kernel", "8 tokens a tile", id="no-plan"),
         pytest.param(
