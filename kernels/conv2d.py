@@ -16,7 +16,7 @@ from fastdiff.kernels.group_norm import GroupNormCall, affine_arguments, after_a
 from fastdiff.kernels.host import cpu
 from fastdiff.kernels.host.conv2d_plan import Plan, Problem, make_plan, tuned_plan
 from fastdiff.kernels.host.conv2d_tiles import SUM_CHANNELS
-from fastdiff.kernels.host.dispatch import Call, Operation, check_pictures, parts_of
+from fastdiff.kernels.host.dispatch import Operation, PartsCall, check_pictures, parts_of
 from fastdiff.kernels.host.hopper import conv2d as on_hopper
 from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.host.launching import (
@@ -63,7 +63,7 @@ class Norm(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
+class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
     """(conv(x) + bias + temb + residual or shortcut) / output_scale, as diffusers' ResnetBlock2D and resamplers.
 
     Args:
@@ -100,14 +100,6 @@ class Conv2dCall(Call[Tensor | tuple[Tensor, Moments | None]]):
     output_scale: float = 1.0
     norm: Norm | None = None
     moments: bool = False
-
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        return parts_of(self.x)
-
-    @property
-    def device(self) -> torch.device:
-        return self.parts[0].device
 
     @property
     def problem(self) -> Problem:

@@ -28,7 +28,7 @@ from torch import Tensor
 from fastdiff.kernels.device.group_norm import apply_kernel, merge_kernel, moments_kernel, normalise_kernel
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.host import cpu
-from fastdiff.kernels.host.dispatch import Call, Operation, check_pictures, parts_of
+from fastdiff.kernels.host.dispatch import Operation, PartsCall, check_pictures
 from fastdiff.kernels.host.launching import DTYPES, launch, side_by_side
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.recording import because
@@ -49,7 +49,7 @@ PROGRAMS = 256  # of `normalise_kernel`, at least, where there are blocks of pix
 
 
 @dataclass(frozen=True, eq=False)
-class GroupNormCall(Call[Tensor]):
+class GroupNormCall(PartsCall[Tensor]):
     """activation(GroupNorm(x) * (1 + scale) + shift) + temb + residual, Wu and He 2018 (arXiv 1803.08494).
 
     As in diffusers' ResnetBlock2D, and, with temb and residual, ResidualTemporalBlock1D.
@@ -80,14 +80,6 @@ class GroupNormCall(Call[Tensor]):
     temb: Tensor | None = None
     residual: Tensor | None = None
     moments: Moments | tuple[Moments | None, Moments | None] | None = None
-
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        return parts_of(self.x)
-
-    @property
-    def device(self) -> torch.device:
-        return self.parts[0].device
 
     @property
     def given(self) -> tuple[Moments | None, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.device.to_fp8 import largest_kernel, row_kernel, scale_kernel
-from fastdiff.kernels.host.dispatch import Call, Operation, check_pictures, parts_of
+from fastdiff.kernels.host.dispatch import Operation, PartsCall, check_pictures, parts_of
 from fastdiff.kernels.host.launching import DTYPES, fp8_obstacle, launch, side_by_side
 from fastdiff.kernels.host.weights import FP8, MOST, Scaled, Weight
 
@@ -24,7 +24,7 @@ SHARES = 256  # of a longer row, at most, whose largest are found side by side
 
 
 @dataclass(frozen=True, eq=False)
-class ToFp8Call(Call[tuple[Scaled, ...]]):
+class ToFp8Call(PartsCall[tuple[Scaled, ...]]):
     """x / scale in e4m3 (Micikevicius et al. 2022, arXiv 2209.05433), where scale makes the largest magnitude 448.
 
     NaN stays where it is; of an infinity the whole token or picture is NaN, as its products would be.
@@ -37,14 +37,6 @@ class ToFp8Call(Call[tuple[Scaled, ...]]):
     """
 
     x: Tensor | tuple[Tensor, ...]
-
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        return parts_of(self.x)
-
-    @property
-    def device(self) -> torch.device:
-        return self.parts[0].device
 
     def check(self) -> None:
         if isinstance(self.x, tuple) or self.x.ndim != 3:

@@ -104,6 +104,20 @@ class Call(ABC, Generic[R]):
         raise NotImplementedError
 
 
+class PartsCall(Call[R]):
+    """A call whose x may be a pair of tensors, read as their concatenation."""
+
+    x: Tensor | tuple[Tensor, ...]
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        return parts_of(self.x)
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
+
+
 class Operation(Generic[P, R]):
     """An operation, called with the fields of its `Call`; each way to run it is there by its name, for tests."""
 
