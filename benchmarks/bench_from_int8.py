@@ -8,7 +8,7 @@
 from typing import Any
 
 import torch
-from harness import DEVICE, ceilings, chosen, measure, needs_gpu, report, ways
+from harness import DEVICE, ceilings, chosen, kernel_row, needs_gpu, report, ways
 
 from fastdiff.kernels.from_int8 import from_int8
 
@@ -25,12 +25,7 @@ def main() -> None:
 def row(name: str, copy_tbps: float) -> dict[str, Any]:
     values = torch.randint(-127, 128, WORKLOADS[name], dtype=torch.int8, device=DEVICE)
     calls = ways(from_int8, values, torch.bfloat16)
-    if not torch.equal(calls["fastdiff"](), calls["eager"]()):
-        raise ArithmeticError(f"{name}: not the numbers of the reference")
-    times = measure(calls, seconds=0.03)
-    tbps = 3 * values.nbytes / times["fastdiff"] / 1e9
-    milliseconds = {f"{who}_ms": each for who, each in times.items()}
-    return {"workload": name, **milliseconds, "tbps": tbps, "share": tbps / copy_tbps}
+    return kernel_row(name, calls, values.float(), moved=3 * values.nbytes, ceiling=copy_tbps)
 
 
 if __name__ == "__main__":
