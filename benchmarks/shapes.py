@@ -215,6 +215,24 @@ HOPPER_CONVOLUTIONS: dict[str, tuple[int, int, int, tuple[int, ...], int, dict[s
     "hopper-N64-C128-H32-down": (64, 32, 32, (128,), 128, {"stride": 2, "padding": (0, 1, 0, 1)}),
     "hopper-N2-C320-H64-down": (2, 64, 64, (320,), 320, {"stride": 2}),
 }
+# The same in fp8: the levels of SDXL, SD 1.5 and ddpm256, some resnets' first and last convolutions, in two batches.
+FP8_CONVOLUTIONS: dict[str, tuple[int, int, int, tuple[int, ...], int, dict[str, Any]]] = {
+    f"fp8-N{n}-C{'+'.join(map(str, channels))}-H{height}-K{out}{'-shortcut' * bool(shortcut)}": (
+        n, height, height, channels, out, {"shortcut": shortcut} if shortcut else {},
+    )
+    for batches, channels, height, out, shortcut in (
+        ((1, 2, 8), (320,), 128, 320, ()), ((1, 2, 8), (640,), 64, 640, ()), ((1, 2, 8), (1280,), 32, 1280, ()),
+        ((2, 16), (320,), 64, 320, ()), ((2, 16), (640,), 32, 640, ()),
+        ((1, 8), (128,), 256, 128, ()), ((1, 8), (128,), 128, 128, ()), ((1, 8), (256,), 64, 256, ()),
+        ((1, 8), (256,), 32, 256, ()), ((1, 8), (512,), 16, 512, ()), ((1, 64), (128,), 32, 128, ()),
+        ((1, 64), (256,), 16, 256, ()),
+        ((1, 2), (640, 320), 128, 320, ()), ((1, 2), (320,), 128, 320, (640, 320)), ((1, 2), (1280, 640), 64, 640, ()),
+        ((1, 2), (640,), 64, 640, (1280, 640)), ((1, 2), (1280, 1280), 32, 1280, ()),
+        ((1, 2), (1280,), 32, 1280, (1280, 1280)), ((1, 8), (128, 128), 256, 128, ()),
+        ((1, 8), (128,), 256, 128, (128, 128)),
+    )
+    for n in batches
+}  # fmt: skip
 # workload -> N, L, input channels, output channels, of a planner's Conv1dBlock: 5 taps, GroupNorm in 8 groups, Mish
 CONV1D_BLOCKS = {
     **{
