@@ -14,7 +14,8 @@ embedding, residual, moments for the next norm, store).
   parity: loads for the filter's outer rows, which share theirs, and then loads for its middle row.
 - A 1x1 shortcut joins the sum after the filter, a load for each product.
 - In fp8 a load is of 128 channels, as many bytes. Each product is a sum of its own, which needs registers: so both
-  warpgroups make one tile, each half of its rows, from the same loads; while one adds, the other multiplies.
+  warpgroups make one tile, each half of its rows, from the same loads; while one adds, the other multiplies. At
+  stride 2 there is none in fp8.
 - What a warp computes from the kernel's own arguments stays in its uniform registers, from which the copy engine and
   the matrix unit take their addresses; what is computed before the warps part does not. So little is.
 
@@ -131,7 +132,7 @@ def _begin_fp8(
 @gluon.jit
 def _multiply_fp8(
     acc, shared, load, product, loads,
-    FIRST: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr,
+    UP: gl.constexpr, BELOW: gl.constexpr, FIRST: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr,
 ):  # fmt: skip
     """acc plus `loads` loads from `load` on, of three products each, of ROWS rows of them from FIRST on.
 
@@ -143,7 +144,9 @@ def _multiply_fp8(
         mbarrier.wait(shared.x_full.index(buffer), at // XS & 1)
         sums = _begin_fp8(shared, buffer, product, FIRST, ROWS, XS, WS)
         for r in gl.static_range(1, 3):
-            following = _begin_fp8(shared, buffer, product + r, FIRST + r, ROWS, XS, WS)
+            following = _begin_fp8(
+                shared, buffer, product + r, FIRST + ((r + 1 - BELOW) // 2 if UP else r), ROWS, XS, WS
+            )  # fmt: skip
             done = warpgroup_mma_wait(1, deps=[sums])
             mbarrier.arrive(shared.w_free.index((product + r - 1) % WS), count=1)
             acc += done
@@ -227,7 +230,7 @@ def _sum_tile(
 @gluon.jit
 def _sum_tile_fp8(
     shared, turn, depth, epilogue, place, channels,
-    WG: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr,
+    WG: gl.constexpr, BELOW: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
     """`_sum_tile` of this warpgroup's rows of a tile that both make, by its scales. The shortcut has 16 bits."""
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 16])
@@ -239,7 +242,9 @@ def _sum_tile_fp8(
     w_scale = gl.load(epilogue.w_scale + channel, mask=channel < channels, other=0.0)
     x_scale = gl.load(epilogue.x_scale + place.picture)
     acc = gl.zeros([64, ROWS * 16], gl.float32, L8)
-    acc, product = _multiply_fp8(acc, shared, first, turn * (loads * 3 + later), loads, WG * ROWS, ROWS, XS, WS)
+    acc, product = _multiply_fp8(
+        acc, shared, first, turn * (loads * 3 + later), loads, MODE == "up", BELOW, WG * ROWS, ROWS, XS, WS
+    )  # fmt: skip
     acc = gl.convert_layout(acc, L)
     acc *= gl.expand_dims(w_scale, 1)
     acc *= x_scale
@@ -257,12 +262,12 @@ def _sum_tile_fp8(
 @gluon.jit
 def _make_tile(
     y, residual, out, epilogue, shared, cut, place, turn, depth,
-    WG: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, AHEAD: gl.constexpr, PX: gl.constexpr,
-    MODE: gl.constexpr,
+    WG: gl.constexpr, BELOW: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr,
+    AHEAD: gl.constexpr, PX: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup's tile of ROWS rows; all after its sum is done while the other multiplies.
 
-    In fp8, its ROWS rows of a tile that both make.
+    In fp8, its ROWS rows of a tile that both make; upsampled, BELOW says in a constant whether of the odd rows.
     """
     FP8: gl.constexpr = epilogue.w_scale is not None
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 16])
@@ -281,7 +286,7 @@ def _make_tile(
         async_load(residual, at, shared.residual_full.index(WG), staged)
     addend = _addend(epilogue, place.picture, place.n, out.channels, gl.SliceLayout(1, L))
     if FP8:
-        acc = _sum_tile_fp8(shared, turn, depth, epilogue, place, out.channels, WG, ROWS, XS, WS)
+        acc = _sum_tile_fp8(shared, turn, depth, epilogue, place, out.channels, WG, BELOW, ROWS, XS, WS, MODE)
     else:
         acc = _sum_tile(shared, turn, depth, WG, ROWS, XS, WS, AHEAD, MODE)
     acc += gl.expand_dims(addend, 1)
@@ -309,24 +314,27 @@ def _consume(
     FP8: gl.constexpr = epilogue.w_scale is not None
     ROWS: gl.constexpr = TH // 2 if FP8 else TH
     HALF: gl.constexpr = ROWS // 2
-    for turn in range(0 if FP8 else WG, turns_of(cut, MODE == "up"), 1 if FP8 else 2):
-        place = locate(turn, cut, TH, MODE == "up")
-        if out.y_half is None:
-            _make_tile(
-                out.y, out.residual, out, epilogue, shared, cut, place, turn, depth,
-                WG, ROWS, XS, WS, AHEAD, PX, MODE,
-            )  # fmt: skip
-        else:
-            if place.half:
-                _make_tile(
-                    out.y_half, out.residual_half, out, epilogue, shared, cut, place, turn, depth,
-                    WG, HALF, XS, WS, AHEAD, PX, MODE,
-                )  # fmt: skip
-            else:
+    TURNS: gl.constexpr = 2 if FP8 and MODE == "up" else 1  # an iteration, which alternate between even and odd rows
+    for first in range(0 if FP8 else WG, turns_of(cut, MODE == "up"), TURNS if FP8 else 2):
+        for BELOW in gl.static_range(TURNS):
+            turn = first + BELOW
+            place = locate(turn, cut, TH, MODE == "up")
+            if out.y_half is None:
                 _make_tile(
                     out.y, out.residual, out, epilogue, shared, cut, place, turn, depth,
-                    WG, ROWS, XS, WS, AHEAD, PX, MODE,
+                    WG, BELOW, ROWS, XS, WS, AHEAD, PX, MODE,
                 )  # fmt: skip
+            else:
+                if place.half:
+                    _make_tile(
+                        out.y_half, out.residual_half, out, epilogue, shared, cut, place, turn, depth,
+                        WG, BELOW, HALF, XS, WS, AHEAD, PX, MODE,
+                    )  # fmt: skip
+                else:
+                    _make_tile(
+                        out.y, out.residual, out, epilogue, shared, cut, place, turn, depth,
+                        WG, BELOW, ROWS, XS, WS, AHEAD, PX, MODE,
+                    )  # fmt: skip
     store_wait(0)
 
 

@@ -83,13 +83,11 @@ def _fits(problem: Problem, shortcut: bool) -> bool:
     left, _, top, _ = problem.padding
     if problem.mode == "same":
         return problem.padding == (1, 1, 1, 1)
-    if problem.fp8:
-        return False
     if problem.mode == "up":
         return problem.padding == (1, 1, 1, 1) and problem.out_channels % CHANNELS == 0 and not shortcut
     halved = (2 * problem.out_height, 2 * problem.out_width) == (problem.height, problem.width)
     one = len(problem.channels) == 1 and problem.channels[0] % CHANNELS == 0
-    return halved and one and left in (0, 1) and top in (0, 1) and not shortcut
+    return halved and one and left in (0, 1) and top in (0, 1) and not shortcut and not problem.fp8
 
 
 def grid_of(problem: Problem) -> tuple[int, int]:

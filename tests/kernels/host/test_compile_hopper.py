@@ -66,6 +66,7 @@ CASES = {
     "conv2d-N8-C256-H64-up": convolution(8, 64, 256, 256, upsample=True),
     "conv2d-N8-C128-H256-down-fp16": convolution(8, 256, 128, 128, torch.float16, stride=2, padding=(0, 1, 0, 1)),
     "conv2d-N8-C128-H256-fp8-residual": convolution(8, 256, 128, 128, fp8=True, residual=meta(8, 256, 256, 128)),
+    "conv2d-N8-C256-H64-fp8-up": convolution(8, 64, 256, 256, fp8=True, upsample=True),
     "conv2d-N2-C1280-H32-fp8-fp16": convolution(2, 32, 1280, 1280, torch.float16, fp8=True),
     "conv2d-N2-C640-H32-fp8-shortcut-C1280+640": convolution(
         2,

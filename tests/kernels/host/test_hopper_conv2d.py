@@ -53,7 +53,7 @@ def problem(pictures, height, width, channels, out_channels, mode="same", **size
         ((64, 64, (36,), 64), {}, None),
         ((64, 64, (320,), 328), {"fp8": True}, "conv2d-same-4096-512, fp8"),
         ((32, 32, (128, 72), 128), {"fp8": True}, None),  # 72 bytes
-        ((32, 32, (64,), 64), {"mode": "up", "fp8": True}, None),
+        ((32, 32, (64,), 64), {"mode": "up", "fp8": True}, "conv2d-up-4096-128, fp8"),
         ((64, 64, (64,), 64), {"mode": "down", "fp8": True}, None),
     ],
 )
@@ -66,7 +66,9 @@ def test_the_plan_is_named_by_the_picture_alone(sizes, options, name):
         assert hopper.plan_name(problem(pictures, *sizes, **options), True) == with_shortcut
 
 
-@pytest.mark.parametrize(("mode", "fp8"), [("same", False), ("up", False), ("down", False), ("same", True)])
+@pytest.mark.parametrize(
+    ("mode", "fp8"), [("same", False), ("up", False), ("down", False), ("same", True), ("up", True)]
+)
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (32, 48), (52, 76), (64, 64), (104, 152), (256, 256)])
 def test_tiles_share_out_the_pictures_and_whole_tiles_of_moments(mode, fp8, height, width):
     for pictures, out_channels, processors in product((1, 2, 8, 64), (64, 320, 1280), (78, 132)):
@@ -98,6 +100,9 @@ EMULATED = {  # N, H, W, input channels, output channels, options
     "N2-H24-W48-fp8": (2, 24, 48, (96,), 136, {"fp8": True, "temb": True, "residual": True, "output_scale": 2**0.5}),
     "N1-H72-W64-fp8-moments-of-128": (1, 72, 64, (32,), 32, {"fp8": True}),
     "N3-H20-W40-fp8-odd": (3, 20, 40, (208,), 72, {"fp8": True, "residual": True}),
+    "N2-H16-W16-fp8-up": (2, 16, 16, (64,), 64, {"fp8": True, "upsample": True}),
+    "N1-H12-W20-fp8-up-odd": (1, 12, 20, (144,), 128, {"fp8": True, "upsample": True, "residual": True, "temb": True}),
+    "N1-H40-W20-fp8-up-of-a-pair": (1, 40, 20, (144, 32), 64, {"fp8": True, "upsample": True}),
     "N2-H16-W16-fp8-pair": (2, 16, 16, (144, 48), 64, {"fp8": True}),
     "N2-H32-W16-fp8-shortcut": (2, 32, 16, (320,), 72, {"fp8": True, "shortcut": (200,), "temb": True}),
     "N2-H16-W32-fp8-shortcut-of-a-pair": (2, 16, 32, (64,), 64, {"fp8": True, "shortcut": (64, 136)}),
