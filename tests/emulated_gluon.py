@@ -209,7 +209,7 @@ def async_load(descriptor: Descriptor, coordinates: list[Any], barrier: Barrier,
     def copy() -> int:
         into.array[...] = 0
         into.array[here] = descriptor.tensor[there].float().numpy()
-        return into.array.size * descriptor.dtype.itemsize
+        return into.array.size * descriptor.tensor.itemsize
 
     with _changed:
         barrier.loads.append(copy)

@@ -80,6 +80,6 @@ def descriptor(tensor: Tensor, block: list[int], *, shape: list[int] | None = No
     from triton.experimental.gluon import language as gl  # absent where triton is
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    name = "float8e4nv" if tensor.dtype == FP8 else str(tensor.dtype).removeprefix("torch.")
-    layout = gl.NVMMASharedLayout.get_default_for(block, getattr(gl, name))
+    dtype = gl.float8e4nv if tensor.dtype == FP8 else getattr(gl, str(tensor.dtype).removeprefix("torch."))
+    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
     return TensorDescriptor(tensor, shape or list(tensor.shape), strides or list(tensor.stride()), block, layout)
