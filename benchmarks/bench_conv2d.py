@@ -98,7 +98,7 @@ def block(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor)
 
 @torch.inference_mode()
 def hopper_row(name: str, peak_tflops: float) -> dict[str, Any]:
-    args, options = hopper_arguments(name)
+    args, options = hopper_arguments(name, HOPPER_CONVOLUTIONS)
     call, calls = Conv2dCall(*args, **options), hopper_calls(args, options)
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
         wide = {key: Shortcut(*map(widened, value)) if key == "shortcut" else value for key, value in options.items()}
@@ -139,9 +139,9 @@ def hopper_calls(args: tuple, options: dict[str, Any]) -> dict[str, Call]:
     return calls
 
 
-def hopper_arguments(name: str) -> tuple[tuple, dict[str, Any]]:
-    """conv2d's for a workload of sm_90: outputs of about unit size."""
-    n, height, width, channels, out_channels, options = HOPPER_CONVOLUTIONS[name]
+def hopper_arguments(name: str, sizes: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """conv2d's for a workload of sm_90, of such sizes as HOPPER_CONVOLUTIONS: outputs of about unit size."""
+    n, height, width, channels, out_channels, options = sizes[name]
     options = {"padding": 1, **options}
     parts = tuple(randn(n, height, width, c) for c in channels)
     weight = (randn(out_channels, sum(channels), 3, 3) * (9 * sum(channels)) ** -0.5).contiguous(

@@ -215,6 +215,29 @@ HOPPER_CONVOLUTIONS: dict[str, tuple[int, int, int, tuple[int, ...], int, dict[s
     "hopper-N64-C128-H32-down": (64, 32, 32, (128,), 128, {"stride": 2, "padding": (0, 1, 0, 1)}),
     "hopper-N2-C320-H64-down": (2, 64, 64, (320,), 320, {"stride": 2}),
 }
+# The same in fp8: the levels of SDXL, SD 1.5 and ddpm256, some resnets' first and last convolutions, in two batches.
+FP8_CONVOLUTIONS: dict[str, tuple[int, int, int, tuple[int, ...], int, dict[str, Any]]] = {
+    "-".join((f"fp8-N{n}-C{'+'.join(map(str, channels))}-H{height}-K{out}", *options)): (
+        n, height, height, channels, out, options,
+    )
+    for batches, channels, height, out, options in (
+        ((1, 2, 8), (320,), 128, 320, {}), ((1, 2, 8), (640,), 64, 640, {}), ((1, 2, 8), (1280,), 32, 1280, {}),
+        ((2, 16), (320,), 64, 320, {}), ((2, 16), (640,), 32, 640, {}),
+        ((1, 8), (128,), 256, 128, {}), ((1, 8), (128,), 128, 128, {}), ((1, 8), (256,), 64, 256, {}),
+        ((1, 8), (256,), 32, 256, {}), ((1, 8), (512,), 16, 512, {}), ((1, 64), (128,), 32, 128, {}),
+        ((1, 64), (256,), 16, 256, {}),
+        ((1, 2), (640, 320), 128, 320, {}), ((1, 2), (320,), 128, 320, {"shortcut": (640, 320)}),
+        ((1, 2), (1280, 640), 64, 640, {}),
+        ((1, 2), (640,), 64, 640, {"shortcut": (1280, 640)}), ((1, 2), (1280, 1280), 32, 1280, {}),
+        ((1, 2), (1280,), 32, 1280, {"shortcut": (1280, 1280)}), ((1, 8), (128, 128), 256, 128, {}),
+        ((1, 8), (128,), 256, 128, {"shortcut": (128, 128)}),
+        ((1, 8), (128,), 128, 128, {"upsample": True}), ((1, 8), (256,), 64, 256, {"upsample": True}),
+        ((1, 8), (256,), 32, 256, {"upsample": True}), ((1, 2), (640,), 64, 640, {"upsample": True}),
+        ((1, 2), (1280,), 32, 1280, {"upsample": True}), ((2, 16), (640,), 32, 640, {"upsample": True}),
+        ((2, 16), (1280,), 16, 1280, {"upsample": True}),
+    )
+    for n in batches
+}  # fmt: skip
 # workload -> N, L, input channels, output channels, of a planner's Conv1dBlock: 5 taps, GroupNorm in 8 groups, Mish
 CONV1D_BLOCKS = {
     **{

@@ -31,7 +31,7 @@ from fastdiff.kernels.host.launching import (
 )
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.recording import because
-from fastdiff.kernels.host.weights import FP8, Filters, Quantised, Weight, plain, weight_memory
+from fastdiff.kernels.host.weights import FP8, INT8, Filters, Quantised, Weight, plain, weight_memory
 from fastdiff.kernels.to_fp8 import as_multiplied, to_fp8
 
 NORM_STRIDES = ("norm_scale_stride", "norm_shift_stride", "norm_temb_stride")
@@ -221,29 +221,39 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
         return (y, moments) if self.moments else y
 
     def hopper_plan(self) -> str | None:
-        return on_hopper.plan_name(self.problem, self.shortcut is not None) if isinstance(self.weight, Tensor) else None
+        if self.weight.dtype == INT8:
+            return None
+        return on_hopper.plan_name(self.problem, self.shortcut is not None)
 
     def hopper_obstacle(self) -> str | None:
         if self.hopper_plan() is None:
             return "no plan"
-        return gluon.obstacle(self.device) or self._hopper_inputs().obstacle()
+        return gluon.obstacle(self.device) or self._hopper_inputs(self.parts).obstacle()
 
     def hopper(self) -> Tensor | tuple[Tensor, Moments | None]:
         bias, measured = side_by_side(self.bias), self.moments or self.norm is not None
         epilogue = _epilogue(bias, self.temb, self.output_scale)
-        y, moments = on_hopper.convolve(self.problem, self._hopper_inputs(), epilogue, measured)
+        if self.weight.dtype == FP8:
+            scaled = to_fp8(self.x)
+            inputs = self._hopper_inputs(tuple(part.values for part in scaled), scaled[0].scale)
+        else:
+            inputs = self._hopper_inputs(self.parts)
+        y, moments = on_hopper.convolve(self.problem, inputs, epilogue, measured)
         if self.norm is not None:
             return group_norm(y, moments=moments, **self.norm._asdict())
         return (y, moments) if self.moments else y
 
-    def _hopper_inputs(self) -> on_hopper.Inputs:
-        parts, weight = tuple(part.contiguous() for part in self.parts), weight_memory(self.weight).values
+    def _hopper_inputs(self, parts: tuple[Tensor, ...], scale: Tensor | None = None) -> on_hopper.Inputs:
+        """The tensors that are multiplied; scale: of the parts, in fp8."""
+        filters, dtype = weight_memory(self.weight), self.parts[0].dtype
         residual = None if self.residual is None else self.residual.contiguous()
+        parts, scales = tuple(part.contiguous() for part in parts), (filters.scale, scale)
+        inputs = on_hopper.Inputs(parts, filters.values, dtype, residual, scales=scales)
         if self.shortcut is None:
-            return on_hopper.Inputs(parts, weight, residual)
+            return inputs
         pictures = tuple(part.contiguous() for part in parts_of(self.shortcut.x))
         weight2 = self.shortcut.weight.flatten(1).contiguous()
-        return on_hopper.Inputs(parts, weight, residual, pictures, weight2, self.shortcut.bias)
+        return inputs._replace(shortcut=pictures, shortcut_weight=weight2, shortcut_bias=self.shortcut.bias)
 
 
 conv2d = Operation("conv2d", Conv2dCall)

@@ -1,5 +1,6 @@
 """Kernels compiled without a card: what a launch would have Triton make, and whether it does."""
 
+import math
 import re
 from subprocess import run
 from tempfile import NamedTemporaryFile
@@ -57,8 +58,8 @@ def type_of(value) -> tuple[str, bool]:
     return "fp32", False
 
 
-def assert_compiles(found, capability, *, spills=True):
-    """Every variant among the launches `found`, once; `spills`: whether its registers may be too few."""
+def assert_compiles(found, capability, *, spills=math.inf):
+    """Every variant among the launches `found`, once; `spills`: bytes that a thread may keep beside its registers."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -71,7 +72,7 @@ def assert_compiles(found, capability, *, spills=True):
         compiled = triton.compile(source(kernel, *code), GPUTarget("cuda", capability, 32), options)
         name, shared = compiled.metadata.name, compiled.metadata.shared
         assert shared <= SHARED_MEMORY[capability], f"{name} takes {shared} bytes"
-        assert spills or stack_bytes(compiled) == 0, f"{name} keeps numbers in memory"
+        assert spills == math.inf or stack_bytes(compiled) <= spills, f"{name} keeps numbers in memory"
         if not kernel.is_gluon():  # which counts its buffers itself
             assert_no_buffer_is_filled_too_early(compiled.asm["ttgir"], options["num_stages"])
 

@@ -23,7 +23,6 @@ from fastdiff.kernels.linear import ACTIVATIONS
 
 LANGUAGE = "fastdiff.kernels.device.hopper.language"
 PATIENCE = 20.0  # seconds that a partition waits for another
-BYTES = 2  # of an element in shared memory
 
 _changed = Condition()
 _running = local()  # of a thread: program, programs, products and stores under way
@@ -135,17 +134,17 @@ class Barrier:
 
 
 class Memory:
-    """Shared memory, or a view of it."""
+    """Shared memory, or a view of it; its dtype, a tensor's, is that of which its numbers are as far apart."""
 
-    def __init__(self, array: np.ndarray):
-        self.array, self.dtype, self.shape, self.layout = array, np.float32, array.shape, None
+    def __init__(self, array: np.ndarray, dtype: Any):
+        self.array, self.dtype, self.shape, self.layout = array, dtype, array.shape, None
 
     def index(self, i: Any) -> Any:
         piece = self.array[int(i)]
-        return piece[0] if self.array.dtype == object else Memory(piece)
+        return piece[0] if self.array.dtype == object else Memory(piece, self.dtype)
 
     def permute(self, order: tuple[int, ...]) -> "Memory":
-        return Memory(self.array.transpose(order))
+        return Memory(self.array.transpose(order), self.dtype)
 
     def reshape(self, shape: list[int]) -> "Memory":
         return reinterpret(self, self.dtype, shape, None)
@@ -162,7 +161,7 @@ class Descriptor:
 
     def __init__(self, made: Any):
         self.tensor = torch.as_strided(made.base, list(made.shape), list(made.strides))
-        self.block_shape, self.dtype, self.layout = list(made.block_shape), np.float32, None
+        self.block_shape, self.dtype, self.layout = list(made.block_shape), self.tensor.dtype, None
 
     def inside(self, coordinates: list[Any]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
         """Places in the tensor, and in the block, of what the block has of the tensor."""
@@ -210,7 +209,7 @@ def async_load(descriptor: Descriptor, coordinates: list[Any], barrier: Barrier,
     def copy() -> int:
         into.array[...] = 0
         into.array[here] = descriptor.tensor[there].float().numpy()
-        return into.array.size * BYTES
+        return into.array.size * descriptor.tensor.itemsize
 
     with _changed:
         barrier.loads.append(copy)
@@ -247,19 +246,20 @@ def warpgroup_mma_wait(pending: int, deps: list[Values]) -> Any:
 
 def reinterpret(memory: Memory, dtype: Any, shape: list[int], layout: Any) -> Memory:
     flat = memory.array.reshape(-1)
-    assert math.prod(shape) <= flat.size and np.shares_memory(flat, memory.array)
-    return Memory(flat[: math.prod(shape)].reshape(shape))
+    step = dtype.itemsize // memory.dtype.itemsize  # numbers of the memory's dtype in the place of one
+    assert math.prod(shape) * step <= flat.size and np.shares_memory(flat, memory.array)
+    return Memory(flat[: math.prod(shape) * step : step].reshape(shape), dtype)
 
 
 def pieces(memory: Memory, buffer: Any, size: int, first: int, count: int) -> Memory:
     at = int(buffer) * size + int(first)
-    return Memory(memory.array[at : at + count])
+    return Memory(memory.array[at : at + count], memory.dtype)
 
 
 def allocate(dtype: Any, shape: list[int], layout: Any) -> Memory:
     if dtype == "int64":
-        return Memory(np.array([[Barrier()] for _ in range(shape[0])], dtype=object))
-    return Memory(np.full(shape, np.nan, np.float32))
+        return Memory(np.array([[Barrier()] for _ in range(shape[0])], dtype=object), dtype)
+    return Memory(np.full(shape, np.nan, np.float32), dtype)
 
 
 def warp_specialize(partitions: list[Any], warps: list[int], registers: list[int]) -> None:

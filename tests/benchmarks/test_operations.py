@@ -162,6 +162,16 @@ def test_transformer_operations(harness, load, monkeypatch, name, table, workloa
     assert 0 <= row["max_abs_err"] < 0.1
 
 
+def test_convolutions_in_8_bits(harness, load, monkeypatch):
+    bench = load("bench_conv2d_fp8")
+    for way in ("hopper", "kernel"):
+        monkeypatch.setattr(bench.conv2d, way, bench.conv2d.reference)
+    bench.FP8_CONVOLUTIONS["tiny"] = (2, 16, 16, (32, 32), 32, {"shortcut": (8,)})
+    gains = {}
+    (row,) = bench.rows(["tiny"], gains)
+    assert gains == {"conv2d-same-256-128-shortcut, fp8": [row["gain"]]} and row["share"] > 0
+
+
 def test_activations_in_8_bits(harness, load):
     bench = load("bench_to_fp8")
     bench.TO_FP8["tiny"] = (2, 4, 8)

@@ -4,6 +4,7 @@ tests/kernels/host/test_hopper_conv2d.py has what needs no card.
 """
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -120,9 +121,14 @@ def test_moments(case, mean, device, exact_matmuls):
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_bits(case, device, monkeypatch):
-    """They do not move, and depend neither on the batch, nor on what is beside a picture, nor on the tiles."""
     args, options = case.inputs(torch.bfloat16, device)
-    first, n = run(args, options), case.n
+    assert_bits(args, options, (16, 8), monkeypatch)
+
+
+def assert_bits(args, options, heights, monkeypatch):
+    """They do not move, and depend neither on the batch, nor on what is beside a picture, nor on the tiles' heights."""
+    first = run(args, options)
+    n, device = len(first[0]), first[0].device
 
     def check(others, pictures=slice(None)):
         for ours, theirs in zip(first, others, strict=True):
@@ -134,7 +140,7 @@ def test_bits(case, device, monkeypatch):
     if first[0].numel() < 2**26:
         tripled = run(*batch_of(torch.arange(3 * n, device=device) % n, args, options))
         check([each[n : 2 * n] for each in tripled])
-    for rows, whole in ((16, True), (16, False), (8, True), (8, False)):
+    for rows, whole in product(heights, (True, False)):
         monkeypatch.setattr(hopper, "cut", cut_into(rows, whole))
         check(run(args, options))
     monkeypatch.undo()
@@ -151,7 +157,8 @@ def cut_into(rows: int, whole: bool):
         grid_rows, columns = hopper.grid_of(problem)
         across = -(-problem.out_channels // 64) << (problem.mode == "up")
         count = problem.pictures * -(-columns // 16) * -(-grid_rows // rows) * across
-        halved = not whole and rows * 8 >= (hopper.moments_pixels(problem) or 0)
+        pixels = rows * 8 // (2 if problem.fp8 else 1)  # of a warpgroup, where its tile is half a tile
+        halved = not whole and pixels >= (hopper.moments_pixels(problem) or 0)
         return hopper.Tiles(rows, 1 if halved else count, 2 * count - 1 if halved else count)
 
     return cut

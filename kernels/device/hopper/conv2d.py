@@ -13,11 +13,14 @@ embedding, residual, moments for the next norm, store).
   the smaller input; one warpgroup makes even rows, the other odd ones. At stride 2 the input's pixels are read by their
   parity: loads for the filter's outer rows, which share theirs, and then loads for its middle row.
 - A 1x1 shortcut joins the sum after the filter, a load for each product.
+- In fp8 a load is of 128 channels, as many bytes. Each product is a sum of its own, which needs registers: so both
+  warpgroups make one tile, each half of its rows, from the same loads; while one adds, the other multiplies. At
+  stride 2 there is none in fp8.
 - What a warp computes from the kernel's own arguments stays in its uniform registers, from which the copy engine and
   the matrix unit take their addresses; what is computed before the warps part does not. So little is.
 
-Bits: the sum over k is in the order (64 channels, column of the tap, row of the tap), at stride 2 the middle row last;
-so those of a picture and of its moments depend neither on the batch nor on the tiles.
+Bits: the sum over k is in the order (64 or 128 channels, column of the tap, row of the tap), at stride 2 the middle row
+last; so those of a picture and of its moments depend neither on the batch nor on the tiles.
 """
 
 from typing import Any, NamedTuple
@@ -66,6 +69,8 @@ class Epilogue(NamedTuple):
     temb_stride: Any
     shortcut_bias: Any
     scale: Any
+    w_scale: Any  # in fp8, of each output channel and of each picture: the first factors of the sum over k
+    x_scale: Any
 
 
 class Depth(NamedTuple):
@@ -81,11 +86,11 @@ class Depth(NamedTuple):
 def _multiply(
     acc, shared, load, product, loads, first,
     WG: gl.constexpr, TAPS: gl.constexpr, UP: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr,
-    AHEAD: gl.constexpr,
+    AHEAD: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """acc plus `loads` loads from `load` on, of TAPS products each, the first of them `product`; the tile's is `first`.
 
-    When a product has begun, the one AHEAD of it is done, and its buffers are free.
+    When a product has begun, the one AHEAD of it is done, and its buffers are free. FIRST: row of a load.
     """
     B: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     SIZE: gl.constexpr = shared.x.shape[0] // XS
@@ -96,15 +101,61 @@ def _multiply(
             slot = product % WS
             mbarrier.wait(shared.w_full.index(slot), product // WS & 1)
             # upsampled, two taps of a column are of the same row; which two, the parity of the output's row says
-            rows = pieces(shared.x, buffer, SIZE, (r + 1 - WG) // 2 if UP else r, ROWS)
-            pixels = reinterpret(rows, rows.dtype, [ROWS * 16, 64], B)
-            acc = warpgroup_mma(shared.w.index(slot), pixels.permute((1, 0)), acc, is_async=True)
+            rows = pieces(shared.x, buffer, SIZE, (r + 1 - WG) // 2 if UP else FIRST + r, ROWS)
+            pixels = reinterpret(rows, shared.y.dtype, [ROWS * 16, 64], B)
+            filters = reinterpret(shared.w.index(slot), shared.y.dtype, [64, 64], B)
+            acc = warpgroup_mma(filters, pixels.permute((1, 0)), acc, is_async=True)
             acc = warpgroup_mma_wait(AHEAD, deps=[acc])
             done = (at > first) | (r >= AHEAD)
             mbarrier.arrive(shared.w_free.index((product + WS - AHEAD) % WS), count=1, pred=done)
             if r == AHEAD - 1:
                 mbarrier.arrive(shared.x_free.index((at + XS - 1) % XS), count=1, pred=at > first)
             product += 1
+    return acc, product
+
+
+@gluon.jit
+def _begin_fp8(
+    shared, buffer, product, FIRST: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr
+):  # fmt: skip
+    """The product of a load's ROWS rows from FIRST on with the next weights, from zero: under way."""
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 32])
+    B: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    slot = product % WS
+    mbarrier.wait(shared.w_full.index(slot), product // WS & 1)
+    rows = pieces(shared.x, buffer, shared.x.shape[0] // XS, FIRST, ROWS)
+    pixels = reinterpret(rows, shared.x.dtype, [ROWS * 16, 128], B)
+    zeros = gl.zeros([64, ROWS * 16], gl.float32, L)
+    return warpgroup_mma(shared.w.index(slot), pixels.permute((1, 0)), zeros, is_async=True)
+
+
+@gluon.jit
+def _multiply_fp8(
+    acc, shared, load, product, loads,
+    UP: gl.constexpr, BELOW: gl.constexpr, FIRST: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr,
+):  # fmt: skip
+    """acc plus `loads` loads from `load` on, of three products each, of ROWS rows of them from FIRST on.
+
+    The matrix unit sums the 128 channels of a product from zero, in some 14 bits. Each sum is added to acc while the
+    next one is made; the last of a load, while the other warpgroup multiplies.
+    """
+    for at in range(load, load + loads):
+        buffer = at % XS
+        mbarrier.wait(shared.x_full.index(buffer), at // XS & 1)
+        sums = _begin_fp8(shared, buffer, product, FIRST, ROWS, XS, WS)
+        for r in gl.static_range(1, 3):
+            following = _begin_fp8(
+                shared, buffer, product + r, FIRST + ((r + 1 - BELOW) // 2 if UP else r), ROWS, XS, WS
+            )  # fmt: skip
+            done = warpgroup_mma_wait(1, deps=[sums])
+            mbarrier.arrive(shared.w_free.index((product + r - 1) % WS), count=1)
+            acc += done
+            sums = following
+        done = warpgroup_mma_wait(0, deps=[sums])
+        mbarrier.arrive(shared.w_free.index((product + 2) % WS), count=1)
+        mbarrier.arrive(shared.x_free.index(buffer), count=1)
+        acc += done
+        product += 3
     return acc, product
 
 
@@ -125,8 +176,8 @@ def _addend(epilogue, picture, n, channels, L: gl.constexpr):
 
 
 @gluon.jit
-def _store_moments(acc, out, place, cut, ROWS: gl.constexpr, PX: gl.constexpr, UP: gl.constexpr):
-    """Mean and M2 of each channel over each PX pixels of acc (64, ROWS 16), before it is rounded."""
+def _store_moments(acc, out, place, top, cut, ROWS: gl.constexpr, PX: gl.constexpr, UP: gl.constexpr):
+    """Mean and M2 of each channel over each PX pixels of acc (64, ROWS 16), from row `top` on, before it is rounded."""
     PARTS: gl.constexpr = ROWS * 16 // PX
     parts = acc.reshape([64, PARTS, PX])
     mean = gl.sum(parts, 2) * (1 / PX)
@@ -134,7 +185,7 @@ def _store_moments(acc, out, place, cut, ROWS: gl.constexpr, PX: gl.constexpr, U
     m2 = gl.sum(off * off, 2)
     S: gl.constexpr = mean.type.layout
     channel = gl.expand_dims(place.n + gl.arange(0, 64, gl.SliceLayout(1, S)), 1)
-    row = gl.expand_dims(place.row // (PX // 16) + gl.arange(0, PARTS, gl.SliceLayout(0, S)), 0)
+    row = gl.expand_dims(top // (PX // 16) + gl.arange(0, PARTS, gl.SliceLayout(0, S)), 0)
     first = place.picture.to(gl.int64)
     if UP:  # a quarter after another
         first = first * 4 + place.below * 2 + place.right
@@ -152,8 +203,8 @@ def _sum_tile(
     """(64, ROWS 16) float32, the sum over k of the program's `turn`-th tile, when it is this warpgroup's turn."""
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 16])
     TAPS: gl.constexpr = 2 if MODE == "down" else 3
-    loads = 3 * (blocks_of(depth.x) + blocks_of(depth.x2))
-    later = blocks_of(depth.shortcut) + blocks_of(depth.shortcut2)  # of one product each
+    loads = 3 * (blocks_of(depth.x, 64) + blocks_of(depth.x2, 64))
+    later = blocks_of(depth.shortcut, 64) + blocks_of(depth.shortcut2, 64)  # of one product each
     if MODE == "down":  # those for the filter's middle row
         later += loads
     first = turn * (loads + later)
@@ -161,10 +212,12 @@ def _sum_tile(
     acc = gl.zeros([64, ROWS * 16], gl.float32, L)
     # this one looks at the barriers only when the other has passed its own: parity alone does not tell rounds apart
     mbarrier.wait(shared.turn.index(WG), turn // 2 & 1)
-    acc, product = _multiply(acc, shared, first, product, loads, first, WG, TAPS, MODE == "up", ROWS, XS, WS, AHEAD)
+    acc, product = _multiply(
+        acc, shared, first, product, loads, first, WG, TAPS, MODE == "up", ROWS, XS, WS, AHEAD, 0
+    )  # fmt: skip
     if MODE == "down" or depth.shortcut is not None:
         acc, product = _multiply(
-            acc, shared, first + loads, product, later, first, WG, 1, False, ROWS, XS, WS, AHEAD
+            acc, shared, first + loads, product, later, first, WG, 1, False, ROWS, XS, WS, AHEAD, 0
         )  # fmt: skip
     mbarrier.arrive(shared.turn.index(1 - WG), count=1)
     acc = warpgroup_mma_wait(0, deps=[acc])
@@ -175,30 +228,70 @@ def _sum_tile(
 
 
 @gluon.jit
+def _sum_tile_fp8(
+    shared, turn, depth, epilogue, place, channels,
+    WG: gl.constexpr, BELOW: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, MODE: gl.constexpr,
+):  # fmt: skip
+    """`_sum_tile` of this warpgroup's rows of a tile that both make, by its scales. The shortcut has 16 bits."""
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 16])
+    L8: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 32])
+    loads = 3 * (blocks_of(depth.x, 128) + blocks_of(depth.x2, 128))
+    later = blocks_of(depth.shortcut, 64) + blocks_of(depth.shortcut2, 64)  # of one product each
+    first = turn * (loads + later)
+    channel = place.n + gl.arange(0, 64, gl.SliceLayout(1, L))
+    w_scale = gl.load(epilogue.w_scale + channel, mask=channel < channels, other=0.0)
+    x_scale = gl.load(epilogue.x_scale + place.picture)
+    acc = gl.zeros([64, ROWS * 16], gl.float32, L8)
+    acc, product = _multiply_fp8(
+        acc, shared, first, turn * (loads * 3 + later), loads, MODE == "up", BELOW, WG * ROWS, ROWS, XS, WS
+    )  # fmt: skip
+    acc = gl.convert_layout(acc, L)
+    acc *= gl.expand_dims(w_scale, 1)
+    acc *= x_scale
+    if depth.shortcut is not None:
+        first += loads
+        acc, product = _multiply(
+            acc, shared, first, product, later, first, WG, 1, False, ROWS, XS, WS, 1, WG * ROWS
+        )  # fmt: skip
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(shared.w_free.index((product + WS - 1) % WS), count=1)
+        mbarrier.arrive(shared.x_free.index((first + later - 1) % XS), count=1)
+    return acc
+
+
+@gluon.jit
 def _make_tile(
     y, residual, out, epilogue, shared, cut, place, turn, depth,
-    WG: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, AHEAD: gl.constexpr, PX: gl.constexpr,
-    MODE: gl.constexpr,
+    WG: gl.constexpr, BELOW: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr,
+    AHEAD: gl.constexpr, PX: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
-    """A warpgroup's tile of ROWS rows; all after its sum is done while the other multiplies."""
+    """A warpgroup's tile of ROWS rows; all after its sum is done while the other multiplies.
+
+    In fp8, its ROWS rows of a tile that both make; upsampled, BELOW says in a constant whether of the odd rows.
+    """
+    FP8: gl.constexpr = epilogue.w_scale is not None
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 16])
     B: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    dtype: gl.constexpr = shared.x.dtype
+    dtype: gl.constexpr = shared.y.dtype
+    row = place.row + WG * ROWS if FP8 else place.row
     mine = reinterpret(shared.y.index(WG), dtype, [ROWS * 16, 64], B)
     staged = reinterpret(shared.y.index(WG), dtype, y.block_shape, y.layout)
     if MODE == "up":  # y as (N, H / 2, 2, W / 2, 2 C)
-        at = [place.picture, place.row, place.below, place.column, place.right * out.channels + place.n]
+        at = [place.picture, row, place.below, place.column, place.right * out.channels + place.n]
     else:
-        at = [place.picture, place.row, place.column, place.n]
+        at = [place.picture, row, place.column, place.n]
     if residual is not None:  # into the buffer of the output, where it waits for the sum
         store_wait(0)
         mbarrier.expect(shared.residual_full.index(WG), ROWS * 16 * 128)
         async_load(residual, at, shared.residual_full.index(WG), staged)
     addend = _addend(epilogue, place.picture, place.n, out.channels, gl.SliceLayout(1, L))
-    acc = _sum_tile(shared, turn, depth, WG, ROWS, XS, WS, AHEAD, MODE)
+    if FP8:
+        acc = _sum_tile_fp8(shared, turn, depth, epilogue, place, out.channels, WG, BELOW, ROWS, XS, WS, MODE)
+    else:
+        acc = _sum_tile(shared, turn, depth, WG, ROWS, XS, WS, AHEAD, MODE)
     acc += gl.expand_dims(addend, 1)
     if residual is not None:
-        mbarrier.wait(shared.residual_full.index(WG), turn // 2 & 1)
+        mbarrier.wait(shared.residual_full.index(WG), (turn if FP8 else turn // 2) & 1)
         acc += mine.permute((1, 0)).load(L).to(gl.float32)
     else:
         store_wait(0)
@@ -208,7 +301,7 @@ def _make_tile(
     fence_async_shared()
     async_store(y, at, staged)
     if PX > 0:
-        _store_moments(acc, out, place, cut, ROWS, PX, MODE == "up")
+        _store_moments(acc, out, place, row, cut, ROWS, PX, MODE == "up")
 
 
 @gluon.jit
@@ -217,26 +310,31 @@ def _consume(
     WG: gl.constexpr, TH: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, AHEAD: gl.constexpr, PX: gl.constexpr,
     MODE: gl.constexpr,
 ):  # fmt: skip
-    """One warpgroup: every second tile of this program."""
-    HALF: gl.constexpr = TH // 2
-    for turn in range(WG, turns_of(cut, MODE == "up"), 2):
-        place = locate(turn, cut, TH, MODE == "up")
-        if out.y_half is None:
-            _make_tile(
-                out.y, out.residual, out, epilogue, shared, cut, place, turn, depth,
-                WG, TH, XS, WS, AHEAD, PX, MODE,
-            )  # fmt: skip
-        else:
-            if place.half:
-                _make_tile(
-                    out.y_half, out.residual_half, out, epilogue, shared, cut, place, turn, depth,
-                    WG, HALF, XS, WS, AHEAD, PX, MODE,
-                )  # fmt: skip
-            else:
+    """One warpgroup: every second tile of this program; in fp8, half the rows of each."""
+    FP8: gl.constexpr = epilogue.w_scale is not None
+    ROWS: gl.constexpr = TH // 2 if FP8 else TH
+    HALF: gl.constexpr = ROWS // 2
+    TURNS: gl.constexpr = 2 if FP8 and MODE == "up" else 1  # an iteration, which alternate between even and odd rows
+    for first in range(0 if FP8 else WG, turns_of(cut, MODE == "up"), TURNS if FP8 else 2):
+        for BELOW in gl.static_range(TURNS):
+            turn = first + BELOW
+            place = locate(turn, cut, TH, MODE == "up")
+            if out.y_half is None:
                 _make_tile(
                     out.y, out.residual, out, epilogue, shared, cut, place, turn, depth,
-                    WG, TH, XS, WS, AHEAD, PX, MODE,
+                    WG, BELOW, ROWS, XS, WS, AHEAD, PX, MODE,
                 )  # fmt: skip
+            else:
+                if place.half:
+                    _make_tile(
+                        out.y_half, out.residual_half, out, epilogue, shared, cut, place, turn, depth,
+                        WG, BELOW, HALF, XS, WS, AHEAD, PX, MODE,
+                    )  # fmt: skip
+                else:
+                    _make_tile(
+                        out.y, out.residual, out, epilogue, shared, cut, place, turn, depth,
+                        WG, BELOW, ROWS, XS, WS, AHEAD, PX, MODE,
+                    )  # fmt: skip
     store_wait(0)
 
 
@@ -245,7 +343,7 @@ def hopper_conv(
     y, y_half, residual, residual_half, mean, m2,
     x, x_half, x_edge, x2, x2_half, x2_edge, w,
     shortcut, shortcut_half, shortcut2, shortcut2_half, shortcut_w,
-    bias, temb, temb_stride, shortcut_bias, scale,
+    bias, temb, temb_stride, shortcut_bias, scale, w_scale, x_scale,
     x_channels, x2_channels, shortcut_channels, shortcut2_channels, out_channels, pad_top, pad_left,
     tiles, whole, across, down, wide, moments_rows,
     MODE: gl.constexpr, TH: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, AHEAD: gl.constexpr, PX: gl.constexpr,
@@ -254,13 +352,13 @@ def hopper_conv(
 
     XS, WS: buffers of loads, of weights. AHEAD: products under way before the last. PX: pixels of a tile of moments.
     """
-    shared = share(x.dtype, TH, XS, WS)
+    shared = share(x.dtype, y.dtype, w.block_shape[2], TH, XS, WS)
     source, source2 = Source(x, x_half, x_edge, x_channels), Source(x2, x2_half, x2_edge, x2_channels)
     added = Source(shortcut, shortcut_half, None, shortcut_channels)
     added2 = Source(shortcut2, shortcut2_half, None, shortcut2_channels)
     cut = Cut(tiles, whole, across, down, wide)
     out = Outputs(y, y_half, residual, residual_half, mean, m2, out_channels, moments_rows)
-    epilogue = Epilogue(bias, temb, temb_stride, shortcut_bias, scale)
+    epilogue = Epilogue(bias, temb, temb_stride, shortcut_bias, scale, w_scale, x_scale)
     depth = Depth(x_channels, x2_channels, shortcut_channels, shortcut2_channels)
     cuda.gdc_wait()  # it may have begun before the kernel that makes its inputs has ended
     cuda.gdc_launch_dependents()

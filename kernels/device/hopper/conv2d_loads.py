@@ -28,9 +28,9 @@ class Source(NamedTuple):
 class Shared(NamedTuple):
     """The shared memory of a program: pixels, weights, output; and the barriers that say full, free, and whose turn."""
 
-    x: Any  # (XS (TH + 2), 16, 64), XS loads
-    w: Any  # (WS, 64, 64)
-    y: Any  # (2, TH 16, 64), the residual's before the output's
+    x: Any  # (XS (TH + 2), 16, BK), XS loads; BK, channels of a step: 64, in fp8 128
+    w: Any  # (WS, 64, BK)
+    y: Any  # (2, rows of a warpgroup 16, 64), the residual's before the output's
     x_full: Any
     x_free: Any
     w_full: Any
@@ -71,13 +71,17 @@ class Pixel(NamedTuple):
 
 
 @gluon.jit
-def share(dtype: gl.constexpr, TH: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr):
+def share(
+    dtype: gl.constexpr, out_dtype: gl.constexpr, BK: gl.constexpr, TH: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr
+):  # fmt: skip
     """The `Shared` memory of a program, its barriers set up; the first turn is the first warpgroup's."""
+    READERS: gl.constexpr = BK // 64  # of a load
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    ROW: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    x = gl.allocate_shared_memory(dtype, [XS * (TH + 2), 16, 64], ROW)
-    w = gl.allocate_shared_memory(dtype, [WS, 64, 64], ROW)
-    y = gl.allocate_shared_memory(dtype, [2, TH * 16, 64], ROW)
+    IN: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=1024 // BK, rank=2)
+    OUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    x = gl.allocate_shared_memory(dtype, [XS * (TH + 2), 16, BK], IN)
+    w = gl.allocate_shared_memory(dtype, [WS, 64, BK], IN)
+    y = gl.allocate_shared_memory(out_dtype, [2, TH // READERS * 16, 64], OUT)
     x_full = gl.allocate_shared_memory(gl.int64, [XS, 1], BARRIER)
     x_free = gl.allocate_shared_memory(gl.int64, [XS, 1], BARRIER)
     w_full = gl.allocate_shared_memory(gl.int64, [WS, 1], BARRIER)
@@ -86,10 +90,10 @@ def share(dtype: gl.constexpr, TH: gl.constexpr, XS: gl.constexpr, WS: gl.conste
     turn = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     for i in gl.static_range(XS):
         mbarrier.init(x_full.index(i), count=1)
-        mbarrier.init(x_free.index(i), count=1)
+        mbarrier.init(x_free.index(i), count=READERS)
     for i in gl.static_range(WS):
         mbarrier.init(w_full.index(i), count=1)
-        mbarrier.init(w_free.index(i), count=1)
+        mbarrier.init(w_free.index(i), count=READERS)
     for i in gl.static_range(2):
         mbarrier.init(residual_full.index(i), count=1)
         mbarrier.init(turn.index(i), count=1)
@@ -121,12 +125,12 @@ def locate(turn, cut, TH: gl.constexpr, UP: gl.constexpr):
 
 
 @gluon.jit
-def blocks_of(channels):
-    """Blocks of 64 of so many channels; none, of a picture that is not there."""
+def blocks_of(channels, BK: gl.constexpr):
+    """Blocks of BK of so many channels; none, of a picture that is not there."""
     if channels is None:
         return 0
     else:
-        return (channels + 63) // 64
+        return (channels + BK - 1) // BK
 
 
 @gluon.jit
@@ -143,7 +147,7 @@ def _tap(place, i, j, pad_top, pad_left, MODE: gl.constexpr):
 
 @gluon.jit
 def _load_rows(x, into, full, picture, pixel, c, channels, DOWN: gl.constexpr):
-    """Rows of pixels, `DOWN` from the first, and 64 channels from c on."""
+    """Rows of pixels, `DOWN` from the first, and a block of channels from c on."""
     into = reinterpret(into, x.dtype, x.block_shape, x.layout)
     if len(x.block_shape) == 5:  # (N, H / 2, 2, W / 2, 2 C)
         at = [picture, pixel.row + DOWN, pixel.below, pixel.column, pixel.right * channels + c]
@@ -171,7 +175,7 @@ def _load_source(
 ):  # fmt: skip
     """All loads of a source, each as soon as its buffer is free; returns the next load's number and product's.
 
-    TAPS: products of a load; 0: one, without a filter, of the next 64 channels. FIRST_TAP: the row of its first tap.
+    TAPS: products of a load; 0: one, without a filter, of the next channels. FIRST_TAP: the row of its first tap.
     offset: of the source's first channel in the weight.
     """
     POINT: gl.constexpr = TAPS == 0
@@ -179,8 +183,9 @@ def _load_source(
     STEP: gl.constexpr = 2 if TAPS == 2 else 1  # rows of the filter from one product's tap to the next one's
     SIZE: gl.constexpr = shared.x.shape[0] // XS
     EDGE: gl.constexpr = source.edge.block_shape[1] if TAPS > 1 else 0
-    for k in range(blocks_of(source.channels) * COLUMNS):
-        c, j = k // COLUMNS * 64, k % COLUMNS
+    BK: gl.constexpr = w.block_shape[2]
+    for k in range(blocks_of(source.channels, BK) * COLUMNS):
+        c, j = k // COLUMNS * BK, k % COLUMNS
         pixel = Pixel(place.row, 0, place.column, 0) if POINT else _tap(place, FIRST_TAP, j, pad_top, pad_left, MODE)
         buffer, picture, channels = load % XS, place.picture, source.channels
         full = shared.x_full.index(buffer)

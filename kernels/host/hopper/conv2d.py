@@ -22,12 +22,14 @@ DEPTHS = (128, 256, 512)  # channels of the input, up to which there are plans o
 DEEPEST_OF_SMALL = DEPTHS[-1]
 FEWEST_CHANNELS = 32  # of the input and output
 WIDTH, CHANNELS = 16, 64  # columns and channels of a tile
+SWIZZLED = 128  # bytes of the channels of a step
 # Rows of a tile -> buffers of loads and of weights in shared memory, products under way before the last, and the time
 # of a tile in that of 8 x 16 pixels: of an H200.
 BUFFERS = {16: (3, 6), 8: (4, 12)}
 AHEAD = {16: 1, 8: 2}
 COSTS = {16: 2.0, 8: 1.06}
 HALF_ROUND = 0.55  # of a round's time, where all its tiles are halves
+FP8_ROWS, FP8_BUFFERS = 16, (3, 9)  # the same of fp8, whose tiles have one height: chosen, not measured
 
 
 class Tiles(NamedTuple):
@@ -47,10 +49,12 @@ class Inputs(NamedTuple):
 
     parts: tuple[Tensor, ...]  # (N, H, W, C) each
     weight: Tensor  # (C_out, kH, kW, C_in)
+    dtype: torch.dtype  # of the output
     residual: Tensor | None = None  # (N, H_out, W_out, C_out)
     shortcut: tuple[Tensor, ...] = ()  # (N, H_out, W_out, C), of one picture or a pair
     shortcut_weight: Tensor | None = None  # (C_out, C)
     shortcut_bias: Tensor | None = None
+    scales: tuple[Tensor | None, Tensor | None] = None, None  # in fp8, of the weight (C_out,) and of the parts (N,)
 
     def obstacle(self) -> str | None:
         """Say why the copy engine cannot read them, if it cannot."""
@@ -67,10 +71,11 @@ def plan_name(problem: Problem, shortcut: bool) -> str | None:
         return None
     if least == PIXELS[-1] and sum(problem.channels) > DEEPEST_OF_SMALL:
         return None
-    if any(width % 8 for width in widths) or not _fits(problem, shortcut):
+    units = (16 // problem.x_itemsize,) * len(problem.channels) + (8,)  # 16 bytes of each
+    if any(width % unit for width, unit in zip(widths, units, strict=True)) or not _fits(problem, shortcut):
         return None
     depth = next((str(most) for most in DEPTHS if sum(problem.channels) <= most), "more")
-    return f"conv2d-{problem.mode}-{least}-{depth}" + "-shortcut" * shortcut
+    return f"conv2d-{problem.mode}-{least}-{depth}" + "-shortcut" * shortcut + ", fp8" * problem.fp8
 
 
 def _fits(problem: Problem, shortcut: bool) -> bool:
@@ -82,7 +87,7 @@ def _fits(problem: Problem, shortcut: bool) -> bool:
         return problem.padding == (1, 1, 1, 1) and problem.out_channels % CHANNELS == 0 and not shortcut
     halved = (2 * problem.out_height, 2 * problem.out_width) == (problem.height, problem.width)
     one = len(problem.channels) == 1 and problem.channels[0] % CHANNELS == 0
-    return halved and one and left in (0, 1) and top in (0, 1) and not shortcut
+    return halved and one and left in (0, 1) and top in (0, 1) and not shortcut and not problem.fp8
 
 
 def grid_of(problem: Problem) -> tuple[int, int]:
@@ -105,14 +110,21 @@ def cut(problem: Problem, multiprocessors: int) -> Tiles:
     rows, columns = grid_of(problem)
     columns_of_tiles = problem.pictures * -(-columns // WIDTH) * _across(problem)
     found: list[tuple[float, Tiles]] = []
-    for height, cost in COSTS.items():
+    costs = {FP8_ROWS: COSTS[FP8_ROWS]} if problem.fp8 else COSTS
+    for height, cost in costs.items():
         count = whole = columns_of_tiles * -(-rows // height)
         rounds: float = -(-count // multiprocessors)
         rest = count % multiprocessors
-        if 0 < 2 * rest <= multiprocessors and height // 2 * WIDTH >= (moments_pixels(problem) or 0):
+        half = height // 2 // _warpgroups(problem) * WIDTH  # pixels of a warpgroup
+        if 0 < 2 * rest <= multiprocessors and half >= (moments_pixels(problem) or 0):
             whole, rounds = count - rest, count // multiprocessors + HALF_ROUND
         found.append((rounds * cost, Tiles(height, whole, 2 * count - whole)))
     return min(found, key=lambda each: each[0])[1]
+
+
+def _warpgroups(problem: Problem) -> int:
+    """Warpgroups that share out the rows of a tile."""
+    return 2 if problem.fp8 else 1
 
 
 def _across(problem: Problem) -> int:
@@ -128,7 +140,7 @@ def convolve(
     epilogue: bias, temb, the stride of its rows, and the factor after them.
     """
     first = inputs.parts[0]
-    y = first.new_empty(problem.out_shape)
+    y = first.new_empty(problem.out_shape, dtype=inputs.dtype)
     pixels = moments_pixels(problem) if measured else None
     moments = None
     if pixels is not None:
@@ -142,14 +154,15 @@ def convolve(
     bias, temb, temb_stride, scale = epilogue
     rows, columns = grid_of(problem)
     left, _, top, _ = problem.padding
-    loads, weights = BUFFERS[tiles.rows]
+    loads, weights = FP8_BUFFERS if problem.fp8 else BUFFERS[tiles.rows]
+    w_scale, x_scale = inputs.scales
     alike = problem.mode != "down" and not inputs.shortcut  # all loads are for three products
     launch(
         hopper_conv, (min(tiles.number, processors),), *_outputs(problem, tiles, y, inputs.residual),
         mean=moments and moments.mean, m2=moments and moments.m2, **_sources(problem, tiles, inputs), bias=bias,
-        temb=temb, temb_stride=temb_stride, shortcut_bias=inputs.shortcut_bias, scale=scale,
-        out_channels=problem.out_channels, pad_top=top, pad_left=left,
-        tiles=tiles.number, whole=tiles.whole, across=_across(problem), down=-(-rows // tiles.rows),
+        temb=temb, temb_stride=temb_stride, shortcut_bias=inputs.shortcut_bias, scale=scale, w_scale=w_scale,
+        x_scale=x_scale, out_channels=problem.out_channels, pad_top=top, pad_left=left, tiles=tiles.number,
+        whole=tiles.whole, across=_across(problem), down=-(-rows // tiles.rows),
         wide=-(-columns // WIDTH), moments_rows=rows * WIDTH // pixels if pixels else 0, MODE=problem.mode,
         TH=tiles.rows, XS=loads, WS=weights, AHEAD=AHEAD[tiles.rows] if alike else 1, PX=pixels or 0,
         num_warps=4, fp_fusion=False,
@@ -157,16 +170,16 @@ def convolve(
     return y, moments
 
 
-def _blocks(pictures: Tensor | None, tiles: Tiles) -> tuple[Any, Any]:
-    """Descriptors of (N, H, W, C), or of (N, H / 2, 2, W / 2, 2 C), in tiles and, where there are any, in halves."""
+def _blocks(pictures: Tensor | None, rows: int, halves: bool) -> tuple[Any, Any]:
+    """Descriptors of (N, H, W, C), or of (N, H / 2, 2, W / 2, 2 C), in so many rows and, where tiles are, in halves."""
     if pictures is None:
         return None, None
-    return _rows(pictures, tiles.rows), _rows(pictures, tiles.rows // 2) if tiles.halves else None
+    return _rows(pictures, rows), _rows(pictures, rows // 2) if halves else None
 
 
 def _rows(pictures: Tensor, height: int) -> Any:
     """A descriptor in blocks of so many rows."""
-    return descriptor(pictures, [1, height, *[1] * (pictures.ndim - 4), WIDTH, CHANNELS])
+    return descriptor(pictures, [1, height, *[1] * (pictures.ndim - 4), WIDTH, SWIZZLED // pictures.itemsize])
 
 
 def _by_parity(pictures: Tensor) -> Tensor:
@@ -176,9 +189,10 @@ def _by_parity(pictures: Tensor) -> Tensor:
 
 
 def _outputs(problem: Problem, tiles: Tiles, y: Tensor, residual: Tensor | None) -> list[Any]:
-    """Descriptors of the output and of the residual, if there is one, of a tile and of half a tile."""
+    """Descriptors of the output and of the residual, if there is one, of a warpgroup's rows and of half of them."""
+    height = tiles.rows // _warpgroups(problem)
     views = [each if each is None or problem.mode != "up" else _by_parity(each) for each in (y, residual)]
-    return [block for view in views for block in _blocks(view, tiles)]
+    return [block for view in views for block in _blocks(view, height, tiles.halves)]
 
 
 def _sources(problem: Problem, tiles: Tiles, inputs: Inputs) -> dict[str, Any]:
@@ -188,7 +202,7 @@ def _sources(problem: Problem, tiles: Tiles, inputs: Inputs) -> dict[str, Any]:
     parts = dict(zip(("x", "x2", "shortcut", "shortcut2"), (*_two(inputs.parts), *_two(inputs.shortcut)), strict=True))
     for name, part in parts.items():
         view = part if part is None or problem.mode != "down" else _by_parity(part)
-        found[name], found[f"{name}_half"] = _blocks(view, tiles)
+        found[name], found[f"{name}_half"] = _blocks(view, tiles.rows, tiles.halves)
         found[f"{name}_channels"] = None if part is None else part.shape[3]
         if name.startswith("x"):
             found[f"{name}_edge"] = None if view is None else _rows(view, after)
@@ -204,4 +218,4 @@ def _two(parts: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor | None]:
 
 def _filters(weight: Tensor) -> Any:
     """A descriptor of (C_out, taps, C_in) in blocks of one tap."""
-    return descriptor(weight, [CHANNELS, 1, CHANNELS])
+    return descriptor(weight, [CHANNELS, 1, SWIZZLED // weight.itemsize])

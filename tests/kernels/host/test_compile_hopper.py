@@ -4,6 +4,7 @@ The interpreter runs no Gluon: what these kernels compute is for the GPU tests o
 test_hopper_conv2d.py.
 """
 
+import math
 import os
 
 import pytest
@@ -14,6 +15,7 @@ from fastdiff.kernels.conv2d import Shortcut, conv2d
 from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.host.hopper.attention import PLANS, plan_of
+from fastdiff.kernels.host.weights import FP8, Quantised
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
 from tests.compiled import assert_compiles
@@ -47,8 +49,11 @@ def gate(operation, n, tokens, channels, out_channels, dtype=torch.bfloat16):
     return lambda: operation.hopper(x, weight, meta(2 * out_channels, dtype=dtype))
 
 
-def convolution(n, height, channels, out_channels, dtype=torch.bfloat16, **options):
-    weight = meta(out_channels, channels, 3, 3, dtype=dtype).contiguous(memory_format=torch.channels_last)
+def convolution(n, height, channels, out_channels, dtype=torch.bfloat16, fp8=False, **options):
+    weight = meta(out_channels, channels, 3, 3, dtype=FP8 if fp8 else dtype)
+    weight = weight.contiguous(memory_format=torch.channels_last)
+    if fp8:
+        weight = Quantised(weight, meta(out_channels, dtype=torch.float32))
     x, bias = meta(n, height, height, channels, dtype=dtype), meta(out_channels, dtype=dtype)
     return lambda: conv2d.hopper(x, weight, bias, **{"padding": 1, "moments": True} | options)
 
@@ -60,6 +65,17 @@ CASES = {
     ),
     "conv2d-N8-C256-H64-up": convolution(8, 64, 256, 256, upsample=True),
     "conv2d-N8-C128-H256-down-fp16": convolution(8, 256, 128, 128, torch.float16, stride=2, padding=(0, 1, 0, 1)),
+    "conv2d-N8-C128-H256-fp8-residual": convolution(8, 256, 128, 128, fp8=True, residual=meta(8, 256, 256, 128)),
+    "conv2d-N8-C256-H64-fp8-up": convolution(8, 64, 256, 256, fp8=True, upsample=True),
+    "conv2d-N2-C1280-H32-fp8-fp16": convolution(2, 32, 1280, 1280, torch.float16, fp8=True),
+    "conv2d-N2-C640-H32-fp8-shortcut-C1280+640": convolution(
+        2,
+        32,
+        640,
+        640,
+        fp8=True,
+        shortcut=Shortcut((meta(2, 32, 32, 1280), meta(2, 32, 32, 640)), meta(640, 1920, 1, 1)),
+    ),
     "attention-L4096-h8-d40": attend(2, 4096, 8, 40),
     "attention-L8192-h8-d64": attend(1, 8192, 8, 64),
     "attention-L9000-h8-d64-odd-fp16": attend(1, 9000, 8, 64, dtype=torch.float16),
@@ -101,4 +117,6 @@ def test_narrow_heads_run_the_kernel_of_all_cards(width):
 @pytest.mark.parametrize("case", CASES)
 def test_compiles_within_shared_memory(case, launches, monkeypatch):
     monkeypatch.setattr(gluon, "obstacle", lambda device: None)
-    assert_compiles(launches(CASES[case], 90), 90, spills=not case.startswith("conv2d"))
+    # in fp8 two sums under way and the whole one leave few registers: some numbers of a tile wait outside its loop
+    spills = (16 if "fp8" in case else 0) if case.startswith("conv2d") else math.inf
+    assert_compiles(launches(CASES[case], 90), 90, spills=spills)

@@ -13,6 +13,7 @@ from fastdiff.kernels.host.conv2d_plan import Problem
 from fastdiff.kernels.host.hopper import conv2d as hopper
 from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.host.recording import record
+from fastdiff.kernels.host.weights import FP8, quantise
 from tests.emulated_gluon import emulated
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -20,10 +21,10 @@ pytest.importorskip("triton", reason="no Triton here")
 
 def problem(pictures, height, width, channels, out_channels, mode="same", **sizes) -> Problem:
     stride, upsample = {"same": (1, False), "down": (2, False), "up": (1, True)}[mode]
-    given = dict(kernel=(3, 3), padding=(1, 1, 1, 1), itemsize=2) | sizes
+    given = dict(kernel=(3, 3), padding=(1, 1, 1, 1), itemsize=2, fp8=False) | sizes
     return Problem(
         pictures, height, width, channels, out_channels, given["kernel"], stride, given["padding"], upsample,
-        given["itemsize"],
+        given["itemsize"], fp8=given["fp8"],
     )  # fmt: skip
 
 
@@ -50,27 +51,35 @@ def problem(pictures, height, width, channels, out_channels, mode="same", **size
         ((64, 64, (3,), 64), {}, None),
         ((64, 64, (64,), 4), {}, None),
         ((64, 64, (36,), 64), {}, None),
+        ((64, 64, (320,), 328), {"fp8": True}, "conv2d-same-4096-512, fp8"),
+        ((32, 32, (128, 72), 128), {"fp8": True}, None),  # 72 bytes
+        ((32, 32, (64,), 64), {"mode": "up", "fp8": True}, "conv2d-up-4096-128, fp8"),
+        ((64, 64, (64,), 64), {"mode": "down", "fp8": True}, None),
     ],
 )
 def test_the_plan_is_named_by_the_picture_alone(sizes, options, name):
     for pictures in (1, 64):
         assert hopper.plan_name(problem(pictures, *sizes, **options), False) == name
-        with_shortcut = name and f"{name}-shortcut" if options.get("mode") is None else None
+        with_shortcut = None
+        if name is not None and "mode" not in options:
+            with_shortcut = f"{name.removesuffix(', fp8')}-shortcut" + ", fp8" * options.get("fp8", False)
         assert hopper.plan_name(problem(pictures, *sizes, **options), True) == with_shortcut
 
 
-@pytest.mark.parametrize("mode", ["same", "up", "down"])
+@pytest.mark.parametrize(
+    ("mode", "fp8"), [("same", False), ("up", False), ("down", False), ("same", True), ("up", True)]
+)
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (32, 48), (52, 76), (64, 64), (104, 152), (256, 256)])
-def test_tiles_share_out_the_pictures_and_whole_tiles_of_moments(mode, height, width):
+def test_tiles_share_out_the_pictures_and_whole_tiles_of_moments(mode, fp8, height, width):
     for pictures, out_channels, processors in product((1, 2, 8, 64), (64, 320, 1280), (78, 132)):
-        made = problem(pictures, height, width, (64,), out_channels, mode)
+        made = problem(pictures, height, width, (64,), out_channels, mode, fp8=fp8)
         tiles, pixels = hopper.cut(made, processors), hopper.moments_pixels(made)
         rows, columns = hopper.grid_of(made)
         wanted = pictures * -(-columns // 16) * -(-out_channels // 64) * (2 if mode == "up" else 1)
         assert tiles.number - tiles.whole == 2 * (wanted * -(-rows // tiles.rows) - tiles.whole)
         if pixels is not None:
             assert rows * columns % pixels == 0 and made.pixels % pixels == 0
-            assert tiles.rows * 16 // (2 if tiles.halves else 1) % pixels == 0
+            assert tiles.rows * 16 // (2 if tiles.halves else 1) // (2 if fp8 else 1) % pixels == 0
 
 
 def numbers(*shape: int) -> torch.Tensor:
@@ -88,14 +97,25 @@ EMULATED = {  # N, H, W, input channels, output channels, options
     "N1-H12-W20-up-odd": (1, 12, 20, (72,), 128, {"upsample": True, "residual": True, "temb": True}),
     "N2-H32-W32-down-ddpm": (2, 32, 32, (64,), 64, {"stride": 2, "padding": (0, 1, 0, 1)}),
     "N1-H48-W40-down-symmetric-odd": (1, 48, 40, (128,), 72, {"stride": 2, "residual": True}),
+    "N2-H24-W48-fp8": (2, 24, 48, (96,), 136, {"fp8": True, "temb": True, "residual": True, "output_scale": 2**0.5}),
+    "N1-H72-W64-fp8-moments-of-128": (1, 72, 64, (32,), 32, {"fp8": True}),
+    "N3-H20-W40-fp8-odd": (3, 20, 40, (208,), 72, {"fp8": True, "residual": True}),
+    "N2-H16-W16-fp8-up": (2, 16, 16, (64,), 64, {"fp8": True, "upsample": True}),
+    "N1-H12-W20-fp8-up-odd": (1, 12, 20, (144,), 128, {"fp8": True, "upsample": True, "residual": True, "temb": True}),
+    "N1-H40-W20-fp8-up-of-a-pair": (1, 40, 20, (144, 32), 64, {"fp8": True, "upsample": True}),
+    "N2-H16-W16-fp8-pair": (2, 16, 16, (144, 48), 64, {"fp8": True}),
+    "N2-H32-W16-fp8-shortcut": (2, 32, 16, (320,), 72, {"fp8": True, "shortcut": (200,), "temb": True}),
+    "N2-H16-W32-fp8-shortcut-of-a-pair": (2, 16, 32, (64,), 64, {"fp8": True, "shortcut": (64, 136)}),
 }
 
 
 def call_of(n, height, width, channels, out_channels, options) -> tuple[tuple, dict]:
-    """conv2d's arguments: options "temb", "residual" and "shortcut" are tensors of its size."""
+    """conv2d's arguments: options "temb", "residual" and "shortcut" are tensors of its size; "fp8", the weight is."""
     options = {"padding": 1} | options
     parts = tuple(numbers(n, height, width, c) for c in channels)
     weight = (numbers(out_channels, sum(channels), 3, 3) * (9 * sum(channels)) ** -0.5).half()
+    if options.pop("fp8", False):
+        weight = quantise(weight, FP8)
     args = (parts if len(parts) > 1 else parts[0], weight, numbers(out_channels))
     plain = {key: value for key, value in options.items() if key not in ("temb", "residual", "shortcut")}
     if "temb" in options:
@@ -149,7 +169,10 @@ def test_a_launch_has_only_what_is_there(monkeypatch):
     conv2d.hopper(*(call := call_of(1, 16, 16, (64,), 64, {}))[0], **call[1])
     absent = {name for name, value in found.items() if value is None}
     pictures = {f"{name}{part}" for name in ("x2", "shortcut", "shortcut2") for part in ("", "_half", "_channels")}
-    assert absent == pictures | {"x_half", "x2_edge", "shortcut_w", "shortcut_bias", "temb", "scale", "mean", "m2"}
+    assert absent == pictures | {"x_half", "x2_edge", "shortcut_w", "shortcut_bias", "temb", "scale", "mean", "m2"} | {
+        "w_scale",
+        "x_scale",
+    }
     assert [each is None for each in found["outputs"]] == [False, True, True, True]
 
 

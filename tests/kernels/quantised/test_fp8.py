@@ -11,6 +11,7 @@ import torch
 from fastdiff.kernels.conv2d import conv2d
 from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.host import launching
+from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.host.recording import record
 from fastdiff.kernels.host.weights import FP8
 from fastdiff.kernels.host.weights import quantise as quantise_to
@@ -19,11 +20,13 @@ from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.kernels.to_fp8 import to_fp8
 from tests.kernels import test_conv2d as convolutions
+from tests.kernels import test_conv2d_hopper as sm_90
 from tests.kernels import test_linear as products
 from tests.kernels.quantised.test_quantised import (
     CONVOLUTIONS,
     PRODUCTS,
     REPEATS,
+    WORSE,
     assert_costs_what_8_bits_cost,
     assert_pictures_have_the_same_bits,
     assert_tokens_have_the_same_bits,
@@ -144,6 +147,69 @@ def test_conv2d(case, dot_dtype, device, runs_triton, loads, assert_close):
         y = run(x, made, bias, **options)
         assert_close(y, conv2d.reference(x, made, bias, **options), expected)
         assert_costs_what_8_bits_cost(y, expected, convolutions.truth((x, weight, bias), options))
+
+
+FOR_SM_90 = {
+    "N8-C128-H256": Convolution(8, 256, 256, (128,), 128, residual=True),
+    "N64-C128-H32": Convolution(64, 32, 32, (128,), 128, temb=True),
+    "N8-C256-H64": Convolution(8, 64, 64, (256,), 256),
+    "N2-C320-H128": Convolution(2, 128, 128, (320,), 320, residual=True),
+    "N2-C640-H64": Convolution(2, 64, 64, (640,), 640, residual=True, output_scale=2**0.5),
+    "N2-C1280-H32": Convolution(2, 32, 32, (1280,), 1280, temb=True),
+    "N16-C320-H64": Convolution(16, 64, 64, (320,), 320, temb=True),
+    "N8-C512-H16": Convolution(8, 16, 16, (512,), 512, residual=True),
+    "N1-C256-H16-few-tiles": Convolution(1, 16, 16, (256,), 256, temb=True),
+    "N3-C96-H24-W48-odd": Convolution(3, 24, 48, (96,), 160, temb=True, residual=True),
+    "N2-C208-H20-W40-odd": Convolution(2, 20, 40, (208,), 72, residual=True),
+    "N2-C320-H104-W152-odd": Convolution(2, 104, 152, (320,), 320, temb=True),
+    "N8-C128-H128-up": Convolution(8, 128, 128, (128,), 128, upsample=True),
+    "N2-C1280-H32-up": Convolution(2, 32, 32, (1280,), 1280, upsample=True),
+    "N1-C80-H12-W20-up-odd": Convolution(1, 12, 20, (80,), 128, upsample=True, residual=True, temb=True),
+    "N2-C640+320-H64-pair": Convolution(2, 64, 64, (640, 320), 320),
+    "N2-C144+48-H24-W20-pair-odd": Convolution(2, 24, 20, (144, 48), 72),
+    "N8-C128-H64-shortcut-C256": Convolution(8, 64, 64, (128,), 128, shortcut=(256,), output_scale=2**0.5),
+    "N2-C640-H32-shortcut-C1280+640": Convolution(2, 32, 32, (640,), 640, shortcut=(1280, 640)),
+    "N3-C64-H20-W40-shortcut-odd": Convolution(3, 20, 40, (64,), 72, temb=True, shortcut=(72, 40)),
+}
+
+
+@gpu
+class TestConvolutionForSm90:
+    """The kernel for sm_90, which is of 16 bits else: tests/kernels/test_conv2d_hopper.py."""
+
+    @pytest.fixture(autouse=True)
+    def runs_gluon(self, device):
+        reason = gluon.obstacle(device)
+        if reason is not None:
+            pytest.skip(reason)
+
+    @pytest.mark.parametrize("case", FOR_SM_90.values(), ids=FOR_SM_90)
+    @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+    def test_output_and_moments(self, case, half, device, assert_close):
+        (x, weight, bias), options = case.inputs(half, device)
+        made = quantise(weight)
+        assert conv2d.parse(x, made, bias, **options).hopper_plan().endswith(", fp8")
+        expected = convolutions.truth((alike(x), made.dequantised(torch.float32), bias), options)
+        y, *moments = sm_90.run((x, made, bias), options)
+        assert_close(y, conv2d.reference(x, made, bias, **options), expected)
+        assert_costs_what_8_bits_cost(y, expected, convolutions.truth((x, weight, bias), options))
+        if half == torch.bfloat16:  # of float16 the matrix unit's own error is seen, and its steps may be longer here
+            twin = conv2d.kernel(x, made, bias, **options)
+            error, twins = ((each.double() - expected).square().mean().sqrt() for each in (y, twin))
+            assert error <= WORSE * twins, f"RMS error {error:.3g}, of the kernel of all cards {twins:.3g}"
+        if moments:
+            mean, spread = expected.double().mean((1, 2)), expected.double().flatten(1, 2).std(1, correction=0)
+            assert ((moments[0].double().mean(1) - mean).abs() <= 1e-3 * spread).all()
+
+    @pytest.mark.parametrize("case", FOR_SM_90.values(), ids=FOR_SM_90)
+    def test_bits(self, case, device, monkeypatch):
+        (x, weight, bias), options = case.inputs(torch.bfloat16, device)
+        sm_90.assert_bits((x, quantise(weight), bias), options, (16,), monkeypatch)
+
+    def test_pictures_have_the_same_bits_in_any_batch_and_place(self, device, monkeypatch):
+        monkeypatch.setattr(conv2d, "kernel", conv2d.hopper)
+        for case in (Convolution(8, 64, 64, (320,), 320), Convolution(8, 16, 16, (256,), 256, temb=True)):
+            assert_pictures_have_the_same_bits(case, torch.bfloat16, device, quantise)
 
 
 @pytest.fixture

@@ -13,9 +13,11 @@ import fastdiff
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.kernels.attention import attention
+from fastdiff.kernels.conv2d import conv2d
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.host import compiling, dispatch, launching
 from fastdiff.kernels.host.compiling import Turn, only_compiling
+from fastdiff.kernels.host.weights import FP8, quantise
 from tests.kernels.host.compiling.stand_ins import launchers, normalise, wait_for
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -85,6 +87,11 @@ def test_variants_of_a_first_result_are_few(made, monkeypatch):
 def test_a_worker_finds_the_same_key_for_gluon(made, monkeypatch):
     q, k, v = torch.empty(1, 256, 3 * 1152, dtype=torch.bfloat16, device="meta").chunk(3, dim=-1)
     assert_same_keys(lambda: attention.hopper(q, k, v, heads=16), monkeypatch, at_least=1)
+
+
+def test_a_worker_finds_the_same_key_for_gluon_in_fp8(made, monkeypatch):
+    x, weight = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((1, 16, 16, 64), (64, 64, 3, 3)))
+    assert_same_keys(lambda: conv2d.hopper(x, quantise(weight, FP8), padding=1), monkeypatch, at_least=1)
 
 
 def assert_same_keys(run, monkeypatch, at_least: int) -> None:
