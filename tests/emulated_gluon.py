@@ -23,7 +23,6 @@ from fastdiff.kernels.linear import ACTIVATIONS
 
 LANGUAGE = "fastdiff.kernels.device.hopper.language"
 PATIENCE = 20.0  # seconds that a partition waits for another
-BYTES = 2  # of an element in shared memory
 
 _changed = Condition()
 _running = local()  # of a thread: program, programs, products and stores under way
@@ -210,7 +209,7 @@ def async_load(descriptor: Descriptor, coordinates: list[Any], barrier: Barrier,
     def copy() -> int:
         into.array[...] = 0
         into.array[here] = descriptor.tensor[there].float().numpy()
-        return into.array.size * BYTES
+        return into.array.size * descriptor.tensor.itemsize
 
     with _changed:
         barrier.loads.append(copy)

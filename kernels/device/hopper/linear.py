@@ -5,9 +5,13 @@ tiles can share out a card. One warp has the copy engine (TMA) load a step of BK
 as a buffer is free; two warpgroups multiply (wgmma):
 
 - TURNS, where a program has several tiles: each makes its own, and while one multiplies, the other ends its tile.
-- Else each makes half of the tokens of one tile, which is done sooner.
+- Else each makes half of the tokens of one tile, which is done sooner. In fp8 that is so however many tiles there are.
 
-Where there are two products (DUAL), a tile's 128 columns are 64 of each; that of the second multiplies the first.
+Where there are two products (DUAL), half of the columns of B1, and of B2, are of either; that of the second multiplies
+the first.
+
+In fp8 the sum of a step, which the matrix unit makes in some 14 bits, is added to a float32 sum in registers; while one
+warpgroup adds, the other multiplies.
 
 Every sum over the input channels has one order, whatever the tile: the tile changes no bit. What a warp computes from
 the kernel's own arguments stays in its uniform registers, of which the copy engine and the matrix unit take their
@@ -56,10 +60,12 @@ class Inputs(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Where sums go, and what is added on the way; y2 is y in blocks of B2 channels."""
+    """Where sums go, and what is done on the way; y2 is y in the blocks of the second product's channels."""
 
     y: Any
     y2: Any
+    x_scale: Any  # of fp8: the factors of tokens, and of output channels
+    scale: Any
     bias: Any
     residual: Any
 
@@ -86,7 +92,7 @@ class Tile(NamedTuple):
 
     B1: Any
     B2: Any
-    BK: Any
+    BK: Any  # 128 bytes
     STAGES: Any
     TURNS: Any
     DUAL: Any
@@ -100,11 +106,11 @@ def _share(dtype: gl.constexpr, inputs, out, tile: gl.constexpr):
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     x = gl.allocate_shared_memory(dtype, [tile.STAGES, 128, tile.BK], inputs.x.layout)
     w = gl.allocate_shared_memory(dtype, [tile.STAGES, tile.B1, tile.BK], inputs.w.layout)
-    y = gl.allocate_shared_memory(dtype, [2, ROWS, out.y.block_shape[1]], out.y.layout)
+    y = gl.allocate_shared_memory(out.y.dtype, [2, ROWS, out.y.block_shape[1]], out.y.layout)
     w2, y2 = w, y
     if tile.B2 > 0:
         w2 = gl.allocate_shared_memory(dtype, [tile.STAGES, tile.B2, tile.BK], inputs.w2.layout)
-        y2 = gl.allocate_shared_memory(dtype, [2, ROWS, tile.B2], out.y2.layout)
+        y2 = gl.allocate_shared_memory(out.y.dtype, [2, ROWS, out.y2.block_shape[1]], out.y2.layout)
     loaded = gl.allocate_shared_memory(gl.int64, [tile.STAGES, 1], BARRIER)
     read = gl.allocate_shared_memory(gl.int64, [tile.STAGES, 1], BARRIER)
     turn = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
@@ -127,7 +133,7 @@ def _turns(sizes):
 @gluon.jit
 def _locate(turn, sizes, tile: gl.constexpr):
     """The `Place` of this program's tile of that turn: neighbours find their inputs in the L2."""
-    COLUMNS: gl.constexpr = tile.B1 // 2 if tile.DUAL else tile.B1 + tile.B2
+    COLUMNS: gl.constexpr = (tile.B1 + tile.B2) // 2 if tile.DUAL else tile.B1 + tile.B2
     i = gl.program_id(0) + turn * gl.num_programs(0)
     first = i // (tile.GROUP * sizes.across) * tile.GROUP
     height = gl.minimum(sizes.down - first, tile.GROUP)
@@ -136,18 +142,32 @@ def _locate(turn, sizes, tile: gl.constexpr):
 
 
 @gluon.jit
+def _column2(column, tile: gl.constexpr):
+    """Where the second product of a tile begins that begins at `column`."""
+    FIRST: gl.constexpr = tile.B1 // 2 if tile.DUAL else tile.B1
+    return column + FIRST
+
+
+@gluon.jit
+def _load_part(source, buffer, loaded, sizes, column, k, tile: gl.constexpr):
+    """Load a step's weights of one of a tile's two products."""
+    if tile.DUAL:
+        EACH: gl.constexpr = source.block_shape[0]
+        halves = reinterpret(buffer, source.dtype, [2, EACH, tile.BK], source.layout)
+        async_load(source, [column, k], loaded, halves.index(0))
+        async_load(source, [sizes.out_channels + column, k], loaded, halves.index(1))
+    else:
+        async_load(source, [column, k], loaded, buffer)
+
+
+@gluon.jit
 def _load_weights(inputs, shared, sizes, place, step, stage, tile: gl.constexpr):
     """Announce all that a step loads, and load its weights."""
     loaded, k = shared.loaded.index(stage), step * tile.BK
-    mbarrier.expect(loaded, (128 + tile.B1 + tile.B2) * tile.BK * 2)
-    if tile.DUAL:
-        halves = reinterpret(shared.w.index(stage), inputs.w.dtype, [2, tile.B1 // 2, tile.BK], inputs.w.layout)
-        async_load(inputs.w, [place.column, k], loaded, halves.index(0))
-        async_load(inputs.w, [sizes.out_channels + place.column, k], loaded, halves.index(1))
-    else:
-        async_load(inputs.w, [place.column, k], loaded, shared.w.index(stage))
+    mbarrier.expect(loaded, (128 + tile.B1 + tile.B2) * 128)
+    _load_part(inputs.w, shared.w.index(stage), loaded, sizes, place.column, k, tile)
     if tile.B2 > 0:
-        async_load(inputs.w2, [place.column + tile.B1, k], loaded, shared.w2.index(stage))
+        _load_part(inputs.w2, shared.w2.index(stage), loaded, sizes, _column2(place.column, tile), k, tile)
 
 
 @gluon.jit
@@ -176,9 +196,9 @@ def _produce(inputs, shared, sizes, tile: gl.constexpr):
 
 
 @gluon.constexpr_function
-def _layout(columns):
-    """How the sums of so many columns lie in the registers of a warpgroup."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+def _layout(columns, step):
+    """How the sums of so many columns lie in the registers of a warpgroup, which makes a step in four."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, step // 4])
 
 
 @gluon.jit
@@ -188,8 +208,8 @@ def _sum(shared, turn, count, GROUP: gl.constexpr, ROWS: gl.constexpr, tile: gl.
     When the products of a step have begun, those of the step before are done, and its buffers are free.
     """
     C2: gl.constexpr = tile.B2 if tile.B2 > 0 else 16
-    acc = gl.zeros([ROWS, tile.B1], gl.float32, _layout(tile.B1))
-    acc2 = gl.zeros([ROWS, C2], gl.float32, _layout(C2))
+    acc = gl.zeros([ROWS, tile.B1], gl.float32, _layout(tile.B1, tile.BK))
+    acc2 = gl.zeros([ROWS, C2], gl.float32, _layout(C2, tile.BK))
     first = turn * count
     if tile.TURNS:
         # this one looks at the buffers only when the other has passed its own: parity alone does not tell rounds apart
@@ -218,24 +238,67 @@ def _sum(shared, turn, count, GROUP: gl.constexpr, ROWS: gl.constexpr, tile: gl.
 
 
 @gluon.jit
-def _load_row(ptr, column, out_channels, COLUMNS: gl.constexpr, DUAL: gl.constexpr):
+def _multiply(x, w, tile: gl.constexpr):
+    """The product of a step, summed from zero."""
+    ROWS: gl.constexpr = x.shape[0]
+    COLUMNS: gl.constexpr = w.shape[0]
+    zeros = gl.zeros([ROWS, COLUMNS], gl.float32, _layout(COLUMNS, tile.BK))
+    product = warpgroup_mma(x, w.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    return warpgroup_mma_wait(0, deps=[product])
+
+
+@gluon.jit
+def _sum_fp8(shared, turn, count, GROUP: gl.constexpr, ROWS: gl.constexpr, tile: gl.constexpr):
+    """What `_sum` returns, in fp8: each step is summed on its own, then added. Either warpgroup has its rows of all."""
+    C2: gl.constexpr = tile.B2 if tile.B2 > 0 else 16
+    acc = gl.zeros([ROWS, tile.B1], gl.float32, _layout(tile.B1, tile.BK))
+    acc2 = gl.zeros([ROWS, C2], gl.float32, _layout(C2, tile.BK))
+    for at in range(turn * count, turn * count + count):
+        stage = at % tile.STAGES
+        mbarrier.wait(shared.loaded.index(stage), at // tile.STAGES & 1)
+        x = shared.x.index(stage)
+        x = reinterpret(x, x.dtype, [2, ROWS, tile.BK], x.layout).index(GROUP)
+        product = _multiply(x, shared.w.index(stage), tile)
+        if tile.B2 > 0:
+            acc += product  # before the next begins: there are no registers for two
+            product2 = _multiply(x, shared.w2.index(stage), tile)
+            mbarrier.arrive(shared.read.index(stage), count=1)
+            acc2 += product2
+        else:
+            mbarrier.arrive(shared.read.index(stage), count=1)
+            acc += product
+    return acc, acc2
+
+
+@gluon.jit
+def _load_row(ptr, column, out_channels, COLUMNS: gl.constexpr, tile: gl.constexpr):
     """(1, COLUMNS), from `column` on; DUAL: half of them, and as many of the second product."""
-    EACH: gl.constexpr = COLUMNS // 2 if DUAL else COLUMNS
-    i = gl.arange(0, COLUMNS, gl.SliceLayout(0, _layout(COLUMNS)))
+    EACH: gl.constexpr = COLUMNS // 2 if tile.DUAL else COLUMNS
+    i = gl.arange(0, COLUMNS, gl.SliceLayout(0, _layout(COLUMNS, tile.BK)))
     n = column + i % EACH
     return gl.expand_dims(gl.load(ptr + n + i // EACH * out_channels, mask=n < out_channels, other=0.0), 0)
 
 
 @gluon.jit
-def _load_bias(bias_ptr, column, column2, out_channels, tile: gl.constexpr):
+def _load_bias(bias_ptr, column, out_channels, tile: gl.constexpr):
     """The bias of either part of a tile; 0 where there is none."""
     if bias_ptr is None:
         return 0, 0
     elif tile.B2 > 0:
-        bias = _load_row(bias_ptr, column, out_channels, tile.B1, tile.DUAL)
-        return bias, _load_row(bias_ptr, column2, out_channels, tile.B2, tile.DUAL)
+        bias = _load_row(bias_ptr, column, out_channels, tile.B1, tile)
+        return bias, _load_row(bias_ptr, _column2(column, tile), out_channels, tile.B2, tile)
     else:
-        return _load_row(bias_ptr, column, out_channels, tile.B1, tile.DUAL), 0
+        return _load_row(bias_ptr, column, out_channels, tile.B1, tile), 0
+
+
+@gluon.jit
+def _scale(acc, out, row, column, sizes, tile: gl.constexpr):
+    """Sums of fp8 by the factors of their tokens, then by those of their channels."""
+    if out.scale is not None:
+        i = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
+        acc *= gl.expand_dims(gl.load(out.x_scale + i, mask=i < sizes.tokens, other=0.0), 1)
+        acc *= _load_row(out.scale, column, sizes.out_channels, acc.shape[1], tile)
+    return acc
 
 
 @gluon.jit
@@ -282,12 +345,13 @@ def _store_parts(
 @gluon.jit
 def _finish(
     out, y, y_s, acc, bias, row, column, sizes,
-    ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, DUAL: gl.constexpr,
+    ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, tile: gl.constexpr,
 ):  # fmt: skip
     """The end of a part of a warpgroup's tile."""
+    acc = _scale(acc, out, row, column, sizes, tile)
     if out.bias is not None:
         acc += bias.to(gl.float32)
-    _store_parts(out, y, y_s, acc, row, column, sizes, ACTIVATION, ACTIVATION2, DUAL)
+    _store_parts(out, y, y_s, acc, row, column, sizes, ACTIVATION, ACTIVATION2, tile.DUAL)
 
 
 @gluon.jit
@@ -298,36 +362,44 @@ def _consume(
     ROWS: gl.constexpr = out.y.block_shape[0]
     FIRST: gl.constexpr = GROUP if tile.TURNS else 0
     STRIDE: gl.constexpr = 2 if tile.TURNS else 1
+    FP8: gl.constexpr = out.scale is not None
+    EARLY: gl.constexpr = not tile.TURNS and not FP8  # else nobody waits for the bias, or the sums need all registers
+    count = gl.cdiv(sizes.channels, tile.BK)
     for turn in range(FIRST, _turns(sizes), STRIDE):
         place = _locate(turn, sizes, tile)
         row = place.row if tile.TURNS else place.row + GROUP * ROWS
-        column, column2 = place.column, place.column + tile.B1
-        if not tile.TURNS:  # else nobody waits for it, but the sums need all registers
-            bias, bias2 = _load_bias(out.bias, column, column2, sizes.out_channels, tile)
-        acc, acc2 = _sum(shared, turn, gl.cdiv(sizes.channels, tile.BK), GROUP, ROWS, tile)
-        if tile.TURNS:
-            bias, bias2 = _load_bias(out.bias, column, column2, sizes.out_channels, tile)
+        column = place.column
+        if EARLY:
+            bias, bias2 = _load_bias(out.bias, column, sizes.out_channels, tile)
+        if FP8:
+            acc, acc2 = _sum_fp8(shared, turn, count, GROUP, ROWS, tile)
+        else:
+            acc, acc2 = _sum(shared, turn, count, GROUP, ROWS, tile)
+        if not EARLY:
+            bias, bias2 = _load_bias(out.bias, column, sizes.out_channels, tile)
         store_wait(0)  # the tile before has left the buffers
         y_s, y2_s = shared.y.index(GROUP), shared.y2.index(GROUP)
-        _finish(out, out.y, y_s, acc, bias, row, column, sizes, ACTIVATION, ACTIVATION2, tile.DUAL)
+        _finish(out, out.y, y_s, acc, bias, row, column, sizes, ACTIVATION, ACTIVATION2, tile)
         if tile.B2 > 0:
-            _finish(out, out.y2, y2_s, acc2, bias2, row, column2, sizes, ACTIVATION, ACTIVATION2, tile.DUAL)
+            column2 = _column2(column, tile)
+            _finish(out, out.y2, y2_s, acc2, bias2, row, column2, sizes, ACTIVATION, ACTIVATION2, tile)
     store_wait(0)
 
 
 @gluon.jit(do_not_specialize=SIZES)
 def hopper_linear_kernel(
-    y, y2, x, w, w2, bias, residual, tokens, channels, out_channels, down, across,
+    y, y2, x, w, w2, x_scale, scale, bias, residual, tokens, channels, out_channels, down, across,
     ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr,
     STAGES: gl.constexpr, TURNS: gl.constexpr, DUAL: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """y (tokens, out_channels) of x (tokens, channels) and w (out_channels or, DUAL, twice as many, channels).
 
-    These are descriptors; where B2 is 0 nothing is read of y2 and w2. ACTIVATION2 is of the second product.
+    These are descriptors; where B2 is 0 nothing is read of y2 and w2. ACTIVATION2 is of the second of DUAL.
+    x_scale, scale: of fp8, factors of tokens and of w's rows.
     down, across: tiles of y. A program makes each so many-th.
     """
     tile: gl.constexpr = Tile(B1, B2, BK, STAGES, TURNS, DUAL, GROUP)
-    inputs, out = Inputs(x, w, w2), Outputs(y, y2, bias, residual)
+    inputs, out = Inputs(x, w, w2), Outputs(y, y2, x_scale, scale, bias, residual)
     sizes = Sizes(tokens, channels, out_channels, down, across)
     shared = _share(x.dtype, inputs, out, tile)
     FIRST: gl.constexpr = 0

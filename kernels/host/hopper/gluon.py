@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.host.launching import is_sm_90
+from fastdiff.kernels.host.weights import FP8
 
 # Of Triton, in which the kernels in Gluon passed their tests on a card: Gluon is experimental, and its names, and what
 # its compiler makes of a kernel, change between versions. 3.9 compiles them too, but nobody has run them there.
@@ -79,5 +80,6 @@ def descriptor(tensor: Tensor, block: list[int], *, shape: list[int] | None = No
     from triton.experimental.gluon import language as gl  # absent where triton is
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    layout = gl.NVMMASharedLayout.get_default_for(block, getattr(gl, str(tensor.dtype).removeprefix("torch.")))
+    dtype = gl.float8e4nv if tensor.dtype == FP8 else getattr(gl, str(tensor.dtype).removeprefix("torch."))
+    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
     return TensorDescriptor(tensor, shape or list(tensor.shape), strides or list(tensor.stride()), block, layout)
