@@ -18,10 +18,7 @@ the kernel's own arguments stays in its uniform registers, of which the copy eng
 addresses; what is computed before the warps part does not.
 """
 
-from typing import Any, NamedTuple
-
 from fastdiff.kernels.device.hopper.language import (
-    async_load,
     async_store,
     fence_async_shared,
     gl,
@@ -32,167 +29,20 @@ from fastdiff.kernels.device.hopper.language import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from fastdiff.kernels.device.language import cuda
+from fastdiff.kernels.device.hopper.linear_loads import (
+    Inputs,
+    Outputs,
+    Sizes,
+    Tile,
+    column2_of,
+    locate,
+    produce,
+    share,
+    turns,
+)
 from fastdiff.kernels.device.math import activate
 
 SIZES = ("tokens", "channels", "down", "across")  # run-time numbers that are not worth a variant
-
-
-class Shared(NamedTuple):
-    """The shared memory of a program."""
-
-    x: Any  # (STAGES, 128, BK), of the steps under way
-    w: Any  # (STAGES, B1, BK)
-    w2: Any  # (STAGES, B2, BK)
-    y: Any  # (2, rows, columns that a warpgroup stores at a time)
-    y2: Any  # (2, rows, B2)
-    loaded: Any  # (STAGES, 1)
-    read: Any  # (STAGES, 1)
-    turn: Any  # (2, 1), of either warpgroup
-
-
-class Inputs(NamedTuple):
-    """Descriptors of the factors; w2 is w in blocks of B2 channels."""
-
-    x: Any
-    w: Any
-    w2: Any
-
-
-class Outputs(NamedTuple):
-    """Where sums go, and what is done on the way; y2 is y in the blocks of the second product's channels."""
-
-    y: Any
-    y2: Any
-    x_scale: Any  # of fp8: the factors of tokens, and of output channels
-    scale: Any
-    bias: Any
-    residual: Any
-
-
-class Sizes(NamedTuple):
-    """Those of the operands, and of y in tiles."""
-
-    tokens: Any
-    channels: Any
-    out_channels: Any
-    down: Any
-    across: Any
-
-
-class Place(NamedTuple):
-    """The first element of a tile of y."""
-
-    row: Any
-    column: Any
-
-
-class Tile(NamedTuple):
-    """The constants of a tile."""
-
-    B1: Any
-    B2: Any
-    BK: Any  # 128 bytes
-    STAGES: Any
-    TURNS: Any
-    DUAL: Any
-    GROUP: Any  # rows of tiles that share the weights they find in the L2
-
-
-@gluon.jit
-def _share(dtype: gl.constexpr, inputs, out, tile: gl.constexpr):
-    """The `Shared` memory of a program, its barriers set up; the first turn is the first warpgroup's."""
-    ROWS: gl.constexpr = out.y.block_shape[0]
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    x = gl.allocate_shared_memory(dtype, [tile.STAGES, 128, tile.BK], inputs.x.layout)
-    w = gl.allocate_shared_memory(dtype, [tile.STAGES, tile.B1, tile.BK], inputs.w.layout)
-    y = gl.allocate_shared_memory(out.y.dtype, [2, ROWS, out.y.block_shape[1]], out.y.layout)
-    w2, y2 = w, y
-    if tile.B2 > 0:
-        w2 = gl.allocate_shared_memory(dtype, [tile.STAGES, tile.B2, tile.BK], inputs.w2.layout)
-        y2 = gl.allocate_shared_memory(out.y.dtype, [2, ROWS, out.y2.block_shape[1]], out.y2.layout)
-    loaded = gl.allocate_shared_memory(gl.int64, [tile.STAGES, 1], BARRIER)
-    read = gl.allocate_shared_memory(gl.int64, [tile.STAGES, 1], BARRIER)
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    for i in gl.static_range(tile.STAGES):
-        mbarrier.init(loaded.index(i), count=1)
-        mbarrier.init(read.index(i), count=1 if tile.TURNS else 2)
-    for i in gl.static_range(2):
-        mbarrier.init(turn.index(i), count=1)
-    mbarrier.arrive(turn.index(0), count=1)
-    fence_async_shared()
-    return Shared(x, w, w2, y, y2, loaded, read, turn)
-
-
-@gluon.jit
-def _turns(sizes):
-    """Tiles of this program."""
-    return gl.cdiv(sizes.down * sizes.across - gl.program_id(0), gl.num_programs(0))
-
-
-@gluon.jit
-def _locate(turn, sizes, tile: gl.constexpr):
-    """The `Place` of this program's tile of that turn: neighbours find their inputs in the L2."""
-    COLUMNS: gl.constexpr = (tile.B1 + tile.B2) // 2 if tile.DUAL else tile.B1 + tile.B2
-    i = gl.program_id(0) + turn * gl.num_programs(0)
-    first = i // (tile.GROUP * sizes.across) * tile.GROUP
-    height = gl.minimum(sizes.down - first, tile.GROUP)
-    inner = i % (tile.GROUP * sizes.across)
-    return Place((first + inner % height) * 128, inner // height * COLUMNS)
-
-
-@gluon.jit
-def _column2(column, tile: gl.constexpr):
-    """Where the second product of a tile begins that begins at `column`."""
-    FIRST: gl.constexpr = tile.B1 // 2 if tile.DUAL else tile.B1
-    return column + FIRST
-
-
-@gluon.jit
-def _load_part(source, buffer, loaded, sizes, column, k, tile: gl.constexpr):
-    """Load a step's weights of one of a tile's two products."""
-    if tile.DUAL:
-        EACH: gl.constexpr = source.block_shape[0]
-        halves = reinterpret(buffer, source.dtype, [2, EACH, tile.BK], source.layout)
-        async_load(source, [column, k], loaded, halves.index(0))
-        async_load(source, [sizes.out_channels + column, k], loaded, halves.index(1))
-    else:
-        async_load(source, [column, k], loaded, buffer)
-
-
-@gluon.jit
-def _load_weights(inputs, shared, sizes, place, step, stage, tile: gl.constexpr):
-    """Announce all that a step loads, and load its weights."""
-    loaded, k = shared.loaded.index(stage), step * tile.BK
-    mbarrier.expect(loaded, (128 + tile.B1 + tile.B2) * 128)
-    _load_part(inputs.w, shared.w.index(stage), loaded, sizes, place.column, k, tile)
-    if tile.B2 > 0:
-        _load_part(inputs.w2, shared.w2.index(stage), loaded, sizes, _column2(place.column, tile), k, tile)
-
-
-@gluon.jit
-def _produce(inputs, shared, sizes, tile: gl.constexpr):
-    """One warp: the steps of one tile after another, into the buffers as they become free.
-
-    The first weights come before the kernel that makes x has ended: no kernel makes weights.
-    """
-    count = gl.cdiv(sizes.channels, tile.BK)
-    early = gl.minimum(count, tile.STAGES)
-    place = _locate(0, sizes, tile)
-    for step in range(early):
-        _load_weights(inputs, shared, sizes, place, step, step, tile)
-    cuda.gdc_wait()
-    cuda.gdc_launch_dependents()
-    at = 0
-    for turn in range(_turns(sizes)):
-        place = _locate(turn, sizes, tile)
-        for step in range(count):
-            stage = at % tile.STAGES
-            if at >= early:
-                mbarrier.wait(shared.read.index(stage), (at // tile.STAGES & 1) ^ 1)
-                _load_weights(inputs, shared, sizes, place, step, stage, tile)
-            async_load(inputs.x, [place.row, step * tile.BK], shared.loaded.index(stage), shared.x.index(stage))
-            at += 1
 
 
 @gluon.constexpr_function
@@ -286,7 +136,7 @@ def _load_bias(bias_ptr, column, out_channels, tile: gl.constexpr):
         return 0, 0
     elif tile.B2 > 0:
         bias = _load_row(bias_ptr, column, out_channels, tile.B1, tile)
-        return bias, _load_row(bias_ptr, _column2(column, tile), out_channels, tile.B2, tile)
+        return bias, _load_row(bias_ptr, column2_of(column, tile), out_channels, tile.B2, tile)
     else:
         return _load_row(bias_ptr, column, out_channels, tile.B1, tile), 0
 
@@ -294,11 +144,9 @@ def _load_bias(bias_ptr, column, out_channels, tile: gl.constexpr):
 @gluon.jit
 def _scale(acc, out, row, column, sizes, tile: gl.constexpr):
     """Sums of fp8 by the factors of their tokens, then by those of their channels."""
-    if out.scale is not None:
-        i = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
-        acc *= gl.expand_dims(gl.load(out.x_scale + i, mask=i < sizes.tokens, other=0.0), 1)
-        acc *= _load_row(out.scale, column, sizes.out_channels, acc.shape[1], tile)
-    return acc
+    i = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
+    acc *= gl.expand_dims(gl.load(out.x_scale + i, mask=i < sizes.tokens, other=0.0), 1)
+    return acc * _load_row(out.scale, column, sizes.out_channels, acc.shape[1], tile)
 
 
 @gluon.jit
@@ -348,8 +196,11 @@ def _finish(
     ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, tile: gl.constexpr,
 ):  # fmt: skip
     """The end of a part of a warpgroup's tile."""
-    acc = _scale(acc, out, row, column, sizes, tile)
+    if out.scale is not None:
+        acc = _scale(acc, out, row, column, sizes, tile)
     if out.bias is not None:
+        if out.scale is not None:
+            bias = _load_row(out.bias, column, sizes.out_channels, acc.shape[1], tile)
         acc += bias.to(gl.float32)
     _store_parts(out, y, y_s, acc, row, column, sizes, ACTIVATION, ACTIVATION2, tile.DUAL)
 
@@ -363,25 +214,25 @@ def _consume(
     FIRST: gl.constexpr = GROUP if tile.TURNS else 0
     STRIDE: gl.constexpr = 2 if tile.TURNS else 1
     FP8: gl.constexpr = out.scale is not None
-    EARLY: gl.constexpr = not tile.TURNS and not FP8  # else nobody waits for the bias, or the sums need all registers
     count = gl.cdiv(sizes.channels, tile.BK)
-    for turn in range(FIRST, _turns(sizes), STRIDE):
-        place = _locate(turn, sizes, tile)
+    for turn in range(FIRST, turns(sizes), STRIDE):
+        place = locate(turn, sizes, tile)
         row = place.row if tile.TURNS else place.row + GROUP * ROWS
         column = place.column
-        if EARLY:
-            bias, bias2 = _load_bias(out.bias, column, sizes.out_channels, tile)
         if FP8:
             acc, acc2 = _sum_fp8(shared, turn, count, GROUP, ROWS, tile)
-        else:
+            bias, bias2 = 0, 0  # loaded when they are needed: the sums need all registers
+        elif tile.TURNS:  # nobody waits for it, but the sums need all registers
             acc, acc2 = _sum(shared, turn, count, GROUP, ROWS, tile)
-        if not EARLY:
             bias, bias2 = _load_bias(out.bias, column, sizes.out_channels, tile)
+        else:
+            bias, bias2 = _load_bias(out.bias, column, sizes.out_channels, tile)
+            acc, acc2 = _sum(shared, turn, count, GROUP, ROWS, tile)
         store_wait(0)  # the tile before has left the buffers
         y_s, y2_s = shared.y.index(GROUP), shared.y2.index(GROUP)
         _finish(out, out.y, y_s, acc, bias, row, column, sizes, ACTIVATION, ACTIVATION2, tile)
         if tile.B2 > 0:
-            column2 = _column2(column, tile)
+            column2 = column2_of(column, tile)
             _finish(out, out.y2, y2_s, acc2, bias2, row, column2, sizes, ACTIVATION, ACTIVATION2, tile)
     store_wait(0)
 
@@ -401,7 +252,7 @@ def hopper_linear_kernel(
     tile: gl.constexpr = Tile(B1, B2, BK, STAGES, TURNS, DUAL, GROUP)
     inputs, out = Inputs(x, w, w2), Outputs(y, y2, x_scale, scale, bias, residual)
     sizes = Sizes(tokens, channels, out_channels, down, across)
-    shared = _share(x.dtype, inputs, out, tile)
+    shared = share(x.dtype, inputs, out, tile)
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
     # constants by their names: a literal would lose that it is one. At the end are the warps and the registers of all
@@ -409,5 +260,5 @@ def hopper_linear_kernel(
     gl.warp_specialize([
         (_consume, (out, shared, sizes, FIRST, ACTIVATION, ACTIVATION2, tile)),
         (_consume, (out, shared, sizes, SECOND, ACTIVATION, ACTIVATION2, tile)),
-        (_produce, (inputs, shared, sizes, tile)),
+        (produce, (inputs, shared, sizes, tile)),
     ], [4, 1], [240, 24])  # fmt: skip

@@ -119,7 +119,7 @@ def test_what_is_confirmed_has_a_plan():
     plans |= {f"{plan.name}, {how}" for plan in attention.PLANS for how in ("causal", "masked")}
     pixels, channels = ("|".join(map(str, numbers)) for numbers in (conv2d.PIXELS, (*conv2d.DEPTHS, "more")))
     convolutions = rf"conv2d-(same|up|down)-({pixels})-({channels})(-shortcut)?"
-    others = rf"{convolutions}|(linear|swiglu|geglu) \d+ to \d+(, residual)?"
+    others = rf"{convolutions}|(linear|swiglu|geglu) \d+ to \d+(, residual)?(, fp8)?"
     assert all(name in plans or re.fullmatch(others, name) for name in gluon.CONFIRMED)
 
 
@@ -164,11 +164,12 @@ def test_few_tokens_are_for_the_kernel_of_all_cards(tokens, out_channels, dual):
     assert linear.cut(tokens, out_channels, 132, dual=dual) is None
 
 
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("dual", [False, True], ids=["one", "two"])
 @pytest.mark.parametrize("tokens", [500, 4096, 10**5])
 @pytest.mark.parametrize("out_channels", [3000, 10240])
-def test_tiles_cover_a_product_and_its_steps_fit(tokens, out_channels, dual):
-    tiles = linear.cut(tokens, out_channels, 132, dual=dual)
+def test_tiles_cover_a_product_and_its_steps_fit(tokens, out_channels, dual, fp8):
+    tiles = linear.cut(tokens, out_channels, 132, dual=dual, fp8=fp8)
     width = sum(tiles.parts) // (1 + dual)
     assert (tiles.down - 1) * 128 < tokens <= tiles.down * 128
     assert (tiles.across - 1) * width < out_channels <= tiles.across * width

@@ -75,7 +75,7 @@ def test_keys_hidden_by_their_bias_emulated(hidden, monkeypatch):
 @pytest.fixture(params=[1, 4, 40])
 def multiprocessors(request, monkeypatch):
     """The number of those of a card on which products run emulated: few have several tiles each, made in turn."""
-    monkeypatch.setattr(hopper_linear, "launch", emulated("hopper_linear_kernel", "linear"))
+    monkeypatch.setattr(hopper_linear, "launch", emulated("hopper_linear_kernel", "linear_loads", "linear"))
     monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", request.param)
     monkeypatch.setattr(hopper_linear, "NARROW", {False: 1, True: 1})
     return request.param
