@@ -99,7 +99,7 @@ def _multiply(x, w, tile: gl.constexpr):
 
 @gluon.jit
 def _sum_fp8(shared, turn, count, GROUP: gl.constexpr, ROWS: gl.constexpr, tile: gl.constexpr):
-    """What `_sum` returns, in fp8: each step is summed on its own, then added. Either warpgroup has its rows of all."""
+    """The sums of `_sum` in fp8: each step is summed on its own, then added. Either warpgroup has its rows of all."""
     C2: gl.constexpr = tile.B2 if tile.B2 > 0 else 16
     acc = gl.zeros([ROWS, tile.B1], gl.float32, _layout(tile.B1, tile.BK))
     acc2 = gl.zeros([ROWS, C2], gl.float32, _layout(C2, tile.BK))

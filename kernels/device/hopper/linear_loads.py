@@ -1,4 +1,4 @@
-"""What programs of `linear`, `swiglu` and `geglu` in Gluon are made of: their tiles, and the warp that loads them."""
+"""The parts of a Gluon program of `linear`, `swiglu` and `geglu`: its shared memory, its tiles, and their loads."""
 
 from typing import Any, NamedTuple
 
