@@ -5,13 +5,14 @@ tiles can share out a card. One warp has the copy engine (TMA) load a step of BK
 as a buffer is free; two warpgroups multiply (wgmma):
 
 - TURNS, where a program has several tiles: each makes its own, and while one multiplies, the other ends its tile.
-- Else each makes half of the tokens of one tile, which is done sooner. In fp8 that is so however many tiles there are.
+- Else each makes half of the tokens of one tile, which is done sooner.
 
 Where there are two products (DUAL), half of the columns of B1, and of B2, are of either; that of the second multiplies
 the first.
 
 In fp8 the sum of a step, which the matrix unit makes in some 14 bits, is added to a float32 sum in registers; while one
-warpgroup adds, the other multiplies.
+warpgroup adds, the other multiplies. So both multiply at any time, also where each makes its own tiles: then each has
+buffers and a warp that loads of its own, and they only begin one after the other, so that they end tiles in turn.
 
 Every sum over the input channels has one order, whatever the tile: the tile changes no bit. What a warp computes from
 the kernel's own arguments stays in its uniform registers, of which the copy engine and the matrix unit take their
@@ -99,24 +100,35 @@ def _multiply(x, w, tile: gl.constexpr):
 
 @gluon.jit
 def _sum_fp8(shared, turn, count, GROUP: gl.constexpr, ROWS: gl.constexpr, tile: gl.constexpr):
-    """The sums of `_sum` in fp8: each step is summed on its own, then added. Either warpgroup has its rows of all."""
-    C2: gl.constexpr = tile.B2 if tile.B2 > 0 else 16
+    """The sums of `_sum` in fp8: each step is summed on its own, then added.
+
+    Of a tile of its own a warpgroup has the rows in two parts, else its rows of either part of the columns.
+    """
+    OWN: gl.constexpr = tile.RINGS == 2
+    C2: gl.constexpr = tile.B1 if OWN else tile.B2 if tile.B2 > 0 else 16
+    RING: gl.constexpr = GROUP * tile.STAGES if OWN else 0
     acc = gl.zeros([ROWS, tile.B1], gl.float32, _layout(tile.B1, tile.BK))
     acc2 = gl.zeros([ROWS, C2], gl.float32, _layout(C2, tile.BK))
-    for at in range(turn * count, turn * count + count):
-        stage = at % tile.STAGES
+    if OWN and GROUP == 1:
+        mbarrier.wait(shared.turn.index(1), 0)  # for the first tile of the other, once
+    first = turn // tile.RINGS * count
+    for at in range(first, first + count):
+        stage = RING + at % tile.STAGES
         mbarrier.wait(shared.loaded.index(stage), at // tile.STAGES & 1)
-        x = shared.x.index(stage)
-        x = reinterpret(x, x.dtype, [2, ROWS, tile.BK], x.layout).index(GROUP)
-        product = _multiply(x, shared.w.index(stage), tile)
-        if tile.B2 > 0:
+        x, w = shared.x.index(stage), shared.w.index(stage)
+        x = reinterpret(x, x.dtype, [2, ROWS, tile.BK], x.layout)
+        product = _multiply(x.index(0 if OWN else GROUP), w, tile)
+        if OWN or tile.B2 > 0:
             acc += product  # before the next begins: there are no registers for two
-            product2 = _multiply(x, shared.w2.index(stage), tile)
+            w2 = w if OWN else shared.w2.index(stage)
+            product2 = _multiply(x.index(1 if OWN else GROUP), w2, tile)
             mbarrier.arrive(shared.read.index(stage), count=1)
             acc2 += product2
         else:
             mbarrier.arrive(shared.read.index(stage), count=1)
             acc += product
+    if OWN and GROUP == 0:
+        mbarrier.arrive(shared.turn.index(1), count=1, pred=turn == 0)
     return acc, acc2
 
 
@@ -231,7 +243,10 @@ def _consume(
         store_wait(0)  # the tile before has left the buffers
         y_s, y2_s = shared.y.index(GROUP), shared.y2.index(GROUP)
         _finish(out, out.y, y_s, acc, bias, row, column, sizes, ACTIVATION, ACTIVATION2, tile)
-        if tile.B2 > 0:
+        if tile.RINGS == 2:
+            store_wait(0)
+            _finish(out, out.y, y_s, acc2, bias2, row + ROWS, column, sizes, ACTIVATION, ACTIVATION2, tile)
+        elif tile.B2 > 0:
             column2 = column2_of(column, tile)
             _finish(out, out.y2, y2_s, acc2, bias2, row, column2, sizes, ACTIVATION, ACTIVATION2, tile)
     store_wait(0)
@@ -247,9 +262,10 @@ def hopper_linear_kernel(
 
     These are descriptors; where B2 is 0 nothing is read of y2 and w2. ACTIVATION2 is of the second of DUAL.
     x_scale, scale: of fp8, factors of tokens and of w's rows.
-    down, across: tiles of y. A program makes each so many-th.
+    down, across: tiles of y. A program makes each so many-th; in fp8 at least two, where warpgroups make their own.
     """
-    tile: gl.constexpr = Tile(B1, B2, BK, STAGES, TURNS, DUAL, GROUP)
+    RINGS: gl.constexpr = 2 if TURNS and scale is not None else 1
+    tile: gl.constexpr = Tile(B1, B2, BK, STAGES, TURNS, DUAL, RINGS, GROUP)
     inputs, out = Inputs(x, w, w2), Outputs(y, y2, x_scale, scale, bias, residual)
     sizes = Sizes(tokens, channels, out_channels, down, across)
     shared = share(x.dtype, inputs, out, tile)
@@ -257,8 +273,16 @@ def hopper_linear_kernel(
     SECOND: gl.constexpr = 1
     # constants by their names: a literal would lose that it is one. At the end are the warps and the registers of all
     # but the first; that has the four warps of the launch, and the registers that are left
-    gl.warp_specialize([
-        (_consume, (out, shared, sizes, FIRST, ACTIVATION, ACTIVATION2, tile)),
-        (_consume, (out, shared, sizes, SECOND, ACTIVATION, ACTIVATION2, tile)),
-        (produce, (inputs, shared, sizes, tile)),
-    ], [4, 1], [240, 24])  # fmt: skip
+    if RINGS == 2:
+        gl.warp_specialize([
+            (_consume, (out, shared, sizes, FIRST, ACTIVATION, ACTIVATION2, tile)),
+            (_consume, (out, shared, sizes, SECOND, ACTIVATION, ACTIVATION2, tile)),
+            (produce, (inputs, shared, sizes, FIRST, tile)),
+            (produce, (inputs, shared, sizes, SECOND, tile)),
+        ], [4, 1, 1], [240, 24, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (_consume, (out, shared, sizes, FIRST, ACTIVATION, ACTIVATION2, tile)),
+            (_consume, (out, shared, sizes, SECOND, ACTIVATION, ACTIVATION2, tile)),
+            (produce, (inputs, shared, sizes, FIRST, tile)),
+        ], [4, 1], [240, 24])  # fmt: skip

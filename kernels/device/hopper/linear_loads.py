@@ -16,13 +16,13 @@ from fastdiff.kernels.device.language import cuda
 class Shared(NamedTuple):
     """The shared memory of a program."""
 
-    x: Any  # (STAGES, 128, BK), of the steps under way
-    w: Any  # (STAGES, B1, BK)
-    w2: Any  # (STAGES, B2, BK)
+    x: Any  # (RINGS STAGES, 128, BK), of the steps under way
+    w: Any  # (RINGS STAGES, B1, BK)
+    w2: Any  # (RINGS STAGES, B2, BK)
     y: Any  # (2, rows, columns that a warpgroup stores at a time)
-    y2: Any  # (2, rows, B2)
-    loaded: Any  # (STAGES, 1)
-    read: Any  # (STAGES, 1)
+    y2: Any  # (2, rows, such columns of the second product)
+    loaded: Any  # (RINGS STAGES, 1)
+    read: Any  # (RINGS STAGES, 1)
     turn: Any  # (2, 1), of either warpgroup
 
 
@@ -71,6 +71,7 @@ class Tile(NamedTuple):
     STAGES: Any
     TURNS: Any
     DUAL: Any
+    RINGS: Any  # of STAGES buffers: 2 where each warpgroup has its own
     GROUP: Any  # rows of tiles that share the weights they find in the L2
 
 
@@ -79,17 +80,18 @@ def share(dtype: gl.constexpr, inputs, out, tile: gl.constexpr):
     """The `Shared` memory of a program, its barriers set up; the first turn is the first warpgroup's."""
     ROWS: gl.constexpr = out.y.block_shape[0]
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    x = gl.allocate_shared_memory(dtype, [tile.STAGES, 128, tile.BK], inputs.x.layout)
-    w = gl.allocate_shared_memory(dtype, [tile.STAGES, tile.B1, tile.BK], inputs.w.layout)
+    BUFFERS: gl.constexpr = tile.RINGS * tile.STAGES
+    x = gl.allocate_shared_memory(dtype, [BUFFERS, 128, tile.BK], inputs.x.layout)
+    w = gl.allocate_shared_memory(dtype, [BUFFERS, tile.B1, tile.BK], inputs.w.layout)
     y = gl.allocate_shared_memory(out.y.dtype, [2, ROWS, out.y.block_shape[1]], out.y.layout)
     w2, y2 = w, y
     if tile.B2 > 0:
-        w2 = gl.allocate_shared_memory(dtype, [tile.STAGES, tile.B2, tile.BK], inputs.w2.layout)
+        w2 = gl.allocate_shared_memory(dtype, [BUFFERS, tile.B2, tile.BK], inputs.w2.layout)
         y2 = gl.allocate_shared_memory(out.y.dtype, [2, ROWS, out.y2.block_shape[1]], out.y2.layout)
-    loaded = gl.allocate_shared_memory(gl.int64, [tile.STAGES, 1], BARRIER)
-    read = gl.allocate_shared_memory(gl.int64, [tile.STAGES, 1], BARRIER)
+    loaded = gl.allocate_shared_memory(gl.int64, [BUFFERS, 1], BARRIER)
+    read = gl.allocate_shared_memory(gl.int64, [BUFFERS, 1], BARRIER)
     turn = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    for i in gl.static_range(tile.STAGES):
+    for i in gl.static_range(BUFFERS):
         mbarrier.init(loaded.index(i), count=1)
         mbarrier.init(read.index(i), count=1 if tile.TURNS else 2)
     for i in gl.static_range(2):
@@ -146,23 +148,24 @@ def _load_weights(inputs, shared, sizes, place, step, stage, tile: gl.constexpr)
 
 
 @gluon.jit
-def produce(inputs, shared, sizes, tile: gl.constexpr):
-    """One warp: the steps of one tile after another, into the buffers as they become free.
+def produce(inputs, shared, sizes, RING: gl.constexpr, tile: gl.constexpr):
+    """One warp: the steps of one tile after another, into a ring's buffers as they become free.
 
     The first weights come before the kernel that makes x has ended: no kernel makes weights.
     """
+    RINGS: gl.constexpr = tile.RINGS
     count = gl.cdiv(sizes.channels, tile.BK)
     early = gl.minimum(count, tile.STAGES)
-    place = locate(0, sizes, tile)
+    place = locate(RING, sizes, tile)
     for step in range(early):
-        _load_weights(inputs, shared, sizes, place, step, step, tile)
+        _load_weights(inputs, shared, sizes, place, step, RING * tile.STAGES + step, tile)
     cuda.gdc_wait()
     cuda.gdc_launch_dependents()
     at = 0
-    for turn in range(turns(sizes)):
+    for turn in range(RING, turns(sizes), RINGS):
         place = locate(turn, sizes, tile)
         for step in range(count):
-            stage = at % tile.STAGES
+            stage = RING * tile.STAGES + at % tile.STAGES
             if at >= early:
                 mbarrier.wait(shared.read.index(stage), (at // tile.STAGES & 1) ^ 1)
                 _load_weights(inputs, shared, sizes, place, step, stage, tile)

@@ -17,9 +17,11 @@ MEMORY = 226 * 1024  # bytes for them and for what is stored
 GROUP = 8  # rows of tiles that share the weights they find in the L2
 WIDTHS = ((64, 32), (128, 0), (128, 16), (128, 32), (128, 64))  # output channels of a tile, in two products
 DUAL_WIDTHS = ((128, 0),)  # where there are two products: 64 channels of each
-# In fp8, where a tile is of both warpgroups; chosen, not measured.
+# In fp8, where a tile is of both warpgroups; but of two products each has its own tiles where a program has so many:
+# their activations take long. Chosen, not measured.
 FP8_WIDTHS = (*WIDTHS, (128, 128))
 FP8_DUAL_WIDTHS = ((128, 0), (128, 64), (128, 128))
+OWN = 4
 # Output channels of tiles that a card may have one of for each program, or fewer. Such few or narrow tiles wait for one
 # product after another, and are left to the kernel of all cards, which holds several on a multiprocessor.
 NARROW = {False: 80, True: 64}
@@ -44,14 +46,14 @@ class Tiles(NamedTuple):
         """Tokens that a warpgroup stores at a time, and channels of either part."""
         most = 64 if self.turns or self.fp8 else 128
         first, second = (min(part // (1 + self.dual), most) for part in self.parts)
-        return TOKENS if self.turns else TOKENS // 2, first, second
+        return TOKENS if self.turns and not self.fp8 else TOKENS // 2, first, second
 
     @property
     def stages(self) -> int:
-        """Steps in shared memory."""
+        """Steps in shared memory, in fp8 of either warpgroup where it has its own tiles."""
         rows, first, second = self.stored
-        stored = 2 * rows * (first + second) * 2
-        return min(STAGES, (MEMORY - stored) // ((TOKENS + sum(self.parts)) * STEP))
+        stored, rings = 2 * rows * (first + second) * 2, 2 if self.turns and self.fp8 else 1
+        return min(STAGES, (MEMORY - stored) // (rings * (TOKENS + sum(self.parts)) * STEP))
 
 
 def cut(tokens: int, out_channels: int, programs: int, *, dual: bool = False, fp8: bool = False) -> Tiles | None:
@@ -65,10 +67,13 @@ def cut(tokens: int, out_channels: int, programs: int, *, dual: bool = False, fp
 
     def tiles(parts: tuple[int, int]) -> Tiles:
         across = -(-out_channels // (sum(parts) // (1 + dual)))
-        turns = not fp8 and (dual or down * across > programs)
+        several = down * across > programs
+        turns = dual and down * across >= OWN * programs if fp8 else dual or several
         return Tiles(parts, down, across, turns, dual, fp8)
 
-    widths = (FP8_DUAL_WIDTHS if fp8 else DUAL_WIDTHS) if dual else FP8_WIDTHS if fp8 else WIDTHS
+    widths: tuple[tuple[int, int], ...] = DUAL_WIDTHS if dual else WIDTHS
+    if fp8 and not (dual and tiles(DUAL_WIDTHS[0]).turns):
+        widths = FP8_DUAL_WIDTHS if dual else FP8_WIDTHS
     return min(map(tiles, widths), key=lambda each: -(-each.number // programs) * (TOKENS + sum(each.parts)))
 
 
@@ -117,7 +122,7 @@ def launch_tiles(
     (tokens, channels), out_channels = x.shape, y.shape[1]
     bias, residual = side_by_side(bias), None if residual is None else residual.contiguous()
     first, second = tiles.parts
-    how = "in turn" if tiles.turns else "together"
+    how = "apart" if tiles.turns and tiles.fp8 else "in turn" if tiles.turns else "together"
     because(lambda: f"Gluon, {TOKENS} tokens x {first} + {second} channels a tile, two warpgroups {how}")
     rows, *columns = tiles.stored
     step = STEP // x.itemsize

@@ -93,6 +93,7 @@ CASES = {
     "linear-fp8-N32-C1152-fc1-widest": project(32, 256, 1152, 4608, activation="gelu_tanh", fp8=True),
     "linear-fp8-N4-L1024-C640-residual-widest": project(4, 1024, 640, 1920, residual=True, fp8=True),
     "geglu-fp8-N2-L1024-C1280": gate(geglu, 2, 1024, 1280, 5120, fp8=True),
+    "geglu-fp8-N2-L256-C640-widest": gate(geglu, 2, 256, 640, 3456, fp8=True),
     "swiglu-fp8-N2-L256-C1152-fp16": gate(swiglu, 2, 256, 1152, 3072, dtype=torch.float16, fp8=True),
     "geglu-N2-L1024-C1280": gate(geglu, 2, 1024, 1280, 5120),
     "swiglu-N2-L256-C1152-fp16": gate(swiglu, 2, 256, 1152, 3072, dtype=torch.float16),

@@ -158,6 +158,21 @@ def test_tiles_of_a_product_share_out_the_card(tokens, out_channels, parts, turn
 
 
 @pytest.mark.parametrize(
+    ("tokens", "out_channels", "dual", "parts", "turns"),
+    [
+        pytest.param(2048, 1280, False, (128, 32), False, id="one-wave"),
+        pytest.param(8192, 1920, False, (128, 128), False, id="many"),
+        pytest.param(512, 3456, True, (128, 128), False, id="two-products"),
+        pytest.param(2048, 5120, True, (128, 0), True, id="many-of-two-products"),
+    ],
+)
+def test_tiles_in_fp8_are_of_both_warpgroups_but_for_many_of_two_products(tokens, out_channels, dual, parts, turns):
+    tiles = linear.cut(tokens, out_channels, 132, dual=dual, fp8=True)
+    assert (tiles.parts, tiles.turns) == (parts, turns)
+    assert not turns or tiles.number >= 2 * 132
+
+
+@pytest.mark.parametrize(
     ("tokens", "out_channels", "dual"), [(1, 4608, False), (512, 1152, False), (256, 1536, False), (128, 5120, True)]
 )
 def test_few_tokens_are_for_the_kernel_of_all_cards(tokens, out_channels, dual):
