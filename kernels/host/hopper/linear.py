@@ -17,11 +17,11 @@ MEMORY = 226 * 1024  # bytes for them and for what is stored
 GROUP = 8  # rows of tiles that share the weights they find in the L2
 WIDTHS = ((64, 32), (128, 0), (128, 16), (128, 32), (128, 64))  # output channels of a tile, in two products
 DUAL_WIDTHS = ((128, 0),)  # where there are two products: 64 channels of each
-# In fp8, where a tile is of both warpgroups; but of two products each has its own tiles where a program has so many:
-# their activations take long. Chosen, not measured.
+# In fp8, where a tile is of both warpgroups; but where a program has so many of the width OWN, either has its own, and
+# ends it while the other multiplies. Chosen, not measured.
 FP8_WIDTHS = (*WIDTHS, (128, 128))
 FP8_DUAL_WIDTHS = ((128, 0), (128, 64), (128, 128))
-OWN = 4
+OWN, FEWEST_OWN = (128, 0), 4
 # Output channels of tiles that a card may have one of for each program, or fewer. Such few or narrow tiles wait for one
 # product after another, and are left to the kernel of all cards, which holds several on a multiprocessor.
 NARROW = {False: 80, True: 64}
@@ -67,13 +67,13 @@ def cut(tokens: int, out_channels: int, programs: int, *, dual: bool = False, fp
 
     def tiles(parts: tuple[int, int]) -> Tiles:
         across = -(-out_channels // (sum(parts) // (1 + dual)))
-        several = down * across > programs
-        turns = dual and down * across >= OWN * programs if fp8 else dual or several
+        turns = parts == OWN and down * across >= FEWEST_OWN * programs if fp8 else dual or down * across > programs
         return Tiles(parts, down, across, turns, dual, fp8)
 
-    widths: tuple[tuple[int, int], ...] = DUAL_WIDTHS if dual else WIDTHS
-    if fp8 and not (dual and tiles(DUAL_WIDTHS[0]).turns):
-        widths = FP8_DUAL_WIDTHS if dual else FP8_WIDTHS
+    own = tiles(OWN)
+    if fp8 and own.turns:
+        return own
+    widths = (FP8_DUAL_WIDTHS if fp8 else DUAL_WIDTHS) if dual else FP8_WIDTHS if fp8 else WIDTHS
     return min(map(tiles, widths), key=lambda each: -(-each.number // programs) * (TOKENS + sum(each.parts)))
 
 

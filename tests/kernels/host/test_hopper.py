@@ -161,12 +161,13 @@ def test_tiles_of_a_product_share_out_the_card(tokens, out_channels, parts, turn
     ("tokens", "out_channels", "dual", "parts", "turns"),
     [
         pytest.param(2048, 1280, False, (128, 32), False, id="one-wave"),
-        pytest.param(8192, 1920, False, (128, 128), False, id="many"),
+        pytest.param(2048, 3840, False, (128, 128), False, id="two-waves"),
+        pytest.param(8192, 1920, False, (128, 0), True, id="many"),
         pytest.param(512, 3456, True, (128, 128), False, id="two-products"),
         pytest.param(2048, 5120, True, (128, 0), True, id="many-of-two-products"),
     ],
 )
-def test_tiles_in_fp8_are_of_both_warpgroups_but_for_many_of_two_products(tokens, out_channels, dual, parts, turns):
+def test_tiles_in_fp8_are_of_both_warpgroups_but_where_there_are_many(tokens, out_channels, dual, parts, turns):
     tiles = linear.cut(tokens, out_channels, 132, dual=dual, fp8=True)
     assert (tiles.parts, tiles.turns) == (parts, turns)
     assert not turns or tiles.number >= 2 * 132

@@ -111,7 +111,8 @@ FP8_LINEARS = {  # N, tokens, input and output channels, activation
     "N2-L100-C208-odd": (2, 100, 208, 96, "gelu_tanh"),
     "N1-L300-C16-two-products": (1, 300, 16, 144, "silu"),
     "N3-L1-C1040-time-embedding": (3, 1, 1040, 128, None),
-    "N2-L200-C400-widest-tiles": (2, 200, 400, 1016, None),
+    "N2-L200-C400-apart": (2, 200, 400, 1016, None),
+    "N3-L120-C528-several-tiles-of-more-steps-than-stages": (3, 120, 528, 600, None),
     "N5-L128-C128-one-step": (5, 128, 128, 256, None),
 }
 

@@ -26,10 +26,13 @@ PRODUCTS = {
     "N2-L1024-C1280-out": Case(2, 1024, 1280, 1280),
     "N2-L1024-C5120-ff2": Case(2, 1024, 5120, 1280, residual=True),
     "N2-L1024-C1280-qkv-widest": Case(2, 1024, 1280, 3840, bias=False),
-    "N2-L4096-C640-qkv-widest": Case(2, 4096, 640, 1920),
+    "N2-L4096-C640-qkv-apart": Case(2, 4096, 640, 1920),
     "N2-L4096-C2560-ff2": Case(2, 4096, 2560, 640, residual=True),
-    "N32-L256-C1152-fc1-widest": Case(32, 256, 1152, 4608, activation="gelu_tanh"),
-    "N32-L256-C1152-residual-widest": Case(32, 256, 1152, 3456, activation="gelu", residual=True),
+    "N6-L256-C1152-fc1-widest": Case(6, 256, 1152, 4608, activation="gelu_tanh"),
+    "N6-L256-C1152-residual-widest": Case(6, 256, 1152, 4608, activation="gelu", residual=True),
+    "N32-L256-C1152-fc1-apart": Case(32, 256, 1152, 4608, activation="gelu_tanh"),
+    "N32-L256-C1152-residual-apart": Case(32, 256, 1152, 3456, activation="gelu", residual=True),
+    "N3-L2001-C144-odd-apart": Case(3, 2001, 144, 2040, bias=False),
 }
 GATED = {  # N, tokens, input and output channels
     "N2-L256-C1152": (2, 256, 1152, 3072),
