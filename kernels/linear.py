@@ -31,9 +31,9 @@ from fastdiff.kernels.host.launching import (
 )
 from fastdiff.kernels.host.recording import because
 from fastdiff.kernels.host.tuning import named, tuned
-from fastdiff.kernels.host.weights import FP8, Quantised, Scaled, Weight, plain
+from fastdiff.kernels.host.weights import FP8, INT8, Quantised, Scaled, Weight, plain
 from fastdiff.kernels.layer_norm import layer_norm
-from fastdiff.kernels.to_fp8 import as_multiplied, to_fp8
+from fastdiff.kernels.to_fp8 import as_multiplied, factors
 
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     None: lambda x: x,
@@ -149,21 +149,19 @@ class LinearCall(Call[Tensor]):
 
     def hopper_plan(self) -> str | None:
         others = self.rms_norm is not None or self.gate is not None
-        if others or self.x.dtype.itemsize != 2 or isinstance(self.weight, Quantised):
+        if others or self.x.dtype.itemsize != 2 or self.weight.dtype == INT8:
             return None
-        return on_hopper.plan_name("linear", self.weight.shape, residual=self.residual is not None)
+        return on_hopper.plan_name("linear", self.weight, residual=self.residual is not None)
 
     def hopper_obstacle(self) -> str | None:
         if self.hopper_plan() is None:
             return "no plan"
-        return on_hopper.obstacle(*_in_16_bits(self.x, self.weight), self.weight.shape[0])
+        return on_hopper.obstacle(self.x, self.weight, self.weight.shape[0])
 
     def hopper(self) -> Tensor:
         """Return it by tiles that fill the card, of too few tokens by the kernel: the bits are the same."""
-        residual = None if self.residual is None else self.residual.reshape(-1, self.weight.shape[0]).contiguous()
-        x, weight = _in_16_bits(self.x, self.weight)
-        y = on_hopper.launch_many(x, weight, side_by_side(self.bias), activation=self.activation, residual=residual)
-        return self.kernel() if y is None else y.view(*self.x.shape[:2], -1)
+        y = _by_tiles(self.x, self.weight, self.bias, residual=self.residual, activation=self.activation)
+        return self.kernel() if y is None else y
 
     def kernel(self) -> Tensor:
         weight, eps = self.rms_norm or (None, None)
@@ -192,10 +190,14 @@ def _only(y: Tensor | Scaled | tuple[Tensor | Scaled, Tensor]) -> Tensor:
     return y
 
 
-def _in_16_bits(x: Tensor | Scaled, weight: Weight) -> tuple[Tensor, Tensor]:
-    """x (N L, C_in), channels side by side, and the weight, where there is a plan for them."""
-    assert isinstance(x, Tensor) and isinstance(weight, Tensor)  # by the plan
-    return side_by_side(x.reshape(-1, x.shape[-1])), weight
+def _by_tiles(x: Tensor | Scaled, weight: Weight, bias: Tensor | None, dual=False, **options: Any) -> Tensor | None:
+    """Return what the kernel for sm_90 makes, (N, L, C_out); None where there are too few tokens for its tiles."""
+    tiles = on_hopper.tiles_of(x.shape[0] * x.shape[1], weight, dual=dual)
+    if tiles is None:
+        return None
+    y = torch.empty(*x.shape[:2], weight.shape[0] // (1 + dual), dtype=x.dtype, device=x.device)
+    on_hopper.launch_tiles(tiles, y, factors(x, weight), bias, **options)
+    return y
 
 
 def _product(x: Tensor | Scaled, weight: Weight, bias: Tensor | None) -> Tensor:
@@ -240,20 +242,19 @@ class GatedCall(Call[Tensor]):
         return products_obstacle(self.x, self.weight)
 
     def hopper_plan(self) -> str | None:
-        if self.x.dtype.itemsize != 2 or isinstance(self.weight, Quantised):
+        if self.x.dtype.itemsize != 2 or self.weight.dtype == INT8:
             return None
-        return on_hopper.plan_name(self.name, self.weight.shape)
+        return on_hopper.plan_name(self.name, self.weight)
 
     def hopper_obstacle(self) -> str | None:
         if self.hopper_plan() is None:
             return "no plan"
-        return on_hopper.obstacle(*_in_16_bits(self.x, self.weight), self.weight.shape[0] // 2)
+        return on_hopper.obstacle(self.x, self.weight, self.weight.shape[0] // 2)
 
     def hopper(self) -> Tensor:
         activations = {"activation": self.activation, "activation2": self.activation2}
-        x, weight = _in_16_bits(self.x, self.weight)
-        y = on_hopper.launch_many(x, weight, side_by_side(self.bias), dual=True, **activations)
-        return self.kernel() if y is None else y.view(*self.x.shape[:2], -1)
+        y = _by_tiles(self.x, self.weight, self.bias, dual=True, **activations)
+        return self.kernel() if y is None else y
 
     def kernel(self) -> Tensor:
         weights = self.weight.unflatten(0, (2, -1))
@@ -324,10 +325,8 @@ def launch_products(
     n, tokens, channels = x.shape
     parts, out_channels, _ = weight.shape
     y = torch.empty(n, tokens, out_channels, dtype=x.dtype, device=x.device)
-    scaled = to_fp8(x)[0] if isinstance(x, Tensor) and weight.dtype == FP8 else x
-    x, x_scale = (scaled.values, scaled.scale) if isinstance(scaled, Scaled) else (scaled, None)
+    x, values, x_scale, scale = factors(x, weight)
     shape = (n, tokens) if gate is not None else (1, n * tokens)  # only a gate tells one picture from another
-    values, scale = (weight.values, weight.scale) if isinstance(weight, Quantised) else (weight, None)
     x, values = side_by_side(x.reshape(*shape, channels)), as_loaded(values.contiguous(), x.dtype)
     bias, gate = side_by_side(bias), side_by_side(gate)
     residual = None if residual is None else residual.reshape(*shape, out_channels).contiguous()

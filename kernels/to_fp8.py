@@ -13,7 +13,7 @@ from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.device.to_fp8 import largest_kernel, row_kernel, scale_kernel
 from fastdiff.kernels.host.dispatch import Operation, PartsCall, check_pictures, parts_of
 from fastdiff.kernels.host.launching import DTYPES, fp8_obstacle, launch, side_by_side
-from fastdiff.kernels.host.weights import FP8, MOST, Scaled, Weight
+from fastdiff.kernels.host.weights import FP8, MOST, Factors, Quantised, Scaled, Weight
 
 # Of the largest magnitude of a row, what is 1 in e4m3, and the least that it is taken for, so that zeros have a factor.
 FORMAT: dict[str, Any] = {"STEP": 1 / MOST[FP8], "LEAST": 1e-30}
@@ -105,6 +105,14 @@ def _scale_long(values: list[Tensor], scale: Tensor, rows: list[Tensor]) -> None
             out, scale, part, largest, part.shape[1], part.stride(0), count, sum(shares),
             B=BLOCK, BS=max(16, triton.next_power_of_2(sum(shares))), **FORMAT, num_warps=8,
         )  # fmt: skip
+
+
+def factors(x: Tensor | Scaled, weight: Weight) -> Factors:
+    """Return tokens and a weight as kernels multiply them: beside a weight in fp8 the tokens are made so."""
+    scaled = to_fp8(x)[0] if isinstance(x, Tensor) and weight.dtype == FP8 else x
+    values, x_scale = (scaled.values, scaled.scale) if isinstance(scaled, Scaled) else (scaled, None)
+    columns, scale = (weight.values, weight.scale) if isinstance(weight, Quantised) else (weight, None)
+    return Factors(values, columns, x_scale, scale)
 
 
 def as_multiplied(x: Tensor | Scaled | tuple[Tensor, ...], weight: Weight) -> tuple[Tensor, ...]:

@@ -112,6 +112,15 @@ class Scaled:
         return _times(self.values, self.scale).to(dtype)
 
 
+class Factors(NamedTuple):
+    """Tokens and a weight as kernels multiply them: of 8 bits, with the factors of their rows."""
+
+    x: Tensor  # (N, L, C_in)
+    weight: Tensor  # (..., C_out, C_in)
+    x_scale: Tensor | None  # (N, L)
+    scale: Tensor | None  # (..., C_out)
+
+
 def _times(values: Tensor, scale: Tensor) -> Tensor:
     """values (*scale.shape, ...) in float32, each times its factor."""
     return values.float() * scale.reshape(*scale.shape, *(1,) * (values.ndim - scale.ndim))

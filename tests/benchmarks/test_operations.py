@@ -184,6 +184,18 @@ def test_weights_of_int8(harness, load):
     assert bench.row("tiny", 4.0)["share"] > 0
 
 
+@pytest.mark.parametrize(
+    "name", ["linear 320 to 320, fp8", "linear 1280 to 320, residual, fp8", "geglu 320 to 2560, fp8"]
+)
+def test_products_in_fp8(harness, load, monkeypatch, name):
+    bench = load("bench_linear_fp8")
+    operation, *_ = bench.PLANS[name]
+    monkeypatch.setattr(operation, "kernel", operation.reference)
+    row = bench.row(name, 8)
+    assert {"bf16_ms", "fp8_kernel_ms", "to_fp8_ms"} < row.keys()
+    json.dumps(row)
+
+
 def test_results_are_saved_with_their_machine(harness, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["bench", "--save", str(tmp_path)])
     harness.report("some", [{"workload": "a", "fastdiff_ms": 1.0}, {"workload": "b", "compile_ms": None}])

@@ -7,17 +7,19 @@ as a buffer is free; two warpgroups multiply (wgmma):
 - TURNS, where a program has several tiles: each makes its own, and while one multiplies, the other ends its tile.
 - Else each makes half of the tokens of one tile, which is done sooner.
 
-Where there are two products (DUAL), a tile's 128 columns are 64 of each; that of the second multiplies the first.
+Where there are two products (DUAL), half of the columns of B1, and of B2, are of either; that of the second multiplies
+the first.
+
+In fp8 the sum of a step, which the matrix unit makes in some 14 bits, is added to a float32 sum in registers; while one
+warpgroup adds, the other multiplies. So both multiply at any time, also where each makes its own tiles: then each has
+buffers and a warp that loads of its own, and they only begin one after the other, so that they end tiles in turn.
 
 Every sum over the input channels has one order, whatever the tile: the tile changes no bit. What a warp computes from
 the kernel's own arguments stays in its uniform registers, of which the copy engine and the matrix unit take their
 addresses; what is computed before the warps part does not.
 """
 
-from typing import Any, NamedTuple
-
 from fastdiff.kernels.device.hopper.language import (
-    async_load,
     async_store,
     fence_async_shared,
     gl,
@@ -28,157 +30,26 @@ from fastdiff.kernels.device.hopper.language import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from fastdiff.kernels.device.language import cuda
+from fastdiff.kernels.device.hopper.linear_loads import (
+    Inputs,
+    Outputs,
+    Sizes,
+    Tile,
+    column2_of,
+    locate,
+    produce,
+    share,
+    turns,
+)
 from fastdiff.kernels.device.math import activate
 
 SIZES = ("tokens", "channels", "down", "across")  # run-time numbers that are not worth a variant
 
 
-class Shared(NamedTuple):
-    """The shared memory of a program."""
-
-    x: Any  # (STAGES, 128, BK), of the steps under way
-    w: Any  # (STAGES, B1, BK)
-    w2: Any  # (STAGES, B2, BK)
-    y: Any  # (2, rows, columns that a warpgroup stores at a time)
-    y2: Any  # (2, rows, B2)
-    loaded: Any  # (STAGES, 1)
-    read: Any  # (STAGES, 1)
-    turn: Any  # (2, 1), of either warpgroup
-
-
-class Inputs(NamedTuple):
-    """Descriptors of the factors; w2 is w in blocks of B2 channels."""
-
-    x: Any
-    w: Any
-    w2: Any
-
-
-class Outputs(NamedTuple):
-    """Where sums go, and what is added on the way; y2 is y in blocks of B2 channels."""
-
-    y: Any
-    y2: Any
-    bias: Any
-    residual: Any
-
-
-class Sizes(NamedTuple):
-    """Those of the operands, and of y in tiles."""
-
-    tokens: Any
-    channels: Any
-    out_channels: Any
-    down: Any
-    across: Any
-
-
-class Place(NamedTuple):
-    """The first element of a tile of y."""
-
-    row: Any
-    column: Any
-
-
-class Tile(NamedTuple):
-    """The constants of a tile."""
-
-    B1: Any
-    B2: Any
-    BK: Any
-    STAGES: Any
-    TURNS: Any
-    DUAL: Any
-    GROUP: Any  # rows of tiles that share the weights they find in the L2
-
-
-@gluon.jit
-def _share(dtype: gl.constexpr, inputs, out, tile: gl.constexpr):
-    """The `Shared` memory of a program, its barriers set up; the first turn is the first warpgroup's."""
-    ROWS: gl.constexpr = out.y.block_shape[0]
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    x = gl.allocate_shared_memory(dtype, [tile.STAGES, 128, tile.BK], inputs.x.layout)
-    w = gl.allocate_shared_memory(dtype, [tile.STAGES, tile.B1, tile.BK], inputs.w.layout)
-    y = gl.allocate_shared_memory(dtype, [2, ROWS, out.y.block_shape[1]], out.y.layout)
-    w2, y2 = w, y
-    if tile.B2 > 0:
-        w2 = gl.allocate_shared_memory(dtype, [tile.STAGES, tile.B2, tile.BK], inputs.w2.layout)
-        y2 = gl.allocate_shared_memory(dtype, [2, ROWS, tile.B2], out.y2.layout)
-    loaded = gl.allocate_shared_memory(gl.int64, [tile.STAGES, 1], BARRIER)
-    read = gl.allocate_shared_memory(gl.int64, [tile.STAGES, 1], BARRIER)
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    for i in gl.static_range(tile.STAGES):
-        mbarrier.init(loaded.index(i), count=1)
-        mbarrier.init(read.index(i), count=1 if tile.TURNS else 2)
-    for i in gl.static_range(2):
-        mbarrier.init(turn.index(i), count=1)
-    mbarrier.arrive(turn.index(0), count=1)
-    fence_async_shared()
-    return Shared(x, w, w2, y, y2, loaded, read, turn)
-
-
-@gluon.jit
-def _turns(sizes):
-    """Tiles of this program."""
-    return gl.cdiv(sizes.down * sizes.across - gl.program_id(0), gl.num_programs(0))
-
-
-@gluon.jit
-def _locate(turn, sizes, tile: gl.constexpr):
-    """The `Place` of this program's tile of that turn: neighbours find their inputs in the L2."""
-    COLUMNS: gl.constexpr = tile.B1 // 2 if tile.DUAL else tile.B1 + tile.B2
-    i = gl.program_id(0) + turn * gl.num_programs(0)
-    first = i // (tile.GROUP * sizes.across) * tile.GROUP
-    height = gl.minimum(sizes.down - first, tile.GROUP)
-    inner = i % (tile.GROUP * sizes.across)
-    return Place((first + inner % height) * 128, inner // height * COLUMNS)
-
-
-@gluon.jit
-def _load_weights(inputs, shared, sizes, place, step, stage, tile: gl.constexpr):
-    """Announce all that a step loads, and load its weights."""
-    loaded, k = shared.loaded.index(stage), step * tile.BK
-    mbarrier.expect(loaded, (128 + tile.B1 + tile.B2) * tile.BK * 2)
-    if tile.DUAL:
-        halves = reinterpret(shared.w.index(stage), inputs.w.dtype, [2, tile.B1 // 2, tile.BK], inputs.w.layout)
-        async_load(inputs.w, [place.column, k], loaded, halves.index(0))
-        async_load(inputs.w, [sizes.out_channels + place.column, k], loaded, halves.index(1))
-    else:
-        async_load(inputs.w, [place.column, k], loaded, shared.w.index(stage))
-    if tile.B2 > 0:
-        async_load(inputs.w2, [place.column + tile.B1, k], loaded, shared.w2.index(stage))
-
-
-@gluon.jit
-def _produce(inputs, shared, sizes, tile: gl.constexpr):
-    """One warp: the steps of one tile after another, into the buffers as they become free.
-
-    The first weights come before the kernel that makes x has ended: no kernel makes weights.
-    """
-    count = gl.cdiv(sizes.channels, tile.BK)
-    early = gl.minimum(count, tile.STAGES)
-    place = _locate(0, sizes, tile)
-    for step in range(early):
-        _load_weights(inputs, shared, sizes, place, step, step, tile)
-    cuda.gdc_wait()
-    cuda.gdc_launch_dependents()
-    at = 0
-    for turn in range(_turns(sizes)):
-        place = _locate(turn, sizes, tile)
-        for step in range(count):
-            stage = at % tile.STAGES
-            if at >= early:
-                mbarrier.wait(shared.read.index(stage), (at // tile.STAGES & 1) ^ 1)
-                _load_weights(inputs, shared, sizes, place, step, stage, tile)
-            async_load(inputs.x, [place.row, step * tile.BK], shared.loaded.index(stage), shared.x.index(stage))
-            at += 1
-
-
 @gluon.constexpr_function
-def _layout(columns):
-    """How the sums of so many columns lie in the registers of a warpgroup."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+def _layout(columns, step):
+    """How the sums of so many columns lie in the registers of a warpgroup, which makes a step in four."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, step // 4])
 
 
 @gluon.jit
@@ -188,8 +59,8 @@ def _sum(shared, turn, count, GROUP: gl.constexpr, ROWS: gl.constexpr, tile: gl.
     When the products of a step have begun, those of the step before are done, and its buffers are free.
     """
     C2: gl.constexpr = tile.B2 if tile.B2 > 0 else 16
-    acc = gl.zeros([ROWS, tile.B1], gl.float32, _layout(tile.B1))
-    acc2 = gl.zeros([ROWS, C2], gl.float32, _layout(C2))
+    acc = gl.zeros([ROWS, tile.B1], gl.float32, _layout(tile.B1, tile.BK))
+    acc2 = gl.zeros([ROWS, C2], gl.float32, _layout(C2, tile.BK))
     first = turn * count
     if tile.TURNS:
         # this one looks at the buffers only when the other has passed its own: parity alone does not tell rounds apart
@@ -218,24 +89,76 @@ def _sum(shared, turn, count, GROUP: gl.constexpr, ROWS: gl.constexpr, tile: gl.
 
 
 @gluon.jit
-def _load_row(ptr, column, out_channels, COLUMNS: gl.constexpr, DUAL: gl.constexpr):
+def _multiply(x, w, tile: gl.constexpr):
+    """The product of a step, summed from zero."""
+    ROWS: gl.constexpr = x.shape[0]
+    COLUMNS: gl.constexpr = w.shape[0]
+    zeros = gl.zeros([ROWS, COLUMNS], gl.float32, _layout(COLUMNS, tile.BK))
+    product = warpgroup_mma(x, w.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    return warpgroup_mma_wait(0, deps=[product])
+
+
+@gluon.jit
+def _sum_fp8(shared, turn, count, GROUP: gl.constexpr, ROWS: gl.constexpr, tile: gl.constexpr):
+    """The sums of `_sum` in fp8: each step is summed on its own, then added.
+
+    Of a tile of its own a warpgroup has the rows in two parts, else its rows of either part of the columns.
+    """
+    OWN: gl.constexpr = tile.RINGS == 2
+    C2: gl.constexpr = tile.B1 if OWN else tile.B2 if tile.B2 > 0 else 16
+    RING: gl.constexpr = GROUP * tile.STAGES if OWN else 0
+    acc = gl.zeros([ROWS, tile.B1], gl.float32, _layout(tile.B1, tile.BK))
+    acc2 = gl.zeros([ROWS, C2], gl.float32, _layout(C2, tile.BK))
+    if OWN and GROUP == 1:
+        mbarrier.wait(shared.turn.index(1), 0)  # for the first tile of the other, once
+    first = turn // tile.RINGS * count
+    for at in range(first, first + count):
+        stage = RING + at % tile.STAGES
+        mbarrier.wait(shared.loaded.index(stage), at // tile.STAGES & 1)
+        x, w = shared.x.index(stage), shared.w.index(stage)
+        x = reinterpret(x, x.dtype, [2, ROWS, tile.BK], x.layout)
+        product = _multiply(x.index(0 if OWN else GROUP), w, tile)
+        if OWN or tile.B2 > 0:
+            acc += product  # before the next begins: there are no registers for two
+            w2 = w if OWN else shared.w2.index(stage)
+            product2 = _multiply(x.index(1 if OWN else GROUP), w2, tile)
+            mbarrier.arrive(shared.read.index(stage), count=1)
+            acc2 += product2
+        else:
+            mbarrier.arrive(shared.read.index(stage), count=1)
+            acc += product
+    if OWN and GROUP == 0:
+        mbarrier.arrive(shared.turn.index(1), count=1, pred=turn == 0)
+    return acc, acc2
+
+
+@gluon.jit
+def _load_row(ptr, column, out_channels, COLUMNS: gl.constexpr, tile: gl.constexpr):
     """(1, COLUMNS), from `column` on; DUAL: half of them, and as many of the second product."""
-    EACH: gl.constexpr = COLUMNS // 2 if DUAL else COLUMNS
-    i = gl.arange(0, COLUMNS, gl.SliceLayout(0, _layout(COLUMNS)))
+    EACH: gl.constexpr = COLUMNS // 2 if tile.DUAL else COLUMNS
+    i = gl.arange(0, COLUMNS, gl.SliceLayout(0, _layout(COLUMNS, tile.BK)))
     n = column + i % EACH
     return gl.expand_dims(gl.load(ptr + n + i // EACH * out_channels, mask=n < out_channels, other=0.0), 0)
 
 
 @gluon.jit
-def _load_bias(bias_ptr, column, column2, out_channels, tile: gl.constexpr):
+def _load_bias(bias_ptr, column, out_channels, tile: gl.constexpr):
     """The bias of either part of a tile; 0 where there is none."""
     if bias_ptr is None:
         return 0, 0
     elif tile.B2 > 0:
-        bias = _load_row(bias_ptr, column, out_channels, tile.B1, tile.DUAL)
-        return bias, _load_row(bias_ptr, column2, out_channels, tile.B2, tile.DUAL)
+        bias = _load_row(bias_ptr, column, out_channels, tile.B1, tile)
+        return bias, _load_row(bias_ptr, column2_of(column, tile), out_channels, tile.B2, tile)
     else:
-        return _load_row(bias_ptr, column, out_channels, tile.B1, tile.DUAL), 0
+        return _load_row(bias_ptr, column, out_channels, tile.B1, tile), 0
+
+
+@gluon.jit
+def _scale(acc, out, row, column, sizes, tile: gl.constexpr):
+    """Sums of fp8 by the factors of their tokens, then by those of their channels."""
+    i = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
+    acc *= gl.expand_dims(gl.load(out.x_scale + i, mask=i < sizes.tokens, other=0.0), 1)
+    return acc * _load_row(out.scale, column, sizes.out_channels, acc.shape[1], tile)
 
 
 @gluon.jit
@@ -282,12 +205,16 @@ def _store_parts(
 @gluon.jit
 def _finish(
     out, y, y_s, acc, bias, row, column, sizes,
-    ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, DUAL: gl.constexpr,
+    ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, tile: gl.constexpr,
 ):  # fmt: skip
     """The end of a part of a warpgroup's tile."""
+    if out.scale is not None:
+        acc = _scale(acc, out, row, column, sizes, tile)
     if out.bias is not None:
+        if out.scale is not None:
+            bias = _load_row(out.bias, column, sizes.out_channels, acc.shape[1], tile)
         acc += bias.to(gl.float32)
-    _store_parts(out, y, y_s, acc, row, column, sizes, ACTIVATION, ACTIVATION2, DUAL)
+    _store_parts(out, y, y_s, acc, row, column, sizes, ACTIVATION, ACTIVATION2, tile.DUAL)
 
 
 @gluon.jit
@@ -298,44 +225,64 @@ def _consume(
     ROWS: gl.constexpr = out.y.block_shape[0]
     FIRST: gl.constexpr = GROUP if tile.TURNS else 0
     STRIDE: gl.constexpr = 2 if tile.TURNS else 1
-    for turn in range(FIRST, _turns(sizes), STRIDE):
-        place = _locate(turn, sizes, tile)
+    FP8: gl.constexpr = out.scale is not None
+    count = gl.cdiv(sizes.channels, tile.BK)
+    for turn in range(FIRST, turns(sizes), STRIDE):
+        place = locate(turn, sizes, tile)
         row = place.row if tile.TURNS else place.row + GROUP * ROWS
-        column, column2 = place.column, place.column + tile.B1
-        if not tile.TURNS:  # else nobody waits for it, but the sums need all registers
-            bias, bias2 = _load_bias(out.bias, column, column2, sizes.out_channels, tile)
-        acc, acc2 = _sum(shared, turn, gl.cdiv(sizes.channels, tile.BK), GROUP, ROWS, tile)
-        if tile.TURNS:
-            bias, bias2 = _load_bias(out.bias, column, column2, sizes.out_channels, tile)
+        column = place.column
+        if FP8:
+            acc, acc2 = _sum_fp8(shared, turn, count, GROUP, ROWS, tile)
+            bias, bias2 = 0, 0  # loaded when they are needed: the sums need all registers
+        elif tile.TURNS:  # nobody waits for it, but the sums need all registers
+            acc, acc2 = _sum(shared, turn, count, GROUP, ROWS, tile)
+            bias, bias2 = _load_bias(out.bias, column, sizes.out_channels, tile)
+        else:
+            bias, bias2 = _load_bias(out.bias, column, sizes.out_channels, tile)
+            acc, acc2 = _sum(shared, turn, count, GROUP, ROWS, tile)
         store_wait(0)  # the tile before has left the buffers
         y_s, y2_s = shared.y.index(GROUP), shared.y2.index(GROUP)
-        _finish(out, out.y, y_s, acc, bias, row, column, sizes, ACTIVATION, ACTIVATION2, tile.DUAL)
-        if tile.B2 > 0:
-            _finish(out, out.y2, y2_s, acc2, bias2, row, column2, sizes, ACTIVATION, ACTIVATION2, tile.DUAL)
+        _finish(out, out.y, y_s, acc, bias, row, column, sizes, ACTIVATION, ACTIVATION2, tile)
+        if tile.RINGS == 2:
+            store_wait(0)
+            _finish(out, out.y, y_s, acc2, bias2, row + ROWS, column, sizes, ACTIVATION, ACTIVATION2, tile)
+        elif tile.B2 > 0:
+            column2 = column2_of(column, tile)
+            _finish(out, out.y2, y2_s, acc2, bias2, row, column2, sizes, ACTIVATION, ACTIVATION2, tile)
     store_wait(0)
 
 
 @gluon.jit(do_not_specialize=SIZES)
 def hopper_linear_kernel(
-    y, y2, x, w, w2, bias, residual, tokens, channels, out_channels, down, across,
+    y, y2, x, w, w2, x_scale, scale, bias, residual, tokens, channels, out_channels, down, across,
     ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr,
     STAGES: gl.constexpr, TURNS: gl.constexpr, DUAL: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """y (tokens, out_channels) of x (tokens, channels) and w (out_channels or, DUAL, twice as many, channels).
 
-    These are descriptors; where B2 is 0 nothing is read of y2 and w2. ACTIVATION2 is of the second product.
-    down, across: tiles of y. A program makes each so many-th.
+    These are descriptors; where B2 is 0 nothing is read of y2 and w2. ACTIVATION2 is of the second of DUAL.
+    x_scale, scale: of fp8, factors of tokens and of w's rows.
+    down, across: tiles of y. A program makes each so many-th; in fp8 at least two, where warpgroups make their own.
     """
-    tile: gl.constexpr = Tile(B1, B2, BK, STAGES, TURNS, DUAL, GROUP)
-    inputs, out = Inputs(x, w, w2), Outputs(y, y2, bias, residual)
+    RINGS: gl.constexpr = 2 if TURNS and scale is not None else 1
+    tile: gl.constexpr = Tile(B1, B2, BK, STAGES, TURNS, DUAL, RINGS, GROUP)
+    inputs, out = Inputs(x, w, w2), Outputs(y, y2, x_scale, scale, bias, residual)
     sizes = Sizes(tokens, channels, out_channels, down, across)
-    shared = _share(x.dtype, inputs, out, tile)
+    shared = share(x.dtype, inputs, out, tile)
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
     # constants by their names: a literal would lose that it is one. At the end are the warps and the registers of all
     # but the first; that has the four warps of the launch, and the registers that are left
-    gl.warp_specialize([
-        (_consume, (out, shared, sizes, FIRST, ACTIVATION, ACTIVATION2, tile)),
-        (_consume, (out, shared, sizes, SECOND, ACTIVATION, ACTIVATION2, tile)),
-        (_produce, (inputs, shared, sizes, tile)),
-    ], [4, 1], [240, 24])  # fmt: skip
+    if RINGS == 2:
+        gl.warp_specialize([
+            (_consume, (out, shared, sizes, FIRST, ACTIVATION, ACTIVATION2, tile)),
+            (_consume, (out, shared, sizes, SECOND, ACTIVATION, ACTIVATION2, tile)),
+            (produce, (inputs, shared, sizes, FIRST, tile)),
+            (produce, (inputs, shared, sizes, SECOND, tile)),
+        ], [4, 1, 1], [240, 24, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (_consume, (out, shared, sizes, FIRST, ACTIVATION, ACTIVATION2, tile)),
+            (_consume, (out, shared, sizes, SECOND, ACTIVATION, ACTIVATION2, tile)),
+            (produce, (inputs, shared, sizes, FIRST, tile)),
+        ], [4, 1], [240, 24])  # fmt: skip

@@ -1,22 +1,27 @@
 """How the products of `linear`, `swiglu` and `geglu` are cut on sm_90, and launched."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from fastdiff.kernels.device.hopper.linear import hopper_linear_kernel
 from fastdiff.kernels.host.hopper import gluon
-from fastdiff.kernels.host.launching import launch, multiprocessors, suits_descriptors
+from fastdiff.kernels.host.launching import launch, multiprocessors, side_by_side, suits_descriptors
 from fastdiff.kernels.host.recording import because
+from fastdiff.kernels.host.weights import FP8, Factors, Quantised, Scaled, Weight
 
 TOKENS = 128  # of a tile, of two warpgroups
-STEP = 64  # input channels of a step
+STEP = 128  # bytes of a row of a step: 64 input channels, in fp8 128
 STAGES = 6  # steps in shared memory, at most
 MEMORY = 226 * 1024  # bytes for them and for what is stored
 GROUP = 8  # rows of tiles that share the weights they find in the L2
 WIDTHS = ((64, 32), (128, 0), (128, 16), (128, 32), (128, 64))  # output channels of a tile, in two products
 DUAL_WIDTHS = ((128, 0),)  # where there are two products: 64 channels of each
+# In fp8, where a tile is of both warpgroups; but where a program has so many of the width OWN, either has its own, and
+# ends it while the other multiplies. Chosen, not measured.
+FP8_WIDTHS = (*WIDTHS, (128, 128))
+FP8_DUAL_WIDTHS = ((128, 0), (128, 64), (128, 128))
+OWN, FEWEST_OWN = (128, 0), 4
 # Output channels of tiles that a card may have one of for each program, or fewer. Such few or narrow tiles wait for one
 # product after another, and are left to the kernel of all cards, which holds several on a multiprocessor.
 NARROW = {False: 80, True: 64}
@@ -30,25 +35,28 @@ class Tiles(NamedTuple):
     across: int
     turns: bool  # whether the warpgroups of a program take turns, each with tiles of its own
     dual: bool = False  # of two products, half of the channels of each
+    fp8: bool = False
 
     @property
     def number(self) -> int:
         return self.down * self.across
 
     @property
-    def stored(self) -> tuple[int, int]:
-        """Tokens and channels that a warpgroup stores at a time."""
-        return (TOKENS, min(self.parts[0], 64)) if self.turns else (TOKENS // 2, self.parts[0] // (1 + self.dual))
+    def stored(self) -> tuple[int, int, int]:
+        """Tokens that a warpgroup stores at a time, and channels of either part."""
+        most = 64 if self.turns or self.fp8 else 128
+        first, second = (min(part // (1 + self.dual), most) for part in self.parts)
+        return TOKENS if self.turns and not self.fp8 else TOKENS // 2, first, second
 
     @property
     def stages(self) -> int:
-        """Steps in shared memory."""
-        rows, columns = self.stored
-        stored = 2 * rows * (columns + self.parts[1]) * 2
-        return min(STAGES, (MEMORY - stored) // ((TOKENS + sum(self.parts)) * STEP * 2))
+        """Steps in shared memory, in fp8 of either warpgroup where it has its own tiles."""
+        rows, first, second = self.stored
+        stored, rings = 2 * rows * (first + second) * 2, 2 if self.turns and self.fp8 else 1
+        return min(STAGES, (MEMORY - stored) // (rings * (TOKENS + sum(self.parts)) * STEP))
 
 
-def cut(tokens: int, out_channels: int, programs: int, *, dual: bool = False) -> Tiles | None:
+def cut(tokens: int, out_channels: int, programs: int, *, dual: bool = False, fp8: bool = False) -> Tiles | None:
     """The tiles that so many programs should be done with first: a tile takes as long as its operands to load.
 
     dual: of two products. None where there are too few tokens for this kernel.
@@ -59,63 +67,71 @@ def cut(tokens: int, out_channels: int, programs: int, *, dual: bool = False) ->
 
     def tiles(parts: tuple[int, int]) -> Tiles:
         across = -(-out_channels // (sum(parts) // (1 + dual)))
-        return Tiles(parts, down, across, turns=dual or down * across > programs, dual=dual)
+        turns = parts == OWN and down * across >= FEWEST_OWN * programs if fp8 else dual or down * across > programs
+        return Tiles(parts, down, across, turns, dual, fp8)
 
-    found = map(tiles, DUAL_WIDTHS if dual else WIDTHS)
-    return min(found, key=lambda each: -(-each.number // programs) * (TOKENS + sum(each.parts)))
+    own = tiles(OWN)
+    if fp8 and own.turns:
+        return own
+    widths = (FP8_DUAL_WIDTHS if fp8 else DUAL_WIDTHS) if dual else FP8_WIDTHS if fp8 else WIDTHS
+    return min(map(tiles, widths), key=lambda each: -(-each.number // programs) * (TOKENS + sum(each.parts)))
 
 
-def plan_name(operation: str, shape: torch.Size, *, residual: bool = False) -> str:
+def plan_name(operation: str, weight: Weight, *, residual: bool = False) -> str:
     """Name the plan of an operation at a weight's shape."""
-    return "{} {} to {}".format(operation, *reversed(shape)) + ", residual" * residual
+    name = "{} {} to {}".format(operation, *reversed(weight.shape))
+    return name + ", residual" * residual + ", fp8" * (weight.dtype == FP8)
 
 
-def obstacle(x: Tensor, weight: Tensor, out_channels: int) -> str | None:
+def obstacle(x: Tensor | Scaled, weight: Weight, out_channels: int) -> str | None:
     """Say why the kernel is not launched for these tensors, if it is not."""
-    if not (suits_descriptors(x) and suits_descriptors(weight)) or out_channels % 8:
+    loaded = [weight.values if isinstance(weight, Quantised) else weight]
+    if isinstance(x, Tensor) and weight.dtype != FP8:  # for which it is made with rows as long as the weight's
+        loaded.append(_rows(x))
+    if not all(map(suits_descriptors, loaded)) or out_channels % 8:
         return "rows are not side by side or aligned to 16 bytes"
     return gluon.obstacle(x.device)
 
 
-def launch_many(x: Tensor, weight: Tensor, bias: Tensor | None, *, dual: bool = False, **options: Any) -> Tensor | None:
-    """Return what `launch_tiles` does, by the tiles that suit x; None where there are too few tokens for them."""
-    tiles = tiles_of(x, weight, dual=dual)
-    return None if tiles is None else launch_tiles(tiles, x, weight, bias, **options)
+def _rows(x: Tensor) -> Tensor:
+    """x, (N, L, C), as (N L, C), channels side by side."""
+    return side_by_side(x.reshape(-1, x.shape[-1]))
 
 
-def tiles_of(x: Tensor, weight: Tensor, *, dual: bool = False) -> Tiles | None:
-    """How the product of x (tokens, C_in) and weight (C_out, C_in), or two C_out, is cut, if it is for this kernel."""
-    return cut(x.shape[0], weight.shape[0] // (1 + dual), multiprocessors(x.device), dual=dual)
+def tiles_of(tokens: int, weight: Weight, *, dual: bool = False) -> Tiles | None:
+    """How the product of so many tokens and weight (C_out, C_in), or two C_out, is cut, if it is for this kernel."""
+    out_channels, fp8 = weight.shape[0] // (1 + dual), weight.dtype == FP8
+    return cut(tokens, out_channels, multiprocessors(weight.device), dual=dual, fp8=fp8)
 
 
 def launch_tiles(
     tiles: Tiles,
-    x: Tensor,
-    weight: Tensor,
+    y: Tensor,
+    factors: Factors,
     bias: Tensor | None,
     *,
     activation: str | None = None,
     activation2: str | None = None,
     residual: Tensor | None = None,
-) -> Tensor:
-    """activation(x weight^T + bias) + residual, (tokens, C_out), of x (tokens, C_in).
+) -> None:
+    """Write activation(x weight^T + bias) + residual, (N, L, C_out), into y.
 
     activation2: of the second product, where the tiles are of two.
     """
-    tokens, channels = x.shape
-    out_channels = weight.shape[0] // (1 + tiles.dual)
-    y = x.new_empty(tokens, out_channels)
+    x, y, weight = _rows(factors.x), _rows(y), factors.weight
+    (tokens, channels), out_channels = x.shape, y.shape[1]
+    bias, residual = side_by_side(bias), None if residual is None else residual.contiguous()
     first, second = tiles.parts
-    how = "in turn" if tiles.turns else "together"
+    how = "apart" if tiles.turns and tiles.fp8 else "in turn" if tiles.turns else "together"
     because(lambda: f"Gluon, {TOKENS} tokens x {first} + {second} channels a tile, two warpgroups {how}")
-    rows, columns = tiles.stored
+    rows, *columns = tiles.stored
+    step = STEP // x.itemsize
     launch(
         hopper_linear_kernel, (min(tiles.number, multiprocessors(x.device)),),
-        *(gluon.descriptor(y, [rows, width]) for width in (columns, second or columns)),
-        gluon.descriptor(x, [TOKENS, STEP]),
-        *(gluon.descriptor(weight, [width, STEP]) for width in (first // (1 + tiles.dual), second or first)),
-        bias, residual, tokens, channels, out_channels, tiles.down, tiles.across,
-        ACTIVATION=activation or "none", ACTIVATION2=activation2 or "none", B1=first, B2=second, BK=STEP,
+        *(gluon.descriptor(y, [rows, width or columns[0]]) for width in columns),
+        gluon.descriptor(x, [TOKENS, step]),
+        *(gluon.descriptor(weight, [(width or first) // (1 + tiles.dual), step]) for width in tiles.parts),
+        factors.x_scale, factors.scale, bias, residual, tokens, channels, out_channels, tiles.down, tiles.across,
+        ACTIVATION=activation or "none", ACTIVATION2=activation2 or "none", B1=first, B2=second, BK=step,
         STAGES=tiles.stages, TURNS=tiles.turns, DUAL=tiles.dual, GROUP=GROUP, num_warps=4,
     )  # fmt: skip
-    return y

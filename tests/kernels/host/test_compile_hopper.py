@@ -15,7 +15,7 @@ from fastdiff.kernels.conv2d import Shortcut, conv2d
 from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.host.hopper.attention import PLANS, plan_of
-from fastdiff.kernels.host.weights import FP8, Quantised
+from fastdiff.kernels.host.weights import FP8, Quantised, quantise
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
 from tests.compiled import assert_compiles
@@ -37,15 +37,19 @@ def attend(n, tokens, heads, width, keys=None, dtype=torch.bfloat16, bias=False,
     return lambda: attention.hopper(q, k, v, heads=heads, bias=bias, **options)
 
 
-def project(n, tokens, channels, out_channels, dtype=torch.bfloat16, activation=None, bias=True, residual=False):
+def project(
+    n, tokens, channels, out_channels, dtype=torch.bfloat16, activation=None, bias=True, residual=False, fp8=False
+):
     x, weight = meta(n, tokens, channels, dtype=dtype), meta(out_channels, channels, dtype=dtype)
+    weight = quantise(weight, FP8) if fp8 else weight
     bias = meta(out_channels, dtype=dtype) if bias else None
     residual = meta(n, tokens, out_channels, dtype=dtype) if residual else None
     return lambda: linear.hopper(x, weight, bias, activation=activation, residual=residual)
 
 
-def gate(operation, n, tokens, channels, out_channels, dtype=torch.bfloat16):
+def gate(operation, n, tokens, channels, out_channels, dtype=torch.bfloat16, fp8=False):
     x, weight = meta(n, tokens, channels, dtype=dtype), meta(2 * out_channels, channels, dtype=dtype)
+    weight = quantise(weight, FP8) if fp8 else weight
     return lambda: operation.hopper(x, weight, meta(2 * out_channels, dtype=dtype))
 
 
@@ -96,6 +100,17 @@ CASES = {
     "linear-N32-C1152-fc1-in-turn": project(32, 256, 1152, 4608, activation="gelu_tanh"),
     "linear-N2-L4096-C640-ff2-in-turn-fp16": project(2, 4096, 2560, 640, dtype=torch.float16, residual=True),
     "linear-N2-L1024-C1280-ff2": project(2, 1024, 5120, 1280, residual=True),
+    "linear-fp8-N2-C1152-fc1": project(2, 256, 1152, 4608, activation="gelu_tanh", fp8=True),
+    "linear-fp8-N2-L4096-C640-ff2": project(2, 4096, 2560, 640, residual=True, fp8=True),
+    "linear-fp8-N2-L1024-C1280-ff2-fp16": project(2, 1024, 5120, 1280, torch.float16, residual=True, fp8=True),
+    "linear-fp8-N2-L1024-C1280-qkv": project(2, 1024, 1280, 3840, bias=False, fp8=True),
+    "linear-fp8-N1-C80-to-C9608-odd": project(1, 200, 80, 9608, activation="gelu", fp8=True),
+    "linear-fp8-N32-C1152-fc1-apart": project(32, 256, 1152, 4608, activation="gelu_tanh", residual=True, fp8=True),
+    "linear-fp8-N6-C1152-fc1-widest": project(6, 256, 1152, 4608, activation="gelu_tanh", fp8=True),
+    "linear-fp8-N4-L1024-C640-residual-widest": project(4, 1024, 640, 1920, residual=True, fp8=True),
+    "geglu-fp8-N2-L1024-C1280": gate(geglu, 2, 1024, 1280, 5120, fp8=True),
+    "geglu-fp8-N2-L256-C640-widest": gate(geglu, 2, 256, 640, 3456, fp8=True),
+    "swiglu-fp8-N2-L256-C1152-fp16": gate(swiglu, 2, 256, 1152, 3072, dtype=torch.float16, fp8=True),
     "geglu-N2-L1024-C1280": gate(geglu, 2, 1024, 1280, 5120),
     "swiglu-N2-L256-C1152-fp16": gate(swiglu, 2, 256, 1152, 3072, dtype=torch.float16),
 }
@@ -117,6 +132,8 @@ def test_narrow_heads_run_the_kernel_of_all_cards(width):
 @pytest.mark.parametrize("case", CASES)
 def test_compiles_within_shared_memory(case, launches, monkeypatch):
     monkeypatch.setattr(gluon, "obstacle", lambda device: None)
-    # in fp8 two sums under way and the whole one leave few registers: some numbers of a tile wait outside its loop
-    spills = (16 if "fp8" in case else 0) if case.startswith("conv2d") else math.inf
+    # in fp8 two sums under way and the whole one leave few registers: some numbers of a convolution's tile wait outside
+    # its loop
+    of_conv2d, in_fp8 = case.startswith("conv2d"), "fp8" in case
+    spills = 16 * of_conv2d if in_fp8 else 0 if of_conv2d else math.inf
     assert_compiles(launches(CASES[case], 90), 90, spills=spills)

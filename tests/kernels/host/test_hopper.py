@@ -119,7 +119,7 @@ def test_what_is_confirmed_has_a_plan():
     plans |= {f"{plan.name}, {how}" for plan in attention.PLANS for how in ("causal", "masked")}
     pixels, channels = ("|".join(map(str, numbers)) for numbers in (conv2d.PIXELS, (*conv2d.DEPTHS, "more")))
     convolutions = rf"conv2d-(same|up|down)-({pixels})-({channels})(-shortcut)?(, fp8)?"
-    others = rf"{convolutions}|(linear|swiglu|geglu) \d+ to \d+(, residual)?"
+    others = rf"{convolutions}|(linear|swiglu|geglu) \d+ to \d+(, residual)?(, fp8)?"
     assert all(name in plans or re.fullmatch(others, name) for name in gluon.CONFIRMED)
 
 
@@ -158,17 +158,34 @@ def test_tiles_of_a_product_share_out_the_card(tokens, out_channels, parts, turn
 
 
 @pytest.mark.parametrize(
+    ("tokens", "out_channels", "dual", "parts", "turns"),
+    [
+        pytest.param(2048, 1280, False, (128, 32), False, id="one-wave"),
+        pytest.param(2048, 3840, False, (128, 128), False, id="two-waves"),
+        pytest.param(8192, 1920, False, (128, 0), True, id="many"),
+        pytest.param(512, 3456, True, (128, 128), False, id="two-products"),
+        pytest.param(2048, 5120, True, (128, 0), True, id="many-of-two-products"),
+    ],
+)
+def test_tiles_in_fp8_are_of_both_warpgroups_but_where_there_are_many(tokens, out_channels, dual, parts, turns):
+    tiles = linear.cut(tokens, out_channels, 132, dual=dual, fp8=True)
+    assert (tiles.parts, tiles.turns) == (parts, turns)
+    assert not turns or tiles.number >= 2 * 132
+
+
+@pytest.mark.parametrize(
     ("tokens", "out_channels", "dual"), [(1, 4608, False), (512, 1152, False), (256, 1536, False), (128, 5120, True)]
 )
 def test_few_tokens_are_for_the_kernel_of_all_cards(tokens, out_channels, dual):
     assert linear.cut(tokens, out_channels, 132, dual=dual) is None
 
 
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("dual", [False, True], ids=["one", "two"])
 @pytest.mark.parametrize("tokens", [500, 4096, 10**5])
 @pytest.mark.parametrize("out_channels", [3000, 10240])
-def test_tiles_cover_a_product_and_its_steps_fit(tokens, out_channels, dual):
-    tiles = linear.cut(tokens, out_channels, 132, dual=dual)
+def test_tiles_cover_a_product_and_its_steps_fit(tokens, out_channels, dual, fp8):
+    tiles = linear.cut(tokens, out_channels, 132, dual=dual, fp8=fp8)
     width = sum(tiles.parts) // (1 + dual)
     assert (tiles.down - 1) * 128 < tokens <= tiles.down * 128
     assert (tiles.across - 1) * width < out_channels <= tiles.across * width

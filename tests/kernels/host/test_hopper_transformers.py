@@ -8,8 +8,10 @@ from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.host import launching
 from fastdiff.kernels.host.hopper import attention as hopper_attention
 from fastdiff.kernels.host.hopper import linear as hopper_linear
+from fastdiff.kernels.host.weights import FP8, quantise
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
+from fastdiff.kernels.to_fp8 import to_fp8
 from tests.emulated_gluon import emulated
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -73,7 +75,7 @@ def test_keys_hidden_by_their_bias_emulated(hidden, monkeypatch):
 @pytest.fixture(params=[1, 4, 40])
 def multiprocessors(request, monkeypatch):
     """The number of those of a card on which products run emulated: few have several tiles each, made in turn."""
-    monkeypatch.setattr(hopper_linear, "launch", emulated("hopper_linear_kernel", "linear"))
+    monkeypatch.setattr(hopper_linear, "launch", emulated("hopper_linear_kernel", "linear_loads", "linear"))
     monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", request.param)
     monkeypatch.setattr(hopper_linear, "NARROW", {False: 1, True: 1})
     return request.param
@@ -103,6 +105,40 @@ def test_linear_emulated(case, added, multiprocessors):
     x, weight, bias, residual = wide(x, weight, bias, residual)
     truth = linear.reference(x, weight, bias, activation=activation, residual=residual)
     torch.testing.assert_close(y.float(), truth, rtol=1e-3, atol=1e-4)
+
+
+FP8_LINEARS = {  # N, tokens, input and output channels, activation
+    "N2-L100-C208-odd": (2, 100, 208, 96, "gelu_tanh"),
+    "N1-L300-C16-two-products": (1, 300, 16, 144, "silu"),
+    "N3-L1-C1040-time-embedding": (3, 1, 1040, 128, None),
+    "N2-L200-C400-apart": (2, 200, 400, 1016, None),
+    "N3-L120-C528-several-tiles-of-more-steps-than-stages": (3, 120, 528, 600, None),
+    "N5-L128-C128-one-step": (5, 128, 128, 256, None),
+}
+
+
+@pytest.mark.parametrize("added", ["bias", "residual", "nothing"])
+@pytest.mark.parametrize("case", FP8_LINEARS.values(), ids=FP8_LINEARS)
+def test_linear_in_fp8_emulated(case, added, multiprocessors):
+    n, tokens, channels, out_channels, activation = case
+    (x,), weight = to_fp8(numbers(n, tokens, channels)), quantise(numbers(out_channels, channels), FP8)
+    bias = numbers(out_channels) if added == "bias" else None
+    residual = numbers(n, tokens, out_channels) if added == "residual" else None
+    y = linear.hopper(x, weight, bias, activation=activation, residual=residual)
+    x, weight, bias, residual = *(each.dequantised(torch.float32) for each in (x, weight)), *wide(bias, residual)
+    truth = linear.reference(x, weight, bias, activation=activation, residual=residual)
+    torch.testing.assert_close(y.float(), truth, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("operation", [geglu, swiglu], ids=["geglu", "swiglu"])
+@pytest.mark.parametrize("out_channels", [40, 200, 640])
+def test_two_products_in_fp8_emulated(operation, out_channels, multiprocessors):
+    x, weight, bias = numbers(2, 150, 144), quantise(numbers(2 * out_channels, 144) * 144**-0.5, FP8), None
+    bias = numbers(2 * out_channels) if out_channels > 100 else None
+    y = operation.hopper(x, weight, bias)
+    (x,), weight = to_fp8(x), weight.dequantised(torch.float32)
+    truth = operation.reference(x.dequantised(torch.float32), weight, *wide(bias))
+    torch.testing.assert_close(y.float(), truth, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("operation", [geglu, swiglu], ids=["geglu", "swiglu"])

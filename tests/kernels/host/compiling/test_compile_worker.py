@@ -18,6 +18,7 @@ from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.host import compiling, dispatch, launching
 from fastdiff.kernels.host.compiling import Turn, only_compiling
 from fastdiff.kernels.host.weights import FP8, quantise
+from fastdiff.kernels.linear import linear
 from tests.kernels.host.compiling.stand_ins import launchers, normalise, wait_for
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -85,8 +86,11 @@ def test_variants_of_a_first_result_are_few(made, monkeypatch):
 
 
 def test_a_worker_finds_the_same_key_for_gluon(made, monkeypatch):
-    q, k, v = torch.empty(1, 256, 3 * 1152, dtype=torch.bfloat16, device="meta").chunk(3, dim=-1)
+    x = torch.empty(1, 256, 3 * 1152, dtype=torch.bfloat16, device="meta")
+    q, k, v = x.chunk(3, dim=-1)
     assert_same_keys(lambda: attention.hopper(q, k, v, heads=16), monkeypatch, at_least=1)
+    weight = quantise(torch.empty(4608, 1152, device="meta"), FP8)
+    assert_same_keys(lambda: linear.hopper(q, weight), monkeypatch, at_least=1)
 
 
 def test_a_worker_finds_the_same_key_for_gluon_in_fp8(made, monkeypatch):

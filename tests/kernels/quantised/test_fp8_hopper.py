@@ -1,0 +1,151 @@
+"""Products in fp8 by the kernel made for sm_90: the bits of the kernel of all cards, and what 8 bits cost.
+
+host/test_hopper_transformers.py has what needs no card.
+"""
+
+import pytest
+import torch
+
+from fastdiff.kernels.geglu import geglu
+from fastdiff.kernels.host.dispatch import Operation
+from fastdiff.kernels.host.hopper import linear as on_hopper
+from fastdiff.kernels.host.weights import FP8, INT8, quantise
+from fastdiff.kernels.linear import LinearCall, linear
+from fastdiff.kernels.swiglu import swiglu
+from fastdiff.kernels.to_fp8 import to_fp8
+from tests.kernels.quantised.test_quantised import assert_costs_what_8_bits_cost
+from tests.kernels.test_linear import Case, truth
+
+PRODUCTS = {
+    "N2-L256-C1152-fc1": Case(2, 256, 1152, 4608, activation="gelu_tanh"),
+    "N2-L256-C1152-qkv": Case(2, 256, 1152, 3456),
+    "N6-L77-C768-odd": Case(6, 77, 768, 3072, activation="quick_gelu"),
+    "N6-L77-C80-odd-channels": Case(6, 77, 80, 4232, bias=False, activation="gelu"),
+    "N3-L1001-C208-odd-several-tiles": Case(3, 1001, 208, 2040, activation="silu", residual=True),
+    "N3-L2001-C16-less-than-a-step": Case(3, 2001, 16, 1016, residual=True),
+    "N2-L1024-C1280-out": Case(2, 1024, 1280, 1280),
+    "N2-L1024-C5120-ff2": Case(2, 1024, 5120, 1280, residual=True),
+    "N2-L1024-C1280-qkv-widest": Case(2, 1024, 1280, 3840, bias=False),
+    "N2-L4096-C640-qkv-apart": Case(2, 4096, 640, 1920),
+    "N2-L4096-C2560-ff2": Case(2, 4096, 2560, 640, residual=True),
+    "N6-L256-C1152-fc1-widest": Case(6, 256, 1152, 4608, activation="gelu_tanh"),
+    "N6-L256-C1152-residual-widest": Case(6, 256, 1152, 4608, activation="gelu", residual=True),
+    "N32-L256-C1152-fc1-apart": Case(32, 256, 1152, 4608, activation="gelu_tanh"),
+    "N32-L256-C1152-residual-apart": Case(32, 256, 1152, 3456, activation="gelu", residual=True),
+    "N3-L2001-C144-odd-apart": Case(3, 2001, 144, 2040, bias=False),
+}
+GATED = {  # N, tokens, input and output channels
+    "N2-L256-C1152": (2, 256, 1152, 3072),
+    "N2-L1024-C1280": (2, 1024, 1280, 5120),
+    "N2-L4096-C640": (2, 4096, 640, 2560),
+    "N3-L501-C80-odd": (3, 501, 80, 1000),
+    "N7-L300-C16-odd": (7, 300, 16, 648),
+    "N2-L256-C640-widest": (2, 256, 640, 3456),
+    "N3-L2001-C80-odd-apart": (3, 2001, 80, 1000),
+    "N2-L2500-C528-odd-apart": (2, 2500, 528, 1000),
+}
+
+
+@pytest.fixture(params=[torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def dtype(request) -> torch.dtype:
+    return request.param
+
+
+def skip_if_not_launched(operation: Operation, *args, **options) -> None:
+    reason = operation.parse(*args, **options).hopper_obstacle()
+    if reason is not None:
+        pytest.skip(reason)
+    assert on_hopper.tiles_of(args[0].shape[0] * args[0].shape[1], args[1], dual=operation is not linear) is not None
+
+
+def alike(x: torch.Tensor) -> torch.Tensor:
+    """x as e4m3 leaves it."""
+    return to_fp8.reference(x)[0].dequantised(torch.float32)
+
+
+def assert_bits(run, x, residual=None) -> torch.Tensor:
+    """run(way, x, residual): those of the kernel of all cards, in any repeat and place, alone and beside NaN."""
+    y = run("hopper", x, residual)
+    assert torch.equal(y, run("kernel", x, residual))
+    for _ in range(10):
+        assert torch.equal(run("hopper", x, residual), y)
+    for place in (slice(0, 1), slice(-1, None), slice(-2, None)):
+        assert torch.equal(run("hopper", x[place], None if residual is None else residual[place]), y[place])
+    beside = torch.cat([torch.full_like(x, torch.nan), x[:1]])
+    both = None if residual is None else torch.cat([residual, residual[:1]])
+    assert torch.equal(run("hopper", beside, both)[-1:], y[:1])
+    return y
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", PRODUCTS.values(), ids=PRODUCTS)
+def test_linear(case, dtype, device):
+    (x, weight), options = case.inputs(dtype, device)
+    made, residual = quantise(weight, FP8), options.pop("residual", None)
+    skip_if_not_launched(linear, x, made, residual=residual, **options)
+    y = assert_bits(lambda way, x, residual: getattr(linear, way)(x, made, residual=residual, **options), x, residual)
+    options |= {} if residual is None else {"residual": residual}
+    reference = truth((alike(x), made.dequantised(torch.float32)), options)
+    assert_costs_what_8_bits_cost(y, reference, truth((x, weight), options))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("operation", [swiglu, geglu], ids=["swiglu", "geglu"])
+@pytest.mark.parametrize("sizes", GATED.values(), ids=GATED)
+def test_gated(operation, sizes, dtype, randn):
+    n, tokens, channels, out_channels = sizes
+    x, weight = randn(n, tokens, channels, dtype=dtype), randn(2 * out_channels, channels, dtype=dtype)
+    weight, bias = weight * channels**-0.5, randn(2 * out_channels, dtype=dtype)
+    made = quantise(weight, FP8)
+    skip_if_not_launched(operation, x, made, bias)
+    y = assert_bits(lambda way, x, _: getattr(operation, way)(x, made, bias), x)
+    reference = operation.reference(alike(x), made.dequantised(torch.float32), bias.float())
+    assert_costs_what_8_bits_cost(y, reference, operation.reference(x.float(), weight.float(), bias.float()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [Case(8, 512, 640, 1920), Case(8, 301, 336, 1288)], ids=["C640", "odd"])
+def test_tokens_have_the_same_bits_in_any_batch_and_place(case, dtype, device):
+    (x, weight), options = case.inputs(dtype, device)
+    made = quantise(weight, FP8)
+    skip_if_not_launched(linear, x, made, **options)
+    y = linear.hopper(x, made, **options)
+    for first, n in ((0, 1), (0, 3), (5, 1), (2, 3)):
+        assert torch.equal(linear.hopper(x[first : first + n], made, **options), y[first : first + n])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), 0.0])
+def test_a_factor_that_is_none_stays_with_its_channel(factor, randn):
+    x, made = randn(2, 1000, 144, dtype=torch.bfloat16), quantise(randn(1016, 144), FP8)
+    ones = torch.ones(1016, dtype=x.dtype, device=x.device)
+    skip_if_not_launched(linear, x, made, ones)
+    expected = linear.hopper(x, made, ones)
+    with torch.no_grad():
+        made.scale[5] = factor
+    y = linear.hopper(x, made, ones)
+    others = torch.arange(1016, device=x.device) != 5
+    assert torch.equal(y[..., others], expected[..., others])
+    assert (y[..., 5] == 1).all() if factor == 0 else not y[..., 5].isfinite().any()
+
+
+@pytest.mark.gpu
+def test_tokens_may_be_in_fp8_already_or_strided(randn):
+    x, made = randn(2, 1000, 288, dtype=torch.bfloat16)[..., 144:], quantise(randn(1016, 144), FP8)
+    skip_if_not_launched(linear, x, made)
+    y = linear.hopper(x, made)
+    assert torch.equal(linear.hopper(to_fp8(x)[0], made), y) and torch.equal(linear.hopper(x.contiguous(), made), y)
+    made = quantise(randn(2032, 144), FP8)
+    assert torch.equal(geglu.hopper(to_fp8(x)[0], made), geglu.kernel(x, made))
+
+
+def test_plans_are_of_the_weight_s_format():
+    """Weights of int8 have none: they run the kernel of all cards."""
+    x, weight = torch.zeros(1, 2, 32).bfloat16(), torch.zeros(48, 32)
+    assert LinearCall(x, quantise(weight, FP8)).hopper_plan() == "linear 32 to 48, fp8"
+    residual = torch.zeros(1, 2, 48).bfloat16()
+    assert LinearCall(x, quantise(weight, FP8), residual=residual).hopper_plan() == "linear 32 to 48, residual, fp8"
+    assert LinearCall(to_fp8(x)[0], quantise(weight, FP8)).hopper_plan() == "linear 32 to 48, fp8"
+    assert LinearCall(x, quantise(weight, INT8)).hopper_plan() is None
+    assert LinearCall(x.float(), quantise(weight, FP8)).hopper_plan() is None
+    assert geglu.parse(x, quantise(weight, FP8)).hopper_plan() == "geglu 32 to 48, fp8"
