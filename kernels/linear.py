@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels.device.linear import linear_kernel
-from fastdiff.kernels.from_int8 import as_loaded
 from fastdiff.kernels.host import cpu
 from fastdiff.kernels.host.dispatch import Call, Operation, run
 from fastdiff.kernels.host.hopper import linear as on_hopper
@@ -31,7 +30,7 @@ from fastdiff.kernels.host.launching import (
 )
 from fastdiff.kernels.host.recording import because
 from fastdiff.kernels.host.tuning import named, tuned
-from fastdiff.kernels.host.weights import FP8, INT8, Quantised, Scaled, Weight, plain
+from fastdiff.kernels.host.weights import FP8, Quantised, Scaled, Weight, plain
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.to_fp8 import as_multiplied, factors
 
@@ -149,7 +148,7 @@ class LinearCall(Call[Tensor]):
 
     def hopper_plan(self) -> str | None:
         others = self.rms_norm is not None or self.gate is not None
-        if others or self.x.dtype.itemsize != 2 or self.weight.dtype == INT8:
+        if others or self.x.dtype.itemsize != 2:
             return None
         return on_hopper.plan_name("linear", self.weight, residual=self.residual is not None)
 
@@ -242,7 +241,7 @@ class GatedCall(Call[Tensor]):
         return products_obstacle(self.x, self.weight)
 
     def hopper_plan(self) -> str | None:
-        if self.x.dtype.itemsize != 2 or self.weight.dtype == INT8:
+        if self.x.dtype.itemsize != 2:
             return None
         return on_hopper.plan_name(self.name, self.weight)
 
@@ -327,7 +326,7 @@ def launch_products(
     y = torch.empty(n, tokens, out_channels, dtype=x.dtype, device=x.device)
     x, values, x_scale, scale = factors(x, weight)
     shape = (n, tokens) if gate is not None else (1, n * tokens)  # only a gate tells one picture from another
-    x, values = side_by_side(x.reshape(*shape, channels)), as_loaded(values.contiguous(), x.dtype)
+    x = side_by_side(x.reshape(*shape, channels))
     bias, gate = side_by_side(bias), side_by_side(gate)
     residual = None if residual is None else residual.reshape(*shape, out_channels).contiguous()
     out = y.view(*shape, out_channels)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.device.to_fp8 import largest_kernel, row_kernel, scale_kernel
+from fastdiff.kernels.from_int8 import as_loaded
 from fastdiff.kernels.host.dispatch import Operation, PartsCall, check_pictures, parts_of
 from fastdiff.kernels.host.launching import DTYPES, fp8_obstacle, launch, side_by_side
 from fastdiff.kernels.host.weights import FP8, MOST, Factors, Quantised, Scaled, Weight
@@ -108,11 +109,11 @@ def _scale_long(values: list[Tensor], scale: Tensor, rows: list[Tensor]) -> None
 
 
 def factors(x: Tensor | Scaled, weight: Weight) -> Factors:
-    """Return tokens and a weight as kernels multiply them: beside a weight in fp8 the tokens are made so."""
+    """Return tokens and a weight as kernels load them: beside a weight in fp8 the tokens are made so."""
     scaled = to_fp8(x)[0] if isinstance(x, Tensor) and weight.dtype == FP8 else x
     values, x_scale = (scaled.values, scaled.scale) if isinstance(scaled, Scaled) else (scaled, None)
     columns, scale = (weight.values, weight.scale) if isinstance(weight, Quantised) else (weight, None)
-    return Factors(values, columns, x_scale, scale)
+    return Factors(values, as_loaded(columns.contiguous(), values.dtype), x_scale, scale)
 
 
 def as_multiplied(x: Tensor | Scaled | tuple[Tensor, ...], weight: Weight) -> tuple[Tensor, ...]:

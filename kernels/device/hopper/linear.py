@@ -155,9 +155,10 @@ def _load_bias(bias_ptr, column, out_channels, tile: gl.constexpr):
 
 @gluon.jit
 def _scale(acc, out, row, column, sizes, tile: gl.constexpr):
-    """Sums of fp8 by the factors of their tokens, then by those of their channels."""
-    i = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
-    acc *= gl.expand_dims(gl.load(out.x_scale + i, mask=i < sizes.tokens, other=0.0), 1)
+    """Sums by the factors of their tokens, where these are in fp8, then by those of their channels."""
+    if out.x_scale is not None:
+        i = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
+        acc *= gl.expand_dims(gl.load(out.x_scale + i, mask=i < sizes.tokens, other=0.0), 1)
     return acc * _load_row(out.scale, column, sizes.out_channels, acc.shape[1], tile)
 
 
@@ -211,7 +212,7 @@ def _finish(
     if out.scale is not None:
         acc = _scale(acc, out, row, column, sizes, tile)
     if out.bias is not None:
-        if out.scale is not None:
+        if out.x_scale is not None:
             bias = _load_row(out.bias, column, sizes.out_channels, acc.shape[1], tile)
         acc += bias.to(gl.float32)
     _store_parts(out, y, y_s, acc, row, column, sizes, ACTIVATION, ACTIVATION2, tile.DUAL)
@@ -225,7 +226,7 @@ def _consume(
     ROWS: gl.constexpr = out.y.block_shape[0]
     FIRST: gl.constexpr = GROUP if tile.TURNS else 0
     STRIDE: gl.constexpr = 2 if tile.TURNS else 1
-    FP8: gl.constexpr = out.scale is not None
+    FP8: gl.constexpr = out.x_scale is not None
     count = gl.cdiv(sizes.channels, tile.BK)
     for turn in range(FIRST, turns(sizes), STRIDE):
         place = locate(turn, sizes, tile)
@@ -261,10 +262,10 @@ def hopper_linear_kernel(
     """y (tokens, out_channels) of x (tokens, channels) and w (out_channels or, DUAL, twice as many, channels).
 
     These are descriptors; where B2 is 0 nothing is read of y2 and w2. ACTIVATION2 is of the second of DUAL.
-    x_scale, scale: of fp8, factors of tokens and of w's rows.
+    x_scale, scale: factors of tokens, in fp8, and of w's rows, where these stand for weights in 8 bits.
     down, across: tiles of y. A program makes each so many-th; in fp8 at least two, where warpgroups make their own.
     """
-    RINGS: gl.constexpr = 2 if TURNS and scale is not None else 1
+    RINGS: gl.constexpr = 2 if TURNS and x_scale is not None else 1
     tile: gl.constexpr = Tile(B1, B2, BK, STAGES, TURNS, DUAL, RINGS, GROUP)
     inputs, out = Inputs(x, w, w2), Outputs(y, y2, x_scale, scale, bias, residual)
     sizes = Sizes(tokens, channels, out_channels, down, across)

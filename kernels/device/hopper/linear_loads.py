@@ -39,8 +39,8 @@ class Outputs(NamedTuple):
 
     y: Any
     y2: Any
-    x_scale: Any  # of fp8: the factors of tokens, and of output channels
-    scale: Any
+    x_scale: Any  # of tokens in fp8, a factor of each
+    scale: Any  # of weights in 8 bits, a factor of each output channel
     bias: Any
     residual: Any
 

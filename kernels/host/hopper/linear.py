@@ -8,7 +8,7 @@ from fastdiff.kernels.device.hopper.linear import hopper_linear_kernel
 from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.host.launching import launch, multiprocessors, side_by_side, suits_descriptors
 from fastdiff.kernels.host.recording import because
-from fastdiff.kernels.host.weights import FP8, Factors, Quantised, Scaled, Weight
+from fastdiff.kernels.host.weights import FP8, NAMES, Factors, Quantised, Scaled, Weight
 
 TOKENS = 128  # of a tile, of two warpgroups
 STEP = 128  # bytes of a row of a step: 64 input channels, in fp8 128
@@ -78,9 +78,9 @@ def cut(tokens: int, out_channels: int, programs: int, *, dual: bool = False, fp
 
 
 def plan_name(operation: str, weight: Weight, *, residual: bool = False) -> str:
-    """Name the plan of an operation at a weight's shape."""
+    """Name the plan of an operation at a weight's shape and format."""
     name = "{} {} to {}".format(operation, *reversed(weight.shape))
-    return name + ", residual" * residual + ", fp8" * (weight.dtype == FP8)
+    return name + ", residual" * residual + (f", {NAMES[weight.dtype]}" if isinstance(weight, Quantised) else "")
 
 
 def obstacle(x: Tensor | Scaled, weight: Weight, out_channels: int) -> str | None:

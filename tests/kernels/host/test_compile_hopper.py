@@ -10,12 +10,13 @@ import os
 import pytest
 import torch
 
+from fastdiff.kernels import from_int8
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import Shortcut, conv2d
 from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.host.hopper.attention import PLANS, plan_of
-from fastdiff.kernels.host.weights import FP8, Quantised, quantise
+from fastdiff.kernels.host.weights import FP8, INT8, Quantised, quantise
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
 from tests.compiled import assert_compiles
@@ -38,18 +39,18 @@ def attend(n, tokens, heads, width, keys=None, dtype=torch.bfloat16, bias=False,
 
 
 def project(
-    n, tokens, channels, out_channels, dtype=torch.bfloat16, activation=None, bias=True, residual=False, fp8=False
+    n, tokens, channels, out_channels, dtype=torch.bfloat16, activation=None, bias=True, residual=False, weights=None
 ):
     x, weight = meta(n, tokens, channels, dtype=dtype), meta(out_channels, channels, dtype=dtype)
-    weight = quantise(weight, FP8) if fp8 else weight
+    weight = weight if weights is None else quantise(weight, weights)
     bias = meta(out_channels, dtype=dtype) if bias else None
     residual = meta(n, tokens, out_channels, dtype=dtype) if residual else None
     return lambda: linear.hopper(x, weight, bias, activation=activation, residual=residual)
 
 
-def gate(operation, n, tokens, channels, out_channels, dtype=torch.bfloat16, fp8=False):
+def gate(operation, n, tokens, channels, out_channels, dtype=torch.bfloat16, weights=None):
     x, weight = meta(n, tokens, channels, dtype=dtype), meta(2 * out_channels, channels, dtype=dtype)
-    weight = quantise(weight, FP8) if fp8 else weight
+    weight = weight if weights is None else quantise(weight, weights)
     return lambda: operation.hopper(x, weight, meta(2 * out_channels, dtype=dtype))
 
 
@@ -100,17 +101,20 @@ CASES = {
     "linear-N32-C1152-fc1-in-turn": project(32, 256, 1152, 4608, activation="gelu_tanh"),
     "linear-N2-L4096-C640-ff2-in-turn-fp16": project(2, 4096, 2560, 640, dtype=torch.float16, residual=True),
     "linear-N2-L1024-C1280-ff2": project(2, 1024, 5120, 1280, residual=True),
-    "linear-fp8-N2-C1152-fc1": project(2, 256, 1152, 4608, activation="gelu_tanh", fp8=True),
-    "linear-fp8-N2-L4096-C640-ff2": project(2, 4096, 2560, 640, residual=True, fp8=True),
-    "linear-fp8-N2-L1024-C1280-ff2-fp16": project(2, 1024, 5120, 1280, torch.float16, residual=True, fp8=True),
-    "linear-fp8-N2-L1024-C1280-qkv": project(2, 1024, 1280, 3840, bias=False, fp8=True),
-    "linear-fp8-N1-C80-to-C9608-odd": project(1, 200, 80, 9608, activation="gelu", fp8=True),
-    "linear-fp8-N32-C1152-fc1-apart": project(32, 256, 1152, 4608, activation="gelu_tanh", residual=True, fp8=True),
-    "linear-fp8-N6-C1152-fc1-widest": project(6, 256, 1152, 4608, activation="gelu_tanh", fp8=True),
-    "linear-fp8-N4-L1024-C640-residual-widest": project(4, 1024, 640, 1920, residual=True, fp8=True),
-    "geglu-fp8-N2-L1024-C1280": gate(geglu, 2, 1024, 1280, 5120, fp8=True),
-    "geglu-fp8-N2-L256-C640-widest": gate(geglu, 2, 256, 640, 3456, fp8=True),
-    "swiglu-fp8-N2-L256-C1152-fp16": gate(swiglu, 2, 256, 1152, 3072, dtype=torch.float16, fp8=True),
+    "linear-fp8-N2-C1152-fc1": project(2, 256, 1152, 4608, activation="gelu_tanh", weights=FP8),
+    "linear-fp8-N2-L4096-C640-ff2": project(2, 4096, 2560, 640, residual=True, weights=FP8),
+    "linear-fp8-N2-L1024-C1280-ff2-fp16": project(2, 1024, 5120, 1280, torch.float16, residual=True, weights=FP8),
+    "linear-fp8-N2-L1024-C1280-qkv": project(2, 1024, 1280, 3840, bias=False, weights=FP8),
+    "linear-fp8-N1-C80-to-C9608-odd": project(1, 200, 80, 9608, activation="gelu", weights=FP8),
+    "linear-fp8-N32-C1152-fc1-apart": project(32, 256, 1152, 4608, activation="gelu_tanh", residual=True, weights=FP8),
+    "linear-fp8-N6-C1152-fc1-widest": project(6, 256, 1152, 4608, activation="gelu_tanh", weights=FP8),
+    "linear-fp8-N4-L1024-C640-residual-widest": project(4, 1024, 640, 1920, residual=True, weights=FP8),
+    "geglu-fp8-N2-L1024-C1280": gate(geglu, 2, 1024, 1280, 5120, weights=FP8),
+    "geglu-fp8-N2-L256-C640-widest": gate(geglu, 2, 256, 640, 3456, weights=FP8),
+    "swiglu-fp8-N2-L256-C1152-fp16": gate(swiglu, 2, 256, 1152, 3072, dtype=torch.float16, weights=FP8),
+    "linear-int8-N2-L1024-C1280-qkv": project(2, 1024, 1280, 3840, weights=INT8),
+    "linear-int8-N2-L4096-C640-ff2-fp16": project(2, 4096, 2560, 640, torch.float16, residual=True, weights=INT8),
+    "geglu-int8-N2-L1024-C1280": gate(geglu, 2, 1024, 1280, 5120, weights=INT8),
     "geglu-N2-L1024-C1280": gate(geglu, 2, 1024, 1280, 5120),
     "swiglu-N2-L256-C1152-fp16": gate(swiglu, 2, 256, 1152, 3072, dtype=torch.float16),
 }
@@ -132,6 +136,7 @@ def test_narrow_heads_run_the_kernel_of_all_cards(width):
 @pytest.mark.parametrize("case", CASES)
 def test_compiles_within_shared_memory(case, launches, monkeypatch):
     monkeypatch.setattr(gluon, "obstacle", lambda device: None)
+    monkeypatch.setattr(from_int8, "is_sm_90", lambda device: True)
     # in fp8 two sums under way and the whole one leave few registers: some numbers of a convolution's tile wait outside
     # its loop
     of_conv2d, in_fp8 = case.startswith("conv2d"), "fp8" in case

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+from fastdiff.kernels import from_int8
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.host import launching
 from fastdiff.kernels.host.hopper import attention as hopper_attention
 from fastdiff.kernels.host.hopper import linear as hopper_linear
-from fastdiff.kernels.host.weights import FP8, quantise
+from fastdiff.kernels.host.weights import FP8, INT8, quantise
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.kernels.to_fp8 import to_fp8
@@ -127,6 +128,18 @@ def test_linear_in_fp8_emulated(case, added, multiprocessors):
     y = linear.hopper(x, weight, bias, activation=activation, residual=residual)
     x, weight, bias, residual = *(each.dequantised(torch.float32) for each in (x, weight)), *wide(bias, residual)
     truth = linear.reference(x, weight, bias, activation=activation, residual=residual)
+    torch.testing.assert_close(y.float(), truth, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("added", ["bias", "residual", "nothing"])
+def test_linear_in_int8_emulated(added, multiprocessors, monkeypatch):
+    monkeypatch.setattr(from_int8, "is_sm_90", lambda device: True)
+    x, weight = numbers(2, 200, 208), quantise(numbers(392, 208), INT8)
+    bias = numbers(392) if added == "bias" else None
+    residual = numbers(2, 200, 392) if added == "residual" else None
+    y = linear.hopper(x, weight, bias, activation="silu", residual=residual)
+    x, bias, residual = wide(x, bias, residual)
+    truth = linear.reference(x, weight.dequantised(torch.float32), bias, activation="silu", residual=residual)
     torch.testing.assert_close(y.float(), truth, rtol=1e-3, atol=1e-3)
 
 

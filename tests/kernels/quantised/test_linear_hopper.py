@@ -1,4 +1,4 @@
-"""Products in fp8 by the kernel made for sm_90: the bits of the kernel of all cards, and what 8 bits cost.
+"""Products by weights in 8 bits on the kernel made for sm_90: the bits of the kernel of all cards, and what they cost.
 
 host/test_hopper_transformers.py has what needs no card.
 """
@@ -51,6 +51,11 @@ def dtype(request) -> torch.dtype:
     return request.param
 
 
+@pytest.fixture(params=[FP8, INT8], ids=["fp8", "int8"])
+def precision(request) -> torch.dtype:
+    return request.param
+
+
 def skip_if_not_launched(operation: Operation, *args, **options) -> None:
     reason = operation.parse(*args, **options).hopper_obstacle()
     if reason is not None:
@@ -58,9 +63,9 @@ def skip_if_not_launched(operation: Operation, *args, **options) -> None:
     assert on_hopper.tiles_of(args[0].shape[0] * args[0].shape[1], args[1], dual=operation is not linear) is not None
 
 
-def alike(x: torch.Tensor) -> torch.Tensor:
-    """x as e4m3 leaves it."""
-    return to_fp8.reference(x)[0].dequantised(torch.float32)
+def multiplied(x: torch.Tensor, precision: torch.dtype) -> torch.Tensor:
+    """x in float32, in fp8 as e4m3 leaves it."""
+    return to_fp8.reference(x)[0].dequantised(torch.float32) if precision == FP8 else x.float()
 
 
 def assert_bits(run, x, residual=None) -> torch.Tensor:
@@ -79,35 +84,35 @@ def assert_bits(run, x, residual=None) -> torch.Tensor:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", PRODUCTS.values(), ids=PRODUCTS)
-def test_linear(case, dtype, device):
+def test_linear(case, precision, dtype, device):
     (x, weight), options = case.inputs(dtype, device)
-    made, residual = quantise(weight, FP8), options.pop("residual", None)
+    made, residual = quantise(weight, precision), options.pop("residual", None)
     skip_if_not_launched(linear, x, made, residual=residual, **options)
     y = assert_bits(lambda way, x, residual: getattr(linear, way)(x, made, residual=residual, **options), x, residual)
     options |= {} if residual is None else {"residual": residual}
-    reference = truth((alike(x), made.dequantised(torch.float32)), options)
+    reference = truth((multiplied(x, precision), made.dequantised(torch.float32)), options)
     assert_costs_what_8_bits_cost(y, reference, truth((x, weight), options))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("operation", [swiglu, geglu], ids=["swiglu", "geglu"])
 @pytest.mark.parametrize("sizes", GATED.values(), ids=GATED)
-def test_gated(operation, sizes, dtype, randn):
+def test_gated(operation, sizes, precision, dtype, randn):
     n, tokens, channels, out_channels = sizes
     x, weight = randn(n, tokens, channels, dtype=dtype), randn(2 * out_channels, channels, dtype=dtype)
     weight, bias = weight * channels**-0.5, randn(2 * out_channels, dtype=dtype)
-    made = quantise(weight, FP8)
+    made = quantise(weight, precision)
     skip_if_not_launched(operation, x, made, bias)
     y = assert_bits(lambda way, x, _: getattr(operation, way)(x, made, bias), x)
-    reference = operation.reference(alike(x), made.dequantised(torch.float32), bias.float())
+    reference = operation.reference(multiplied(x, precision), made.dequantised(torch.float32), bias.float())
     assert_costs_what_8_bits_cost(y, reference, operation.reference(x.float(), weight.float(), bias.float()))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", [Case(8, 512, 640, 1920), Case(8, 301, 336, 1288)], ids=["C640", "odd"])
-def test_tokens_have_the_same_bits_in_any_batch_and_place(case, dtype, device):
+def test_tokens_have_the_same_bits_in_any_batch_and_place(case, precision, dtype, device):
     (x, weight), options = case.inputs(dtype, device)
-    made = quantise(weight, FP8)
+    made = quantise(weight, precision)
     skip_if_not_launched(linear, x, made, **options)
     y = linear.hopper(x, made, **options)
     for first, n in ((0, 1), (0, 3), (5, 1), (2, 3)):
@@ -140,12 +145,11 @@ def test_tokens_may_be_in_fp8_already_or_strided(randn):
 
 
 def test_plans_are_of_the_weight_s_format():
-    """Weights of int8 have none: they run the kernel of all cards."""
     x, weight = torch.zeros(1, 2, 32).bfloat16(), torch.zeros(48, 32)
     assert LinearCall(x, quantise(weight, FP8)).hopper_plan() == "linear 32 to 48, fp8"
     residual = torch.zeros(1, 2, 48).bfloat16()
     assert LinearCall(x, quantise(weight, FP8), residual=residual).hopper_plan() == "linear 32 to 48, residual, fp8"
     assert LinearCall(to_fp8(x)[0], quantise(weight, FP8)).hopper_plan() == "linear 32 to 48, fp8"
-    assert LinearCall(x, quantise(weight, INT8)).hopper_plan() is None
+    assert LinearCall(x, quantise(weight, INT8)).hopper_plan() == "linear 32 to 48, int8"
     assert LinearCall(x.float(), quantise(weight, FP8)).hopper_plan() is None
     assert geglu.parse(x, quantise(weight, FP8)).hopper_plan() == "geglu 32 to 48, fp8"
