@@ -221,9 +221,7 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
         return (y, moments) if self.moments else y
 
     def hopper_plan(self) -> str | None:
-        if self.weight.dtype == INT8:
-            return None
-        return on_hopper.plan_name(self.problem, self.shortcut is not None)
+        return on_hopper.plan_name(self.problem, self.shortcut is not None, int8=self.weight.dtype == INT8)
 
     def hopper_obstacle(self) -> str | None:
         if self.hopper_plan() is None:
@@ -238,6 +236,7 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
             inputs = self._hopper_inputs(tuple(part.values for part in scaled), scaled[0].scale)
         else:
             inputs = self._hopper_inputs(self.parts)
+        inputs = inputs._replace(weight=as_loaded(inputs.weight, inputs.dtype))
         y, moments = on_hopper.convolve(self.problem, inputs, epilogue, measured)
         if self.norm is not None:
             return group_norm(y, moments=moments, **self.norm._asdict())

@@ -69,8 +69,8 @@ class Epilogue(NamedTuple):
     temb_stride: Any
     shortcut_bias: Any
     scale: Any
-    w_scale: Any  # in fp8, of each output channel and of each picture: the first factors of the sum over k
-    x_scale: Any
+    w_scale: Any  # of a weight in 8 bits, of each output channel: the first factor of the sum over k
+    x_scale: Any  # in fp8, of each picture
 
 
 class Depth(NamedTuple):
@@ -176,6 +176,13 @@ def _addend(epilogue, picture, n, channels, L: gl.constexpr):
 
 
 @gluon.jit
+def _channel_factors(epilogue, n, channels, L: gl.constexpr):
+    """(64, 1) float32 of a weight in 8 bits, from channel n on."""
+    channel = n + gl.arange(0, 64, gl.SliceLayout(1, L))
+    return gl.expand_dims(gl.load(epilogue.w_scale + channel, mask=channel < channels, other=0.0), 1)
+
+
+@gluon.jit
 def _store_moments(acc, out, place, top, cut, ROWS: gl.constexpr, PX: gl.constexpr, UP: gl.constexpr):
     """Mean and M2 of each channel over each PX pixels of acc (64, ROWS 16), from row `top` on, before it is rounded."""
     PARTS: gl.constexpr = ROWS * 16 // PX
@@ -238,15 +245,14 @@ def _sum_tile_fp8(
     loads = 3 * (blocks_of(depth.x, 128) + blocks_of(depth.x2, 128))
     later = blocks_of(depth.shortcut, 64) + blocks_of(depth.shortcut2, 64)  # of one product each
     first = turn * (loads + later)
-    channel = place.n + gl.arange(0, 64, gl.SliceLayout(1, L))
-    w_scale = gl.load(epilogue.w_scale + channel, mask=channel < channels, other=0.0)
+    w_scale = _channel_factors(epilogue, place.n, channels, L)
     x_scale = gl.load(epilogue.x_scale + place.picture)
     acc = gl.zeros([64, ROWS * 16], gl.float32, L8)
     acc, product = _multiply_fp8(
         acc, shared, first, turn * (loads * 3 + later), loads, MODE == "up", BELOW, WG * ROWS, ROWS, XS, WS
     )  # fmt: skip
     acc = gl.convert_layout(acc, L)
-    acc *= gl.expand_dims(w_scale, 1)
+    acc *= w_scale
     acc *= x_scale
     if depth.shortcut is not None:
         first += loads
@@ -269,7 +275,7 @@ def _make_tile(
 
     In fp8, its ROWS rows of a tile that both make; upsampled, BELOW says in a constant whether of the odd rows.
     """
-    FP8: gl.constexpr = epilogue.w_scale is not None
+    FP8: gl.constexpr = epilogue.x_scale is not None
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 16])
     B: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     dtype: gl.constexpr = shared.y.dtype
@@ -289,6 +295,8 @@ def _make_tile(
         acc = _sum_tile_fp8(shared, turn, depth, epilogue, place, out.channels, WG, BELOW, ROWS, XS, WS, MODE)
     else:
         acc = _sum_tile(shared, turn, depth, WG, ROWS, XS, WS, AHEAD, MODE)
+        if epilogue.w_scale is not None:
+            acc *= _channel_factors(epilogue, place.n, out.channels, L)
     acc += gl.expand_dims(addend, 1)
     if residual is not None:
         mbarrier.wait(shared.residual_full.index(WG), (turn if FP8 else turn // 2) & 1)
@@ -311,7 +319,7 @@ def _consume(
     MODE: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: every second tile of this program; in fp8, half the rows of each."""
-    FP8: gl.constexpr = epilogue.w_scale is not None
+    FP8: gl.constexpr = epilogue.x_scale is not None
     ROWS: gl.constexpr = TH // 2 if FP8 else TH
     HALF: gl.constexpr = ROWS // 2
     TURNS: gl.constexpr = 2 if FP8 and MODE == "up" else 1  # an iteration, which alternate between even and odd rows

@@ -54,7 +54,7 @@ class Inputs(NamedTuple):
     shortcut: tuple[Tensor, ...] = ()  # (N, H_out, W_out, C), of one picture or a pair
     shortcut_weight: Tensor | None = None  # (C_out, C)
     shortcut_bias: Tensor | None = None
-    scales: tuple[Tensor | None, Tensor | None] = None, None  # in fp8, of the weight (C_out,) and of the parts (N,)
+    scales: tuple[Tensor | None, Tensor | None] = None, None  # in 8 bits, of the weight (C_out,), of the parts (N,)
 
     def obstacle(self) -> str | None:
         """Say why the copy engine cannot read them, if it cannot."""
@@ -63,19 +63,22 @@ class Inputs(NamedTuple):
         return None if suited else "rows are not aligned to 16 bytes"
 
 
-def plan_name(problem: Problem, shortcut: bool) -> str | None:
-    """Name the plan of a convolution: its mode, the least pixels of pictures and most input channels that it is for."""
+def plan_name(problem: Problem, shortcut: bool, *, int8: bool = False) -> str | None:
+    """Name the plan of a convolution: its mode, the least pixels of pictures and most input channels that it is for.
+
+    int8: of weights in int8, whose factors a shortcut in the same sum does not have.
+    """
     least = next((pixels for pixels in PIXELS if problem.pixels >= pixels), None)
     widths = (*problem.channels, problem.out_channels)
     if least is None or problem.kernel != (3, 3) or problem.itemsize != 2 or min(widths) < FEWEST_CHANNELS:
         return None
-    if least == PIXELS[-1] and sum(problem.channels) > DEEPEST_OF_SMALL:
+    if (shortcut and int8) or (least == PIXELS[-1] and sum(problem.channels) > DEEPEST_OF_SMALL):
         return None
     units = (16 // problem.x_itemsize,) * len(problem.channels) + (8,)  # 16 bytes of each
     if any(width % unit for width, unit in zip(widths, units, strict=True)) or not _fits(problem, shortcut):
         return None
     depth = next((str(most) for most in DEPTHS if sum(problem.channels) <= most), "more")
-    return f"conv2d-{problem.mode}-{least}-{depth}" + "-shortcut" * shortcut + ", fp8" * problem.fp8
+    return f"conv2d-{problem.mode}-{least}-{depth}" + "-shortcut" * shortcut + ", fp8" * problem.fp8 + ", int8" * int8
 
 
 def _fits(problem: Problem, shortcut: bool) -> bool:

@@ -54,10 +54,10 @@ def gate(operation, n, tokens, channels, out_channels, dtype=torch.bfloat16, wei
     return lambda: operation.hopper(x, weight, meta(2 * out_channels, dtype=dtype))
 
 
-def convolution(n, height, channels, out_channels, dtype=torch.bfloat16, fp8=False, **options):
-    weight = meta(out_channels, channels, 3, 3, dtype=FP8 if fp8 else dtype)
+def convolution(n, height, channels, out_channels, dtype=torch.bfloat16, weights=None, **options):
+    weight = meta(out_channels, channels, 3, 3, dtype=weights or dtype)
     weight = weight.contiguous(memory_format=torch.channels_last)
-    if fp8:
+    if weights is not None:
         weight = Quantised(weight, meta(out_channels, dtype=torch.float32))
     x, bias = meta(n, height, height, channels, dtype=dtype), meta(out_channels, dtype=dtype)
     return lambda: conv2d.hopper(x, weight, bias, **{"padding": 1, "moments": True} | options)
@@ -70,15 +70,17 @@ CASES = {
     ),
     "conv2d-N8-C256-H64-up": convolution(8, 64, 256, 256, upsample=True),
     "conv2d-N8-C128-H256-down-fp16": convolution(8, 256, 128, 128, torch.float16, stride=2, padding=(0, 1, 0, 1)),
-    "conv2d-N8-C128-H256-fp8-residual": convolution(8, 256, 128, 128, fp8=True, residual=meta(8, 256, 256, 128)),
-    "conv2d-N8-C256-H64-fp8-up": convolution(8, 64, 256, 256, fp8=True, upsample=True),
-    "conv2d-N2-C1280-H32-fp8-fp16": convolution(2, 32, 1280, 1280, torch.float16, fp8=True),
+    "conv2d-N8-C128-H256-fp8-residual": convolution(8, 256, 128, 128, weights=FP8, residual=meta(8, 256, 256, 128)),
+    "conv2d-N8-C256-H64-fp8-up": convolution(8, 64, 256, 256, weights=FP8, upsample=True),
+    "conv2d-N2-C1280-H32-fp8-fp16": convolution(2, 32, 1280, 1280, torch.float16, weights=FP8),
+    "conv2d-N2-C1280-H32-int8": convolution(2, 32, 1280, 1280, weights=INT8),
+    "conv2d-N8-C256-H64-int8-up-fp16": convolution(8, 64, 256, 256, torch.float16, weights=INT8, upsample=True),
     "conv2d-N2-C640-H32-fp8-shortcut-C1280+640": convolution(
         2,
         32,
         640,
         640,
-        fp8=True,
+        weights=FP8,
         shortcut=Shortcut((meta(2, 32, 32, 1280), meta(2, 32, 32, 640)), meta(640, 1920, 1, 1)),
     ),
     "attention-L4096-h8-d40": attend(2, 4096, 8, 40),

@@ -118,7 +118,7 @@ def test_what_is_confirmed_has_a_plan():
     assert len(plans) == len(attention.PLANS)
     plans |= {f"{plan.name}, {how}" for plan in attention.PLANS for how in ("causal", "masked")}
     pixels, channels = ("|".join(map(str, numbers)) for numbers in (conv2d.PIXELS, (*conv2d.DEPTHS, "more")))
-    convolutions = rf"conv2d-(same|up|down)-({pixels})-({channels})(-shortcut)?(, fp8)?"
+    convolutions = rf"conv2d-(same|up|down)-({pixels})-({channels})(-shortcut)?(, fp8|, int8)?"
     others = rf"{convolutions}|(linear|swiglu|geglu) \d+ to \d+(, residual)?(, fp8|, int8)?"
     assert all(name in plans or re.fullmatch(others, name) for name in gluon.CONFIRMED)
 

@@ -6,6 +6,7 @@ from math import prod
 import pytest
 import torch
 
+from fastdiff.kernels import from_int8
 from fastdiff.kernels.conv2d import Conv2dCall, Norm, Shortcut, conv2d
 from fastdiff.kernels.group_norm import GroupNormCall
 from fastdiff.kernels.host import dispatch, launching
@@ -13,7 +14,7 @@ from fastdiff.kernels.host.conv2d_plan import Problem
 from fastdiff.kernels.host.hopper import conv2d as hopper
 from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.host.recording import record
-from fastdiff.kernels.host.weights import FP8, quantise
+from fastdiff.kernels.host.weights import FP8, INT8, quantise
 from tests.emulated_gluon import emulated
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -97,25 +98,35 @@ EMULATED = {  # N, H, W, input channels, output channels, options
     "N1-H12-W20-up-odd": (1, 12, 20, (72,), 128, {"upsample": True, "residual": True, "temb": True}),
     "N2-H32-W32-down-ddpm": (2, 32, 32, (64,), 64, {"stride": 2, "padding": (0, 1, 0, 1)}),
     "N1-H48-W40-down-symmetric-odd": (1, 48, 40, (128,), 72, {"stride": 2, "residual": True}),
-    "N2-H24-W48-fp8": (2, 24, 48, (96,), 136, {"fp8": True, "temb": True, "residual": True, "output_scale": 2**0.5}),
-    "N1-H72-W64-fp8-moments-of-128": (1, 72, 64, (32,), 32, {"fp8": True}),
-    "N3-H20-W40-fp8-odd": (3, 20, 40, (208,), 72, {"fp8": True, "residual": True}),
-    "N2-H16-W16-fp8-up": (2, 16, 16, (64,), 64, {"fp8": True, "upsample": True}),
-    "N1-H12-W20-fp8-up-odd": (1, 12, 20, (144,), 128, {"fp8": True, "upsample": True, "residual": True, "temb": True}),
-    "N1-H40-W20-fp8-up-of-a-pair": (1, 40, 20, (144, 32), 64, {"fp8": True, "upsample": True}),
-    "N2-H16-W16-fp8-pair": (2, 16, 16, (144, 48), 64, {"fp8": True}),
-    "N2-H32-W16-fp8-shortcut": (2, 32, 16, (320,), 72, {"fp8": True, "shortcut": (200,), "temb": True}),
-    "N2-H16-W32-fp8-shortcut-of-a-pair": (2, 16, 32, (64,), 64, {"fp8": True, "shortcut": (64, 136)}),
+    "N2-H24-W48-fp8": (2, 24, 48, (96,), 136, {"weights": FP8, "temb": True, "residual": True, "output_scale": 2**0.5}),
+    "N1-H72-W64-fp8-moments-of-128": (1, 72, 64, (32,), 32, {"weights": FP8}),
+    "N3-H20-W40-fp8-odd": (3, 20, 40, (208,), 72, {"weights": FP8, "residual": True}),
+    "N2-H16-W16-fp8-up": (2, 16, 16, (64,), 64, {"weights": FP8, "upsample": True}),
+    "N1-H12-W20-fp8-up-odd": (
+        1,
+        12,
+        20,
+        (144,),
+        128,
+        {"weights": FP8, "upsample": True, "residual": True, "temb": True},
+    ),
+    "N1-H40-W20-fp8-up-of-a-pair": (1, 40, 20, (144, 32), 64, {"weights": FP8, "upsample": True}),
+    "N2-H16-W16-fp8-pair": (2, 16, 16, (144, 48), 64, {"weights": FP8}),
+    "N2-H32-W16-fp8-shortcut": (2, 32, 16, (320,), 72, {"weights": FP8, "shortcut": (200,), "temb": True}),
+    "N2-H16-W32-fp8-shortcut-of-a-pair": (2, 16, 32, (64,), 64, {"weights": FP8, "shortcut": (64, 136)}),
+    "N2-H24-W48-int8": (2, 24, 48, (96,), 136, {"weights": INT8, "temb": True, "residual": True, "output_scale": 2.0}),
+    "N1-H12-W20-int8-up-odd": (1, 12, 20, (72,), 128, {"weights": INT8, "upsample": True}),
+    "N1-H48-W40-int8-down-odd": (1, 48, 40, (128,), 72, {"weights": INT8, "stride": 2, "residual": True}),
 }
 
 
 def call_of(n, height, width, channels, out_channels, options) -> tuple[tuple, dict]:
-    """conv2d's arguments: options "temb", "residual" and "shortcut" are tensors of its size; "fp8", the weight is."""
+    """conv2d's arguments: options "temb", "residual" and "shortcut" are tensors of its size; "weights" its format."""
     options = {"padding": 1} | options
     parts = tuple(numbers(n, height, width, c) for c in channels)
     weight = (numbers(out_channels, sum(channels), 3, 3) * (9 * sum(channels)) ** -0.5).half()
-    if options.pop("fp8", False):
-        weight = quantise(weight, FP8)
+    if "weights" in options:
+        weight = quantise(weight, options.pop("weights"))
     args = (parts if len(parts) > 1 else parts[0], weight, numbers(out_channels))
     plain = {key: value for key, value in options.items() if key not in ("temb", "residual", "shortcut")}
     if "temb" in options:
@@ -141,6 +152,7 @@ def widened(value):
 def emulator(monkeypatch):
     """The kernel runs on the CPU, as on a card of few multiprocessors, where all kinds of tiles come up."""
     monkeypatch.setattr(hopper, "launch", emulated("hopper_conv", "conv2d_loads", "conv2d"))
+    monkeypatch.setattr(from_int8, "is_sm_90", lambda device: True)
     return lambda number: monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", number)
 
 

@@ -12,12 +12,14 @@ import torch
 from fastdiff.kernels.conv2d import Shortcut, conv2d
 from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.host import launching
+from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.host.recording import record
 from fastdiff.kernels.host.weights import INT8, Quantised
 from fastdiff.kernels.host.weights import quantise as quantise_to
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
 from tests.kernels import test_conv2d as convolutions
+from tests.kernels import test_conv2d_hopper as sm_90
 from tests.kernels import test_linear as products
 from tests.kernels.test_conv2d import Case as Convolution
 from tests.kernels.test_linear import Case as Product
@@ -260,3 +262,28 @@ def test_wrong_arguments_are_named(dtype):
         linear(x.flatten(1, 2), made.flatten(1).on_meta())
     with pytest.raises(ValueError, match=r"^shortcut: "):
         conv2d(x, made, shortcut=Shortcut(x, made))
+
+
+@gpu
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(Convolution(8, 256, 256, (128,), 128, residual=True), id="N8-C128-H256"),
+        pytest.param(Convolution(2, 32, 32, (1280,), 1280, temb=True), id="N2-C1280-H32"),
+        pytest.param(Convolution(2, 64, 64, (640, 320), 320), id="N2-C640+320-H64-pair"),
+        pytest.param(Convolution(8, 128, 128, (128,), 128, upsample=True), id="N8-C128-H128-up"),
+        pytest.param(Convolution(3, 24, 48, (96,), 160, temb=True, residual=True), id="N3-C96-H24-W48-odd"),
+    ],
+)
+def test_convolutions_by_the_kernel_for_sm_90(case, device, assert_accurate, monkeypatch):
+    reason = gluon.obstacle(device)
+    if reason is not None:
+        pytest.skip(reason)
+    (x, weight, bias), options = case.inputs(torch.bfloat16, device)
+    made = quantise(weight)
+    assert conv2d.parse(x, made, bias, **options).hopper_plan().endswith(", int8")
+    expected = convolutions.truth((x, made.dequantised(torch.float32), bias), options)
+    y, *_ = sm_90.run((x, made, bias), options)
+    assert_accurate(y, conv2d.reference(x, made, bias, **options), expected)
+    assert_costs_what_8_bits_cost(y, expected, convolutions.truth((x, weight, bias), options))
+    sm_90.assert_bits((x, made, bias), options, (16, 8), monkeypatch)
