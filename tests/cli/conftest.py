@@ -1,4 +1,4 @@
-"""The real command, run as a user runs it."""
+"""The real command, run as a user runs it, and the same without a process of its own."""
 
 import os
 import re
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fastdiff import cli
 from fastdiff.checkpoints import hub
 
 BUNDLED = hub.bundled_models()["emoji64"]
@@ -30,6 +31,18 @@ def fastdiff(tmp_path, environment) -> Callable[..., subprocess.CompletedProcess
         return subprocess.run(
             command, cwd=tmp_path, env=environment | variables, capture_output=True, text=True, timeout=120, check=False
         )
+
+    return run
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capfd) -> Callable[..., subprocess.CompletedProcess]:
+    """Runs `fastdiff ARGS` in tmp_path and in this process: a start takes seconds, and other tests have real ones."""
+
+    def run(*args: object) -> subprocess.CompletedProcess:
+        monkeypatch.chdir(tmp_path)
+        code = cli.main([str(argument) for argument in args])
+        return subprocess.CompletedProcess(args, code, *capfd.readouterr())
 
     return run
 

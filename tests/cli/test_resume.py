@@ -71,11 +71,11 @@ def test_a_write_that_was_killed_leaves_what_the_next_run_removes(fastdiff, tmp_
     assert files(tmp_path) == ["outputs/fluent-3d-hearts-0.png"]
 
 
-def test_a_finished_run_is_left_as_it_is_and_another_one_refused(fastdiff, tmp_path, contents, refused):
+def test_a_finished_run_is_left_as_it_is_and_another_one_refused(here, tmp_path, contents, refused):
     args = ["sample", "--label", 0, "-s", "3,5", "--steps", 1, "--grid"]
-    assert fastdiff(*args).returncode == 0
+    assert here(*args).returncode == 0
     before = contents()
-    done = fastdiff(*args, "--resume")
+    done = here(*args, "--resume")
     assert done.returncode == 0 and "fastdiff: kept 2, wrote 0 pictures in " in done.stderr
     assert "pictures [" not in done.stderr, "no bar of nothing"
     for flags, message in [
@@ -86,33 +86,33 @@ def test_a_finished_run_is_left_as_it_is_and_another_one_refused(fastdiff, tmp_p
         (["--seed", "random"], "--resume draws the seeds that the run began with; name them with --seed"),
         (["--overwrite"], "argument --(overwrite|resume): not allowed with argument --(overwrite|resume)"),
     ]:
-        refused(fastdiff(*args, "--resume", *flags), message)
+        refused(here(*args, "--resume", *flags), message)
     assert contents() == before
 
 
-def test_what_is_no_picture_of_ours_is_refused(fastdiff, tmp_path, refused):
+def test_what_is_no_picture_of_ours_is_refused(here, tmp_path, refused):
     args = ["sample", "--label", 0, "--num-images", 1, "--steps", 1, "--device", "cpu", "-o", "a.png", "--resume"]
     (tmp_path / "a.png").touch()
-    refused(fastdiff(*args), r"--resume: a\.png cannot be read as a PNG .*; name another place with -o")
+    refused(here(*args), r"--resume: a\.png cannot be read as a PNG .*; name another place with -o")
     (tmp_path / "a.png").unlink()
-    assert fastdiff(*args).returncode == 0
+    assert here(*args).returncode == 0
     whole = (tmp_path / "a.png").read_bytes()
     (tmp_path / "a.png").write_bytes(whole[:-20])
-    refused(fastdiff(*args), r"--resume: a\.png cannot be read as a PNG \(it is truncated\)")
+    refused(here(*args), r"--resume: a\.png cannot be read as a PNG \(it is truncated\)")
     pixels = whole.index(b"IDAT") + 40
     (tmp_path / "a.png").write_bytes(whole[:pixels] + bytes(40) + whole[pixels + 40 :])
-    refused(fastdiff(*args, "--grid"), r"a\.png is damaged .*; remove it, or give --overwrite")
+    refused(here(*args, "--grid"), r"a\.png is damaged .*; remove it, or give --overwrite")
 
 
-def test_another_device_and_other_versions_are_kept(fastdiff, tmp_path):
+def test_another_device_and_other_versions_are_kept(here, tmp_path):
     from PIL import Image
 
     args = ["sample", "--label", 0, "--num-images", 1, "--steps", 1, "--device", "cpu", "-o", "a.png"]
-    assert fastdiff(*args).returncode == 0
+    assert here(*args).returncode == 0
     record = png.read_settings(tmp_path / "a.png")
     other = {name: value for name, value in record.items() if name != "schema"}
     other |= {"device": "NVIDIA H200", "versions": {"fastdiff": "0.1", "torch": "2.9"}}
     with Image.open(tmp_path / "a.png") as image:
         (tmp_path / "a.png").write_bytes(png.encode(image, other))
-    done = fastdiff(*args, "--resume")
+    done = here(*args, "--resume")
     assert done.returncode == 0 and "kept 1, wrote 0 pictures" in done.stderr, done.stderr

@@ -36,13 +36,13 @@ def test_sample_draws_four_prompts_of_the_bundled_model(fastdiff, tmp_path, file
             assert image.size == (128, 128) and len(image.getcolors(maxcolors=128 * 128)) > 100, "not a picture"
 
 
-def test_a_label_without_a_model_is_of_the_class_model(fastdiff, tmp_path):
-    done = fastdiff("sample", "--label", "noto birds", "--num-images", 1, "--steps", 1, "-o", "bird.png")
+def test_a_label_without_a_model_is_of_the_class_model(here, tmp_path):
+    done = here("sample", "--label", "noto birds", "--num-images", 1, "--steps", 1, "-o", "bird.png")
     assert done.returncode == 0 and png.read_settings(tmp_path / "bird.png")["model"] == "emoji64", done.stderr
 
 
-def test_sample_draws_the_default_labels_and_a_grid(fastdiff, tmp_path, files):
-    done = fastdiff("sample", "-m", "emoji64", "--steps", 2, "--grid", "--json")
+def test_sample_draws_the_default_labels_and_a_grid(here, tmp_path, files):
+    done = here("sample", "-m", "emoji64", "--steps", 2, "--grid", "--json")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     labels = ["fluent-3d hearts", "fluent-flat fruit", "noto clothes", "twemoji flags"]
@@ -80,19 +80,19 @@ def test_pictures_are_labels_by_seeds_and_from_draws_one_again(fastdiff, tmp_pat
         assert image.crop((68, 2, 132, 66)).tobytes() == picture.tobytes()
 
 
-def test_flags_win_over_from_and_files_are_kept_without_overwrite(fastdiff, tmp_path, refused, files):
-    assert fastdiff("sample", "--label", 0, "-s", "3,5", "--steps", 1, "-o", "a").returncode == 0
+def test_flags_win_over_from_and_files_are_kept_without_overwrite(here, tmp_path, refused, files):
+    assert here("sample", "--label", 0, "-s", "3,5", "--steps", 1, "-o", "a").returncode == 0
     source, old = tmp_path / "a/fluent-3d-hearts-5.png", (tmp_path / "a/fluent-3d-hearts-5.png").read_bytes()
-    refused(fastdiff("sample", "--from", source, "-o", "a"), r"a/fluent-3d-hearts-5\.png already exists; --overwrite")
+    refused(here("sample", "--from", source, "-o", "a"), r"a/fluent-3d-hearts-5\.png already exists; --overwrite")
     assert source.read_bytes() == old
-    done = fastdiff("sample", "--from", source, "-o", "a", "--overwrite", "--scheduler", "ddpm", "--steps", 2)
+    done = here("sample", "--from", source, "-o", "a", "--overwrite", "--scheduler", "ddpm", "--steps", 2)
     assert done.returncode == 0, done.stderr
     settings = png.read_settings(source)
     assert (settings["seed"], settings["scheduler"], settings["num_inference_steps"]) == (5, "ddpm", 2)
     assert settings["eta"] is None and files(tmp_path / "a") == [f"fluent-3d-hearts-{seed}.png" for seed in (3, 5)]
 
 
-def test_explain_says_what_a_step_runs_on_and_draws_nothing(fastdiff, tmp_path, refused, files):
+def test_explain_says_what_a_step_runs_on_and_draws_nothing(fastdiff, here, tmp_path, refused, files):
     args = ["sample", "--explain", "--device", "cpu", "--label", 0, "--num-images", 3, "-b", 2]
     done = fastdiff(*args)
     assert (done.returncode, files(tmp_path)) == (0, []), done.stderr
@@ -101,9 +101,9 @@ def test_explain_says_what_a_step_runs_on_and_draws_nothing(fastdiff, tmp_path, 
     assert any(re.fullmatch(r"conv2d +1x64x64x3, .* no CUDA device", row) for row in rows)
     assert any(re.fullmatch(r"denoise_step +.*, unguided, .* 2 +\d+ torch +no CUDA device", row) for row in rows)
     assert re.fullmatch(r"0\.0% of [\d.]+ GFLOP of convolutions and linear layers on our kernels", share)
-    found = json.loads(fastdiff(*args, "--json").stdout)
+    found = json.loads(here(*args, "--json").stdout)
     assert (found["what"], found["share"], found["kernel_launches"]) == (head, 0, 0)
-    refused(fastdiff("sample", "--explain", "--label", "noto fod"), "label 'noto fod' .* did you mean noto food")
+    refused(here("sample", "--explain", "--label", "noto fod"), "label 'noto fod' .* did you mean noto food")
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_bad_input_is_one_line_and_exit_code_2(fastdiff, tmp_path, args, message
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to ask for")
-def test_cuda_where_there_is_none(fastdiff, tmp_path, refused, files):
-    refused(fastdiff("sample", "--device", "cuda"), "device: cuda is not there .* use cpu or auto")
+def test_cuda_where_there_is_none(here, tmp_path, refused, files):
+    refused(here("sample", "--device", "cuda"), "device: cuda is not there .* use cpu or auto")
     assert files(tmp_path) == []
 
 
@@ -190,9 +190,9 @@ def overflow(path: Path) -> None:
     ],
     ids=["truncated", "wrong-keys", "no-weights", "nan-in-weights", "nan-in-output"],
 )
-def test_weights_that_cannot_draw(fastdiff, model, damage, code, message, refused):
+def test_weights_that_cannot_draw(here, model, damage, code, message, refused):
     damage(model / WEIGHTS)
-    refused(fastdiff("sample", "-m", model, "--steps", 1, "--label", 0, "--num-images", 1), message, code)
+    refused(here("sample", "-m", model, "--steps", 1, "--label", 0, "--num-images", 1), message, code)
     assert not (model.parent / "outputs").exists(), "a black picture, or half of one"
 
 

@@ -40,28 +40,28 @@ def test_sample_writes_arrays_and_plots(fastdiff, planner, tmp_path, files):
             assert image.size == (settings["width"], settings["height"])
 
 
-def test_from_plans_one_again_and_flags_win(fastdiff, planner, tmp_path):
-    assert fastdiff("sample", "-m", planner, "--horizon", 16, "--steps", 2, "-s", 7, "--num-images", 1).returncode == 0
+def test_from_plans_one_again_and_flags_win(here, planner, tmp_path):
+    assert here("sample", "-m", planner, "--horizon", 16, "--steps", 2, "-s", 7, "--num-images", 1).returncode == 0
     first = tmp_path / "outputs"
-    done = fastdiff("sample", "--from", first / "7.png", "-o", "again.png")
+    done = here("sample", "--from", first / "7.png", "-o", "again.png")
     assert done.returncode == 0, done.stderr
     for kind in ("png", "npy"):
         assert (tmp_path / f"again.{kind}").read_bytes() == (first / f"7.{kind}").read_bytes()
     assert done.stderr.splitlines()[-1].startswith("fastdiff: wrote 1 trajectory to again.png in ")
-    done = fastdiff("sample", "--from", first / "7.png", "--horizon", 32, "-o", "long.png")
+    done = here("sample", "--from", first / "7.png", "--horizon", 32, "-o", "long.png")
     assert done.returncode == 0 and np.load(tmp_path / "long.npy").shape == (14, 32), done.stderr
-    done = fastdiff("sample", "--from", first / "7.png", "-m", "emoji64", "--label", 0, "-o", "emoji.png")
+    done = here("sample", "--from", first / "7.png", "-m", "emoji64", "--label", 0, "-o", "emoji.png")
     assert done.returncode == 0 and "horizon" not in png.read_settings(tmp_path / "emoji.png"), done.stderr
 
 
-def test_files_that_exist_are_kept_without_overwrite(fastdiff, planner, tmp_path, refused):
+def test_files_that_exist_are_kept_without_overwrite(here, planner, tmp_path, refused):
     args = ["sample", "-m", planner, "--horizon", 16, "--steps", 1, "--num-images", 1]
     (tmp_path / "outputs").mkdir()
     (tmp_path / "outputs" / "0.npy").write_text("mine")
     # --resume, which planners refuse, is no remedy
-    refused(fastdiff(*args), r"outputs/0\.npy already exists; --overwrite replaces it, -o names another place")
+    refused(here(*args), r"outputs/0\.npy already exists; --overwrite replaces it, -o names another place")
     assert (tmp_path / "outputs" / "0.npy").read_text() == "mine"
-    assert fastdiff(*args, "--overwrite").returncode == 0
+    assert here(*args, "--overwrite").returncode == 0
     assert np.load(tmp_path / "outputs" / "0.npy").shape == (14, 16)
 
 
@@ -89,11 +89,11 @@ def test_pictures_have_no_horizon(fastdiff, refused):
     refused(fastdiff("sample", "--horizon", 16), "horizon 16: emoji-sd draws pictures, which have none; leave it out")
 
 
-def test_the_other_commands_know_such_folders(fastdiff, save_value_guided, tmp_path):
+def test_the_other_commands_know_such_folders(here, save_value_guided, tmp_path):
     save_value_guided()
-    done = fastdiff("models", "./value-guided")
+    done = here("models", "./value-guided")
     assert done.stdout == "./value-guided: trajectories of 14 channels, horizon any, ddpm, no labels\n", done.stderr
-    done = fastdiff("sample", "-m", "value-guided", "--horizon", 16, "--explain", "--device", "cpu")
+    done = here("sample", "-m", "value-guided", "--horizon", 16, "--explain", "--device", "cpu")
     assert done.stdout.startswith("Pipeline, 4x1x16x14, float32, cpu\n"), done.stderr
-    assert fastdiff("sample", "-m", "value-guided", "--horizon", 16, "--steps", 1).returncode == 0
-    assert "horizon: 16\n" in fastdiff("info", "outputs/3.png").stdout
+    assert here("sample", "-m", "value-guided", "--horizon", 16, "--steps", 1).returncode == 0
+    assert "horizon: 16\n" in here("info", "outputs/3.png").stdout

@@ -23,6 +23,7 @@ from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, OF_PROMPTS
 from tests.fuzz.watch import watching
 
 KEPT = "case.json"  # beside the folder of a case that is kept
+MEMORY = "/dev/shm"
 BESIDE = ("w", "w.safetensors", "w.bin", "config.json", "model_index.json")  # files that nobody may open
 
 
@@ -49,7 +50,7 @@ class Case:
 @contextmanager
 def made(case: Case) -> Iterator[Path]:
     """Gives the case's model folder, base/case/model, beside the files of base/beside, which nobody may open."""
-    base = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    base = _new_folder("fuzz-")
     try:
         folder = base / "case" / "model"
         (base / "case" / "out").mkdir(parents=True)
@@ -89,9 +90,15 @@ DRAWING = {("command", "sample"), ("command", "from"), ("library", "pipeline"), 
 
 @cache
 def _originals() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="fuzz-kinds-"))
+    folder = _new_folder("fuzz-kinds-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+def _new_folder(prefix: str) -> Path:
+    """A folder in memory, where there is such: on a disk, to remove its folders takes longer than a case."""
+    in_memory = os.access(MEMORY, os.W_OK)
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=MEMORY if in_memory else None))
 
 
 @cache

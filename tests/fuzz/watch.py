@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,8 @@ class _Files:
     def _may(self, path: str, writes: bool) -> bool:
         if _below(path, self.folder) or path == os.devnull:
             return True
+        if _below(path, os.path.dirname(self.folder)):  # which may be below /dev, in memory
+            return False
         if writes:
             return "__pycache__" in path and any(_below(path, own) for own in _OWN)
         return any(_below(path, own) for own in _READABLE)
@@ -131,24 +134,34 @@ class _Sentinels:
     """The files of a folder, and who opened one."""
 
     def __init__(self, folder: Path) -> None:
-        libc = ctypes.CDLL(None)
-        self._queue = libc.inotify_init1(os.O_NONBLOCK)
-        libc.inotify_add_watch(self._queue, os.fsencode(folder), _IN_OPEN)
+        self._libc, self._queue = _notifications()
+        self._watch = self._libc.inotify_add_watch(self._queue, os.fsencode(folder), _IN_OPEN)
 
     def opened(self) -> list[str]:
         """A line for each file that was opened; then nothing is heard any more."""
-        try:
-            events = os.read(self._queue, 2**16)
-        except BlockingIOError:
-            return []
-        finally:
-            os.close(self._queue)
+        self._libc.inotify_rm_watch(self._queue, self._watch)
         names = []
-        while events:
-            _, _, _, length = struct.unpack_from("iIII", events)
-            names.append(events[16 : 16 + length].rstrip(b"\0").decode() or ".")
-            events = events[16 + length :]
+        for events in iter(self._read, b""):
+            while events:
+                watch, mask, _, length = struct.unpack_from("iIII", events)
+                if watch == self._watch and mask & _IN_OPEN:  # the last event says that the watch is removed
+                    names.append(events[16 : 16 + length].rstrip(b"\0").decode() or ".")
+                events = events[16 + length :]
         return [f"opened {name!r} beside the case's folder" for name in dict.fromkeys(names)]
+
+    def _read(self) -> bytes:
+        """Events that wait in the queue; nothing where none do."""
+        try:
+            return os.read(self._queue, 2**16)
+        except BlockingIOError:
+            return b""
+
+
+@cache
+def _notifications() -> tuple[ctypes.CDLL, int]:
+    """The C library and inotify's queue: one for a process, as the end of a queue takes as long as a small case."""
+    libc = ctypes.CDLL(None)
+    return libc, libc.inotify_init1(os.O_NONBLOCK)
 
 
 def _resident_memory() -> int:

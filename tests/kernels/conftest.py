@@ -44,12 +44,13 @@ def dot_dtype(dtype) -> torch.dtype:
 
 
 @pytest.fixture(params=["descriptors", "pointers"])
-def loads(request, dot_dtype, monkeypatch, runs_triton):
+def loads(request, dot_dtype, monkeypatch, runs_triton) -> str:
     """Both ways of loading, the second as on a card before sm_90."""
     if request.param == "pointers":
         if not runs_triton or dot_dtype == torch.float32:
             pytest.skip("there is one way only")
         monkeypatch.setattr(launching, "capability", lambda device: (8, 0))
+    return request.param
 
 
 @pytest.fixture

@@ -141,24 +141,10 @@ CASES = {
 REPEATS = 4  # a race shows as an error that moves
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_output(case, dot_dtype, device, runs_triton, loads, assert_accurate):
-    args, options = case.inputs(dot_dtype, device)
-    expected, torchs = truth(args, options), conv2d.reference(*args, **options)
-    for _ in range(REPEATS if device.type == "cuda" else 1):
-        y, _ = run(args, options, runs_triton)
-        assert y.is_contiguous()
-        assert_accurate(y, torchs, expected)
-
-
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_moments(case, dot_dtype, device, runs_triton, loads, exact_matmuls):
-    if not runs_triton:
-        pytest.skip("the reference leaves moments to the norm")
-    args, options = case.inputs(dot_dtype, device)
-    y = truth(args, options).double().flatten(1, 2)  # (N, H * W, C)
-    _, moments = run(args, options, runs_triton)
-    counts = torch.full(moments.mean.shape[:2], moments.pixels, dtype=torch.float64, device=device)
+def assert_moments(moments, y: torch.Tensor) -> None:
+    """The moments are those of y, in float64."""
+    y = y.double().flatten(1, 2)  # (N, H * W, C)
+    counts = torch.full(moments.mean.shape[:2], moments.pixels, dtype=torch.float64, device=y.device)
     counts[:, -1] -= counts[0].sum() - y.shape[1]
     counts = counts[:, :, None]
     mean = (moments.mean * counts).sum(1, keepdim=True) / y.shape[1]
@@ -166,6 +152,18 @@ def test_moments(case, dot_dtype, device, runs_triton, loads, exact_matmuls):
     assert (counts > 0).all()
     torch.testing.assert_close(mean[:, 0], y.mean(1), rtol=1e-6, atol=1e-5)
     torch.testing.assert_close(m2, (y - y.mean(1, keepdim=True)).square().sum(1), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_output_and_moments(case, dot_dtype, device, runs_triton, loads, assert_accurate):
+    args, options = case.inputs(dot_dtype, device)
+    expected, torchs = truth(args, options), conv2d.reference(*args, **options)
+    for _ in range(REPEATS if device.type == "cuda" else 1):
+        y, moments = run(args, options, runs_triton)
+        assert y.is_contiguous()
+        assert_accurate(y, torchs, expected)
+        if runs_triton:  # the reference leaves moments to the norm
+            assert_moments(moments, expected)
 
 
 ALONE = ["N2-H8-C64-temb", "N1-H4-C1024-chunks-over-the-grid", "N3-H4-C64-many-pictures-a-tile", "N2-H8-C64-up",
@@ -200,6 +198,8 @@ def test_bits_do_not_depend_on_the_batch(case, batches, dot_dtype, device, runs_
         pytest.skip("torch's convolutions promise no such thing")
     # The interpreter multiplies by numpy, whose bits depend on the tile: there all batches take the smallest.
     monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 10**6)
+    if device.type == "cpu" and (dot_dtype == torch.float32 or loads == "pointers"):
+        batches = batches[:2]  # its tiles are of one picture each: more pictures are more of the same programs
 
     def first_picture(n):
         y, moments = run(*replace(case, n=n).inputs(dot_dtype, device), runs_triton)
