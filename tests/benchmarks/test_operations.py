@@ -304,7 +304,7 @@ def test_what_the_sanitizer_found(load, monkeypatch, output, code, clean):
 
 
 def test_the_sanitizer_runs_each_kernel_test_file(load):
-    """One odd shape of every operation is among the tests it selects, and of the convolution for sm_90 alone, in fp8 too."""
+    """One odd shape of every operation is among the tests it selects, and of the convolutions for sm_90, fp8 too."""
     pytest.importorskip("triton", reason="no Triton here")
     selected = {test.partition("::")[0] for test in load("sanitize").selected_tests() if "odd" in test}
     operations = {path.stem for path in (BENCHMARKS.parent / "kernels").glob("[!_]*.py")} - {"report"}
