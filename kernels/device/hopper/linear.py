@@ -266,6 +266,7 @@ def hopper_linear_kernel(
     down, across: tiles of y. A program makes each so many-th; in fp8 at least two, where warpgroups make their own.
     """
     RINGS: gl.constexpr = 2 if TURNS and x_scale is not None else 1
+    EARLY: gl.constexpr = scale is None or x_scale is not None
     tile: gl.constexpr = Tile(B1, B2, BK, STAGES, TURNS, DUAL, RINGS, GROUP)
     inputs, out = Inputs(x, w, w2), Outputs(y, y2, x_scale, scale, bias, residual)
     sizes = Sizes(tokens, channels, out_channels, down, across)
@@ -278,12 +279,12 @@ def hopper_linear_kernel(
         gl.warp_specialize([
             (_consume, (out, shared, sizes, FIRST, ACTIVATION, ACTIVATION2, tile)),
             (_consume, (out, shared, sizes, SECOND, ACTIVATION, ACTIVATION2, tile)),
-            (produce, (inputs, shared, sizes, FIRST, tile)),
-            (produce, (inputs, shared, sizes, SECOND, tile)),
+            (produce, (inputs, shared, sizes, FIRST, EARLY, tile)),
+            (produce, (inputs, shared, sizes, SECOND, EARLY, tile)),
         ], [4, 1, 1], [240, 24, 24])  # fmt: skip
     else:
         gl.warp_specialize([
             (_consume, (out, shared, sizes, FIRST, ACTIVATION, ACTIVATION2, tile)),
             (_consume, (out, shared, sizes, SECOND, ACTIVATION, ACTIVATION2, tile)),
-            (produce, (inputs, shared, sizes, FIRST, tile)),
+            (produce, (inputs, shared, sizes, FIRST, EARLY, tile)),
         ], [4, 1], [240, 24])  # fmt: skip

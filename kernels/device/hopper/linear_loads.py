@@ -148,14 +148,15 @@ def _load_weights(inputs, shared, sizes, place, step, stage, tile: gl.constexpr)
 
 
 @gluon.jit
-def produce(inputs, shared, sizes, RING: gl.constexpr, tile: gl.constexpr):
+def produce(inputs, shared, sizes, RING: gl.constexpr, EARLY: gl.constexpr, tile: gl.constexpr):
     """One warp: the steps of one tile after another, into a ring's buffers as they become free.
 
-    The first weights come before the kernel that makes x has ended: no kernel makes weights.
+    EARLY: the first weights come before the kernel that makes x has ended, as no kernel makes weights; but those of
+    int8 are made by the one before.
     """
     RINGS: gl.constexpr = tile.RINGS
     count = gl.cdiv(sizes.channels, tile.BK)
-    early = gl.minimum(count, tile.STAGES)
+    early = gl.minimum(count, tile.STAGES) if EARLY else 0
     place = locate(RING, sizes, tile)
     for step in range(early):
         _load_weights(inputs, shared, sizes, place, step, RING * tile.STAGES + step, tile)
