@@ -186,14 +186,8 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
 
     def kernel(self) -> Tensor | tuple[Tensor, Moments | None]:
         problem, device, shortcut = self.problem, self.device, self.shortcut
-        parts = tuple(part.contiguous() for part in self.parts)
-        y = torch.empty(problem.out_shape, dtype=parts[0].dtype, device=device)
-        filters = weight_memory(self.weight)
-        filters = filters._replace(values=as_loaded(filters.values, y.dtype))
-        scales: Scales = filters.scale, None
-        if self.weight.dtype == FP8:
-            scaled = to_fp8(parts)
-            parts, scales = tuple(part.values for part in scaled), (filters.scale, scaled[0].scale)
+        y = torch.empty(problem.out_shape, dtype=self.parts[0].dtype, device=device)
+        parts, filters, scales = self._factors()
         after = None if self.norm is None else GroupNormCall(y, **self.norm._asdict())
         if after is not None:
             problem = replace(problem, group=problem.out_channels // after.num_groups)
@@ -226,28 +220,30 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
     def hopper_obstacle(self) -> str | None:
         if self.hopper_plan() is None:
             return "no plan"
-        return gluon.obstacle(self.device) or self._hopper_inputs(self.parts).obstacle()
+        inputs = self._hopper_inputs(self.parts, weight_memory(self.weight), (None, None))
+        return gluon.obstacle(self.device) or inputs.obstacle()
 
     def hopper(self) -> Tensor | tuple[Tensor, Moments | None]:
         bias, measured = side_by_side(self.bias), self.moments or self.norm is not None
         epilogue = _epilogue(bias, self.temb, self.output_scale)
-        if self.weight.dtype == FP8:
-            scaled = to_fp8(self.x)
-            inputs = self._hopper_inputs(tuple(part.values for part in scaled), scaled[0].scale)
-        else:
-            inputs = self._hopper_inputs(self.parts)
-        inputs = inputs._replace(weight=as_loaded(inputs.weight, inputs.dtype))
-        y, moments = on_hopper.convolve(self.problem, inputs, epilogue, measured)
+        y, moments = on_hopper.convolve(self.problem, self._hopper_inputs(*self._factors()), epilogue, measured)
         if self.norm is not None:
             return group_norm(y, moments=moments, **self.norm._asdict())
         return (y, moments) if self.moments else y
 
-    def _hopper_inputs(self, parts: tuple[Tensor, ...], scale: Tensor | None = None) -> on_hopper.Inputs:
-        """The tensors that are multiplied; scale: of the parts, in fp8."""
-        filters, dtype = weight_memory(self.weight), self.parts[0].dtype
+    def _factors(self) -> tuple[tuple[Tensor, ...], Filters, Scales]:
+        """The parts of x and the weight as kernels load them: beside a weight in fp8 the parts are made so."""
+        parts, filters = tuple(part.contiguous() for part in self.parts), weight_memory(self.weight)
+        filters = filters._replace(values=as_loaded(filters.values, parts[0].dtype))
+        if self.weight.dtype != FP8:
+            return parts, filters, (filters.scale, None)
+        scaled = to_fp8(parts)
+        return tuple(part.values for part in scaled), filters, (filters.scale, scaled[0].scale)
+
+    def _hopper_inputs(self, parts: tuple[Tensor, ...], filters: Filters, scales: Scales) -> on_hopper.Inputs:
         residual = None if self.residual is None else self.residual.contiguous()
-        parts, scales = tuple(part.contiguous() for part in parts), (filters.scale, scale)
-        inputs = on_hopper.Inputs(parts, filters.values, dtype, residual, scales=scales)
+        parts = tuple(part.contiguous() for part in parts)
+        inputs = on_hopper.Inputs(parts, filters.values, self.parts[0].dtype, residual, scales=scales)
         if self.shortcut is None:
             return inputs
         pictures = tuple(part.contiguous() for part in parts_of(self.shortcut.x))

@@ -90,6 +90,12 @@ def wide(*tensors: torch.Tensor | None) -> list[torch.Tensor | None]:
     return [None if tensor is None else tensor.float() for tensor in tensors]
 
 
+def additions(added: str, n: int, tokens: int, out_channels: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The bias and the residual of a product, where it has that one."""
+    bias = numbers(out_channels) if added == "bias" else None
+    return bias, numbers(n, tokens, out_channels) if added == "residual" else None
+
+
 LINEARS = {  # N, tokens, input and output channels, activation
     "N2-L100-C200-odd": (2, 100, 200, 96, "gelu_tanh"),
     "N1-L300-C72-two-products": (1, 300, 72, 144, "silu"),
@@ -104,8 +110,7 @@ LINEARS = {  # N, tokens, input and output channels, activation
 def test_linear_emulated(case, added, multiprocessors):
     n, tokens, channels, out_channels, activation = case
     x, weight = numbers(n, tokens, channels), numbers(out_channels, channels) * channels**-0.5
-    bias = numbers(out_channels) if added == "bias" else None
-    residual = numbers(n, tokens, out_channels) if added == "residual" else None
+    bias, residual = additions(added, n, tokens, out_channels)
     y = linear.hopper(x, weight, bias, activation=activation, residual=residual)
     x, weight, bias, residual = wide(x, weight, bias, residual)
     truth = linear.reference(x, weight, bias, activation=activation, residual=residual)
@@ -127,8 +132,7 @@ FP8_LINEARS = {  # N, tokens, input and output channels, activation
 def test_linear_in_fp8_emulated(case, added, multiprocessors):
     n, tokens, channels, out_channels, activation = case
     (x,), weight = to_fp8(numbers(n, tokens, channels)), quantise(numbers(out_channels, channels), FP8)
-    bias = numbers(out_channels) if added == "bias" else None
-    residual = numbers(n, tokens, out_channels) if added == "residual" else None
+    bias, residual = additions(added, n, tokens, out_channels)
     y = linear.hopper(x, weight, bias, activation=activation, residual=residual)
     x, weight, bias, residual = *(each.dequantised(torch.float32) for each in (x, weight)), *wide(bias, residual)
     truth = linear.reference(x, weight, bias, activation=activation, residual=residual)
@@ -139,8 +143,7 @@ def test_linear_in_fp8_emulated(case, added, multiprocessors):
 def test_linear_in_int8_emulated(added, multiprocessors, monkeypatch):
     monkeypatch.setattr(from_int8, "is_sm_90", lambda device: True)
     x, weight = numbers(2, 200, 208), quantise(numbers(392, 208), INT8)
-    bias = numbers(392) if added == "bias" else None
-    residual = numbers(2, 200, 392) if added == "residual" else None
+    bias, residual = additions(added, 2, 200, 392)
     y = linear.hopper(x, weight, bias, activation="silu", residual=residual)
     x, bias, residual = wide(x, bias, residual)
     truth = linear.reference(x, weight.dequantised(torch.float32), bias, activation="silu", residual=residual)
