@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from bench_conv2d import hopper_arguments
-from harness import ceilings, chosen, max_abs_err, measure, needs_gpu, randn, report, widened
+from harness import ceilings, chosen, max_abs_err, measure, needs_gpu, print_confirmed, randn, report, widened
 from shapes import FP8_CONVOLUTIONS
 
 from fastdiff.kernels.conv2d import Conv2dCall, Shortcut, conv2d
@@ -26,11 +26,7 @@ def main() -> None:
     needs_gpu()
     gains: dict[str, list[float]] = {}
     report("conv2d_fp8", rows(chosen(FP8_CONVOLUTIONS), gains))
-    for plan, each in sorted(gains.items()):
-        if min(each) > 1:
-            print(f'for CONFIRMED: "{plan}",')
-        else:
-            print(f"not confirmed: {plan}, gains {', '.join(f'{gain:.3g}' for gain in each)}")
+    print_confirmed(gains)
 
 
 def rows(names: list[str], gains: dict[str, list[float]]) -> Iterator[dict[str, Any]]:

@@ -125,6 +125,15 @@ def hopper_way(operation: Operation, *args: Any, **options: Any) -> tuple[str, d
     return call.hopper_plan() or "", {"hopper": partial(operation.hopper, *args, **options)} if runs else {}
 
 
+def print_confirmed(gains: Mapping[str, list[float]]) -> None:
+    """Print which plans were the faster wherever they ran, as `host/hopper/gluon.py` lists them, and which were not."""
+    for plan, each in gains.items():
+        if min(each) > 1:
+            print(f'for CONFIRMED: "{plan}",')
+        else:
+            print(f"not confirmed: {plan}, gains {', '.join(f'{gain:.3g}' for gain in each)}")
+
+
 def kernel_row(
     workload: str, calls: Mapping[str, Call], truth: Tensor, *, ceiling: float, flop: float = 0, moved: float = 0
 ) -> dict[str, Any]:
