@@ -84,55 +84,67 @@ class Depth(NamedTuple):
 
 @gluon.jit
 def _multiply(
-    acc, shared, load, product, loads, first,
-    WG: gl.constexpr, TAPS: gl.constexpr, UP: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr,
-    AHEAD: gl.constexpr, FIRST: gl.constexpr,
+    acc, shared, load, product, loads,
+    WG: gl.constexpr, TAPS: gl.constexpr, UP: gl.constexpr, FIRST: gl.constexpr, PASSES: gl.constexpr,
+    ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr,
 ):  # fmt: skip
-    """acc plus `loads` loads from `load` on, of TAPS products each, the first of them `product`; the tile's is `first`.
+    """acc plus `loads` loads from `load` on, of TAPS products each, the first of them `product`; and the next one.
 
-    When a product has begun, the one AHEAD of it is done, and its buffers are free. FIRST: row of a load.
+    When a load's products have begun, those of the load before are done, and its buffers are free; or, where weights
+    have barriers of their own, when a product has begun, the one before. FIRST: row of a load. PASSES: when the last
+    has begun, it is the other warpgroup's turn.
     """
     B: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     SIZE: gl.constexpr = shared.x.shape[0] // XS
+    JOINT: gl.constexpr = WS == 3 * XS
     for at in range(load, load + loads):
         buffer = at % XS
         mbarrier.wait(shared.x_full.index(buffer), at // XS & 1)
         for r in gl.static_range(TAPS):
-            slot = product % WS
-            mbarrier.wait(shared.w_full.index(slot), product // WS & 1)
+            slot = buffer * 3 + r if JOINT else product % WS
+            if not JOINT:
+                mbarrier.wait(shared.w_full.index(slot), product // WS & 1)
             # upsampled, two taps of a column are of the same row; which two, the parity of the output's row says
             rows = pieces(shared.x, buffer, SIZE, (r + 1 - WG) // 2 if UP else FIRST + r, ROWS)
             pixels = reinterpret(rows, shared.y.dtype, [ROWS * 16, 64], B)
             filters = reinterpret(shared.w.index(slot), shared.y.dtype, [64, 64], B)
             acc = warpgroup_mma(filters, pixels.permute((1, 0)), acc, is_async=True)
-            acc = warpgroup_mma_wait(AHEAD, deps=[acc])
-            done = (at > first) | (r >= AHEAD)
-            mbarrier.arrive(shared.w_free.index((product + WS - AHEAD) % WS), count=1, pred=done)
-            if r == AHEAD - 1:
-                mbarrier.arrive(shared.x_free.index((at + XS - 1) % XS), count=1, pred=at > first)
+            if not JOINT:
+                acc = warpgroup_mma_wait(1, deps=[acc])
+                done = (at > load) | (r > 0)
+                mbarrier.arrive(shared.w_free.index((product + WS - 1) % WS), count=1, pred=done)
+                if r == 0:
+                    mbarrier.arrive(shared.x_free.index((at + XS - 1) % XS), count=1, pred=at > load)
             product += 1
+        if JOINT:
+            acc = warpgroup_mma_wait(TAPS, deps=[acc])
+            mbarrier.arrive(shared.x_free.index((at + XS - 1) % XS), count=1, pred=at > load)
+    if PASSES:
+        mbarrier.arrive(shared.turn.index(1 - WG), count=1)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    if not JOINT:
+        mbarrier.arrive(shared.w_free.index((product + WS - 1) % WS), count=1)
+    mbarrier.arrive(shared.x_free.index((load + loads - 1) % XS), count=1)
     return acc, product
 
 
 @gluon.jit
 def _begin_fp8(
-    shared, buffer, product, FIRST: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr
+    shared, buffer, product: gl.constexpr, FIRST: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr
 ):  # fmt: skip
-    """The product of a load's ROWS rows from FIRST on with the next weights, from zero: under way."""
+    """A product of a load, of ROWS of its rows from FIRST on, from zero: under way."""
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 32])
     B: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-    slot = product % WS
-    mbarrier.wait(shared.w_full.index(slot), product // WS & 1)
     rows = pieces(shared.x, buffer, shared.x.shape[0] // XS, FIRST, ROWS)
     pixels = reinterpret(rows, shared.x.dtype, [ROWS * 16, 128], B)
     zeros = gl.zeros([64, ROWS * 16], gl.float32, L)
-    return warpgroup_mma(shared.w.index(slot), pixels.permute((1, 0)), zeros, is_async=True)
+    return warpgroup_mma(shared.w.index(buffer * 3 + product), pixels.permute((1, 0)), zeros, is_async=True)
 
 
 @gluon.jit
 def _multiply_fp8(
-    acc, shared, load, product, loads,
-    UP: gl.constexpr, BELOW: gl.constexpr, FIRST: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr,
+    acc, shared, load, loads,
+    UP: gl.constexpr, BELOW: gl.constexpr, FIRST: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr,
 ):  # fmt: skip
     """acc plus `loads` loads from `load` on, of three products each, of ROWS rows of them from FIRST on.
 
@@ -142,21 +154,15 @@ def _multiply_fp8(
     for at in range(load, load + loads):
         buffer = at % XS
         mbarrier.wait(shared.x_full.index(buffer), at // XS & 1)
-        sums = _begin_fp8(shared, buffer, product, FIRST, ROWS, XS, WS)
+        sums = _begin_fp8(shared, buffer, 0, FIRST, ROWS, XS)
         for r in gl.static_range(1, 3):
-            following = _begin_fp8(
-                shared, buffer, product + r, FIRST + ((r + 1 - BELOW) // 2 if UP else r), ROWS, XS, WS
-            )  # fmt: skip
-            done = warpgroup_mma_wait(1, deps=[sums])
-            mbarrier.arrive(shared.w_free.index((product + r - 1) % WS), count=1)
-            acc += done
+            following = _begin_fp8(shared, buffer, r, FIRST + ((r + 1 - BELOW) // 2 if UP else r), ROWS, XS)
+            acc += warpgroup_mma_wait(1, deps=[sums])
             sums = following
         done = warpgroup_mma_wait(0, deps=[sums])
-        mbarrier.arrive(shared.w_free.index((product + 2) % WS), count=1)
         mbarrier.arrive(shared.x_free.index(buffer), count=1)
         acc += done
-        product += 3
-    return acc, product
+    return acc
 
 
 @gluon.jit
@@ -205,11 +211,12 @@ def _store_moments(acc, out, place, top, cut, ROWS: gl.constexpr, PX: gl.constex
 @gluon.jit
 def _sum_tile(
     shared, turn, depth,
-    WG: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, AHEAD: gl.constexpr, MODE: gl.constexpr,
+    WG: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
     """(64, ROWS 16) float32, the sum over k of the program's `turn`-th tile, when it is this warpgroup's turn."""
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 16])
     TAPS: gl.constexpr = 2 if MODE == "down" else 3
+    MORE: gl.constexpr = MODE == "down" or depth.shortcut is not None
     loads = 3 * (blocks_of(depth.x, 64) + blocks_of(depth.x2, 64))
     later = blocks_of(depth.shortcut, 64) + blocks_of(depth.shortcut2, 64)  # of one product each
     if MODE == "down":  # those for the filter's middle row
@@ -220,24 +227,19 @@ def _sum_tile(
     # this one looks at the barriers only when the other has passed its own: parity alone does not tell rounds apart
     mbarrier.wait(shared.turn.index(WG), turn // 2 & 1)
     acc, product = _multiply(
-        acc, shared, first, product, loads, first, WG, TAPS, MODE == "up", ROWS, XS, WS, AHEAD, 0
+        acc, shared, first, product, loads, WG, TAPS, MODE == "up", 0, not MORE, ROWS, XS, WS
     )  # fmt: skip
-    if MODE == "down" or depth.shortcut is not None:
+    if MORE:
         acc, product = _multiply(
-            acc, shared, first + loads, product, later, first, WG, 1, False, ROWS, XS, WS, AHEAD, 0
+            acc, shared, first + loads, product, later, WG, 1, False, 0, True, ROWS, XS, WS
         )  # fmt: skip
-    mbarrier.arrive(shared.turn.index(1 - WG), count=1)
-    acc = warpgroup_mma_wait(0, deps=[acc])
-    for i in gl.static_range(AHEAD):
-        mbarrier.arrive(shared.w_free.index((product + WS - AHEAD + i) % WS), count=1)
-    mbarrier.arrive(shared.x_free.index((first + loads + later - 1) % XS), count=1)
     return acc
 
 
 @gluon.jit
 def _sum_tile_fp8(
     shared, turn, depth, epilogue, place, channels,
-    WG: gl.constexpr, BELOW: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, MODE: gl.constexpr,
+    WG: gl.constexpr, BELOW: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
     """`_sum_tile` of this warpgroup's rows of a tile that both make, by its scales. The shortcut has 16 bits."""
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 16])
@@ -248,28 +250,21 @@ def _sum_tile_fp8(
     w_scale = _channel_factors(epilogue, place.n, channels, L)
     x_scale = gl.load(epilogue.x_scale + place.picture)
     acc = gl.zeros([64, ROWS * 16], gl.float32, L8)
-    acc, product = _multiply_fp8(
-        acc, shared, first, turn * (loads * 3 + later), loads, MODE == "up", BELOW, WG * ROWS, ROWS, XS, WS
-    )  # fmt: skip
+    acc = _multiply_fp8(acc, shared, first, loads, MODE == "up", BELOW, WG * ROWS, ROWS, XS)
     acc = gl.convert_layout(acc, L)
     acc *= w_scale
     acc *= x_scale
     if depth.shortcut is not None:
         first += loads
-        acc, product = _multiply(
-            acc, shared, first, product, later, first, WG, 1, False, ROWS, XS, WS, 1, WG * ROWS
-        )  # fmt: skip
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(shared.w_free.index((product + WS - 1) % WS), count=1)
-        mbarrier.arrive(shared.x_free.index((first + later - 1) % XS), count=1)
+        acc, _ = _multiply(acc, shared, first, first, later, WG, 1, False, WG * ROWS, False, ROWS, XS, 3 * XS)
     return acc
 
 
 @gluon.jit
 def _make_tile(
     y, residual, out, epilogue, shared, cut, place, turn, depth,
-    WG: gl.constexpr, BELOW: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr,
-    AHEAD: gl.constexpr, PX: gl.constexpr, MODE: gl.constexpr,
+    WG: gl.constexpr, BELOW: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, PX: gl.constexpr,
+    MODE: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup's tile of ROWS rows; all after its sum is done while the other multiplies.
 
@@ -292,9 +287,9 @@ def _make_tile(
         async_load(residual, at, shared.residual_full.index(WG), staged)
     addend = _addend(epilogue, place.picture, place.n, out.channels, gl.SliceLayout(1, L))
     if FP8:
-        acc = _sum_tile_fp8(shared, turn, depth, epilogue, place, out.channels, WG, BELOW, ROWS, XS, WS, MODE)
+        acc = _sum_tile_fp8(shared, turn, depth, epilogue, place, out.channels, WG, BELOW, ROWS, XS, MODE)
     else:
-        acc = _sum_tile(shared, turn, depth, WG, ROWS, XS, WS, AHEAD, MODE)
+        acc = _sum_tile(shared, turn, depth, WG, ROWS, XS, WS, MODE)
         if epilogue.w_scale is not None:
             acc *= _channel_factors(epilogue, place.n, out.channels, L)
     acc += gl.expand_dims(addend, 1)
@@ -315,10 +310,10 @@ def _make_tile(
 @gluon.jit
 def _consume(
     out, epilogue, shared, cut, depth,
-    WG: gl.constexpr, TH: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, AHEAD: gl.constexpr, PX: gl.constexpr,
-    MODE: gl.constexpr,
+    WG: gl.constexpr, TH: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, PX: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: every second tile of this program; in fp8, half the rows of each."""
+    cuda.gdc_wait()  # it may have begun before the kernel that makes its inputs has ended
     FP8: gl.constexpr = epilogue.x_scale is not None
     ROWS: gl.constexpr = TH // 2 if FP8 else TH
     HALF: gl.constexpr = ROWS // 2
@@ -330,18 +325,18 @@ def _consume(
             if out.y_half is None:
                 _make_tile(
                     out.y, out.residual, out, epilogue, shared, cut, place, turn, depth,
-                    WG, BELOW, ROWS, XS, WS, AHEAD, PX, MODE,
+                    WG, BELOW, ROWS, XS, WS, PX, MODE,
                 )  # fmt: skip
             else:
                 if place.half:
                     _make_tile(
                         out.y_half, out.residual_half, out, epilogue, shared, cut, place, turn, depth,
-                        WG, BELOW, HALF, XS, WS, AHEAD, PX, MODE,
+                        WG, BELOW, HALF, XS, WS, PX, MODE,
                     )  # fmt: skip
                 else:
                     _make_tile(
                         out.y, out.residual, out, epilogue, shared, cut, place, turn, depth,
-                        WG, BELOW, ROWS, XS, WS, AHEAD, PX, MODE,
+                        WG, BELOW, ROWS, XS, WS, PX, MODE,
                     )  # fmt: skip
     store_wait(0)
 
@@ -354,11 +349,11 @@ def hopper_conv(
     bias, temb, temb_stride, shortcut_bias, scale, w_scale, x_scale,
     x_channels, x2_channels, shortcut_channels, shortcut2_channels, out_channels, pad_top, pad_left,
     tiles, whole, across, down, wide, moments_rows,
-    MODE: gl.constexpr, TH: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, AHEAD: gl.constexpr, PX: gl.constexpr,
+    MODE: gl.constexpr, TH: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, PX: gl.constexpr,
 ):  # fmt: skip
     """Pictures, rows and moments that are not there are None, as are their channels.
 
-    XS, WS: buffers of loads, of weights. AHEAD: products under way before the last. PX: pixels of a tile of moments.
+    XS, WS: buffers of loads, of weights. PX: pixels of a tile of moments.
     """
     shared = share(x.dtype, y.dtype, w.block_shape[2], TH, XS, WS)
     source, source2 = Source(x, x_half, x_edge, x_channels), Source(x2, x2_half, x2_edge, x2_channels)
@@ -368,13 +363,11 @@ def hopper_conv(
     out = Outputs(y, y_half, residual, residual_half, mean, m2, out_channels, moments_rows)
     epilogue = Epilogue(bias, temb, temb_stride, shortcut_bias, scale, w_scale, x_scale)
     depth = Depth(x_channels, x2_channels, shortcut_channels, shortcut2_channels)
-    cuda.gdc_wait()  # it may have begun before the kernel that makes its inputs has ended
-    cuda.gdc_launch_dependents()
     WG0: gl.constexpr = 0
     WG1: gl.constexpr = 1
     # written out: a tuple made beforehand would lose that its numbers are constants
     gl.warp_specialize([
-        (_consume, (out, epilogue, shared, cut, depth, WG0, TH, XS, WS, AHEAD, PX, MODE)),
-        (_consume, (out, epilogue, shared, cut, depth, WG1, TH, XS, WS, AHEAD, PX, MODE)),
+        (_consume, (out, epilogue, shared, cut, depth, WG0, TH, XS, WS, PX, MODE)),
+        (_consume, (out, epilogue, shared, cut, depth, WG1, TH, XS, WS, PX, MODE)),
         (produce, (source, source2, w, added, added2, shortcut_w, shared, cut, pad_top, pad_left, TH, XS, WS, MODE)),
     ], [4, 1], [240, 24])  # fmt: skip

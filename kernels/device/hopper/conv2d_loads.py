@@ -14,6 +14,7 @@ from fastdiff.kernels.device.hopper.language import (
     pieces,
     reinterpret,
 )
+from fastdiff.kernels.device.language import cuda
 
 
 class Source(NamedTuple):
@@ -31,9 +32,9 @@ class Shared(NamedTuple):
     x: Any  # (XS (TH + 2), 16, BK), XS loads; BK, channels of a step: 64, in fp8 128
     w: Any  # (WS, 64, BK)
     y: Any  # (2, rows of a warpgroup 16, 64), the residual's before the output's
-    x_full: Any
+    x_full: Any  # of a load, and of its weights where WS has three for each load
     x_free: Any
-    w_full: Any
+    w_full: Any  # else of the weights of a product
     w_free: Any
     residual_full: Any
     turn: Any
@@ -84,16 +85,18 @@ def share(
     y = gl.allocate_shared_memory(out_dtype, [2, TH // READERS * 16, 64], OUT)
     x_full = gl.allocate_shared_memory(gl.int64, [XS, 1], BARRIER)
     x_free = gl.allocate_shared_memory(gl.int64, [XS, 1], BARRIER)
-    w_full = gl.allocate_shared_memory(gl.int64, [WS, 1], BARRIER)
-    w_free = gl.allocate_shared_memory(gl.int64, [WS, 1], BARRIER)
     residual_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     turn = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     for i in gl.static_range(XS):
         mbarrier.init(x_full.index(i), count=1)
         mbarrier.init(x_free.index(i), count=READERS)
-    for i in gl.static_range(WS):
-        mbarrier.init(w_full.index(i), count=1)
-        mbarrier.init(w_free.index(i), count=READERS)
+    w_full, w_free = x_full, x_free
+    if WS < 3 * XS:
+        w_full = gl.allocate_shared_memory(gl.int64, [WS, 1], BARRIER)
+        w_free = gl.allocate_shared_memory(gl.int64, [WS, 1], BARRIER)
+        for i in gl.static_range(WS):
+            mbarrier.init(w_full.index(i), count=1)
+            mbarrier.init(w_free.index(i), count=READERS)
     for i in gl.static_range(2):
         mbarrier.init(residual_full.index(i), count=1)
         mbarrier.init(turn.index(i), count=1)
@@ -158,14 +161,20 @@ def _load_rows(x, into, full, picture, pixel, c, channels, DOWN: gl.constexpr):
 
 @gluon.jit
 def _load_pixels(
-    x, edge, memory, buffer, full, picture, pixel, c, channels, SIZE: gl.constexpr, EDGE: gl.constexpr
+    x, source, shared, place, buffer, full, pixel, c, XS: gl.constexpr, EDGE: gl.constexpr, WEIGHTS: gl.constexpr
 ):  # fmt: skip
-    """A tile's rows and EDGE more into a buffer of SIZE: two loads, as the rows of one are a power of two."""
+    """A tile's rows, x, and EDGE more of its source: two loads, as the rows of one are a power of two.
+
+    WEIGHTS: how many follow that the same barrier waits for.
+    """
     ROWS: gl.constexpr = x.block_shape[1]
-    mbarrier.expect(full, (ROWS + EDGE) * 16 * 128)
-    _load_rows(x, pieces(memory, buffer, SIZE, 0, ROWS), full, picture, pixel, c, channels, 0)
+    SIZE: gl.constexpr = shared.x.shape[0] // XS
+    picture, channels = place.picture, source.channels
+    mbarrier.expect(full, (ROWS + EDGE) * 16 * 128 + WEIGHTS * 64 * 128)
+    _load_rows(x, pieces(shared.x, buffer, SIZE, 0, ROWS), full, picture, pixel, c, channels, 0)
     if EDGE > 0:
-        _load_rows(edge, pieces(memory, buffer, SIZE, ROWS, EDGE), full, picture, pixel, c, channels, ROWS)
+        into = pieces(shared.x, buffer, SIZE, ROWS, EDGE)
+        _load_rows(source.edge, into, full, picture, pixel, c, channels, ROWS)
 
 
 @gluon.jit
@@ -179,32 +188,36 @@ def _load_source(
     offset: of the source's first channel in the weight.
     """
     POINT: gl.constexpr = TAPS == 0
+    PRODUCTS: gl.constexpr = 1 if TAPS == 0 else TAPS
     COLUMNS: gl.constexpr = 1 if TAPS == 0 else 3
     STEP: gl.constexpr = 2 if TAPS == 2 else 1  # rows of the filter from one product's tap to the next one's
-    SIZE: gl.constexpr = shared.x.shape[0] // XS
     EDGE: gl.constexpr = source.edge.block_shape[1] if TAPS > 1 else 0
     BK: gl.constexpr = w.block_shape[2]
+    JOINT: gl.constexpr = WS == 3 * XS
+    WEIGHTS: gl.constexpr = PRODUCTS if JOINT else 0
     for k in range(blocks_of(source.channels, BK) * COLUMNS):
         c, j = k // COLUMNS * BK, k % COLUMNS
         pixel = Pixel(place.row, 0, place.column, 0) if POINT else _tap(place, FIRST_TAP, j, pad_top, pad_left, MODE)
-        buffer, picture, channels = load % XS, place.picture, source.channels
+        buffer = load % XS
         full = shared.x_full.index(buffer)
         mbarrier.wait(shared.x_free.index(buffer), (load // XS & 1) ^ 1)
         if source.half is None:
-            _load_pixels(source.whole, source.edge, shared.x, buffer, full, picture, pixel, c, channels, SIZE, EDGE)
+            _load_pixels(source.whole, source, shared, place, buffer, full, pixel, c, XS, EDGE, WEIGHTS)
         else:
             if place.half:
-                _load_pixels(source.half, source.edge, shared.x, buffer, full, picture, pixel, c, channels, SIZE, EDGE)
+                _load_pixels(source.half, source, shared, place, buffer, full, pixel, c, XS, EDGE, WEIGHTS)
             else:
-                _load_pixels(source.whole, source.edge, shared.x, buffer, full, picture, pixel, c, channels, SIZE, EDGE)
+                _load_pixels(source.whole, source, shared, place, buffer, full, pixel, c, XS, EDGE, WEIGHTS)
         load += 1
-        for r in gl.static_range(1 if POINT else TAPS):
-            slot = product % WS
-            mbarrier.wait(shared.w_free.index(slot), (product // WS & 1) ^ 1)
-            mbarrier.expect(shared.w_full.index(slot), 64 * 128)
+        for r in gl.static_range(PRODUCTS):
+            slot = buffer * 3 + r if JOINT else product % WS
+            if not JOINT:
+                full = shared.w_full.index(slot)
+                mbarrier.wait(shared.w_free.index(slot), (product // WS & 1) ^ 1)
+                mbarrier.expect(full, 64 * 128)
             into = reinterpret(shared.w.index(slot), w.dtype, w.block_shape, w.layout)
             tap = 0 if POINT else (FIRST_TAP + r * STEP) * 3 + j
-            async_load(w, [place.n, tap, offset + c], shared.w_full.index(slot), into)
+            async_load(w, [place.n, tap, offset + c], full, into)
             product += 1
     return load, product
 
@@ -214,8 +227,16 @@ def produce(
     x, x2, w, shortcut, shortcut2, shortcut_w, shared, cut, pad_top, pad_left,
     TH: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
-    """One warp: the pixels and weights of one tile after another."""
+    """One warp: the pixels and weights of one tile after another.
+
+    The next kernel may begin early only where this one leaves it half of an H200: else all of a small one would run on
+    the few multiprocessors that are done first.
+    """
     TAPS: gl.constexpr = 2 if MODE == "down" else 3
+    HALF_OF_A_CARD: gl.constexpr = 66
+    cuda.gdc_wait()
+    if gl.num_programs(0) <= HALF_OF_A_CARD:
+        cuda.gdc_launch_dependents()
     load = 0
     product = 0
     for turn in range(turns_of(cut, MODE == "up")):

@@ -18,15 +18,12 @@ from fastdiff.kernels.host.recording import because
 
 PIXELS = (65536, 16384, 4096, 1024, 256)  # of an output picture, from which on there are plans; each has its name
 DEPTHS = (128, 256, 512)  # channels of the input, up to which there are plans of their own
-# Up to which pictures of less than 1024 pixels have a plan: deeper sums are cut, elsewhere.
-DEEPEST_OF_SMALL = DEPTHS[-1]
 FEWEST_CHANNELS = 32  # of the input and output
 WIDTH, CHANNELS = 16, 64  # columns and channels of a tile
 SWIZZLED = 128  # bytes of the channels of a step
-# Rows of a tile -> buffers of loads and of weights in shared memory, products under way before the last, and the time
+# Rows of a tile -> buffers of loads and of weights in shared memory, three for each load where they fit, and the time
 # of a tile in that of 8 x 16 pixels: of an H200.
 BUFFERS = {16: (3, 6), 8: (4, 12)}
-AHEAD = {16: 1, 8: 2}
 COSTS = {16: 2.0, 8: 1.06}
 HALF_ROUND = 0.55  # of a round's time, where all its tiles are halves
 FP8_ROWS, FP8_BUFFERS = 16, (3, 9)  # the same of fp8, whose tiles have one height: chosen, not measured
@@ -72,7 +69,7 @@ def plan_name(problem: Problem, shortcut: bool, *, int8: bool = False) -> str | 
     widths = (*problem.channels, problem.out_channels)
     if least is None or problem.kernel != (3, 3) or problem.itemsize != 2 or min(widths) < FEWEST_CHANNELS:
         return None
-    if (shortcut and int8) or (least == PIXELS[-1] and sum(problem.channels) > DEEPEST_OF_SMALL):
+    if shortcut and int8:
         return None
     units = (16 // problem.x_itemsize,) * len(problem.channels) + (8,)  # 16 bytes of each
     if any(width % unit for width, unit in zip(widths, units, strict=True)) or not _fits(problem, shortcut):
@@ -159,7 +156,6 @@ def convolve(
     left, _, top, _ = problem.padding
     loads, weights = FP8_BUFFERS if problem.fp8 else BUFFERS[tiles.rows]
     w_scale, x_scale = inputs.scales
-    alike = problem.mode != "down" and not inputs.shortcut  # all loads are for three products
     launch(
         hopper_conv, (min(tiles.number, processors),), *_outputs(problem, tiles, y, inputs.residual),
         mean=moments and moments.mean, m2=moments and moments.m2, **_sources(problem, tiles, inputs), bias=bias,
@@ -167,8 +163,7 @@ def convolve(
         x_scale=x_scale, out_channels=problem.out_channels, pad_top=top, pad_left=left, tiles=tiles.number,
         whole=tiles.whole, across=_across(problem), down=-(-rows // tiles.rows),
         wide=-(-columns // WIDTH), moments_rows=rows * WIDTH // pixels if pixels else 0, MODE=problem.mode,
-        TH=tiles.rows, XS=loads, WS=weights, AHEAD=AHEAD[tiles.rows] if alike else 1, PX=pixels or 0,
-        num_warps=4, fp_fusion=False,
+        TH=tiles.rows, XS=loads, WS=weights, PX=pixels or 0, num_warps=4, fp_fusion=False,
     )  # fmt: skip
     return y, moments
 

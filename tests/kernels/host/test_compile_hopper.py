@@ -140,7 +140,8 @@ def test_compiles_within_shared_memory(case, launches, monkeypatch):
     monkeypatch.setattr(gluon, "obstacle", lambda device: None)
     monkeypatch.setattr(from_int8, "is_sm_90", lambda device: True)
     # in fp8 two sums under way and the whole one leave few registers: some numbers of a convolution's tile wait outside
-    # its loop
+    # its loop, and with a shortcut two more where Triton's version is not one that it is launched in
     of_conv2d, in_fp8 = case.startswith("conv2d"), "fp8" in case
-    spills = 16 * of_conv2d if in_fp8 else 0 if of_conv2d else math.inf
+    most = 24 if "shortcut" in case and gluon.known_version() is None else 16
+    spills = most * of_conv2d if in_fp8 else 0 if of_conv2d else math.inf
     assert_compiles(launches(CASES[case], 90), 90, spills=spills)

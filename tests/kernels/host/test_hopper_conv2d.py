@@ -40,7 +40,7 @@ def problem(pictures, height, width, channels, out_channels, mode="same", **size
         ((16, 16, (512,), 512), {}, "conv2d-same-256-512"),
         ((128, 128, (640,), 320), {}, "conv2d-same-16384-more"),
         ((128, 128, (64,), 64), {"mode": "up"}, "conv2d-up-65536-128"),
-        ((16, 16, (1280,), 1280), {}, None),  # whose sum is cut
+        ((16, 16, (1280,), 1280), {}, "conv2d-same-256-more"),
         ((8, 8, (512,), 512), {}, None),
         ((32, 32, (128, 64), 128), {}, "conv2d-same-1024-256"),
         ((32, 32, (64,), 64), {"mode": "up"}, "conv2d-up-4096-128"),
