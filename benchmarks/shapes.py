@@ -43,6 +43,7 @@ EMOJI64: dict[str, Any] = {  # the bundled model of labels
     "down_block_types": ("DownBlock2D", "DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
     "up_block_types": ("AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D", "UpBlock2D"),
 }
+EMOJI64_DIT = saved_config("emoji64-dit", "transformer")  # the bundled transformer
 EMOJI_SD = saved_config("emoji-sd", "unet")  # the bundled model of prompts
 DIT_XL2: dict[str, Any] = {  # facebook/DiT-XL-2-256
     "sample_size": 32,
@@ -95,6 +96,8 @@ MODELS_GPU: dict[str, tuple[dict[str, Any], int, float | None]] = {
     "ddpm256_b8": (DDPM256, 8, 3976),
     "emoji64_b1": (EMOJI64, 1, 7.64),
     "emoji64_b64": (EMOJI64, 64, 489),
+    "emoji64-dit_b1": (EMOJI64_DIT, 1, None),
+    "emoji64-dit_b64": (EMOJI64_DIT, 64, None),
     "emoji-sd_b1": (EMOJI_SD, 1, None),
     "emoji-sd_b64": (EMOJI_SD, 64, None),
     "dit_b2": (DIT_XL2, 2, 475),
@@ -181,43 +184,61 @@ CONVOLUTIONS: dict[str, tuple[int, int, tuple[int, ...], int, int, dict[str, Any
     "ddpm256_b8-C3-H256-first": (8, 256, (3,), 128, 3, {}),
     "ddpm256_b8-C128-H256-last": (8, 256, (128,), 3, 3, {}),
 }
-# 3x3 convolutions on sm_90, by the kernel made for it, by that of all cards and by cuDNN:
-# N, input channels, H = W, output channels
+# 3x3 convolutions on sm_90, by the kernel made for it, by that of all cards and by cuDNN: of each size the batches,
+# input channels, H = W, output channels
 HOPPER_SQUARES = (
-    (8, 128, 256, 128), (512, 128, 32, 128), (64, 128, 32, 128), (64, 256, 16, 256), (8, 256, 64, 256),
-    (8, 256, 256, 128), (2, 320, 128, 320), (2, 640, 64, 640), (2, 1280, 32, 1280), (1, 128, 256, 128),
-    (2, 320, 64, 320), (8, 512, 16, 512), (2, 640, 32, 640), (16, 320, 64, 320), (16, 640, 32, 640),
-    (1, 128, 32, 128), (1, 256, 16, 256), (1, 512, 16, 512), (1, 256, 64, 256), (64, 48, 64, 48), (64, 128, 16, 128),
-    (1, 48, 64, 48), (1, 128, 128, 128), (8, 128, 128, 128), (1, 256, 256, 128), (1, 256, 32, 256), (8, 256, 32, 256),
-    (1, 320, 128, 320), (1, 640, 64, 640),
+    ((1, 8), 128, 256, 128), ((1, 8), 256, 256, 128), ((1, 8), 128, 128, 128), ((1, 8), 256, 128, 128),
+    ((1, 2), 320, 128, 320), ((1, 2), 640, 128, 320), ((1, 2), 960, 128, 320), ((1, 64), 48, 64, 48),
+    ((1, 64), 144, 64, 48), ((1, 8), 256, 64, 256), ((1, 8), 512, 64, 256), ((2, 16), 320, 64, 320),
+    ((1, 2), 640, 64, 640), ((1, 64), 96, 32, 96), ((1, 64, 512), 128, 32, 128), ((1, 8), 256, 32, 256),
+    ((1, 64, 512), 256, 32, 128), ((1, 64), 224, 32, 96), ((1, 64, 512), 384, 32, 128), ((1, 8), 512, 32, 256),
+    ((2, 16), 640, 32, 640), ((2,), 1280, 32, 1280), ((1, 64), 128, 16, 128), ((1, 64, 512), 256, 16, 256),
+    ((1, 8), 512, 16, 512), ((1, 64, 512), 512, 16, 256), ((1, 8), 1024, 16, 512), ((1, 2, 16), 1280, 16, 1280),
+    ((2, 16), 2560, 16, 1280),
+)  # fmt: skip
+# The same with a shortcut, of one picture or a pair: batches, channels, H = W, channels of the shortcut.
+HOPPER_SHORTCUTS = (
+    ((1, 8), 128, 256, (128, 128)), ((1, 8), 128, 128, (128, 128)), ((1, 2), 320, 128, (640, 320)),
+    ((1, 64), 48, 64, (48, 48)), ((1, 8), 256, 64, (256, 256)), ((2, 16), 320, 64, (320, 320)),
+    ((1, 2), 640, 64, (1280, 640)), ((1, 64), 96, 32, (96, 96)), ((1, 64, 512), 128, 32, (128, 128)),
+    ((1, 8), 256, 32, (256, 256)), ((2, 16), 640, 32, (1280, 640)), ((2,), 1280, 32, (1280, 1280)),
+    ((1, 64), 128, 16, (128, 128)), ((1, 64, 512), 256, 16, (256, 256)), ((1, 8), 512, 16, (512, 512)),
+    ((2, 16), 1280, 16, (1280, 1280)),
+)  # fmt: skip
+# The same with nearest 2x before them: batches, channels, H = W of the input.
+HOPPER_UPSAMPLED = (
+    ((1, 8), 128, 128), ((1, 8), 256, 64), ((1, 2), 640, 64), ((1, 8), 256, 32), ((2, 16), 640, 32), ((2,), 1280, 32),
+    ((1, 64), 128, 16), ((1, 64, 512), 256, 16), ((2, 16), 1280, 16), ((1, 64, 512), 256, 8), ((2, 16), 1280, 8),
 )  # fmt: skip
 # workload -> N, height, width, input channels, output channels, options; "shortcut" are the channels of one
 HOPPER_CONVOLUTIONS: dict[str, tuple[int, int, int, tuple[int, ...], int, dict[str, Any]]] = {
     **{
-        f"hopper-N{n}-C{c}-H{height}-K{out}": (n, height, height, (c,), out, {}) for n, c, height, out in HOPPER_SQUARES
+        f"hopper-N{n}-C{c}-H{height}-K{out}": (n, height, height, (c,), out, {})
+        for batches, c, height, out in HOPPER_SQUARES
+        for n in batches
+    },
+    **{
+        f"hopper-N{n}-C{c}-H{height}-shortcut-C{first}+{second}": (
+            n, height, height, (c,), c, {"shortcut": (first, second)},
+        )
+        for batches, c, height, (first, second) in HOPPER_SHORTCUTS
+        for n in batches
+    },
+    **{
+        f"hopper-N{n}-C{c}-H{height}-up": (n, height, height, (c,), c, {"upsample": True})
+        for batches, c, height in HOPPER_UPSAMPLED
+        for n in batches
     },
     "hopper-N2-C320-H104-W152-odd": (2, 104, 152, (320,), 320, {}),
     "hopper-N2-C640-H52-W76-odd": (2, 52, 76, (640,), 640, {}),
-    "hopper-N8-C128-H256-shortcut-C256": (8, 256, 256, (128,), 128, {"shortcut": (256,)}),
-    "hopper-N64-C256-H16-shortcut-C256+256": (64, 16, 16, (256,), 256, {"shortcut": (256, 256)}),
-    "hopper-N2-C320-H64-shortcut-C320+320": (2, 64, 64, (320,), 320, {"shortcut": (320, 320)}),
-    "hopper-N2-C640-H32-shortcut-C1280+640": (2, 32, 32, (640,), 640, {"shortcut": (1280, 640)}),
-    "hopper-N1-C128-H128-up": (1, 128, 128, (128,), 128, {"upsample": True}),
-    "hopper-N8-C128-H128-up": (8, 128, 128, (128,), 128, {"upsample": True}),
-    "hopper-N1-C256-H64-up": (1, 64, 64, (256,), 256, {"upsample": True}),
-    "hopper-N1-C256-H32-up": (1, 32, 32, (256,), 256, {"upsample": True}),
-    "hopper-N8-C256-H32-up": (8, 32, 32, (256,), 256, {"upsample": True}),
-    "hopper-N8-C256-H64-up": (8, 64, 64, (256,), 256, {"upsample": True}),
-    "hopper-N2-C640-H32-up": (2, 32, 32, (640,), 640, {"upsample": True}),
-    "hopper-N2-C1280-H16-up": (2, 16, 16, (1280,), 1280, {"upsample": True}),
-    "hopper-N64-C256-H16-up": (64, 16, 16, (256,), 256, {"upsample": True}),
     "hopper-N8-C128-H256-down": (8, 256, 256, (128,), 128, {"stride": 2, "padding": (0, 1, 0, 1)}),
     "hopper-N64-C128-H32-down": (64, 32, 32, (128,), 128, {"stride": 2, "padding": (0, 1, 0, 1)}),
     "hopper-N2-C320-H64-down": (2, 64, 64, (320,), 320, {"stride": 2}),
-}
-# The same in fp8: the levels of SDXL, SD 1.5 and ddpm256, some resnets' first and last convolutions, in two batches.
-FP8_CONVOLUTIONS: dict[str, tuple[int, int, int, tuple[int, ...], int, dict[str, Any]]] = {
-    "-".join((f"fp8-N{n}-C{'+'.join(map(str, channels))}-H{height}-K{out}", *options)): (
+}  # fmt: skip
+# The same in fp8, and those without a shortcut in int8: the levels of SDXL, SD 1.5 and ddpm256, some resnets' first and
+# last convolutions, in two batches.
+CONVOLUTIONS_8BIT: dict[str, tuple[int, int, int, tuple[int, ...], int, dict[str, Any]]] = {
+    "-".join((f"{precision}-N{n}-C{'+'.join(map(str, channels))}-H{height}-K{out}", *options)): (
         n, height, height, channels, out, options,
     )
     for batches, channels, height, out, options in (
@@ -237,6 +258,7 @@ FP8_CONVOLUTIONS: dict[str, tuple[int, int, int, tuple[int, ...], int, dict[str,
         ((2, 16), (1280,), 16, 1280, {"upsample": True}),
     )
     for n in batches
+    for precision in (("fp8",) if "shortcut" in options else ("fp8", "int8"))
 }  # fmt: skip
 # workload -> N, L, input channels, output channels, of a planner's Conv1dBlock: 5 taps, GroupNorm in 8 groups, Mish
 CONV1D_BLOCKS = {

@@ -162,15 +162,22 @@ def test_transformer_operations(harness, load, monkeypatch, name, table, workloa
     assert 0 <= row["max_abs_err"] < 0.1
 
 
-def test_convolutions_in_8_bits(harness, load, monkeypatch):
-    bench = load("bench_conv2d_fp8")
+@pytest.mark.parametrize(
+    ("name", "options", "plan"),
+    [
+        ("fp8-tiny", {"shortcut": (8,)}, "conv2d-same-256-128-shortcut, fp8"),
+        ("int8-tiny", {}, "conv2d-same-256-128, int8"),
+    ],
+)
+def test_convolutions_in_8_bits(harness, load, monkeypatch, name, options, plan):
+    bench = load("bench_conv2d_8bit")
     for way in ("hopper", "kernel"):
         monkeypatch.setattr(bench.conv2d, way, bench.conv2d.reference)
     monkeypatch.setattr(bench, "ceilings", lambda: {"matmul_bf16_tflops": 100.0})  # a card's; a CPU takes long
-    bench.FP8_CONVOLUTIONS["tiny"] = (2, 16, 16, (32, 32), 32, {"shortcut": (8,)})
+    bench.CONVOLUTIONS_8BIT[name] = (2, 16, 16, (32, 32), 32, options)
     gains = {}
-    (row,) = bench.rows(["tiny"], gains)
-    assert gains == {"conv2d-same-256-128-shortcut, fp8": [row["gain"]]} and row["share"] > 0
+    (row,) = bench.rows([name], gains)
+    assert gains == {plan: [row["gain"]]} and row["share"] > 0
 
 
 def test_activations_in_8_bits(harness, load):
@@ -186,14 +193,21 @@ def test_weights_of_int8(harness, load):
 
 
 @pytest.mark.parametrize(
-    "name", ["linear 320 to 320, fp8", "linear 1280 to 320, residual, fp8", "geglu 320 to 2560, fp8"]
+    "name",
+    [
+        "linear 320 to 320, fp8",
+        "linear 1280 to 320, residual, fp8",
+        "geglu 320 to 2560, fp8",
+        "linear 320 to 320, int8",
+        "geglu 320 to 2560, int8",
+    ],
 )
-def test_products_in_fp8(harness, load, monkeypatch, name):
-    bench = load("bench_linear_fp8")
+def test_products_in_8_bits(harness, load, monkeypatch, name):
+    bench = load("bench_linear_8bit")
     operation, *_ = bench.PLANS[name]
     monkeypatch.setattr(operation, "kernel", operation.reference)
     row = bench.row(name, 8)
-    assert {"bf16_ms", "fp8_kernel_ms", "to_fp8_ms"} < row.keys()
+    assert {"bf16_ms", "kernel_ms"} < row.keys() and ("to_fp8_ms" in row) == name.endswith("fp8")
     json.dumps(row)
 
 

@@ -1,11 +1,11 @@
-"""3x3 convolutions in fp8 on sm_90: by the kernel made for it, "hopper", by that of all cards, "kernel"; in bf16, ours.
+"""3x3 convolutions in 8 bits on sm_90: by the kernel made for it, "hopper", by that of all cards, "kernel"; in bf16.
 
-    python benchmarks/bench_conv2d_fp8.py [workload ...] [--save [DIR]]
+    python benchmarks/bench_conv2d_8bit.py [workload ...] [--save [DIR]]
 
-All add a time embedding and make moments; those in fp8 begin with `to_fp8`, whose time is there alone as well. `gain`
-is kernel's time by hopper's, `over_bf16` that of bf16; `share` is hopper's fraction, without to_fp8, of twice the rate
-of a large product in bf16. In the end, the plans whose hopper was the faster at every size and batch that ran:
-`host/hopper/gluon.py` lists such as confirmed.
+All add a time embedding and make moments. Those in fp8 begin with `to_fp8`, whose time is there alone as well, those
+in int8 with `from_int8`. `gain` is kernel's time by hopper's, `over_bf16` that of bf16; `share` is hopper's fraction,
+without to_fp8, of the rate of a large product in bf16, of fp8 of twice that. In the end, the plans whose hopper was the
+faster at every size and batch that ran: `host/hopper/gluon.py` lists such as confirmed.
 """
 
 from collections.abc import Iterator
@@ -15,17 +15,17 @@ from typing import Any
 import torch
 from bench_conv2d import hopper_arguments
 from harness import ceilings, chosen, max_abs_err, measure, needs_gpu, print_confirmed, randn, report, widened
-from shapes import FP8_CONVOLUTIONS
+from shapes import CONVOLUTIONS_8BIT
 
 from fastdiff.kernels.conv2d import Conv2dCall, Shortcut, conv2d
-from fastdiff.kernels.host.weights import FP8, quantise
+from fastdiff.kernels.host.weights import FP8, INT8, quantise
 from fastdiff.kernels.to_fp8 import to_fp8
 
 
 def main() -> None:
     needs_gpu()
     gains: dict[str, list[float]] = {}
-    report("conv2d_fp8", rows(chosen(FP8_CONVOLUTIONS), gains))
+    report("conv2d_8bit", rows(chosen(CONVOLUTIONS_8BIT), gains))
     print_confirmed(gains)
 
 
@@ -40,30 +40,32 @@ def rows(names: list[str], gains: dict[str, list[float]]) -> Iterator[dict[str, 
 
 @torch.inference_mode()
 def row(name: str, peak_tflops: float) -> dict[str, Any]:
-    (x, weight, bias), options = hopper_arguments(name, FP8_CONVOLUTIONS)
-    options |= {"temb": randn(FP8_CONVOLUTIONS[name][0], len(bias))}
-    args = x, quantise(weight, FP8), bias
+    (x, weight, bias), options = hopper_arguments(name, CONVOLUTIONS_8BIT)
+    options |= {"temb": randn(CONVOLUTIONS_8BIT[name][0], len(bias))}
+    dtype = FP8 if name.startswith("fp8") else INT8
+    args = x, quantise(weight, dtype), bias
     call = Conv2dCall(*args, **options)
     calls = {
         "hopper": partial(conv2d.hopper, *args, **options, moments=True),
         "kernel": partial(conv2d.kernel, *args, **options, moments=True),
         "bf16": partial(conv2d, x, weight, bias, **options, moments=True),
-        "to_fp8": partial(to_fp8, x),
     }
+    if dtype == FP8:
+        calls["to_fp8"] = partial(to_fp8, x)
     wide = {key: Shortcut(*map(widened, each)) if key == "shortcut" else widened(each) for key, each in options.items()}
     truth = conv2d.reference(widened(x), args[1], widened(bias), **wide)
     errors = {who: max_abs_err(calls[who](), truth) for who in ("hopper", "kernel")}
     if not errors["hopper"] <= 2 * errors["kernel"] + torch.finfo(torch.bfloat16).eps:
         raise ArithmeticError(f"{name}: hopper is off by {errors['hopper']:.3g}, kernel by {errors['kernel']:.3g}")
     times = measure(calls, seconds=0.01)
-    alone = times["hopper"] - times["to_fp8"]
+    alone, peak = times["hopper"] - times.get("to_fp8", 0), peak_tflops * (2 if dtype == FP8 else 1)
     return {
         "workload": name,
         "plan": call.hopper_plan(),
         **{f"{who}_ms": milliseconds for who, milliseconds in times.items()},
         "gain": times["kernel"] / times["hopper"],
         "over_bf16": times["bf16"] / times["hopper"],
-        "share": 2 * truth.numel() * args[1].values[0].numel() / alone / 1e9 / (2 * peak_tflops),
+        "share": 2 * truth.numel() * args[1].values[0].numel() / alone / 1e9 / peak,
         **{f"{who}_max_abs_err": error for who, error in errors.items()},
     }
 
