@@ -25,7 +25,8 @@ class Timesteps(nn.Module):
         exponent = -math.log(10_000) * torch.arange(half, dtype=torch.float32, device=timesteps.device)
         angles = timesteps[:, None].float() * torch.exp(exponent / (half - self.freq_shift))
         waves = [angles.cos(), angles.sin()] if self.flip_sin_to_cos else [angles.sin(), angles.cos()]
-        return F.pad(torch.cat(waves, dim=-1), (0, self.width % 2))
+        embedding = torch.cat(waves, dim=-1)
+        return F.pad(embedding, (0, 1)) if self.width % 2 else embedding
 
 
 class GaussianFourierProjection(nn.Module):
