@@ -271,7 +271,7 @@ def open_page(browser, server) -> Iterator[Callable]:
     def visit(size=DESKTOP, theme: str = "light"):
         contexts.append(browser.new_context(viewport=size, accept_downloads=True))
         page = contexts[-1].new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(120_000)
         page.on("request", watch)
         with page.expect_response("**/gradio_api/run/predict*"):  # the page's first question; before, it forgets input
             page.goto(f"{server}/?__theme={theme}")

@@ -243,7 +243,7 @@ def test_a_closed_tab_stops_its_run(visit, slow_steps):
 
 
 @pytest.mark.parametrize("after", [pytest.param(1, id="first step"), pytest.param(4, id="last step but one")])
-def test_cancel_stops_within_a_step_and_the_next_job_is_right(visit, slow_steps, after):
+def test_cancel_stops_within_a_step_and_the_next_job_is_right(visit, models, slow_steps, after):
     page = visit()
     event = page.event("generate", "click")
     event_id = page.join(event, page.inputs(event, Steps=5)).json()["event_id"]
@@ -253,7 +253,7 @@ def test_cancel_stops_within_a_step_and_the_next_job_is_right(visit, slow_steps,
     body = {"session_hash": page.session_hash, "fn_index": event["id"], "event_id": event_id}
     assert page.http.post("/gradio_api/cancel", json=body).json() == {"success": True}
     seen.join()
-    time.sleep(0.5)
+    wait_for(lambda: not models.is_computing)
     assert after <= len(slow_steps) <= after + 1
     slow_steps.clear()
     assert visit().call(event, page.inputs(event, Steps=2))["success"]
