@@ -1,5 +1,6 @@
 """Embeddings of timesteps, and of what is added to them."""
 
+import functools
 import math
 
 import torch
@@ -22,11 +23,19 @@ class Timesteps(nn.Module):
     def forward(self, timesteps: Tensor) -> Tensor:
         """(N,) -> (N, width) float32."""
         half = self.width // 2
-        exponent = -math.log(10_000) * torch.arange(half, dtype=torch.float32, device=timesteps.device)
-        angles = timesteps[:, None].float() * torch.exp(exponent / (half - self.freq_shift))
+        angles = timesteps[:, None].float() * _frequencies(half, half - self.freq_shift, timesteps.device)
         waves = [angles.cos(), angles.sin()] if self.flip_sin_to_cos else [angles.sin(), angles.cos()]
         embedding = torch.cat(waves, dim=-1)
         return F.pad(embedding, (0, 1)) if self.width % 2 else embedding
+
+
+@functools.cache
+def _frequencies(count: int, divisor: float, device: torch.device) -> Tensor:
+    """(count,) float32, 10,000^(-k / divisor), kept: to make them anew would be four more launches in each forward."""
+    frequencies = torch.exp(-math.log(10_000) * torch.arange(count, dtype=torch.float32, device=device) / divisor)
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()  # another stream may read them next
+    return frequencies
 
 
 class GaussianFourierProjection(nn.Module):
