@@ -40,7 +40,8 @@ class _Graph:
     """One captured call, with inputs and outputs in memory of its own."""
 
     def __init__(self, function: Function, inputs: Tensors):
-        self.inputs = map_tensors(torch.clone, inputs)
+        # what the function would lay out anew at each replay, the copy into these does
+        self.inputs = map_tensors(lambda tensor: tensor.clone(memory_format=torch.contiguous_format), inputs)
         self.graph = torch.cuda.CUDAGraph()
         self.idle = torch.cuda.Event()
         torch.cuda.current_stream().synchronize()

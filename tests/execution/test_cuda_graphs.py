@@ -42,7 +42,7 @@ class TestGraphs:
         graphed = Graphed(self.function)
         for seed in range(4):  # eager, captured, replayed twice
             torch.manual_seed(seed)
-            x, first, second, noise = torch.randn(4, 3, 5, device="cuda")
+            x, first, second, noise = torch.randn(4, 5, 3, device="cuda").mT  # not contiguous
             for given in ((x, Pair(first, second)), (x, Pair(first, second), noise)):
                 found, expected = graphed(*given), self.function(*given)
                 assert torch.equal(found[0], expected[0])
