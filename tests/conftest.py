@@ -1,10 +1,14 @@
 """Fixtures that several folders of tests share."""
 
 import functools
+import signal
 
 import pytest
 import torch
 from torch import nn
+
+# Where a shell starts the tests with an ampersand, Ctrl-C is ignored, in every process that they start too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

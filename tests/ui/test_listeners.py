@@ -59,9 +59,8 @@ def test_the_next_job_waits_for_the_step_of_a_cancelled_one_and_no_longer(visit,
     while not models.is_computing:
         time.sleep(0.01)
     ids = {"session_hash": page.session_hash, "fn_index": event["id"], "event_id": job}
-    start = time.monotonic()
     assert page.http.post("/gradio_api/cancel", json=ids).status_code == 200
-    assert time.monotonic() - start < 0.5 and not slow_steps
+    assert not slow_steps, "it was answered while the step went on"
     assert other.join(event, other.inputs(event, Steps=1)).status_code == 200
     messages = other.messages()
     assert "Waiting for the step" in str(next(each for each in messages if each["msg"] == "process_generating"))
