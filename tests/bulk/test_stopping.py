@@ -3,11 +3,11 @@
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from fastdiff.bulk import stopping
+from tests.waiting import wait_for
 
 CODE = """
 import sys, time
@@ -48,13 +48,6 @@ def test_one_whose_parent_is_gone_stops(tmp_path):
     code += "; import time; time.sleep(60)"
     path = tmp_path / "said"
     with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.DEVNULL) as parent:
-        wait_for(lambda: path.exists() and path.read_text())
+        wait_for(lambda: path.exists() and path.read_text(), seconds=30)
         parent.kill()
-    wait_for(lambda: path.read_text() == "ready and asked")
-
-
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: path.read_text() == "ready and asked", seconds=30)

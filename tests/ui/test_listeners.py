@@ -5,6 +5,7 @@ import time
 import pytest
 
 from fastdiff.ui.serving import listeners
+from tests.waiting import wait_for
 
 DATA = ["emoji64", None, 0, 8, 3, *[None] * 5, 1, *[None] * 3]  # 8 pictures, one after the other, of 3 steps
 
@@ -30,8 +31,7 @@ def test_its_finished_pictures_stay_in_history(visit, models, slow_steps):
     page = visit()
     event = page.event("generate", "click")
     page.join(event, page.inputs(event, Pictures=32, Steps=1, Seed=3, **{"Batch size": 1}))
-    while not slow_steps:
-        time.sleep(0.01)
+    wait_for(lambda: slow_steps, seconds=60)
     steps = 0
     while models.is_computing or len(slow_steps) > steps:
         steps = len(slow_steps)
@@ -56,8 +56,7 @@ def test_the_next_job_waits_for_the_step_of_a_cancelled_one_and_no_longer(visit,
     event = page.event("generate", "click")
     job = page.join(event, page.inputs(event, Steps=20)).json()["event_id"]
     next(each for each in page.messages() if each["msg"] == "process_generating")
-    while not models.is_computing:
-        time.sleep(0.01)
+    wait_for(lambda: models.is_computing, seconds=60)
     ids = {"session_hash": page.session_hash, "fn_index": event["id"], "event_id": job}
     assert page.http.post("/gradio_api/cancel", json=ids).status_code == 200
     assert not slow_steps, "it was answered while the step went on"

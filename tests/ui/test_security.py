@@ -13,6 +13,7 @@ import pytest
 from gradio.route_utils import GradioUploadFile
 
 from fastdiff.ui.limits import Limits
+from tests.waiting import wait_for
 
 LIMITS = Limits(waiting=2, upload=100_000, uploads=400_000)
 opened: list[tuple] | None = None  # connections asked for while it is a list
@@ -218,13 +219,6 @@ def test_a_full_queue_says_so_and_empties(visit, slow_steps):
     ended = [each for each in page.messages() if each["msg"] == "process_completed"]
     assert [each["success"] for each in ended] == [True] * (len(replies) - [r.status_code for r in replies].count(503))
     assert visit().call(event, data)["success"]
-
-
-def wait_for(condition, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_a_closed_tab_stops_its_run(visit, slow_steps):
