@@ -12,7 +12,7 @@ DATA = ["emoji64", None, 0, 8, 3, *[None] * 5, 1, *[None] * 3]  # 8 pictures, on
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch):
-    monkeypatch.setattr(listeners, "PATIENCE", 2.0)
+    monkeypatch.setattr(listeners, "PATIENCE", 1.5)
 
 
 @pytest.mark.parametrize("posted", ["call", "join"])
@@ -24,7 +24,7 @@ def test_a_job_without_a_listener_ends_and_lets_the_next_one_in(visit, slow_step
     else:
         assert page.join(event, page.inputs(event, Pictures=32, Steps=50)).status_code == 200
     result = other.call(event, other.inputs(event, Steps=2, Pictures=1))
-    assert result["success"] and 2 < len(slow_steps) < 2 + 24, "some of the first, all of the second"
+    assert result["success"] and 2 < len(slow_steps) < 2 + 12, "some of the first, all of the second"
 
 
 def test_its_finished_pictures_stay_in_history(visit, models, slow_steps):
@@ -58,8 +58,9 @@ def test_the_next_job_waits_for_the_step_of_a_cancelled_one_and_no_longer(visit,
     next(each for each in page.messages() if each["msg"] == "process_generating")
     wait_for(lambda: models.is_computing, seconds=60)
     ids = {"session_hash": page.session_hash, "fn_index": event["id"], "event_id": job}
+    start = time.monotonic()
     assert page.http.post("/gradio_api/cancel", json=ids).status_code == 200
-    assert not slow_steps, "it was answered while the step went on"
+    assert time.monotonic() - start < 0.5 and not slow_steps
     assert other.join(event, other.inputs(event, Steps=1)).status_code == 200
     messages = other.messages()
     assert "Waiting for the step" in str(next(each for each in messages if each["msg"] == "process_generating"))
