@@ -1,6 +1,6 @@
 """LayerNorm and RMSNorm of tokens in one pass, with gate and residual before, the scale and shift of adaLN after.
 
-A program holds its token in registers and reads it once: the mean, then the squared distances from it, both float32.
+A program holds a token in registers and reads it once: the mean, then the squared distances from it, both float32.
 Sums of squares would cancel on a large mean.
 """
 
@@ -19,6 +19,9 @@ from fastdiff.kernels.to_fp8 import FORMAT, to_fp8
 
 Normed = Tensor | Scaled | tuple[Tensor | Scaled, Tensor]
 MAX_WIDTH = 16384  # channels that a program holds; chosen, not measured
+# Up to so many channels to begin a program costs more than a token, and so many programs, as an H200 runs at once, make
+# all of them.
+NARROW, PROGRAMS = 512, 4224
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,12 +118,15 @@ class LayerNormCall(Call[Normed]):
         y_scale = torch.empty(n, tokens, dtype=torch.float32, device=x.device) if self.in_fp8 else None
         total = None if residual is None else x.new_empty(n, tokens, channels)
         warps = 1 if channels <= 2048 else 8  # by the width alone: the bits of a sum are those of its lanes
+        first = max(1, triton.next_power_of_2(channels) // 2)
+        rest = max(1, triton.next_power_of_2(channels - first))
+        loop = channels <= NARROW
         launch(
-            layer_norm_kernel, (n * tokens,),
-            y, y_scale, total, x, residual, gate, weight, bias, scale, shift, tokens, channels, *x.stride()[:2],
+            layer_norm_kernel, (min(n * tokens, PROGRAMS) if loop else n * tokens,),
+            y, y_scale, total, x, residual, gate, weight, bias, scale, shift, n, tokens, *x.stride()[:2],
             *((0, 0) if residual is None else residual.stride()[:2]),
             *(0 if table is None else table.stride(0) for table in (gate, scale, shift)), self.eps,
-            RMS=self.rms, BC=max(16, triton.next_power_of_2(channels)), **FORMAT, num_warps=warps,
+            LOOP=loop, RMS=self.rms, C=channels, B1=first, B2=rest, **FORMAT, num_warps=warps,
         )  # fmt: skip
         made = y if y_scale is None else Scaled(y, y_scale, x.dtype)
         return made if total is None else (made, total)

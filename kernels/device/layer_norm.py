@@ -1,58 +1,152 @@
-"""The Triton kernel of `layer_norm`: a program holds its token in registers and reads it once."""
+"""The Triton kernel of `layer_norm`: a program holds a token in registers, in two parts, and reads it once.
+
+The parts are powers of two, so that few lanes have no channel: 1280 are 1024 and 256.
+"""
+
+from typing import Any, NamedTuple
 
 from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.device.math import await_inputs
 from fastdiff.kernels.device.to_fp8 import magnitudes, narrow
 
 
+class Inputs(NamedTuple):
+    """A number for each tensor that tokens are made of: a pointer, None where it is not there, a stride, the values."""
+
+    x: Any
+    residual: Any
+    gate: Any
+    weight: Any
+    bias: Any
+    scale: Any
+    shift: Any
+
+
 @triton.jit
-def _times_plus(y, factor_ptr, term_ptr, c, inside, PLUS_ONE: tl.constexpr):
-    """y (BC,) times a row, plus one where PLUS_ONE, plus a row; those that have pointers."""
-    if factor_ptr is not None:
-        factor = tl.load(factor_ptr + c, mask=inside, other=0.0).to(tl.float32)
-        y *= 1 + factor if PLUS_ONE else factor
-    if term_ptr is not None:
-        y += tl.load(term_ptr + c, mask=inside, other=0.0).to(tl.float32)
+def _load(ptr, offset, c, inside):
+    if ptr is None:
+        return 0.0
+    else:
+        return tl.load(ptr + offset + c, mask=inside, other=0.0)
+
+
+@triton.jit
+def _load_all(at, offsets, c, inside):
+    """The values of some channels; no load waits for another."""
+    return Inputs(
+        _load(at.x, offsets.x, c, inside),
+        _load(at.residual, offsets.residual, c, inside),
+        _load(at.gate, offsets.gate, c, inside),
+        _load(at.weight, offsets.weight, c, inside),
+        _load(at.bias, offsets.bias, c, inside),
+        _load(at.scale, offsets.scale, c, inside),
+        _load(at.shift, offsets.shift, c, inside),
+    )
+
+
+@triton.jit
+def _add_residual(at, values, sum_ptr, out, inside):
+    """What is normalised: x, or its rounded sum with the residual, which is stored."""
+    y = values.x.to(tl.float32)
+    if at.gate is not None:
+        y *= values.gate.to(tl.float32)
+    if at.residual is not None:
+        total = (y + values.residual.to(tl.float32)).to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + out, total, mask=inside)
+        y = total.to(tl.float32)
     return y
 
 
-@triton.jit(do_not_specialize=("tokens",))
-def layer_norm_kernel(
-    y_ptr, y_scale_ptr, sum_ptr, x_ptr, residual_ptr, gate_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr,
-    tokens, channels, x_picture, x_row, residual_picture, residual_row, gate_stride, scale_stride, shift_stride, eps,
-    RMS: tl.constexpr, BC: tl.constexpr, STEP: tl.constexpr, LEAST: tl.constexpr,
-):  # fmt: skip
-    """One token; y_scale_ptr: of y in fp8, of which STEP and LEAST are those of `to_fp8`."""
-    await_inputs()
-    picture = (tl.program_id(0) // tokens).to(tl.int64)
-    row, c = (tl.program_id(0) % tokens).to(tl.int64), tl.arange(0, BC)
-    inside = c < channels
-    out = (picture * tokens + row) * channels + c
-
-    y = tl.load(x_ptr + picture * x_picture + row * x_row + c, mask=inside, other=0.0).to(tl.float32)
-    if gate_ptr is not None:
-        y = _times_plus(y, gate_ptr + picture * gate_stride, None, c, inside, False)
-    if residual_ptr is not None:
-        residual_ptr += picture * residual_picture
-        y += tl.load(residual_ptr + row * residual_row + c, mask=inside, other=0.0).to(tl.float32)
-        total = y.to(sum_ptr.dtype.element_ty)
-        tl.store(sum_ptr + out, total, mask=inside)
-        y = total.to(tl.float32)
-    count = tl.cast(channels, tl.float32)
+@triton.jit
+def _normalise(y, y2, inside, inside2, eps, C: tl.constexpr, RMS: tl.constexpr):
+    """Both parts of a token of C channels less their mean, over their deviation."""
+    count: tl.constexpr = float(C)
     if RMS:
-        variance = tl.div_rn(tl.sum(y * y), count)
+        variance = tl.div_rn(tl.sum(y * y) + tl.sum(y2 * y2), count)
     else:
-        y = tl.where(inside, y - tl.div_rn(tl.sum(y), count), 0.0)
-        left = tl.div_rn(tl.sum(y), count)  # of the mean, which float32 rounds where it is large
-        variance = tl.div_rn(tl.sum(y * y), count) - left * left
-        y -= left
-    y *= tl.div_rn(1.0, tl.sqrt_rn(variance + eps))
-    y = _times_plus(y, weight_ptr, bias_ptr, c, inside, False)
-    if scale_ptr is not None:
-        scale_ptr, shift_ptr = scale_ptr + picture * scale_stride, shift_ptr + picture * shift_stride
-        y = _times_plus(y, scale_ptr, shift_ptr, c, inside, True)
-    if y_scale_ptr is not None:  # as what `to_fp8` reads would be rounded
-        y = tl.where(inside, y, 0.0).to(x_ptr.dtype.element_ty).to(tl.float32)
-        tl.store(y_scale_ptr + tl.program_id(0), narrow(y_ptr + out, y, tl.max(magnitudes(y)), inside, STEP, LEAST))
+        mean = tl.div_rn(tl.sum(y) + tl.sum(y2), count)
+        y, y2 = tl.where(inside, y - mean, 0.0), tl.where(inside2, y2 - mean, 0.0)
+        left = tl.div_rn(tl.sum(y) + tl.sum(y2), count)  # of the mean, which float32 rounds where it is large
+        variance = tl.div_rn(tl.sum(y * y) + tl.sum(y2 * y2), count) - left * left
+        y, y2 = y - left, y2 - left
+    factor = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))
+    return y * factor, y2 * factor
+
+
+@triton.jit
+def _modulate(y, at, values):
+    if at.weight is not None:
+        y *= values.weight.to(tl.float32)
+    if at.bias is not None:
+        y += values.bias.to(tl.float32)
+    if at.scale is not None:
+        y = y * (1 + values.scale.to(tl.float32)) + values.shift.to(tl.float32)
+    return y
+
+
+@triton.jit
+def _rounded(y, inside, dtype: tl.constexpr):
+    """y as what `to_fp8` reads would be."""
+    return tl.where(inside, y, 0.0).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _write_token(
+    token, tokens, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps,
+    RMS: tl.constexpr, C: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr, STEP: tl.constexpr, LEAST: tl.constexpr,
+):  # fmt: skip
+    """One of the tokens of all pictures. at, by_picture, by_token: pointers to the first, and their strides."""
+    c, c2 = tl.arange(0, B1), B1 + tl.arange(0, B2)
+    inside, inside2 = c < C, c2 < C
+    picture, row, first = token // tokens, token % tokens, tl.cast(token, tl.int64) * C
+    picture, row = tl.cast(picture, tl.int64), tl.cast(row, tl.int64)
+    out, out2 = first + c, first + c2
+    offsets = Inputs(
+        picture * by_picture.x + row * by_token.x,
+        picture * by_picture.residual + row * by_token.residual,
+        picture * by_picture.gate,
+        0,
+        0,
+        picture * by_picture.scale,
+        picture * by_picture.shift,
+    )
+    values, values2 = _load_all(at, offsets, c, inside), _load_all(at, offsets, c2, inside2)
+    y, y2 = _add_residual(at, values, sum_ptr, out, inside), _add_residual(at, values2, sum_ptr, out2, inside2)
+    y, y2 = _normalise(y, y2, inside, inside2, eps, C, RMS)
+    y, y2 = _modulate(y, at, values), _modulate(y2, at, values2)
+    if y_scale_ptr is not None:
+        dtype: tl.constexpr = at.x.dtype.element_ty
+        y, y2 = _rounded(y, inside, dtype), _rounded(y2, inside2, dtype)
+        largest = tl.maximum(tl.max(magnitudes(y)), tl.max(magnitudes(y2)))
+        narrow(y_ptr + out2, y2, largest, inside2, STEP, LEAST)
+        tl.store(y_scale_ptr + token, narrow(y_ptr + out, y, largest, inside, STEP, LEAST))
     else:
         tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=inside)
+        tl.store(y_ptr + out2, y2.to(y_ptr.dtype.element_ty), mask=inside2)
+
+
+@triton.jit(do_not_specialize=("pictures", "tokens"))
+def layer_norm_kernel(
+    y_ptr, y_scale_ptr, sum_ptr, x_ptr, residual_ptr, gate_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr,
+    pictures, tokens, x_picture, x_row, residual_picture, residual_row, gate_stride, scale_stride, shift_stride, eps,
+    LOOP: tl.constexpr, RMS: tl.constexpr, C: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr, STEP: tl.constexpr,
+    LEAST: tl.constexpr,
+):  # fmt: skip
+    """A token of C channels, in parts of B1 and up to B2; LOOP: each so many-th, one after another.
+
+    y_scale_ptr: of y in fp8, of which STEP and LEAST are those of `to_fp8`.
+    """
+    await_inputs()
+    at = Inputs(x_ptr, residual_ptr, gate_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr)
+    by_picture = Inputs(x_picture, residual_picture, gate_stride, 0, 0, scale_stride, shift_stride)
+    by_token = Inputs(x_row, residual_row, 0, 0, 0, 0, 0)
+    if LOOP:
+        for token in range(tl.program_id(0), pictures * tokens, tl.num_programs(0)):
+            _write_token(
+                token, tokens, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps, RMS, C, B1, B2, STEP, LEAST
+            )  # fmt: skip
+    else:
+        _write_token(
+            tl.program_id(0), tokens, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps,
+            RMS, C, B1, B2, STEP, LEAST,
+        )  # fmt: skip

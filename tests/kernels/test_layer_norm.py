@@ -96,6 +96,16 @@ def test_large_mean_in_16_bits(norm, randn, dtype, assert_accurate):
     assert_accurate(norm(x, eps=EPS), layer_norm.reference(x, eps=EPS), exact(x, rms=False))
 
 
+def test_programs_of_several_tokens(norm, randn, dtype, monkeypatch):
+    """The bits are those of a program for each token."""
+    x, table = randn(3, 7, 48, dtype=dtype), randn(3, 144)
+    options = dict(zip(("gate", "scale", "shift"), table.chunk(3, dim=1), strict=True), residual=x.flip(1))
+    alone = norm(x, eps=EPS, **options)
+    monkeypatch.setattr("fastdiff.kernels.layer_norm.PROGRAMS", 4)
+    for y, own in zip(norm(x, eps=EPS, **options), alone, strict=True):
+        assert torch.equal(y, own)
+
+
 def test_constant_token_is_its_shift(norm, randn, dtype, device):
     x = torch.full((1, 3, 48), 3.0, dtype=dtype, device=device)
     scale, shift = randn(1, 48, dtype=dtype), randn(1, 48, dtype=dtype)
