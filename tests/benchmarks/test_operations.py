@@ -317,6 +317,31 @@ def test_what_the_sanitizer_found(load, monkeypatch, output, code, clean):
         assert lines == ["nothing found in 0 tests:", f"{what} a::b, c::d:", *(f"    {line}" for line in found.lines)]
 
 
+HAZARD = """========= Error: Potential RAW hazard detected at __shared__ 0xcda8 in block ({block},0,0) :
+=========     Write Thread (31,0,0) at hopper_conv+0x18c0 in conv2d.py:{line}
+=========     Read Thread (128,0,0) at hopper_conv+0xf0 in conv2d.py:{line}
+=========     Current Value : 1
+=========
+"""
+
+
+@pytest.mark.parametrize("beyond", [0, 1], ids=["the-hand-over-alone", "and-another"])
+def test_hazards_of_the_hand_over_to_warps_are_counted_apart(load, monkeypatch, beyond):
+    pytest.importorskip("triton", reason="no Triton here")
+    sanitize = load("sanitize")
+    source = (BENCHMARKS.parent / "kernels" / "device" / "hopper" / "conv2d.py").read_text().splitlines()
+    line = next(number for number, text in enumerate(source, 1) if text.startswith("def hopper_conv("))
+    hazards = [HAZARD.format(block=block, line=line) for block in range(3)]
+    hazards += beyond * [HAZARD.format(block=3, line=line + 20)]
+    output = SAID.format("".join(hazards), len(hazards))
+    monkeypatch.setattr(sanitize.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 9, stdout=output))
+    found = sanitize.check("compute-sanitizer", "racecheck", ["a::b"])
+    assert (found.clean, found.handed_over) == (not beyond, 3)
+    places = f"Potential RAW hazard hopper_conv conv2d.py:{line} hopper_conv conv2d.py:{line}"
+    assert f"3 times {places}" in found.lines and "Error" not in "".join(found.lines)
+    assert ("but 3 times Triton's hand-over" in sanitize.summary([found])) == found.clean
+
+
 def test_the_sanitizer_runs_each_kernel_test_file(load):
     """One odd shape of every operation is among the tests it selects, and of the convolutions for sm_90, fp8 too."""
     pytest.importorskip("triton", reason="no Triton here")
