@@ -11,7 +11,7 @@ from fastdiff.kernels.device.to_fp8 import magnitudes, narrow
 
 
 class Inputs(NamedTuple):
-    """A number for each tensor that tokens are made of: a pointer, None where it is not there, a stride, the values."""
+    """Pointers to the tensors that tokens are made of, None for one that is not there; or their strides, or values."""
 
     x: Any
     residual: Any
@@ -46,7 +46,7 @@ def _load_all(at, offsets, c, inside):
 
 @triton.jit
 def _add_residual(at, values, sum_ptr, out, inside):
-    """What is normalised: x, or its rounded sum with the residual, which is stored."""
+    """Gated x, or its rounded sum with the residual, which is stored."""
     y = values.x.to(tl.float32)
     if at.gate is not None:
         y *= values.gate.to(tl.float32)
@@ -95,11 +95,11 @@ def _write_token(
     token, tokens, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps,
     RMS: tl.constexpr, C: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr, STEP: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
-    """One of the tokens of all pictures. at, by_picture, by_token: pointers to the first, and their strides."""
+    """Norm a token of all pictures'. at, by_picture, by_token: pointers to the first one, and their strides."""
     c, c2 = tl.arange(0, B1), B1 + tl.arange(0, B2)
     inside, inside2 = c < C, c2 < C
-    picture, row, first = token // tokens, token % tokens, tl.cast(token, tl.int64) * C
-    picture, row = tl.cast(picture, tl.int64), tl.cast(row, tl.int64)
+    picture, row = tl.cast(token // tokens, tl.int64), tl.cast(token % tokens, tl.int64)
+    first = tl.cast(token, tl.int64) * C
     out, out2 = first + c, first + c2
     offsets = Inputs(
         picture * by_picture.x + row * by_token.x,
