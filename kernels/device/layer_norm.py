@@ -46,7 +46,7 @@ def _load_all(at, offsets, c, inside):
 
 @triton.jit
 def _add_residual(at, values, sum_ptr, out, inside):
-    """Gated x, or its rounded sum with the residual, which is stored."""
+    """x, or the rounded sum of the gated x and the residual, which is stored."""
     y = values.x.to(tl.float32)
     if at.gate is not None:
         y *= values.gate.to(tl.float32)
