@@ -13,6 +13,7 @@ INK, GRID, FRAME = (64, 64, 64), (228, 228, 228), (160, 160, 160)
 RADIUS = 4
 
 Point = tuple[float, float]
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 Colour = tuple[int, int, int]
 # Okabe and Ito's, which the colour-blind tell apart.
 COLOURS: tuple[Colour, ...] = (
@@ -113,7 +114,30 @@ def _write(
         draw.text((LEFT - 8, y(tick)), f"{tick:,.7g}", INK, font, anchor="rm")
     for each, (left, middle) in _legend_rows(series):
         draw.text((left + 18, middle), each.name, INK, font, anchor="lm")
+    _write_labels(draw, series, axes)
+
+
+def _write_labels(draw: ImageDraw.ImageDraw, series: list[Series], axes: tuple[Axis, Axis]) -> None:
+    """Write each where it meets no other label nor the frame, and the fewest points: beside its own, above or below."""
+    font, (x, y) = ImageFont.load_default(11), axes
+    points = [(x(a), y(b)) for each in series for a, b in each.points]
+    marks = [(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for x, y in points]
+    labels: list[Box] = []
+    for each in series:
         for (a, b), label in zip(each.points, each.labels, strict=False):
-            small = ImageFont.load_default(11)
-            leaves = x(a) + 8 + small.getlength(label) > RIGHT
-            draw.text((x(a) + (-8 if leaves else 8), y(b)), label, INK, small, anchor="rm" if leaves else "lm")
+            left, top = x(a), y(b)
+            spots = [((left + 8, top), "lm"), ((left, top - 8), "mb"), ((left, top + 8), "mt"), ((left - 8, top), "rm")]
+            boxes = {spot: draw.textbbox(spot[0], label, font, spot[1]) for spot in spots}
+            hidden = {
+                spot: (_meetings(box, labels) + (box[0] < LEFT or box[2] > RIGHT), _meetings(box, marks))
+                for spot, box in boxes.items()
+            }
+            place, anchor = min(spots, key=hidden.__getitem__)
+            draw.text(place, label, INK, font, anchor=anchor)
+            labels.append(boxes[place, anchor])
+
+
+def _meetings(box: Box, others: list[Box]) -> int:
+    """The number of boxes that overlap this one."""
+    left, top, right, bottom = box
+    return sum(left < other[2] and other[0] < right and top < other[3] and other[1] < bottom for other in others)

@@ -91,3 +91,20 @@ def test_our_attention_must_be_right(harness, load, monkeypatch):
     monkeypatch.setattr(bench, "attention", wrong)
     with pytest.raises(ArithmeticError, match="4 tokens: ours is off by"):
         bench.row(4)
+
+
+def test_labels_of_near_points_do_not_meet(load, monkeypatch):
+    chart = load("chart")
+    written = []
+    text = chart.ImageDraw.ImageDraw.text
+
+    def write(draw, place, words, ink, font, anchor):
+        if words.startswith("model"):
+            written.append(draw.textbbox(place, words, font, anchor))
+        text(draw, place, words, ink, font, anchor=anchor)
+
+    monkeypatch.setattr(chart.ImageDraw.ImageDraw, "text", write)
+    points, names = [(1.0, 1.0), (1.2, 1.01), (99.0, 9.0)], ("model 1", "model 2", "model 3")
+    chart.draw_chart("near", "x", "y", [chart.Series("points", points, chart.COLOURS[0], labels=names)])
+    assert len(written) == 3 and all(chart._meetings(box, written) == 1 for box in written)  # itself
+    assert all(box[0] >= chart.LEFT and box[2] <= chart.RIGHT for box in written)
