@@ -7,7 +7,7 @@ from tempfile import NamedTemporaryFile
 
 import torch
 
-SHARED_MEMORY = {89: 99 * 1024, 90: 227 * 1024}  # bytes of a program, by compute capability
+SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}  # bytes of a program, by compute capability
 TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int64: "i64", torch.int32: "i32",
     torch.int8: "i8", torch.float8_e4m3fn: "fp8e4nv",
