@@ -19,9 +19,8 @@ from fastdiff.kernels.to_fp8 import FORMAT, to_fp8
 
 Normed = Tensor | Scaled | tuple[Tensor | Scaled, Tensor]
 MAX_WIDTH = 16384  # channels that a program holds; chosen, not measured
-# Up to so many channels to begin a program costs more than a token, and so many programs, as an H200 runs at once, make
-# all of them.
-NARROW, PROGRAMS = 512, 4224
+NARROW = 512  # channels, at most, of tokens that a program makes several of: to begin one costs more than a token
+PROGRAMS = 4224  # that narrow tokens have at most: as many as an H200 runs at once
 
 
 @dataclass(frozen=True, eq=False)

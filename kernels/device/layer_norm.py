@@ -92,11 +92,10 @@ def _rounded(y, inside, dtype: tl.constexpr):
 
 @triton.jit
 def _write_token(
-    token, tokens, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps,
-    RMS: tl.constexpr, C: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr, STEP: tl.constexpr, LEAST: tl.constexpr,
+    token, tokens, c, c2, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps,
+    RMS: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     """Norm a token of all pictures'. at, by_picture, by_token: pointers to the first one, and their strides."""
-    c, c2 = tl.arange(0, B1), B1 + tl.arange(0, B2)
     inside, inside2 = c < C, c2 < C
     picture, row = tl.cast(token // tokens, tl.int64), tl.cast(token % tokens, tl.int64)
     first = tl.cast(token, tl.int64) * C
@@ -140,13 +139,14 @@ def layer_norm_kernel(
     at = Inputs(x_ptr, residual_ptr, gate_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr)
     by_picture = Inputs(x_picture, residual_picture, gate_stride, 0, 0, scale_stride, shift_stride)
     by_token = Inputs(x_row, residual_row, 0, 0, 0, 0, 0)
+    c, c2 = tl.arange(0, B1), B1 + tl.arange(0, B2)
     if LOOP:
         for token in range(tl.program_id(0), pictures * tokens, tl.num_programs(0)):
             _write_token(
-                token, tokens, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps, RMS, C, B1, B2, STEP, LEAST
+                token, tokens, c, c2, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps, RMS, C, STEP, LEAST
             )  # fmt: skip
     else:
         _write_token(
-            tl.program_id(0), tokens, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps,
-            RMS, C, B1, B2, STEP, LEAST,
+            tl.program_id(0), tokens, c, c2, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps,
+            RMS, C, STEP, LEAST,
         )  # fmt: skip
