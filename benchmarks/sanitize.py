@@ -122,13 +122,14 @@ def check(sanitizer: str, tool: str, tests: list[str]) -> Finding:
     handed_over = sum(count for hazard, count in hazards.items() if hazard.is_hand_over())
     output = HAZARD.sub("", done.stdout)
     said = [line for line in output.splitlines() if re.match(r"(\.|F)*=========( |$)", line)]
-    said += [f"{count} times {' '.join(hazard)}" for hazard, count in hazards.items()]
     passed = re.findall(r"^\d+ \w+.* in [\d.]+s", output, re.MULTILINE)
+    harmless = handed_over == hazards.total() > 0 and not re.search("Error|failed", "".join([*passed, *said]))
+    said += [f"{count} times {' '.join(hazard)}" for hazard, count in hazards.items()]
     command = " ".join(["compute-sanitizer", *options, "--kernel-name ...", "python", *pytest, "TESTS"])
-    ended = done.returncode == 0 or (handed_over == hazards.total() > 0 and "failed" not in "".join(passed))
+    clean = (done.returncode == 0 or harmless) and "SUMMARY" in output
     broke_off = "Internal Sanitizer Error" in output
     lines = [*passed, *said] or output.splitlines()[-1:]  # why it did not run
-    return Finding(tests, command, lines, ended and "SUMMARY" in output and not broke_off, broke_off, handed_over)
+    return Finding(tests, command, lines, clean, broke_off, handed_over)
 
 
 def summary(findings: list[Finding]) -> str:
