@@ -1,4 +1,5 @@
-# make sample: install and draw pictures. make ui: the web page. make test: install and pass the tests.
+# make sample: install and draw pictures. make ui: the web page.
+# make test: install and pass the tests, in some minutes. make test-all: the tests that take longer.
 # make bench: measure this machine, results in benchmarks/results. make sanitize: memory and race checks on a GPU.
 # make soak: 5,000 pictures whose workers are killed 20 times, its result beside those of make bench.
 PYTHON ?= python3
@@ -6,16 +7,22 @@ BIN := .venv/bin
 # torch is pinned in constraints.txt; a file that is newer than its stamp installs again.
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: sample test ui lint format bench sanitize soak clean
+.PHONY: sample test test-all ui lint format bench sanitize soak clean
 
 sample: .venv/installed
 	$(BIN)/fastdiff sample --out samples --grid --overwrite
 
-# A worker a core: with threads of their own they would wait for one another.
-test: export OMP_NUM_THREADS := 1
+# One worker for each core, and one thread for each worker.
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+test test-all: export OMP_NUM_THREADS := 1
+
 test: .venv/installed-test
-	$(BIN)/python -m pytest -n auto --dist worksteal
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/kernels
+	$(PYTEST) -m "not slow"
+	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/kernels
+
+test-all: .venv/installed-test
+	$(PYTEST) -m slow
+	TRITON_INTERPRET=1 $(PYTEST) -m slow tests/kernels
 
 ui: .venv/installed-ui
 	$(BIN)/fastdiff ui
