@@ -7,8 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-# Where a shell starts the tests with an ampersand, Ctrl-C is ignored, in every process that they start too.
+# A shell ignores Ctrl-C in what it starts with an ampersand, nohup the terminal's end, and children inherit it. A child
+# begins a caught signal at its default; under nohup the tests themselves still outlive their terminal.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for _signal in {"SIGHUP", "SIGTERM"} & {number.name for number in signal.Signals}:
+    if signal.getsignal(getattr(signal, _signal)) == signal.SIG_IGN:
+        signal.signal(getattr(signal, _signal), lambda *_: None)
 
 
 @pytest.fixture
