@@ -1,0 +1,66 @@
+"""Products of independent axes: some rows of a product cover every pair of values, and the rest are marked slow."""
+
+import itertools
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from _pytest.mark import ParameterSet
+
+Axis = Mapping[str, Any] | Iterable[Any]  # a value for each id; or values, which are their own ids; pytest.param too
+
+
+def cover(rows: Iterable[Sequence[Hashable]], together: int = 2) -> list[int]:
+    """Choose rows, by their numbers, that hold every combination of `together` columns' values that any row holds.
+
+    Greedy, and always the same: the row that adds the most combinations is next, the first of them where rows tie.
+    """
+    missing = [
+        {(columns, *(row[i] for i in columns)) for columns in itertools.combinations(range(len(row)), together)}
+        if len(row) > together
+        else {tuple(row)}
+        for row in rows
+    ]
+    chosen = []
+    while any(missing):
+        best = max(range(len(missing)), key=lambda i: len(missing[i]))
+        chosen.append(best)
+        held = set(missing[best])
+        for combinations in missing:
+            combinations -= held
+    return sorted(chosen)
+
+
+def product(*axes: Axis, together: int = 2) -> list[ParameterSet]:
+    """Return a pytest.param for each row of the product, with its id; those beyond `cover` are marked slow.
+
+    A row with a value that is marked gpu or slow keeps its marks, and covers nothing.
+    """
+    rows = list(itertools.product(*map(_params, axes)))
+    free = [row for row in rows if not any(mark.name in ("gpu", "slow") for param in row for mark in param.marks)]
+    fast = {id(free[i]) for i in cover([tuple(param.id for param in row) for row in free], together)}
+    slow = {id(row) for row in free} - fast
+    return [
+        pytest.param(
+            *(value for param in row for value in param.values),
+            marks=[*(mark for param in row for mark in param.marks), *([pytest.mark.slow] if id(row) in slow else [])],
+            id="-".join(str(param.id) for param in row),
+        )
+        for row in rows
+    ]
+
+
+def _params(axis: Axis) -> list[ParameterSet]:
+    named = axis.items() if isinstance(axis, Mapping) else ((_name(value), value) for value in axis)
+    return [
+        pytest.param(*value.values, marks=value.marks, id=value.id or name)
+        if isinstance(value, ParameterSet)
+        else pytest.param(value, id=name)
+        for name, value in named
+    ]
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, ParameterSet):
+        return str(value.id or "-".join(map(_name, value.values)))
+    return getattr(value, "__name__", None) or str(value)

@@ -1,0 +1,32 @@
+"""Rows that cover a product hold every pair of its values, and are few."""
+
+import itertools
+
+import pytest
+
+from tests.pairwise import cover, product
+
+
+@pytest.mark.parametrize("sizes", [(3,), (3, 4), (3, 4, 2), (2, 2, 2, 2), (5, 3, 3, 2)], ids=str)
+def test_every_pair_is_in_a_row(sizes):
+    rows = list(itertools.product(*map(range, sizes)))
+    chosen = [rows[i] for i in cover(rows)]
+    for i, j in itertools.combinations(range(len(sizes)), 2):
+        assert {(row[i], row[j]) for row in chosen} == set(itertools.product(range(sizes[i]), range(sizes[j])))
+    assert len(chosen) <= 1.5 * sizes[0] * (sizes[1] if len(sizes) > 1 else 1)
+
+
+def test_every_value_is_in_a_row():
+    rows = list(itertools.product(range(3), range(4), range(2)))
+    chosen = [rows[i] for i in cover(rows, together=1)]
+    assert len(chosen) == 4 and [len(set(column)) for column in zip(*chosen, strict=True)] == [3, 4, 2]
+
+
+def test_rows_that_are_left_out_are_slow():
+    gpu = pytest.param(3, marks=pytest.mark.gpu, id="large")
+    params = product({"a": 1, "b": 2, "large": gpu}, "xy", [int, str])
+    assert [len(param.values) for param in params] == [3] * 12 and params[0].id == "a-x-int"
+    marks = {param.id: [mark.name for mark in param.marks] for param in params}
+    assert all(names == ["gpu"] for name, names in marks.items() if name.startswith("large"))
+    ours = [names for name, names in marks.items() if not name.startswith("large")]
+    assert sum(not names for names in ours) == 4 and sum(names == ["slow"] for names in ours) == 4
