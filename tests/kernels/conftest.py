@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fastdiff.kernels.host import launching
+from tests import accuracy
 
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -120,33 +121,23 @@ def e4m3_of_cards(monkeypatch):
 
 @pytest.fixture
 def assert_accurate(exact_matmuls):
-    """check(actual, torchs, truth): errors at most twice torch's own in the same dtype plus one ulp, and their RMS."""
-
-    def check(actual: torch.Tensor, torchs: torch.Tensor, truth: torch.Tensor) -> None:
-        assert actual.dtype == torchs.dtype and actual.shape == truth.shape
-        ulp = torch.finfo(actual.dtype).eps * truth.abs()
-        error, allowed = (actual - truth).abs(), (torchs - truth).abs().max()
-        worst = (error - ulp).max()  # NaN where an element is
-        assert worst <= 2 * allowed, f"error {worst:.3g} beyond an ulp, torch's own {allowed:.3g}"
-        rms, rms_torch, rms_ulp = (t.double().square().mean().sqrt() for t in (error, torchs - truth, ulp))
-        assert rms <= 1.5 * rms_torch + rms_ulp / 2, f"RMS error {rms:.3g}, torch's own {rms_torch:.3g}"
-
-    return check
+    """Return `tests.accuracy.assert_accurate`, where torch multiplies float32 in float32."""
+    return accuracy.assert_accurate
 
 
 @pytest.fixture
 def assert_hopper(assert_accurate):
-    """check(operation, truth, x, *rest) of its kernel for sm_90: accurate, and the bits of the kernel of all cards.
+    """check(operation, by_torch, x, *rest) of its kernel for sm_90: accurate, and the bits of the kernel of all cards.
 
     In any repeat, alone, beside NaN. Skips where that kernel is not launched.
     """
 
-    def check(operation, truth: torch.Tensor, x: torch.Tensor, *rest: torch.Tensor) -> None:
+    def check(operation, by_torch, x: torch.Tensor, *rest: torch.Tensor) -> None:
         reason = operation.parse(x, *rest).hopper_obstacle()
         if reason is not None:
             pytest.skip(reason)
         y = operation.hopper(x, *rest)
-        assert_accurate(y, operation.reference(x, *rest), truth)
+        assert_accurate(y, *accuracy.peer_and_truth(by_torch, x.dtype, x, *rest))
         assert torch.equal(y, operation.kernel(x, *rest))
         for _ in range(20):
             assert torch.equal(operation.hopper(x, *rest), y)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fastdiff.kernels.attention import AttentionCall, attention
 
@@ -89,6 +90,13 @@ def draw(device):
     return views
 
 
+def by_torch(q, k, v, heads, causal=False, bias=None):
+    """By torch's own function, in the dtype of q."""
+    q, k, v = (tensor.unflatten(-1, (heads, -1)).transpose(1, 2) for tensor in (q, k, v))
+    bias = None if bias is None else bias[:, None, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal).transpose(1, 2).flatten(2)
+
+
 def exact(q, k, v, heads, causal=False, bias=None):
     """In float64, as the formula says it."""
     q, k, v = (tensor.double().unflatten(-1, (heads, -1)).transpose(1, 2) for tensor in (q, k, v))
@@ -107,7 +115,7 @@ def test_shapes(attend, draw, dot_dtype, assert_accurate, shape, causal):
     heads = shape[3]
     y = attend(q, k, v, heads=heads, causal=causal)
     assert y.is_contiguous()
-    torchs = attention.reference(q, k, v, heads=heads, causal=causal)
+    torchs = by_torch(q, k, v, heads=heads, causal=causal)
     assert_accurate(y, torchs, exact(q, k, v, heads, causal))
 
 
@@ -119,7 +127,7 @@ def test_real_shapes_several_times(attend, draw, dtype, assert_accurate, shape):
     q, k, v = draw(*shape, dtype)
     heads = shape[3]
     first = attend(q, k, v, heads=heads)
-    assert_accurate(first, attention.reference(q, k, v, heads=heads), exact(q, k, v, heads))
+    assert_accurate(first, by_torch(q, k, v, heads=heads), exact(q, k, v, heads))
     for _ in range(5):
         assert torch.equal(attend(q, k, v, heads=heads), first)
 
@@ -146,7 +154,7 @@ def test_few_keys_stay_on_chip(on_hopper, draw, dot_dtype, assert_accurate, shap
     options = {"full": {}, "causal": {"causal": True}, "bias": {"bias": biases}}[option]
     y = on_hopper(q, k, v, heads=heads, **options)
     assert y.is_contiguous()
-    assert_accurate(y, attention.reference(q, k, v, heads=heads, **options), exact(q, k, v, heads, **options))
+    assert_accurate(y, by_torch(q, k, v, heads=heads, **options), exact(q, k, v, heads, **options))
     options = {name: value[-1:] if name == "bias" else value for name, value in options.items()}
     assert torch.equal(on_hopper(q[-1:], k[-1:], v[-1:], heads=heads, **options), y[-1:])
 
@@ -160,7 +168,7 @@ def test_accurate_on_hopper(on_hopper, draw, dtype, assert_accurate, shape):
     heads = shape[3]
     y = on_hopper(q, k, v, heads=heads)[:, -LAST:]
     truth, q = exact(q[:, -LAST:], k, v, heads), q[:, -LAST:]
-    assert_accurate(y, attention.reference(q, k, v, heads=heads), truth)
+    assert_accurate(y, by_torch(q, k, v, heads=heads), truth)
     assert_accurate(y, attention.kernel(q, k, v, heads=heads), truth)
 
 
@@ -190,7 +198,7 @@ def test_causal_and_masked_on_hopper(on_hopper, draw, assert_accurate, name, opt
     biases = torch.linspace(-2, 2, n * keys, device=q.device).view(n, keys).to(q.dtype)
     options = {"causal": True} if option == "causal" else {"bias": biases}
     y = on_hopper(q, k, v, heads=heads, **options)
-    assert_accurate(y, attention.reference(q, k, v, heads=heads, **options), exact(q, k, v, heads, **options))
+    assert_accurate(y, by_torch(q, k, v, heads=heads, **options), exact(q, k, v, heads, **options))
     for _ in range(5):
         assert torch.equal(on_hopper(q, k, v, heads=heads, **options), y)
     options = options if option == "causal" else {"bias": biases[-1:]}
@@ -205,7 +213,7 @@ def test_hidden_keys_on_hopper(on_hopper, draw, assert_accurate, hidden):
     bias[:, :9] = 0
     seen = k[:, :9], v[:, :9]
     y = on_hopper(q, k, v, heads=2, bias=bias)
-    assert_accurate(y, attention.reference(q, *seen, heads=2), exact(q, *seen, 2))
+    assert_accurate(y, by_torch(q, *seen, heads=2), exact(q, *seen, 2))
 
 
 @pytest.mark.gpu
@@ -222,7 +230,7 @@ def test_memory_is_linear_in_the_sequence(attend, draw, tokens):
 def test_wide_heads_in_16_bit(attend, draw, assert_accurate):
     q, k, v = draw(1, 24, 24, 1, 512, torch.float16)
     y = attend(q, k, v, heads=1)
-    assert_accurate(y, attention.reference(q, k, v, heads=1), exact(q, k, v, 1))
+    assert_accurate(y, by_torch(q, k, v, heads=1), exact(q, k, v, 1))
 
 
 def test_wider_heads_are_the_references(draw):
@@ -234,10 +242,11 @@ def test_wider_heads_are_the_references(draw):
 
 
 def test_large_scores(attend, draw, dot_dtype, assert_accurate):
-    """Scores of thousands: the softmax is one key, or shared by those that tie."""
+    """Scores of thousands, which float32 rounds by an ulp: the softmax is one key, or shared by those that tie."""
     q, k, v = draw(1, 40, 70, 2, 32, dot_dtype, mean=20.0)
     y = attend(q, k, v, heads=2)
-    assert_accurate(y, attention.reference(q, k, v, heads=2), exact(q, k, v, 2))
+    lost = torch.finfo(torch.float32).eps * 20**2 * 32**0.5  # of a value's weight; values deviate by 1
+    assert_accurate(y, by_torch(q, k, v, heads=2), exact(q, k, v, 2), lost=lost)
 
 
 def test_scores_beyond_float16(attend, draw, assert_accurate):
@@ -246,7 +255,7 @@ def test_scores_beyond_float16(attend, draw, assert_accurate):
     assert (q.float() @ k.float().mT).min() > torch.finfo(torch.float16).max
     y = attend(q, k, v, heads=2)
     assert y.isfinite().all()
-    assert_accurate(y, attention.reference(q, k, v, heads=2), exact(q, k, v, 2))
+    assert_accurate(y, by_torch(q, k, v, heads=2), exact(q, k, v, 2))
 
 
 @pytest.mark.parametrize("shape", ["N2-L48-h2-d64", "N2-L33-keys77-h2-d40-odd", "N1-L40-keys1-h2-d32"])
@@ -255,7 +264,7 @@ def test_keys_with_a_bias(attend, draw, dot_dtype, assert_accurate, shape):
     q, k, v = draw(*SHAPES[shape], dot_dtype)
     bias = torch.linspace(-2, 2, n * keys, device=q.device).view(n, keys).to(dot_dtype)
     y = attend(q, k, v, heads=heads, bias=bias)
-    assert_accurate(y, attention.reference(q, k, v, heads=heads, bias=bias), exact(q, k, v, heads, bias=bias))
+    assert_accurate(y, by_torch(q, k, v, heads=heads, bias=bias), exact(q, k, v, heads, bias=bias))
     alone = attend(q[-1:], k[-1:], v[-1:], heads=heads, bias=bias[-1:])
     torch.testing.assert_close(alone, y[-1:], rtol=0, atol=4 * torch.finfo(y.dtype).eps)
 
@@ -266,7 +275,7 @@ def test_hidden_keys_are_as_if_not_there(attend, draw, dot_dtype, assert_accurat
     bias[:, :9] = 0
     seen = k[:, :9], v[:, :9]
     y = attend(q, k, v, heads=2, bias=bias)
-    assert_accurate(y, attention.reference(q, *seen, heads=2), exact(q, *seen, 2))
+    assert_accurate(y, by_torch(q, *seen, heads=2), exact(q, *seen, 2))
 
 
 def test_non_contiguous_inputs(attend, draw, dot_dtype, runs_triton):
@@ -347,6 +356,6 @@ def test_a_bias_that_does_not_fit_is_named(options, message):
 
 
 @pytest.mark.parametrize(("args", "message"), REFUSED.values(), ids=REFUSED)
-def test_a_wrong_argument_is_named(attend, args, message):
+def test_a_wrong_argument_is_named(args, message):
     with pytest.raises(ValueError, match=message):
-        attend(*args[:3], heads=args[3])
+        attention(*args[:3], heads=args[3])
