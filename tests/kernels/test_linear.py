@@ -1,6 +1,7 @@
-"""linear against torch in higher precision: every way of loading, every epilogue, RMSNorm before it, and its bits."""
+"""linear against torch in float64: every way of loading, every epilogue, RMSNorm before it, and its bits."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +9,16 @@ import torch.nn.functional as F
 
 from fastdiff.kernels.host import launching
 from fastdiff.kernels.host.hopper import linear as on_hopper
-from fastdiff.kernels.linear import ACTIVATIONS, LinearCall, linear
+from fastdiff.kernels.linear import LinearCall, linear
+from tests.accuracy import in_dtype, peer_and_truth
+
+ACTIVATIONS = {
+    None: lambda x: x,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+}
 
 
 @dataclass(frozen=True)
@@ -47,21 +57,22 @@ class Case:
         return (pictures(self.tokens, self.channels) + self.mean, weight), options
 
 
+def by_torch(x, weight, bias=None, *, activation=None, gate=None, residual=None, rms_norm=None):
+    """The formula of linear's docstring by torch's own functions, in the dtype of x."""
+    if rms_norm is not None:
+        x = F.rms_norm(x, x.shape[-1:], *rms_norm)
+    y = ACTIVATIONS[activation](F.linear(x, weight, bias))
+    y = y if gate is None else y * gate[:, None]
+    return y if residual is None else y + residual
+
+
 def truth(args, options) -> torch.Tensor:
-    """The formula of linear's docstring, in torch's plainest form, in the next wider dtype."""
-    wide = torch.float64 if args[0].dtype == torch.float32 else torch.float32
-    x, weight = (tensor.to(wide) for tensor in args)
-    if options.get("rms_norm") is not None:
-        scale, eps = options["rms_norm"]
-        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-        x = x if scale is None else x * scale.to(wide)
-    y = x @ weight.T
-    if options.get("bias") is not None:
-        y = y + options["bias"].to(wide)
-    y = ACTIVATIONS[options.get("activation")](y)
-    if "gate" in options:
-        y = y * options["gate"].to(wide)[:, None]
-    return y + options["residual"].to(wide) if "residual" in options else y
+    return in_dtype(torch.float64, by_torch, *args, **options)
+
+
+def judged(args, options) -> tuple[torch.Tensor, torch.Tensor]:
+    """What torch makes of these in their own dtype, and the truth."""
+    return peer_and_truth(by_torch, args[0].dtype, *args, **options)
 
 
 @pytest.fixture
@@ -106,7 +117,7 @@ REPEATS = 4  # a race shows as an error that moves
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_output(case, dot_dtype, device, run, loads, assert_accurate):
     args, options = case.inputs(dot_dtype, device)
-    expected, torchs = truth(args, options), linear.reference(*args, **options)
+    torchs, expected = judged(args, options)
     for _ in range(REPEATS if device.type == "cuda" else 1):
         y = run(*args, **options)
         assert y.is_contiguous()
@@ -125,7 +136,7 @@ LIBRARY_CASES = {
 @pytest.mark.parametrize("name", LIBRARY_CASES)
 def test_output_of_the_library(name, device, assert_accurate):
     (x, weight), options = LIBRARY_CASES[name].inputs(torch.bfloat16, device)
-    torchs, expected = linear.reference(x, weight, **options), truth((x, weight), options)
+    torchs, expected = judged((x, weight), options)
     x = torch.cat([x, x], dim=-1)[..., : x.shape[-1]] if "strided" in name else x
     assert_accurate(linear(x, weight, **options), torchs, expected)
 
@@ -169,7 +180,7 @@ def test_on_hopper(case, dtype, device, assert_accurate):
         pytest.skip(reason)
     assert on_hopper.tiles_of(case.n * case.tokens, args[1]) is not None
     y = linear.hopper(*args, **options)
-    assert_accurate(y, linear.reference(*args, **options), truth(args, options))
+    assert_accurate(y, *judged(args, options))
     assert torch.equal(y, linear.kernel(*args, **options))
     for _ in range(20):
         assert torch.equal(linear.hopper(*args, **options), y)
@@ -243,7 +254,7 @@ def test_strided_inputs(dot_dtype, device, run, loads, assert_accurate):
         "first-tokens": torch.cat([x, x], dim=1)[:, :24],
     }
     options["residual"] = torch.cat([options["residual"]] * 2, dim=-1)[..., :32]
-    torchs, expected = linear.reference(x, weight, **options), truth((x, weight), options)
+    torchs, expected = judged((x, weight), options)
     for view in views.values():
         assert not view.is_contiguous()
         assert_accurate(run(view, weight, **options), torchs, expected)
@@ -253,13 +264,13 @@ def test_strided_inputs(dot_dtype, device, run, loads, assert_accurate):
 def test_rms_norm_without_weight(dot_dtype, device, run, loads, assert_accurate):
     args, options = Case(2, 24, 64, 32, rms_norm=1e-6).inputs(dot_dtype, device)
     options["rms_norm"] = (None, 1e-6)
-    assert_accurate(run(*args, **options), linear.reference(*args, **options), truth(args, options))
+    assert_accurate(run(*args, **options), *judged(args, options))
 
 
 def test_gate_in_float32(dot_dtype, device, run, assert_accurate):
     args, options = Case(2, 24, 64, 32, gate=True).inputs(dot_dtype, device)
     options["gate"] = options["gate"].float()
-    assert_accurate(run(*args, **options), linear.reference(*args, **options), truth(args, options))
+    assert_accurate(run(*args, **options), *judged(args, options))
 
 
 def test_nan_stays_with_its_token(device, run, loads, dot_dtype):
