@@ -70,9 +70,9 @@ def test_what_large_numbers_lose_is_allowed_where_it_is_said():
 
 def test_other_shapes_dtypes_and_a_truth_that_is_none_fail():
     truth, y = rounded(torch.float32)
-    for y, peer, expected in ((y[:1], y, truth), (y, y.half(), truth), (y, y, truth.float()), (y, y[:1], truth)):
+    for actual, peer, exact in ((y[:1], y, truth), (y, y.half(), truth), (y, y, truth.float()), (y, y[:1], truth)):
         with pytest.raises(AssertionError):
-            assert_accurate(y, peer, expected)
+            assert_accurate(actual, peer, exact)
 
 
 def test_an_operation_runs_in_its_dtype_and_in_float64():

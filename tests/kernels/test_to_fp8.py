@@ -1,4 +1,4 @@
-"""to_fp8: the numbers and factors that torch's own functions make, in any batch, and what it makes of NaN and infinity."""
+"""to_fp8: the numbers and factors of torch's own functions, in any batch, and what it makes of NaN and infinity."""
 
 import pytest
 import torch

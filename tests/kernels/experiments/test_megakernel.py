@@ -44,8 +44,7 @@ def poison(chain) -> None:
 
 
 def assert_chain(bench, assert_accurate, layers, x, temb, outputs) -> None:
-    wide = torch.float64 if x.x.dtype == torch.float32 else torch.float32
-    expected = bench.torchs(*bench.widened(layers, x.x, temb, wide))
+    expected = bench.torchs(*bench.widened(layers, x.x, temb, torch.float64))
     for output, torchs, truth in zip(outputs, bench.torchs(layers, x.x, temb), expected, strict=True):
         assert_accurate(output, torchs, truth)
 
@@ -90,8 +89,7 @@ def test_no_race(name, graphed, bench, dtype, assert_accurate):
     chain = bench.Chain(bench.tensors(layers), x.x, temb)
     expected = [output.clone() for output in chain.run_stages()]
     assert_chain(bench, assert_accurate, layers, x, temb, expected)
-    wide = torch.float64 if dtype == torch.float32 else torch.float32
-    truth = bench.torchs(*bench.widened(layers, x.x, temb, wide))[-1]
+    truth = bench.torchs(*bench.widened(layers, x.x, temb, torch.float64))[-1]
     assert_accurate(expected[-1], bench.product(layers, x, temb)[-1], truth)
     run = chain.run
     run()

@@ -8,8 +8,12 @@ from fastdiff.kernels.conv2d import conv2d
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host.cpu import LEAST, fast_on_cpu, normalised
 from fastdiff.kernels.linear import linear
+from tests.accuracy import CAPS, peer_and_truth
+from tests.kernels.test_conv2d import by_torch as conv2d_by_torch
+from tests.kernels.test_group_norm import by_torch as group_norm_by_torch
 
 SEED = 0
+CONVOLUTION, NORM = "mkldnn_convolution", "native_group_norm"
 
 
 @pytest.fixture
@@ -18,66 +22,92 @@ def randn():
     return lambda *shape: torch.randn(shape, generator=generator)
 
 
-def assert_accurate(y, usual, truth):
-    """As near to the truth as what is made otherwise, which is not the same."""
+@pytest.fixture
+def calls(monkeypatch):
+    """The names of torch's fast functions that were called since: their bits may be those of the usual ones."""
+    made = []
+
+    def noting(name):
+        function = getattr(torch, name)
+
+        def noted(*args):
+            made.append(name)
+            return function(*args)
+
+        return noted
+
+    for name in (CONVOLUTION, NORM):
+        monkeypatch.setattr(torch, name, noting(name))
+    return made
+
+
+def assert_accurate(y, torchs, truth):
+    """As near to the truth as torch's own functions are."""
     assert y.is_contiguous() and y.dtype == torch.float32
-    assert not torch.equal(y, usual), "made in the usual way"
-    off, torchs = ((each - truth).abs().max().item() for each in (y, usual))
-    assert off <= 2 * torchs + 1e-6 * truth.abs().max().item()
+    off, torchs_off = ((each - truth).abs().max().item() for each in (y, torchs))
+    assert off <= min(2 * torchs_off + 1e-6 * truth.abs().max().item(), CAPS[y.dtype] * truth.abs().max().item())
 
 
-def test_linear(randn):
+def test_linear(randn, calls):
     x, weight, bias = randn(2, 100, 500), randn(100, 500), randn(100)
     assert x.numel() * len(weight) >= LEAST
     usual = linear.reference(x, weight, bias)
+    assert not calls
     with fast_on_cpu():
         y = linear.reference(x, weight, bias)
+        assert calls == [CONVOLUTION]
         few = linear.reference(x[:, :2], weight, bias)
-    assert_accurate(y, usual, F.linear(x.double(), weight.double(), bias.double()))
-    assert torch.equal(few, linear.reference(x[:, :2], weight, bias))
+    judged = peer_and_truth(F.linear, x.dtype, x, weight, bias)
+    assert_accurate(y, *judged)
+    assert_accurate(usual, *judged)
+    assert calls == [CONVOLUTION] and torch.equal(few, linear.reference(x[:, :2], weight, bias))
 
 
 @pytest.mark.parametrize("options", [{"padding": 1}, {"stride": 2, "padding": (0, 1, 0, 1)}, {"padding": 0}], ids=str)
 @pytest.mark.parametrize("size", [(1, 5, 7), (2, 8, 8)], ids=str)
-def test_conv2d_of_few_elements(randn, options, size):
+def test_conv2d_of_few_elements(randn, calls, options, size):
     x, weight, bias = randn(*size, 40), randn(24, 40, 3, 3).to(memory_format=torch.channels_last), randn(24)
     usual = conv2d.reference(x, weight, bias, **options)
+    assert not calls
     with fast_on_cpu():
         y = conv2d.reference(x, weight, bias, **options)
         pair = conv2d.reference((x[..., :16], x[..., 16:]), weight, bias, **options)
-    truth = conv2d.reference(x.double(), weight.double(), bias.double(), **options)
-    assert_accurate(y, usual, truth)
-    assert_accurate(pair, usual, truth)
+    assert calls == [CONVOLUTION] * 3
+    judged = peer_and_truth(conv2d_by_torch, x.dtype, x, weight, bias, **options)
+    for each in (usual, y, pair):
+        assert_accurate(each, *judged)
 
 
 @pytest.mark.parametrize("mean", [0.0, 1e3], ids="mean {:g}".format)
-def test_group_norm(randn, mean):
+def test_group_norm(randn, calls, mean):
     x, weight, bias = randn(2, 9, 7, 24) + mean, randn(24), randn(24)
     options = {"eps": 1e-5, "activation": "silu"}
     usual = group_norm.reference(x, 4, weight, bias, **options)
+    assert not calls
     with fast_on_cpu():
         y = group_norm.reference(x, 4, weight, bias, **options)
         pair = group_norm.reference((x[..., :10].contiguous(), x[..., 10:].contiguous()), 4, weight, bias, **options)
-    truth = F.group_norm(x.double().permute(0, 3, 1, 2), 4, weight.double(), bias.double(), 1e-5)
-    truth = F.silu(truth).permute(0, 2, 3, 1)
+    assert calls == [NORM] * 2
     if mean:  # where torch's own would be off
         assert torch.equal(y, usual) and normalised(x, 4, weight, bias, 1e-5) is None
-    else:
-        assert_accurate(y, usual, truth)
-        assert torch.equal(y, pair)
+        return
+    judged = peer_and_truth(group_norm_by_torch, x.dtype, x, 4, weight, bias, **options)
+    assert_accurate(y, *judged)
+    assert_accurate(usual, *judged)
+    assert torch.equal(y, pair)
 
 
-def test_group_norm_with_an_epilogue_is_the_usual_one(randn):
+def test_group_norm_with_an_epilogue_is_the_usual_one(randn, calls):
     x, weight, bias = randn(2, 4, 4, 8), randn(8), randn(8)
     options = {"eps": 1e-5, "scale": randn(2, 8), "shift": randn(2, 8)}
     with fast_on_cpu():
         y = group_norm.reference(x, 4, weight, bias, **options)
-    assert torch.equal(y, group_norm.reference(x, 4, weight, bias, **options))
+    assert not calls and torch.equal(y, group_norm.reference(x, 4, weight, bias, **options))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
-def test_other_dtypes_are_as_they_were(randn, dtype):
+def test_other_dtypes_are_as_they_were(randn, calls, dtype):
     x, weight = randn(1, 8, 8, 40).to(dtype), randn(24, 40, 3, 3).to(dtype)
     with fast_on_cpu():
         y = conv2d.reference(x, weight, padding=1)
-    assert torch.equal(y, conv2d.reference(x, weight, padding=1))
+    assert not calls and torch.equal(y, conv2d.reference(x, weight, padding=1))

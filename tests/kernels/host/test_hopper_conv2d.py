@@ -15,8 +15,11 @@ from fastdiff.kernels.host.conv2d_plan import Problem
 from fastdiff.kernels.host.hopper import conv2d as hopper
 from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.host.recording import record
-from fastdiff.kernels.host.weights import FP8, INT8, quantise
+from fastdiff.kernels.host.weights import FP8, INT8, Quantised, quantise
+from tests.accuracy import in_dtype
 from tests.emulated_gluon import emulated
+from tests.kernels.test_conv2d import by_torch
+from tests.kernels.test_to_fp8 import dequantised
 
 pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -143,12 +146,12 @@ def call_of(n, height, width, channels, out_channels, options) -> tuple[tuple, d
     return args, options
 
 
-def widened(value):
-    """The value in float32, where it is a tensor or holds some."""
-    if isinstance(value, tuple):
-        items = map(widened, value)
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    return value.float() if isinstance(value, torch.Tensor) else value
+def truth_of(args, options) -> torch.Tensor:
+    """What torch makes of these in float64, of 8 bits what those stand for."""
+    x, weight, bias = args
+    x = dequantised(x) if weight.dtype == FP8 else x
+    weight = weight.dequantised(torch.float32) if isinstance(weight, Quantised) else weight
+    return in_dtype(torch.float64, by_torch, x, weight, bias, **options)
 
 
 @pytest.fixture
@@ -164,13 +167,13 @@ def emulator(monkeypatch):
 def test_emulated(case, multiprocessors, emulator):
     emulator(multiprocessors)
     args, options = call_of(*case)
-    truth = conv2d.reference(*map(widened, args), **{key: widened(value) for key, value in options.items()})
+    truth = truth_of(args, options)
     y, moments = conv2d.hopper(*args, moments=True, **options)
     assert ((y - truth).abs() <= torch.finfo(torch.float16).eps * truth.abs().clamp(min=0.5)).all()
     made = Conv2dCall(*args, **options).problem
     assert (moments is None) == (hopper.moments_pixels(made) is None)
     if moments is not None:
-        mean, pixels = moments.mean.double().mean(1), truth.double().flatten(1, 2)
+        mean, pixels = moments.mean.double().mean(1), truth.flatten(1, 2)
         m2 = (moments.m2 + moments.pixels * (moments.mean - mean[:, None]).square()).sum(1)
         torch.testing.assert_close(mean, pixels.mean(1), rtol=0, atol=1e-5)
         torch.testing.assert_close(m2, (pixels - mean[:, None]).square().sum(1), rtol=1e-5, atol=0)
@@ -201,5 +204,6 @@ def test_a_norm_follows_and_a_report_says_what_runs_in_gluon(emulator, monkeypat
     monkeypatch.setattr(GroupNormCall, "obstacle", lambda call: "its reference runs anywhere")
     with record(torch.device("cpu")) as recorded:
         y = conv2d(*args, **options, norm=Norm(8))
-    torch.testing.assert_close(y, conv2d.reference(*args, **options, norm=Norm(8)), rtol=1e-3, atol=2e-3)
+    truth = truth_of(args, options | {"norm": Norm(8)})
+    torch.testing.assert_close(y.double(), truth, rtol=1e-3, atol=2e-3)
     assert recorded.calls[0].why == "Gluon, 128 pixels x 64 channels a tile, 2 tiles"

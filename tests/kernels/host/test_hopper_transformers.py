@@ -15,7 +15,12 @@ from fastdiff.kernels.host.weights import FP8, INT8, quantise
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.kernels.to_fp8 import to_fp8
+from tests.accuracy import in_dtype
 from tests.emulated_gluon import emulated
+from tests.kernels import test_geglu, test_swiglu
+from tests.kernels import test_linear as products
+from tests.kernels.test_attention import exact
+from tests.kernels.test_to_fp8 import dequantised
 
 pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -48,10 +53,8 @@ def test_attention_emulated(shape, multiprocessors, option, monkeypatch):
     q, k, v = q[..., : heads * width], *kv.chunk(2, dim=-1)
     bias = torch.linspace(-2, 2, n * keys).view(n, keys).half() if option == "bias" else None
     y = attention.hopper(q, k, v, heads=heads, causal=option == "causal", bias=bias)
-    wide = [tensor.float() for tensor in (q, k, v)]
-    bias = None if bias is None else bias.float()
-    truth = attention.reference(*wide, heads=heads, causal=option == "causal", bias=bias)
-    torch.testing.assert_close(y.float(), truth, rtol=1e-3, atol=1e-5)
+    truth = exact(q, k, v, heads, option == "causal", bias)
+    torch.testing.assert_close(y.double(), truth, rtol=1e-3, atol=1e-5)
 
 
 def test_causal_scores_far_below_zero_emulated(monkeypatch):
@@ -60,8 +63,7 @@ def test_causal_scores_far_below_zero_emulated(monkeypatch):
     q, k, v = (numbers(1, 150, 144) for _ in range(3))
     q, k = 130 + q, -130 + k
     y = attention.hopper(q, k, v, heads=2, causal=True)
-    truth = attention.reference(q.float(), k.float(), v.float(), heads=2, causal=True)
-    torch.testing.assert_close(y.float(), truth, rtol=0, atol=0.1)
+    torch.testing.assert_close(y.double(), exact(q, k, v, 2, causal=True), rtol=0, atol=0.1)
 
 
 @pytest.mark.parametrize("hidden", [-1e4, torch.finfo(torch.bfloat16).min], ids=["-1e4", "least"])
@@ -73,8 +75,7 @@ def test_keys_hidden_by_their_bias_emulated(hidden, monkeypatch):
     bias = torch.full((1, 300), hidden, dtype=torch.bfloat16)
     bias[:, :9] = 0
     y = attention.hopper(q, k, v, heads=2, bias=bias)
-    truth = attention.reference(q.float(), k[:, :9].float(), v[:, :9].float(), heads=2)
-    torch.testing.assert_close(y.float(), truth, rtol=1e-2, atol=1e-4)
+    torch.testing.assert_close(y.double(), exact(q, k[:, :9], v[:, :9], 2), rtol=1e-2, atol=1e-4)
 
 
 @pytest.fixture(params=[1, 4, 40])
@@ -84,10 +85,6 @@ def multiprocessors(request, monkeypatch):
     monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", request.param)
     monkeypatch.setattr(hopper_linear, "NARROW", {False: 1, True: 1})
     return request.param
-
-
-def wide(*tensors: torch.Tensor | None) -> list[torch.Tensor | None]:
-    return [None if tensor is None else tensor.float() for tensor in tensors]
 
 
 def additions(added: str, n: int, tokens: int, out_channels: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -112,9 +109,8 @@ def test_linear_emulated(case, added, multiprocessors):
     x, weight = numbers(n, tokens, channels), numbers(out_channels, channels) * channels**-0.5
     bias, residual = additions(added, n, tokens, out_channels)
     y = linear.hopper(x, weight, bias, activation=activation, residual=residual)
-    x, weight, bias, residual = wide(x, weight, bias, residual)
-    truth = linear.reference(x, weight, bias, activation=activation, residual=residual)
-    torch.testing.assert_close(y.float(), truth, rtol=1e-3, atol=1e-4)
+    truth = products.truth((x, weight, bias), {"activation": activation, "residual": residual})
+    torch.testing.assert_close(y.double(), truth, rtol=1e-3, atol=1e-4)
 
 
 FP8_LINEARS = {  # N, tokens, input and output channels, activation
@@ -134,9 +130,9 @@ def test_linear_in_fp8_emulated(case, added, multiprocessors):
     (x,), weight = to_fp8(numbers(n, tokens, channels)), quantise(numbers(out_channels, channels), FP8)
     bias, residual = additions(added, n, tokens, out_channels)
     y = linear.hopper(x, weight, bias, activation=activation, residual=residual)
-    x, weight, bias, residual = *(each.dequantised(torch.float32) for each in (x, weight)), *wide(bias, residual)
-    truth = linear.reference(x, weight, bias, activation=activation, residual=residual)
-    torch.testing.assert_close(y.float(), truth, rtol=1e-3, atol=1e-3)
+    x, weight = (each.dequantised(torch.float32) for each in (x, weight))
+    truth = products.truth((x, weight, bias), {"activation": activation, "residual": residual})
+    torch.testing.assert_close(y.double(), truth, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("added", ["bias", "residual", "nothing"])
@@ -145,25 +141,28 @@ def test_linear_in_int8_emulated(added, multiprocessors, monkeypatch):
     x, weight = numbers(2, 200, 208), quantise(numbers(392, 208), INT8)
     bias, residual = additions(added, 2, 200, 392)
     y = linear.hopper(x, weight, bias, activation="silu", residual=residual)
-    x, bias, residual = wide(x, bias, residual)
-    truth = linear.reference(x, weight.dequantised(torch.float32), bias, activation="silu", residual=residual)
-    torch.testing.assert_close(y.float(), truth, rtol=1e-3, atol=1e-3)
+    args = x, weight.dequantised(torch.float32), bias
+    truth = products.truth(args, {"activation": "silu", "residual": residual})
+    torch.testing.assert_close(y.double(), truth, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("operation", [geglu, swiglu], ids=["geglu", "swiglu"])
+GATED = [pytest.param(geglu, test_geglu.by_torch, id="geglu"), pytest.param(swiglu, test_swiglu.by_torch, id="swiglu")]
+
+
+@pytest.mark.parametrize(("operation", "by_torch"), GATED)
 @pytest.mark.parametrize("out_channels", [40, 200, 640])
-def test_two_products_in_fp8_emulated(operation, out_channels, multiprocessors):
+def test_two_products_in_fp8_emulated(operation, by_torch, out_channels, multiprocessors):
     x, weight, bias = numbers(2, 150, 144), quantise(numbers(2 * out_channels, 144) * 144**-0.5, FP8), None
     bias = numbers(2 * out_channels) if out_channels > 100 else None
     y = operation.hopper(x, weight, bias)
-    (x,), weight = to_fp8(x), weight.dequantised(torch.float32)
-    truth = operation.reference(x.dequantised(torch.float32), weight, *wide(bias))
-    torch.testing.assert_close(y.float(), truth, rtol=1e-3, atol=1e-3)
+    truth = in_dtype(torch.float64, by_torch, dequantised(x), weight.dequantised(torch.float32), bias)
+    torch.testing.assert_close(y.double(), truth, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("operation", [geglu, swiglu], ids=["geglu", "swiglu"])
+@pytest.mark.parametrize(("operation", "by_torch"), GATED)
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
-def test_two_products_emulated(operation, bias, multiprocessors):
+def test_two_products_emulated(operation, by_torch, bias, multiprocessors):
     x, weight, bias = numbers(2, 150, 136), numbers(400, 136) * 136**-0.5, numbers(400) if bias else None
     y = operation.hopper(x, weight, bias)
-    torch.testing.assert_close(y.float(), operation.reference(*wide(x, weight, bias)), rtol=1e-3, atol=1e-4)
+    truth = in_dtype(torch.float64, by_torch, x, weight, bias)
+    torch.testing.assert_close(y.double(), truth, rtol=1e-3, atol=1e-4)

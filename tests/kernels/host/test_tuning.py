@@ -16,6 +16,8 @@ from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.host import tuning
 from fastdiff.kernels.host.tuning import NO_TABLE, Table, card_table, file_name, named, read_table, tuned, using
 from fastdiff.kernels.linear import linear
+from tests.accuracy import peer_and_truth
+from tests.kernels import test_attention, test_conv2d, test_geglu, test_linear
 
 VERSION = getattr(triton, "__version__", "3.6.0")
 gpu = pytest.mark.gpu
@@ -128,6 +130,12 @@ CALLS: dict[str, Callable] = {
         {"heads": 2, "causal": True},
     ),
 }
+BY_TORCH = {
+    conv2d: test_conv2d.by_torch,
+    linear: test_linear.by_torch,
+    geglu: test_geglu.by_torch,
+    attention: test_attention.by_torch,
+}
 ON_GPU: dict[str, Callable] = {
     "conv2d-C320-H64": lambda n, draw: conv(n, 64, 320, 320, draw=draw),
     "conv2d-C256-H16": lambda n, draw: conv(n, 16, 256, 256, draw=draw, temb=draw(n, 256)),
@@ -193,8 +201,8 @@ def test_every_candidate_is_right_and_has_the_usual_bits(
     with asking() as asked:
         usual = all_of(operation.kernel(*args, **options))
     assert asked.candidates
-    wide = torch.float64 if dot_dtype == torch.float32 else torch.float32
-    truth, torchs = (all_of(operation.reference(*cast(args, to), **cast(options, to)))[0] for to in (wide, dot_dtype))
+    given = {name: value for name, value in options.items() if name != "moments"}
+    torchs, truth = peer_and_truth(BY_TORCH[operation], dot_dtype, *args, **given)
     candidates = asked.candidates if device.type == "cuda" else smallest_and_largest(asked.candidates)
     for candidate in candidates:
         with asking(candidate):
@@ -211,15 +219,6 @@ def smallest_and_largest(candidates: list) -> list:
     """Two for the interpreter, which is slow: without those alike but for warps and stages, which it has none of."""
     sizes = list({tuple(candidate._replace(warps=0, stages=0)): candidate for candidate in candidates}.values())
     return [*{sizes[0], sizes[-1]}]
-
-
-def cast(value, dtype):
-    if isinstance(value, dict):
-        return {name: cast(item, dtype) for name, item in value.items()}
-    if isinstance(value, tuple):
-        items = (cast(item, dtype) for item in value)
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    return value.to(dtype) if isinstance(value, Tensor) else value
 
 
 @gpu

@@ -1,4 +1,4 @@
-"""Products and convolutions in fp8: weights and activations in e4m3, against float32 of the same and of whole ones.
+"""Products and convolutions in fp8: weights and activations in e4m3, against float64 of the same and of whole ones.
 
 The interpreter multiplies e4m3 by numpy, in float16, where its products are exact.
 """
@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fastdiff.kernels.conv2d import conv2d
 from fastdiff.kernels.geglu import geglu
@@ -31,8 +32,10 @@ from tests.kernels.quantised.test_quantised import (
     assert_pictures_have_the_same_bits,
     assert_tokens_have_the_same_bits,
 )
+from tests.kernels.quantised.test_quantised import judged as judged_of_8_bits
 from tests.kernels.test_conv2d import Case as Convolution
 from tests.kernels.test_linear import Case as Product
+from tests.kernels.test_to_fp8 import dequantised
 
 quantise = partial(quantise_to, dtype=FP8)
 gpu = pytest.mark.gpu
@@ -47,10 +50,7 @@ def loads(request, monkeypatch, runs_triton):
         monkeypatch.setattr(launching, "capability", lambda device: (8, 9))
 
 
-def alike(x, dtype=torch.float32):
-    """x as e4m3 leaves it."""
-    parts = tuple(part.dequantised(dtype) for part in to_fp8.reference(x))
-    return parts if isinstance(x, tuple) else parts[0]
+judged = partial(judged_of_8_bits, narrow=dequantised)
 
 
 @pytest.fixture
@@ -93,13 +93,13 @@ def test_linear(case, dot_dtype, device, runs_triton, loads, assert_close):
     (x, weight), options = case.inputs(dot_dtype, device)
     if "rms_norm" in options:
         scale, eps = options.pop("rms_norm")
-        x = layer_norm.reference(x, scale, eps=eps, rms=True)
+        x = F.rms_norm(x, x.shape[-1:], scale, eps)
     made = quantise(weight)
     run = linear.kernel if runs_triton else linear
-    expected = products.truth((alike(x), made.dequantised(torch.float32)), options)
+    torchs, expected = judged(linear, x, made, **options)
     for _ in range(REPEATS if device.type == "cuda" else 1):
         y = run(x, made, **options)
-        assert_close(y, linear.reference(x, made, **options), expected)
+        assert_close(y, torchs, expected)
         assert_costs_what_8_bits_cost(y, expected, products.truth((x, weight), options))
 
 
@@ -131,10 +131,8 @@ def test_gated(operation, sizes, dot_dtype, device, randn, runs_triton, loads, a
     n, tokens, channels, out = sizes
     x, weight = randn(n, tokens, channels, dtype=dot_dtype), randn(2 * out, channels) * channels**-0.5
     bias, made = randn(2 * out, dtype=dot_dtype), quantise(weight)
-    wide = torch.float64 if dot_dtype == torch.float32 else torch.float32
-    expected = operation.reference(alike(x, wide), made.dequantised(wide), bias.to(wide))
     y = (operation.kernel if runs_triton else operation)(x, made, bias)
-    assert_close(y, operation.reference(x, made, bias), expected)
+    assert_close(y, *judged(operation, x, made, bias))
 
 
 @pytest.mark.parametrize("case", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
@@ -142,10 +140,10 @@ def test_conv2d(case, dot_dtype, device, runs_triton, loads, assert_close):
     (x, weight, bias), options = case.inputs(dot_dtype, device)
     made = quantise(weight)
     run = conv2d.kernel if runs_triton else conv2d
-    expected = convolutions.truth((alike(x), made.dequantised(torch.float32), bias), options)
+    torchs, expected = judged(conv2d, x, made, bias, **options)
     for _ in range(REPEATS if device.type == "cuda" else 1):
         y = run(x, made, bias, **options)
-        assert_close(y, conv2d.reference(x, made, bias, **options), expected)
+        assert_close(y, torchs, expected)
         assert_costs_what_8_bits_cost(y, expected, convolutions.truth((x, weight, bias), options))
 
 
@@ -189,16 +187,16 @@ class TestConvolutionForSm90:
         (x, weight, bias), options = case.inputs(half, device)
         made = quantise(weight)
         assert conv2d.parse(x, made, bias, **options).hopper_plan().endswith(", fp8")
-        expected = convolutions.truth((alike(x), made.dequantised(torch.float32), bias), options)
+        torchs, expected = judged(conv2d, x, made, bias, **options)
         y, *moments = sm_90.run((x, made, bias), options)
-        assert_close(y, conv2d.reference(x, made, bias, **options), expected)
+        assert_close(y, torchs, expected)
         assert_costs_what_8_bits_cost(y, expected, convolutions.truth((x, weight, bias), options))
         if half == torch.bfloat16:  # of float16 the matrix unit's own error is seen, and its steps may be longer here
             twin = conv2d.kernel(x, made, bias, **options)
-            error, twins = ((each.double() - expected).square().mean().sqrt() for each in (y, twin))
+            error, twins = ((each - expected).square().mean().sqrt() for each in (y, twin))
             assert error <= WORSE * twins, f"RMS error {error:.3g}, of the kernel of all cards {twins:.3g}"
         if moments:
-            mean, spread = expected.double().mean((1, 2)), expected.double().flatten(1, 2).std(1, correction=0)
+            mean, spread = expected.mean((1, 2)), expected.flatten(1, 2).std(1, correction=0)
             assert ((moments[0].double().mean(1) - mean).abs() <= 1e-3 * spread).all()
 
     @pytest.mark.parametrize("case", FOR_SM_90.values(), ids=FOR_SM_90)

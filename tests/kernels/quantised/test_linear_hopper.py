@@ -13,8 +13,12 @@ from fastdiff.kernels.host.weights import FP8, INT8, quantise
 from fastdiff.kernels.linear import LinearCall, linear
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.kernels.to_fp8 import to_fp8
-from tests.kernels.quantised.test_quantised import assert_costs_what_8_bits_cost
+from tests.accuracy import in_dtype
+from tests.kernels.quantised.test_quantised import BY_TORCH, assert_costs_what_8_bits_cost, judged
 from tests.kernels.test_linear import Case, truth
+from tests.kernels.test_to_fp8 import dequantised
+
+NARROW = {FP8: {"narrow": dequantised}, INT8: {}}  # what becomes of x
 
 PRODUCTS = {
     "N2-L256-C1152-fc1": Case(2, 256, 1152, 4608, activation="gelu_tanh"),
@@ -63,11 +67,6 @@ def skip_if_not_launched(operation: Operation, *args, **options) -> None:
     assert on_hopper.tiles_of(args[0].shape[0] * args[0].shape[1], args[1], dual=operation is not linear) is not None
 
 
-def multiplied(x: torch.Tensor, precision: torch.dtype) -> torch.Tensor:
-    """x in float32, in fp8 as e4m3 leaves it."""
-    return to_fp8.reference(x)[0].dequantised(torch.float32) if precision == FP8 else x.float()
-
-
 def assert_bits(run, x, residual=None) -> torch.Tensor:
     """run(way, x, residual): those of the kernel of all cards, in any repeat and place, alone and beside NaN."""
     y = run("hopper", x, residual)
@@ -90,8 +89,8 @@ def test_linear(case, precision, dtype, device):
     skip_if_not_launched(linear, x, made, residual=residual, **options)
     y = assert_bits(lambda way, x, residual: getattr(linear, way)(x, made, residual=residual, **options), x, residual)
     options |= {} if residual is None else {"residual": residual}
-    reference = truth((multiplied(x, precision), made.dequantised(torch.float32)), options)
-    assert_costs_what_8_bits_cost(y, reference, truth((x, weight), options))
+    _, alike = judged(linear, x, made, **options, **NARROW[precision])
+    assert_costs_what_8_bits_cost(y, alike, truth((x, weight), options))
 
 
 @pytest.mark.gpu
@@ -104,8 +103,8 @@ def test_gated(operation, sizes, precision, dtype, randn):
     made = quantise(weight, precision)
     skip_if_not_launched(operation, x, made, bias)
     y = assert_bits(lambda way, x, _: getattr(operation, way)(x, made, bias), x)
-    reference = operation.reference(multiplied(x, precision), made.dequantised(torch.float32), bias.float())
-    assert_costs_what_8_bits_cost(y, reference, operation.reference(x.float(), weight.float(), bias.float()))
+    _, alike = judged(operation, x, made, bias, **NARROW[precision])
+    assert_costs_what_8_bits_cost(y, alike, in_dtype(torch.float64, BY_TORCH[operation], x, weight, bias))
 
 
 @pytest.mark.gpu

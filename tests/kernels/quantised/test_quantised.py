@@ -18,14 +18,22 @@ from fastdiff.kernels.host.weights import INT8, Quantised
 from fastdiff.kernels.host.weights import quantise as quantise_to
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
+from tests.accuracy import in_dtype
 from tests.kernels import test_conv2d as convolutions
 from tests.kernels import test_conv2d_hopper as sm_90
+from tests.kernels import test_geglu, test_swiglu
 from tests.kernels import test_linear as products
 from tests.kernels.test_conv2d import Case as Convolution
 from tests.kernels.test_linear import Case as Product
 
 quantise = partial(quantise_to, dtype=INT8)
-WORSE = 1.1  # times the error of a float32 reference quantised alike
+WORSE = 1.1  # times the error of the truth quantised alike
+BY_TORCH = {
+    linear: products.by_torch,
+    conv2d: convolutions.by_torch,
+    swiglu: test_swiglu.by_torch,
+    geglu: test_geglu.by_torch,
+}
 gpu = pytest.mark.gpu
 
 
@@ -67,11 +75,25 @@ class TestQuantise:
             Quantised(*bad)
 
 
-def assert_costs_what_8_bits_cost(y, reference, truth):
-    """RMS errors against the weight before it was quantised."""
-    error, allowed = ((each.double() - truth).square().mean().sqrt() for each in (y, reference))
-    assert error <= WORSE * allowed + torch.finfo(y.dtype).eps / 2 * truth.double().square().mean().sqrt(), (
-        f"error {error:.3g}, of the float32 reference {allowed:.3g}"
+def judged(operation, x, made, *rest, narrow=lambda x, dtype: x, **options):
+    """What torch makes of the weight that 8 bits stand for, in the dtype of x, and the truth.
+
+    narrow(x, dtype): what becomes of x, too.
+    """
+    dtype = (x[0] if isinstance(x, tuple) else x).dtype
+
+    def run(to, weights):
+        given = narrow(x, weights), made.dequantised(weights), *rest
+        return in_dtype(to, BY_TORCH[operation], *given, **options)
+
+    return run(dtype, dtype), run(torch.float64, torch.float32)
+
+
+def assert_costs_what_8_bits_cost(y, alike, truth):
+    """RMS errors against the weight before it was quantised: of y, and of the truth quantised alike."""
+    error, allowed = ((each - truth).square().mean().sqrt() for each in (y, alike))
+    assert error <= WORSE * allowed + torch.finfo(y.dtype).eps / 2 * truth.square().mean().sqrt(), (
+        f"error {error:.3g}, of the truth quantised alike {allowed:.3g}"
     )
 
 
@@ -95,10 +117,10 @@ def test_linear(case, dot_dtype, device, runs_triton, loads, assert_accurate):
     (x, weight), options = case.inputs(dot_dtype, device)
     made = quantise(weight)
     run = linear.kernel if runs_triton else linear
-    alike = products.truth((x, made.dequantised(torch.float32)), options)
+    torchs, alike = judged(linear, x, made, **options)
     for _ in range(REPEATS if device.type == "cuda" else 1):
         y = run(x, made, **options)
-        assert_accurate(y, linear.reference(x, made, **options), alike)
+        assert_accurate(y, torchs, alike)
         assert_costs_what_8_bits_cost(y, alike, products.truth((x, weight), options))
 
 
@@ -108,10 +130,8 @@ def test_gated(operation, sizes, dot_dtype, device, randn, runs_triton, loads, a
     n, tokens, channels, out = sizes
     x, weight = randn(n, tokens, channels, dtype=dot_dtype), randn(2 * out, channels) * channels**-0.5
     bias, made = randn(2 * out, dtype=dot_dtype), quantise(weight)
-    wide = torch.float64 if dot_dtype == torch.float32 else torch.float32
-    alike = operation.reference(x.to(wide), made.dequantised(wide), bias.to(wide))
     y = (operation.kernel if runs_triton else operation)(x, made, bias)
-    assert_accurate(y, operation.reference(x, made, bias), alike)
+    assert_accurate(y, *judged(operation, x, made, bias))
 
 
 CONVOLUTIONS = {
@@ -139,10 +159,10 @@ def test_conv2d(case, dot_dtype, device, runs_triton, loads, assert_accurate):
     (x, weight, bias), options = case.inputs(dot_dtype, device)
     made = quantise(weight)
     run = conv2d.kernel if runs_triton else conv2d
-    alike = convolutions.truth((x, made.dequantised(torch.float32), bias), options)
+    torchs, alike = judged(conv2d, x, made, bias, **options)
     for _ in range(REPEATS if device.type == "cuda" else 1):
         y = run(x, made, bias, **options)
-        assert_accurate(y, conv2d.reference(x, made, bias, **options), alike)
+        assert_accurate(y, torchs, alike)
         assert_costs_what_8_bits_cost(y, alike, convolutions.truth((x, weight, bias), options))
 
 
@@ -282,8 +302,8 @@ def test_convolutions_by_the_kernel_for_sm_90(case, device, assert_accurate, mon
     (x, weight, bias), options = case.inputs(torch.bfloat16, device)
     made = quantise(weight)
     assert conv2d.parse(x, made, bias, **options).hopper_plan().endswith(", int8")
-    expected = convolutions.truth((x, made.dequantised(torch.float32), bias), options)
+    torchs, expected = judged(conv2d, x, made, bias, **options)
     y, *_ = sm_90.run((x, made, bias), options)
-    assert_accurate(y, conv2d.reference(x, made, bias, **options), expected)
+    assert_accurate(y, torchs, expected)
     assert_costs_what_8_bits_cost(y, expected, convolutions.truth((x, weight, bias), options))
     sm_90.assert_bits((x, made, bias), options, (16, 8), monkeypatch)
