@@ -1,6 +1,7 @@
 """Products of independent axes: some rows of a product cover every pair of values, and the rest are marked slow."""
 
 import itertools
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,10 +11,11 @@ from _pytest.mark import ParameterSet
 Axis = Mapping[str, Any] | Iterable[Any]  # a value for each id; or values, which are their own ids; pytest.param too
 
 
-def cover(rows: Iterable[Sequence[Hashable]], together: int = 2) -> list[int]:
+def cover(rows: Iterable[Sequence[Hashable]], together: int = 2, kinds: Sequence[Hashable] | None = None) -> list[int]:
     """Choose rows, by their numbers, that hold every combination of `together` columns' values that any row holds.
 
-    Greedy, and always the same: the row that adds the most combinations is next, the first of them where rows tie.
+    Greedy, and always the same: the row that adds the most combinations is next; of several the one whose kind was
+    chosen least, then the first.
     """
     missing = [
         {(columns, *(row[i] for i in columns)) for columns in itertools.combinations(range(len(row)), together)}
@@ -21,10 +23,13 @@ def cover(rows: Iterable[Sequence[Hashable]], together: int = 2) -> list[int]:
         else {tuple(row)}
         for row in rows
     ]
-    chosen = []
+    kinds = kinds or [None] * len(missing)
+    chosen: list[int] = []
+    uses: Counter[Hashable] = Counter()
     while any(missing):
-        best = max(range(len(missing)), key=lambda i: len(missing[i]))
+        best = max(range(len(missing)), key=lambda i: (len(missing[i]), -uses[kinds[i]]))
         chosen.append(best)
+        uses[kinds[best]] += 1
         held = set(missing[best])
         for combinations in missing:
             combinations -= held

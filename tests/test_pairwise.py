@@ -22,6 +22,12 @@ def test_every_value_is_in_a_row():
     assert len(chosen) == 4 and [len(set(column)) for column in zip(*chosen, strict=True)] == [3, 4, 2]
 
 
+def test_kinds_of_rows_take_turns():
+    rows = [(i, kind) for i in range(6) for kind in "abc"]
+    chosen = cover([(i,) for i, _ in rows], together=1, kinds=[kind for _, kind in rows])
+    assert sorted(rows[i][1] for i in chosen) == ["a", "a", "b", "b", "c", "c"]
+
+
 def test_rows_that_are_left_out_are_slow():
     gpu = pytest.param(3, marks=pytest.mark.gpu, id="large")
     params = product({"a": 1, "b": 2, "large": gpu}, "xy", [int, str])

@@ -2,22 +2,76 @@
 
 The same tests run three times: here on the torch references; with TRITON_INTERPRET=1 on the kernels in Triton's
 interpreter (a process of its own, as Triton reads that variable once); and with `-m gpu` on a GPU.
+
+The interpreter is slow. A test that asks for no device launches nothing, and is not run there again. Of the parameters
+of a test `make test` runs there every pair of values, where of dtypes and ways of loading it is the kernels' code that
+counts; `make test-all` runs the rest.
 """
 
 import os
+from collections import defaultdict
+from pathlib import Path
 
 import pytest
 import torch
 
 from fastdiff.kernels.host import launching
 from tests import accuracy
+from tests.pairwise import cover
 
+FOLDER = Path(__file__).parent
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def pytest_runtest_setup(item):
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    ours = [item for item in items if FOLDER in item.path.parents]
+    for item in ours:
+        if (reason := _obstacle(item)) is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+    if not INTERPRETER:
+        return
+    idle = [item for item in ours if "device" not in item.fixturenames or item.get_closest_marker("gpu")]
+    config.hook.pytest_deselected(items=idle)
+    left_out = set(idle)
+    items[:] = [item for item in items if item not in left_out]
+    tests = defaultdict(list)
+    for item in ours:
+        others = item in left_out or item.get_closest_marker("slow") or _obstacle(item) is not None
+        if hasattr(item, "callspec") and not others:
+            tests[item.function].append(item)
+    for several in tests.values():
+        chosen = cover(
+            map(_values, several), kinds=[(_param(item, "dtype"), _param(item, "loads")) for item in several]
+        )
+        for i in {*range(len(several))} - {*chosen}:
+            several[i].add_marker(pytest.mark.slow)
+
+
+def _param(item, name: str):
+    return item.callspec.params.get(name) if hasattr(item, "callspec") else None
+
+
+def _obstacle(item) -> str | None:
+    """Why a test cannot run here with its parameters."""
     if item.get_closest_marker("gpu") and (INTERPRETER or not torch.cuda.is_available()):
-        pytest.skip("needs a CUDA device")
+        return "needs a CUDA device"
+    dtype, loads = _param(item, "dtype"), _param(item, "loads")
+    if INTERPRETER and dtype == torch.bfloat16 and "dot_dtype" in item.fixturenames:
+        return "Triton's interpreter has no bfloat16 dot"
+    no_kernel = not INTERPRETER and not torch.cuda.is_available()
+    if loads not in (None, "descriptors") and (no_kernel or (loads == "pointers" and dtype == torch.float32)):
+        return "there is one way only"
+    return None
+
+
+def _values(item) -> list[int]:
+    """The parameters of a test, each known by its identity, of dtype and way of loading the code of the kernel."""
+    params = dict(item.callspec.params)
+    if "loads" in params:
+        narrow = params.pop("dtype", None) != torch.float32
+        params["loads"] = narrow and params["loads"] == "descriptors"
+    return [id(value) for value in params.values()]
 
 
 @pytest.fixture
@@ -39,8 +93,6 @@ def dtype(request) -> torch.dtype:
 @pytest.fixture
 def dot_dtype(dtype) -> torch.dtype:
     """A dtype whose matrix products run here."""
-    if INTERPRETER and dtype == torch.bfloat16:
-        pytest.skip("Triton's interpreter has no bfloat16 dot")
     return dtype
 
 
@@ -48,8 +100,6 @@ def dot_dtype(dtype) -> torch.dtype:
 def loads(request, dot_dtype, monkeypatch, runs_triton) -> str:
     """Both ways of loading, the second as on a card before sm_90."""
     if request.param == "pointers":
-        if not runs_triton or dot_dtype == torch.float32:
-            pytest.skip("there is one way only")
         monkeypatch.setattr(launching, "capability", lambda device: (8, 0))
     return request.param
 

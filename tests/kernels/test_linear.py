@@ -215,8 +215,11 @@ ALONE_ON_GPU = {
 
 @pytest.mark.parametrize(
     ("case", "batches"),
-    [pytest.param(CASES[name], (1, 3, 8), id=name) for name in ALONE]
-    + [pytest.param(case, (1, 3, 8, 64), id=name, marks=gpu) for name, case in ALONE_ON_GPU.items()],
+    [
+        *(pytest.param(CASES[name], (1, 3), id=name) for name in ALONE),
+        *(pytest.param(CASES[name], (1, 8), id=f"{name}-beside-7", marks=pytest.mark.slow) for name in ALONE),
+        *(pytest.param(case, (1, 3, 8, 64), id=name, marks=gpu) for name, case in ALONE_ON_GPU.items()),
+    ],
 )
 def test_bits_do_not_depend_on_the_batch(case, batches, dot_dtype, device, runs_triton, loads, monkeypatch):
     """The operation itself, which may leave a shape to torch's library."""

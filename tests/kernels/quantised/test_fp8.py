@@ -41,12 +41,10 @@ quantise = partial(quantise_to, dtype=FP8)
 gpu = pytest.mark.gpu
 
 
-@pytest.fixture(params=["descriptors", "pointers"])
+@pytest.fixture(params=["descriptors", "pointers-in-fp8"])
 def loads(request, monkeypatch, runs_triton):
     """Both ways of loading, the second as on a card of sm_89."""
-    if request.param == "pointers":
-        if not runs_triton:
-            pytest.skip("there is one way only")
+    if request.param == "pointers-in-fp8":
         monkeypatch.setattr(launching, "capability", lambda device: (8, 9))
 
 
