@@ -12,6 +12,8 @@ import pytest
 
 from fastdiff import cli
 from fastdiff.checkpoints import hub
+from tests.tiny import UNET, save_unet
+from tests.waiting import TIMEOUT
 
 BUNDLED = hub.bundled_models()["emoji64"]
 
@@ -29,7 +31,7 @@ def fastdiff(tmp_path, environment) -> Callable[..., subprocess.CompletedProcess
     def run(*args: object, **variables: str) -> subprocess.CompletedProcess:
         command = [sys.executable, "-m", "fastdiff", *map(str, args)]
         return subprocess.run(
-            command, cwd=tmp_path, env=environment | variables, capture_output=True, text=True, timeout=120, check=False
+            command, cwd=tmp_path, env=environment | variables, capture_output=True, text=True, timeout=TIMEOUT
         )
 
     return run
@@ -41,6 +43,7 @@ def here(tmp_path, monkeypatch, capfd) -> Callable[..., subprocess.CompletedProc
 
     def run(*args: object) -> subprocess.CompletedProcess:
         monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         code = cli.main([str(argument) for argument in args])
         return subprocess.CompletedProcess(args, code, *capfd.readouterr())
 
@@ -51,6 +54,14 @@ def here(tmp_path, monkeypatch, capfd) -> Callable[..., subprocess.CompletedProc
 def model(tmp_path) -> Path:
     """A copy of the bundled model that a test may damage."""
     return Path(shutil.copytree(BUNDLED, tmp_path / "model"))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Path:
+    """The folder of a guided U-Net of two labels, 8 x 8, whose steps take milliseconds."""
+    folder = save_unet(tmp_path_factory.mktemp("models") / "tiny", **UNET, num_class_embeds=3)
+    (folder / "fastdiff.json").write_text('{"null_label": 2, "guidance_scale": 4}')
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.diffusion import loop
 from fastdiff.requests import png
+from tests.waiting import TIMEOUT
 
 WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
 
@@ -60,8 +61,8 @@ def test_sample_draws_the_default_labels_and_a_grid(here, tmp_path, files):
     assert re.fullmatch(r"fastdiff: wrote 4 pictures to outputs and a grid to outputs/grid\.png in \d+\.\d s", last)
 
 
-def test_pictures_are_labels_by_seeds_and_from_draws_one_again(fastdiff, tmp_path, files):
-    done = fastdiff(
+def test_pictures_are_labels_by_seeds_and_from_draws_one_again(here, tmp_path, files):
+    done = here(
         "sample", "--label", "noto food", "--label", "1", "--num-images", 2, "-s", 7, "--num-inference-steps", 2,
         "--guidance-scale", 3, "--eta", 0.5, "-b", 3, "-o", "{label}/{seed:03d}.png", "--grid", "sheet.png",
     )  # fmt: skip
@@ -71,7 +72,7 @@ def test_pictures_are_labels_by_seeds_and_from_draws_one_again(fastdiff, tmp_pat
     assert files(tmp_path) == [*pictures, "sheet.png"]
     sheet = png.read_settings(tmp_path / "sheet.png")
     assert (sheet["label"], sheet["seed"], sheet["width"]) == (["noto food", "fluent-3d creatures"], [7, 8], 2 * 64 + 6)
-    again = fastdiff("sample", "--from", "noto-sweets/008.png", "-o", "again.png")
+    again = here("sample", "--from", "noto-sweets/008.png", "-o", "again.png")
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "again.png").read_bytes() == (tmp_path / "noto-sweets/008.png").read_bytes()
     assert again.stderr.splitlines()[-1].startswith("fastdiff: wrote 1 picture to again.png in ")
@@ -92,13 +93,13 @@ def test_flags_win_over_from_and_files_are_kept_without_overwrite(here, tmp_path
     assert settings["eta"] is None and files(tmp_path / "a") == [f"fluent-3d-hearts-{seed}.png" for seed in (3, 5)]
 
 
-def test_explain_says_what_a_step_runs_on_and_draws_nothing(fastdiff, here, tmp_path, refused, files):
-    args = ["sample", "--explain", "--device", "cpu", "--label", 0, "--num-images", 3, "-b", 2]
-    done = fastdiff(*args)
+def test_explain_says_what_a_step_runs_on_and_draws_nothing(here, tiny, tmp_path, refused, files):
+    args = ["sample", "-m", tiny, "--explain", "--device", "cpu", "--label", 0, "--num-images", 3, "-b", 2]
+    done = here(*args)
     assert (done.returncode, files(tmp_path)) == (0, []), done.stderr
     head, *rows, share = done.stdout.splitlines()
-    assert head == "Pipeline, 2x64x64x3, float32, cpu", "the first batch"
-    assert any(re.fullmatch(r"conv2d +1x64x64x3, .* no CUDA device", row) for row in rows)
+    assert head == "Pipeline, 2x8x8x3, float32, cpu", "the first batch"
+    assert any(re.fullmatch(r"conv2d +1x8x8x3, .* no CUDA device", row) for row in rows)
     assert any(re.fullmatch(r"denoise_step +.*, unguided, .* 2 +\d+ torch +no CUDA device", row) for row in rows)
     assert re.fullmatch(r"0\.0% of [\d.]+ GFLOP of convolutions and linear layers on our kernels", share)
     found = json.loads(here(*args, "--json").stdout)
@@ -140,10 +141,10 @@ def test_explain_says_what_a_step_runs_on_and_draws_nothing(fastdiff, here, tmp_
     ],
     ids=lambda value: "_".join(value) if isinstance(value, list) else None,
 )
-def test_bad_input_is_one_line_and_exit_code_2(fastdiff, tmp_path, args, message, refused, files):
+def test_bad_input_is_one_line_and_exit_code_2(here, tmp_path, args, message, refused, files):
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
-    refused(fastdiff("sample", *args), message)
+    refused(here("sample", *args), message)
     assert files(tmp_path) == ["file"], "nothing half-written"
 
 
@@ -197,13 +198,13 @@ def test_weights_that_cannot_draw(here, model, damage, code, message, refused):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no limit on file sizes to stand in for a full disk")
-def test_a_full_disk_is_exit_code_1_and_leaves_no_half_picture(tmp_path, refused, files, environment):
-    args = ["sample", "--steps", "1", "--label", "0", "--num-images", "1"]
+def test_a_full_disk_is_exit_code_1_and_leaves_no_half_picture(tiny, tmp_path, refused, files, environment):
+    args = ["sample", "-m", str(tiny), "--steps", "1", "--label", "0", "--num-images", "1", "--height", "32"]
     command = f"ulimit -f 1; exec '{sys.executable}' -m fastdiff {' '.join(args)}"  # 1: at most 1024 bytes a file
     done = subprocess.run(
-        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=TIMEOUT
     )
-    refused(done, r"cannot write outputs/fluent-3d-hearts-0\.png \(File too large\); make room", code=1)
+    refused(done, r"cannot write outputs/class0-0\.png \(File too large\); make room", code=1)
     assert files(tmp_path) == []
 
 
@@ -228,8 +229,9 @@ MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.
 LOST = torch.AcceleratorError("CUDA error: device-side assert triggered\nFor debugging consider CUDA_LAUNCH_BLOCKING=1")
 
 
-def test_out_of_memory_is_said_once_and_the_pictures_are_the_same(tmp_path, failing, capsys, files):
-    args = ["sample", "--steps", "2", "--device", "cpu", "--label", "0", "--num-images", "6", "-b", "4", "--json", "-o"]
+def test_out_of_memory_is_said_once_and_the_pictures_are_the_same(tiny, tmp_path, failing, capsys, files):
+    args = ["sample", "-m", str(tiny), "--steps", "2", "--device", "cpu", "--label", "0", "--num-images", "6"]
+    args += ["-b", "4", "--json", "-o"]
     assert cli.main([*args, str(tmp_path / "whole")]) == 0
     capsys.readouterr()
     failing(1, MEMORY)
@@ -251,9 +253,9 @@ def test_out_of_memory_is_said_once_and_the_pictures_are_the_same(tmp_path, fail
     ],
     ids=["memory", "lost-device"],
 )
-def test_a_device_that_fails_is_one_line(tmp_path, failing, capsys, files, error, line):
+def test_a_device_that_fails_is_one_line(tiny, tmp_path, failing, capsys, files, error, line):
     failing(0, error)
-    assert cli.main(["sample", "-m", "emoji64", "--steps", "1", "--device", "cpu", "-o", str(tmp_path / "new")]) == 1
+    assert cli.main(["sample", "-m", str(tiny), "--steps", "1", "--device", "cpu", "-o", str(tmp_path / "new")]) == 1
     err = capsys.readouterr().err
     assert re.match(f"fastdiff: error: {line}", err.splitlines()[-1]), err
     assert err.count("fastdiff:") == 1 and "Traceback" not in err
@@ -291,7 +293,7 @@ def test_a_lost_gpu_is_one_line_and_no_hang(tmp_path, environment, files, call):
     args = ["sample", "--steps", "5", "--label", "0", "--num-images", "2", "--device", "cuda"]
     done = subprocess.run(
         [sys.executable, "-c", WRONG_INDEX, *args], cwd=tmp_path, env=environment | {"BAD_CALL": call},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=TIMEOUT, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
     line = r"fastdiff: error: the GPU failed, .*\(.*device-side assert triggered.*\); start fastdiff again"
@@ -300,19 +302,19 @@ def test_a_lost_gpu_is_one_line_and_no_hang(tmp_path, environment, files, call):
     assert files(tmp_path) == []
 
 
-def test_ctrl_c_keeps_what_is_finished(tmp_path, files, environment):
-    args = ["sample", "--steps", "20", "--label", "0", "--num-images", "500", "-b", "1", "--json"]
+def test_ctrl_c_keeps_what_is_finished(tiny, tmp_path, files, environment):
+    args = ["sample", "-m", str(tiny), "--steps", "20", "--label", "0", "--num-images", "50000", "-b", "1", "--json"]
     command = [sys.executable, "-m", "fastdiff", *args]
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         first = json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=TIMEOUT)
     written = [first["path"], *(json.loads(line)["path"] for line in out.splitlines())]
     assert process.returncode == 130 and "Traceback" not in err
     last = err.splitlines()[-1]
-    assert re.fullmatch(rf"fastdiff: interrupted; wrote {len(written)} of 500 pictures to outputs\S*", last), last
+    assert re.fullmatch(rf"fastdiff: interrupted; wrote {len(written)} of 50000 pictures to outputs\S*", last), last
     assert files(tmp_path) == sorted(written), "all whole, and no temporary file"
     for path in written:
         with Image.open(tmp_path / path) as image:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from fastdiff.cli import main
+from tests.waiting import TIMEOUT
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,28 +50,23 @@ def app(*flags: str) -> list:
     return [sys.executable, ROOT / "app.py", "--device", "cpu", *flags]
 
 
-def test_a_port_in_use():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        done = subprocess.run(app("--port", port), capture_output=True, text=True, timeout=120)
-    error = f"fastdiff: error: port {port} at 127.0.0.1 cannot be had; give another --port or --host\n"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", error)
-
-
-def test_models_that_are_left_out_are_named(tmp_path):
+def test_models_that_are_left_out_are_named_and_so_is_a_port_in_use(here, tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "model_index.json").write_text("{")
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        flags = ("--port", str(taken.getsockname()[1]), "--models-dir", tmp_path)
-        done = subprocess.run(app(*flags), capture_output=True, text=True, timeout=120)
+        port = taken.getsockname()[1]
+        done = here("ui", "--device", "cpu", "--port", port, "--models-dir", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
     lines = done.stderr.splitlines()
     assert re.match(r"fastdiff: model \./gone is left out: .*No such file", lines[0])
     assert re.match(r"fastdiff: model \./broken is left out: .*model_index.json is not readable JSON", lines[1])
-    assert len(lines) == 3
+    assert lines[2:] == [f"fastdiff: error: port {port} at 127.0.0.1 cannot be had; give another --port or --host"]
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "kill"])
+@pytest.mark.parametrize(
+    "sign", [pytest.param(signal.SIGINT, id="Ctrl-C"), pytest.param(signal.SIGTERM, id="kill", marks=pytest.mark.slow)]
+)
 def test_app_serves_on_loopback_until_it_is_ended(sign, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -83,6 +79,6 @@ def test_app_serves_on_loopback_until_it_is_ended(sign, tmp_path, monkeypatch):
         assert "fastdiff" in httpx.get(f"http://127.0.0.1:{port}/").text
         assert [path for path in tmp_path.iterdir() if path.name.startswith("fastdiff-ui-")]
         process.send_signal(sign)
-        assert process.wait(30) == 130
+        assert process.wait(TIMEOUT) == 130
         assert "Traceback" not in process.stderr.read()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("fastdiff-ui-")]
