@@ -119,7 +119,7 @@ def arguments(model: str, data: Path, out: Path, *more: str):
     return parse_arguments(["--model", model, "--data", str(data), "--out", str(out), *small, *more])
 
 
-@pytest.mark.parametrize("model", SHAPES)
+@pytest.mark.parametrize("model", ["dit", pytest.param("unet", marks=pytest.mark.slow)])
 def test_a_resumed_run_makes_the_same_steps(model, small_data, tmp_path, monkeypatch):
     monkeypatch.setattr("training.train_emoji64.report", lambda *_: None)
     whole = run(arguments(model, small_data, tmp_path / "whole"))

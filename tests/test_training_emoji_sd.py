@@ -33,6 +33,7 @@ from training.emoji_sd.tokenizer import LENGTH, learned_merges, lengths, save_to
 from training.emoji_sd.train_vae import Trainer, edge_loss, finish, parse_arguments, run
 from training.emoji_sd.vae import Shape, brought_back, build_vae, load_vae, quality, save_vae, scaling_factor
 
+SIDE = 32  # pixels: a CPU without bfloat16 takes minutes to train on pictures of 128
 STYLES = ("fluent_3d", "fluent_flat", "noto", "twemoji")
 GROUP = "Animals & Nature"
 
@@ -47,15 +48,14 @@ def file_of(image: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-@pytest.fixture(scope="session")
-def small_data(tmp_path_factory) -> Path:
-    """A file of tiles on white: four names in four styles, the last for validation; another in one style alone."""
+def save_data(side: int, folder: Path) -> Path:
+    """Save tiles on white: four names in four styles, the last for validation, and another name in one style alone."""
     rng = np.random.default_rng(0)
-    images = np.full((17, SIZE, SIZE, 3), 255, np.uint8)
+    images = np.full((17, side, side, 3), 255, np.uint8)
     for image in images:
-        image[20:100, 20:100] = rng.integers(0, 256, 3)
+        image[side // 6 : -side // 6, side // 6 : -side // 6] = rng.integers(0, 256, 3)
     files = [file_of(image) for image in images]
-    path = tmp_path_factory.mktemp("data") / "emoji128.npz"
+    path = folder / "emoji128.npz"
     np.savez(
         path,
         webp=np.frombuffer(b"".join(files), np.uint8),
@@ -69,6 +69,11 @@ def small_data(tmp_path_factory) -> Path:
         validation=np.arange(17) // 4 == 3,
     )
     return path
+
+
+@pytest.fixture(scope="session")
+def small_data(tmp_path_factory) -> Path:
+    return save_data(SIDE, tmp_path_factory.mktemp("data"))
 
 
 def test_the_splits_hold_every_picture_once(small_data):
@@ -225,9 +230,9 @@ def test_edges_and_features_tell_a_blur_from_a_shade():
 
 @pytest.fixture(scope="session")
 def eye(small_data, tmp_path_factory) -> Path:
-    """The weights of a classifier that made one step."""
+    """The weights of a small classifier that made one step."""
     path = tmp_path_factory.mktemp("features") / "features.pt"
-    make_features(load(small_data, "cpu").train, path, steps=1)
+    make_features(load(small_data, "cpu").train, path, steps=1, batch=4, widths=(8, 8, 16, 16))
     return path
 
 
@@ -274,11 +279,12 @@ def test_minutes_end_a_run_with_checkpoint_model_and_sheet(small_data, small_sha
     assert trainer.weights.step == 0
     assert (tmp_path / "checkpoint.pt").exists()
     with Image.open(tmp_path / "sheet.png") as sheet:
-        assert sheet.width == COLUMNS * (SIZE + 4) + 4
+        assert sheet.width == COLUMNS * (SIDE + 4) + 4
     written, kept = load_vae(tmp_path / "model", "cpu").state_dict(), trainer.weights.ema.state_dict()
     assert all(torch.equal(written[key], kept[key].half().float()) for key in kept)
 
 
+@pytest.mark.slow
 def test_training_brings_the_loss_down(small_data, small_shape, eye, tmp_path):
     args = arguments(small_data, eye, tmp_path, "--steps", "2000", "--learning-rate", "0.05")
     splits = load(small_data, "cpu")
@@ -313,11 +319,12 @@ def test_a_sheet_shows_each_picture_above_what_was_made_of_it(tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_compiled_step_has_the_losses_of_a_plain_one(small_data, tmp_path):
+def test_a_compiled_step_has_the_losses_of_a_plain_one(tmp_path):
     torch.backends.cudnn.benchmark = False
-    splits = load(small_data, "cuda")
+    data = save_data(SIZE, tmp_path)
+    splits = load(data, "cuda")
     features = make_features(splits.train, tmp_path / "features.pt", steps=2)
-    options = ("--data", str(small_data), "--out", str(tmp_path), "--batch", "4", "--device", "cuda")
+    options = ("--data", str(data), "--out", str(tmp_path), "--batch", "4", "--device", "cuda")
     plain, compiled = (
         Trainer(parse_arguments([*options, *more]), splits.train, features) for more in ((), ("--compile",))
     )

@@ -1,6 +1,7 @@
 """The bundled folder of a trained run: what is copied, what is refused, and the card that its figures make."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -54,15 +55,23 @@ def save_lines(path: Path, *rows: dict) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.fixture
-def trained(tmp_path):
-    """The folder of a run with a tiny model, and made-up figures."""
-    run = tmp_path / "run"
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """The folder of a run with a tiny model: its tokenizer, VAE and pipeline."""
+    run = tmp_path_factory.mktemp("models")
     save_tokenizer(learned_merges(["cat dog cow owl"] * 4, 530), run / "tokenizer")
     torch.manual_seed(0)
     save_vae(build_vae(Shape((16, 16, 16, 16), 4)), 2.0, run / "f8c4" / "model")
     denoiser = Denoiser(build_unet((32, 32), 4, 16, 32), build_text_encoder(CLIPTokenizer(run / "tokenizer"), 32, 1))
     model_folder.save_pipeline(denoiser, load_vae(run / "f8c4" / "model", "cpu"), run / "tokenizer", run / "unet/model")
+    return run
+
+
+@pytest.fixture
+def trained(models, tmp_path):
+    """The folder of a run with a tiny model, and made-up figures."""
+    run = tmp_path / "run"
+    shutil.copytree(models, run)
     losses = {"train_loss": 0.1, "held_out_loss": 0.11, "validation_loss": 0.12}
     seconds = (240.0, 480.0, 120.0)  # of two runs
     save_lines(run / "unet" / "log.jsonl", *({"step": i, "seconds": s, **losses} for i, s in enumerate(seconds)))

@@ -37,18 +37,17 @@ STYLES = ("fluent_3d", "fluent_flat", "noto", "twemoji")
 NAMES = ("cat", "dog", "cow", "owl")
 
 
-@pytest.fixture(scope="module")
-def small_data(tmp_path_factory) -> Path:
-    """A file of tiles on white, four names in four styles, the last for validation."""
+def save_data(side: int, folder: Path) -> Path:
+    """Save a file of tiles on white, four names in four styles, the last for validation."""
     rng = np.random.default_rng(0)
     files = []
     for _ in range(16):
-        image = np.full((SIZE, SIZE, 3), 255, np.uint8)
-        image[20:100, 20:100] = rng.integers(0, 256, 3)
+        image = np.full((side, side, 3), 255, np.uint8)
+        image[side // 6 : -side // 6, side // 6 : -side // 6] = rng.integers(0, 256, 3)
         file = io.BytesIO()
         Image.fromarray(image).save(file, "WEBP", lossless=True)
         files.append(file.getvalue())
-    path = tmp_path_factory.mktemp("data") / "emoji128.npz"
+    path = folder / "emoji128.npz"
     np.savez(
         path,
         webp=np.frombuffer(b"".join(files), np.uint8),
@@ -62,6 +61,16 @@ def small_data(tmp_path_factory) -> Path:
         validation=np.arange(16) >= 12,
     )
     return path
+
+
+@pytest.fixture(scope="module")
+def small_data(tmp_path_factory) -> Path:
+    return save_data(64, tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def whole_data(tmp_path_factory) -> Path:
+    return save_data(SIZE, tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +92,8 @@ def vae(tmp_path_factory) -> Path:
 def arguments(small_data, vae, tokenizer):
     def make(out: Path, *more: str):
         folders = ["--data", str(small_data), "--vae", str(vae), "--tokenizer", str(tokenizer), "--out", str(out)]
-        small = ["--channels", "32", "32", "--batch", "2", "--steps", "4", "--copies", "2", "--captions", "2"]
+        small = ["--channels", "32", "32", "--text-width", "32", "--text-layers", "1", "--batch", "2", "--steps", "4"]
+        small += ["--copies", "2", "--captions", "2"]
         return parse_arguments([*folders, *small, "--device", "cpu", "--no-compile", *more])
 
     return make
@@ -110,6 +120,7 @@ def trainer_of(args) -> Trainer:
     return Trainer(args, bank, tokenizer)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_makes_the_same_steps(arguments, tmp_path):
     whole = run(arguments(tmp_path / "whole"))
     halted = trainer_of(arguments(tmp_path / "halted"))
@@ -131,8 +142,9 @@ def test_minutes_end_a_run_with_a_checkpoint_and_a_model(arguments, tmp_path):
     assert (tmp_path / "out" / "model" / "model_index.json").exists()
 
 
+@pytest.mark.slow
 def test_training_brings_the_loss_down_of_unet_and_text_encoder(arguments, tmp_path):
-    trainer = trainer_of(arguments(tmp_path, "--steps", "400", "--batch", "16", "--learning-rate", "4e-3"))
+    trainer = trainer_of(arguments(tmp_path, "--steps", "400", "--batch", "4", "--learning-rate", "4e-3"))
     before = {name: p.clone() for name, p in trainer.weights.model.named_parameters()}
     losses = torch.stack([trainer.train_step() for _ in range(50)])
     assert losses[-10:].mean() < 0.9 * losses[:10].mean()
@@ -154,7 +166,7 @@ def test_a_new_unet_predicts_zero_and_the_loss_is_that_of_v(tokenizer):
 def test_the_bank_draws_a_pictures_own_latents(small_data, vae, tokenizer):
     splits, encoder = load(small_data, "cpu"), load_vae(vae, "cpu")
     bank = make_bank(encoder, CLIPTokenizer(tokenizer), splits.train, copies=3, captions=2, seed=0)
-    assert bank.latents.shape == (3, len(splits.train), 4, 16, 16)
+    assert bank.latents.shape == (3, len(splits.train), 4, 8, 8)
     with torch.no_grad():
         mean = encoder.encode(splits.train.images[:1].float() / 127.5 - 1).latent_dist.mean
     torch.testing.assert_close(encode(encoder, splits.train.images[:1]), 2 * mean)
@@ -205,6 +217,8 @@ def test_a_picture_depends_on_its_prompt_and_seed_alone(model, sampler):
 @pytest.fixture
 def small_judge(small_data, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(judge, "WIDTHS", (8, 8, 16, 16, 16))
+    for name, small in {"TEXT_WIDTH": 32, "TEXT_LAYERS": 1, "TEXT_HEADS": 2}.items():
+        monkeypatch.setattr(judge, name, small)
 
     def make(*more: str):
         folders = ["--data", str(small_data), "--tokenizer", str(tokenizer), "--out", str(tmp_path / "judge")]
@@ -214,6 +228,7 @@ def small_judge(small_data, tokenizer, tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.slow
 def test_a_resumed_judge_makes_the_same_steps(small_judge, tmp_path):
     whole = judge.run(small_judge("--out", str(tmp_path / "whole")))
     args = small_judge()
@@ -304,14 +319,15 @@ def test_indices_are_spread_over_all():
 
 
 @pytest.fixture
-def judged_folder(small_judge, small_data, model):
+def judged_folder(small_judge, whole_data, model):
     """The flags that name the data, a trained judge and the folder of a model."""
     args = small_judge()
     judge.run(args)
-    paths = {"--data": small_data, "--judge": args.out / "judge.pt", "--model": model}
+    paths = {"--data": whole_data, "--judge": args.out / "judge.pt", "--model": model}
     return [*(str(each) for pair in paths.items() for each in pair), "--device", "cpu"]
 
 
+@pytest.mark.slow
 def test_the_evaluation_measures_a_folder_and_draws_its_sheets(judged_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluate, "GRID", ("cat",))
     monkeypatch.setattr(evaluate, "NEW", ("green dog",))
@@ -325,6 +341,7 @@ def test_the_evaluation_measures_a_folder_and_draws_its_sheets(judged_folder, tm
     assert written == sheets | {"nearest.png", "evaluation.json"}
 
 
+@pytest.mark.slow
 def test_the_sweep_judges_the_best_by_other_seeds(judged_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(compare_sampling, "GUIDANCE", (1.5, 3.0))
     monkeypatch.setattr(compare_sampling, "STEPS", (2,))

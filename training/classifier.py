@@ -5,6 +5,7 @@ and prints its accuracy on the validation pictures, which no model here has seen
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -34,10 +35,10 @@ class Block(nn.Module):
 
 
 class Classifier(nn.Module):
-    def __init__(self):
+    def __init__(self, widths: Sequence[int] = WIDTHS):
         super().__init__()
         blocks, channels = [], 3
-        for i, width in enumerate(WIDTHS):
+        for i, width in enumerate(widths):
             blocks += [Block(channels, width, 1 if i == 0 else 2), Block(width, width, 1)]
             channels = width
         self.blocks = nn.Sequential(*blocks)
@@ -78,8 +79,10 @@ def judge(model: Classifier, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def load_classifier(path: Path, device: torch.device | str) -> Classifier:
-    model = Classifier().to(device)
-    model.load_state_dict(torch.load(path, map_location=device, weights_only=True))
+    weights = torch.load(path, map_location=device, weights_only=True)
+    widths = [len(bias) for key, bias in weights.items() if key.endswith("norm2.bias")][::2]  # two blocks of each width
+    model = Classifier(widths).to(device)
+    model.load_state_dict(weights)
     return model.eval()
 
 

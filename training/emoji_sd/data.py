@@ -41,7 +41,7 @@ class Words:
 class Pictures:
     """The pictures of one split on a device, with their words."""
 
-    images: Tensor  # (N, 3, 128, 128) uint8
+    images: Tensor  # (N, 3, S, S) uint8, S is 128
     kinds: Tensor  # (N,) int64, style * 9 + group
     words: tuple[Words, ...]
 
@@ -64,7 +64,7 @@ class Sampler:
         self.distribution = picture_distribution(pictures.kinds)
 
     def __call__(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return indices (B,) int64 and their pictures (B, 3, 128, 128) uint8, each shifted by up to MARGIN pixels.
+        """Return indices (B,) int64 and their pictures (B, 3, S, S) uint8, each shifted by up to MARGIN pixels.
 
         Drawn from torch's default generator, without a read-back.
         """
@@ -98,11 +98,15 @@ def picture_words(data: dict[str, np.ndarray]) -> list[Words]:
 
 
 def decoded(webp: np.ndarray, offsets: np.ndarray) -> Tensor:
-    """WebP files end to end, file i at webp[offsets[i]:offsets[i + 1]] -> (N, 3, 128, 128) uint8."""
-    images = torch.empty(len(offsets) - 1, 3, SIZE, SIZE, dtype=torch.uint8)
+    """WebP files end to end, file i at webp[offsets[i]:offsets[i + 1]] -> (N, 3, S, S) uint8, all of one size."""
+
+    def opened(i: int) -> Image.Image:
+        return Image.open(io.BytesIO(webp[offsets[i] : offsets[i + 1]].tobytes()))
+
+    width, height = opened(0).size
+    images = torch.empty(len(offsets) - 1, 3, height, width, dtype=torch.uint8)
     for i, image in enumerate(images):
-        file = Image.open(io.BytesIO(webp[offsets[i] : offsets[i + 1]].tobytes()))
-        image.copy_(torch.from_numpy(np.array(file.convert("RGB"))).permute(2, 0, 1))
+        image.copy_(torch.from_numpy(np.array(opened(i).convert("RGB"))).permute(2, 0, 1))
     return images
 
 
@@ -128,9 +132,9 @@ def plain_names(words: Iterable[Words]) -> list[str]:
 
 
 def shifted(images: Tensor) -> Tensor:
-    """(B, 3, 128, 128) -> the same, each picture moved by -4 to 4 pixels in both directions."""
-    count, device = len(images), images.device
+    """(B, 3, S, S) -> the same, each picture moved by -4 to 4 pixels in both directions."""
+    count, side, device = len(images), images.shape[-1], images.device
     shift = torch.randint(-MARGIN, MARGIN + 1, (2, count, 1), device=device)
-    rows, columns = (torch.arange(SIZE, device=device) - shift) % SIZE  # (B, 128) each
+    rows, columns = (torch.arange(side, device=device) - shift) % side  # (B, S) each
     batch = torch.arange(count, device=device)[:, None, None]
     return images.permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

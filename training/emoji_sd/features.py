@@ -4,13 +4,14 @@ Where two errors have the same L1, the features tell a blurred edge from a moved
 and is trained on the training pictures alone.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from training.classifier import LEARNING_RATE, Classifier, load_classifier
+from training.classifier import LEARNING_RATE, WIDTHS, Classifier, load_classifier
 from training.emoji_sd.data import Pictures, Sampler
 
 STEPS, BATCH = 600, 128
@@ -41,16 +42,16 @@ def _unit(x: Tensor) -> Tensor:
     return F.normalize(x.float(), dim=1, eps=EPSILON)
 
 
-def train_classifier(pictures: Pictures, steps: int) -> Classifier:
+def train_classifier(pictures: Pictures, steps: int, batch: int = BATCH, widths: Sequence[int] = WIDTHS) -> Classifier:
     """Train on shifted pictures by cross entropy, in bfloat16 by autocast."""
     torch.manual_seed(0)
     device = pictures.images.device
-    model = Classifier().to(device, memory_format=torch.channels_last)
+    model = Classifier(widths).to(device, memory_format=torch.channels_last)
     optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, LEARNING_RATE, total_steps=steps)
     draw = Sampler(pictures)
     for _ in range(steps):
-        indices, images = draw(BATCH)
+        indices, images = draw(batch)
         with torch.autocast(device.type, dtype=torch.bfloat16):
             logits = model(images.contiguous(memory_format=torch.channels_last))
         loss = F.cross_entropy(logits.float(), pictures.kinds[indices])
@@ -61,10 +62,12 @@ def train_classifier(pictures: Pictures, steps: int) -> Classifier:
     return model.eval()
 
 
-def make_features(pictures: Pictures, path: Path, steps: int) -> Features:
+def make_features(
+    pictures: Pictures, path: Path, steps: int, batch: int = BATCH, widths: Sequence[int] = WIDTHS
+) -> Features:
     """Return the features of the classifier at `path`; it is trained first where there is none."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(train_classifier(pictures, steps).state_dict(), path)
+        torch.save(train_classifier(pictures, steps, batch, widths).state_dict(), path)
     device = pictures.images.device
     return Features(load_classifier(path, device)).to(memory_format=torch.channels_last)

@@ -26,7 +26,15 @@ from training.diffusion import Diffusion
 from training.emoji_sd.data import Pictures, load
 from training.emoji_sd.folder import save_pipeline
 from training.emoji_sd.latents import LatentBank, encode, make_bank, plain_tokens, spread
-from training.emoji_sd.unet import CHANNELS, Denoiser, build_text_encoder, build_unet, parameter_count
+from training.emoji_sd.unet import (
+    CHANNELS,
+    TEXT_LAYERS,
+    TEXT_WIDTH,
+    Denoiser,
+    build_text_encoder,
+    build_unet,
+    parameter_count,
+)
 from training.emoji_sd.vae import load_vae
 from training.emoji_sd.weights import Weights
 from training.train_emoji64 import rate_factor
@@ -47,6 +55,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--channels", type=int, nargs="+", default=CHANNELS, help="of the U-Net's levels")
+    parser.add_argument("--text-width", type=int, default=TEXT_WIDTH, help="of the text encoder")
+    parser.add_argument("--text-layers", type=int, default=TEXT_LAYERS, help="of the text encoder")
     parser.add_argument("--copies", type=int, default=8, help="shifted copies of each picture that are encoded")
     parser.add_argument("--captions", type=int, default=24, help="captions of each picture")
     parser.add_argument("--report-every", type=int, default=1000, help="steps between validation losses")
@@ -85,9 +95,9 @@ class Trainer:
     def __init__(self, args: argparse.Namespace, bank: LatentBank, tokenizer: CLIPTokenizer):
         self.args, self.bank, self.diffusion = args, bank, Diffusion(args.device)
         torch.manual_seed(args.seed)
-        text_encoder = build_text_encoder(tokenizer)
+        text_encoder = build_text_encoder(tokenizer, args.text_width, args.text_layers)
         _, _, channels, _, size = bank.latents.shape
-        unet = build_unet(tuple(args.channels), channels, size, text_encoder.config.hidden_size)
+        unet = build_unet(tuple(args.channels), channels, size, args.text_width)
         denoiser = Denoiser(unet, text_encoder).train().to(args.device, memory_format=torch.channels_last)
         self.weights = Weights(denoiser, weight_decay=0.01)
         self.forward = torch.compile(denoiser) if args.compile else denoiser
