@@ -21,18 +21,22 @@ from fastdiff.cli import main
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import find_model, load_pipeline
 from tests.tiny import UNET, save_unet
+from tests.waiting import TIMEOUT
+
+# One level: these tests draw hundreds of pictures.
+SMALL = UNET | {"block_out_channels": (8,), "down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",)}
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory) -> Path:
     """The folder of a U-Net without labels, 8 x 8."""
-    return save_unet(tmp_path_factory.mktemp("models") / "tiny", **UNET)
+    return save_unet(tmp_path_factory.mktemp("models") / "tiny", **SMALL)
 
 
 @pytest.fixture(scope="session")
 def labelled(tmp_path_factory) -> Path:
     """The folder of a U-Net of three classes, 8 x 8."""
-    return save_unet(tmp_path_factory.mktemp("models") / "labelled", **UNET, num_class_embeds=3)
+    return save_unet(tmp_path_factory.mktemp("models") / "labelled", **SMALL, num_class_embeds=3)
 
 
 @pytest.fixture
@@ -154,4 +158,4 @@ def start(tmp_path):
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         with process:  # which closes its pipes
-            process.wait(timeout=60)
+            process.wait(timeout=TIMEOUT)

@@ -11,6 +11,7 @@ import pytest
 from fastdiff.bulk import claims as claims_module
 from fastdiff.bulk.attempts import Attempts
 from fastdiff.bulk.claims import DEAD, Claims, Process, read_leases
+from tests.waiting import wait_for
 
 
 class Clock:
@@ -113,10 +114,7 @@ def test_the_lease_of_a_process_that_is_gone_is_free_at_once(tmp_path):
         claims = Claims(tmp_path)
         assert claims.claim("000000") is None
         holder.kill()
-        deadline = time.monotonic() + 10
-        while (lease := claims.claim("000000")) is None and time.monotonic() < deadline:  # it is a zombie by then
-            time.sleep(0.01)
-    assert lease
+        wait_for(lambda: claims.claim("000000"))  # it is a zombie by then
 
 
 def test_a_process_of_the_same_number_is_another_one():
@@ -132,9 +130,7 @@ def test_a_held_lease_beats(tmp_path, monkeypatch):
         lease = claims.claim("000000")
         lease.drawn = 7
         first = (tmp_path / "000000.lease-1").read_bytes()
-        deadline = time.monotonic() + 10
-        while read_leases(tmp_path)["000000"]["drawn"] != 7 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: read_leases(tmp_path)["000000"]["drawn"] == 7)
         later = (tmp_path / "000000.lease-1").read_bytes()
     assert later != first and len(later) == len(first) == 512
     assert not list(tmp_path.iterdir())  # leaving gives all back

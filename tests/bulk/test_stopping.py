@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fastdiff.bulk import stopping
-from tests.waiting import wait_for
+from tests.waiting import TIMEOUT, wait_for
 
 CODE = """
 import sys, time
@@ -28,10 +28,10 @@ def start(body: str) -> subprocess.Popen:
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
 def test_a_process_that_does_not_come_to_an_end_is_ended(name, code):
-    with start("time.sleep(60)") as process:
+    with start("time.sleep(600)") as process:
         process.stdout.readline()
         process.send_signal(getattr(signal, name))
-        assert process.communicate(timeout=30)[0] == "given back\n" and process.returncode == code
+        assert process.communicate(timeout=TIMEOUT)[0] == "given back\n" and process.returncode == code
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
@@ -43,11 +43,11 @@ def test_under_nohup_the_terminals_end_stops_nothing(monkeypatch):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_one_whose_parent_is_gone_stops(tmp_path):
-    body = "open(sys.argv[1], 'w').write('ready'); stop.wait(60) and open(sys.argv[1], 'a').write(' and asked')"
+    body = "open(sys.argv[1], 'w').write('ready'); stop.wait(600) and open(sys.argv[1], 'a').write(' and asked')"
     code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {CODE.format(body=body)!r}, sys.argv[1]])"
-    code += "; import time; time.sleep(60)"
+    code += "; import time; time.sleep(600)"
     path = tmp_path / "said"
     with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.DEVNULL) as parent:
-        wait_for(lambda: path.exists() and path.read_text(), seconds=30)
+        wait_for(lambda: path.exists() and path.read_text())
         parent.kill()
-    wait_for(lambda: path.read_text() == "ready and asked", seconds=30)
+    wait_for(lambda: path.read_text() == "ready and asked")

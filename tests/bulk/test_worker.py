@@ -20,6 +20,7 @@ from fastdiff.bulk.worker import Stopped
 from fastdiff.errors import InputError, NonFiniteError
 from fastdiff.requests import png
 from fastdiff.runs.drawing import draw, wait_for_pictures
+from tests.waiting import TIMEOUT
 
 resource = pytest.importorskip("resource")  # of Unix
 pytestmark = pytest.mark.usefixtures("one_thread")  # as a worker has
@@ -36,18 +37,19 @@ def drawn(pipes):
     return of
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 50])
-def test_the_pictures_are_those_of_sample_in_batches_of_any_size(make_plan, worker, drawn, tmp_path, batch_size):
-    plan = make_plan(batch_size=batch_size)
-    worker(plan).work()
-    paths = sorted((tmp_path / "out").rglob("*.png"))
-    assert [path.relative_to(tmp_path / "out").as_posix() for path in paths][:7] == [
-        *(f"000000/00000{i}.png" for i in range(6)),
-        "000001/000006.png",
-    ]
-    for path, expected, cell in zip(paths, drawn(plan), plan.run.cells, strict=True):
-        assert np.array_equal(np.asarray(Image.open(path)), expected)
-        assert png.read_settings(path)["seed"] == cell.seed
+def test_the_pictures_are_those_of_sample_in_batches_of_any_size(make_plan, worker, drawn, tmp_path):
+    pictures = drawn(make_plan())
+    for batch_size in (1, 4, 50):
+        plan, out = make_plan(batch_size=batch_size), tmp_path / f"{batch_size}"
+        worker(plan, out).work()
+        paths = sorted(out.rglob("*.png"))
+        assert [path.relative_to(out).as_posix() for path in paths][:7] == [
+            *(f"000000/00000{i}.png" for i in range(6)),
+            "000001/000006.png",
+        ]
+        for path, expected, cell in zip(paths, pictures, plan.run.cells, strict=True):
+            assert np.array_equal(np.asarray(Image.open(path)), expected), batch_size
+            assert png.read_settings(path)["seed"] == cell.seed
 
 
 def test_nothing_is_left_but_what_belongs_there(make_plan, worker, tmp_path):
@@ -134,8 +136,17 @@ def test_a_batch_that_takes_long_ends_with_its_step(make_plan, worker, monkeypat
     assert steps == [0] and stopping.stop.exit_code == 130
 
 
-@pytest.mark.parametrize("error", [NonFiniteError("NaN in it"), MemoryError("none left"), ValueError("a\nb")])
-@pytest.mark.parametrize("place", [draw, wait_for_pictures])
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        (draw, NonFiniteError("NaN in it")),
+        (wait_for_pictures, MemoryError("none left")),
+        (draw, ValueError("a\nb")),
+        pytest.param(wait_for_pictures, NonFiniteError("NaN in it"), marks=pytest.mark.slow),
+        pytest.param(draw, MemoryError("none left"), marks=pytest.mark.slow),
+        pytest.param(wait_for_pictures, ValueError("a\nb"), marks=pytest.mark.slow),
+    ],
+)
 def test_a_shard_that_fails_three_times_is_given_up(make_plan, worker, tmp_path, monkeypatch, error, place):
     """Where it begins to be drawn, or where its pictures are waited for."""
     tries = []
@@ -178,7 +189,7 @@ def test_a_batch_begins_before_the_pictures_of_the_one_before_are_there(make_pla
     def waiting(progress, records):
         nonlocal fetched
         with changed:
-            assert fetched == 7 or changed.wait_for(lambda: begun > fetched + 1, timeout=60)
+            assert fetched == 7 or changed.wait_for(lambda: begun > fetched + 1, timeout=TIMEOUT)
             ahead.append(begun - fetched)
             fetched += 1
         return wait_for_pictures(progress, records)
@@ -286,7 +297,7 @@ def test_the_json_of_a_shard(make_plan, worker, tmp_path):
     worker(make_plan()).work()
     record = json.loads((tmp_path / "out/shards/000003.json").read_text())
     assert (record["shard"], record["count"], record["gpu_seconds"]) == (3, 2, None)
-    assert record["worker"].endswith(f":{os.getpid()}") and 0 < record["seconds"] < 100
+    assert record["worker"].endswith(f":{os.getpid()}") and 0 < record["seconds"] < 1000
     assert record["bytes"] == sum(path.stat().st_size for path in (tmp_path / "out/000003").iterdir())
     assert Record.read(tmp_path / "out/shards/000003.json") == Record(**record)
 

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.waiting import TIMEOUT
+
 
 def children(pid: int) -> list[int]:
     """The processes that a process has started and that still run."""
@@ -33,7 +35,7 @@ def kill_all(launcher: subprocess.Popen) -> None:
     launcher.wait()
 
 
-def wait_for(condition: Callable[[], object], launcher: subprocess.Popen, seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], object], launcher: subprocess.Popen, seconds: float = TIMEOUT) -> None:
     """Wait until a condition holds, while the launcher runs."""
     deadline = time.monotonic() + seconds
     while not condition():
