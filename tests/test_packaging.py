@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import TIMEOUT
+
 ROOT = Path(__file__).parents[1]
 LINK = "fastdiff/kernels"
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+IMPORT = "import importlib, sys; sys.path.insert(0, '.'); [importlib.import_module(name) for name in sys.argv[1:]]"
 
 CONVOLVE = """
 import sys, torch, fastdiff
@@ -23,7 +27,7 @@ print(fastdiff.__file__, sys.modules[conv2d.__module__].__file__, sep="\\n")
 
 
 def run(command: Sequence[str | Path], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -53,13 +57,28 @@ def built(tmp_path_factory):
     return build(ROOT, tmp_path_factory.mktemp("built"))
 
 
-@pytest.fixture(params=["sdist", "without-links"])
-def tree(request, built, tmp_path):
-    """The unpacked source distribution; and what git writes with core.symlinks=false: a text file where the link is."""
-    folder = unpack(built[1], tmp_path)
+@pytest.fixture(scope="module")
+def unpacked(built, tmp_path_factory):
+    """The unpacked source distribution."""
+    return unpack(built[1], tmp_path_factory.mktemp("unpacked"))
+
+
+@pytest.fixture
+def tree(request, unpacked):
+    """The unpacked source distribution, or what git writes with core.symlinks=false: a text file where the link is."""
+    link = unpacked / LINK
     if request.param == "without-links":
-        (folder / LINK).write_text("../kernels")
-    return folder
+        link.write_text("../kernels")
+    yield unpacked
+    link.unlink(missing_ok=True)
+
+
+def trees(*quick: str) -> pytest.MarkDecorator:
+    """Both trees; those that are not named take their turn among the slow tests."""
+    marks = {tree: () if tree in quick else pytest.mark.slow for tree in ("sdist", "without-links")}
+    return pytest.mark.parametrize(
+        "tree", [pytest.param(tree, marks=mark) for tree, mark in marks.items()], indirect=True
+    )
 
 
 def test_the_wheel_holds_each_file_of_the_package_and_of_the_kernels_once(built):
@@ -92,6 +111,7 @@ def test_the_source_distribution_holds_each_tracked_file_once(built):
     assert {name for name in tracked if (ROOT / name).exists()} - set(names) <= {LINK}
 
 
+@trees()
 def test_the_same_is_built_from_every_tree(built, tree, tmp_path):
     again = build(tree, tmp_path / "again")
     assert [path.name for path in again] == [path.name for path in built]
@@ -106,6 +126,7 @@ def test_the_wheel_runs(built, tmp_path):
     assert_convolves([sys.executable, "-I", "-c", start], tmp_path, package, package / "kernels")
 
 
+@trees("sdist")
 def test_a_tree_runs_uninstalled(tree, tmp_path):
     assert_convolves([sys.executable, "-c"], tree, tree / "fastdiff", tree / "kernels")
     command = ["sample", "--model", "emoji64", "--label", "noto travel", "--num-images", "1", "--steps", "1"]
@@ -114,6 +135,7 @@ def test_a_tree_runs_uninstalled(tree, tmp_path):
     assert "fastdiff ui" in run([sys.executable, "app.py", "--help"], tree)
 
 
+@trees("without-links")
 def test_a_tree_runs_installed_editable(tree, tmp_path):
     environment = tmp_path / "venv"
     builder = venv.EnvBuilder(symlinks=os.name == "posix")
@@ -130,7 +152,16 @@ def test_a_tree_runs_installed_editable(tree, tmp_path):
     assert_convolves([python, "-I", "-c"], tmp_path, tree / "fastdiff", tree / "kernels")
 
 
-def test_the_unpacked_source_distribution_runs_its_tests(built, tmp_path):
-    """All are collected, which needs what they import, training/ too; the quickest run."""
-    folder = unpack(built[1], tmp_path)
-    run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "test_layout"], folder)
+def test_the_unpacked_source_distribution_runs_its_tests(unpacked):
+    """The quickest ones run."""
+    run([*PYTEST, "tests/test_layout.py"], unpacked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(3))
+def test_the_unpacked_source_distribution_holds_what_its_tests_import(unpacked, part):
+    """Each of its files of tests is imported, by one of three processes; they need benchmarks/ and training/ too."""
+    files = sorted((unpacked / "tests").rglob("*.py"))
+    names = [".".join(path.relative_to(unpacked).with_suffix("").parts) for path in files if path.stem != "__main__"]
+    assert len(names) > 200
+    run([sys.executable, "-c", IMPORT, *names[part * len(names) // 3 : (part + 1) * len(names) // 3]], unpacked)
