@@ -1,14 +1,9 @@
 """Commands that come at once import nothing heavy, and the library needs neither triton nor diffusers."""
 
-import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-import fastdiff
-import fastdiff.kernels
 
 HEAVY = {
     "torch",
@@ -23,8 +18,6 @@ HEAVY = {
     "gradio",
     "scipy",
 }
-PACKAGE = Path(fastdiff.__file__).parent
-SOURCES = sorted(path for folder in (PACKAGE, *map(Path, fastdiff.kernels.__path__)) for path in folder.rglob("*.py"))
 
 
 def python(*args: str) -> subprocess.CompletedProcess:
@@ -80,14 +73,6 @@ def test_every_public_name_is_there_without_triton_and_diffusers():
     )
     done = python("-c", code)
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(PACKAGE.parent).as_posix())
-def test_no_source_imports_diffusers(path):
-    """`extras` does, by name, when something needs it."""
-    imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = {getattr(node, "module", None) or alias.name for node in imports for alias in node.names}
-    assert "diffusers" not in {name.partition(".")[0] for name in names}
 
 
 def test_loading_a_model_has_torch_import_no_compiler():

@@ -1,10 +1,10 @@
 """The shape of the tree that CONTRIBUTING.md describes: rooms, one stem in three places, imports that point down."""
 
 import ast
+import functools
 import graphlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-import pytest
 
 import fastdiff
 
@@ -69,71 +69,113 @@ def floor_of(module: str) -> int:
     return next(i for i, rooms in enumerate(FLOORS) if room_of(module) in rooms)
 
 
-def imports_of(path: Path) -> set[str]:
-    """The modules of fastdiff that a file names in its imports, wherever in the file."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+@functools.cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """The module of a file, and all classes, functions and imports in it."""
+    module = ast.parse(path.read_bytes())
+    kinds = ast.ClassDef | ast.FunctionDef | ast.Import | ast.ImportFrom
+    return (module, *(node for node in statements(module) if isinstance(node, kinds)))
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements below a node; no expression holds one."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield child
+            yield from statements(child)
+
+
+@functools.cache
+def imports_of(path: Path) -> dict[str, int]:
+    """The modules of fastdiff that a file names in its imports, wherever in the file, and their first lines."""
+    found: dict[str, int] = {}
+    for name, line in imported_names(path):
+        found.setdefault(name.removeprefix("fastdiff."), line)
+    return {name: line for name, line in found.items() if name in MODULES}
+
+
+def imported_names(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield each name that a file imports, with its line; of `from a import b` both a and a.b."""
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module or ""}
-    return {name.removeprefix("fastdiff.") for name in found} & MODULES.keys()
+            yield node.module or "", node.lineno
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("place", ["tests/kernels/test_{}.py", "benchmarks/bench_{}.py"])
-def test_every_kernel_has_its_test_and_its_benchmark(kernel, place):
-    assert (ROOT / place.format(kernel)).is_file()
+def assert_none(offenders: Iterable[str]) -> None:
+    """Fail with a line for each offender; pytest would cut a long list short."""
+    lines = [*offenders]
+    assert not lines, "\n".join(lines)
 
 
-def test_there_are_kernels():
+def test_every_kernel_has_its_test_and_its_benchmark():
     assert {"conv2d", "group_norm", "attention", "denoise"} <= set(KERNELS)
+    places = [f"{place}{name}.py" for name in KERNELS for place in ("tests/kernels/test_", "benchmarks/bench_")]
+    assert_none(place for place in places if not (ROOT / place).is_file())
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_no_file_is_too_long(path):
-    lines = len(path.read_text().splitlines())
-    assert lines <= 400 or name_of(path) in LONG, f"{lines} lines"
+def test_no_file_is_too_long():
+    lengths = {name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
+    assert_none(f"{name}: {lines} lines" for name, lines in lengths.items() if lines > 400 and name not in LONG)
 
 
-@pytest.mark.parametrize("folder", sorted({path.parent for path in SOURCES}), ids=name_of)
-def test_no_room_is_too_full(folder):
-    files = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
-    assert len(files) <= MOST_FILES or folder.name in ("tests", "benchmarks"), files
+def test_no_room_is_too_full():
+    full = []
+    for folder in sorted({path.parent for path in SOURCES}):
+        files = sorted(path.name for path in folder.glob("*.py") if path.name != "__init__.py")
+        if len(files) > MOST_FILES and folder.name not in ("tests", "benchmarks"):
+            full.append(f"{name_of(folder)}: {len(files)} files, {', '.join(files)}")
+    assert_none(full)
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=name_of)
-def test_imports_point_down(path):
-    module = module_of(path)
-    up = [other for other in imports_of(path) if floor_of(other) < floor_of(module)]
-    assert not up, f"{module} imports {', '.join(up)}"
+def test_imports_point_down():
+    assert_none(
+        f"{name_of(path)}:{line}: {module} imports {other}"
+        for module, path in MODULES.items()
+        for other, line in imports_of(path).items()
+        if floor_of(other) < floor_of(module)
+    )
 
 
 def test_no_imports_go_in_circles():
-    graph = {module: imports_of(path) - {module} for module, path in MODULES.items()}
+    graph = {module: imports_of(path).keys() - {module} for module, path in MODULES.items()}
     graphlib.TopologicalSorter(graph).prepare()
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=name_of)
-def test_no_module_has_the_name_of_a_public_function(path):
+def test_no_module_has_the_name_of_a_public_function():
     """It would take the function's place in its package as soon as somebody imported the module."""
-    assert path.stem not in fastdiff.__all__
-    if path.parent != ROOT / "kernels":  # whose stems are the operations' names
-        defined = {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
-        assert path.stem not in defined
+    taken = [name_of(path) for path in PACKAGE if path.stem in fastdiff.__all__]
+    for path in PACKAGE:
+        if path.parent != ROOT / "kernels":  # whose stems are the operations' names
+            functions = [node for node in nodes_of(path)[0].body if isinstance(node, ast.FunctionDef)]
+            taken += [f"{name_of(path)}:{node.lineno}" for node in functions if node.name == path.stem]
+    assert_none(taken)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_docstrings_begin_with_a_verb_or_with_what_they_return(path):
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
-    texts = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
-    assert not [text for text in texts if text.startswith(("What ", "Of "))]
+def test_docstrings_begin_with_a_verb_or_with_what_they_return():
+    assert_none(
+        f"{name_of(path)}:{getattr(node, 'lineno', 1)}: {text.splitlines()[0]}"
+        for path in SOURCES
+        for node in nodes_of(path)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and (text := ast.get_docstring(node) or "").startswith(("What ", "Of "))
+    )
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_the_bare_name_kernels_is_never_imported(path):
+def test_no_source_imports_diffusers():
+    """`extras` does, by name, when something needs it."""
+    imports = [(path, name, line) for path in PACKAGE for name, line in imported_names(path)]
+    assert_none(f"{name_of(path)}:{line}: {name}" for path, name, line in imports if name.split(".")[0] == "diffusers")
+
+
+def test_the_bare_name_kernels_is_never_imported():
     """It belongs to Hugging Face's package."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
-        assert not any(name.split(".")[0] == "kernels" for name in names)
+    bare = []
+    for path in SOURCES:
+        for node in nodes_of(path):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+            bare += [f"{name_of(path)}:{node.lineno}: {name}" for name in names if name.split(".")[0] == "kernels"]
+    assert_none(bare)
