@@ -19,7 +19,9 @@ def count(found: Report, operation: str) -> int:
     return sum(row.count for row in found.rows if row.operation == operation)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind != "sdxl" else ()) for kind in KINDS]
+)
 def test_a_guided_step_is_a_prediction_of_both_halves_and_one_step(pipe, kind):
     pipe = pipe(kind)
     found, alone = report(pipe), report(pipe.denoiser)
@@ -31,6 +33,7 @@ def test_a_guided_step_is_a_prediction_of_both_halves_and_one_step(pipe, kind):
     assert count(report(pipe, guidance_scale=1.0), "conv2d") == count(alone, "conv2d")
 
 
+@pytest.mark.slow
 def test_prompts_and_sizes_are_those_of_a_call(pipe):
     pipe = pipe("sdxl")
     assert isinstance(pipe, TextToImagePipeline)

@@ -13,6 +13,15 @@ from fastdiff.execution.memory import OutOfMemoryError, Portions, is_out_of_memo
 HOST = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen():
+    """Keep the collector from all that was made before: each collection would go through the libraries' objects."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def cuda():
     return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
 
