@@ -58,16 +58,51 @@ def type_of(value) -> tuple[str, bool]:
     return "fp32", False
 
 
-def assert_compiles(found, capability, *, spills=math.inf):
-    """Every variant among the launches `found`, once; `spills`: bytes that a thread may keep beside its registers."""
+def variants(found) -> dict[str, tuple]:
+    """The variants among the launches `found`, each once: a kernel, and what `variant` says of it."""
+    each = [(kernel, *variant(kernel, args, kwargs)) for kernel, args, kwargs in found]
+    return {repr(one): one for one in each}
+
+
+def kinds_of(found) -> dict[tuple[str, str], int]:
+    """Each kernel among the launches `found` with the numbers that it computes with, and its largest tile.
+
+    The code of a kernel differs between 16 and 32 bits, and where weights or all numbers have 8. The size of a tile
+    counts the elements that lie in shared memory: all stages of the two tiles of a product, of attention one of Q.
+    """
+    sizes: dict[tuple[str, str], int] = {}
+    for kernel, signature, constants, _, options in variants(found).values():
+        types = set(re.findall(r"[*<](bf16|fp16|fp32|i8|fp8e4nv)", repr(signature)))
+        wide, narrow = "16 bits" if types & {"bf16", "fp16"} else "fp32", types & {"i8", "fp8e4nv"}
+        kind = kernel.fn.__name__, " ".join([wide, *narrow])
+        tile = {kernel.arg_names[place[0]]: value for place, value in constants.items() if len(place) == 1}
+        sizes[kind] = max(sizes.get(kind, 0), _size(tile, options["num_stages"]))
+    return sizes
+
+
+def _size(tile: dict, stages: int) -> int:
+    pixels = tile.get("BI", 1) * tile.get("BH", 1) * tile.get("BW", 1)
+    rows, columns = tile.get("BM", pixels), tile.get("BN", 0) * (2 if tile.get("DUAL") else 1)
+    if "BK" in tile:
+        return stages * (rows + columns) * tile["BK"]
+    if "D1" in tile:
+        return (rows + stages * columns) * (tile["D1"] + tile["D2"])
+    return math.prod(size for name, size in tile.items() if re.fullmatch(r"B[A-Z0-9]?|BLOCK", name))
+
+
+def assert_compiles(found, capability, *, spills=math.inf, part=(0, 1)):
+    """Every variant among the launches `found`, once; `spills`: bytes that a thread may keep beside its registers.
+
+    part: a number and how many parts there are, where a test compiles one part of the variants.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
 
     assert found
-    variants = [(kernel, variant(kernel, args, kwargs)) for kernel, args, kwargs in found]
-    for kernel, (*code, options) in {repr(each): each for each in variants}.values():
+    first, parts = part
+    for kernel, *code, options in list(variants(found).values())[first::parts]:
         source = GluonASTSource if kernel.is_gluon() else ASTSource
         compiled = triton.compile(source(kernel, *code), GPUTarget("cuda", capability, 32), options)
         name, shared = compiled.metadata.name, compiled.metadata.shared
