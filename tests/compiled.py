@@ -2,6 +2,7 @@
 
 import math
 import re
+from contextlib import suppress
 from subprocess import run
 from tempfile import NamedTemporaryFile
 
@@ -90,26 +91,54 @@ def _size(tile: dict, stages: int) -> int:
     return math.prod(size for name, size in tile.items() if re.fullmatch(r"B[A-Z0-9]?|BLOCK", name))
 
 
-def assert_compiles(found, capability, *, spills=math.inf, part=(0, 1)):
-    """Every variant among the launches `found`, once; `spills`: bytes that a thread may keep beside its registers.
+def assert_compiles(found, capability, *, spills=math.inf, part=(0, 1)) -> list:
+    """Compile every variant among the launches `found` once, and return what is made of each.
 
+    spills: bytes that a thread may keep beside its registers.
     part: a number and how many parts there are, where a test compiles one part of the variants.
     """
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-    from triton.experimental.gluon._runtime import GluonASTSource
-
     assert found
-    first, parts = part
+    (first, parts), made = part, []
     for kernel, *code, options in list(variants(found).values())[first::parts]:
-        source = GluonASTSource if kernel.is_gluon() else ASTSource
-        compiled = triton.compile(source(kernel, *code), GPUTarget("cuda", capability, 32), options)
+        compiled = _compile(kernel, *code, options, capability)
         name, shared = compiled.metadata.name, compiled.metadata.shared
         assert shared <= SHARED_MEMORY[capability], f"{name} takes {shared} bytes"
         assert spills == math.inf or stack_bytes(compiled) <= spills, f"{name} keeps numbers in memory"
         if not kernel.is_gluon():  # which counts its buffers itself
             assert_no_buffer_is_filled_too_early(compiled.asm["ttgir"], options["num_stages"])
+        made.append(compiled)
+    return made
+
+
+def assert_lowers(found, capability, monkeypatch) -> None:
+    """Every variant among the launches `found` reaches LLVM, which would take ten times as long as all before it.
+
+    Until then a kernel's language, its types and its layouts are checked.
+    """
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    class Reached(Exception):
+        pass
+
+    def end(*args, **kwargs):
+        raise Reached
+
+    assert found
+    monkeypatch.setattr(CUDABackend, "make_llir", end)
+    for kernel, *code, options in variants(found).values():
+        with suppress(Reached):  # not raised where Triton's files hold the kernel
+            _compile(kernel, *code, options, capability)
+
+
+def _compile(kernel, signature, constants, attributes, options, capability):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    source = GluonASTSource if kernel.is_gluon() else ASTSource
+    code = source(kernel, signature, constants, attributes)
+    return triton.compile(code, GPUTarget("cuda", capability, 32), options)
 
 
 def stack_bytes(compiled) -> int:

@@ -17,7 +17,7 @@ from fastdiff.kernels.host.tuning import using
 from fastdiff.models.denoiser import Conditioning
 from fastdiff.models.prompt import Prompt
 from tests.compile_cases import CASES, FP8_CASES, meta
-from tests.compiled import assert_compiles, kinds_of, variant
+from tests.compiled import assert_compiles, kinds_of
 
 pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -128,15 +128,10 @@ class Chosen:
 )
 def test_small_tiles_are_multiplied_by_the_instructions_of_large_ones(sizes, launches):
     """Others may round otherwise, and then a picture would not be the same in a table's tile and in the usual one."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-
     with using(Chosen(*sizes)):
         found = launches(CASES["conv2d-N1-C256-H4-norm"], 90)
-    assert_compiles(found, 90)
-    ((kernel, args, kwargs),) = found
-    *code, options = variant(kernel, args, kwargs)
-    ptx = triton.compile(triton.compiler.ASTSource(kernel, *code), GPUTarget("cuda", 90, 32), options).asm["ptx"]
+    (compiled,) = assert_compiles(found, 90)
+    ptx = compiled.asm["ptx"]
     assert f"wgmma.mma_async.sync.aligned.m64n{min(sizes[:2])}k16" in ptx and "mma.sync" not in ptx
 
 

@@ -19,7 +19,7 @@ from fastdiff.kernels.host.hopper.attention import PLANS, plan_of
 from fastdiff.kernels.host.weights import FP8, INT8, Quantised, quantise
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
-from tests.compiled import assert_compiles
+from tests.compiled import assert_compiles, assert_lowers, kinds_of
 
 pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -122,12 +122,45 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=[plan.name for plan in PLANS])
-def test_attention_compiles_at_the_least_width_of_each_plan(plan, launches, monkeypatch):
+QUICK_PLANS = {"attention to 64 keys", "attention to 256 keys, heads of 80"}
+LOWERED = ("conv2d-N2-C640-H32-fp8-shortcut-C1280+640", "linear-int8-N2-L1024-C1280-qkv")
+
+
+@pytest.fixture
+def for_sm_90(launches, monkeypatch):
+    """for_sm_90(call): what a call launches there, in whatever version of Triton this is."""
     monkeypatch.setattr(gluon, "obstacle", lambda device: None)
+    monkeypatch.setattr(from_int8, "is_sm_90", lambda device: True)
+    return lambda call: launches(call, 90)
+
+
+def least_width(plan):
+    """A call whose heads are of the least width of a plan, with the fewest keys."""
     width = plan.above // 8 * 8 + 8
     assert plan_of(width, plan.over + 1) is plan
-    assert_compiles(launches(attend(1, 64, 2, width, keys=plan.over + 1), 90), 90)
+    return attend(1, 64, 2, width, keys=plan.over + 1)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [pytest.param(plan, id=plan.name, marks=() if plan.name in QUICK_PLANS else pytest.mark.slow) for plan in PLANS],
+)
+def test_attention_compiles_at_the_least_width_of_each_plan(plan, for_sm_90):
+    assert_compiles(for_sm_90(least_width(plan)), 90)
+
+
+@pytest.mark.parametrize("case", LOWERED)
+def test_is_taken_by_the_first_half_of_the_compiler(case, for_sm_90, monkeypatch):
+    """The second half takes many seconds."""
+    assert_lowers(for_sm_90(CASES[case]), 90, monkeypatch)
+
+
+def test_every_kernel_is_in_a_quick_test(for_sm_90):
+    def kernels(calls):
+        return {kernel for call in calls for kernel, _ in kinds_of(for_sm_90(call))}
+
+    quick = [CASES[name] for name in LOWERED] + [least_width(plan) for plan in PLANS if plan.name in QUICK_PLANS]
+    assert kernels(quick) == kernels(CASES.values())
 
 
 @pytest.mark.parametrize("width", [8, 16, 24])
@@ -135,13 +168,12 @@ def test_narrow_heads_run_the_kernel_of_all_cards(width):
     assert all(plan_of(width, keys) is None for keys in (1, 64, 77, 256, 4096, 10_000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_compiles_within_shared_memory(case, launches, monkeypatch):
-    monkeypatch.setattr(gluon, "obstacle", lambda device: None)
-    monkeypatch.setattr(from_int8, "is_sm_90", lambda device: True)
+def test_compiles_within_shared_memory(case, for_sm_90):
     # in fp8 two sums under way and the whole one leave few registers: some numbers of a convolution's tile wait outside
     # its loop, and with a shortcut two more where Triton's version is not one that it is launched in
     of_conv2d, in_fp8 = case.startswith("conv2d"), "fp8" in case
     most = 24 if "shortcut" in case and gluon.known_version() is None else 16
     spills = most if of_conv2d and in_fp8 else 0
-    assert_compiles(launches(CASES[case], 90), 90, spills=spills if of_conv2d or in_fp8 else math.inf)
+    assert_compiles(for_sm_90(CASES[case]), 90, spills=spills if of_conv2d or in_fp8 else math.inf)
