@@ -7,6 +7,7 @@ the checks of tensors are in `execution/tensors.py`.
 import math
 import operator
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
@@ -62,6 +63,17 @@ def path(name: str, value: Any) -> str | os.PathLike:
     """Return a text or a path."""
     if not isinstance(value, str | os.PathLike) or not _is_one_line(os.fspath(value)):
         raise InputError(f"{name}: {shown(value)} is neither a text nor a path")
+    return value
+
+
+def word(value: str) -> str:
+    """Return a word of a command line: it has no NUL, and half a surrogate pair only for a byte of a file's name."""
+    try:
+        value.encode("utf-8", sys.getfilesystemencodeerrors())
+    except UnicodeEncodeError:
+        raise InputError(f"{shown(value)} holds half a surrogate pair, which is no character; remove it") from None
+    if "\0" in value:
+        raise InputError(f"{shown(value)} holds NUL, the end of a text; remove it")
     return value
 
 

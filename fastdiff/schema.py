@@ -7,7 +7,7 @@ holds values to it, strictly: a text is no number, and True is none. Imports no 
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -49,7 +49,7 @@ class Schema:
     def from_mapping(cls: type[AnySchema], mapping: Mapping[str, Any], source: object) -> AnySchema:
         """Make one of the options of a JSON file, or of a call; keys that start with _ are diffusers' bookkeeping.
 
-        Raises InputError that begins with `source`, and names every key that the class does not have.
+        Raises InputError that begins with `source`, and names every key that is missing or unknown.
         """
         values = {key: value for key, value in mapping.items() if not key.startswith("_")}
         for key, only in cls.SWITCHED_OFF.items():
@@ -61,6 +61,9 @@ class Schema:
         if unknown:
             names = ", ".join(sorted(known))
             raise InputError(f"{source}: unknown option {', '.join(unknown)}; {cls.__name__} has {names}")
+        missing = [name for name in _required(cls) if name not in values]  # type: ignore[arg-type]
+        if missing:
+            raise InputError(f"{source}: {', '.join(missing)} is missing; add it, or save the file again")
         try:
             return cls(**values)
         except InputError as error:
@@ -127,6 +130,12 @@ def _kinds(cls: type) -> dict[str, Any]:
     """The kind of each field."""
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in fields(cls)}
+
+
+@functools.cache
+def _required(cls: type) -> tuple[str, ...]:
+    """The fields without a default."""
+    return tuple(each.name for each in fields(cls) if each.default is MISSING and each.default_factory is MISSING)
 
 
 def _plain(value: Any, depth: int = _DEPTH) -> Any:

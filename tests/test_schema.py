@@ -87,6 +87,20 @@ class Options(Schema):
             raise InputError("sizes: they are more than the width")
 
 
+@dataclass(frozen=True)
+class Required(Schema):
+    first: int
+    second: str
+    third: bool = False
+
+
+def test_options_without_a_default_must_be_there():
+    assert Required.from_mapping({"second": "x", "first": 1}, "here") == Required(1, "x")
+    for given, missing in (({"_x": 1}, "first, second"), ({"second": "x", "third": True}, "first")):
+        with pytest.raises(InputError, match=f"^here: {missing} is missing; add it"):
+            Required.from_mapping(given, "here")
+
+
 def test_lists_become_tuples_and_bookkeeping_is_passed_over():
     given = {"_class_name": "Options", "_diffusers_version": "0.42.1", "width": 3, "sizes": [1, 2], "upcast": False}
     assert Options.from_mapping(given, "here") == Options(3, (1, 2))

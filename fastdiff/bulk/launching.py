@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastdiff.arguments import word
 from fastdiff.bulk.attempts import Attempts
 from fastdiff.bulk.fingerprint import take_fingerprint
 from fastdiff.bulk.folder import Folder
@@ -238,7 +239,7 @@ def draw_many(
     command = [sys.executable, "-m", "fastdiff", "bulk"]
     for name, value in given.items():
         flag = f"--{name.replace('_', '-')}"
-        command += [flag] if value is True else [] if value is None or value is False else [f"{flag}={value}"]
+        command += [flag] if value is True else [] if value is None or value is False else [word(f"{flag}={value}")]
     with tempfile.TemporaryDirectory() as folder:
         if label is not None or prompt is not None:
             rows = Path(folder, "rows.json")

@@ -1,9 +1,11 @@
 """Arguments that several commands share, and their types."""
 
 import argparse
+import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from fastdiff.arguments import word
 from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.errors import InputError
@@ -17,7 +19,8 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are InputErrors."""
 
     def parse_known_args(self, args=None, namespace=None):
-        found, rest = super().parse_known_args(args, namespace)
+        words = [word(each) for each in (sys.argv[1:] if args is None else args)]
+        found, rest = super().parse_known_args(words, namespace)
         for name, value in vars(found).items():
             if value == [] or (isinstance(value, list) and [] in value):  # Python's before 3.13 makes [] of --seed=--
                 self.error(f"{name}: -- is no value of it")

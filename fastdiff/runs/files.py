@@ -114,6 +114,9 @@ def _mode(path: Path, flag: str) -> int | None:
     except OSError as error:
         reason = f"{path} cannot be written ({error.strerror})"
         raise InputError(f"{reason}; name another place with {flag}") from None
+    except UnicodeEncodeError as error:
+        reason = f"{path} cannot be written (names of files are {error.encoding} in this locale)"
+        raise InputError(f"{reason}; set a locale of UTF-8, or name another file with {flag}") from None
 
 
 def _check_folder(folder: Path, flag: str) -> None:

@@ -122,28 +122,30 @@ def _special_tokens(
 ) -> tuple[dict[str, SpecialToken], tuple[SpecialToken, ...]]:
     """`named` and `added` of a TokenizerFiles. Files of before transformers 4.34 name tokens in several places."""
     named = {key: options.get(key, default) for key, default in NAMED.items()}
+    path = folder / "tokenizer_config.json"
+    sources = dict.fromkeys(named, path)
     decoder = options.get("added_tokens_decoder")
     found: list[SpecialToken] = []
     if decoder is not None:
-        path = folder / "tokenizer_config.json"
         with naming(f"{path}: added_tokens_decoder"):
             entries = checked("it", decoder, dict[str, dict[str, Any]]).items()
-        found += [_token({**entry, "id": _number(key)}, path) for key, entry in entries]
+        found += [SpecialToken.from_mapping({**entry, "id": _number(key)}, path) for key, entry in entries]
     else:
         path = folder / "special_tokens_map.json"
         theirs = _read_optional(path)
         named |= {key: theirs[key] for key in named.keys() & theirs.keys()}
+        sources |= dict.fromkeys(named.keys() & theirs.keys(), path)
         path = folder / "added_tokens.json"
         with naming(str(path)):
             ids = checked("added tokens", _read_optional(path), _Ids)
-        found += [SpecialToken(content, id=number) for content, number in ids.items()]
+            found += [SpecialToken(content, id=number) for content, number in ids.items()]
         with naming(str(folder / "tokenizer.json")):
             entries = checked("added_tokens", whole.get("added_tokens", ()), _Objects)
-        found += [_token(entry, folder / "tokenizer.json") for entry in entries]
+        found += [SpecialToken.from_mapping(entry, folder / "tokenizer.json") for entry in entries]
 
     known = {token.id: token for token in found}  # a later file counts
     added = {token.content: token for token in sorted(known.values(), key=lambda token: token.id or 0)}
-    tokens = {key: _named_token(key, value, added, path) for key, value in named.items()}
+    tokens = {key: _named_token(key, value, added, sources[key]) for key, value in named.items()}
     for token in dict.fromkeys(tokens.values()):  # the last new way to look for a text counts, as in transformers
         added[token.content] = token
     return tokens, tuple(added.values())
@@ -151,14 +153,8 @@ def _special_tokens(
 
 def _named_token(key: str, value: Any, added: Mapping[str, SpecialToken], path: Path) -> SpecialToken:
     """Return a special token that a file names by its text, or with its options."""
-    with naming(f"{path}: {key}"):
-        token = _token(value if isinstance(value, dict) else {"content": value}, path)
-        token = added.get(token.content, token)
-    return replace(token, special=True)
-
-
-def _token(entry: Mapping[str, Any], source: Path) -> SpecialToken:
-    return SpecialToken.from_mapping(entry, source)
+    token = SpecialToken.from_mapping(value if isinstance(value, dict) else {"content": value}, f"{path}: {key}")
+    return replace(added.get(token.content, token), special=True)
 
 
 def _number(key: str) -> int | str:

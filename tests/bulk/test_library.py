@@ -21,5 +21,8 @@ def test_what_cannot_be_drawn_is_an_input_error(model, tmp_path, capfd):
     with pytest.raises(fastdiff.InputError, match="steps: 0 is not a whole number"):
         fastdiff.draw_many(model, tmp_path / "out", num_inference_steps=0)
     assert "steps: 0" in capfd.readouterr().err
+    for value in ("a\ud800", "a\0b"):
+        with pytest.raises(fastdiff.InputError, match=r"'--negative-prompt=a.* holds .*; remove it"):
+            fastdiff.draw_many(model, tmp_path / "out", negative_prompt=value)
     with pytest.raises(fastdiff.InputError, match="unrecognized arguments: --steeps=3"):
         fastdiff.draw_many(model, tmp_path / "out", steeps=3, progress=False)

@@ -1,5 +1,6 @@
 """The command as a program: its script, and output that nobody reads."""
 
+import json
 import os
 import re
 import shutil
@@ -57,6 +58,47 @@ def test_a_lost_device_ends_the_process_before_python_does(monkeypatch, capfd):
         cli.main()
     assert ended.value.code == 1
     assert capfd.readouterr() == ("written\n", "fastdiff: error: the GPU failed\n")
+
+
+UNSAYABLE = {
+    "out": ["sample", "-o", "a\ud800"],
+    "out-of-bulk": ["bulk", "--out=a\ud800"],
+    "grid": ["sample", "--grid", "a\ud800.png"],
+    "prompt-file": ["sample", "--prompt-file", "a\ud800"],
+    "from": ["sample", "--from", "a\ud800.png"],
+    "spec": ["bulk", "-o", "a", "--spec", "a\ud800.json"],
+    "outputs": ["ui", "--outputs", "a\ud800"],
+    "auth": ["ui", "--auth", "a\ud800"],
+    "models-dir": ["ui", "--models-dir", "a\ud800"],
+    "folder": ["status", "a\ud800"],
+    "file": ["info", "a\ud800"],
+    "model": ["verify", "a\ud800"],
+    "command": ["a\ud800"],
+    "NUL": ["sample", "-o", "a\0"],
+}
+
+
+@pytest.mark.parametrize("args", UNSAYABLE.values(), ids=UNSAYABLE)
+def test_words_that_are_no_text_are_refused_before_anything_is_done(args, tmp_path, monkeypatch, capsys, files):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(args) == 2
+    out, err = capsys.readouterr()
+    assert re.fullmatch(r"fastdiff: error: '.*' holds (half a surrogate pair|NUL), .*; remove it\n", err)
+    assert out == "" and files(tmp_path) == []
+
+
+def test_names_of_bytes_that_are_no_text(here, tmp_path, refused):
+    """Bytes of a command line that are no UTF-8 come as halves of surrogate pairs, and name files all the same."""
+    name = os.fsdecode(b"\xff\xed\xa0\x80")
+    done = here(
+        *("sample", "-m", "emoji64", "--label", "noto drinks", "--steps", 1, "--num-images", 1, "--json", "-s", 7),
+        *("-o", name, "--grid", f"{name}/all-{name}.png"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["path"] == f"{name}/noto-drinks-7.png"
+    assert sorted(os.listdir(tmp_path / name)) == sorted(["noto-drinks-7.png", f"all-{name}.png"])
+    assert here("info", f"{name}/noto-drinks-7.png").returncode == 0
+    refused(here("info", f"no-{name}"), r"no-\\udcff\\udced")
 
 
 @pytest.mark.parametrize("flag", ["--seed=--", "--label=--", "-s--", "--out=--"])

@@ -138,6 +138,11 @@ BROKEN = {
     "endless": ("tokenizer_config.json", options(model_max_length=10**30), "more than 20 digits"),
     "left": ("tokenizer_config.json", options(padding_side="left"), "padding_side: 'left' is not one of right"),
     "no-pad-token": ("tokenizer_config.json", options(pad_token=None), "pad_token: .* None is not a text"),
+    "pad-token-of-nothing": (
+        "tokenizer_config.json",
+        options(pad_token={}),
+        "tokenizer_config.json: pad_token: content is missing; add it",
+    ),
     "another-id": (
         "tokenizer_config.json",
         options(added_tokens_decoder={"7": {"content": "<sks>"}}),
