@@ -129,7 +129,7 @@ def test_what_cannot_be_written_is_refused(tmp_path, where, reason):
 @pytest.mark.skipif(os.name != "posix", reason="Windows has such names")
 def test_a_name_that_the_locale_has_no_letters_for(tmp_path):
     """A prompt's or a label's, where the locale is no UTF-8; half a surrogate pair has letters in none."""
-    with pytest.raises(InputError, match="names of files are .* in this locale.*; set a locale of UTF-8, or name"):
+    with pytest.raises(InputError, match=r"names of files are .* in this locale.*; set a locale of UTF-8, or name"):
         files.check([tmp_path / "\ud800.png"], may_exist=True)
 
 
