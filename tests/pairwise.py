@@ -39,11 +39,16 @@ def cover(rows: Iterable[Sequence[Hashable]], together: int = 2, kinds: Sequence
 def product(*axes: Axis, together: int = 2) -> list[ParameterSet]:
     """Return a pytest.param for each row of the product, with its id; those beyond `cover` are marked slow.
 
-    A row with a value that is marked gpu or slow keeps its marks, and covers nothing.
+    With `together=1` every value is in a row, and those of the shorter axes take turns beside those of the longest. A
+    row with a value that is marked gpu or slow keeps its marks, and covers nothing.
     """
-    rows = list(itertools.product(*map(_params, axes)))
+    params = [_params(axis) for axis in axes]
+    longest = max(range(len(params)), key=lambda i: len(params[i]))
+    rows = list(itertools.product(*params))
     free = [row for row in rows if not any(mark.name in ("gpu", "slow") for param in row for mark in param.marks)]
-    fast = {id(free[i]) for i in cover([tuple(param.id for param in row) for row in free], together)}
+    ids = [tuple(param.id for param in row) for row in free]
+    kinds = [row[:longest] + row[longest + 1 :] for row in ids]
+    fast = {id(free[i]) for i in cover(ids, together, kinds)}
     slow = {id(row) for row in free} - fast
     return [
         pytest.param(

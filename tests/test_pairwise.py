@@ -28,6 +28,11 @@ def test_kinds_of_rows_take_turns():
     assert sorted(rows[i][1] for i in chosen) == ["a", "a", "b", "b", "c", "c"]
 
 
+def test_values_of_shorter_axes_take_turns():
+    fast = [param for param in product("abcdef", [2, 5], together=1) if not param.marks]
+    assert len(fast) == 6 and sorted(param.values[1] for param in fast) == [2, 2, 2, 5, 5, 5]
+
+
 def test_rows_that_are_left_out_are_slow():
     gpu = pytest.param(3, marks=pytest.mark.gpu, id="large")
     params = product({"a": 1, "b": 2, "large": gpu}, "xy", [int, str])

@@ -11,6 +11,7 @@ from fastdiff.kernels.host.philox import philox_normal
 
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETER else "cpu")
+launches = pytest.mark.usefixtures("runs_triton")  # the interpreter runs what asks for it
 SHAPES = {
     "N4-H64-W64-C3-emoji": (4, 64, 64, 3),
     "N1-H5-W7-C3-odd": (1, 5, 7, 3),
@@ -76,6 +77,7 @@ def assert_close(actual, expected, dtype=torch.float32):
         assert (ours.double() - exact).abs().max() <= 4 * torch.finfo(dtype).eps * size
 
 
+@launches
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_step_is_the_documented_arithmetic(shape, options):
@@ -85,6 +87,7 @@ def test_step_is_the_documented_arithmetic(shape, options):
     assert_close(actual, expected)
 
 
+@launches
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=["fp16", "bf16", "fp64"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_half_precision_output_is_stepped_in_float32(options, dtype):
@@ -94,6 +97,7 @@ def test_half_precision_output_is_stepped_in_float32(options, dtype):
     assert_close(actual, expected)
 
 
+@launches
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_large_mean(options):
     output, unguided, x_t, noise = inputs((2, 8, 8, 3), options, mean=1000.0)
@@ -102,6 +106,7 @@ def test_large_mean(options):
     assert_close(actual, expected)
 
 
+@launches
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_non_contiguous_inputs_give_the_same_bits(options):
     output, unguided, x_t, noise = inputs((2, 8, 8, 3), options)
@@ -113,6 +118,7 @@ def test_non_contiguous_inputs_give_the_same_bits(options):
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
+@launches
 def test_inputs_are_left_as_they_are():
     tensors = inputs((2, 4, 4, 3), OPTIONS["clip"])
     copies = [tensor.clone() for tensor in tensors]
@@ -121,12 +127,14 @@ def test_inputs_are_left_as_they_are():
     assert all(torch.equal(a, b) for a, b in zip(tensors, copies, strict=True))
 
 
+@launches
 def test_guidance_scale_one_is_the_guided_output():
     output, unguided, x_t, _ = inputs((1, 4, 4, 3), OPTIONS["free"])
     guided = denoise_step(output, x_t, ROW, OPTIONS["free"], unguided=unguided, guidance_scale=1.0)
     torch.testing.assert_close(guided, denoise_step(output, x_t, ROW, OPTIONS["free"]))
 
 
+@launches
 def test_float64_picture_is_stepped_in_float64():
     options = OPTIONS["learned_range"]
     output, unguided, x_t, noise = inputs((1, 4, 4, 3), options, torch.float64)
@@ -135,6 +143,7 @@ def test_float64_picture_is_stepped_in_float64():
     assert_close(actual, expected, torch.float64)
 
 
+@launches
 def test_a_picture_is_stepped_alike_in_any_batch():
     options = StepOptions(threshold_ratio=0.95, threshold_max=2.0)
     output, _, x_t, noise = inputs((8, 9, 9, 3), options)
@@ -160,6 +169,7 @@ def earlier_tensors(shape):
     return tuple(randn(shape, 10 + i) for i in range(EARLIER))
 
 
+@launches
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_earlier_outputs_and_an_earlier_sample(options):
     output, unguided, x_t, noise = inputs((2, 5, 7, 3), options)
@@ -174,6 +184,7 @@ def test_earlier_outputs_and_an_earlier_sample(options):
     assert_close(actual, (x_prev, x0, y, kept, 2 * size))
 
 
+@launches
 def test_without_earlier_ones_their_columns_are_not_read():
     output, _, x_t, noise = inputs((1, 4, 4, 3), OPTIONS["clip"])
     expected = denoise_step(output, x_t, ROW, OPTIONS["clip"], noise=noise)
@@ -217,6 +228,7 @@ def test_kernel_draws_the_references_noise(step_kernel):
     torch.testing.assert_close(noise, philox_normal(seeds, 9, (31, 3)), rtol=1e-6, atol=1e-7)
 
 
+@launches
 @pytest.mark.parametrize("name", ["clip", "threshold", "learned", "learned_range"])
 def test_the_step_picks_its_row_and_its_noise(name):
     options = OPTIONS[name]
@@ -232,6 +244,7 @@ def test_the_step_picks_its_row_and_its_noise(name):
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
+@launches
 @pytest.mark.parametrize("name", ["learned", "learned_range"])
 def test_without_sigma_a_learned_variance_may_be_anything(name):
     output, _, x_t, noise = inputs((1, 4, 4, 3), OPTIONS[name])
@@ -243,6 +256,7 @@ def test_without_sigma_a_learned_variance_may_be_anything(name):
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
+@launches
 def test_nan_of_the_model_stays_nan():
     output, _, x_t, _ = inputs((1, 4, 4, 3), OPTIONS["clip"])
     output[0, 1, 2, 0] = math.nan

@@ -25,6 +25,7 @@ def test_wrong_values_are_named():
         from_int8(torch.zeros(4, 4, dtype=torch.int8).T, torch.float16)
 
 
+@pytest.mark.usefixtures("runs_triton")
 def test_a_kernel_of_16_bits_loads_them_in_16_bits_on_sm_90_alone(monkeypatch):
     values = torch.tensor([[-128, 127]], dtype=torch.int8)
     assert as_loaded(values, torch.float16) is values

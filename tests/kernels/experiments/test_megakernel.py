@@ -130,6 +130,7 @@ def for_sm_90(bench, monkeypatch):
     return compile_for
 
 
+@pytest.mark.slow
 def test_compiles_for_sm_90(for_sm_90):
     """All loads and stores of tiles are of 16 bytes, and the barrier's counter is released and acquired."""
     compiled = for_sm_90("bfloat16")
@@ -139,6 +140,7 @@ def test_compiles_for_sm_90(for_sm_90):
     assert "cp.async.cg.shared.global" in ptx and "cp.async.ca" not in ptx and "cg.b32" not in ptx
 
 
+@pytest.mark.slow
 def test_a_float32_product_of_a_step_begins_at_zero(for_sm_90):
     """Else all steps were one sum of 576 products, twice as far off as torch's."""
     ttir = for_sm_90("float32").asm["ttir"]

@@ -20,6 +20,7 @@ from tests.accuracy import in_dtype
 from tests.emulated_gluon import emulated
 from tests.kernels.test_conv2d import by_torch
 from tests.kernels.test_to_fp8 import dequantised
+from tests.pairwise import product as product_of
 
 pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -162,8 +163,7 @@ def emulator(monkeypatch):
     return lambda number: monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", number)
 
 
-@pytest.mark.parametrize("multiprocessors", [2, 5])
-@pytest.mark.parametrize("case", EMULATED.values(), ids=EMULATED)
+@pytest.mark.parametrize(("case", "multiprocessors"), product_of(EMULATED, [2, 5], together=1))
 def test_emulated(case, multiprocessors, emulator):
     emulator(multiprocessors)
     args, options = call_of(*case)

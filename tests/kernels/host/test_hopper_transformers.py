@@ -21,6 +21,7 @@ from tests.kernels import test_geglu, test_swiglu
 from tests.kernels import test_linear as products
 from tests.kernels.test_attention import exact
 from tests.kernels.test_to_fp8 import dequantised
+from tests.pairwise import product
 
 pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -43,9 +44,12 @@ ATTENTIONS = {  # N, queries, keys, heads, width
 }
 
 
-@pytest.mark.parametrize(("multiprocessors", "option"), [(1, "full"), (40, "full"), (1, "causal"), (3, "bias")])
-@pytest.mark.parametrize("shape", ATTENTIONS.values(), ids=ATTENTIONS)
-def test_attention_emulated(shape, multiprocessors, option, monkeypatch):
+WAYS = {"1-full": (1, "full"), "40-full": (40, "full"), "1-causal": (1, "causal"), "3-bias": (3, "bias")}
+
+
+@pytest.mark.parametrize(("shape", "way"), product(ATTENTIONS, WAYS, together=1))
+def test_attention_emulated(shape, way, monkeypatch):
+    multiprocessors, option = way
     monkeypatch.setattr(hopper_attention, "launch", emulated("hopper_attention_kernel", "attention_loads", "attention"))
     monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", multiprocessors)
     n, queries, keys, heads, width = shape
@@ -78,13 +82,16 @@ def test_keys_hidden_by_their_bias_emulated(hidden, monkeypatch):
     torch.testing.assert_close(y.double(), exact(q, k[:, :9], v[:, :9], 2), rtol=1e-2, atol=1e-4)
 
 
-@pytest.fixture(params=[1, 4, 40])
-def multiprocessors(request, monkeypatch):
-    """The number of those of a card on which products run emulated: few have several tiles each, made in turn."""
+MULTIPROCESSORS = 1, 4, 40
+ADDED = "bias", "residual", "nothing"
+
+
+@pytest.fixture
+def emulator(monkeypatch):
+    """Products run emulated, as on a card of so many multiprocessors: few have several tiles each, made in turn."""
     monkeypatch.setattr(hopper_linear, "launch", emulated("hopper_linear_kernel", "linear_loads", "linear"))
-    monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", request.param)
     monkeypatch.setattr(hopper_linear, "NARROW", {False: 1, True: 1})
-    return request.param
+    return lambda number: monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", number)
 
 
 def additions(added: str, n: int, tokens: int, out_channels: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -102,9 +109,9 @@ LINEARS = {  # N, tokens, input and output channels, activation
 }
 
 
-@pytest.mark.parametrize("added", ["bias", "residual", "nothing"])
-@pytest.mark.parametrize("case", LINEARS.values(), ids=LINEARS)
-def test_linear_emulated(case, added, multiprocessors):
+@pytest.mark.parametrize(("case", "added", "multiprocessors"), product(LINEARS, ADDED, MULTIPROCESSORS))
+def test_linear_emulated(case, added, multiprocessors, emulator):
+    emulator(multiprocessors)
     n, tokens, channels, out_channels, activation = case
     x, weight = numbers(n, tokens, channels), numbers(out_channels, channels) * channels**-0.5
     bias, residual = additions(added, n, tokens, out_channels)
@@ -123,9 +130,9 @@ FP8_LINEARS = {  # N, tokens, input and output channels, activation
 }
 
 
-@pytest.mark.parametrize("added", ["bias", "residual", "nothing"])
-@pytest.mark.parametrize("case", FP8_LINEARS.values(), ids=FP8_LINEARS)
-def test_linear_in_fp8_emulated(case, added, multiprocessors):
+@pytest.mark.parametrize(("case", "added", "multiprocessors"), product(FP8_LINEARS, ADDED, MULTIPROCESSORS))
+def test_linear_in_fp8_emulated(case, added, multiprocessors, emulator):
+    emulator(multiprocessors)
     n, tokens, channels, out_channels, activation = case
     (x,), weight = to_fp8(numbers(n, tokens, channels)), quantise(numbers(out_channels, channels), FP8)
     bias, residual = additions(added, n, tokens, out_channels)
@@ -135,8 +142,9 @@ def test_linear_in_fp8_emulated(case, added, multiprocessors):
     torch.testing.assert_close(y.double(), truth, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("added", ["bias", "residual", "nothing"])
-def test_linear_in_int8_emulated(added, multiprocessors, monkeypatch):
+@pytest.mark.parametrize(("added", "multiprocessors"), product(ADDED, MULTIPROCESSORS, together=1))
+def test_linear_in_int8_emulated(added, multiprocessors, emulator, monkeypatch):
+    emulator(multiprocessors)
     monkeypatch.setattr(from_int8, "is_sm_90", lambda device: True)
     x, weight = numbers(2, 200, 208), quantise(numbers(392, 208), INT8)
     bias, residual = additions(added, 2, 200, 392)
@@ -147,11 +155,12 @@ def test_linear_in_int8_emulated(added, multiprocessors, monkeypatch):
 
 
 GATED = [pytest.param(geglu, test_geglu.by_torch, id="geglu"), pytest.param(swiglu, test_swiglu.by_torch, id="swiglu")]
+gated = "operation", "by_torch"
 
 
-@pytest.mark.parametrize(("operation", "by_torch"), GATED)
-@pytest.mark.parametrize("out_channels", [40, 200, 640])
-def test_two_products_in_fp8_emulated(operation, by_torch, out_channels, multiprocessors):
+@pytest.mark.parametrize((*gated, "out_channels", "multiprocessors"), product(GATED, (40, 200, 640), MULTIPROCESSORS))
+def test_two_products_in_fp8_emulated(operation, by_torch, out_channels, multiprocessors, emulator):
+    emulator(multiprocessors)
     x, weight, bias = numbers(2, 150, 144), quantise(numbers(2 * out_channels, 144) * 144**-0.5, FP8), None
     bias = numbers(2 * out_channels) if out_channels > 100 else None
     y = operation.hopper(x, weight, bias)
@@ -159,9 +168,11 @@ def test_two_products_in_fp8_emulated(operation, by_torch, out_channels, multipr
     torch.testing.assert_close(y.double(), truth, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(("operation", "by_torch"), GATED)
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
-def test_two_products_emulated(operation, by_torch, bias, multiprocessors):
+@pytest.mark.parametrize(
+    (*gated, "bias", "multiprocessors"), product(GATED, {"bias": True, "no-bias": False}, MULTIPROCESSORS)
+)
+def test_two_products_emulated(operation, by_torch, bias, multiprocessors, emulator):
+    emulator(multiprocessors)
     x, weight, bias = numbers(2, 150, 136), numbers(400, 136) * 136**-0.5, numbers(400) if bias else None
     y = operation.hopper(x, weight, bias)
     truth = in_dtype(torch.float64, by_torch, x, weight, bias)

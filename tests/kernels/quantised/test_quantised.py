@@ -256,6 +256,7 @@ def test_a_factor_that_is_none_stays_with_its_channel(factor, dot_dtype, device,
 
 
 @pytest.mark.filterwarnings(NUMPY)
+@pytest.mark.usefixtures("runs_triton")
 def test_nan_and_infinity_in_a_weight_are_seen():
     weight = torch.tensor([[1.0, float("nan")], [1.0, float("-inf")], [1.0, 2.0]])
     made = quantise(weight)
