@@ -11,18 +11,19 @@ from _pytest.mark import ParameterSet
 Axis = Mapping[str, Any] | Iterable[Any]  # a value for each id; or values, which are their own ids; pytest.param too
 
 
-def cover(rows: Iterable[Sequence[Hashable]], together: int = 2, kinds: Sequence[Hashable] | None = None) -> list[int]:
-    """Choose rows, by their numbers, that hold every combination of `together` columns' values that any row holds.
+def combinations(row: Sequence[Hashable], together: int = 2) -> set[Hashable]:
+    """Return every `together` values of a row that stand in columns of their own; all of a shorter row as one."""
+    chosen = itertools.combinations(range(len(row)), min(together, len(row)))
+    return {(columns, *(row[i] for i in columns)) for columns in chosen}
 
-    Greedy, and always the same: the row that adds the most combinations is next; of several the one whose kind was
-    chosen least, then the first.
+
+def cover(rows: Iterable[set[Hashable]], kinds: Sequence[Hashable] | None = None) -> list[int]:
+    """Choose rows, by their numbers, that together hold all that any row holds.
+
+    Greedy, and always the same: the row that adds the most is next; of several the one whose kind was chosen least,
+    then the first.
     """
-    missing = [
-        {(columns, *(row[i] for i in columns)) for columns in itertools.combinations(range(len(row)), together)}
-        if len(row) > together
-        else {tuple(row)}
-        for row in rows
-    ]
+    missing = [set(row) for row in rows]
     kinds = kinds or [None] * len(missing)
     chosen: list[int] = []
     uses: Counter[Hashable] = Counter()
@@ -31,13 +32,13 @@ def cover(rows: Iterable[Sequence[Hashable]], together: int = 2, kinds: Sequence
         chosen.append(best)
         uses[kinds[best]] += 1
         held = set(missing[best])
-        for combinations in missing:
-            combinations -= held
+        for each in missing:
+            each -= held
     return sorted(chosen)
 
 
 def product(*axes: Axis, together: int = 2) -> list[ParameterSet]:
-    """Return a pytest.param for each row of the product, with its id; those beyond `cover` are marked slow.
+    """Return a pytest.param for each row of the product, with its id; those beyond a cover of pairs are marked slow.
 
     With `together=1` every value is in a row, and those of the shorter axes take turns beside those of the longest. A
     row with a value that is marked gpu or slow keeps its marks, and covers nothing.
@@ -48,7 +49,7 @@ def product(*axes: Axis, together: int = 2) -> list[ParameterSet]:
     free = [row for row in rows if not any(mark.name in ("gpu", "slow") for param in row for mark in param.marks)]
     ids = [tuple(param.id for param in row) for row in free]
     kinds = [row[:longest] + row[longest + 1 :] for row in ids]
-    fast = {id(free[i]) for i in cover(ids, together, kinds)}
+    fast = {id(free[i]) for i in cover([combinations(row, together) for row in ids], kinds)}
     slow = {id(row) for row in free} - fast
     return [
         pytest.param(

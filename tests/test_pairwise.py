@@ -4,13 +4,13 @@ import itertools
 
 import pytest
 
-from tests.pairwise import cover, product
+from tests.pairwise import combinations, cover, product
 
 
 @pytest.mark.parametrize("sizes", [(3,), (3, 4), (3, 4, 2), (2, 2, 2, 2), (5, 3, 3, 2)], ids=str)
 def test_every_pair_is_in_a_row(sizes):
     rows = list(itertools.product(*map(range, sizes)))
-    chosen = [rows[i] for i in cover(rows)]
+    chosen = [rows[i] for i in cover(map(combinations, rows))]
     for i, j in itertools.combinations(range(len(sizes)), 2):
         assert {(row[i], row[j]) for row in chosen} == set(itertools.product(range(sizes[i]), range(sizes[j])))
     assert len(chosen) <= 1.5 * sizes[0] * (sizes[1] if len(sizes) > 1 else 1)
@@ -18,13 +18,13 @@ def test_every_pair_is_in_a_row(sizes):
 
 def test_every_value_is_in_a_row():
     rows = list(itertools.product(range(3), range(4), range(2)))
-    chosen = [rows[i] for i in cover(rows, together=1)]
+    chosen = [rows[i] for i in cover(combinations(row, 1) for row in rows)]
     assert len(chosen) == 4 and [len(set(column)) for column in zip(*chosen, strict=True)] == [3, 4, 2]
 
 
 def test_kinds_of_rows_take_turns():
     rows = [(i, kind) for i in range(6) for kind in "abc"]
-    chosen = cover([(i,) for i, _ in rows], together=1, kinds=[kind for _, kind in rows])
+    chosen = cover([{i} for i, _ in rows], [kind for _, kind in rows])
     assert sorted(rows[i][1] for i in chosen) == ["a", "a", "b", "b", "c", "c"]
 
 

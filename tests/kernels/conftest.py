@@ -4,8 +4,8 @@ The same tests run three times: here on the torch references; with TRITON_INTERP
 interpreter (a process of its own, as Triton reads that variable once); and with `-m gpu` on a GPU.
 
 The interpreter is slow. A test that asks for no device launches nothing, and is not run there again. Of the parameters
-of a test `make test` runs there every pair of values, where of dtypes and ways of loading it is the kernels' code that
-counts; `make test-all` runs the rest.
+of a test `make test` runs every pair of values there, beside one of the dtypes and ways of loading that run the same
+code; `make test-all` runs the rest.
 """
 
 import os
@@ -17,7 +17,7 @@ import torch
 
 from fastdiff.kernels.host import launching
 from tests import accuracy
-from tests.pairwise import cover
+from tests.pairwise import combinations, cover
 
 FOLDER = Path(__file__).parent
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
@@ -41,9 +41,8 @@ def pytest_collection_modifyitems(config, items):
         if hasattr(item, "callspec") and not others:
             tests[item.function].append(item)
     for several in tests.values():
-        chosen = cover(
-            map(_values, several), kinds=[(_param(item, "dtype"), _param(item, "loads")) for item in several]
-        )
+        kinds = [(_param(item, "dtype"), _param(item, "loads")) for item in several]
+        chosen = cover(map(_covered, several), kinds)
         for i in {*range(len(several))} - {*chosen}:
             several[i].add_marker(pytest.mark.slow)
 
@@ -65,13 +64,17 @@ def _obstacle(item) -> str | None:
     return None
 
 
-def _values(item) -> list[int]:
-    """The parameters of a test, each known by its identity, of dtype and way of loading the code of the kernel."""
+def _covered(item) -> set:
+    """What a test covers: pairs of its parameters, which are known by identity, each dtype, and each way of loading.
+
+    Of a kernel of products dtype and way of loading are one parameter more, its code; others have one code.
+    """
     params = dict(item.callspec.params)
-    if "loads" in params:
-        narrow = params.pop("dtype", None) != torch.float32
-        params["loads"] = narrow and params["loads"] == "descriptors"
-    return [id(value) for value in params.values()]
+    dtype, loads = params.pop("dtype", None), params.pop("loads", None)
+    values = [id(value) for value in params.values()]
+    if "dot_dtype" in item.fixturenames:
+        values.append(dtype != torch.float32 and loads in (None, "descriptors"))
+    return combinations(values) | {dtype, loads}
 
 
 @pytest.fixture
