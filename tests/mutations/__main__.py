@@ -1,0 +1,102 @@
+"""Change the code in one place after the other, and see whether a test fails: an answer to "can this test fail".
+
+    python -m tests.mutations                   # all of them
+    python -m tests.mutations cli bulk-3        # a room, and one mutation of another
+    python -m tests.mutations --list
+
+Each mutation is made in a copy of the tree, where the tests run that should see it. First they run without it, so that
+a test that fails anyway catches nothing. One that survives is a hole in the tests.
+
+Exit codes: 0 all were caught; 1 some were not; 2 there is no such room, or a text is not where its mutation says.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.mutations.mutation import Mutation, Rooms, named
+from tests.mutations.runner import Failure, Result, Runner
+from tests.mutations.tables import read_rooms
+
+ROOT = Path(__file__).parents[2]
+
+
+def main(argv: Sequence[str] | None = None, root: Path = ROOT, rooms: Rooms | None = None) -> int:
+    """Run the command and return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("rooms", nargs="*", metavar="ROOM", help="rooms, or names of mutations (default: all)")
+    parser.add_argument("--jobs", type=int, default=2, help="tests that run at once (default: 2)")
+    parser.add_argument("--list", action="store_true", help="print the mutations and run none")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the results")
+    args = parser.parse_args(argv)
+    rooms = read_rooms() if rooms is None else rooms
+    mutations, unknown = chosen(rooms, args.rooms)
+    if unknown:
+        print(f"no room {', '.join(unknown)}; there are {', '.join(rooms)}", file=sys.stderr)
+        return 2
+    stale = [error for mutation in mutations.values() if (error := error_of(mutation, root))]
+    if stale:
+        print("\n".join(stale), file=sys.stderr)
+        return 2
+    if args.list:
+        for name, mutation in mutations.items():
+            print(f"{name:<20} {mutation.file}\n    {mutation.old!r}\n    {mutation.new!r}\n    {mutation.tests}")
+        return 0
+    results = []
+    try:
+        for result in Runner(root, args.jobs).results(mutations, say=lambda line: print(line, flush=True)):
+            results.append(result)
+            print(line_of(result), flush=True)
+    except Failure as error:
+        print(error, file=sys.stderr)
+        return 2
+    if args.json:
+        entries = [vars(mutations[result.name]) | vars(result) for result in results]
+        args.json.write_text(json.dumps(entries, indent=1) + "\n")
+    print(table(results))
+    return int(any(result.outcome != "caught" for result in results))
+
+
+def chosen(rooms: Rooms, names: Sequence[str]) -> tuple[dict[str, Mutation], list[str]]:
+    """Return the mutations of the rooms that are named, or of all, by name; and the names that nothing has."""
+    everything = named(rooms)
+    if not names:
+        return everything, []
+    found = {name: m for name, m in everything.items() if name in names or room_of(name) in names}
+    return found, [name for name in names if name not in rooms and name not in everything]
+
+
+def error_of(mutation: Mutation, root: Path) -> str | None:
+    """Return the reason why a mutation cannot be made, if there is one."""
+    try:
+        mutation.applied_to(root)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def room_of(name: str) -> str:
+    """Return the room of a mutation."""
+    return name.rpartition("-")[0]
+
+
+def line_of(result: Result) -> str:
+    """Return a result on one line."""
+    by = f"{result.by} ({result.tier}, {result.seconds:.0f} s)" if result.tier else result.by
+    return f"{result.outcome:<9}{result.name:<22}{by}".rstrip()
+
+
+def table(results: Sequence[Result]) -> str:
+    """Return what was caught of all, a line for each room; then what was not."""
+    total = Counter(room_of(result.name) for result in results)
+    caught = Counter(room_of(result.name) for result in results if result.outcome == "caught")
+    lines = ["", *(f"{room:<22}{caught[room]:>4} / {count}" for room, count in sorted(total.items()))]
+    lines += [f"{'all':<22}{caught.total():>4} / {total.total()}"]
+    return "\n".join(lines + [line_of(result) for result in results if result.outcome != "caught"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

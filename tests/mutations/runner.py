@@ -1,0 +1,234 @@
+"""Runs of tests in copies of the tree, one mutation at a time in each copy."""
+
+import contextlib
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mutations.mutation import Mutation
+
+TIERS = ("not slow", "slow")  # expressions of pytest's -m, in the order in which they are tried
+PATIENCE = 10  # times the duration without the mutation, after which a run hangs
+LEAST_PATIENCE = 60.0  # seconds
+LINKED = 2**20  # bytes from which a file is linked, not copied: nobody changes weights
+PYTEST = ("-m", "pytest", "-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider")
+OK, FAILED, USAGE, NO_TESTS = 0, 1, 4, 5  # exit codes of pytest
+HUNG = "hung"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of pytest that ended: its exit code, or that it was ended; the test that failed; the seconds it took."""
+
+    code: int | str
+    failed: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a mutation: `caught`, by a test of a tier; `SURVIVED`; `error`, and why nothing can be told."""
+
+    name: str
+    outcome: str
+    by: str = ""
+    tier: str = ""
+    seconds: float = 0.0
+
+
+class Failure(Exception):
+    """Nothing can be told about a mutation."""
+
+
+class Copy:
+    """A copy of the tree, in which tests run and import fastdiff from nowhere else."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self._tree, self._temporary = folder / "tree", folder / "tmp"
+        self._process: subprocess.Popen | None = None
+        for name in tracked(root):
+            source, target = root / name, self._tree / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _copy(source, target)
+        found = self._python("-c", "import importlib.util as u; print(u.find_spec('fastdiff').origin)")
+        if not Path(found.stdout.strip()).is_relative_to(self._tree):
+            raise Failure(f"tests in {self._tree} would import {found.stdout.strip() or found.stderr}")
+
+    def run(self, tests: list[str], tier: str, interpreted: bool, limit: float | None = None) -> Run:
+        """Run tests of a tier until one fails. After `limit` seconds the run is ended, with all its processes."""
+        command = [sys.executable, *PYTEST, f"--basetemp={self._temporary}", "-m", tier, *tests]
+        start = time.monotonic()
+        self._process = subprocess.Popen(
+            command,
+            cwd=self._tree,
+            env=self._environment(interpreted),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            output, _ = self._process.communicate(timeout=limit)
+            code: int | str = self._process.returncode
+        except subprocess.TimeoutExpired:
+            self.end()
+            output, code = self._process.communicate()[0], HUNG
+        self.end()  # processes that the tests left behind
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+        last = output.strip().splitlines()[-1:] or [""]
+        return Run(code, failed[1] if failed else last[0], time.monotonic() - start)
+
+    @contextlib.contextmanager
+    def changed(self, mutation: Mutation) -> Iterator[None]:
+        """Have the mutation in the tree for the time of the block."""
+        path = self._tree / mutation.file
+        before, after = path.read_bytes(), mutation.applied_to(self._tree)
+        try:
+            path.write_text(after, encoding="utf-8")
+            yield
+        finally:
+            path.write_bytes(before)
+
+    def end(self) -> None:
+        """End the run under way."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = self._environment(interpreted=False)
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=self._tree, env=environment, capture_output=True, text=True
+        )
+
+    def _environment(self, interpreted: bool) -> dict[str, str]:
+        """Return this process's environment without what would lead tests elsewhere.
+
+        No bytecode is kept: a file that changes twice in a second would leave that of the other version behind.
+        """
+        ours = {"PYTHONPATH": str(self._tree), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        if interpreted:
+            ours["TRITON_INTERPRET"] = "1"
+        return {k: v for k, v in os.environ.items() if k not in ("PYTEST_ADDOPTS", "TRITON_INTERPRET")} | ours
+
+
+class Runner:
+    """Copies of the tree, and how long each test takes in them without a mutation."""
+
+    def __init__(self, root: Path, jobs: int) -> None:
+        self._root, self._jobs = root, jobs
+        self._copies: queue.Queue[Copy] = queue.Queue()
+        self._all: list[Copy] = []
+        self._lock = threading.Lock()
+        self._unmutated: dict[tuple[str, str, bool], Future[Run]] = {}
+
+    def results(self, mutations: dict[str, Mutation], say: Callable[[str], None]) -> Iterator[Result]:
+        """Yield the result of each mutation as it comes, once the tests have run without any."""
+        tests = dict.fromkeys((test, m.interpreted) for m in mutations.values() for test in m.tests.split())
+        with tempfile.TemporaryDirectory(prefix="mutations-") as folder, ThreadPoolExecutor(self._jobs) as pool:
+            try:
+                for i in range(self._jobs):
+                    self._all.append(Copy(self._root, Path(folder).resolve() / str(i)))
+                    self._copies.put(self._all[-1])
+                say(f"{len(mutations)} mutations; first their tests without any")
+                runs = [pool.submit(self._try, test, TIERS[0], interpreted) for test, interpreted in tests]
+                seconds = sum(run.result().seconds for run in runs)
+                say(f"{len(tests)} files of tests took {seconds:.0f} s")
+                judging = [pool.submit(self._judge, name, mutation) for name, mutation in mutations.items()]
+                for future in as_completed(judging):
+                    yield future.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for copy in self._all:
+                    copy.end()
+
+    def _try(self, test: str, tier: str, interpreted: bool) -> Run:
+        with self._a_copy() as copy:
+            return self._without(copy, test, tier, interpreted)
+
+    def _judge(self, name: str, mutation: Mutation) -> Result:
+        start = time.monotonic()
+        with self._a_copy() as copy:
+            try:
+                found, tier = self._first_failure(copy, mutation)
+            except (Failure, ValueError) as error:
+                return Result(name, "error", str(error))
+        seconds = round(time.monotonic() - start, 1)
+        if found is None:
+            return Result(name, "SURVIVED", seconds=seconds)
+        by = f"a run that {HUNG}" if found.code == HUNG else found.failed
+        return Result(name, "caught", by, tier, seconds)
+
+    def _first_failure(self, copy: Copy, mutation: Mutation) -> tuple[Run | None, str]:
+        """Run the tests of one tier after the other with the mutation; returns the run that failed, and its tier."""
+        tried = False
+        for tier in TIERS:
+            plain = {test: self._without(copy, test, tier, mutation.interpreted) for test in mutation.tests.split()}
+            for test, run in plain.items():
+                if run.code not in (OK, NO_TESTS):
+                    raise Failure(f"{test} fails without the mutation, {tier} ({run.code}): {run.failed}")
+            tests = [test for test, run in plain.items() if run.code == OK]
+            if not tests:
+                continue
+            tried = True
+            limit = max(LEAST_PATIENCE, PATIENCE * sum(run.seconds for run in plain.values()))
+            with copy.changed(mutation):
+                run = copy.run(tests, tier, mutation.interpreted, limit)
+            if run.code in (USAGE, NO_TESTS):
+                raise Failure(f"pytest has no tests to run ({run.code}): {run.failed}")
+            if run.code != OK:
+                return run, tier
+        if not tried:
+            raise Failure(f"no tests in {mutation.tests}")
+        return None, ""
+
+    def _without(self, copy: Copy, test: str, tier: str, interpreted: bool) -> Run:
+        """Return the run of a test without any mutation, which happens once."""
+        with self._lock:
+            known = self._unmutated.get((test, tier, interpreted))
+            future = self._unmutated.setdefault((test, tier, interpreted), Future())
+        if known is None:
+            try:
+                future.set_result(copy.run([test], tier, interpreted))
+            except BaseException as error:
+                future.set_exception(error)
+        return future.result()
+
+    @contextlib.contextmanager
+    def _a_copy(self) -> Iterator[Copy]:
+        copy = self._copies.get()
+        try:
+            yield copy
+        finally:
+            self._copies.put(copy)
+
+
+def tracked(root: Path) -> list[str]:
+    """Return the files of the tree that git knows or would add."""
+    command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
+    return [name for name in dict.fromkeys(names) if name and os.path.lexists(root / name)]
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_symlink() and source.is_dir() and not source.readlink().is_absolute():
+        target.symlink_to(source.readlink())  # fastdiff/kernels
+    elif source.is_file():
+        with contextlib.suppress(OSError):  # another file system
+            if source.stat().st_size >= LINKED:
+                os.link(source, target)
+                return
+        shutil.copy(source, target)
