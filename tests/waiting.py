@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 
-
 TIMEOUT = 250  # seconds, which only stop what hangs: below pytest's own, so that the test can say what hung
 
 
