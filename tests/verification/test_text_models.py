@@ -20,6 +20,7 @@ from fastdiff.verification import text_models
 from fastdiff.verification.models import compare_with_diffusers
 from tests.text_pipelines import text_pipeline
 
+SLOW = pytest.mark.slow
 ENCODER = ["text_encoder hidden_states", "text_encoder last_hidden_state", "text_encoder pooler_output"]
 ENCODER_2 = ["text_encoder_2 hidden_states", "text_encoder_2 last_hidden_state", "text_encoder_2 text_embeds"]
 OTHERS = [*(f"U-Net t={t}" for t in (0, 249, 499, 749, 999)), "VAE decode", "VAE encode"]
@@ -70,7 +71,10 @@ PLANTED = {  # the parameter that is changed, and the parts that fail then
 }
 
 
-@pytest.mark.parametrize("name", PLANTED)
+QUICK = ("text-encoder", "unet", "vae-decoder")  # in make test
+
+
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=SLOW) for name in PLANTED if name not in QUICK)])
 def test_a_changed_weight_is_found_and_its_part_named(text_folder, monkeypatch, name):
     kind, models, place, parameter, parts = PLANTED[name]
 
@@ -85,7 +89,7 @@ def test_a_changed_weight_is_found_and_its_part_named(text_folder, monkeypatch, 
     assert {each.what.split()[0] for each in report.comparisons if not each.passed} == parts
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("place", [pytest.param(0, marks=SLOW), 1])
 def test_a_changed_vocabulary_is_found(text_folder, copied, monkeypatch, place):
     name = ("tokenizer", "tokenizer_2")[place]
     path = copied("sdxl") / name / "tokenizer.json"
@@ -118,7 +122,9 @@ def test_a_variant_agrees(tmp_path):
     assert verified(tmp_path, variant="fp16").passed
 
 
-@pytest.mark.parametrize("scheduler", ["euler-a", "dpm++2m-karras", "ddpm"])
+@pytest.mark.parametrize(
+    "scheduler", ["ddpm", *(pytest.param(name, marks=SLOW) for name in ("euler-a", "dpm++2m-karras"))]
+)
 def test_another_scheduler_of_an_old_folder_agrees(copied, scheduler):
     """StableDiffusionPipeline changes the options that the old file leaves out, and hands others on."""
     folder = copied("sd1")
