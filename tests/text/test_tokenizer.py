@@ -117,7 +117,7 @@ def test_tokens_that_were_added_later(tmp_path, save_tokenizer):
 def broken(folder, name, change):
     """Change the text of one file."""
     path = folder / name
-    path.write_text(change(path.read_text()))
+    path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def options(**changes):

@@ -93,7 +93,7 @@ def test_a_changed_weight_is_found_and_its_part_named(text_folder, monkeypatch, 
 def test_a_changed_vocabulary_is_found(text_folder, copied, monkeypatch, place):
     name = ("tokenizer", "tokenizer_2")[place]
     path = copied("sdxl") / name / "tokenizer.json"
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_bytes())
     ids = content["model"]["vocab"]
     ids["photo</w>"], ids["of</w>"] = ids["of</w>"], ids["photo</w>"]
     path.write_text(json.dumps(content))
@@ -129,7 +129,7 @@ def test_another_scheduler_of_an_old_folder_agrees(copied, scheduler):
     """StableDiffusionPipeline changes the options that the old file leaves out, and hands others on."""
     folder = copied("sd1")
     path = folder / "scheduler" / "scheduler_config.json"
-    config = {key: value for key, value in json.loads(path.read_text()).items() if key != "steps_offset"}
+    config = {key: value for key, value in json.loads(path.read_bytes()).items() if key != "steps_offset"}
     path.write_text(json.dumps(config | {"clip_sample": True}))
     (folder / "fastdiff.json").write_text(json.dumps({"scheduler": scheduler, "guidance_scale": 3.0}))
     report = verified(folder)
