@@ -67,6 +67,7 @@ def workers(monkeypatch) -> Iterator[list[compiling._Worker]]:
             started.append(self)
 
     monkeypatch.setattr(compiling, "_Worker", Recorded)
+    monkeypatch.setattr(compiling, "PATIENCE", 250.0)  # of a test's 300 seconds: it is not what these tests are about
     compiling._end_forge()
     yield started
     assert all(worker.socket.fileno() == -1 for worker in started)

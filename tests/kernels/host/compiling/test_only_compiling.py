@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastdiff.kernels.device import group_norm as device_group_norm
+from fastdiff.kernels.device import to_fp8 as device_to_fp8
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.device.layer_norm import layer_norm_kernel
 from fastdiff.kernels.host import compiling
@@ -20,7 +20,7 @@ from tests.kernels.host.compiling.stand_ins import (
     broken,
     forget_kernels,
     launchers,
-    normalise,
+    narrow,
     wait_for,
     wait_until,
 )
@@ -34,7 +34,7 @@ pytestmark = [
 
 def test_workers_compile_while_the_block_runs_and_this_process_reads(made, workers, tmp_path, capfd):
     with only_compiling():
-        normalise()
+        narrow()
         wait_for(*launchers(tmp_path))
         assert made == {}
     assert made == {"read": 2} and len(workers) == 1
@@ -47,54 +47,57 @@ def test_workers_compile_while_the_block_runs_and_this_process_reads(made, worke
 
 def cached(name: str) -> list:
     """The compiled kernels of this name that this process holds."""
-    caches = vars(device_group_norm)[name].device_caches.values()
+    caches = vars(device_to_fp8)[name].device_caches.values()
     return [kernel for each in caches for kernel in each[0].values()]
 
 
 def test_nothing_is_started_where_all_is_cached(made, workers, monkeypatch, tmp_path):
     with only_compiling():
-        normalise()
+        narrow()
     forget_kernels(monkeypatch)
     made.clear()
     started = len(workers)
     with only_compiling():
-        normalise()
+        narrow()
     assert made == {"read": 2} and len(workers) == started
 
 
+@pytest.mark.slow
 def test_the_next_block_has_workers_of_the_same_process(made, workers, monkeypatch, tmp_path):
     forges = set()
-    for at, activation in enumerate(("silu", "none")):
+    for at, shares in enumerate((16, 32)):
         with only_compiling():
-            normalise(activation)
+            narrow(shares)
             wait_until(lambda at=at: workers[at].was_ready)
         forges.add(compiling._forge.process.pid)
     assert len(workers) == 2 and len(forges) == 1 and workers[0].number != workers[1].number
 
 
+@pytest.mark.slow
 def test_the_process_has_the_environment_of_now(made, workers, monkeypatch, tmp_path):
     """As where Triton keeps files: others would go where nobody reads them."""
     with only_compiling():
-        normalise()
+        narrow()
         wait_for(*launchers(tmp_path))
     made.clear()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "moved"))
     (tmp_path / "moved").mkdir()
     with only_compiling():
-        normalise("mish")
+        narrow(64)
         wait_for(*launchers(tmp_path / "moved")[1:])
     assert made == {"read": 1}
 
 
+@pytest.mark.slow
 def test_a_process_that_was_idle_for_long_ends_and_is_replaced(made, workers, monkeypatch, tmp_path):
     soon = "from fastdiff.kernels.host import compile_worker as program; program.IDLE = 0.5; program.main()"
     monkeypatch.setattr(compiling, "WORKER", f"import sys; sys.path[:] = sys.argv[1:]; {soon}")
     with only_compiling():
-        normalise()
+        narrow()
         wait_for(*launchers(tmp_path))
     wait_until(lambda: compiling._forge.process.poll() == 0)
     with only_compiling():
-        normalise("mish")
+        narrow(64)
         wait_until(lambda: workers[1].was_ready)
     assert len(workers) == 2
 
@@ -130,7 +133,7 @@ def test_what_comes_before_the_first_kernel_is_made_ready_in_the_background(
 def test_no_more_workers_than_cores_that_this_process_leaves(made, workers, monkeypatch, tmp_path):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3}, raising=False)
     with only_compiling():
-        normalise()
+        narrow()
     assert made == {"compiled": 2} and workers == []
     assert all(path.exists() for path in launchers(tmp_path))
 
@@ -145,22 +148,28 @@ Path(sys.argv[1], "read").write_text("a kernel")
 """
 
 
-@pytest.mark.parametrize("ending", ["raise SystemExit(1)", "time.sleep(600)"], ids=["fails", "hangs"])
+@pytest.mark.parametrize(
+    "ending", ["raise SystemExit(1)", pytest.param("time.sleep(600)", marks=pytest.mark.slow)], ids=["fails", "hangs"]
+)
 def test_a_worker_that_comes_to_nothing_costs_time_alone(made, workers, monkeypatch, tmp_path, ending):
     monkeypatch.setattr(compiling, "WORKER", READS_A_KERNEL + ending)
     monkeypatch.setattr(compiling, "PATIENCE", 0.5)
     with only_compiling():
-        normalise()
+        narrow()
         wait_for(tmp_path / "read")
     assert made == {"compiled": 2} and len(workers) == 1
 
 
-@pytest.mark.parametrize("program", ["raise SystemExit(1)", "import time; time.sleep(600)"], ids=["fails", "hangs"])
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param("raise SystemExit(1)", marks=pytest.mark.slow), "import time; time.sleep(600)"],
+    ids=["fails", "hangs"],
+)
 def test_a_worker_that_is_never_ready_is_not_waited_for(made, workers, monkeypatch, program):
     monkeypatch.setattr(compiling, "WORKER", program)
     monkeypatch.setattr(compiling, "PATIENCE", 600)
     with only_compiling():
-        normalise()
+        narrow()
     assert made == {"compiled": 2} and len(workers) == 1
 
 
@@ -171,18 +180,21 @@ def test_where_no_worker_can_be_started(made, monkeypatch):
     compiling._end_forge()
     monkeypatch.setattr(compiling, "Popen", popen)
     with only_compiling():
-        normalise()
+        narrow()
     assert made == {"compiled": 2}
 
 
-@pytest.mark.parametrize("executable", [None, "", "/opt/painter/bin/painter"])
+@pytest.mark.parametrize(
+    "executable", [*(pytest.param(each, marks=pytest.mark.slow) for each in (None, "")), "/opt/painter/bin/painter"]
+)
 def test_where_python_is_part_of_another_program(made, workers, monkeypatch, executable):
     monkeypatch.setattr(sys, "executable", executable)
     with only_compiling():
-        normalise()
+        narrow()
     assert made == {"compiled": 2} and workers == []
 
 
+@pytest.mark.slow
 def test_workers_find_the_package_where_it_is(monkeypatch, tmp_path):
     """Also where this process found it by other means than `sys.path`."""
     root = str(Path(sys.modules["fastdiff"].__file__).parents[1])
@@ -193,12 +205,13 @@ def test_workers_find_the_package_where_it_is(monkeypatch, tmp_path):
         assert int(answers.readline()) > 0
 
 
+@pytest.mark.slow
 def test_a_kernel_that_does_not_compile_is_an_error_where_it_is_launched(made, workers, tmp_path):
     def run():
         launch(broken, (1,), torch.empty(1, device="meta"), num_warps=4)
 
     with only_compiling():
-        normalise()
+        narrow()
         run()  # it is not of the package: no worker is asked
         wait_for(*launchers(tmp_path))
     assert made == {"read": 2}
@@ -215,22 +228,22 @@ def test_a_kernel_that_no_worker_can_compile_is_an_error_where_it_is_launched(ma
 
     with only_compiling():
         run()  # its range of 3 is no power of two
-        normalise()
+        narrow()
         wait_for(*launchers(tmp_path))
     assert made == {"read": 2} and len(workers) == 1
     with pytest.raises(triton.CompilationError, match="power of 2"):
         run()
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [pytest.param(ZeroDivisionError, marks=pytest.mark.slow), KeyboardInterrupt])
 def test_an_error_inside_the_block_is_raised_at_once(made, workers, monkeypatch, error):
     """Triton waits for all that was submitted, so it hears that nothing comes; the next block compiles it."""
     monkeypatch.setattr(compiling, "WORKER", "import time; time.sleep(600)")
     monkeypatch.setattr(compiling, "PATIENCE", 600)
     with pytest.raises(error), only_compiling():
-        normalise()
+        narrow()
         raise error
     assert made == {} and len(workers) == 1
     with only_compiling():
-        normalise()
+        narrow()
     assert made == {"compiled": 2}
