@@ -37,7 +37,10 @@ def interrupted(tmp_path, environment, args, waits) -> tuple[int, str, int]:
     return process.returncode, error, len(pictures(tmp_path)) - before
 
 
-@pytest.mark.parametrize("waits", [[0.02], [0.1], [0.25], [0.5], [1.0], [0.1, 0.01], [0.4, 0], [3, 0.005]], ids=str)
+QUICK, SLOW = [[0.02], [0.25], [0.4, 0]], [[0.1], [0.5], [1.0], [0.1, 0.01], [3, 0.005]]
+
+
+@pytest.mark.parametrize("waits", [*QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)], ids=str)
 def test_it_ends_at_once(tmp_path, environment, files, waits):
     code, error, written = interrupted(tmp_path, environment, DRAW, waits)
     assert code == 130, error
@@ -46,6 +49,7 @@ def test_it_ends_at_once(tmp_path, environment, files, waits):
     assert all(name.endswith(".png") for name in files(tmp_path))
 
 
+@pytest.mark.slow
 def test_where_it_is_ignored_it_stays_ignored(tiny, tmp_path, environment):
     """As a shell starts what runs in its background."""
     command = [sys.executable, "-c", PROGRAM, "sample", "-m", tiny, "--steps", "1", "--label", "0", "--num-images", "1"]
@@ -77,6 +81,7 @@ WRITES = """if True:
 """
 
 
+@pytest.mark.slow
 def test_a_file_that_is_being_written_ends_first(here, tiny, tmp_path, environment, files):
     """The signal comes while the picture is being flushed to the disk; a second one does not wait."""
     draw = ["sample", "-m", str(tiny), "--steps", "1", "--label", "0", "--num-images", "1", "--device", "cpu", "-o"]

@@ -70,6 +70,7 @@ def test_a_killed_run_goes_on_and_draws_each_picture_once(here, tiny, tmp_path, 
     assert resumed == {path: line["settings"] for path, line in lines.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="kills")
 def test_a_write_that_was_killed_leaves_what_the_next_run_removes(here, tiny, tmp_path, environment, files):
     code = """if True:

@@ -32,7 +32,7 @@ def shell(tmp_path, environment, tiny):
 
 
 @pytest.mark.parametrize(
-    "behind", [">&-", *(pytest.param(each, marks=pytest.mark.slow) for each in ("2>&-", ">&- 2>&-")), "<&- >&- 2>&-"]
+    "behind", [*(pytest.param(each, marks=pytest.mark.slow) for each in (">&-", "2>&-", ">&- 2>&-")), "<&- >&- 2>&-"]
 )
 def test_a_picture_is_drawn_whatever_is_closed(shell, tmp_path, files, behind):
     done = shell(DRAW, behind)

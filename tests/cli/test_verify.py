@@ -36,6 +36,7 @@ def ddpm_folder(tmp_path_factory):
     return str(folder)
 
 
+@pytest.mark.slow
 def test_the_bundled_model_agrees_with_diffusers(here):
     done = here("verify", "emoji64", "--steps", 2, "--device", "cpu", "--json")
     assert (done.returncode, done.stderr) == (0, "")

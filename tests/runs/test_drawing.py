@@ -15,6 +15,7 @@ from fastdiff.requests.completion import Cell
 from fastdiff.requests.defaults import COMMAND, LIBRARY, PAGE
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Progress, Run, draw, explain, find_model, load_pipeline
+from tests.tiny import UNET, save_unet
 
 ASKED = Request(model="emoji64", label=("noto food", 1), seed=(7, 8), num_inference_steps=2, dtype="float32")
 
@@ -127,8 +128,18 @@ def fits(monkeypatch):
     return fits
 
 
-def test_out_of_memory_halves_this_batch_and_those_after_it(card, pipe, fits):
-    run = Run.prepare(replace(ASKED, seed=tuple(range(5))), card, COMMAND, batch_size=4)
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """The card and the pipeline of a U-Net of two labels and a null label, 8 x 8."""
+    folder = save_unet(tmp_path_factory.mktemp("models") / "tiny", **UNET, num_class_embeds=3)
+    (folder / "fastdiff.json").write_text('{"null_label": 2, "guidance_scale": 4}')
+    card = find_model(Request(model=str(folder)))
+    return card, load_pipeline(card, replace(ASKED, model=str(folder)), "cpu")
+
+
+def test_out_of_memory_halves_this_batch_and_those_after_it(tiny, fits):
+    (card, pipe), asked = tiny, replace(ASKED, label=(0, 1), seed=tuple(range(5)))
+    run = Run.prepare(replace(asked, model=card.name), card, COMMAND, batch_size=4)
     expected = [each for at in draw(run, pipe) for each in at.finished]
     sizes = fits(2, torch.OutOfMemoryError("CUDA out of memory"))
     steps = list(draw(run, pipe))
@@ -152,9 +163,10 @@ def test_out_of_memory_halves_this_batch_and_those_after_it(card, pipe, fits):
     ],
     ids=["GPU", "CPU", "lost-device", "no-memory-error"],
 )
-def test_failures_of_a_device_are_one_line(card, pipe, fits, error, expected, message):
+def test_failures_of_a_device_are_one_line(tiny, fits, error, expected, message):
+    card, pipe = tiny
     fits(0, error)
-    run = Run.prepare(ASKED, card, COMMAND, batch_size=3)
+    run = Run.prepare(replace(ASKED, model=card.name, label=(0, 1)), card, COMMAND, batch_size=3)
     for use in (lambda: list(draw(run, pipe)), lambda: explain(run, pipe)):
         with pytest.raises(expected, match=message) as failure:
             use()
