@@ -22,7 +22,7 @@ import torch
 from fastdiff.kernels.linear import ACTIVATIONS
 
 LANGUAGE = "fastdiff.kernels.device.hopper.language"
-PATIENCE = 20.0  # seconds that a partition waits for another
+PATIENCE = 60.0  # seconds that a partition waits for another before the test fails
 
 _changed = Condition()
 _running = local()  # of a thread: program, programs, products and stores under way

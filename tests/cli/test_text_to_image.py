@@ -16,6 +16,7 @@ from sd_parsers import ParserManager
 from fastdiff import cli
 from fastdiff.pipelines import Pipeline
 from fastdiff.requests import png
+from tests.waiting import TIMEOUT
 
 CAT, RIDER = "a photo of the cat", "the astronaut riding the cat"
 LONG = "the photo of the cat riding the photo of the astronaut riding the photo of the cat of the ocean of the cat"
@@ -255,23 +256,34 @@ def test_a_record_without_a_prompt_cannot_be_redrawn(sample, text_folder):
     assert code == 2 and "draws from a text; give --prompt" in said[0]
 
 
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        ("tokenizer", "tokenizer"),
-        ("tokenizer/tokenizer.json", "has neither tokenizer.json nor vocab.json"),
-        ("text_encoder", "text_encoder/config.json does not exist"),
-        ("vae", "vae/config.json does not exist"),
-        ("unet", "config.json does not exist"),
-        ("scheduler", "scheduler_config.json does not exist"),
-    ],
-)
-def test_what_a_folder_lacks_is_said_before_torch_is_imported(text_folder, tmp_path, missing, message):
-    folder = Path(shutil.copytree(text_folder("sd1"), tmp_path / "sd"))
-    path = folder / missing
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    code = "import sys; from fastdiff.cli import main; code = main(sys.argv[1:]); print(code, 'torch' in sys.modules)"
-    command = [sys.executable, "-c", code, "sample", "-m", str(folder), "--prompt", "a cat"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout == "2 False\n" and message in done.stderr, done.stderr
-    assert done.stderr.startswith("fastdiff: error: ") and done.stderr.count("\n") == 1
+LACKING = {
+    "tokenizer": "tokenizer",
+    "tokenizer/tokenizer.json": "has neither tokenizer.json nor vocab.json",
+    "text_encoder": "text_encoder/config.json does not exist",
+    "vae": "vae/config.json does not exist",
+    "unet": "config.json does not exist",
+    "scheduler": "scheduler_config.json does not exist",
+}
+# Draws with each folder that is named: its exit code, stderr, and whether torch was imported by then.
+DRAW_WITH_EACH = """
+import contextlib, io, json, sys
+from fastdiff.cli import main
+for folder in sys.argv[1:]:
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        code = main(["sample", "-m", folder, "--prompt", "a cat"])
+    print(json.dumps([code, said.getvalue(), "torch" in sys.modules]))
+"""
+
+
+def test_what_a_folder_lacks_is_said_before_torch_is_imported(text_folder, tmp_path):
+    folders = [tmp_path / str(i) for i in range(len(LACKING))]
+    for folder, missing in zip(folders, LACKING, strict=True):
+        path = shutil.copytree(text_folder("sd1"), folder) / missing
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    command = [sys.executable, "-c", DRAW_WITH_EACH, *map(str, folders)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    for line, (missing, message) in zip(done.stdout.splitlines(), LACKING.items(), strict=True):
+        code, said, is_imported = json.loads(line)
+        assert (code, is_imported) == (2, False), missing
+        assert said.startswith("fastdiff: error: ") and message in said and said.count("\n") == 1, missing

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.waiting import TIMEOUT
+
 ROOT = Path(__file__).parents[3] / "kernels"
 MODULES = sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ROOT.rglob("*.py"))
 SCRIPT = """
@@ -26,5 +28,5 @@ assert conv2d(torch.ones(1, 4, 4, 2), torch.ones(3, 2, 3, 3), padding=1)[0, 1, 1
 def test_kernels_import_and_run():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", SCRIPT, *MODULES]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT)
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ import torch
 
 from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.to_fp8 import BLOCK, to_fp8
+from tests.waiting import TIMEOUT
 
 KERNELS = ["largest_kernel", "scale_kernel"]  # what `narrow` launches, which compile in a tenth of a second each
 
@@ -37,7 +38,7 @@ def is_running(number: int) -> bool:
 
 
 def wait_until(is_so) -> None:
-    deadline = time.monotonic() + 250  # of a test's 300 seconds
+    deadline = time.monotonic() + TIMEOUT
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.01)

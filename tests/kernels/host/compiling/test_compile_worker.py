@@ -20,6 +20,7 @@ from fastdiff.kernels.host.compiling import Turn, only_compiling
 from fastdiff.kernels.host.weights import FP8, quantise
 from fastdiff.kernels.linear import linear
 from tests.kernels.host.compiling.stand_ins import launchers, narrow, wait_for
+from tests.waiting import TIMEOUT
 
 pytest.importorskip("triton", reason="no Triton here")
 pytestmark = [
@@ -107,7 +108,7 @@ def assert_same_keys(run, monkeypatch, at_least: int) -> None:
         run()
     command = compiling._worker_command()
     command[command.index(compiling.WORKER)] = "import sys; sys.path[:] = sys.argv[1:]\n" + KEYS
-    found = subprocess.run(command, input=pickle.dumps(kept.descriptions), stdout=subprocess.PIPE, timeout=250)
+    found = subprocess.run(command, input=pickle.dumps(kept.descriptions), stdout=subprocess.PIPE, timeout=TIMEOUT)
     assert found.returncode == 0
     assert len(set(kept.keys)) >= at_least and found.stdout.decode().split() == kept.keys[::-1]
 
