@@ -6,7 +6,14 @@ import signal
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from torch import nn
+
+# An example may be slow beside a busy process, and the checkout may be read-only.
+settings.register_profile(
+    "tests", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None
+)
+settings.load_profile("tests")
 
 # A shell ignores Ctrl-C in what it starts with an ampersand, nohup the terminal's end, and children inherit it. A child
 # begins a caught signal at its default; under nohup the tests themselves still outlive their terminal.
