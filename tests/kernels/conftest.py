@@ -8,6 +8,7 @@ of a test `make test` runs every pair of values there, beside one of the dtypes 
 code; `make test-all` runs the rest.
 """
 
+import functools
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -131,6 +132,37 @@ def poisoned(monkeypatch):
 
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, poison(getattr(owner, name)))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_interpreter():
+    """Triton's interpreter patches its language where it is not patched yet, not in every call of a device function."""
+    if not INTERPRETER:
+        yield
+        return
+    from triton.runtime import interpreter
+
+    tl, patch = interpreter.tl, interpreter._patch_lang
+
+    @functools.cache
+    def languages(function):
+        return [lang for lang in (tl, tl.core) if any(value is lang for value in function.__globals__.values())]
+
+    def patch_once(function):
+        patched = all(not tl.core.is_builtin(lang.dot) for lang in languages(function))
+        return interpreter._LangPatchScope() if patched else patch(function)
+
+    dtype_of = interpreter._get_np_dtype
+    dtype_of_name = functools.cache(lambda name: dtype_of(tl.dtype(name)))
+
+    def dtype_once(kind):
+        kind = kind.scalar  # of a block
+        return dtype_of(kind) if kind.is_ptr() else dtype_of_name(kind.name)
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(interpreter, "_patch_lang", patch_once)
+        patches.setattr(interpreter, "_get_np_dtype", dtype_once)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -221,8 +221,8 @@ def smallest_tiles(runs_triton, device, dot_dtype, monkeypatch):
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(Product(8, 16, 144, 64, gate=True, residual=True), id="C144"),
-        pytest.param(Product(8, 21, 36, 20), id="odd"),
+        pytest.param(Product(4, 16, 144, 64, gate=True, residual=True), id="C144"),
+        pytest.param(Product(4, 21, 36, 20), id="odd"),
         pytest.param(Product(8, 256, 1152, 4608), id="C1152", marks=gpu),
         pytest.param(Product(8, 1024, 640, 640), id="C640", marks=gpu),
         pytest.param(Product(8, 1, 1280, 640), id="time-embedding", marks=gpu),
@@ -235,9 +235,9 @@ def test_tokens_have_the_same_bits_in_any_batch_and_place(case, dot_dtype, devic
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(Convolution(8, 8, 8, (32,), 64, temb=True), id="C32-H8"),
-        pytest.param(Convolution(8, 7, 7, (36,), 20), id="odd"),
-        pytest.param(Convolution(8, 1, 16, (32,), 64, kernel=(1, 5), padding=(2, 2, 0, 0)), id="row"),
+        pytest.param(Convolution(4, 8, 8, (32,), 64, temb=True), id="C32-H8"),
+        pytest.param(Convolution(4, 7, 7, (36,), 20), id="odd"),
+        pytest.param(Convolution(4, 1, 16, (32,), 64, kernel=(1, 5), padding=(2, 2, 0, 0)), id="row"),
         pytest.param(Convolution(8, 4, 4, (512,), 32), id="C512-H4-chunks", marks=gpu),
         pytest.param(Convolution(8, 64, 64, (320,), 320), id="C320-H64", marks=gpu),
         pytest.param(Convolution(8, 32, 32, (640, 320), 640), id="C640+320-H32", marks=gpu),
