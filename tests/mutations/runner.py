@@ -25,6 +25,7 @@ LINKED = 2**20  # bytes from which a file is linked, not copied: nobody changes 
 PYTEST = ("-m", "pytest", "-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider")
 OK, FAILED, USAGE, NO_TESTS = 0, 1, 4, 5  # exit codes of pytest
 HUNG = "hung"
+FOREIGN = ("PYTEST_ADDOPTS", "TRITON_INTERPRET", "PYTHONPYCACHEPREFIX")  # variables
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Copy:
     def __init__(self, root: Path, folder: Path) -> None:
         self._tree, self._temporary = folder / "tree", folder / "tmp"
         self._process: subprocess.Popen | None = None
+        self._written = 0
         for name in tracked(root):
             source, target = root / name, self._tree / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -95,12 +97,20 @@ class Copy:
     def changed(self, mutation: Mutation) -> Iterator[None]:
         """Have the mutation in the tree for the time of the block."""
         path = self._tree / mutation.file
-        before, after = path.read_bytes(), mutation.applied_to(self._tree)
+        before, after = path.read_bytes(), mutation.applied_to(self._tree).encode()
         try:
-            path.write_text(after, encoding="utf-8")
+            self._write(path, after)
             yield
         finally:
-            path.write_bytes(before)
+            self._write(path, before)
+
+    def _write(self, path: Path, content: bytes) -> None:
+        """Write a file, at another second than ever before: Python knows by that whether bytecode is of it."""
+        path.write_bytes(content)
+        self._written += 1
+        os.utime(path, (self._written, self._written))
+        for bytecode in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+            bytecode.unlink()
 
     def end(self) -> None:
         """End the run under way."""
@@ -115,14 +125,11 @@ class Copy:
         )
 
     def _environment(self, interpreted: bool) -> dict[str, str]:
-        """Return this process's environment without what would lead tests elsewhere.
-
-        No bytecode is kept: a file that changes twice in a second would leave that of the other version behind.
-        """
-        ours = {"PYTHONPATH": str(self._tree), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        """Return this process's environment without what would lead tests elsewhere."""
+        ours = {"PYTHONPATH": str(self._tree), "OMP_NUM_THREADS": "1"}
         if interpreted:
             ours["TRITON_INTERPRET"] = "1"
-        return {k: v for k, v in os.environ.items() if k not in ("PYTEST_ADDOPTS", "TRITON_INTERPRET")} | ours
+        return {k: v for k, v in os.environ.items() if k not in FOREIGN} | ours
 
 
 class Runner:
