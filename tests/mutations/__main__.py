@@ -3,6 +3,7 @@
     python -m tests.mutations                   # all of them
     python -m tests.mutations cli bulk-3        # a room, and one mutation of another
     python -m tests.mutations --list
+    python -m tests.mutations --tree ../before  # by the tests of another checkout
 
 Each mutation is made in a copy of the tree, where the tests run that should see it. First they run without it, so that
 a test that fails anyway catches nothing. One that survives is a hole in the tests.
@@ -24,11 +25,14 @@ from tests.mutations.tables import read_rooms
 ROOT = Path(__file__).parents[2]
 
 
-def main(argv: Sequence[str] | None = None, root: Path = ROOT, rooms: Rooms | None = None) -> int:
+def main(argv: Sequence[str] | None = None, rooms: Rooms | None = None) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("rooms", nargs="*", metavar="ROOM", help="rooms, or names of mutations (default: all)")
     parser.add_argument("--jobs", type=int, default=2, help="tests that run at once (default: 2)")
+    parser.add_argument(
+        "--tree", type=Path, default=ROOT, metavar="DIR", help="another checkout, with tests of its own"
+    )
     parser.add_argument("--list", action="store_true", help="print the mutations and run none")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the results")
     args = parser.parse_args(argv)
@@ -37,7 +41,7 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT, rooms: Rooms | No
     if unknown:
         print(f"no room {', '.join(unknown)}; there are {', '.join(rooms)}", file=sys.stderr)
         return 2
-    stale = [error for mutation in mutations.values() if (error := error_of(mutation, root))]
+    stale = [error for mutation in mutations.values() if (error := error_of(mutation, args.tree))]
     if stale:
         print("\n".join(stale), file=sys.stderr)
         return 2
@@ -47,7 +51,7 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT, rooms: Rooms | No
         return 0
     results = []
     try:
-        for result in Runner(root, args.jobs).results(mutations, say=lambda line: print(line, flush=True)):
+        for result in Runner(args.tree, args.jobs).results(mutations, say=lambda line: print(line, flush=True)):
             results.append(result)
             print(line_of(result), flush=True)
     except Failure as error:
