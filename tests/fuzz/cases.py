@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -15,15 +15,16 @@ from huggingface_hub import constants
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import edits, folders, pickles
+from tests.fuzz import edits, folders, pickles, text_edits
 from tests.fuzz.doors import command, library, page
 from tests.fuzz.doors.outcomes import Options, Outcome
 from tests.fuzz.edits import Edit
-from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, OF_PROMPTS, TEXTS, WORDS
+from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, OF_PROMPTS, PLAIN, TEXTS, WORDS
 from tests.fuzz.watch import watching
 
 KEPT = "case.json"  # beside the folder of a case that is kept
 MEMORY = "/dev/shm"
+ROOM = 2**28  # bytes that must be free in it
 BESIDE = ("w", "w.safetensors", "w.bin", "config.json", "model_index.json")  # files that nobody may open
 
 
@@ -67,7 +68,7 @@ def made(case: Case) -> Iterator[Path]:
 
 def run(case: Case, folder: Path) -> Outcome:
     """Go through the case's door, and hold what comes out against every promise."""
-    prepare()
+    prepare(case.door, case.what)
     with watching(folder.parent, folder.parent.parent / "beside") as broken:
         outcome = DOORS[case.door](folder, case.what, case.options)
     outcome.problems += broken
@@ -96,29 +97,30 @@ def _originals() -> Path:
 
 
 def _new_folder(prefix: str) -> Path:
-    """A folder in memory, where there is such: on a disk, to remove its folders takes longer than a case."""
-    in_memory = os.access(MEMORY, os.W_OK)
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=MEMORY if in_memory else None))
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=_place()))
 
 
 @cache
-def prepare() -> None:
-    """Keep off the network, and warm the doors up."""
+def _place() -> str | None:
+    """The folder in memory, where it has room for us: on a disk, to remove a case's folders takes longer than the case.
+
+    All folders of a process are in one place, as their files are linked.
+    """
+    has_room = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM
+    return MEMORY if has_room else None
+
+
+@cache
+def prepare(door: str, what: str) -> None:
+    """Keep off the network, and let a sound folder go through a door first.
+
+    What that imports and builds once reads and writes more than a case may.
+    """
     constants.HF_HUB_OFFLINE = True
-    with made(Case("plain", (), "", "")) as folder:
-        _warm_up(folder)
-
-
-def _warm_up(folder: Path) -> None:
-    """Import and build what the doors build once: it reads and writes more than a case may."""
-    os.environ["GRADIO_TEMP_DIR"] = str(folder.parent / "out")
-    page.functions()
-    for name in folders.MODELS:
+    for name in folders.MODELS if what == "accelerate" else ():
         library.theirs(name)
-    for what in ("verify", "explain"):
-        command.call(folder, what, ())
-    library.call(folder, "pipeline", ())
-    page.call(folder, "generate", ())
+    with made(Case("plain", (), door, what)) as folder:
+        DOORS[door](folder, what, ())
 
 
 @cache
@@ -183,6 +185,11 @@ FOLDER_CALLS = [
     *(("library", what) for what in ("pipeline", "model", "config", "scheduler")),
     *(("page", what) for what in ("generate", "models")),
 ]
+PROMPT_CALLS = [
+    *(("command", what) for what in ("sample", "sample", "models", "verify")),
+    *(("library", what) for what in ("pipeline", "pipeline", "parts")),
+    *(("page", what) for what in ("generate", "models")),
+]
 # Options that the tiny folders leave at their defaults
 CONFIG_OPTIONS = {
     "UNet2DModel": """center_input_sample time_embedding_type time_embedding_dim freq_shift flip_sin_to_cos
@@ -218,43 +225,53 @@ def _options(path: Path) -> tuple[str, ...]:
 
 
 def folder_edits(kind: str) -> st.SearchStrategy[Edit]:
-    """Edits of the files of a kind."""
-    files = _files(kind)
-    options = [(name, key) for name, keys in files.items() for key in keys]
-    weights = [name for name in files if name.endswith((".safetensors", ".bin"))]
-    indices = [name for name in files if name.endswith("index.json") and name != "model_index.json"]
-    values, place = st.sampled_from(sorted(JSON)), st.integers(0, 1000).map(str)
-    a_file, a_weight = st.sampled_from(sorted(files)), st.sampled_from(weights)
-    json_files = st.sampled_from([name for name in files if name.endswith(".json")])
-    an_option = st.tuples(st.just("option"), st.sampled_from(options), values).map(_flat)
+    """Edits of the files of a kind, of each of its folders as many as of any other."""
+    parts: dict[str, list[str]] = {}
+    for name in _files(kind):
+        parts.setdefault(os.path.dirname(name), []).append(name)
+    a_file = st.sampled_from(sorted(parts.values())).flatmap(st.sampled_from)
+    return a_file.flatmap(lambda name: _file_edits(kind, name))
+
+
+@cache
+def _file_edits(kind: str, name: str) -> st.SearchStrategy[Edit]:
+    """Edits of one file of a kind."""
+    files, place = _files(kind), st.integers(0, 1000).map(str)
+    a_value = st.sampled_from(PLAIN) | st.sampled_from(sorted(JSON))
+
+    def edit(what: str, *words: Iterable[str] | st.SearchStrategy[str]) -> st.SearchStrategy[Edit]:
+        told = [each if isinstance(each, st.SearchStrategy) else st.sampled_from(sorted(each)) for each in words]
+        return st.tuples(st.just(what), st.just(name), *told)
+
     kinds = [
-        an_option,
-        an_option,
-        an_option,
-        st.tuples(st.just("inner"), st.sampled_from(options), values).map(_flat),
-        st.tuples(st.just("no_option"), st.sampled_from(options)).map(_flat),
-        st.tuples(st.just("whole"), json_files, values),
-        st.tuples(st.just("strange"), a_file, st.sampled_from(edits.STRANGE)),
-        st.tuples(st.just("flip"), a_file, place, st.integers(0, 7).map(str)),
-        st.tuples(st.just("truncate"), a_file, place),
-        st.tuples(st.just("append"), a_file, st.sampled_from(["1", "8", "4096"])),
-        st.tuples(st.just("tensor"), a_weight, st.sampled_from(sorted(edits.TENSORS)), place),
+        edit("strange", edits.STRANGE),
+        edit("swapped", files),
+        edit("flip", place, map(str, range(8))),
+        edit("truncate", place),
+        edit("append", ["1", "8", "4096"]),
     ]
-    safe = [name for name in weights if name.endswith(".safetensors")]
-    if safe:
-        kinds.append(st.tuples(st.just("header"), st.sampled_from(safe), st.sampled_from(edits.HEADERS)))
-    if len(safe) < len(weights):
-        contents = st.sampled_from([*pickles.CONTENTS, *pickles.OTHERS])
-        kinds.append(st.tuples(st.just("pickled"), a_weight, contents))
-    if indices:
-        kinds.append(st.tuples(st.just("shard"), st.sampled_from(indices), st.sampled_from(sorted(edits.SHARDS))))
+    if name.endswith((".json", ".txt")):
+        kinds.append(edit("encoded", text_edits.ENCODINGS))
+    if name.endswith(".json"):
+        way = st.lists(st.integers(0, 1000), min_size=2, max_size=5).map(lambda steps: ".".join(map(str, steps)))
+        an_option, inside = (
+            edit("option", files[name], a_value),
+            edit("within", way, a_value | st.just(text_edits.GONE)),
+        )
+        kinds += [*[an_option] * 3, *[inside] * 3, edit("no_option", files[name]), edit("whole", a_value)]
+    if name.endswith("index.json") and name != "model_index.json":
+        kinds.append(edit("shard", text_edits.SHARDS))
+    if name.endswith((".safetensors", ".bin")):
+        kinds += [edit("tensor", edits.TENSORS, place)] * 2
+        is_safe = name.endswith(".safetensors")
+        kinds.append(
+            edit("header", edits.HEADERS) if is_safe else edit("pickled", [*pickles.CONTENTS, *pickles.OTHERS])
+        )
+    if name.endswith(("/vocab.json", "/tokenizer.json")):
+        kinds += [edit("vocabulary", text_edits.VOCABULARIES)] * 4
+    if name.endswith(("/merges.txt", "/tokenizer.json")):
+        kinds += [edit("merges", text_edits.MERGES)] * 4
     return st.one_of(kinds)
-
-
-def _flat(words: tuple) -> Edit:
-    """("option", ("file", "key"), "value") as ("option", "file", "key", "value")."""
-    name, (file, key), *rest = words
-    return (name, file, key, *rest)
 
 
 def png_edits() -> st.SearchStrategy[Edit]:
@@ -269,7 +286,7 @@ def png_edits() -> st.SearchStrategy[Edit]:
 @st.composite
 def folder_cases(draw: st.DrawFn, kind: str) -> Case:
     """Edited folders, which are asked for what every folder gives."""
-    door, what = draw(st.sampled_from(FOLDER_CALLS))
+    door, what = draw(st.sampled_from(PROMPT_CALLS if kind in folders.OF_PROMPTS else FOLDER_CALLS))
     return Case(kind, tuple(draw(st.lists(folder_edits(kind), min_size=1, max_size=2))), door, what)
 
 

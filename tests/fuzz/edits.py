@@ -20,8 +20,9 @@ from safetensors.torch import load_file, save_file
 
 from fastdiff.checkpoints.json_files import MAX_BYTES
 from fastdiff.requests import png
-from tests.fuzz import pickles
-from tests.fuzz.values import JSON, OUTSIDE
+from tests.fuzz import pickles, text_edits
+from tests.fuzz.text_edits import replace
+from tests.fuzz.values import JSON
 
 Edit = tuple[str, ...]
 PNG_RECORD = {
@@ -49,40 +50,6 @@ def apply(edits: tuple[Edit, ...], folder: Path) -> None:
         if name in (settings.__name__, chunk.__name__) or (folder / words[0]).is_file():
             with suppress(*[Exception] if place else []):
                 EDITS[name](folder, *words)
-
-
-def replace(path: Path, content: bytes | str) -> None:
-    """Write a file anew: its links elsewhere keep what they have."""
-    path.unlink()
-    path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))
-
-
-def option(folder: Path, file: str, key: str, value: str) -> None:
-    """Give an option of a JSON file a value: one of JSON by its name, or a text as it is to stand there."""
-    path = folder / file
-    content = json.loads(path.read_text())
-    replace(path, json.dumps({name: each for name, each in content.items() if name != key} | {key: "@value@"}))
-    replace(path, path.read_text().replace('"@value@"', JSON.get(value, value)))
-
-
-def no_option(folder: Path, file: str, key: str) -> None:
-    content = json.loads((folder / file).read_text())
-    content.pop(key, None)
-    replace(folder / file, json.dumps(content))
-
-
-def inner(folder: Path, file: str, key: str, value: str) -> None:
-    """Put a value of JSON in the place of the first member of an option that is a list or an object."""
-    content = json.loads((folder / file).read_text())
-    holder = content.get(key)
-    if isinstance(holder, list | dict) and holder:
-        holder[0 if isinstance(holder, list) else next(iter(holder))] = "@value@"
-    replace(folder / file, json.dumps(content).replace('"@value@"', JSON[value]))
-
-
-def whole(folder: Path, file: str, value: str) -> None:
-    """A JSON file that is some other value."""
-    replace(folder / file, JSON[value])
 
 
 def strange(folder: Path, file: str, how: str) -> None:
@@ -204,29 +171,9 @@ def pickled(folder: Path, file: str, how: str) -> None:
     replace(path, pickles.dump(how, torch.load(path, weights_only=True)))
 
 
-def shard(folder: Path, file: str, name: str) -> None:
-    """Let an index name another file for its first tensor."""
-    content = json.loads((folder / file).read_text())
-    places = content.get("weight_map")
-    if isinstance(places, dict) and places:
-        places[next(iter(places))] = SHARDS[name]
-    replace(folder / file, json.dumps(content))
-
-
-SHARDS = {
-    "outside": f"{OUTSIDE}.safetensors",
-    "absolute": "/etc/passwd",
-    "folder": "../unet",
-    "itself": ".",
-    "nothing": "",
-    "backslash": "..\\w",
-    "NUL": "a\0b",
-    "long": "x" * 10_000,
-    "surrogate": "\ud800",
-    "config": "config.json",
-    "number": 7,
-    "null": None,
-}
+def swapped(folder: Path, file: str, other: str) -> None:
+    """Put another file of the folder in the place of a file."""
+    replace(folder / file, (folder / other).read_bytes())
 
 
 def settings(folder: Path, key: str, value: str) -> None:
@@ -274,9 +221,13 @@ def _write_png(folder: Path, between: bytes) -> None:
     (folder / PNG_NAME).write_bytes(b"\x89PNG\r\n\x1a\n" + head + between + pixels + _chunk(b"IEND", b""))
 
 
-_FUNCTIONS = (option, no_option, inner, whole, strange, flip, truncate, append, header, tensor, pickled, shard)
-EDITS: dict[str, Callable[..., None]] = {each.__name__: each for each in (*_FUNCTIONS, settings, chunk)}
-OF_WEIGHTS = ("tensor", "flip", "truncate", "append", "header", "pickled", "shard")
+_OF_TEXT = ("option", "no_option", "within", "whole", "shard", "encoded", "vocabulary", "merges")
+_OF_FILES = (strange, swapped, flip, truncate, append, header, tensor, pickled)
+EDITS: dict[str, Callable[..., None]] = {
+    **{name: getattr(text_edits, name) for name in _OF_TEXT},
+    **{each.__name__: each for each in (*_OF_FILES, settings, chunk)},
+}
+OF_WEIGHTS = ("tensor", "swapped", "flip", "truncate", "append", "header", "pickled", "shard")
 
 
 def must_be_refused(edit: Edit) -> bool:

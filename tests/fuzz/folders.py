@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from fastdiff.checkpoints.weights import diffusers_shapes
 from fastdiff.models.classes import DENOISERS
-from tests.text_pipelines import UNETS, save_tokenizer, text_pipeline
+from tests.text_pipelines import UNETS, save_tokenizer, text_pipeline, vocabulary
 
 STEM = "diffusion_pytorch_model"
 UNET = {
@@ -91,8 +91,8 @@ VALUES = {
     "out_block_type": "ValueFunction",
     "downsample_each_block": True,
 }
-SD1, SDXL = ({"_class_name": "UNet2DConditionModel"} | UNETS[kind] for kind in ("sd1", "sdxl"))
-MODELS = {config["_class_name"]: config for config in (UNET, DIT, POLICY, SD1)}
+SD = {kind: {"_class_name": "UNet2DConditionModel"} | unet for kind, unet in UNETS.items()}
+MODELS = {config["_class_name"]: config for config in (UNET, DIT, POLICY, SD["sd1"])}
 SCHEDULER = {"num_train_timesteps": 10, "beta_start": 0.0001, "beta_end": 0.02, "clip_sample": True}
 INFO = {
     "labels": ["cat", "dog", "red bird"],
@@ -135,10 +135,16 @@ KINDS = {
     "planner": Kind("ValueGuidedRLPipeline", POLICY, "DDIMScheduler", companion="value_function"),
     "bare-policy": Kind(None, POLICY | {"extra_in_channels": 1, "layers_per_block": 0}, extension="bin"),
     "values": Kind(None, POLICY | VALUES),
-    "sd1": Kind("StableDiffusionPipeline", SD1),
-    "sdxl": Kind("StableDiffusionXLPipeline", SDXL),
+    "sd1": Kind("StableDiffusionPipeline", SD["sd1"]),
+    "sd2": Kind("StableDiffusionPipeline", SD["sd2"], shards=2),
+    "sdxl": Kind("StableDiffusionXLPipeline", SD["sdxl"]),
 }
-OF_PROMPTS = ("sd1", "sdxl")  # made by tests.text_pipelines
+OF_PROMPTS = ("sd1", "sd2", "sdxl")  # made by tests.text_pipelines
+LAYOUTS = {  # of the tokenizers in such folders
+    "sd1": {"tokenizer": "one-file"},
+    "sd2": {"tokenizer": "old"},
+    "sdxl": {"tokenizer": "both", "tokenizer_2": "two-files"},
+}
 PLANNERS = [kind for kind, spec in KINDS.items() if spec.config["_class_name"] == "UNet1DModel" and spec.pipeline]
 
 
@@ -212,11 +218,20 @@ def _save_autoencoder(folder: Path) -> None:
 
 
 def _save_text_pipeline(folder: Path, kind: str) -> None:
-    """Save a tiny pipeline of prompts: its first tokenizer is a tokenizer.json, a second one vocab.json and merges."""
-    text_pipeline(kind).save_pretrained(folder)
-    if (folder / "tokenizer_2").is_dir():
-        shutil.rmtree(folder / "tokenizer_2")
-        save_tokenizer(folder / "tokenizer_2", pad="!")
+    """Save a tiny pipeline of prompts, whose tokenizers are each of another layout.
+
+    The parts of sd1 but for its U-Net are old .bin files, those of sd2 have their weights in shards.
+    """
+    text_pipeline(kind).save_pretrained(folder, max_shard_size="100KB" if KINDS[kind].shards > 1 else "1GB")
+    for name, layout in LAYOUTS[kind].items():
+        shutil.rmtree(folder / name)
+        save_tokenizer(folder / name, layout, pad="!" if name == "tokenizer_2" else "<|endoftext|>")
+    if LAYOUTS[kind]["tokenizer"] == "old":
+        write_json(folder / "tokenizer" / "added_tokens.json", {"<|endoftext|>": vocabulary()[0]["<|endoftext|>"]})
+    for path in (folder / "vae" / f"{STEM}.safetensors", folder / "text_encoder" / "model.safetensors"):
+        if kind == "sd1":
+            torch.save(load_file(path), path.parent / f"{'pytorch_model' if path.stem == 'model' else STEM}.bin")
+            path.unlink()
 
 
 def file_names(spec: Kind) -> list[str]:

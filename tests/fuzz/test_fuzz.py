@@ -11,9 +11,12 @@ import torch
 
 from tests.fuzz import cases
 from tests.fuzz.cases import Case
-from tests.fuzz.named import DONE, NAMED, REFUSED
+from tests.fuzz.folders import KINDS, OF_PROMPTS
+from tests.fuzz.named import calls, folders, texts
+from tests.fuzz.named.making import DONE, REFUSED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what watches a case is Linux's")
+NAMED = folders.NAMED | texts.NAMED | calls.NAMED
 COUNTS = {"command": 200, "call": 400, "png": 150}
 
 
@@ -26,6 +29,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", cases.GROUPS)
 def test_nothing_from_outside_breaks_it(group):
     broken: dict[str, Case] = {}
@@ -42,7 +46,16 @@ def test_nothing_from_outside_breaks_it(group):
     assert min(tried[True], tried[False]) > 5  # else it tries nothing
 
 
-@pytest.mark.parametrize("name", NAMED)
+def is_slow(tried: list[Case]) -> bool:
+    """Whether a named case loads more than a denoiser, or unpickles one."""
+    kinds, edits = {case.kind for case in tried}, {edit[0] for case in tried for edit in case.edits}
+    return "pickled" in edits or any(kind in OF_PROMPTS or KINDS[kind].companion for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * is_slow(tried)) for name, (tried, _) in NAMED.items()],
+)
 @pytest.mark.timeout(60)
 def test_named(name):
     tried, ends = NAMED[name]

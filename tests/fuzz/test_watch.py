@@ -109,6 +109,7 @@ def test_a_picture_that_is_not_whole(monkeypatch):
     class Broken:
         images = torch.full((1, 3, 8, 8), float("nan"))
 
+    cases.prepare(SOUND.door, SOUND.what)
     monkeypatch.setattr(Pipeline, "__call__", lambda self, **options: Broken)
     with cases.made(SOUND) as folder:
         assert cases.run(SOUND, folder).problems == ["a picture that is not finite"]
@@ -138,6 +139,7 @@ def test_damaged_weights_that_are_drawn_with(monkeypatch):
     case = Case(
         "plain", (("tensor", "unet/diffusion_pytorch_model.safetensors", "missing", "0"),), "library", "pipeline"
     )
+    cases.prepare(case.door, case.what)
     monkeypatch.setitem(library.LIBRARY, "pipeline", lambda folder, options: Outcome(True))
     with cases.made(case) as folder:
         assert "drawn in spite of" in cases.run(case, folder).problems[0]

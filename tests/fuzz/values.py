@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+PROMPT = "a photo of the cat"
 LONG = "7" * 5000
 OUTSIDE = "../../../beside/w"  # of a file two folders below the case's own
 
@@ -39,6 +40,7 @@ JSON = {  # texts as they stand in a file: json.dumps would not write some of th
     "pattern": '"**"',
     "broken": "[1,",
 }
+PLAIN = ("null", "true", "{}", "[]", "[1]", "-1", "0", "1.9", '"x"', '""', "NaN", "10^18")  # tried most often
 LEADING_OUT = ("path", "absolute")  # which a user may ask for, and a file must not
 
 WORDS = {
@@ -56,6 +58,7 @@ WORDS = {
     "long": "x" * 10_000,
     "300 letters": "x" * 300,
     "surrogate": "\udcff",
+    "half a surrogate pair": "x\ud800",
     "NUL": "a\0b",
     "lines": "a\nb\x1b[31m",
     "path": OUTSIDE,
@@ -186,7 +189,7 @@ L, WIDTH, POOLED = (
     24,
 )  # of tiny pipelines: tokens, and channels of texts
 TEXTS: dict[str, Callable[[], Any]] = {  # arguments of pipelines that draw from prompts, or nearly
-    "prompt": lambda: "a photo of the cat",
+    "prompt": lambda: PROMPT,
     "prompts": lambda: ["a cat", "riding"],
     "empty prompt": lambda: "",
     "one prompt": lambda: ["the astronaut"],

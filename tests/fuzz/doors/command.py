@@ -20,7 +20,7 @@ from fastdiff.runs import plot
 from tests.fuzz.doors.library import check_plan
 from tests.fuzz.doors.outcomes import Options, Outcome, said_of
 from tests.fuzz.edits import PNG_NAME
-from tests.fuzz.values import WORDS
+from tests.fuzz.values import PROMPT, WORDS
 
 _BAR = re.compile(r"(pictures|trajectories) \[|trajectories/s")
 NOT_WITHIN = "NOT within tolerance"
@@ -74,7 +74,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
 
 def _prompt(folder: Path) -> list[str]:
     """The flag that a model needs which draws from prompts."""
-    return ["--prompt", "a photo of the cat"] if (folder / "tokenizer").is_dir() else []
+    return ["--prompt", PROMPT] if (folder / "tokenizer").is_dir() else []
 
 
 def _check_lines(code: int, said: list[str], printed: str) -> list[str]:

@@ -18,9 +18,10 @@ from fastdiff.checkpoints.registry import read_denoiser_part
 from fastdiff.diffusion.trajectories import TrajectoryOutput
 from fastdiff.errors import InputError
 from fastdiff.models.classes import DENOISERS
+from fastdiff.text.tokenizer import CLIPTokenizer
 from tests.fuzz.doors.outcomes import Options, Outcome, guarded
 from tests.fuzz.folders import MODELS, SCHEDULER
-from tests.fuzz.values import OBJECTS
+from tests.fuzz.values import OBJECTS, PROMPT
 
 
 def call(folder: Path, what: str, options: Options) -> Outcome:
@@ -31,7 +32,7 @@ def call(folder: Path, what: str, options: Options) -> Outcome:
 def _draw(pipe: Any, options: dict[str, Any]) -> list[str]:
     given = {"num_inference_steps": 1, "seed": 3, "output_type": "np"}
     if pipe.reads_text:
-        given |= {} if "prompt_embeds" in options else {"prompt": "a photo of the cat"}
+        given |= {} if "prompt_embeds" in options else {"prompt": PROMPT}
     else:
         given["num_images"] = 1
     output = pipe(**given | options)
@@ -91,6 +92,18 @@ def _denoiser_folder(folder: Path) -> tuple[Any, Path]:
 def _load_model(folder: Path, options: dict[str, Any]) -> list[str]:
     kind, _ = _denoiser_folder(folder)
     return _call_of(kind.from_pretrained(**{"name_or_path": folder} | options), {})
+
+
+@guarded
+def _load_parts(folder: Path, options: dict[str, Any]) -> list[str]:
+    """Load every part beside the denoiser by itself; a text encoder reads what its tokenizer writes."""
+    fastdiff.AutoencoderKL.from_pretrained(folder, subfolder="vae")
+    for end, kind in (("", fastdiff.CLIPTextModel), ("_2", fastdiff.CLIPTextModelWithProjection)):
+        if (folder / f"tokenizer{end}").is_dir():
+            tokenizer = CLIPTokenizer(folder / f"tokenizer{end}")
+            encoder = kind.from_pretrained(folder, subfolder=f"text_encoder{end}")
+            encoder(torch.tensor([tokenizer(PROMPT).ids]))
+    return []
 
 
 @guarded
@@ -189,6 +202,7 @@ LIBRARY: dict[str, Callable[[Path, dict[str, Any]], Outcome]] = {
     "load": _load,
     "model": _call_model,
     "load model": _load_model,
+    "parts": _load_parts,
     "config": _config,
     "scheduler": _scheduler,
     "accelerate": _accelerate,

@@ -21,7 +21,7 @@ from fastdiff.ui.store import Store
 from fastdiff.ui.tabs.upload import read_record
 from tests.fuzz.doors.outcomes import Options, Outcome, guarded
 from tests.fuzz.edits import PNG_NAME
-from tests.fuzz.values import OBJECTS
+from tests.fuzz.values import OBJECTS, PROMPT
 
 
 @functools.cache
@@ -51,8 +51,10 @@ def call(folder: Path, what: str, options: Options) -> Outcome:
 def _api(folder: Path, options: dict[str, Any]) -> list[str]:
     models, generate, _ = functions()
     models.__init__(folder.parent, device="cpu")  # type: ignore[misc]  # nothing is loaded, and this is its folder
+    given = {"model": f"./{folder.name}", "num_images": 1, "steps": 1}
+    given |= {"prompt": PROMPT} if (folder / "tokenizer").is_dir() else {}
     try:
-        *_, files = generate(**{"model": f"./{folder.name}", "num_images": 1, "steps": 1} | options)
+        *_, files = generate(**given | options)
     except gr.Error as error:
         raise InputError(str(error.message)) from None
     for file in files:

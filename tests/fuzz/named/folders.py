@@ -1,48 +1,24 @@
-"""Cases that once broke something, by name, and how each must end: refused in one line, or done."""
+"""Named cases of folders that draw pictures of labels, or trajectories."""
 
 from tests.fuzz.cases import Case
-from tests.fuzz.edits import Edit
-
-DENOISER = "unet/config.json"
-WEIGHTS = "diffusion_pytorch_model.safetensors"
-THREE = (("command", "sample"), ("library", "pipeline"), ("page", "generate"))
-CONFIG = (*THREE, ("command", "models"), ("library", "config"))
-PNG_DOORS = (("command", "from"), ("page", "upload"))
-VALUES_CONFIG = "value_function/config.json"
-VAE_CONFIG = "vae/config.json"
-REFUSED, DONE, EITHER = "refused", "done", "either"
-
-Named = dict[str, tuple[list[Case], str]]
-
-
-def everywhere(kind: str, *edits: Edit, ends: str = REFUSED, doors: tuple = THREE) -> tuple[list[Case], str]:
-    """An edited folder through each of several doors."""
-    return [Case(kind, edits, door, what) for door, what in doors], ends
-
-
-def config(option: str, value: str, kind: str = "plain") -> tuple[list[Case], str]:
-    """An option of the denoiser's config, which is refused before anything is loaded: by the list of models too."""
-    file = "transformer/config.json" if kind.startswith("dit") else DENOISER
-    return everywhere(kind, ("option", file, option, value), doors=CONFIG)
-
-
-def scheduler(option: str, value: str) -> tuple[list[Case], str]:
-    edit = ("option", "scheduler/scheduler_config.json", option, value)
-    return everywhere("plain", edit, doors=(*THREE, ("library", "scheduler")))
-
-
-def weights(kind: str, how: str, ends: str = REFUSED) -> tuple[list[Case], str]:
-    return everywhere(kind, ("pickled", "unet/diffusion_pytorch_model.bin", how), ends=ends)
-
-
-def call(door: str, what: str, ends: str = REFUSED, kind: str = "attention", **options: str) -> tuple[list[Case], str]:
-    """Odd arguments over a sound folder."""
-    return [Case(kind, (), door, what, tuple(options.items()))], ends
-
-
-def flags(*pairs: tuple[str, str], what: str = "sample", ends: str = REFUSED) -> tuple[list[Case], str]:
-    return [Case("attention", (), "command", what, pairs)], ends
-
+from tests.fuzz.named.making import (
+    DENOISER,
+    DONE,
+    EITHER,
+    PNG_DOORS,
+    REFUSED,
+    THREE,
+    VAE_CONFIG,
+    VALUES_CONFIG,
+    WEIGHTS,
+    Named,
+    call,
+    config,
+    everywhere,
+    flags,
+    scheduler,
+    weights,
+)
 
 VAE: Named = {
     "a VAE without a tensor": everywhere(
@@ -264,125 +240,4 @@ WEIGHT_FILES: Named = {
     **{f"a .bin of {how}": weights("k", how, DONE) for how in ("the same", "parameters", "an old file")},
     "float8 with NaN": everywhere("plain", ("tensor", f"unet/{WEIGHTS}", "float8 NaN", "500")),
 }
-COMMAND: Named = {
-    "labels of one file name": (
-        [
-            Case(
-                "attention",
-                (
-                    ("option", "fastdiff.json", "labels", '["c", "c++", "😀"]'),
-                    ("option", "fastdiff.json", "label_groups", "{}"),
-                ),
-                "command",
-                "sample",
-                (("--label", "c"), ("--label", "c++"), ("--label", "😀")),
-            )
-        ],
-        DONE,
-    ),
-    "a group and its member": flags(("--label", "pets"), ("--label", "cat"), ends=DONE),
-    "a long label": flags(("--label", "long")),
-    "a folder of 300 letters": flags(("--out", "300 letters")),
-    "a PNG of 300 letters": ([Case("attention", (("settings", "model", "long text"),), "command", "info")], DONE),
-    "a seed of 5,000 digits": flags(("--seed", "5,000 digits")),
-    "a wide range of seeds": flags(("--seed", "a wide range")),
-    "a count of 5,000 digits": flags(("--num-images", "5,000 digits")),
-    "--seed=--": flags(("--seed", "--")),
-}
-LIBRARY: Named = {
-    f"{name}={value}": call("library", "pipeline", **{name: value})
-    for name, value in {
-        "class_labels": "1.9",
-        "height": "0",
-        "latents": "complex",
-        "guidance_scale": "-5",
-        "seed": "10^5000",
-        "num_images": "10^400",
-        "eta": "nan",
-        "batch_size": "10^9",
-        "num_inference_steps": "10^400",
-        "generator": "x",
-    }.items()
-} | {
-    "latents of another height": call("library", "pipeline", latents="other size", height="8"),
-    "output_type=None": call("library", "pipeline", DONE, output_type="None"),
-    "dtype=torch.int8": call("library", "load", dtype="torch.int8"),
-    "dtype=torch.int8 of a model": call("library", "load model", dtype="torch.int8"),
-    "variant=path": call("library", "load", variant="path"),
-    "revision=10^5000": call("library", "load", revision="10^5000"),
-    "subfolder=NUL": call("library", "load model", subfolder="NUL"),
-    "timestep=None": call("library", "model", timestep="None"),
-    "weights whose sums overflow": everywhere(
-        "attention",
-        ("tensor", "unet/diffusion_pytorch_model.safetensors", "large", "525"),
-        ends=DONE,
-        doors=(("library", "model"),),
-    ),
-    "num_images=10^5000 of the page": call("page", "generate", num_images="10^5000"),
-    "scheduler=tensor of the page": call("page", "generate", scheduler="tensor"),
-}
-PNG: Named = {
-    f"a PNG {how}": (
-        [Case("attention", (("chunk", how),), *door) for door in (("command", "info"), ("page", "upload"))],
-        DONE if how == "whole" else REFUSED,
-    )
-    for how in ("whole", "checksum", "length", "no UTF-8", "bomb", "long")
-}
-TEXT_DOORS = (("library", "pipeline"), ("command", "verify"))
-TEXT: Named = {
-    **{
-        f"{file}: {how}": everywhere(kind, ("strange", file, how), doors=TEXT_DOORS)
-        for kind, file in (
-            ("sd1", "tokenizer/tokenizer.json"),
-            ("sdxl", "tokenizer_2/vocab.json"),
-            ("sdxl", "tokenizer_2/merges.txt"),
-        )
-        for how in ("gone", "pipe", "folder", "endless", "giant", "no UTF-8", "empty")
-        if (file, how) != ("tokenizer_2/merges.txt", "empty")  # which merges nothing
-    },
-    **{
-        f"a tokenizer's {key} {value}": everywhere("sd1", ("option", f"tokenizer/{file}", key, value), doors=TEXT_DOORS)
-        for file, key, value in (
-            ("tokenizer.json", "model", "null"),
-            ("tokenizer.json", "model", '{"vocab": {"a": 1e400}, "merges": []}'),
-            ("tokenizer_config.json", "model_max_length", "1"),
-            ("tokenizer_config.json", "model_max_length", "10^18"),
-            ("tokenizer_config.json", "pad_token", '"missing"'),
-            ("tokenizer_config.json", "tokenizer_class", '"T5Tokenizer"'),
-        )
-    },
-    "a text encoder of another width": everywhere(
-        "sd1", ("option", "text_encoder/config.json", "hidden_size", "64"), doors=TEXT_DOORS
-    ),
-    "a text encoder without a tensor": everywhere(
-        "sdxl", ("tensor", "text_encoder_2/model.safetensors", "missing", "500"), doors=TEXT_DOORS
-    ),
-    **{
-        f"prompt_embeds={value}": call("library", "pipeline", kind="sd1", prompt_embeds=value)
-        for value in (
-            *("embeds of sdxl", "embeds of no tokens", "no embeds", "embeds without an axis", "whole embeds"),
-            *("complex embeds", "float8 embeds", "sparse embeds", "meta embeds", "NaN embeds", "prompt", "None"),
-        )
-    },
-    **{
-        f"original_size={value}": call("library", "pipeline", kind="sdxl", original_size=value)
-        for value in ("half a size", "size below", "size above", "size of fractions", "prompt", "object")
-    },
-    "prompt_embeds=double": call("library", "pipeline", DONE, "sd1", prompt_embeds="double embeds"),
-    "prompt=odd": call("library", "pipeline", DONE, "sd1", prompt="odd prompt"),
-    "prompt=long": call("library", "pipeline", DONE, "sdxl", prompt="long prompt"),
-    "prompt_2=array": call("library", "pipeline", kind="sdxl", prompt_2="array"),
-    "a prompt beside embeddings": call(
-        "library", "pipeline", kind="sd1", prompt="prompt", prompt_embeds="embeds of sd1"
-    ),
-    "embeddings of several counts": call(
-        *("library", "pipeline"), kind="sdxl", prompt_embeds="two embeds of sdxl", pooled_prompt_embeds="pooled"
-    ),
-    "a callback of no dictionary": call(
-        "library", "pipeline", kind="sd1", callback_on_step_end="callback without an end"
-    ),
-    "a callback of other latents": call(
-        "library", "pipeline", kind="sd1", callback_on_step_end="callback of other latents"
-    ),
-}
-NAMED: Named = TEXT | VAE | OPTIONS | BOUNDS | PLANNERS | VERIFICATION | LISTS | WEIGHT_FILES | COMMAND | LIBRARY | PNG
+NAMED: Named = VAE | OPTIONS | BOUNDS | PLANNERS | VERIFICATION | LISTS | WEIGHT_FILES

@@ -1,0 +1,66 @@
+"""Named cases of folders that draw from prompts, and of their calls."""
+
+from tests.fuzz.named.making import DONE, Named, call, everywhere
+
+TEXT_DOORS = (("library", "pipeline"), ("command", "verify"))
+NAMED: Named = {
+    **{
+        f"{file}: {how}": everywhere(kind, ("strange", file, how), doors=TEXT_DOORS)
+        for kind, file in (
+            ("sd1", "tokenizer/tokenizer.json"),
+            ("sdxl", "tokenizer_2/vocab.json"),
+            ("sdxl", "tokenizer_2/merges.txt"),
+        )
+        for how in ("gone", "pipe", "folder", "endless", "giant", "no UTF-8", "empty")
+        if (file, how) != ("tokenizer_2/merges.txt", "empty")  # which merges nothing
+    },
+    **{
+        f"a tokenizer's {key} {value}": everywhere("sd1", ("option", f"tokenizer/{file}", key, value), doors=TEXT_DOORS)
+        for file, key, value in (
+            ("tokenizer.json", "model", "null"),
+            ("tokenizer.json", "model", '{"vocab": {"a": 1e400}, "merges": []}'),
+            ("tokenizer_config.json", "model_max_length", "1"),
+            ("tokenizer_config.json", "model_max_length", "10^18"),
+            ("tokenizer_config.json", "pad_token", '"missing"'),
+            ("tokenizer_config.json", "pad_token", "{}"),
+            ("tokenizer_config.json", "bos_token", "{}"),
+            ("tokenizer_config.json", "tokenizer_class", '"T5Tokenizer"'),
+        )
+    },
+    "a special token without its text": everywhere(
+        "sd2", ("option", "tokenizer/special_tokens_map.json", "eos_token", "{}"), doors=TEXT_DOORS
+    ),
+    "a text encoder of another width": everywhere(
+        "sd1", ("option", "text_encoder/config.json", "hidden_size", "64"), doors=TEXT_DOORS
+    ),
+    "a text encoder without a tensor": everywhere(
+        "sdxl", ("tensor", "text_encoder_2/model.safetensors", "missing", "500"), doors=TEXT_DOORS
+    ),
+    **{
+        f"prompt_embeds={value}": call("library", "pipeline", kind="sd1", prompt_embeds=value)
+        for value in (
+            *("embeds of sdxl", "embeds of no tokens", "no embeds", "embeds without an axis", "whole embeds"),
+            *("complex embeds", "float8 embeds", "sparse embeds", "meta embeds", "NaN embeds", "prompt", "None"),
+        )
+    },
+    **{
+        f"original_size={value}": call("library", "pipeline", kind="sdxl", original_size=value)
+        for value in ("half a size", "size below", "size above", "size of fractions", "prompt", "object")
+    },
+    "prompt_embeds=double": call("library", "pipeline", DONE, "sd1", prompt_embeds="double embeds"),
+    "prompt=odd": call("library", "pipeline", DONE, "sd1", prompt="odd prompt"),
+    "prompt=long": call("library", "pipeline", DONE, "sdxl", prompt="long prompt"),
+    "prompt_2=array": call("library", "pipeline", kind="sdxl", prompt_2="array"),
+    "a prompt beside embeddings": call(
+        "library", "pipeline", kind="sd1", prompt="prompt", prompt_embeds="embeds of sd1"
+    ),
+    "embeddings of several counts": call(
+        *("library", "pipeline"), kind="sdxl", prompt_embeds="two embeds of sdxl", pooled_prompt_embeds="pooled"
+    ),
+    "a callback of no dictionary": call(
+        "library", "pipeline", kind="sd1", callback_on_step_end="callback without an end"
+    ),
+    "a callback of other latents": call(
+        "library", "pipeline", kind="sd1", callback_on_step_end="callback of other latents"
+    ),
+}
