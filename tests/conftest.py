@@ -1,7 +1,11 @@
 """Fixtures that several folders of tests share."""
 
+import atexit
 import functools
+import os
+import shutil
 import signal
+import tempfile
 
 import numpy as np
 import pytest
@@ -21,6 +25,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 for _signal in {"SIGHUP", "SIGTERM"} & {number.name for number in signal.Signals}:
     if signal.getsignal(getattr(signal, _signal)) == signal.SIG_IGN:
         signal.signal(getattr(signal, _signal), lambda *_: None)
+
+# Nothing is written into the checkout, which may be read-only. xdist's workers inherit the folder.
+if "HYPOTHESIS_STORAGE_DIRECTORY" not in os.environ:
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = tempfile.mkdtemp(prefix="hypothesis-")
+    atexit.register(shutil.rmtree, os.environ["HYPOTHESIS_STORAGE_DIRECTORY"], ignore_errors=True)
 
 
 @pytest.fixture
