@@ -61,6 +61,21 @@ def product(*axes: Axis, together: int = 2) -> list[ParameterSet]:
     ]
 
 
+def each_option(cases: Mapping[str, Any]) -> list[ParameterSet]:
+    """Return a pytest.param for each case, options by their names or a tuple that ends with them.
+
+    Cases whose every option an earlier case has are marked slow.
+    """
+    seen: set[str] = set()
+    params = []
+    for name, case in cases.items():
+        options = (case[-1] if isinstance(case, tuple) else case).keys()
+        marks = [pytest.mark.slow] if options and options <= seen else []
+        params.append(pytest.param(name, marks=marks, id=name))
+        seen |= options
+    return params
+
+
 def _params(axis: Axis) -> list[ParameterSet]:
     named = axis.items() if isinstance(axis, Mapping) else ((_name(value), value) for value in axis)
     return [

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fastdiff import AutoencoderKL
+from tests.pairwise import product
 
 BASE = {
     "block_out_channels": (8, 16),
@@ -69,16 +70,14 @@ def assert_close(ours, theirs) -> None:
     assert (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max()
 
 
-@pytest.mark.parametrize("size", [(8, 8), (5, 12), (1, 3)], ids=str)
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(("name", "size"), product(OPTIONS, [(5, 12), (8, 8), (1, 3)], together=1))
 def test_decode(pair, name, size):
     theirs, ours = pair(**OPTIONS[name])
     z = torch.randn(2, theirs.config.latent_channels, *size)
     assert_close(ours.decode(z).sample, theirs.decode(z).sample)
 
 
-@pytest.mark.parametrize("size", [(16, 16), (19, 24)], ids=str)
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(("name", "size"), product(OPTIONS, [(19, 24), (16, 16)], together=1))
 def test_encode(pair, name, size):
     theirs, ours = pair(**OPTIONS[name])
     x = torch.randn(2, theirs.config.in_channels, *size)
@@ -120,8 +119,7 @@ TILED = {
 }
 
 
-@pytest.mark.parametrize("size", [(40, 56), (17, 30), (16, 33), (16, 16)], ids=str)
-@pytest.mark.parametrize("name", TILED)
+@pytest.mark.parametrize(("name", "size"), product(TILED, [(40, 56), (17, 30), (16, 33), (16, 16)], together=1))
 def test_tiles(pair, name, size):
     """Latents of 16 in a tile: pictures of many tiles, of narrow last ones, and one that is not cut."""
     theirs, ours = pair()
@@ -143,6 +141,7 @@ def steps_across(pictures, column):
     return (pictures[..., column] - pictures[..., column - 1]).abs().mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [0.25, 0.0], ids=["blended", "not blended"])
 def test_tiles_leave_no_step_at_their_seams(randomise, overlap):
     """Against the picture as a whole; without an overlap there is a step, so that the test can fail."""

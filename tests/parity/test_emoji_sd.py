@@ -35,7 +35,10 @@ def both():
 
 @pytest.mark.parametrize(
     "options",
-    [{"prompt": prompt} for prompt in PROMPTS] + [{"prompt": PROMPTS[0], "negative_prompt": "yellow"}],
+    [
+        *(pytest.param({"prompt": prompt}, marks=pytest.mark.slow) for prompt in PROMPTS),
+        {"prompt": PROMPTS[0], "negative_prompt": "yellow"},
+    ],
     ids=[*PROMPTS, "negative-prompt"],
 )
 def test_prompts(both, options):
@@ -48,12 +51,14 @@ def test_prompts(both, options):
     np.testing.assert_allclose(torch.as_tensor(own_pictures), torch.as_tensor(pictures), rtol=0, atol=PICTURES)
 
 
+@pytest.mark.slow
 def test_the_folders_own_steps(both):
     sampling = {"num_inference_steps": both[1].info.num_inference_steps, "guidance_scale": both[1].info.guidance_scale}
     (_, pictures), (_, own_pictures) = (draw(pipe, prompt=PROMPTS[-1], **sampling) for pipe in both)
     np.testing.assert_allclose(torch.as_tensor(own_pictures), torch.as_tensor(pictures), rtol=0, atol=PICTURES)
 
 
+@pytest.mark.slow
 def test_a_picture_has_the_same_bits_alone_and_in_a_batch(both):
     _, ours = both
     options = {"seed": 3, "num_inference_steps": 4, "output_type": "pt"}

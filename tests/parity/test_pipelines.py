@@ -32,6 +32,9 @@ DDIM_CASES = {
 }
 
 
+QUICK = [("emoji64", 2.0), ("emoji64-dit", 0.5), ("emoji64-dit", 1.0)]
+
+
 def assert_same_pictures(ours, theirs):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCE)
 
@@ -109,12 +112,17 @@ def test_pil_output_is_diffusers_rounding(save_pipeline):
     assert (levels == 0).mean() > 0.99
 
 
-@pytest.mark.parametrize("guidance_scale", [1.0, 2.0, 0.5])
 @pytest.mark.parametrize(
-    ("name", "component", "kind"),
+    ("name", "component", "kind", "guidance_scale"),
     [
-        pytest.param("emoji64", "unet", diffusers.UNet2DModel, id="emoji64"),
-        pytest.param("emoji64-dit", "transformer", diffusers.DiTTransformer2DModel, id="emoji64-dit"),
+        pytest.param(
+            *model, scale, id=f"{model[0]}-{scale}", marks=[] if (model[0], scale) in QUICK else pytest.mark.slow
+        )
+        for model in (
+            ("emoji64", "unet", diffusers.UNet2DModel),
+            ("emoji64-dit", "transformer", diffusers.DiTTransformer2DModel),
+        )
+        for scale in (1.0, 2.0, 0.5)
     ],
 )
 def test_guidance_of_the_bundled_models(name, component, kind, guidance_scale, guided_loop):

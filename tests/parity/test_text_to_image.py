@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fastdiff import Pipeline
+from tests.pairwise import product
 from tests.text_parity import assert_both_draw_the_same, assert_same, draw
 from tests.text_pipelines import KINDS, text_pipeline, tiny_unet, tiny_vae
 
@@ -90,7 +91,13 @@ CASES = {
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [pytest.param(kind, options, id=f"{kind}-{case}") for case, (kinds, options) in CASES.items() for kind in kinds],
+    [
+        pytest.param(
+            kind, options, id=f"{kind}-{case}", marks=[] if kind == kinds[i % len(kinds)] else pytest.mark.slow
+        )
+        for i, (case, (kinds, options)) in enumerate(CASES.items())  # the kinds take turns in make test
+        for kind in kinds
+    ],
 )
 def test_options(kind, options, text_pipes):
     assert_both_draw_the_same(*text_pipes(kind), **options)
@@ -130,8 +137,7 @@ SCHEDULERS = {
 }
 
 
-@ALL
-@pytest.mark.parametrize("case", SCHEDULERS)
+@pytest.mark.parametrize(("case", "kind"), product(SCHEDULERS, KINDS, together=1))
 def test_schedulers(kind, case, text_pipes):
     """Made of the folder's own, so of a v-prediction too, and with noise of steps in diffusers' order."""
     name, options = SCHEDULERS[case]
@@ -152,8 +158,9 @@ def embeds_of(theirs, kind, prompt):
     return {name: embeds.detach() for name, embeds in zip(names, made, strict=False)}
 
 
-@ALL
-@pytest.mark.parametrize("given", ["both", "prompts", "negatives", "two-of-each"])
+@pytest.mark.parametrize(
+    ("given", "kind"), product(["both", "prompts", "negatives", "two-of-each"], KINDS[::-1], together=1)
+)
 def test_embeddings(kind, given, text_pipes):
     """Draw from embeddings of the prompts, of what guidance leads away from, with texts on the other side, of two."""
     theirs, ours = text_pipes(kind)
@@ -178,7 +185,17 @@ def test_longer_and_shorter_embeddings(text_pipes):
         assert_both_draw_the_same(theirs, ours, **options)
 
 
-@pytest.mark.parametrize("negative", [{}, {"negative_prompt": ""}, {"negative_prompt_2": "photo"}], ids=str)
+@pytest.mark.parametrize(
+    "negative",
+    [
+        {},
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ({"negative_prompt": ""}, {"negative_prompt_2": "photo"})
+        ),
+    ],
+    ids=str,
+)
 def test_an_empty_negative_prompt_of_sdxl_that_is_not_zeros(both, negative):
     theirs, ours = both(SDXL, force_zeros_for_empty_prompt=False)
     assert not theirs.config.force_zeros_for_empty_prompt and not ours.zeros_for_no_prompt
@@ -191,8 +208,7 @@ def test_sdxl_without_its_first_text_encoder(both):
     assert_both_draw_the_same(theirs, ours, negative_prompt="dog", clip_skip=1)
 
 
-@pytest.mark.parametrize("kind", ["sd1", SDXL])
-@pytest.mark.parametrize("guidance_scale", [1.0, 7.5])
+@pytest.mark.parametrize(("guidance_scale", "kind"), product([1.0, 7.5], ["sd1", SDXL], together=1))
 def test_a_unet_that_is_told_the_scale_of_guidance(kind, guidance_scale, both):
     """LCM's: one call a step, whatever the scale."""
     theirs, ours = both(kind, unet=tiny_unet(kind, time_cond_proj_dim=12))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fastdiff import Pipeline
+from tests.pairwise import product
 
 TOLERANCE = 1e-4
 SEED = 5
@@ -52,8 +53,7 @@ def assert_same_steps(steps, expected):
     torch.testing.assert_close(step.trajectories.trajectories, x, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "call"), product(POLICIES, CALLS, together=1))
 def test_every_step(policy, call, save_planner):
     channels, widths, horizon = POLICIES[policy]
     kind, config, options = CALLS[call]
@@ -95,7 +95,7 @@ def test_a_generator_draws_as_the_loop_does(save_planner):
     torch.testing.assert_close(ours, expected, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("horizon", [16, 32])
+@pytest.mark.parametrize("horizon", [16, pytest.param(32, marks=pytest.mark.slow)])
 def test_the_folder_of_a_value_guided_pipeline_sorts_by_its_values(horizon, save_value_guided):
     theirs, folder = save_value_guided()
     pipe = Pipeline.from_pretrained(folder, device="cpu")

@@ -7,6 +7,7 @@ import torch
 from fastdiff import UNet2DModel
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.weights import load_weights
+from tests.pairwise import each_option
 
 BASE = {
     "sample_size": 16,
@@ -92,7 +93,7 @@ def class_labels(config: dict) -> torch.Tensor | None:
     )
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", each_option(CASES))
 def test_option(case, randomise):
     config = BASE | CASES[case]
     theirs = randomise(diffusers.UNet2DModel(**config))

@@ -6,6 +6,7 @@ import torch
 
 from fastdiff import UNet1DModel
 from fastdiff.checkpoints.weights import load_weights
+from tests.pairwise import product
 from tests.planners import policy, value_function
 
 HOPPER, WALKER = {"in_channels": 14, "out_channels": 14}, {"in_channels": 23, "out_channels": 23}
@@ -77,8 +78,7 @@ def check(theirs, ours, horizon: int, timestep) -> None:
     assert error <= 2e-5 * expected.abs().max()
 
 
-@pytest.mark.parametrize("horizon", [16, 32, 128])
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(("name", "horizon"), product(POLICIES, [16, 32, 128], together=1))
 def test_policies(pair, name, horizon):
     theirs, ours = pair(POLICIES[name])
     for timestep in (0, 57, torch.tensor(57), torch.tensor([3, 99])):

@@ -6,6 +6,7 @@ import torch
 
 from fastdiff import UNet2DConditionModel
 from fastdiff.checkpoints.weights import load_weights
+from tests.pairwise import each_option, product
 
 SD = {  # a tiny relative of SD1.x
     "sample_size": 8,
@@ -160,17 +161,17 @@ def compare(theirs, ours, given, options) -> None:
     assert_close(ours(*given, **options).sample, expected)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", each_option(CASES))
 def test_option(case, pair):
     base, changes = CASES[case]
     config = base | changes
     compare(*pair(config), *inputs(config))
 
 
-@pytest.mark.parametrize(
-    "size", [(7, 9), (5, 12), (1, 1), (3, 2), (15, 17), (8, 9)], ids=lambda size: "x".join(map(str, size))
-)
-@pytest.mark.parametrize("padding", [1, 0], ids=["padding-1", "padding-0"])
+SIZES = {"x".join(map(str, size)): size for size in [(7, 9), (5, 12), (1, 1), (3, 2), (15, 17), (8, 9)]}
+
+
+@pytest.mark.parametrize(("padding", "size"), product({"padding-1": 1, "padding-0": 0}, SIZES, together=1))
 def test_odd_sizes(size, padding, pair):
     if padding == 0 and min(size) < 4:
         pytest.skip("a padding of 0 leaves nothing")
@@ -217,8 +218,9 @@ def test_masked_pixels(changes, keys, pair):
     compare(*pair(config), inputs(config)[0], {"attention_mask": mask})
 
 
-@pytest.mark.parametrize("config", [SD, SDXL], ids=["sd", "sdxl"])
-@pytest.mark.parametrize("size", [(8, 12), (7, 9)], ids=["even", "odd"])
+@pytest.mark.parametrize(
+    ("size", "config"), product({"even": (8, 12), "odd": (7, 9)}, {"sd": SD, "sdxl": SDXL}, together=1)
+)
 def test_residuals_of_a_controlnet(config, size, pair):
     theirs, ours = pair(config)
     given, options = inputs(config, 2, *size)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -22,6 +23,7 @@ from fastdiff.runs import drawing
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.serving.server import serving
+from tests.tiny import save_small_bundled
 from tests.ui.browser.actions import DESKTOP
 
 GRADIO_WARNINGS = ["'future.no_silent_downcasting' is deprecated", "The copy keyword is deprecated"]
@@ -35,26 +37,39 @@ FLAGS = [
     "--disable-sync",
 ]
 MISSING = "the browser tests need Chromium and playwright: apt-get install chromium; pip install playwright"
-EMOJI64 = hub.bundled_models()["emoji64"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def opening_model() -> Iterator[str]:
-    """The model that the page opens with; here it is emoji64, which has labels, but for tests of this one."""
-    with pytest.MonkeyPatch.context() as patch:
-        model = defaults.MODEL
-        patch.setattr(defaults, "MODEL", "emoji64")
-        yield model
+EMOJI64 = hub.BUNDLED / "emoji64"
 
 
 @pytest.fixture(scope="session")
-def models_dir(tmp_path_factory, text_folder) -> Path:
-    """cats: emoji64 without the names of its labels. The others have random weights.
+def small_bundled(tmp_path_factory) -> Path:
+    """The bundled models, of which emoji64 and emoji64-dit have small networks of random weights."""
+    return save_small_bundled(tmp_path_factory.mktemp("bundled"))
+
+
+@contextmanager
+def _bundled(folder: Path, opening_model: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub, "BUNDLED", folder)
+        patch.setattr(defaults, "MODEL", opening_model)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_bundled(small_bundled) -> Iterator[Callable]:
+    """The page opens with the small emoji64, which has labels; in the block of `with as_bundled()` all is as it is."""
+    real = hub.BUNDLED, defaults.MODEL
+    with _bundled(small_bundled, "emoji64"):
+        yield partial(_bundled, *real)
+
+
+@pytest.fixture(scope="session")
+def models_dir(tmp_path_factory, text_folder, small_bundled) -> Path:
+    """cats: the small emoji64 without the names of its labels. The others have random weights, too.
 
     plain/tiny: an unconditional model. text/sd1 and text/sdxl: models that read text.
     """
     root = tmp_path_factory.mktemp("models")
-    shutil.copytree(EMOJI64, root / "cats", ignore=shutil.ignore_patterns("fastdiff.json"))
+    shutil.copytree(small_bundled / "emoji64", root / "cats", ignore=shutil.ignore_patterns("fastdiff.json"))
     _save_tiny(root / "plain" / "tiny")
     for kind in ("sd1", "sdxl"):
         shutil.copytree(text_folder(kind), root / "text" / kind)

@@ -15,7 +15,7 @@ def short_patience(monkeypatch):
     monkeypatch.setattr(listeners, "PATIENCE", 1.5)
 
 
-@pytest.mark.parametrize("posted", ["call", "join"])
+@pytest.mark.parametrize("posted", ["call", pytest.param("join", marks=pytest.mark.slow)])
 def test_a_job_without_a_listener_ends_and_lets_the_next_one_in(visit, slow_steps, posted):
     page, other = visit(), visit()
     event = page.event("generate", "click")
@@ -27,6 +27,7 @@ def test_a_job_without_a_listener_ends_and_lets_the_next_one_in(visit, slow_step
     assert result["success"] and 2 < len(slow_steps) < 2 + 12, "some of the first, all of the second"
 
 
+@pytest.mark.slow
 def test_its_finished_pictures_stay_in_history(visit, models, slow_steps):
     page = visit()
     event = page.event("generate", "click")
@@ -41,6 +42,7 @@ def test_its_finished_pictures_stay_in_history(visit, models, slow_steps):
     assert "seed 3" in str(history["output"]["data"])
 
 
+@pytest.mark.slow
 def test_a_job_that_is_listened_to_goes_on(visit, slow_steps):
     page = visit()
     event_id = page.http.post("/gradio_api/call/generate", json={"data": DATA}).json()["event_id"]
@@ -50,6 +52,7 @@ def test_a_job_that_is_listened_to_goes_on(visit, slow_steps):
     assert len(slow_steps) == 8 * 3 + 12
 
 
+@pytest.mark.slow
 def test_the_next_job_waits_for_the_step_of_a_cancelled_one_and_no_longer(visit, models, slow_steps):
     slow_steps.seconds = 1.0
     page, other = visit(), visit()

@@ -14,6 +14,7 @@ from fastdiff.errors import DeviceLostError, InputError
 from fastdiff.pipelines import Pipeline
 from fastdiff.ui.models import MAX_LOADED, Models
 
+EMOJI64 = hub.BUNDLED / "emoji64"
 BUNDLED = list(hub.bundled_models())
 POSIX = pytest.mark.skipif(os.name != "posix", reason="named pipes, and names of bytes")
 
@@ -73,7 +74,7 @@ def test_models_that_cannot_be_drawn_with_are_not_offered(card_folder, tmp_path)
 
 def test_a_scheduler_is_made_of_the_folders_and_not_of_the_models_default(card_folder, tmp_path):
     folder = card_folder("model", info={"scheduler": "euler-karras"})
-    (weights,) = hub.bundled_models()["emoji64"].glob("unet/*.safetensors")
+    (weights,) = (EMOJI64 / "unet").glob("*.safetensors")
     shutil.copy(weights, folder / "unet")
     offered = Models(tmp_path, device="cpu")
     card = offered.card("./model")

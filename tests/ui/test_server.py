@@ -16,7 +16,7 @@ import pytest
 from fastdiff.requests import png
 from fastdiff.runs import temporaries
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")]
 ROOT = Path(__file__).parents[2]
 SECONDS = 3  # that it may take to end
 

@@ -138,6 +138,7 @@ def test_history_is_there_after_a_restart_and_is_paged_and_deleted(models, serve
             assert page.http.get(f"/gradio_api/file={file}").status_code == 403
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(*GRADIO_WARNINGS)
 def test_pictures_of_the_api_are_in_history_too(models, serve, visit_at, tmp_path):
     with serve(models, Limits(), outputs=tmp_path) as address:
@@ -150,6 +151,7 @@ def test_pictures_of_the_api_are_in_history_too(models, serve, visit_at, tmp_pat
         assert Path(path).read_bytes() == kept.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(*GRADIO_WARNINGS)
 def test_pictures_of_users_are_their_own_on_every_browser(models, serve, visit_at, tmp_path):
     users = Users(["ann:a", "bob:b"], "test")
@@ -164,7 +166,7 @@ def test_pictures_of_users_are_their_own_on_every_browser(models, serve, visit_a
 @pytest.mark.filterwarnings(*GRADIO_WARNINGS)
 def test_pictures_of_browsers_are_their_own_within_quotas(models, serve, visit_at, monkeypatch):
     monkeypatch.setattr("fastdiff.ui.store.RECOUNT", 0.0)
-    with serve(models, Limits(kept=1, visitors=10_000), allow_hosts=["page.example.org"]) as address:
+    with serve(models, Limits(kept=1, visitors=20_000), allow_hosts=["page.example.org"]) as address:
         page, other = visit_at(address), visit_at(address)
         draw(page, seed=5)
         event = page.event("generate", "click")

@@ -153,8 +153,19 @@ def test_tables_of_the_process_are_equal(kind, options):
     }
 
 
-@EACH
-@pytest.mark.parametrize("steps", [1, 2, 5, 20, 50])
+@pytest.mark.parametrize(
+    ("kind", "options", "steps"),
+    [  # in make test every case of a few steps, and the first of each scheduler of every number
+        pytest.param(
+            *case,
+            steps,
+            id=f"{steps}-{name}",
+            marks=[] if steps in (2, 5) or name.endswith("-defaults") else pytest.mark.slow,
+        )
+        for name, case in CASES.items()
+        for steps in (1, 2, 5, 20, 50)
+    ],
+)
 def test_whole_loop(kind, options, steps):
     theirs, ours = pair(kind, options)
     for scheduler in (theirs, ours):

@@ -7,6 +7,7 @@ import torch
 from fastdiff import Pipeline
 from fastdiff.checkpoints.registry import SCHEDULER_OPTIONS, SCHEDULERS
 from fastdiff.errors import InputError
+from tests.pairwise import product
 
 NAMES = [name for name in SCHEDULERS if name not in ("ddim", "ddpm")]
 STEPS = 6
@@ -26,8 +27,7 @@ def hand_written(model, scheduler, generator, steps=STEPS):
     return x
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", ["DDPM", "PNDM"])
+@pytest.mark.parametrize(("name", "kind"), product(NAMES, ["PNDM", "DDPM"], together=1))
 def test_a_name_is_the_scheduler_of_diffusers_made_from_the_folders_config(name, kind, save_pipeline):
     theirs, folder = save_pipeline("DDPM", clip_sample=False)
     if kind == "PNDM":

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import fastdiff
 from fastdiff.errors import InputError
+from tests.pairwise import product
 
 BOTH = ("ddpm", "ddim")
 CLASSES = {
@@ -145,8 +146,7 @@ def test_every_step(kind, options):
             assert_steps_agree(theirs, ours, theirs.timesteps, **kwargs)
 
 
-@pytest.mark.parametrize("spacing", ["leading", "trailing", "linspace"])
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(("kind", "spacing"), product(BOTH, ["leading", "trailing", "linspace"], together=1))
 def test_every_timestep_of_the_training(kind, spacing):
     """Next to both ends the coefficients cancel worst."""
     theirs, ours = pair(kind, timestep_spacing=spacing)
@@ -258,6 +258,7 @@ def option_sets(draw):
 
 @given(option_sets())
 @settings(max_examples=400, deadline=None, derandomize=True)
+@pytest.mark.slow
 def test_any_options_agree_or_are_refused(drawn):
     """We step alike where diffusers' results are finite; elsewhere we refuse, or step with finite results."""
     kind, options, steps, kwargs = drawn

@@ -104,6 +104,7 @@ def test_there_is_no_grid_before_a_run(visit):
     assert "there is no run yet" in str(page.call(page.event("save-grid", "click"), [None])["output"])
 
 
+@pytest.mark.slow
 def test_a_sheet_and_a_grid_of_history_fill_form_and_compare(visit, outputs):
     page = visit()
     draw(page, **FIELDS, Pictures=2)

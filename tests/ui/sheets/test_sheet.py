@@ -38,7 +38,11 @@ CASES = [
         Options(label="noto birds", seed=3), Axis("steps", (2, 1)), Axis("guidance_scale", (1.0, 2.5)), id="sampling"
     ),
     pytest.param(
-        Options(label="noto smileys", steps=1), Axis("seed", (4, 6, 5)), None, id="the labels of a group take turns"
+        Options(label="noto smileys", steps=1),
+        Axis("seed", (4, 6, 5)),
+        None,
+        id="the labels of a group take turns",
+        marks=pytest.mark.slow,
     ),
     pytest.param(
         Options(label="noto birds", steps=1, scheduler="euler", width=72, eta=None),
@@ -51,6 +55,7 @@ CASES = [
         None,
         Axis("scheduler", ("euler", "ddim")),
         id="eta of ddim alone",
+        marks=pytest.mark.slow,
     ),
     pytest.param(
         Options(model="./text/sd1", prompt="the cat", negative_prompt="ocean", steps=1),

@@ -37,9 +37,9 @@ def test_a_class_model_opens_with_its_pickers(components):
     assert found["examples"]["visible"] and found["examples"]["value"].count("<img") == 6
 
 
-def test_the_page_opens_with_what_it_draws_from_a_prompt(components, opening_model, monkeypatch):
-    monkeypatch.setattr(defaults, "MODEL", opening_model)
-    found = components(Models(device="cpu"))
+def test_the_page_opens_with_what_it_draws_from_a_prompt(components, as_bundled):
+    with as_bundled():
+        found = components(Models(device="cpu"))
     assert (found["Model"]["value"], found["Prompt"]["value"]) == ("emoji-sd", "cat face, glossy 3D emoji")
     assert found["examples"]["visible"] and found["examples"]["value"].count("<img") == 6
 
@@ -62,12 +62,15 @@ def test_only_bundled_models_have_examples(models):
     assert (models.card("./cats").folder / "examples").is_dir()
 
 
-@pytest.mark.parametrize(("name", "redrawn"), [("emoji-sd", 1), ("emoji64", 2), ("emoji64-dit", 1)])
-def test_the_pictures_are_what_their_settings_draw(models, name, redrawn):
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "redrawn"), [("emoji-sd", 1), ("emoji64", 1), ("emoji64-dit", 2)])
+def test_the_pictures_are_what_their_settings_draw(as_bundled, name, redrawn):
     """In one batch, where each has the bits that it has alone. Another machine rounds otherwise, by a level or two."""
-    card = models.card(name)
-    examples = examples_of(card)
-    runs = [prepare(Options.from_record(each.record), models, Limits()) for each in examples]
+    with as_bundled():
+        models = Models(device="cpu")
+        card = models.card(name)
+        examples = examples_of(card)
+        runs = [prepare(Options.from_record(each.record), models, Limits()) for each in examples]
     assert len(runs) == 6 and all(run.card == card for run in runs)
     assert len({replace(run.request, seed=0, label=(), prompt=()) for run in runs}) == 1
     run = replace(runs[0], cells=[run.cells[0] for run in runs[:redrawn]], batch_size=redrawn)
