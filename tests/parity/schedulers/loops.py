@@ -1,7 +1,12 @@
 """Loops over a scheduler of diffusers and over ours of the same options, picture for picture."""
 
+import contextlib
+import sys
+from unittest import mock
+
 import diffusers
 import torch
+from diffusers.utils.torch_utils import randn_tensor
 
 import fastdiff
 
@@ -24,7 +29,10 @@ def network(sample, timestep):
 
 
 def drawn_loop(scheduler, begin=0, dtype=torch.float32, **kwargs):
-    """Pictures of every step after `set_timesteps`, and the generator's state after the loop."""
+    """Pictures of every step after `set_timesteps`, and the generator's state after the loop.
+
+    Noise is drawn in float32 whatever `dtype` is, so that loops of two dtypes draw the same.
+    """
     generator, taken = torch.Generator().manual_seed(0), {}
     sample = (randn(2, 3, 8, 8, seed=1) * scheduler.init_noise_sigma).to(dtype)
     if "generator" in type(scheduler).step.__code__.co_varnames:
@@ -32,9 +40,22 @@ def drawn_loop(scheduler, begin=0, dtype=torch.float32, **kwargs):
     pictures = []
     for t in scheduler.timesteps[begin:]:
         output = network(scheduler.scale_model_input(sample, t), t)
-        sample = scheduler.step(output, t, sample, **taken, **kwargs).prev_sample
+        with float32_noise(scheduler):
+            sample = scheduler.step(output, t, sample, **taken, **kwargs).prev_sample
         pictures.append(sample)
     return pictures, generator.get_state()
+
+
+def float32_noise(scheduler):
+    """Have a scheduler of diffusers draw its noise in float32."""
+    module = sys.modules[type(scheduler).__module__]
+    if not module.__name__.startswith("diffusers.") or not hasattr(module, "randn_tensor"):
+        return contextlib.nullcontext()
+
+    def drawn(shape, dtype=None, **options):
+        return randn_tensor(shape, dtype=torch.float32, **options).to(dtype)
+
+    return mock.patch.object(module, "randn_tensor", drawn)
 
 
 def assert_loops_agree(theirs, ours, begin=0, tolerance=TOLERANCE, dtype=torch.float32, **kwargs):
