@@ -1,18 +1,12 @@
 """The noise of the denoise step: Philox against Random123 and Triton, and its normal distribution."""
 
-import json
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
+from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.host.philox import _box_muller, philox4x32, philox_normal
-
-if os.environ.get("TRITON_INTERPRET") == "1":
-    pytest.skip("torch draws alike without the interpreter", allow_module_level=True)
 
 # Random123's kat_vectors, philox4x32 with 10 rounds
 KNOWN_ANSWERS = {
@@ -28,40 +22,24 @@ def test_philox_known_answers(counter, key, answer):
     assert [f"{int(word):08x}" for word in philox4x32(*words)] == answer.split()
 
 
-TRITON_PHILOX = """
-import json, sys, torch, triton, triton.language as tl
-
 @triton.jit
-def kernel(out, seed, step, COUNT: tl.constexpr):
+def words_kernel(out_ptr, seed, step, COUNT: tl.constexpr):
     c0 = tl.arange(0, COUNT).to(tl.uint32)
     words = tl.philox(seed, c0, c0 * 0 + step.to(tl.uint32), c0 * 0, c0 * 0)
     for i in tl.static_range(4):
-        tl.store(out + 4 * tl.arange(0, COUNT) + i, words[i].to(tl.int64))
-
-answers = []
-for seed, step in json.loads(sys.argv[1]):
-    out = torch.full((256, 4), -1, dtype=torch.int64)
-    kernel[(1,)](out, seed, step, COUNT=256)
-    answers.append(out.tolist())
-print(json.dumps(answers))
-"""
+        tl.store(out_ptr + 4 * tl.arange(0, COUNT) + i, words[i].to(tl.int64))
 
 
-def test_philox_has_tritons_integers(tmp_path):
-    pytest.importorskip("triton", reason="triton is not installed here")
-    runs = [(0, 0), (7, 1), (2**32 - 1, 999), (2**32, 3), (2**62 + 12345, 2**31 - 1), (-1, 5)]
-    script = tmp_path / "philox.py"
-    script.write_text(TRITON_PHILOX)
-    command = [sys.executable, str(script), json.dumps(runs)]
-    result = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
+def test_philox_has_tritons_integers(device, runs_triton):
+    if not runs_triton:
+        pytest.skip("no kernel runs here")
     zero = torch.zeros(1, dtype=torch.int64)
-    for (seed, step), answer in zip(runs, json.loads(result.stdout), strict=True):
+    for seed, step in [(0, 0), (7, 1), (2**32 - 1, 999), (2**32, 3), (2**62 + 12345, 2**31 - 1), (-1, 5)]:
+        answer = torch.full((256, 4), -1, dtype=torch.int64, device=device)
+        words_kernel[(1,)](answer, seed, step, COUNT=256)
         key = torch.tensor([seed & 0xFFFFFFFF]), torch.tensor([seed >> 32 & 0xFFFFFFFF])
         words = philox4x32((torch.arange(256), zero + step, zero, zero), key)
-        assert torch.stack(words, dim=1).tolist() == answer
+        assert torch.stack(words, dim=1).tolist() == answer.tolist()
 
 
 def test_noise_of_known_words():
