@@ -2,7 +2,8 @@
 
 All that is asynchronous happens as late as the kernel's own waits allow: a load fills shared memory when its barrier
 is waited for, a product reads it when it is waited for, a store when its buffer is asked for again. So a buffer that is
-read or filled too early shows as a wrong number; bytes that a barrier expects and does not get, as a wait without end.
+read or filled too early shows as a wrong number; bytes that a barrier expects and does not get, as partitions that all
+wait, which is an error at once.
 Numbers are float32, tensors any.
 """
 
@@ -12,7 +13,7 @@ import operator
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
-from threading import Condition, Thread, local
+from threading import Condition, Thread, current_thread, local
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,7 @@ LANGUAGE = "fastdiff.kernels.device.hopper.language"
 PATIENCE = 60.0  # seconds that a partition waits for another before the test fails
 
 _changed = Condition()
-_running = local()  # of a thread: program, programs, products and stores under way
+_running = local()  # of a thread: program, programs, its crew, products and stores under way
 
 
 class Scalar:
@@ -47,23 +48,8 @@ class Scalar:
 
 
 def _operators() -> None:
-    for name in (
-        "add",
-        "sub",
-        "mul",
-        "floordiv",
-        "mod",
-        "and_",
-        "or_",
-        "xor",
-        "rshift",
-        "lshift",
-        "gt",
-        "ge",
-        "lt",
-        "le",
-        "eq",
-    ):
+    names = "add sub mul floordiv mod and_ or_ xor rshift lshift gt ge lt le eq"
+    for name in names.split():
         function = getattr(operator, name)
         special = name.strip("_")
 
@@ -102,6 +88,32 @@ def _values(array: Any) -> Values:
     return np.asarray(array).view(Values)
 
 
+class Crew:
+    """The threads that run a program side by side. Nobody helps them where all that have not ended wait."""
+
+    def __init__(self, size: int):
+        self.active, self.stuck = size, False
+        self.waiting: dict[Thread, Callable[[], Any]] = {}  # for what
+
+    def wait_for(self, is_so: Callable[[], Any]) -> None:
+        """Wait, with `_changed` held."""
+        self.waiting[current_thread()] = is_so
+        self._look()
+        _changed.wait_for(lambda: is_so() or self.stuck)
+        del self.waiting[current_thread()]
+        assert is_so(), "a barrier that nobody ends"
+
+    def leave(self) -> None:
+        with _changed:
+            self.active -= 1
+            self._look()
+
+    def _look(self) -> None:
+        if len(self.waiting) == self.active and not any(is_so() for is_so in self.waiting.values()):
+            self.stuck = True
+            _changed.notify_all()
+
+
 class Barrier:
     """An mbarrier: its phase ends when as many arrivals are there as it counts, and all bytes that they announced."""
 
@@ -121,9 +133,7 @@ class Barrier:
     def wait(self, parity: Any) -> None:
         with _changed:
             while self.phase % 2 == int(parity) % 2:
-                assert _changed.wait_for(lambda: self.phase % 2 != int(parity) % 2 or self.loads, PATIENCE), (
-                    "a barrier that nobody ends"
-                )
+                _running.crew.wait_for(lambda: self.phase % 2 != int(parity) % 2 or self.loads)
                 self.bytes -= sum(self.loads.pop()() for _ in range(len(self.loads)))
                 self._end_phase()
 
@@ -265,16 +275,18 @@ def allocate(dtype: Any, shape: list[int], layout: Any) -> Memory:
 def warp_specialize(partitions: list[Any], warps: list[int], registers: list[int]) -> None:
     """Run the partitions side by side; an error of one is raised here."""
     errors: list[BaseException] = []
-    place = _running.program, _running.programs
+    place, crew = (_running.program, _running.programs), Crew(len(partitions))
 
     def run(function: Any, args: tuple[Any, ...]) -> None:
-        _running.program, _running.programs = place
+        _running.program, _running.programs, _running.crew = *place, crew
         _running.products, _running.stores = [], []
         try:
             function(*args)
             assert not _running.products and not _running.stores, "work that nobody waited for"
         except BaseException as error:
             errors.append(error)
+        finally:
+            crew.leave()
 
     threads = [Thread(target=run, args=each, daemon=True) for each in partitions]
     for thread in threads:
@@ -370,7 +382,7 @@ def emulated(kernel: str, *modules: str) -> Any:
     def launch(_: Any, grid: tuple[int], *args: Any, **kwargs: Any) -> None:
         for option in ("num_warps", "num_stages", "fp_fusion", "maxnreg"):
             kwargs.pop(option, None)
-        _running.programs = grid[0]
+        _running.programs, _running.crew = grid[0], Crew(1)
         for _running.program in range(grid[0]):
             function(*map(_argument, args), **{name: _argument(value) for name, value in kwargs.items()})
 

@@ -150,7 +150,10 @@ ON_GPU: dict[str, Callable] = {
     "attention-d40": lambda n, draw: (attention, tuple(draw(n, 1024, 320) for _ in "qkv"), {"heads": 8}),
     "attention-d160": lambda n, draw: (attention, tuple(draw(n, 256, 1280) for _ in "qkv"), {"heads": 8}),
 }
-EVERYWHERE = [pytest.param(call, id=name) for name, call in CALLS.items()]
+QUICK = {"conv2d-first", "conv2d-last", "linear", "geglu"}  # in the interpreter
+EVERYWHERE = [
+    pytest.param(call, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, call in CALLS.items()
+]
 EVERYWHERE += [pytest.param(call, id=name, marks=gpu) for name, call in ON_GPU.items()]
 
 

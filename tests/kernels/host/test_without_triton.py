@@ -25,6 +25,7 @@ assert conv2d(torch.ones(1, 4, 4, 2), torch.ones(3, 2, 3, 3), padding=1)[0, 1, 1
 """
 
 
+@pytest.mark.slow
 def test_kernels_import_and_run():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", SCRIPT, *MODULES]
