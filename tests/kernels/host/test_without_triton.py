@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.waiting import TIMEOUT
 
 ROOT = Path(__file__).parents[3] / "kernels"
