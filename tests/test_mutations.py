@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutations import runner
 from tests.mutations.__main__ import error_of, main
 from tests.mutations.mutation import Mutation, named
 from tests.mutations.tables import read_rooms
@@ -89,7 +90,8 @@ TWICE = Mutation("fastdiff/sums.py", "return", "yield", "tests/test_sums.py")
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
     """A repository of two functions and their tests."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take longer to start than all else here
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # plugins and torch take longer to start than all else
+    monkeypatch.setattr(runner, "SHARED", ["pytest"])
     files = {
         "fastdiff/__init__.py": "",
         "fastdiff/sums.py": PRODUCT,

@@ -1,6 +1,7 @@
 """Runs of tests in copies of the tree, one mutation at a time in each copy."""
 
 import contextlib
+import json
 import os
 import queue
 import re
@@ -22,7 +23,9 @@ TIERS = ("not slow", "slow")  # expressions of pytest's -m, in the order in whic
 PATIENCE = 10  # times the duration without the mutation, after which a run hangs
 LEAST_PATIENCE = 60.0  # seconds
 LINKED = 2**20  # bytes from which a file is linked, not copied: nobody changes weights
-PYTEST = ("-m", "pytest", "-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider")
+FORKS = str(Path(__file__).with_name("forks.py"))
+SHARED = ["pytest", "numpy", "torch"]  # no plugin: pytest rewrites the assertions of those as it imports them
+ARGUMENTS = ("-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider")  # of pytest
 OK, FAILED, USAGE, NO_TESTS = 0, 1, 4, 5  # exit codes of pytest
 HUNG = "hung"
 FOREIGN = ("PYTEST_ADDOPTS", "TRITON_INTERPRET", "PYTHONPYCACHEPREFIX")  # variables
@@ -56,42 +59,64 @@ class Copy:
     """A copy of the tree, in which tests run and import fastdiff from nowhere else."""
 
     def __init__(self, root: Path, folder: Path) -> None:
-        self._tree, self._temporary = folder / "tree", folder / "tmp"
-        self._process: subprocess.Popen | None = None
-        self._written = 0
+        self._tree, self._temporary, self._output = folder / "tree", folder / "tmp", folder / "output"
+        self._written, self._group = 0, 0
         for name in tracked(root):
             source, target = root / name, self._tree / name
             target.parent.mkdir(parents=True, exist_ok=True)
             _copy(source, target)
-        found = self._python("-c", "import importlib.util as u; print(u.find_spec('fastdiff').origin)")
+        self._environment = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+        self._environment |= {"PYTHONPATH": str(self._tree), "OMP_NUM_THREADS": "1"}
+        self._check_imports()
+        self._forks = subprocess.Popen(
+            [sys.executable, FORKS, *SHARED],
+            cwd=self._tree,
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the runner
+        )
+
+    def _check_imports(self) -> None:
+        """Raise Failure where tests would import another fastdiff than the one of this copy."""
+        command = [sys.executable, "-c", "import importlib.util as u; print(u.find_spec('fastdiff').origin)"]
+        found = subprocess.run(command, cwd=self._tree, env=self._environment, capture_output=True, text=True)
         if not Path(found.stdout.strip()).is_relative_to(self._tree):
             raise Failure(f"tests in {self._tree} would import {found.stdout.strip() or found.stderr}")
 
     def run(self, tests: list[str], tier: str, interpreted: bool, limit: float | None = None) -> Run:
         """Run tests of a tier until one fails. After `limit` seconds the run is ended, with all its processes."""
-        command = [sys.executable, *PYTEST, f"--basetemp={self._temporary}", "-m", tier, *tests]
+        request = {
+            "arguments": [*ARGUMENTS, f"--basetemp={self._temporary}", "-m", tier, *tests],
+            "environment": {"TRITON_INTERPRET": "1"} if interpreted else {},
+            "output": str(self._output),
+        }
         start = time.monotonic()
-        self._process = subprocess.Popen(
-            command,
-            cwd=self._tree,
-            env=self._environment(interpreted),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        assert self._forks.stdin is not None
+        print(json.dumps(request), file=self._forks.stdin, flush=True)
+        self._group = self._answer()
+        timer = threading.Timer(limit or threading.TIMEOUT_MAX, self.end)
+        timer.start()
         try:
-            output, _ = self._process.communicate(timeout=limit)
-            code: int | str = self._process.returncode
-        except subprocess.TimeoutExpired:
-            self.end()
-            output, code = self._process.communicate()[0], HUNG
+            code: int | str = self._answer()
+        finally:
+            timer.cancel()
         self.end()  # processes that the tests left behind
+        seconds = time.monotonic() - start
+        if limit is not None and seconds >= limit and code == -signal.SIGKILL:
+            code = HUNG
+        output = self._output.read_text(errors="replace")
         failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
         last = output.strip().splitlines()[-1:] or [""]
-        return Run(code, failed[1] if failed else last[0], time.monotonic() - start)
+        return Run(code, failed[1] if failed else last[0], seconds)
+
+    def _answer(self) -> int:
+        assert self._forks.stdout is not None
+        line = self._forks.stdout.readline()
+        if not line:
+            raise Failure("the process that starts tests has ended")
+        return int(line)
 
     @contextlib.contextmanager
     def changed(self, mutation: Mutation) -> Iterator[None]:
@@ -113,23 +138,16 @@ class Copy:
             bytecode.unlink()
 
     def end(self) -> None:
-        """End the run under way."""
-        if self._process is not None:
+        """End the run under way, with all its processes."""
+        if self._group:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.killpg(self._group, signal.SIGKILL)
 
-    def _python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = self._environment(interpreted=False)
-        return subprocess.run(
-            [sys.executable, *arguments], cwd=self._tree, env=environment, capture_output=True, text=True
-        )
-
-    def _environment(self, interpreted: bool) -> dict[str, str]:
-        """Return this process's environment without what would lead tests elsewhere."""
-        ours = {"PYTHONPATH": str(self._tree), "OMP_NUM_THREADS": "1"}
-        if interpreted:
-            ours["TRITON_INTERPRET"] = "1"
-        return {k: v for k, v in os.environ.items() if k not in FOREIGN} | ours
+    def close(self) -> None:
+        """End all processes."""
+        self._forks.kill()
+        self.end()
+        self._forks.communicate()
 
 
 class Runner:
@@ -160,7 +178,7 @@ class Runner:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
                 for copy in self._all:
-                    copy.end()
+                    copy.close()
 
     def _try(self, test: str, tier: str, interpreted: bool) -> Run:
         with self._a_copy() as copy:
