@@ -13,6 +13,7 @@ Exit codes: 0 all were caught; 1 some were not; 2 there is no such room, or a te
 
 import argparse
 import json
+import signal
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -103,4 +104,5 @@ def table(results: Sequence[Result]) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no process is left behind
     sys.exit(main())

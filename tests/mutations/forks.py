@@ -36,7 +36,7 @@ def run(request: dict[str, Any]) -> NoReturn:
     )
     for source, target in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
-    sys.stdin = open(0, closefd=False)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
     os.environ.update(request["environment"])
     sys.argv = ["pytest", *request["arguments"]]
     code: int = 3
