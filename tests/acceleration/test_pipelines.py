@@ -9,13 +9,14 @@ import pytest
 import torch
 
 import fastdiff
+from tests.pairwise import product
 from tests.text_pipelines import KINDS, text_pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")  # diffusers'
 PROMPT = "a photo of the cat"
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["sd1", pytest.param("sd2", marks=pytest.mark.slow), "sdxl"])
 def pipe(request):
     return text_pipeline(request.param)
 
@@ -46,6 +47,7 @@ def runs_on_fastdiff(pipe) -> bool:
     return refused == 2
 
 
+@pytest.mark.parametrize("pipe", KINDS, indirect=True)
 def test_pictures_are_those_of_diffusers(pipe):
     assert not runs_on_fastdiff(pipe)
     assert_as_before(pipe)
@@ -64,7 +66,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(("options", "pipe"), product(OPTIONS, KINDS[::-1], together=1), indirect=["pipe"])
 def test_every_argument_does_what_it_did(pipe, options):
     assert_as_before(pipe, **options)
 
@@ -81,7 +83,13 @@ SCHEDULERS = {
 }
 
 
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("DDPM", "HeunDiscrete", "UniPCMultistep") else pytest.mark.slow)
+        for name in SCHEDULERS
+    ],
+)
 def test_schedulers_are_swapped_as_before(name):
     pipe, kind = fastdiff.accelerate(text_pipeline("sd1")), getattr(diffusers, f"{name}Scheduler")
     pipe.scheduler = kind.from_config(pipe.scheduler.config, **SCHEDULERS[name])
@@ -90,7 +98,7 @@ def test_schedulers_are_swapped_as_before(name):
     assert abs(draw(pipe) - pictures).max() <= 1e-4
 
 
-@pytest.mark.parametrize("kind", ["pil", "np", "pt", "latent"])
+@pytest.mark.parametrize(("kind", "pipe"), product(["pil", "np", "pt", "latent"], KINDS, together=1), indirect=["pipe"])
 def test_output_types(pipe, kind):
     expected = draw(pipe, output_type=kind)
     found = draw(fastdiff.accelerate(pipe), output_type=kind)
@@ -137,7 +145,7 @@ def stop(pipe, step, t, tensors):
 CALLBACKS = [replace_text, edit_text, replace_latents, end_guidance, stop]
 
 
-@pytest.mark.parametrize("callback", CALLBACKS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize(("callback", "pipe"), product(CALLBACKS, KINDS[::-1], together=1), indirect=["pipe"])
 def test_callbacks_change_what_they_changed(pipe, callback):
     plain, seen = draw(pipe), []
 
@@ -291,6 +299,9 @@ class TestMoves:
         expected = draw(pipe)
         assert abs(draw(fastdiff.restore(pipe)) - expected).max() <= 1e-4
 
+    @pytest.mark.parametrize(
+        "pipe", ["sd1", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])], indirect=True
+    )
     def test_weights_that_change_change_the_picture(self, pipe):
         """In place, through data, by other memory, and of the VAE."""
         fastdiff.accelerate(pipe)

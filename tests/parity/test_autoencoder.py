@@ -70,14 +70,14 @@ def assert_close(ours, theirs) -> None:
     assert (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max()
 
 
-@pytest.mark.parametrize(("name", "size"), product(OPTIONS, [(5, 12), (8, 8), (1, 3)], together=1))
+@pytest.mark.parametrize(("name", "size"), product(list(OPTIONS), [(5, 12), (8, 8), (1, 3)], together=1))
 def test_decode(pair, name, size):
     theirs, ours = pair(**OPTIONS[name])
     z = torch.randn(2, theirs.config.latent_channels, *size)
     assert_close(ours.decode(z).sample, theirs.decode(z).sample)
 
 
-@pytest.mark.parametrize(("name", "size"), product(OPTIONS, [(19, 24), (16, 16)], together=1))
+@pytest.mark.parametrize(("name", "size"), product(list(OPTIONS), [(19, 24), (16, 16)], together=1))
 def test_encode(pair, name, size):
     theirs, ours = pair(**OPTIONS[name])
     x = torch.randn(2, theirs.config.in_channels, *size)
@@ -119,7 +119,7 @@ TILED = {
 }
 
 
-@pytest.mark.parametrize(("name", "size"), product(TILED, [(40, 56), (17, 30), (16, 33), (16, 16)], together=1))
+@pytest.mark.parametrize(("name", "size"), product(list(TILED), [(40, 56), (17, 30), (16, 33), (16, 16)], together=1))
 def test_tiles(pair, name, size):
     """Latents of 16 in a tile: pictures of many tiles, of narrow last ones, and one that is not cut."""
     theirs, ours = pair()

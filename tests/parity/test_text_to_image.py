@@ -137,7 +137,7 @@ SCHEDULERS = {
 }
 
 
-@pytest.mark.parametrize(("case", "kind"), product(SCHEDULERS, KINDS, together=1))
+@pytest.mark.parametrize(("case", "kind"), product(list(SCHEDULERS), KINDS, together=1))
 def test_schedulers(kind, case, text_pipes):
     """Made of the folder's own, so of a v-prediction too, and with noise of steps in diffusers' order."""
     name, options = SCHEDULERS[case]

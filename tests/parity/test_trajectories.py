@@ -53,7 +53,7 @@ def assert_same_steps(steps, expected):
     torch.testing.assert_close(step.trajectories.trajectories, x, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize(("policy", "call"), product(POLICIES, CALLS, together=1))
+@pytest.mark.parametrize(("policy", "call"), product(list(POLICIES), list(CALLS), together=1))
 def test_every_step(policy, call, save_planner):
     channels, widths, horizon = POLICIES[policy]
     kind, config, options = CALLS[call]

@@ -78,7 +78,7 @@ def check(theirs, ours, horizon: int, timestep) -> None:
     assert error <= 2e-5 * expected.abs().max()
 
 
-@pytest.mark.parametrize(("name", "horizon"), product(POLICIES, [16, 32, 128], together=1))
+@pytest.mark.parametrize(("name", "horizon"), product(list(POLICIES), [16, 32, 128], together=1))
 def test_policies(pair, name, horizon):
     theirs, ours = pair(POLICIES[name])
     for timestep in (0, 57, torch.tensor(57), torch.tensor([3, 99])):

@@ -10,6 +10,7 @@ from diffusers.callbacks import (
 )
 
 from fastdiff import InputError
+from tests.pairwise import product
 from tests.text_parity import assert_same, draw
 from tests.text_pipelines import KINDS
 
@@ -23,7 +24,17 @@ NAMES = {
     "sd2": ("latents", "prompt_embeds"),
     "sdxl": ("latents", "prompt_embeds", "add_text_embeds", "add_time_ids"),
 }
-EACH = pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in NAMES[kind]])
+EACH = pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        pytest.param(
+            kind, name, marks=pytest.mark.slow if (kind, name) in [("sd1", "latents"), ("sd2", "prompt_embeds")] else []
+        )
+        for kind in KINDS
+        for name in NAMES[kind]
+    ],
+)
+MOST = pytest.mark.parametrize("kind", ["sd1", pytest.param("sd2", marks=pytest.mark.slow), "sdxl"])
 TWO = {"prompt": ["a cat", "riding"], "negative_prompt": ["dog", "dog"], "num_inference_steps": 4}
 
 
@@ -69,7 +80,7 @@ def test_a_tensor_is_edited_in_place(kind, name, text_pipes):
     assert_the_same_callback_draws_the_same(text_pipes(kind), make, names, **TWO)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@MOST
 def test_all_of_a_prompt_is_replaced_where_guidance_is_off(kind, text_pipes):
     names = NAMES[kind][1:]
 
@@ -79,7 +90,7 @@ def test_all_of_a_prompt_is_replaced_where_guidance_is_off(kind, text_pipes):
     assert_the_same_callback_draws_the_same(text_pipes(kind), make, names, **TWO | {"guidance_scale": 1.0})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@MOST
 def test_guidance_ends_where_the_prompts_half_is_given_back(kind, text_pipes):
     """As in diffusers' documentation, "dynamic classifier-free guidance", and the last edits count."""
 
@@ -97,7 +108,7 @@ def test_guidance_ends_where_the_prompts_half_is_given_back(kind, text_pipes):
     assert_the_same_callback_draws_the_same(text_pipes(kind), make, NAMES[kind][1:], **TWO)
 
 
-@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
+@pytest.mark.parametrize("kind", [pytest.param("sd1", marks=pytest.mark.slow), "sdxl"])
 def test_either_way_to_end_guidance_is_enough(kind, text_pipes):
     """diffusers needs both."""
     theirs, ours = text_pipes(kind)
@@ -117,7 +128,7 @@ def test_either_way_to_end_guidance_is_enough(kind, text_pipes):
     assert_same(draw(ours, cutting(False, True), names, **TWO), expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@MOST
 def test_the_scale_of_guidance_is_set(kind, text_pipes):
     def make():
         def rise(pipe, step, timestep, tensors):
@@ -133,9 +144,12 @@ def test_the_scale_of_guidance_is_set(kind, text_pipes):
 CUT = {"sd1": SDCFGCutoffCallback, "sd2": SDCFGCutoffCallback, "sdxl": SDXLCFGCutoffCallback}
 
 
-@pytest.mark.parametrize("cutoff", [{"cutoff_step_ratio": 0.4}, {"cutoff_step_index": 2, "cutoff_step_ratio": None}])
-@pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
-@pytest.mark.parametrize("kind", KINDS)
+CUTOFFS = {"ratio": {"cutoff_step_ratio": 0.4}, "index": {"cutoff_step_index": 2, "cutoff_step_ratio": None}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "several", "cutoff"), product(KINDS, {"one": False, "several": True}, CUTOFFS, together=1)
+)
 def test_the_callbacks_of_diffusers(kind, several, cutoff, text_pipes):
     options = {"prompt": "a cat", "num_inference_steps": 5, "output_type": "pt"}
     pictures = []
@@ -149,7 +163,7 @@ def test_the_callbacks_of_diffusers(kind, several, cutoff, text_pipes):
     assert (pictures[1] - uncut).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@MOST
 def test_tensors_that_come_back_as_they_were_change_no_bit(kind, text_pipes):
     _, ours = text_pipes(kind)
     options = TWO | {"output_type": "pt", "num_images_per_prompt": 2}

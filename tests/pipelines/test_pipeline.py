@@ -20,6 +20,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion import conditioning, pictures
 from fastdiff.requests import request as settings
+from tests.pairwise import product
 
 TINY = {
     "sample_size": 8,
@@ -84,20 +85,22 @@ COMPANY = {
 }
 
 
+@pytest.mark.parametrize("model", ["small", pytest.param("emoji64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", COMPANY)
-def test_same_seed_same_bits_in_any_company(emoji, case):
-    """Alone, in a batch of four, and at another place in it: with the real weights, in float32."""
+def test_same_seed_same_bits_in_any_company(emoji, make, model, case):
+    """Alone, in a batch of four, and at another place in it: with small weights and the real ones, in float32."""
     scheduler, options = COMPANY[case]
-    options = {"num_inference_steps": 3, "output_type": "pt"} | options
+    options = {"num_inference_steps": 2, "output_type": "pt"} | options
+    pipe = make(info=emoji.info, num_class_embeds=217, sample_size=16) if model == "small" else emoji
     if scheduler is DDPMScheduler:
-        emoji = Pipeline(
-            emoji.denoiser,
+        pipe = Pipeline(
+            pipe.denoiser,
             DDPMScheduler.from_config(emoji.scheduler.config),
             ModelInfo(emoji.info.labels, null_label=216),
         )
-    alone = emoji(seed=11, **options).images[0]
+    alone = pipe(seed=11, **options).images[0]
     for place, seeds in enumerate([[11, 3, 4, 5], [2, 11, 4, 5], [2, 3, 4, 11]]):
-        batch = emoji(seed=seeds, **options).images
+        batch = pipe(seed=seeds, **options).images
         assert torch.equal(batch[[0, 1, 3][place]], alone)
         assert not torch.equal(batch[2], alone)
 
@@ -133,8 +136,7 @@ DIT_COMPANY = {
 }
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 16])
-@pytest.mark.parametrize("case", DIT_COMPANY)
+@pytest.mark.parametrize(("case", "chunk"), product(list(DIT_COMPANY), [1, 3, 16], together=1))
 def test_same_bits_of_a_transformer_in_any_company(make_dit, vae, monkeypatch, case, chunk):
     """Other labels and seeds beside it, and another chunk of the table of conditioning."""
     scheduler, options = DIT_COMPANY[case]

@@ -17,6 +17,7 @@ from fastdiff import (
     UNet2DModel,
 )
 from fastdiff.diffusion import decoding, loop
+from tests.pairwise import product
 
 TINY = {
     "sample_size": 8,
@@ -98,8 +99,7 @@ def fits(monkeypatch):
 PLACES = {"step": (loop._Loop, "step_by_picture"), "decoder": (decoding, "decode_latents")}
 
 
-@pytest.mark.parametrize("output_type", ["pil", "np", "pt"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "output_type"), product(list(PLACES), ["pil", "np", "pt"], together=1))
 def test_out_of_memory_draws_the_same_pictures_fewer_at_a_time(latent, fits, caplog, place, output_type):
     options = {"seed": range(5), "class_labels": 1, "num_inference_steps": 3, "eta": 0.5, "output_type": output_type}
     expected = latent(**options).images
@@ -116,8 +116,9 @@ def test_out_of_memory_draws_the_same_pictures_fewer_at_a_time(latent, fits, cap
     assert len(steps[0].preview()) == 5
 
 
-@pytest.mark.parametrize("seeded", [True, False], ids=["one picture", "generator"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "seeded"), product(list(PLACES), {"one picture": True, "generator": False}, together=1)
+)
 def test_out_of_memory_that_nothing_helps_is_one_line(latent, fits, place, seeded):
     options = {"class_labels": 1, "num_inference_steps": 2, "batch_size": 4}
     fits(0 if seeded else 2, *PLACES[place])

@@ -5,7 +5,6 @@ import torch
 
 import fastdiff
 from fastdiff import InputError, Pipeline, TextToImagePipeline
-from tests.text_pipelines import KINDS
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 ON = pytest.mark.parametrize(
@@ -18,7 +17,7 @@ ON = pytest.mark.parametrize(
     ],
     ids=["cpu", "cuda-fp32", "cuda-bf16", "cuda-fp16"],
 )
-ALL = pytest.mark.parametrize("kind", KINDS)
+ALL = pytest.mark.parametrize("kind", ["sd1", pytest.param("sd2", marks=pytest.mark.slow), "sdxl"])
 STEPS = {"num_inference_steps": 3, "output_type": "pt"}
 
 pytestmark = [
@@ -46,7 +45,9 @@ COMPANY = {
 
 
 @ON
-@pytest.mark.parametrize("case", COMPANY)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in ("sd1", "sdxl") else []) for case in COMPANY]
+)
 def test_same_bits_in_any_company(load, case, device, dtype):
     """Alone, in batches, at other places, beside other prompts, other negative ones, and the same ones."""
     kind, scheduler, given = COMPANY[case]

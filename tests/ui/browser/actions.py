@@ -3,10 +3,21 @@
 import base64
 import os
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
+TIMEOUT = 120_000  # milliseconds, which only stop what hangs
+
+
+def until(page, holds: Callable[[], object]) -> None:
+    """Wait until something holds that no locator tells; the page goes on meanwhile."""
+    deadline = time.monotonic() + TIMEOUT / 1000
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen"
+        page.wait_for_timeout(50)
 
 
 def generate(page, pictures: int = 1, steps: int | None = None, seed: int | None = None, batch_size: int = 1) -> None:
@@ -40,6 +51,11 @@ def number(page, label: str):
 
 def wait_for_status(page, text: str) -> None:
     page.locator("#status").get_by_text(text).wait_for()
+
+
+def wait_for_end(page) -> None:
+    """Wait until a run has ended for the form too."""
+    page.locator("#generate").get_by_text("Generate", exact=True).wait_for()
 
 
 def captions(page, gallery: str = "#gallery") -> list[str]:

@@ -2,9 +2,13 @@
 
 import re
 
+import pytest
+
 from fastdiff.requests import png
 from fastdiff.ui.tabs.progress import SMALL
 from tests.ui.browser.actions import drop, fill, generate, more_settings, number, pick, wait_for_status
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_picture_is_sent_to_compare_and_settings_come_back(page):

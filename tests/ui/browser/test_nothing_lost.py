@@ -4,7 +4,19 @@ import re
 
 import pytest
 
-from tests.ui.browser.actions import captions, fill, generate, more_settings, number, pick, wait_for_status
+from tests.ui.browser.actions import (
+    captions,
+    fill,
+    generate,
+    more_settings,
+    number,
+    pick,
+    until,
+    wait_for_end,
+    wait_for_status,
+)
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("leave", ["Tab", "Escape"])
@@ -61,8 +73,9 @@ def test_the_form_survives_a_reload(page, model):
     page.wait_for_timeout(1000)
     page.reload()
     page.get_by_role("button", name="Generate").wait_for()
-    page.wait_for_timeout(2000)
+    until(page, lambda: page.get_by_label("Seed").first.input_value() == "99")
     more_settings(page)
+    until(page, lambda: number(page, "Steps").input_value() == "7")
     assert page.get_by_label("Model", exact=True).first.input_value() == model
     assert [number(page, field).input_value() for field in ("Steps", "Pictures")] == ["7", "3"]
     assert page.get_by_label("Seed").first.input_value() == "99"
@@ -127,16 +140,15 @@ def test_tab_closes_the_lists_that_it_leaves(page):
     page.get_by_role("listbox").wait_for()
     for _ in range(3):
         page.keyboard.press("Tab")
-        page.wait_for_timeout(400)
-        assert page.get_by_role("listbox").count() <= 1
-    assert page.get_by_role("listbox").count() == 0
+        until(page, lambda: page.get_by_role("listbox").count() <= 1)
+    until(page, lambda: page.get_by_role("listbox").count() == 0)
 
 
 def test_ctrl_enter_draws(page):
     page.get_by_label("Seed").first.fill("5")
     page.keyboard.press("Control+Enter")
     wait_for_status(page, "Drew 1 picture")
-    page.wait_for_timeout(500)
+    wait_for_end(page)
     page.get_by_role("tab", name="History").click()
     page.locator("#history .caption-label").first.wait_for()
     assert captions(page, "#history") == ["seed 5"]
@@ -145,8 +157,7 @@ def test_ctrl_enter_draws(page):
 def test_the_next_run_starts_while_a_cancelled_step_goes_on(page, models, slow_steps):
     slow_steps.seconds = 100
     generate(page, steps=1, seed=1)
-    while not models.is_computing:
-        page.wait_for_timeout(50)
+    until(page, lambda: models.is_computing)
     for seed in ("3", "2"):
         wait_for_status(page, "Starting" if seed == "3" else "Waiting for the step of an earlier run to end")
         assert page.locator("#generate").is_disabled()
@@ -157,8 +168,7 @@ def test_the_next_run_starts_while_a_cancelled_step_goes_on(page, models, slow_s
         page.get_by_role("button", name="Generate").click()
     wait_for_status(page, "Waiting for the step of an earlier run to end")
     slow_steps.turns.release()
-    while not slow_steps:
-        page.wait_for_timeout(50)
+    until(page, lambda: slow_steps)
     page.wait_for_timeout(500)
     assert page.locator("#generate").inner_text() == "Drawing…"
     assert page.get_by_role("button", name="Cancel").locator("visible=true").count() == 1

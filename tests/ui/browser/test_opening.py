@@ -5,6 +5,8 @@ import pytest
 from fastdiff.requests import defaults
 from tests.ui.browser.actions import wait_for_status
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def opens(opening_model):

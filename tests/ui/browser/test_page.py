@@ -21,9 +21,12 @@ from tests.ui.browser.actions import (
     number,
     pick,
     screenshot,
+    until,
+    wait_for_end,
     wait_for_status,
 )
 
+pytestmark = pytest.mark.slow
 CONTRAST = """
 (element) => {
     const parse = (text) => text.match(/[\\d.]+/g).map(Number);
@@ -50,6 +53,14 @@ STATUS_AND_PREVIEW = """
 """
 
 
+PANELS = {"Draw": "#generate", "Compare": ".side", "History": "#history"}
+
+
+def show(page, tab: str) -> None:
+    page.get_by_role("tab", name=tab).click()
+    page.locator(PANELS[tab]).locator("visible=true").first.wait_for()
+
+
 def test_the_first_click_draws(page):
     assert "press Generate" in page.locator("#status").inner_text()
     page.get_by_role("button", name="Generate").click()
@@ -62,7 +73,7 @@ def test_progress_and_a_preview_that_sharpens(page, slow_steps):
     seen = [("", None)]
     while "Drew" not in seen[-1][0]:
         seen.append(page.evaluate(STATUS_AND_PREVIEW))
-        time.sleep(0.05)
+        page.wait_for_timeout(50)
     pattern = r"Picture 1 to 2 of 2, step (\d) of 5, [\d.]+ pictures/s"
     steps = [int(k) for text, _ in seen for k in re.findall(pattern, text)]
     pictures = {picture for _, picture in seen if picture}
@@ -267,8 +278,7 @@ def test_enter_in_the_seed_draws(page):
 def test_every_control_has_a_name(page):
     more_settings(page)
     for tab in ("Draw", "Compare", "History"):
-        page.get_by_role("tab", name=tab).click()
-        time.sleep(0.3)
+        show(page, tab)
         assert page.evaluate(NAMELESS) == []
 
 
@@ -288,8 +298,7 @@ def test_text_can_be_read(open_page, theme):
         page.locator("button.stop").first,
         page.get_by_role("button", name="New seed").first,
     ]
-    time.sleep(0.5)  # colours fade in
-    assert min(each.evaluate(CONTRAST) for each in texts) >= 4.5
+    until(page, lambda: min(each.evaluate(CONTRAST) for each in texts) >= 4.5)  # colours fade in
 
 
 @pytest.mark.parametrize(
@@ -303,10 +312,9 @@ def test_widths(open_page, tmp_path, name, size, theme):
     page.get_by_role("button", name="More settings").click()
     wait_for_status(page, "Drew")
     page.mouse.move(0, 0)
-    time.sleep(0.5)
+    wait_for_end(page)
     page.evaluate("scrollTo(0, 0)")
     screenshot(page, name, tmp_path, full_page=name != "desktop")
     for tab in ("Draw", "Compare", "History"):
-        page.get_by_role("tab", name=tab).click()
-        time.sleep(0.3)
+        show(page, tab)
         assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]

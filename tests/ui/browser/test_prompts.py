@@ -2,7 +2,11 @@
 
 import re
 
+import pytest
+
 from tests.ui.browser.actions import drop, more_settings, number, pick, wait_for_status
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_model_that_reads_text(page):

@@ -1,12 +1,23 @@
 """Pictures come first: one fills the stage, its pixels sharp; the others are beside it. In a real browser."""
 
 import re
-import time
 
 import pytest
 
 from fastdiff.runs import drawing
-from tests.ui.browser.actions import DESKTOP, PHONE, captions, generate, more_settings, number, wait_for_status
+from tests.ui.browser.actions import (
+    DESKTOP,
+    PHONE,
+    captions,
+    generate,
+    more_settings,
+    number,
+    until,
+    wait_for_end,
+    wait_for_status,
+)
+
+pytestmark = pytest.mark.slow
 
 DISPLAYED = """
 (image) => ({
@@ -82,7 +93,7 @@ def test_zoom_to_pixels(page):
     wait_for_status(page, "Drew 1 picture")
     whole = on_stage(page).evaluate(DISPLAYED)["width"]
     page.locator("#gallery-view").get_by_text("Pixels").click()
-    page.wait_for_timeout(500)
+    until(page, lambda: on_stage(page).evaluate(DISPLAYED)["width"] != whole)
     shown = on_stage(page).evaluate(DISPLAYED)
     assert shown["width"] >= 2 * whole and shown["width"] % shown["natural"] == 0
     assert shown["rendering"] == "pixelated"
@@ -92,7 +103,7 @@ def test_captions_tell_runs_apart_and_say_what_is_shown(page):
     for steps in (1, 2):
         generate(page, steps=steps, seed=5)
         wait_for_status(page, "Drew 1 picture")
-        page.wait_for_timeout(500)
+        wait_for_end(page)
     label = re.search(r"Label\s+(.+)", page.locator("dl.settings").first.inner_text())[1]
     assert on_stage(page).get_attribute("alt") == f"seed 5, {label}"
     page.get_by_role("tab", name="History").click()
@@ -108,7 +119,8 @@ def test_a_picture_takes_no_key_from_who_types(page, slow_steps):
     seed = page.get_by_label("Seed").first
     seed.focus()
     wait_for_status(page, "Drew 1 picture")
-    page.wait_for_timeout(500)
+    on_stage(page).wait_for()
+    wait_for_end(page)
     assert seed.evaluate("(field) => field === document.activeElement")
 
 
@@ -119,9 +131,9 @@ def test_each_run_takes_a_new_seed_unless_it_is_kept(page):
             page.get_by_label("Keep this seed").first.check()
         generate(page, steps=1)
         wait_for_status(page, "Drew 1 picture")
-        page.locator("#generate").get_by_text("Generate").wait_for()
+        wait_for_end(page)
         drawn.append(seed.input_value())
-        page.wait_for_timeout(500)
+        page.locator(f"#gallery [alt^='seed {drawn[-1]}']").first.wait_for()
     assert drawn[0] == "0" and len(set(drawn)) == 2 and drawn[1] == drawn[2] == drawn[3]
     page.get_by_label("Keep this seed").first.uncheck()
     page.get_by_role("button", name="Use these settings").locator("visible=true").click()
@@ -144,22 +156,18 @@ def in_view(page, locator) -> bool:
 def test_generate_is_in_reach_wherever_one_is_on_the_form(open_page, size):
     page = open_page(size)
     more_settings(page)
-    page.wait_for_timeout(500)
+    number(page, "Batch size").wait_for()
     button = page.locator("#generate")
     for field in (page.get_by_label("Model", exact=True).first, number(page, "Steps"), number(page, "Batch size")):
         field.scroll_into_view_if_needed()
-        page.wait_for_timeout(200)
-        assert in_view(page, button)
+        until(page, lambda: in_view(page, button))
 
 
 def test_on_a_phone_the_finished_picture_scrolls_into_view(open_page):
     page = open_page(PHONE)
     generate(page, steps=1)
     wait_for_status(page, "Drew 1 picture")
-    deadline = time.monotonic() + 10
-    while not in_view(page, on_stage(page)) and time.monotonic() < deadline:
-        page.wait_for_timeout(100)
-    assert in_view(page, on_stage(page))
+    until(page, lambda: in_view(page, on_stage(page)))
     assert on_stage(page).bounding_box()["y"] + 300 < page.locator("#generate").bounding_box()["y"]
 
 
@@ -192,9 +200,12 @@ def test_generate_and_the_line_of_a_run_are_above_the_pictures(open_page, slow_s
     slow_steps.seconds = 1
     page.locator("#generate").dispatch_event("click")
     page.locator("#status [role=progressbar]").wait_for()
-    page.wait_for_timeout(500)  # it scrolls
-    page.evaluate("scrollBy(0, document.querySelector('#gallery').getBoundingClientRect().top + 99)")
-    assert page.locator("#status [role=progressbar]").evaluate(on_top)
+
+    def is_on_top():
+        page.evaluate("scrollBy(0, document.querySelector('#gallery').getBoundingClientRect().top + 99)")
+        return page.locator("#status [role=progressbar]").evaluate(on_top)
+
+    until(page, is_on_top)  # the page itself scrolls at first
 
 
 def test_cancel_is_there_while_something_is_drawn(page, slow_steps):
@@ -209,12 +220,12 @@ def test_cancel_is_there_while_something_is_drawn(page, slow_steps):
 def test_a_double_click_draws_once(page, slow_steps):
     page.locator("#generate").dblclick()
     wait_for_status(page, "Drew 1 picture")
-    page.locator("#generate").get_by_text("Generate").wait_for()
-    page.wait_for_timeout(2000)
-    assert page.locator("#generate").inner_text() == "Generate"
+    wait_for_end(page)
+    generate(page, steps=1, seed=5)  # a second run would come before this one
+    page.locator("#gallery [alt^='seed 5']").first.wait_for()
     page.get_by_role("tab", name="History").click()
-    page.locator("#history .caption-label").first.wait_for()
-    assert captions(page, "#history") == ["seed 0"]
+    page.locator("#history .caption-label").get_by_text("seed 5").wait_for()
+    assert captions(page, "#history") == ["seed 5", "seed 0"]
 
 
 def test_a_run_that_cannot_be_sent_frees_the_button(page):
@@ -252,6 +263,6 @@ def test_settings_are_copied_as_text(page):
     generate(page, steps=1, seed=5)
     wait_for_status(page, "Drew 1 picture")
     page.get_by_role("button", name="Copy settings").locator("visible=true").click()
-    page.wait_for_timeout(300)
+    until(page, lambda: page.evaluate("navigator.clipboard.readText()"))
     text = page.evaluate("navigator.clipboard.readText()")
     assert text.startswith("fluent-3d smiling faces\nSteps: 1, Sampler: DDIM, ") and "Seed: 5, Size: 64x64" in text
