@@ -64,6 +64,7 @@ def test_a_loss_is_one_that_lasts(base, monkeypatch, capsys, tmp_path, tree, ver
     assert said.startswith("nothing is slower" if code == 0 else "slower than")
 
 
+@pytest.mark.slow
 def test_both_sides_take_turns_in_processes_of_their_own(base, monkeypatch, capsys, tmp_path):
     (tmp_path / "fastdiff").symlink_to(ROOT / "fastdiff")
     (tmp_path / "sleeping.py").write_text(SLEEPING.format(root=str(ROOT)))
@@ -99,6 +100,7 @@ def test_else_it_goes_on(base):
     base.compare_if_asked("any", ["a"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no history here")
 def test_a_commit_is_checked_out_beside_and_goes_afterwards(load, tmp_path):
     checkouts = load("checkouts")

@@ -42,13 +42,14 @@ def loops(load, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_ours(bench):
     (row,) = bench.rows(["ddpm32-fastdiff-1"])
     assert row["workload"] == "ddpm32-fastdiff-1" and row["pictures"] == 24 and row["pictures_s"] > 0
     assert row["busy"] is None and 0 < row["first_s"] < row["wall_s"]
 
 
-@pytest.mark.parametrize("name", ["ddpm32", "emoji64"])
+@pytest.mark.parametrize("name", [pytest.param("ddpm32", marks=pytest.mark.slow), "emoji64"])
 def test_loops(bench, loops, monkeypatch, name):
     monkeypatch.setattr(bench, "SECONDS", 0.0)
     monkeypatch.setattr(subprocess, "run", loops)

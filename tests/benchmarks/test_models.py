@@ -48,7 +48,14 @@ TINY_SAVED = {
 TINY_SAVED |= {"in_channels": 8, "out_channels": 8}
 
 
-@pytest.mark.parametrize("config", [TINY_TEXT, TINY_SDXL, TINY_SAVED], ids=["sd", "sdxl", "saved"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(TINY_TEXT, id="sd"),
+        pytest.param(TINY_SDXL, id="sdxl", marks=pytest.mark.slow),
+        pytest.param(TINY_SAVED, id="saved", marks=pytest.mark.slow),
+    ],
+)
 def test_models_of_a_text(harness, load, config):
     bench = load("bench_models")
     bench.WORKLOADS["tiny"] = (config, 2, None)
@@ -62,7 +69,11 @@ def test_models_of_a_text(harness, load, config):
 
 
 @pytest.mark.parametrize(
-    ("config", "loops"), [(TINY, "pictures_s"), (TINY_PLANNER, "plans_s")], ids=["pictures", "plans"]
+    ("config", "loops"),
+    [
+        pytest.param(TINY, "pictures_s", id="pictures"),
+        pytest.param(TINY_PLANNER, "plans_s", id="plans", marks=pytest.mark.slow),
+    ],
 )
 def test_models(harness, load, monkeypatch, config, loops):
     bench = load("bench_models")
@@ -114,7 +125,10 @@ def test_a_model_alone_in_a_new_process(harness, load, monkeypatch):
     assert run == [[sys.executable, str(BENCHMARKS / "alone.py"), "eager", "ddpm32_b1"]]
 
 
-@pytest.mark.parametrize("config", [TINY, TINY_PLANNER], ids=["pictures", "plans"])
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(TINY, id="pictures"), pytest.param(TINY_PLANNER, id="plans", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("who", ["fastdiff", "eager", "compile"])
 def test_the_memory_of_a_model_alone(harness, load, monkeypatch, who, config):
     """Its peak is that of calls after the first ones, whose memory is given back; its weights are its parameters."""
@@ -213,7 +227,7 @@ def test_the_class_of_a_kernel(load, kernel, expected):
     assert load("profile_models").class_of(kernel) == expected
 
 
-@pytest.mark.parametrize("half", ["decode", "encode"])
+@pytest.mark.parametrize("half", ["decode", pytest.param("encode", marks=pytest.mark.slow)])
 def test_an_autoencoder(harness, load, monkeypatch, half):
     bench = load("bench_autoencoder")
     levels = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}

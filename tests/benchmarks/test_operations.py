@@ -37,8 +37,8 @@ def test_a_wrong_result_has_no_time(harness, wrong):
     ("size", "options"),
     [
         ((1, 4, (8,), 8, 3), {"temb": True}),
-        ((1, 4, (8, 8), 8, 1), {"residual": True}),
-        ((1, 4, (8,), 8, 3), {"upsample": True}),
+        pytest.param((1, 4, (8, 8), 8, 1), {"residual": True}, marks=pytest.mark.slow),
+        pytest.param((1, 4, (8,), 8, 3), {"upsample": True}, marks=pytest.mark.slow),
     ],
     ids=["temb", "pair-residual", "up"],
 )
@@ -73,7 +73,9 @@ def test_a_planners_block(harness, load):
     assert row["floor_ms"] == pytest.approx(2 * 2 * 4 * 16 * 8 * 5 / 100e9)
 
 
-@pytest.mark.parametrize("widths", [(32,), (32, 32)], ids=["one", "pair"])
+@pytest.mark.parametrize(
+    "widths", [pytest.param((32,), id="one", marks=pytest.mark.slow), pytest.param((32, 32), id="pair")]
+)
 def test_group_norm(harness, load, widths):
     bench = load("bench_group_norm")
     bench.GROUP_NORMS["tiny"] = (2, 4, widths)
@@ -86,7 +88,12 @@ def test_group_norm(harness, load, widths):
 
 
 @pytest.mark.parametrize(
-    ("keys", "options"), [(6, {}), (6, {"bias": True}), (4, {"causal": True})], ids=["full", "bias", "causal"]
+    ("keys", "options"),
+    [
+        pytest.param(6, {}, id="full", marks=pytest.mark.slow),
+        pytest.param(6, {"bias": True}, id="bias"),
+        pytest.param(4, {"causal": True}, id="causal", marks=pytest.mark.slow),
+    ],
 )
 def test_attention(harness, load, monkeypatch, keys, options):
     bench = load("bench_attention")
@@ -101,7 +108,12 @@ def test_attention(harness, load, monkeypatch, keys, options):
 
 @pytest.mark.parametrize(
     ("sampler", "outputs", "noisy"),
-    [("ddim", 1, False), ("ddim-guided", 2, False), ("ddim-eta1", 1, True), ("ddpm", 1, True)],
+    [
+        pytest.param("ddim", 1, False, marks=pytest.mark.slow),
+        ("ddim-guided", 2, False),
+        ("ddim-eta1", 1, True),
+        pytest.param("ddpm", 1, True, marks=pytest.mark.slow),
+    ],
 )
 def test_denoise(harness, load, sampler, outputs, noisy):
     bench = load("bench_denoise")
@@ -114,7 +126,7 @@ def test_denoise(harness, load, sampler, outputs, noisy):
     assert row["parity_max_abs_err"] < 1e-5
 
 
-@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 4.0])
 def test_the_denoise_step_is_the_one_of_a_pipeline(harness, load, monkeypatch, scale):
     """The benchmark and the sampling loop call the step with the same arguments, by dtype and shape."""
     called = []
@@ -349,6 +361,7 @@ def test_hazards_of_the_hand_over_to_warps_are_counted_apart(load, monkeypatch, 
     assert ("but 3 times Triton's hand-over" in sanitize.summary([found])) == found.clean
 
 
+@pytest.mark.slow
 def test_the_sanitizer_runs_each_kernel_test_file(load):
     """One odd shape of every operation is among the tests it selects, and of the convolutions for sm_90, fp8 too."""
     pytest.importorskip("triton", reason="no Triton here")

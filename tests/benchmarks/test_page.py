@@ -24,6 +24,7 @@ def bench(load, monkeypatch):
     return bench
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="ends the server by a POSIX signal")
 def test_two_users_of_two_models_behind_one_who_cancels(bench, text_folder, tmp_path):
     (row,) = bench.rows([save_unet(tmp_path / "labels", **UNET, num_class_embeds=3), text_folder("sd1")])

@@ -16,6 +16,7 @@ PARAMETERS = {  # of the published weights
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "config", "count"), [(name, *case) for name, cases in PARAMETERS.items() for case in cases]
 )

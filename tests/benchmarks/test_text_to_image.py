@@ -58,7 +58,7 @@ def bench(load, monkeypatch):
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(params=["sd15", "sdxl"])
+@pytest.fixture(params=["sd15", pytest.param("sdxl", marks=pytest.mark.slow)])
 def folder(request, bench, tmp_path):
     bench.make_folder(request.param, tmp_path)
     return tmp_path
@@ -73,13 +73,16 @@ def check(numbers: dict[str, float], new_shapes: bool) -> None:
     json.dumps(numbers)
 
 
-@pytest.mark.parametrize("who", ["fastdiff", "accelerate", "eager", "compile"])  # offload needs a GPU
+@pytest.mark.parametrize(
+    "who", ["eager", *(pytest.param(who, marks=pytest.mark.slow) for who in ("fastdiff", "accelerate", "compile"))]
+)  # offload needs a GPU
 def test_a_pipeline_alone(bench, load, monkeypatch, folder, who):
     alone = load("pictures_alone")
     monkeypatch.setattr(load("alone").torch, "compile", lambda function, **options: function)
     check(alone.measure_alone(who, folder, 3, time.time()), new_shapes=who in ("fastdiff", "accelerate"))
 
 
+@pytest.mark.slow
 def test_the_tokenizer_is_one_of_single_bytes(folder):
     ours = CLIPTokenizer(folder / "tokenizer")
     assert ours.length == 77

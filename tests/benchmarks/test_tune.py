@@ -134,6 +134,7 @@ def test_the_rows_of_a_forward(tune, monkeypatch, tmp_path):
     assert (tmp_path / "nvidia-tiny.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own_is_drawn(tune, monkeypatch):
     monkeypatch.undo()  # on references
     images = tune.own_model("emoji64", 2)().images
