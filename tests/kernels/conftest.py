@@ -66,7 +66,7 @@ def _obstacle(item) -> str | None:
 
 
 def _covered(item) -> set:
-    """What a test covers: pairs of its parameters, which are known by identity, each dtype, and each way of loading.
+    """Return what a test covers: each dtype, each way of loading, and pairs of its parameters, known by identity.
 
     Of a kernel of products dtype and way of loading are one parameter more, its code; others have one code.
     """

@@ -161,7 +161,7 @@ def test_given_moments_are_used(norm, randn):
 @pytest.mark.parametrize("pixels", [None, 32], ids=["own-moments", "given-moments"])
 def test_large_mean(norm, randn, dtype, assert_accurate, mean, pixels):
     """x has a deviation of 1, and its mean in float32 an error of up to an ulp."""
-    x, weight, bias = randn(1, 24, 24, 32, dtype=dtype, mean=mean), randn(32), randn(32)
+    x, weight, bias = randn(2, 24, 24, 32, dtype=dtype, mean=mean), randn(32), randn(32)
     moments = None if pixels is None else moments_of(x, pixels)
     y = norm(x, 8, weight, bias, eps=EPS, activation="silu", moments=moments)
     judged = peer_and_truth(by_torch, dtype, x, 8, weight, bias, activation="silu")

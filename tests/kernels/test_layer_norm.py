@@ -42,7 +42,7 @@ def by_torch(x, weight=None, bias=None, *, rounded, rms=False, residual=None, ga
 
 
 def judged(x, *rows, **options):
-    """What torch makes of the arguments of layer_norm, and the truth."""
+    """Return what torch makes of the arguments of layer_norm, and the truth."""
     return peer_and_truth(by_torch, x.dtype, x, *rows, rounded=x.dtype, **options)
 
 

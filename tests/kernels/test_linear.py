@@ -71,7 +71,7 @@ def truth(args, options) -> torch.Tensor:
 
 
 def judged(args, options) -> tuple[torch.Tensor, torch.Tensor]:
-    """What torch makes of these in their own dtype, and the truth."""
+    """Return what torch makes of these in their own dtype, and the truth."""
     return peer_and_truth(by_torch, args[0].dtype, *args, **options)
 
 

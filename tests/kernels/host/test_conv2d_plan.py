@@ -65,3 +65,13 @@ def test_in_fp8_a_step_is_as_long_in_any_batch(side, channels):
         ]
         assert len({plan.tile.block for plan in plans}) == 1
         assert len({(plan.moments, plan.chunks, plan.steps, plan.flat) for plan in plans}) == 1
+
+
+@pytest.mark.parametrize("mode", [(1, False), (2, False), (1, True)], ids=["same", "down", "up"])
+@pytest.mark.parametrize("height", [2, 4, 6, 8, 12, 24, 48, 96, 100, 128, 256])
+def test_a_tile_is_whole_tiles_of_moments_in_any_batch(mode, height):
+    for pictures, channels, out_channels, itemsize in product((1, 8, 64), (3, 64, 256), (3, 16, 64, 96, 256), (2, 4)):
+        stride, upsample = mode
+        sizes = ((channels,), out_channels, (3, 3), stride, (1, 1, 1, 1), upsample, itemsize)
+        plan = make_plan(Problem(pictures, height, height, *sizes), obstacle=None, multiprocessors=132)
+        assert plan.tile.pixels % plan.moments == 0, (pictures, channels, out_channels, plan)

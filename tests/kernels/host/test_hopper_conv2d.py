@@ -148,7 +148,7 @@ def call_of(n, height, width, channels, out_channels, options) -> tuple[tuple, d
 
 
 def truth_of(args, options) -> torch.Tensor:
-    """What torch makes of these in float64, of 8 bits what those stand for."""
+    """Return what torch makes of these in float64, where 8 bits are the numbers that they stand for."""
     x, weight, bias = args
     x = dequantised(x) if weight.dtype == FP8 else x
     weight = weight.dequantised(torch.float32) if isinstance(weight, Quantised) else weight

@@ -76,7 +76,7 @@ class TestQuantise:
 
 
 def judged(operation, x, made, *rest, narrow=lambda x, dtype: x, **options):
-    """What torch makes of the weight that 8 bits stand for, in the dtype of x, and the truth.
+    """Return what torch makes of the weight that 8 bits stand for, in the dtype of x, and the truth.
 
     narrow(x, dtype): what becomes of x, too.
     """
