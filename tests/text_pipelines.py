@@ -85,7 +85,7 @@ def save_tokenizer(folder: Path, layout: str = "two-files", pad: str = "<|endoft
     if layout == "one-file":
         return folder
     (folder / "vocab.json").write_text(json.dumps(ids))
-    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, merges), ""]))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, merges), ""]), "utf-8")
     if layout == "both":
         return folder
 

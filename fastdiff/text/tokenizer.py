@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
+END_OF_WORD = "</w>"  # behind the last letter of a word
+
 
 class Tokens(NamedTuple):
     """A prompt as a text encoder reads it."""
@@ -33,27 +35,30 @@ class Tokens(NamedTuple):
 class CLIPTokenizer:
     """The tokenizer in a folder, a pipeline's `tokenizer` or `tokenizer_2`; the ids are those of transformers' class.
 
-    `length` is the number of tokens that an encoder reads, `room` that of a prompt's own among them, `size` that of the
-    vocabulary; `start`, `end` and `pad` are the ids of the tokens around a prompt. Raises InputError for files
+    `length` is the number of tokens that an encoder reads, `room` that of a prompt's own among them, `size` one more
+    than the largest id; `start`, `end` and `pad` are the ids of the tokens around a prompt. Raises InputError for files
     that are missing, damaged, do not fit one another, or ask for a tokenizer of another kind.
     """
 
     def __init__(self, folder: str | Path):
         folder = Path(path("folder", folder))
         files = read_tokenizer(folder)
+        _check_letters(files, folder)
         self.length = files.length
         self.room = self.length - 2
         try:
             self._tokenizer = _built(files)
         except Exception as error:  # the library's own have no class: a merge of what the vocabulary lacks...
             raise InputError(f"{folder}: it makes no tokenizer ({in_one_line(error)}); save it again") from None
+        ids = {token.content: cast(int, self._tokenizer.token_to_id(token.content)) for token in files.added}
         for token in files.added:
-            there = self._tokenizer.token_to_id(token.content)
+            there = ids[token.content]
             if token.id not in (None, there):
                 raise InputError(f"{folder}: the token {token.content!r} is {there}, not {token.id}; save it again")
-        self.size = self._tokenizer.get_vocab_size()
-        ids = {name: self._tokenizer.token_to_id(token.content) for name, token in files.named.items()}
-        self.start, self.end, self.pad = (cast(int, ids[name]) for name in ("bos_token", "eos_token", "pad_token"))
+        self.size = 1 + max((*files.vocabulary.values(), *ids.values()))
+        self.start, self.end, self.pad = (
+            ids[files.named[name].content] for name in ("bos_token", "eos_token", "pad_token")
+        )
 
     def __call__(self, prompt: str) -> Tokens:
         """Return the ids of a prompt, `length` of them, and the end of it that was cut."""
@@ -67,6 +72,18 @@ class CLIPTokenizer:
         return Tokens(ids + (self.pad,) * (self.length - len(ids)), cut, len(encoding.ids))
 
 
+def _check_letters(files: TokenizerFiles, folder: Path) -> None:
+    """InputError for a vocabulary that has no token for some letter: not its own, nor that of unknown ones."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    unknown = files.named["unk_token"].content
+    letters = {f"{letter}{end}" for letter in ByteLevel.alphabet() for end in ("", END_OF_WORD)}
+    if unknown not in files.vocabulary and not letters <= files.vocabulary.keys():
+        raise InputError(
+            f"{folder}: its vocabulary lacks letters, and the token {unknown!r} that stands for them; save it again"
+        )
+
+
 def _built(files: TokenizerFiles) -> "Tokenizer":
     """Return the library's tokenizer, put together as transformers' CLIPTokenizer does."""
     from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
@@ -76,7 +93,7 @@ def _built(files: TokenizerFiles) -> "Tokenizer":
         BPE(
             vocab=files.vocabulary,
             merges=list(files.merges),
-            end_of_word_suffix="</w>",
+            end_of_word_suffix=END_OF_WORD,
             unk_token=files.named["unk_token"].content,
         )
     )

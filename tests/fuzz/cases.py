@@ -219,7 +219,7 @@ def _files(kind: str) -> dict[str, tuple[str, ...]]:
 
 
 def _options(path: Path) -> tuple[str, ...]:
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_bytes())
     more = CONFIG_OPTIONS.get(content.get("_class_name"), "unknown").split()
     return tuple(dict.fromkeys([*content, *more]))
 

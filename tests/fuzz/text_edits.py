@@ -20,13 +20,13 @@ def replace(path: Path, content: bytes | str) -> None:
 def option(folder: Path, file: str, key: str, value: str) -> None:
     """Give an option of a JSON file a value: one of JSON by its name, or a text as it is to stand there."""
     path = folder / file
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_bytes())
     replace(path, json.dumps({name: each for name, each in content.items() if name != key} | {key: "@value@"}))
-    replace(path, path.read_text().replace('"@value@"', JSON.get(value, value)))
+    replace(path, path.read_text("utf-8").replace('"@value@"', JSON.get(value, value)))
 
 
 def no_option(folder: Path, file: str, key: str) -> None:
-    content = json.loads((folder / file).read_text())
+    content = json.loads((folder / file).read_bytes())
     content.pop(key, None)
     replace(folder / file, json.dumps(content))
 
@@ -36,7 +36,7 @@ def within(folder: Path, file: str, way: str, value: str) -> None:
 
     `way` leads there: of each list or object on it the number of a member, modulo their count, with dots between.
     """
-    top = [json.loads((folder / file).read_text())]
+    top = [json.loads((folder / file).read_bytes())]
     holder: Any = top
     place: Any = 0
     for number in map(int, way.split(".")):
@@ -59,7 +59,7 @@ def whole(folder: Path, file: str, value: str) -> None:
 
 def shard(folder: Path, file: str, name: str) -> None:
     """Let an index name another file for its first tensor."""
-    content = json.loads((folder / file).read_text())
+    content = json.loads((folder / file).read_bytes())
     places = content.get("weight_map")
     if isinstance(places, dict) and places:
         places[next(iter(places))] = SHARDS[name]
@@ -84,7 +84,7 @@ SHARDS = {
 
 def encoded(folder: Path, file: str, how: str) -> None:
     """Write the text of a file in another way."""
-    replace(folder / file, ENCODINGS[how]((folder / file).read_text()))
+    replace(folder / file, ENCODINGS[how]((folder / file).read_text("utf-8")))
 
 
 ENCODINGS: dict[str, Callable[[str], bytes]] = {
@@ -105,7 +105,7 @@ ENCODINGS: dict[str, Callable[[str], bytes]] = {
 def vocabulary(folder: Path, file: str, how: str) -> None:
     """Change the vocabulary in a vocab.json or a tokenizer.json."""
     path = folder / file
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_bytes())
     if path.name == "tokenizer.json":
         content["model"]["vocab"] = VOCABULARIES[how](content["model"]["vocab"])
     else:
@@ -131,6 +131,7 @@ VOCABULARIES: dict[str, Callable[[Ids], dict[str, Any]]] = {
     "no letters": lambda ids: _only(ids, lambda token: len(token.removesuffix("</w>")) > 1),
     "no words": lambda ids: _only(ids, lambda token: len(token) == 1 or token.startswith("<|")),
     "no start and no end": lambda ids: _only(ids, lambda token: not token.startswith("<|")),
+    "no letters and no end": lambda ids: _only(ids, lambda token: len(token) > 1 and token != "<|endoftext|>"),
     "backwards": lambda ids: dict(zip(ids, reversed(ids.values()), strict=True)),
     "one token": lambda ids: {"<|endoftext|>": 0},
     "empty": lambda ids: {},
@@ -143,12 +144,12 @@ def merges(folder: Path, file: str, how: str) -> None:
     """Change the merges in a merges.txt, or in a tokenizer.json, which then has them as old ones do."""
     path = folder / file
     if path.name == "tokenizer.json":
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_bytes())
         pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in content["model"]["merges"]]
         content["model"]["merges"] = MERGES[how](pairs)
         replace(path, json.dumps(content))
     else:
-        first, *pairs = path.read_text().split("\n")
+        first, *pairs = path.read_text("utf-8").split("\n")
         replace(path, "\n".join([first, *MERGES[how](pairs)]))
 
 

@@ -129,6 +129,11 @@ BROKEN = {
     "half-a-merge": ("merges.txt", lambda text: text + "\nalone", "merges.txt: merges: .* is not a list of pairs"),
     "vocabulary-of-texts": ("vocab.json", options(a="1"), "vocab.json: vocab: .* is not an object of tokens"),
     "id-below-0": ("vocab.json", options(a=-1), "vocab.json: vocab: .* is not an object of tokens"),
+    "no-letter-and-none-for-it": (
+        "vocab.json",
+        lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k not in ("ð", "<|endoftext|>")}),
+        r"its vocabulary lacks letters, and the token '<\|endoftext\|>' that stands for them",
+    ),
     "another-class": (
         "tokenizer_config.json",
         options(tokenizer_class="T5Tokenizer"),

@@ -145,7 +145,7 @@ def _config(folder: Path, options: dict[str, Any]) -> list[str]:
 def _with_options(path: Path, options: dict[str, Any]) -> Any:
     """The content of a JSON file as a program would read it, with options that it adds."""
     try:
-        content = json.loads(path.read_text()) if path.is_file() else SCHEDULER
+        content = json.loads(path.read_bytes()) if path.is_file() else SCHEDULER
     except (ValueError, RecursionError):
         raise InputError(f"{path}: no program could read it") from None
     if content == {}:

@@ -30,6 +30,17 @@ NAMED: Named = {
     "a special token without its text": everywhere(
         "sd2", ("option", "tokenizer/special_tokens_map.json", "eos_token", "{}"), doors=TEXT_DOORS
     ),
+    "a vocabulary with an id above its count": everywhere(
+        "sdxl", ("vocabulary", "tokenizer_2/vocab.json", "a gap"), doors=TEXT_DOORS
+    ),
+    "a vocabulary without letters and without a token for them": everywhere(
+        *(
+            "sd2",
+            ("vocabulary", "tokenizer/vocab.json", "no letters and no end"),
+            ("merges", "tokenizer/merges.txt", "none"),
+        ),
+        doors=TEXT_DOORS,
+    ),
     "a text encoder of another width": everywhere(
         "sd1", ("option", "text_encoder/config.json", "hidden_size", "64"), doors=TEXT_DOORS
     ),
