@@ -62,17 +62,17 @@ def product(*axes: Axis, together: int = 2) -> list[ParameterSet]:
 
 
 def each_option(cases: Mapping[str, Any]) -> list[ParameterSet]:
-    """Return a pytest.param for each case, options by their names or a tuple that ends with them.
+    """Return a pytest.param for each case: options by their names, or a tuple of what has them and the options.
 
     Cases whose every option an earlier case has are marked slow.
     """
-    seen: set[str] = set()
+    seen: set[tuple[str, str]] = set()
     params = []
     for name, case in cases.items():
-        options = (case[-1] if isinstance(case, tuple) else case).keys()
-        marks = [pytest.mark.slow] if options and options <= seen else []
-        params.append(pytest.param(name, marks=marks, id=name))
-        seen |= options
+        whose, options = case if isinstance(case, tuple) else ("", case)
+        new = {(whose if isinstance(whose, str) else "", option) for option in options}
+        params.append(pytest.param(name, marks=[pytest.mark.slow] if new and new <= seen else [], id=name))
+        seen |= new
     return params
 
 

@@ -33,12 +33,10 @@ def both():
     return theirs, Pipeline.from_pretrained("emoji-sd", device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [
-        *(pytest.param({"prompt": prompt}, marks=pytest.mark.slow) for prompt in PROMPTS),
-        {"prompt": PROMPTS[0], "negative_prompt": "yellow"},
-    ],
+    [{"prompt": prompt} for prompt in PROMPTS] + [{"prompt": PROMPTS[0], "negative_prompt": "yellow"}],
     ids=[*PROMPTS, "negative-prompt"],
 )
 def test_prompts(both, options):

@@ -31,7 +31,7 @@ def both(tmp_path):
     return both
 
 
-@ALL
+@pytest.mark.parametrize("kind", ["sd1", pytest.param("sd2", marks=pytest.mark.slow), SDXL])
 def test_other_words_are_another_picture(kind, text_pipes):
     """The comparison below can fail: each text counts."""
     _, ours = text_pipes(kind)

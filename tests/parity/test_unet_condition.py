@@ -168,7 +168,11 @@ def test_option(case, pair):
     compare(*pair(config), *inputs(config))
 
 
-SIZES = {"x".join(map(str, size)): size for size in [(7, 9), (5, 12), (1, 1), (3, 2), (15, 17), (8, 9)]}
+SLOW = [(3, 2), (15, 17), (8, 9)]
+SIZES = {
+    "x".join(map(str, size)): pytest.param(size, marks=pytest.mark.slow if size in SLOW else [])
+    for size in [(7, 9), (5, 12), (1, 1), *SLOW]
+}
 
 
 @pytest.mark.parametrize(("padding", "size"), product({"padding-1": 1, "padding-0": 0}, SIZES, together=1))

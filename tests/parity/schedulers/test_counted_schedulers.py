@@ -155,12 +155,12 @@ def test_tables_of_the_process_are_equal(kind, options):
 
 @pytest.mark.parametrize(
     ("kind", "options", "steps"),
-    [  # in make test every case of a few steps, and the first of each scheduler of every number
+    [  # in make test every case of 5 steps, and the first of each scheduler of every number
         pytest.param(
             *case,
             steps,
             id=f"{steps}-{name}",
-            marks=[] if steps in (2, 5) or name.endswith("-defaults") else pytest.mark.slow,
+            marks=[] if steps == 5 or name.endswith("-defaults") else pytest.mark.slow,
         )
         for name, case in CASES.items()
         for steps in (1, 2, 5, 20, 50)

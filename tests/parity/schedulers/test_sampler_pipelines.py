@@ -11,6 +11,10 @@ from tests.pairwise import product
 
 NAMES = [name for name in SCHEDULERS if name not in ("ddim", "ddpm")]
 STEPS = 6
+FIRST = list({SCHEDULERS[name]: name for name in reversed(NAMES)}.values())  # of each class
+EACH_CLASS = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FIRST else pytest.mark.slow) for name in NAMES]
+)
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 
 
@@ -47,7 +51,7 @@ def test_a_name_is_the_scheduler_of_diffusers_made_from_the_folders_config(name,
     assert (actual - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@EACH_CLASS
 def test_a_seed_has_the_same_bits_alone_and_in_any_batch(name, save_pipeline):
     _, folder = save_pipeline("DDPM")
     ours = Pipeline.from_pretrained(folder, device="cpu", scheduler=name)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import fastdiff
 from fastdiff.errors import InputError
-from tests.pairwise import product
+from tests.pairwise import each_option, product
 
 BOTH = ("ddpm", "ddim")
 CLASSES = {
@@ -213,8 +213,9 @@ def drawn_loop(scheduler, steps, output_channels, **kwargs):
     return pictures, generator.get_state()
 
 
-@pytest.mark.parametrize(("kind", "options"), OPTIONS.values(), ids=OPTIONS)
-def test_whole_loop(kind, options):
+@pytest.mark.parametrize("case", each_option(OPTIONS))
+def test_whole_loop(case):
+    kind, options = OPTIONS[case]
     channels = 6 if options.get("variance_type", "").startswith("learned") else 3
     for kwargs in DDIM_STEPS.values() if kind == "ddim" else ({},):
         (expected, their_state), (actual, our_state) = (
