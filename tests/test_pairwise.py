@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tests.pairwise import combinations, cover, product
+from tests.pairwise import combinations, cover, each_option, product
 
 
 @pytest.mark.parametrize("sizes", [(3,), (3, 4), (3, 4, 2), (2, 2, 2, 2), (5, 3, 3, 2)], ids=str)
@@ -41,3 +41,11 @@ def test_rows_that_are_left_out_are_slow():
     assert all(names == ["gpu"] for name, names in marks.items() if name.startswith("large"))
     ours = [names for name, names in marks.items() if not name.startswith("large")]
     assert sum(not names for names in ours) == 4 and sum(names == ["slow"] for names in ours) == 4
+
+
+def test_the_first_case_of_each_option_is_quick():
+    cases = {"plain": {}, "a": {"a": 1}, "other-a": {"a": 2}, "a-and-b": {"a": 1, "b": 2}, "b": ({}, {"b": 3})}
+    cases |= {"its-a": ("its", {"a": 1}), "its-other-a": ("its", {"a": 2})}
+    slow = [param.id for param in each_option(cases) if param.marks]
+    assert [param.values[0] for param in each_option(cases)] == list(cases)
+    assert slow == ["other-a", "b", "its-other-a"]

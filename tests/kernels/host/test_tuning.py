@@ -181,8 +181,10 @@ def drawing(dtype, device) -> Callable[..., Tensor]:
 
 
 def all_of(output) -> list[Tensor]:
-    parts = output if isinstance(output, tuple) else (output,)
-    return [tensor for part in parts for tensor in (all_of(part) if isinstance(part, tuple) else [part])]
+    """Return the tensors of an output: a tensor, or a tuple of tensors, tuples and sizes."""
+    if isinstance(output, tuple):
+        return [tensor for part in output for tensor in all_of(part)]
+    return [output] if isinstance(output, Tensor) else []
 
 
 @contextmanager
