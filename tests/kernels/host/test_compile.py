@@ -91,7 +91,7 @@ def test_the_largest_tile_compiles_within_shared_memory(case, capability, launch
 
 @pytest.mark.parametrize("capability", OTHER_CARDS, ids=lambda capability: f"sm_{capability}")
 def test_the_largest_tiles_are_among_those_compiled(capability, launches):
-    """Of each kernel with each kind of numbers, in every case that the card runs."""
+    """No case that a card runs has a larger tile, for any kernel and any kind of numbers."""
     sizes = {name: kinds_of(launches(call, capability)) for name, call in (CASES if capability < 89 else ALL).items()}
     largest: dict = {}
     for name in OTHER_CARDS[capability]:
