@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -183,31 +184,53 @@ def test_three_workers_of_two_launchers_draw_what_one_draws(
     assert records(out) == records(tmp_path / "alone")
 
 
+# What the workers run: each that comes to the picture of seed 5 is killed; the third one waits while a file lies there.
+KILLED = """
+import os, signal, time
+from fastdiff.bulk import launching
+from fastdiff.runs import drawing
+launching.RESTARTS = 1
+def draw(run, *rest, draw=drawing.draw, **options):
+    if run.cells[0].seed == 5:
+        with open("deaths", "a") as deaths:
+            deaths.write("x")
+        while os.path.getsize("deaths") == 3 and os.path.exists("hold"):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return draw(run, *rest, **options)
+drawing.draw = draw
+"""
+ASKED = {"seed": 3, "num_images": 4, "num_inference_steps": 2, "dtype": "float32"}
+
+
+@pytest.fixture
+def made(labelled, tmp_path, monkeypatch):
+    """Returns the future of a call of draw_many: a shard has ended two of its workers, and the third one waits."""
+    (tmp_path / "sitecustomize.py").write_text(KILLED)
+    (tmp_path / "hold").touch()
+    with monkeypatch.context() as patched, ThreadPoolExecutor() as pool:
+        patched.chdir(tmp_path)
+        patched.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
+        patched.setenv("OMP_NUM_THREADS", "1")
+        flags = ASKED | {"shard_size": 6, "workers": 1, "device": "cpu"}
+        drawing = pool.submit(fastdiff.draw_many, labelled, "out", label=[2, "0"], **flags)
+        deaths = tmp_path / "deaths"
+        waiting.wait_for(lambda: drawing.done() or (deaths.exists() and deaths.stat().st_size == 3))
+        yield drawing
+        (tmp_path / "hold").unlink(missing_ok=True)
+
+
 @pytest.mark.slow
-def test_a_shard_that_ends_its_workers_is_given_up(labelled, make_plan, worker, digests, tmp_path, monkeypatch, capfd):
+def test_a_shard_that_ends_its_workers_is_given_up(capfd, made, labelled, make_plan, worker, digests, tmp_path):
     """It costs three restarts, and no more, even where torchrun starts them once only. All from Python."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, signal\n"
-        "from fastdiff.bulk import launching\n"
-        "from fastdiff.runs import drawing\n"
-        "launching.RESTARTS = 1\n"
-        "def draw(run, *rest, draw=drawing.draw, **options):\n"
-        "    if run.cells[0].seed == 5:\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return draw(run, *rest, **options)\n"
-        "drawing.draw = draw\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    out, asked = tmp_path / "out", {"seed": 3, "num_images": 4, "num_inference_steps": 2, "dtype": "float32"}
-    flags = {"shard_size": 6, "workers": 1, "device": "cpu"}
-    made = fastdiff.draw_many(labelled, out, label=[2, "0"], **asked, **flags)
-    assert (made.folder, made.pictures, list(made.given_up)) == (out, 6, ["000001"])
+    (tmp_path / "hold").unlink()
+    out, made = tmp_path / "out", made.result()
+    assert (made.folder, made.pictures, list(made.given_up)) == (Path("out"), 6, ["000001"])
     assert "died while drawing it" in made.given_up["000001"] and done(out) == ["000000"]
+    assert (tmp_path / "deaths").stat().st_size == 3
     assert "1 of 2 shards given up" in capfd.readouterr().err
-    monkeypatch.undo()
     for folder in (out, tmp_path / "alone"):
-        plan = make_plan(labelled, label=(2, 0), **asked)
+        plan = make_plan(labelled, label=(2, 0), **ASKED)
         Attempts(worker(plan, folder).folder.shards).begin_launch("the next")
         worker(plan, folder).work()
     assert digests(out) == digests(tmp_path / "alone")
