@@ -275,37 +275,18 @@ def browser(server):  # playwright leaves an event loop running in this thread, 
         browser.close()
 
 
-@pytest.fixture(scope="module")
-def context(browser):
-    """The context in which each test opens its first page: the scripts of the page are read and compiled once."""
-    with browser.new_context(accept_downloads=True) as context:
-        yield context
-
-
-def forget(page, server: str) -> None:
-    """Make a new page of a context the visit of somebody who was never here."""
-    page.context.clear_permissions()
-    page.context.set_offline(False)
-    page.context.clear_cookies()
-    session = page.context.new_cdp_session(page)
-    session.send("Storage.clearDataForOrigin", {"origin": server, "storageTypes": "local_storage,indexeddb"})
-    session.detach()
-
-
 @pytest.fixture
-def open_page(browser, context, server) -> Iterator[Callable]:
+def open_page(browser, server) -> Iterator[Callable]:
     """Opens visits, each with cookies of its own. None of them may ask another host for anything."""
-    pages, foreign = [], []
+    contexts, foreign = [], []
 
     def watch(request) -> None:
         if not request.url.startswith((server, "data:", "blob:")):
             foreign.append(request.url)
 
     def visit(size=DESKTOP, theme: str = "light"):
-        page = (browser.new_context(accept_downloads=True) if pages else context).new_page()
-        pages.append(page)
-        forget(page, server)
-        page.set_viewport_size(size)
+        contexts.append(browser.new_context(viewport=size, accept_downloads=True))
+        page = contexts[-1].new_page()
         page.set_default_timeout(TIMEOUT)
         page.on("request", watch)
         with page.expect_response("**/gradio_api/run/predict*"):  # the page's first question; before, it forgets input
@@ -314,8 +295,8 @@ def open_page(browser, context, server) -> Iterator[Callable]:
         return page
 
     yield visit
-    for i, page in enumerate(pages):
-        (page.context if i else page).close()
+    for context in contexts:
+        context.close()
     assert not foreign
 
 

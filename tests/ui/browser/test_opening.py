@@ -2,16 +2,14 @@
 
 import pytest
 
-from fastdiff.requests import defaults
 from tests.ui.browser.actions import wait_for_status
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", autouse=True)
-def opens(opening_model):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(defaults, "MODEL", opening_model)
+def opens(as_bundled):
+    with as_bundled():
         yield
 
 
