@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from fastdiff.kernels.denoise import COLUMNS, EARLIER, StepOptions, denoise_step, dynamic_threshold
+from fastdiff.kernels.denoise import COLUMNS, EARLIER, StepOptions, denoise_step, dynamic_threshold, keep
 from fastdiff.kernels.host.philox import philox_normal
 
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
@@ -182,6 +182,12 @@ def test_earlier_outputs_and_an_earlier_sample(options):
     kept = c["keep_x"] * x + c["keep_x0"] * x0 + c["keep_m"] * m
     actual = denoise_step(output, x_t, MULTISTEP, options, noise=noise, earlier=earlier)
     assert_close(actual, (x_prev, x0, y, kept, 2 * size))
+
+
+def test_the_next_call_reads_the_latest_output_first_and_loses_the_oldest():
+    s, h1, h2, h3, y, output = (torch.tensor(i) for i in range(6))
+    assert keep((s, h1, h2, h3), (y, output), keeps_output=True) == (y, output, h1, h2)
+    assert keep((s, h1, h2, h3), (y, output), keeps_output=False) == (y, h1, h2, h3)
 
 
 @launches

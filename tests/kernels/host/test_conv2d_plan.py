@@ -53,6 +53,14 @@ def test_smaller_tiles_of_moments_leave_whole_pictures_to_a_norm_in_the_convolut
         assert min(cut.pixels for cut in alternatives(plan, plain)) == moments
 
 
+def test_groups_that_no_program_has_whole_are_normalised_by_another_kernel():
+    row = 64, 1, 16, (384,), 384, (1, 5), 1, (2, 2, 0, 0), False, 2
+    for group in (8, 24, 32, 64, 96, 128):
+        for problem in (Problem(*row, group), square(64, 8, 384, group=group)):
+            plan = make_plan(problem, obstacle=None, multiprocessors=132)
+            assert plan.normalises(problem) == (group in (8, 32, 64)), problem
+
+
 @pytest.mark.parametrize("side", [4, 7, 8, 16, 32, 64])
 @pytest.mark.parametrize("channels", [36, 64, 320, 1280])
 def test_in_fp8_a_step_is_as_long_in_any_batch(side, channels):

@@ -134,6 +134,20 @@ def test_a_block_of_keys_follows_from_width_and_keys(width):
             assert sum(plan.tiles.parts) >= width
 
 
+def test_a_plan_begins_and_ends_with_the_keys_that_were_measured():
+    for width, by_keys in {
+        24: {64: None, 1024: None},
+        32: {64: "to 64 keys", 65: "to 80 keys", 81: "to 256 keys, heads of 32", 256: "to 256 keys, heads of 32",
+             257: None, 1023: None, 1024: "to 8192 keys, heads of 48"},
+        64: {80: "to 80 keys", 81: None, 1023: None, 1024: "to 8192 keys, heads of 64",
+             8192: "to 8192 keys, heads of 64", 8193: "to more keys, heads of 64"},
+        256: {256: "to 256 keys, heads of 256", 257: None},
+    }.items():  # fmt: skip
+        for keys, name in by_keys.items():
+            plan = attention.plan_of(width, keys)
+            assert (plan and plan.name) == (name and f"attention {name}"), (width, keys)
+
+
 @pytest.mark.parametrize("pairs", [1, 3, 8, 20, 512])
 def test_tiles_cover_all_queries_and_end_no_later_than_full_ones(pairs):
     for blocks in (1, 2, 3, 4, 7, 18, 64, 129):
@@ -194,3 +208,10 @@ def test_tiles_cover_a_product_and_its_steps_fit(tokens, out_channels, dual, fp8
 
 def test_gluon_is_for_sm_90_alone():
     assert gluon.obstacle(CPU) == "Gluon: the device is no sm_90"
+
+
+def test_products_are_of_rows_aligned_to_16_bytes():
+    aligned, unaligned = "Gluon: the device is no sm_90", "rows are not side by side or aligned to 16 bytes"
+    for channels, out_channels, reason in ((16, 24, aligned), (12, 24, unaligned), (16, 12, unaligned)):
+        x, weight = torch.zeros(1, 2, channels).half(), torch.zeros(out_channels, channels).half()
+        assert linear.obstacle(x, weight, out_channels) == reason, (channels, out_channels)

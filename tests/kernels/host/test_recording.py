@@ -15,7 +15,7 @@ from fastdiff.kernels.conv2d import Shortcut, conv2d
 from fastdiff.kernels.denoise import COLUMNS, StepOptions, denoise_step
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host.dispatch import references_only
-from fastdiff.kernels.host.recording import record
+from fastdiff.kernels.host.recording import Recorder, record
 from fastdiff.kernels.host.tuning import Table, using
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
@@ -270,6 +270,14 @@ def test_the_work_of_a_call_within_a_call_counts_once(runs_triton, device):
         together = flops()
     assert len(apart) == 2 and len(together) == 1
     assert sum(apart) == sum(together) == 2 * 35 * 6 * (36 + 3)
+
+
+def test_the_work_of_a_call_is_taken_from_the_call_around_it():
+    listener = Recorder()
+    weight, tokens, part = torch.zeros(6, 8), torch.zeros(1, 5, 8), torch.zeros(1, 2, 8)
+    with listener.call(linear, (tokens, weight), {}), listener.call(linear, (part, weight), {}):
+        pass
+    assert [call.flop for call in listener.calls] == [2 * 3 * 6 * 8, 2 * 2 * 6 * 8]
 
 
 def test_references_are_a_reason_too():

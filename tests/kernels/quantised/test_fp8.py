@@ -285,6 +285,12 @@ def test_x_of_zeros_is_the_bias(dot_dtype, device, randn, loads):
     assert (linear(x, made, torch.ones(24, dtype=dot_dtype, device=device)) == 1).all()
 
 
+def test_cards_from_sm_89_on_multiply_fp8(monkeypatch):
+    for card, reason in {(8, 6): "sm_86 and has no fp8", (8, 9): None, (9, 0): None, (12, 0): None}.items():
+        monkeypatch.setattr(launching, "capability", lambda device, card=card: card)
+        assert launching.fp8_obstacle(torch.device("cpu")) == reason, card
+
+
 def test_a_card_without_fp8_runs_the_reference(device, randn, monkeypatch, runs_triton):
     if not runs_triton:
         pytest.skip("there is no card")
