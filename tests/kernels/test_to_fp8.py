@@ -63,6 +63,14 @@ def test_output(shapes, dtype, randn, run):
     assert [each.shape for each in made] == [part.shape for part in parts]
 
 
+def test_the_largest_of_either_part_makes_the_factor_of_both(randn, run):
+    small, large = randn(1, 3, 3, 4), 8 * randn(1, 3, 3, 9)
+    for parts in ((small, large), (large, small)):
+        made, (values, scale) = run(parts), by_torch(parts)
+        assert all(torch.equal(each.scale, scale) for each in made)
+        assert all(map(torch.equal, bits(made), (each.view(torch.uint8) for each in values)))
+
+
 def test_is_within_half_a_step_and_reaches_the_largest(randn, run):
     x = randn(4, 9, 80)
     (made,) = run(x)
