@@ -15,10 +15,11 @@ import pytest
 
 from fastdiff.requests import png
 from fastdiff.runs import temporaries
+from fastdiff.ui.limits import Limits
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")]
 ROOT = Path(__file__).parents[2]
-SECONDS = 3  # that it may take to end
+SECONDS = 30  # that it may take to end, where a step lasts minutes
 
 
 @contextmanager
@@ -53,7 +54,8 @@ def test_it_ends_in_the_midst_of_a_step_with_a_page_and_a_stream_open(sign, tmp_
         listen(page, f"/gradio_api/heartbeat/{page.session_hash}")
         event = page.event("generate", "click")
         assert page.call(event, page.inputs(event, Pictures=2, Steps=1))["success"]
-        assert page.join(event, page.inputs(event, Width=1024, Height=1024, Steps=2)).status_code == 200
+        many = {"Pictures": 32, "Batch size": 32, "Width": 1024, "Height": 1024, "Steps": 2}
+        assert page.join(event, page.inputs(event, **many)).status_code == 200
         messages = page.messages()
         next(each for each in messages if each["msg"] == "process_generating")  # "Starting"; the first step follows
         time.sleep(2)
@@ -74,15 +76,32 @@ def test_beyond_this_machine_the_addresses_are_real_and_it_says_what_that_means(
         assert "0.0.0.0" not in address and httpx.get(f"{address}/config").status_code == 200
 
 
-def test_what_a_killed_server_left_goes_when_another_starts_and_a_living_ones_stays(tmp_path):
+LIVE = """
+from fastdiff.ui.serving.temporary import temporary_folder
+with temporary_folder() as folder:
+    print(folder, flush=True)
+    input()
+"""  # what another server does with its folder
+
+
+def test_what_a_killed_server_left_goes_when_another_starts_and_a_living_ones_stays(
+    models, serve, tmp_path, monkeypatch
+):
     with process(tmp_path) as (killed, _):
         killed.kill()
         killed.wait()
-    (left,) = (tmp_path / "tmp").glob("fastdiff-ui-*")
+    folder = tmp_path / "tmp"
+    (left,) = folder.glob("fastdiff-ui-*")
     run = tmp_path / "outputs" / "2001-02-03" / "101112-abcd"
     run.mkdir(parents=True)
     temporaries._create(run).close()
-    with process(tmp_path), process(tmp_path):
-        folders = list((tmp_path / "tmp").glob("fastdiff-ui-*"))
-        assert left not in folders and len(folders) == 2
-        assert not run.exists()
+    environment = os.environ | {"TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", LIVE], env=environment, **pipes) as living:
+        living_folder = Path(living.stdout.readline().strip())
+        monkeypatch.setattr("tempfile.tempdir", str(folder))
+        with serve(models, Limits(), outputs=tmp_path / "outputs"):
+            folders = list(folder.glob("fastdiff-ui-*"))
+            assert left not in folders and living_folder in folders and len(folders) == 2
+            assert not run.exists()
+        living.communicate("\n")
