@@ -42,7 +42,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a mutation: `caught`, by a test of a tier; `SURVIVED`; `error`, and why nothing can be told."""
+    """The result of a mutation: `caught`, by a test of a tier; `SURVIVED`; or `error`, with the reason."""
 
     name: str
     outcome: str
@@ -107,7 +107,7 @@ class Copy:
         if limit is not None and seconds >= limit and code == -signal.SIGKILL:
             code = HUNG
         output = self._output.read_text(errors="replace")
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
         last = output.strip().splitlines()[-1:] or [""]
         return Run(code, failed[1] if failed else last[0], seconds)
 
