@@ -81,6 +81,13 @@ def test_a_lease_is_dead_once_it_stands_still(tmp_path, elsewhere, clock):
     assert not list(tmp_path.iterdir())
 
 
+def test_the_lease_above_all_dead_ones_is_taken(tmp_path):
+    for number in (1, 2):
+        gone = {"host": Process.own().host, "pid": 2**22 + 1, "start": "5", "token": "t", "drawn": 0}
+        (tmp_path / f"000000.lease-{number}").write_text(json.dumps(gone))
+    assert Claims(tmp_path).claim("000000") and (tmp_path / "000000.lease-3").exists()
+
+
 def test_one_that_is_not_whole_is_dead_later(tmp_path, clock):
     claims = Claims(tmp_path, clock)
     (tmp_path / "000000.lease-1").write_bytes(b"")
@@ -134,6 +141,34 @@ def test_a_held_lease_beats(tmp_path, monkeypatch):
         later = (tmp_path / "000000.lease-1").read_bytes()
     assert later != first and len(later) == len(first) == 512
     assert not list(tmp_path.iterdir())  # leaving gives all back
+
+
+def test_every_beat_changes_the_content(tmp_path):
+    """Of a picture that takes a minute, too: the number of pictures stands still."""
+    lease = Claims(tmp_path).claim("000000")
+    contents = set()
+    for _ in range(3):
+        lease.beat()
+        contents.add((tmp_path / "000000.lease-1").read_bytes())
+    assert len(contents) == 3
+
+
+def test_no_lease_is_added_while_others_beat(tmp_path):
+    """The thread that renews them goes through them, and a set must not grow meanwhile."""
+    claims, is_locked = Claims(tmp_path), []
+
+    class Held(set):
+        def add(self, lease):
+            is_locked.append(claims._lock.locked())
+            super().add(lease)
+
+        def remove(self, lease):
+            is_locked.append(claims._lock.locked())
+            super().remove(lease)
+
+    claims._held = Held()
+    claims.release(claims.claim("000000"))
+    assert is_locked == [True, True]
 
 
 def test_leases_of_gone_processes_are_not_shown(tmp_path, elsewhere):

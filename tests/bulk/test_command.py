@@ -8,6 +8,7 @@ import signal
 import sys
 
 import pytest
+import torch
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from fastdiff.cli import main
@@ -43,6 +44,16 @@ def test_it_draws_below_a_bar(here, arguments, make_plan, worker, records, capsy
     assert here[0].nproc_per_node == 3
     worker(make_plan(), tmp_path / "alone").work()
     assert records(tmp_path / "out") == records(tmp_path / "alone")
+
+
+def test_a_worker_on_the_cpu_has_one_thread(here, arguments):
+    """However many it is started with: the number bears on the bits."""
+    torch.set_num_threads(2)
+    try:
+        assert main([*arguments, "--num-images", "1", "--steps", "1"]) == 0
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_all_done(finished, capsys):
@@ -122,6 +133,22 @@ def test_what_is_gone_or_damaged_is_told_and_would_be_drawn_again(finished, caps
     assert len(launched) == 1 and "12 of 20" not in err and "14 of 20 pictures are in out" in err
     assert "shard 000002: 000002 is not what was written; it is drawn again" in said(capsys, *finished, "--verify")[2]
     assert launched[-1][0] == [*finished[1:], "--verify"] and code == 0
+
+
+def test_shards_that_are_given_up_are_told_and_end_it_with_1(finished, capsys, monkeypatch):
+    def launch(arguments, plan, folder, options):
+        folder.error(plan.shards[3]).write_text('{"failures": ["NaN", "NaN", "NaN in it"]}')
+
+    monkeypatch.setattr("fastdiff.bulk.launching.launch", launch)
+    os.remove("out/shards/000003.json")
+    code, _, err = said(capsys, *finished)
+    assert (code, err.splitlines()[-2:]) == (
+        1,
+        [
+            "fastdiff: shard 000003: NaN in it",
+            "fastdiff: error: 1 of 4 shards given up; the same command tries them again",
+        ],
+    )
 
 
 @pytest.mark.parametrize(

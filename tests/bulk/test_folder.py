@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from fastdiff.bulk.fingerprint import differences
-from fastdiff.bulk.folder import Folder
+from fastdiff.bulk.folder import Folder, write_file
 from fastdiff.errors import InputError
 
 
@@ -15,6 +15,21 @@ def test_two_launchers_agree_on_one_plan(make_plan, worker, tmp_path):
     content = (tmp_path / "out/plan.json").read_bytes()
     worker(make_plan(batch_size=1))
     assert (tmp_path / "out/plan.json").read_bytes() == content
+
+
+def test_of_two_workers_that_begin_at_once_the_first_writes_the_plan(make_plan, worker, pipes, tmp_path, monkeypatch):
+    plan = make_plan()
+    with monkeypatch.context() as patched:
+
+        def write_later(path, data, **options):
+            patched.undo()
+            worker(plan, fingerprint={**pipes(plan)[1], "torch": "another"})
+            write_file(path, data, **options)
+
+        patched.setattr("fastdiff.bulk.folder.write_file", write_later)
+        with pytest.raises(InputError, match=r"is drawn with other bits: here torch .*, not another"):
+            worker(plan)
+    assert json.loads((tmp_path / "out/plan.json").read_text())["fingerprint"]["torch"] == "another"
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from fastdiff.bulk.spec import Row, read_rows
 from fastdiff.errors import InputError
 from fastdiff.requests.defaults import BULK
 
-ROWS = [{"label": 2, "seed": 5, "num_images": 2}, {"label": 0}]
-CSV = "label,seed,num_images\n2,5,2\n0,,\n"
+ROWS = [{"label": 2, "seed": 5, "num_images": 2}, {"label": 0}, {"label": 1, "seed": 0}]
+CSV = "label,seed,num_images\n2,5,2\n0,,\n1,0,\n"
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ CSV = "label,seed,num_images\n2,5,2\n0,,\n"
 def test_rows_are_drawn_in_their_order(tmp_path, make_plan, labelled, name, text):
     (tmp_path / name).write_bytes(text.encode())
     plan = make_plan(labelled, spec=str(tmp_path / name), seed=7, num_images=1)
-    assert [(cell.label, cell.seed) for cell in plan.run.cells] == [(2, 5), (2, 6), (0, 7)]
+    assert [(cell.label, cell.seed) for cell in plan.run.cells] == [(2, 5), (2, 6), (0, 7), (1, 0)]
 
 
 def test_a_prompt_may_hold_commas_and_lines(tmp_path):
