@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from fastdiff import extras
+from fastdiff.errors import InputError
 from tests.waiting import TIMEOUT
 
 ROOT = Path(__file__).parents[1]
@@ -97,3 +101,15 @@ def test_loading_a_model_has_torch_import_no_compiler():
     )
     done = python("-c", code)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+@pytest.mark.parametrize("error", [ModuleNotFoundError, ImportError], ids=["not-there", "of-another-version"])
+def test_a_package_that_cannot_be_imported_is_named_with_its_remedy(monkeypatch, error):
+    """A package that finds another one too old raises an ImportError of its own."""
+
+    def fail(name):
+        raise error(name)
+
+    monkeypatch.setattr(extras, "import_module", fail)
+    with pytest.raises(InputError, match=r"^a check needs scipy, which is not installed; pip install scipy$"):
+        extras.import_scipy_stats("a check")

@@ -68,6 +68,12 @@ def test_refused_in_words(kind, values, words):
         assert len(str(error.value)) < 300 and "\n" not in str(error.value)
 
 
+def test_a_value_error_is_what_it_is():
+    """So that a caller who knows nothing of fastdiff catches it."""
+    with pytest.raises(ValueError, match=r"^x: 0 is not a whole number"):
+        checked("x", 0, whole(1, 9))
+
+
 def test_a_list_that_holds_itself_is_refused():
     endless: list = []
     endless.append(endless)

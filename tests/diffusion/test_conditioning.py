@@ -36,6 +36,15 @@ def test_a_chunk_of_the_table_keeps_to_its_bytes(denoiser, monkeypatch):
     assert torch.equal(temb[33, 1], denoiser.conditioning(torch.arange(32, 64), torch.full((32,), 5)).temb[1])
 
 
+def test_a_timestep_keeps_its_place_in_its_group_wherever_a_chunk_begins(denoiser, monkeypatch):
+    """Its place bears on its bits, and the length of a chunk on the number of conditions."""
+    groups, embed = [], denoiser.embed
+    monkeypatch.setattr(denoiser, "embed", lambda group, *rest: groups.append(group) or embed(group, *rest))
+    conditioning.make_table(denoiser, torch.arange(50), CONDITIONS, range(40, 50))
+    assert len(groups) == len(CONDITIONS)
+    assert all(group.tolist() == [*range(32, 50), *[49] * 14] for group in groups)
+
+
 def test_a_step_has_an_entry_for_each_condition_and_its_own_timestep(denoiser):
     table = conditioning.ConditioningTable(denoiser, torch.tensor([7, 3]), CONDITIONS)
     for step, timestep in enumerate((7, 3)):

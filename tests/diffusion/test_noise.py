@@ -57,6 +57,13 @@ def test_starting_noise_of_a_generator_is_diffusers(dtype):
     assert torch.equal(noise.of_steps()(), second)
 
 
+def test_steps_may_draw_in_another_dtype_than_the_start():
+    noise = make(generator=torch.Generator().manual_seed(3), dtype=torch.bfloat16)
+    expected = torch.randn(3, 3, 2, 2, generator=torch.Generator().manual_seed(3))
+    drawn = noise.of_steps(torch.float32)()
+    assert drawn.dtype == torch.float32 and torch.equal(drawn, expected.permute(0, 2, 3, 1))
+
+
 def test_steps_of_seeds_draw_by_the_seeds():
     assert make().of_steps().tolist() == list(SEEDS)
 

@@ -1,8 +1,11 @@
 """Pictures side by side on the CPU."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
+from fastdiff.execution import cpu_workers
 from fastdiff.execution.cpu_workers import map_pictures
 
 
@@ -25,3 +28,14 @@ def test_an_error_of_a_picture_is_raised():
 
     with pytest.raises(ArithmeticError, match="picture"):
         list(map_pictures(fail, torch.zeros(3, 1)))
+
+
+def test_threads_that_come_later_keep_the_processs_setting():
+    before = torch.get_num_threads()
+    torch.set_num_threads(6)
+    try:
+        with cpu_workers._cpu_workers.__wrapped__() as workers, ThreadPoolExecutor(1) as other:
+            assert workers.submit(torch.get_num_threads).result() == 1
+            assert other.submit(torch.get_num_threads).result() == torch.get_num_threads() == 6
+    finally:
+        torch.set_num_threads(before)

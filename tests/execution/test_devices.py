@@ -22,6 +22,13 @@ def test_a_device_that_is_not_there(device):
         resolve_device(device)
 
 
+def test_devices_count_from_0(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(InputError, match=r"device: cuda:2 is not there \(2 GPUs found\)"):
+        resolve_device("cuda:2")
+
+
 def test_auto_depends_on_the_machine():
     assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert resolve_dtype("auto", CPU) == torch.float32

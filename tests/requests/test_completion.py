@@ -220,6 +220,8 @@ def test_a_size_is_the_requests_or_the_models():
     nameless = replace(EMOJI64, config=replace(EMOJI64.config, sample_size=None))
     assert size(EMOJI64) == (64, 64) and size(EMOJI64, width=80) == (64, 80)
     assert size(nameless, height=64, width=72) == (64, 72)
+    wide = replace(EMOJI64, config=replace(EMOJI64.config, sample_size=(32, 48)))
+    assert size(wide) == (32, 48) and size(wide, height=64) == (64, 48)
     with pytest.raises(InputError, match="width, height: emoji64 was trained at no size of its own; give both"):
         size(nameless, height=64)
     with pytest.raises(InputError, match="height 65, width 64: this model draws multiples of 8"):

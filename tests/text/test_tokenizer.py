@@ -114,6 +114,16 @@ def test_tokens_that_were_added_later(tmp_path, save_tokenizer):
     assert ours("<sks>").ids != ours("<sk>").ids
 
 
+def test_a_merge_of_number_signs_is_no_comment(tmp_path, save_tokenizer):
+    folder = save_tokenizer(tmp_path)
+    path = folder / "vocab.json"
+    ids = json.loads(path.read_text())
+    path.write_text(json.dumps(ids | {"##</w>": len(ids)}))
+    broken(folder, "merges.txt", lambda text: f"{text}# #</w>\n")
+    found = CLIPTokenizer(folder)("cat ##").ids
+    assert found == theirs(folder, ["cat ##"])[0] and len(ids) in found
+
+
 def broken(folder, name, change):
     """Change the text of one file."""
     path = folder / name
@@ -142,6 +152,11 @@ BROKEN = {
     "no-room": ("tokenizer_config.json", options(model_max_length=1), "model_max_length: 1 is not"),
     "endless": ("tokenizer_config.json", options(model_max_length=10**30), "more than 20 digits"),
     "left": ("tokenizer_config.json", options(padding_side="left"), "padding_side: 'left' is not one of right"),
+    "cut-left": (
+        "tokenizer_config.json",
+        options(truncation_side="left"),
+        "truncation_side: 'left' is not one of right",
+    ),
     "no-pad-token": ("tokenizer_config.json", options(pad_token=None), "pad_token: .* None is not a text"),
     "pad-token-of-nothing": (
         "tokenizer_config.json",
