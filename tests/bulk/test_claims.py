@@ -144,7 +144,7 @@ def test_a_held_lease_beats(tmp_path, monkeypatch):
 
 
 def test_every_beat_changes_the_content(tmp_path):
-    """Of a picture that takes a minute, too: the number of pictures stands still."""
+    """The lease lives while one picture takes a minute, when the number of pictures stands still."""
     lease = Claims(tmp_path).claim("000000")
     contents = set()
     for _ in range(3):
