@@ -172,8 +172,9 @@ def pickled(folder: Path, file: str, how: str) -> None:
 
 
 def swapped(folder: Path, file: str, other: str) -> None:
-    """Put another file of the folder in the place of a file."""
-    replace(folder / file, (folder / other).read_bytes())
+    """Put another file of the folder in the place of a file, unless an earlier edit made a pipe of that, or worse."""
+    if (folder / other).is_file():
+        replace(folder / file, (folder / other).read_bytes())
 
 
 def settings(folder: Path, key: str, value: str) -> None:
