@@ -17,7 +17,7 @@ from tests.fuzz.named.making import DONE, REFUSED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what watches a case is Linux's")
 NAMED = folders.NAMED | texts.NAMED | calls.NAMED
-COUNTS = {"text": 35, "sdxl": 60, "call": 320, "png": 150}  # of a round; else 100
+COUNTS = {"text": 35, "sdxl": 60, "call": 400, "png": 150}  # of a round; else 100
 ROUNDS = {"text": 3, "sdxl": 2, "command": 2}  # else 1
 
 
