@@ -10,6 +10,7 @@ from PIL import Image
 from fastdiff.cli import main
 from fastdiff.errors import InputError
 from fastdiff.requests import png
+from fastdiff.ui import drawn
 from fastdiff.ui.drawn import draw
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.options import Options, prepare
@@ -115,7 +116,8 @@ def test_a_long_caption_is_cut_and_stays_in_its_column():
     assert sheet.mode == "L" and sheet.width < 600 and sheet.height < 300
 
 
-def test_progress_counts_the_steps_of_all_pictures(draw_at):
+def test_progress_counts_the_steps_of_all_pictures(draw_at, monkeypatch):
+    monkeypatch.setattr(drawn, "INTERVAL", 0)  # each step is told of, however fast it is
     at, _ = draw_at("a", Options(label="noto birds"), Axes(Axis("steps", (1, 3)), Axis("seed", (1, 2))))
     assert [each.fraction for each in at] == pytest.approx([2 / 8, 4 / 8, 6 / 8, 1, 1])
     assert [(each.places.start, each.places.stop) for each in at] == [(0, 2), (2, 4), (2, 4), (2, 4), (2, 4)]
