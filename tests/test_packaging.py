@@ -152,6 +152,7 @@ def test_a_tree_runs_installed_editable(tree, tmp_path):
     assert_convolves([python, "-I", "-c"], tmp_path, tree / "fastdiff", tree / "kernels")
 
 
+@pytest.mark.slow
 def test_the_unpacked_source_distribution_runs_its_tests(unpacked):
     """The quickest ones run."""
     run([*PYTEST, "tests/test_layout.py"], unpacked)

@@ -179,6 +179,7 @@ class TestRefused:
         expected = draw(pipe)
         assert abs(draw(fastdiff.accelerate(pipe)) - expected).max() <= 1e-4
 
+    @pytest.mark.slow
     def test_after(self, pipe, change, message):
         expected = draw(fastdiff.accelerate(pipe))
         undo = change(pipe)

@@ -244,6 +244,7 @@ def test_nothing_is_swapped_where_one_part_is_refused():
     assert "forward" not in vars(pipe.unet) and "_apply" not in vars(pipe.unet)
 
 
+@pytest.mark.slow
 class TestMoves:
     def test_half_precision(self, pipe):
         """SDXL's pipeline moves its VAE to float32 to decode, and back."""

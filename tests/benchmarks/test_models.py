@@ -100,6 +100,7 @@ def test_models(harness, load, monkeypatch, config, loops):
     json.dumps(row)
 
 
+@pytest.mark.slow
 def test_precisions(harness, load, monkeypatch):
     bench = load("bench_precision")
     bench.WORKLOADS["tiny"] = (TINY, 2, None)

@@ -195,8 +195,8 @@ ALONE_ON_GPU = {
 
 
 def beside(cases: dict[str, Case], on_gpu: dict[str, Case]) -> list:
-    """Cases, each with the batches to compare: of 8 pictures, and of the longest sums in patches, under slow."""
-    slow = {name: pytest.mark.slow if name == "N1-H6-C896-patches-of-2x2-chunks" else () for name in cases}
+    """Cases, each with the batches to compare; batches of 8 pictures, and the longest cases, are slow."""
+    slow = {name: pytest.mark.slow if name.startswith(("N1-H6-", "N2-H6-", "N1-H16-")) else () for name in cases}
     several = {name: (1, 3, 8) if "many-pictures-a-tile" in name else (1, 3) for name in cases}
     return [
         *(pytest.param(case, several[name], id=name, marks=slow[name]) for name, case in cases.items()),

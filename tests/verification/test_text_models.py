@@ -21,6 +21,7 @@ from fastdiff.verification.models import compare_with_diffusers
 from tests.text_pipelines import text_pipeline
 
 SLOW = pytest.mark.slow
+pytestmark = SLOW  # tests/cli/test_verify.py has the quick ones
 ENCODER = ["text_encoder hidden_states", "text_encoder last_hidden_state", "text_encoder pooler_output"]
 ENCODER_2 = ["text_encoder_2 hidden_states", "text_encoder_2 last_hidden_state", "text_encoder_2 text_embeds"]
 OTHERS = [*(f"U-Net t={t}" for t in (0, 249, 499, 749, 999)), "VAE decode", "VAE encode"]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="no Triton here")
+pytestmark = pytest.mark.slow
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 FULL = {"ddpm32_b1-16x16", "ddpm32_b1-down", "ddpm32_b1-up"}

@@ -8,6 +8,8 @@ from fastdiff.cli import main
 from fastdiff.requests import png
 from fastdiff.ui.limits import Limits
 
+pytestmark = pytest.mark.slow
+
 FIELDS = {"Steps": 1, "Seed": 5, "Style": "noto", "Group": "birds"}
 SHEET = {"X: columns": "steps", "X values": "1, 2", "Y: rows": "seed", "Y values": "4-5"}
 
