@@ -72,7 +72,7 @@ def test_app_serves_on_loopback_until_it_is_ended(sign, tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with subprocess.Popen(
-        app("--port", str(port)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        app("--port", str(port)), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         line = process.stdout.readline()
         assert re.fullmatch(rf"fastdiff is at http://127\.0\.0\.1:{port}/ .*\n", line)
