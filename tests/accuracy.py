@@ -37,7 +37,7 @@ def assert_accurate(actual: Tensor, torchs: Tensor, truth: Tensor, *, lost: floa
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """Return the value with each of its tensors of floats in that dtype: those of tuples and dicts too."""
+    """Return the value with every float tensor cast to the dtype, inside tuples and dicts too."""
     if isinstance(value, dict):
         return {name: cast(item, dtype) for name, item in value.items()}
     if isinstance(value, tuple):

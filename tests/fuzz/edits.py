@@ -172,7 +172,7 @@ def pickled(folder: Path, file: str, how: str) -> None:
 
 
 def swapped(folder: Path, file: str, other: str) -> None:
-    """Put another file of the folder in the place of a file, unless an earlier edit made a pipe of that, or worse."""
+    """Replace a file by another file of the folder. Skip it if an earlier edit made the other one a pipe."""
     if (folder / other).is_file():
         replace(folder / file, (folder / other).read_bytes())
 

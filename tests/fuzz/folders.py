@@ -220,7 +220,7 @@ def _save_autoencoder(folder: Path) -> None:
 def _save_text_pipeline(folder: Path, kind: str) -> None:
     """Save a tiny pipeline of prompts, whose tokenizers are each of another layout.
 
-    The parts of sd1 but for its U-Net are old .bin files, those of sd2 have their weights in shards.
+    All parts of sd1 except the U-Net are .bin files. The parts of sd2 have sharded weights.
     """
     text_pipeline(kind).save_pretrained(folder, max_shard_size="100KB" if KINDS[kind].shards > 1 else "1GB")
     for name, layout in LAYOUTS[kind].items():

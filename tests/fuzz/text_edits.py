@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.fuzz.values import JSON, OUTSIDE
 
-GONE = "gone"  # in the place of a value of JSON
+GONE = "gone"  # deletes a JSON value
 
 
 def replace(path: Path, content: bytes | str) -> None:
@@ -32,7 +32,7 @@ def no_option(folder: Path, file: str, key: str) -> None:
 
 
 def within(folder: Path, file: str, way: str, value: str) -> None:
-    """Put a value of JSON, or nothing, in the place of what is deep in a file.
+    """Replace a value deep inside a JSON file, or delete it.
 
     `way` leads there: of each list or object on it the number of a member, modulo their count, with dots between.
     """

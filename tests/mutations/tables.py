@@ -1,4 +1,4 @@
-"""The tables of mutations, `rooms/*.txt`: paragraphs like those of a patch, under the name of their room in brackets.
+"""The tables of mutations, `rooms/*.txt`: one paragraph for each mutation, like a patch, below its room in brackets.
 
     FILE: TEST TEST ...     below the root of the tree; TRITON_INTERPRET=1 before the tests where it is set for them
     - the old text          which occurs once in the file; any part of it, indentation included

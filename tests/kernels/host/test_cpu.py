@@ -24,7 +24,7 @@ def randn():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The names of torch's fast functions that were called since: their bits may be those of the usual ones."""
+    """Record which fast torch functions are called. Their bits may equal the usual function's."""
     made = []
 
     def noting(name):

@@ -45,7 +45,7 @@ def wait_until(is_so) -> None:
 
 
 def narrow(shares: int = 16) -> None:
-    """Launch two kernels, of which the second has the number of shares among its constants: 16, 32 or 64."""
+    """Launch two kernels. The number of shares (16, 32 or 64) is a constant of the second."""
     to_fp8.kernel(torch.empty(2, shares, BLOCK // 64, 64, device="meta"))
 
 
