@@ -151,7 +151,7 @@ def run(call: Call[R]) -> R:
     if reason is not None:
         because(reason)
         return call.reference()
-    confirmed = is_sm_90(call.device) and call.hopper_plan() in gluon.CONFIRMED
+    confirmed = is_sm_90(call.device) and gluon.is_confirmed(call.hopper_plan())
     if not confirmed or call.library_is_fastest():
         return _run_anywhere(call)
     reason = call.hopper_obstacle()

@@ -35,8 +35,8 @@ except (ImportError, AttributeError):
 def pieces(memory, buffer, SIZE: gl.constexpr, FIRST: gl.constexpr, COUNT: gl.constexpr):
     """COUNT pieces of shared memory from the FIRST of a buffer on, of SIZE pieces each, for `reinterpret`.
 
-    Triton 3.6 cannot slice what has no power of two of pieces, but reinterprets past a piece; 3.9 the reverse, and
-    slices only where constants say.
+    Triton 3.6 and 3.7 cannot slice what has no power of two of pieces, but reinterpret past a piece; 3.9 the reverse,
+    and slices only where constants say. 3.8 can do neither, so that convolutions do not compile there.
     """
     if SLICES:
         found = memory.slice(FIRST, COUNT, 0)

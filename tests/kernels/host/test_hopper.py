@@ -113,6 +113,22 @@ def test_gluon_runs_in_versions_of_triton_that_are_known(monkeypatch, version, s
     assert gluon.obstacle(CPU) == (said and f"Gluon: {said}")
 
 
+def test_a_plan_can_be_disabled_for_one_version_of_triton(on_sm_90, monkeypatch):
+    triton = pytest.importorskip("triton", reason="no Triton here")
+    monkeypatch.setattr(gluon, "VERSIONS", ((3, 6), (3, 7)))
+    monkeypatch.setattr(gluon, "DISABLED", {(3, 7): frozenset({"measured"})})
+    taken = []
+    for version in ("3.6.0", "3.7.1", "4.0.0"):
+        monkeypatch.setattr(triton, "__version__", version)
+        taken.append(way())
+    assert taken == ["hopper", "kernel", "hopper"]  # what says no in an unknown version is the obstacle of each kernel
+
+
+def test_what_is_disabled_is_confirmed_elsewhere():
+    assert gluon.DISABLED.keys() <= set(gluon.VERSIONS)
+    assert all(plans <= gluon.CONFIRMED for plans in gluon.DISABLED.values())
+
+
 def test_what_is_confirmed_has_a_plan():
     plans = {plan.name for plan in attention.PLANS}
     assert len(plans) == len(attention.PLANS)
