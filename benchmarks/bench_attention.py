@@ -27,17 +27,14 @@ def main() -> None:
 
 @torch.inference_mode()
 def row(name: str, ceiling: float) -> dict[str, Any]:
-    n, queries, keys, heads, width, options = ATTENTIONS[name]
-    q = randn(n, queries, 3 * heads * width)
-    kv = q if keys == queries else randn(n, keys, 3 * heads * width)
-    arguments = q.chunk(3, dim=-1)[0], *kv.chunk(3, dim=-1)[1:]
-    options = {"heads": heads} | options | ({"bias": randn(n, keys)} if "bias" in options else {})
-    plan, hopper = hopper_way(attention, *arguments, **options)
-    calls = ways(attention, *arguments, **options) | {"kernel": lambda: attention.kernel(*arguments, **options)}
-    calls |= hopper | libraries(arguments, options)
+    n, queries, keys, heads, width, _ = ATTENTIONS[name]
+    qkv, options = arguments(name)
+    plan, hopper = hopper_way(attention, *qkv, **options)
+    calls = ways(attention, *qkv, **options) | {"kernel": lambda: attention.kernel(*qkv, **options)}
+    calls |= hopper | libraries(qkv, options)
     flop = 4 * n * heads * queries * keys * width // (2 if options.get("causal") else 1)
-    measured = kernel_row(name, calls, exact(arguments, **options), flop=flop, ceiling=ceiling)
-    output_bytes = n * queries * heads * width * q.element_size()
+    measured = kernel_row(name, calls, exact(qkv, **options), flop=flop, ceiling=ceiling)
+    output_bytes = n * queries * heads * width * qkv[0].element_size()
     kernel_bytes = peak_bytes(calls["kernel"])
     return measured | {
         "extra_bytes": measured["peak_bytes"] - output_bytes,
@@ -46,13 +43,22 @@ def row(name: str, ceiling: float) -> dict[str, Any]:
     }
 
 
-def libraries(arguments: tuple[Tensor, ...], options: dict[str, Any]) -> dict[str, Call]:
+def arguments(name: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """attention's for a workload."""
+    n, queries, keys, heads, width, options = ATTENTIONS[name]
+    q = randn(n, queries, 3 * heads * width)
+    kv = q if keys == queries else randn(n, keys, 3 * heads * width)
+    options = {"heads": heads} | options | ({"bias": randn(n, keys)} if "bias" in options else {})
+    return (q.chunk(3, dim=-1)[0], *kv.chunk(3, dim=-1)[1:]), options
+
+
+def libraries(qkv: tuple[Tensor, ...], options: dict[str, Any]) -> dict[str, Call]:
     """torch's SDPA by either of its libraries that takes these arguments."""
 
     def by(backend: SDPBackend) -> Call:
         def call() -> Tensor:
             with sdpa_kernel(backend):
-                return attention.reference(*arguments, **options)
+                return attention.reference(*qkv, **options)
 
         return call
 

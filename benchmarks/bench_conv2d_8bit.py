@@ -40,9 +40,8 @@ def rows(names: list[str], gains: dict[str, list[float]]) -> Iterator[dict[str, 
 
 @torch.inference_mode()
 def row(name: str, peak_tflops: float) -> dict[str, Any]:
-    (x, weight, bias), options = hopper_arguments(name, CONVOLUTIONS_8BIT)
-    options |= {"temb": randn(CONVOLUTIONS_8BIT[name][0], len(bias))}
-    dtype = FP8 if name.startswith("fp8") else INT8
+    (x, weight, bias), options = in_bf16(name)
+    dtype = dtype_of(name)
     args = x, quantise(weight, dtype), bias
     call = Conv2dCall(*args, **options)
     calls = {
@@ -68,6 +67,22 @@ def row(name: str, peak_tflops: float) -> dict[str, Any]:
         "share": 2 * truth.numel() * args[1].values[0].numel() / alone / 1e9 / peak,
         **{f"{who}_max_abs_err": error for who, error in errors.items()},
     }
+
+
+def arguments(name: str) -> tuple[tuple, dict[str, Any]]:
+    """conv2d's for a workload, its weight in 8 bits."""
+    (x, weight, bias), options = in_bf16(name)
+    return (x, quantise(weight, dtype_of(name)), bias), options
+
+
+def in_bf16(name: str) -> tuple[tuple, dict[str, Any]]:
+    """conv2d's for a workload, with a time embedding, its weight in bfloat16."""
+    args, options = hopper_arguments(name, CONVOLUTIONS_8BIT)
+    return args, options | {"temb": randn(CONVOLUTIONS_8BIT[name][0], len(args[2]))}
+
+
+def dtype_of(name: str) -> torch.dtype:
+    return FP8 if name.startswith("fp8") else INT8
 
 
 if __name__ == "__main__":

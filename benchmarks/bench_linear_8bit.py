@@ -83,6 +83,15 @@ def row(name: str, tokens: int) -> dict[str, Any]:
     }
 
 
+def invocation(name: str, tokens: int) -> tuple[Operation, tuple, dict[str, Any]]:
+    """The operation of a plan at so many tokens of one picture, its arguments and options."""
+    operation, channels, rows, options, dtype = PLANS[name]
+    x, weight = randn(1, tokens, channels), quantise(randn(rows, channels) * channels**-0.5, dtype)
+    given = to_fp8(x)[0] if dtype == FP8 else x
+    more = {"residual": randn(1, tokens, rows)} if "residual" in options else {}
+    return operation, (given, weight, randn(rows)), options | more
+
+
 def check(name: str, ours: torch.Tensor, expected: torch.Tensor) -> None:
     """Raise ArithmeticError unless both kernels have the same bits."""
     if not torch.equal(ours, expected):

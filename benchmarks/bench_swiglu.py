@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from harness import ceilings, hopper_way, in_float32, kernel_row, needs_gpu, randn, report, ways
 from shapes import SWIGLUS
+from torch import Tensor
 
 from fastdiff.kernels.swiglu import swiglu
 
@@ -23,13 +24,18 @@ def main() -> None:
 
 @torch.inference_mode()
 def row(name: str, peak_tflops: float) -> dict[str, Any]:
-    n, tokens, channels, out_channels = SWIGLUS[name]
-    args = randn(n, tokens, channels), randn(2 * out_channels, channels) * channels**-0.5
+    args = arguments(name)
     plan, hopper = hopper_way(swiglu, *args)
     calls = ways(swiglu, *args) | {"kernel": lambda: swiglu.kernel(*args)} | hopper
     truth = in_float32(swiglu.reference, args, {})
-    row = kernel_row(name, calls, truth, flop=4 * truth.numel() * channels, ceiling=peak_tflops)
+    row = kernel_row(name, calls, truth, flop=4 * truth.numel() * args[0].shape[-1], ceiling=peak_tflops)
     return row | {"plan": plan}
+
+
+def arguments(name: str) -> tuple[Tensor, Tensor]:
+    """swiglu's for a workload."""
+    n, tokens, channels, out_channels = SWIGLUS[name]
+    return randn(n, tokens, channels), randn(2 * out_channels, channels) * channels**-0.5
 
 
 if __name__ == "__main__":

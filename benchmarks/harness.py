@@ -222,14 +222,17 @@ def needs_gpu() -> None:
         raise SystemExit
 
 
-def report(name: str, rows: Iterable[dict[str, Any]]) -> None:
+def report(name: str, rows: Iterable[dict[str, Any]], *, by: tuple[str, ...] = ()) -> None:
     """Print each row when it is there, in the end all as JSON with their machine; save where the command line asks.
 
     Rows are saved one by one: what was measured is kept, whatever becomes of the rest.
+
+    by: where there are such keys, a new row replaces the saved one that has the same values, and no other.
     """
     done: list[dict[str, Any]] = []
     columns: list[str] = []
     folder, where = save_folder(), machine()
+    saved = read_rows(Path(folder, f"{name}.json")) if by and folder is not None else []
     for row in rows:
         new = [key for key in row if key not in columns]
         if new:
@@ -238,8 +241,15 @@ def report(name: str, rows: Iterable[dict[str, Any]]) -> None:
         print(_line(row, columns), flush=True)
         done.append(row | where)
         if folder is not None:
-            Path(folder, f"{name}.json").write_text(json.dumps(done) + "\n")
+            new_ones = {tuple(map(each.get, by)) for each in done}
+            kept = [each for each in saved if tuple(map(each.get, by)) not in new_ones]
+            Path(folder, f"{name}.json").write_text(json.dumps(kept + done) + "\n")
     print(json.dumps(done))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a saved report; none where there is no file."""
+    return json.loads(path.read_text()) if path.exists() else []
 
 
 def _line(row: dict[str, Any], columns: list[str]) -> str:

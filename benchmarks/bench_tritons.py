@@ -1,0 +1,160 @@
+"""Forwards, plans made for sm_90 and the first result in the Triton that is installed, beside other versions' rows.
+
+    python benchmarks/bench_tritons.py [forwards] [plans] [first] [--save [DIR]]
+
+Each time is there twice, in one process in turns: `hopper_ms` with the plans that `host/hopper/gluon.py` confirms,
+`without_ms` without any. `gain` is the second by the first. A forward is timed as it is called, a plan by the replay of
+its operation, at the last of its sizes in `shapes.py`. `compile_s` is what all plans took to compile, both ways.
+`first_result_s` is that of a model alone in a new process with an empty Triton cache (`alone.py`).
+
+To measure another Triton, unpack its wheel into a folder, put that first on PYTHONPATH, and give it a TRITON_CACHE_DIR
+of its own. `--save` replaces the rows of this Triton and keeps the others.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import bench_attention
+import bench_conv2d
+import bench_conv2d_8bit
+import bench_geglu
+import bench_linear
+import bench_linear_8bit
+import bench_swiglu
+import torch
+from bench_models import in_new_process
+from forwards import ours
+from harness import Call, chosen, measure, needs_gpu, report
+from shapes import ATTENTIONS, CONVOLUTIONS_8BIT, GEGLUS, HOPPER_CONVOLUTIONS, LINEARS, SWIGLUS
+
+from fastdiff.kernels.attention import attention
+from fastdiff.kernels.conv2d import conv2d
+from fastdiff.kernels.geglu import geglu
+from fastdiff.kernels.host.compiling import only_compiling
+from fastdiff.kernels.host.dispatch import Operation
+from fastdiff.kernels.host.hopper import gluon
+from fastdiff.kernels.linear import linear
+from fastdiff.kernels.swiglu import swiglu
+
+FORWARDS = (
+    "ddpm32_b1", "ddpm32_b64", "ddpm256_b1", "ddpm256_b8", "emoji64_b64", "dit_b2", "dit_b32", "sd15_b2", "sd15_b16",
+    "sdxl_b2",
+)  # fmt: skip
+FIRST = ("ddpm32_b1", "sd15_b2")
+Invocation = tuple[Operation, tuple, dict[str, Any]]  # an operation, its arguments and options
+
+
+def main() -> None:
+    needs_gpu()
+    kinds: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+        "first": lambda: map(first_row, FIRST), "forwards": lambda: map(forward_row, FORWARDS), "plans": plan_rows
+    }  # fmt: skip
+    asked = chosen(kinds)
+    report("tritons", (row for kind in asked for row in kinds[kind]()), by=("triton", "workload"))
+
+
+def first_row(name: str) -> dict[str, Any]:
+    return {"workload": f"first result of {name}", **_only(in_new_process("fastdiff", name), "first_result_s")}
+
+
+def _only(values: dict[str, float], name: str) -> dict[str, float]:
+    return {name: values[name]}
+
+
+@torch.inference_mode()
+def forward_row(name: str) -> dict[str, Any]:
+    """Our forward, of two models that capture their own graphs."""
+    return {"workload": name, **both_ways(lambda: ours(name), graph=False, seconds=0.1)}
+
+
+@torch.inference_mode()
+def plan_rows() -> Iterator[dict[str, Any]]:
+    """A row for each confirmed plan that a workload here has."""
+    found = plans()
+    start = time.perf_counter()
+    with only_compiling():
+        for make in found.values():
+            operation, args, options = make()
+            for confirmed in (gluon.CONFIRMED, frozenset[str]()):
+                with confirming(confirmed):
+                    operation(*args, **options)
+    torch.cuda.synchronize()
+    yield {"workload": "all plans", "compile_s": time.perf_counter() - start, "plans": len(found)}
+    for plan, make in found.items():
+        yield {"workload": plan, **both_ways(lambda make=make: call_of(*make()), graph=True, seconds=0.01)}
+
+
+def both_ways(make: Callable[[], Call], *, graph: bool, seconds: float) -> dict[str, float]:
+    """The milliseconds of a call with the confirmed plans and without."""
+    calls = {"hopper": within(gluon.CONFIRMED, make()), "without": within(frozenset(), make())}
+    times = measure(calls, graph=graph, seconds=seconds)
+    return {**{f"{who}_ms": each for who, each in times.items()}, "gain": times["without"] / times["hopper"]}
+
+
+def within(confirmed: frozenset[str], call: Call) -> Call:
+    def run() -> Any:
+        with confirming(confirmed):
+            return call()
+
+    return run
+
+
+@contextmanager
+def confirming(plans: frozenset[str]) -> Iterator[None]:
+    """Inside, only these plans count as confirmed."""
+    before, gluon.CONFIRMED = gluon.CONFIRMED, plans
+    try:
+        yield
+    finally:
+        gluon.CONFIRMED = before
+
+
+def call_of(operation: Operation, args: tuple, options: dict[str, Any]) -> Call:
+    return partial(operation, *args, **options)
+
+
+@torch.inference_mode()
+def plans() -> dict[str, Callable[[], Invocation]]:
+    """Each confirmed plan by its name, and what makes the last of its workloads."""
+    found: dict[str, Callable[[], Invocation]] = {}
+    for make in workloads():
+        operation, args, options = make()
+        plan = operation.parse(*args, **options).hopper_plan()
+        if plan in gluon.CONFIRMED:
+            found[plan] = make
+    return found
+
+
+def workloads() -> Iterator[Callable[[], Invocation]]:
+    """What makes each operation of the benchmarks whose shapes can have a plan."""
+    for name in HOPPER_CONVOLUTIONS:
+        yield partial(convolution, name)
+    for name in CONVOLUTIONS_8BIT:
+        yield partial(convolution_8bit, name)
+    for name in ATTENTIONS:
+        yield lambda name=name: (attention, *bench_attention.arguments(name))
+    for name in LINEARS:
+        yield lambda name=name: (linear, *bench_linear.arguments(name))
+    for name in GEGLUS:
+        yield lambda name=name: (geglu, bench_geglu.arguments(name), {})
+    for name in SWIGLUS:
+        yield lambda name=name: (swiglu, bench_swiglu.arguments(name), {})
+    for name in bench_linear_8bit.PLANS:
+        yield lambda name=name: bench_linear_8bit.invocation(name, max(bench_linear_8bit.TOKENS))
+
+
+def convolution(name: str) -> Invocation:
+    args, options = bench_conv2d.hopper_arguments(name, HOPPER_CONVOLUTIONS)
+    return conv2d, args, options | {"moments": True}
+
+
+def convolution_8bit(name: str) -> Invocation:
+    args, options = bench_conv2d_8bit.arguments(name)
+    return conv2d, args, options | {"moments": True}
+
+
+if __name__ == "__main__":
+    main()
