@@ -18,6 +18,7 @@ from fastdiff.diffusion.pictures import checked_side
 from fastdiff.diffusion.trajectories import trajectory_shape
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import device_name, dtype_name
+from fastdiff.kernels.host.hopper import confirmation
 from fastdiff.kernels.host.recording import TORCH, Recorder, record, shape_text
 from fastdiff.kernels.host.tuning import current
 from fastdiff.models.classes import DENOISERS
@@ -55,6 +56,7 @@ class Report:
     rows: tuple[Row, ...]
     variants: int | None  # compiled kernels; None where nothing compiles them
     tiles: str = ""  # by what they are chosen: a card's table, or rules; "" where no kernel is launched
+    notice: str = ""  # that the fast kernels of the card are off, and what to do; "" where they are not
 
     @property
     def launches(self) -> int:
@@ -90,6 +92,7 @@ class Report:
                 self.what,
                 *self._table(),
                 *([f"tiles by {self.tiles}"] if self.tiles else []),
+                *([self.notice] if self.notice else []),
                 f"{self.launches} launches: {self.kernel_launches} of our kernels{compiled}, "
                 f"{self.launches - self.kernel_launches} of torch",
                 f"{self.share:.1%} of {self.flop / 1e9:.4g} GFLOP of convolutions and linear layers on our kernels",
@@ -142,7 +145,7 @@ def report(
     what = f"{type(model).__name__}, {shape_text(x)}, {dtype_name(model.dtype)}, {device_name(model.device)}"
     rows = _rows(recorded)
     tiles = current(model.device).source if any(row.kernels for row in rows) else ""
-    return Report(what, rows, len(recorded.variants) or None, tiles)
+    return Report(what, rows, len(recorded.variants) or None, tiles, confirmation.notice(model.device) or "")
 
 
 def _rows(recorded: Recorder) -> tuple[Row, ...]:

@@ -20,10 +20,13 @@ def take_fingerprint(pipe: "Pipeline", model_files: str) -> Fingerprint:
     import torch
 
     from fastdiff.execution.devices import device_name, dtype_name
+    from fastdiff.kernels.host.hopper import confirmation
 
     on_gpu = pipe.device.type == "cuda"
     instructions = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    verdict = confirmation.in_force(pipe.device)
+    decided = {} if verdict is None else {"fast kernels": verdict.digest}  # else as folders have it that began earlier
     return {
         "fastdiff": fastdiff.__version__,
         "torch": str(torch.__version__),
@@ -34,6 +37,7 @@ def take_fingerprint(pipe: "Pipeline", model_files: str) -> Fingerprint:
         "dtype": dtype_name(pipe.dtype),
         "float32 products": f"{torch.get_float32_matmul_precision()}, TF32 {matmul.allow_tf32} and {cudnn.allow_tf32}",
         "model files": model_files,
+        **decided,
     }
 
 

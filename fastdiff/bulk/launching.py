@@ -30,6 +30,7 @@ from fastdiff.checkpoints.model_hash import begin_files_hash
 from fastdiff.errors import InputError
 from fastdiff.requests.defaults import SEED
 from fastdiff.runs.drawing import load_pipeline
+from fastdiff.runs.notices import find_device_notices
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +75,8 @@ def work(plan: Plan, folder: Folder, options: Options, say: Callable[[str], None
     count = int(os.environ["LOCAL_WORLD_SIZE"])
     device = _own_device(options.device)
     pipe = load_pipeline(plan.run.card, plan.run.request, str(device), offload=options.offload)
+    for line in find_device_notices(device) if os.environ.get("RANK") == "0" else ():
+        say(line)
     fingerprint = take_fingerprint(pipe, files.result())
     folder.open(plan, fingerprint, allow_mixed=options.allow_mixed)
     Attempts(folder.shards).begin_launch(_launch_name())

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _sample(args: argparse.Namespace, notices: Notices) -> int:
     from fastdiff.runs.drawing import Run, find_model, load_pipeline
-    from fastdiff.runs.notices import find_notices
+    from fastdiff.runs.notices import find_device_notices, find_notices
     from fastdiff.runs.output import Output
     from fastdiff.runs.resuming import with_number_format
 
@@ -117,7 +117,13 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     notices.say(*lines)
     written: list[Path] = []
     CTRL_C.describe = lambda: f"\nfastdiff: interrupted; {_summary(run, output, written)}"  # below the bar
-    _draw(run, output, load, args.json, written)
+
+    def load_saying() -> "Pipeline":
+        pipe = load()
+        notices.say(*find_device_notices(pipe.device))
+        return pipe
+
+    _draw(run, output, load_saying, args.json, written)
     say(f"{_summary(run, output, written)} in {time.perf_counter() - start:.1f} s")
     return 0
 

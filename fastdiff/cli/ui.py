@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
         import gradio  # noqa: F401
     except ImportError:
         raise InputError("ui needs gradio, which is not installed; pip install 'fastdiff[ui]'") from None
+    from fastdiff.runs.notices import find_device_notices
     from fastdiff.ui.limits import Limits
     from fastdiff.ui.models import Models
     from fastdiff.ui.serving.server import serving
@@ -39,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
     models = Models(args.models_dir, args.allow_hub, args.device, minutes)
     for name, problem in models.left_out().items():
         print(printable(f"fastdiff: model {name} is left out: {problem}"), file=sys.stderr)
+    for line in find_device_notices(models.device):
+        print(f"fastdiff: {line}", file=sys.stderr)
     signal.signal(signal.SIGTERM, CTRL_C.answer)  # so that the server's folder goes with it
     server = serving(
         models,

@@ -199,10 +199,14 @@ def _shared_record(pipe: "Pipeline", request: Request) -> dict[str, Any]:
     import torch
 
     from fastdiff.execution.devices import device_name, dtype_name
+    from fastdiff.kernels.host.hopper import confirmation
 
     versions = {"fastdiff": fastdiff.__version__, "torch": str(torch.__version__)}
     with contextlib.suppress(metadata.PackageNotFoundError):
         versions["triton"] = metadata.version("triton")
+    verdict = confirmation.in_force(pipe.device)
+    if verdict is not None:
+        versions["fast kernels"] = verdict.digest
     return request.as_record() | {
         "scheduler": pipe.scheduler_name,
         "dtype": dtype_name(pipe.dtype),

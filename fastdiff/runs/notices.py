@@ -1,10 +1,14 @@
 """Lines that a run says before it draws. Imports no torch: tokenizers are read, and so found wanting, at once."""
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.runs.drawing import Run
 from fastdiff.text.tokenizer import CLIPTokenizer
+
+if TYPE_CHECKING:
+    import torch
 
 
 def find_notices(run: Run) -> list[str]:
@@ -23,6 +27,14 @@ def find_notices(run: Run) -> list[str]:
     elif negative:
         texts.append(("negative prompt", negative))
     return [*lines, *_cut(texts, tokenizers)]
+
+
+def find_device_notices(device: "torch.device") -> list[str]:
+    """Say that the fast kernels of the device are off, and what to do, where they are off. Imports torch."""
+    from fastdiff.kernels.host.hopper import confirmation
+
+    line = confirmation.notice(device)
+    return [] if line is None else [line]
 
 
 def _why_unguided(run: Run) -> str | None:

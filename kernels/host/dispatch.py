@@ -12,7 +12,7 @@ from typing import Generic, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from fastdiff.kernels.host.hopper import gluon
+from fastdiff.kernels.host.hopper import confirmation, gluon
 from fastdiff.kernels.host.launching import is_sm_90
 from fastdiff.kernels.host.recording import because, besides, recorder
 
@@ -154,7 +154,7 @@ def run(call: Call[R]) -> R:
     confirmed = is_sm_90(call.device) and gluon.is_confirmed(call.hopper_plan())
     if not confirmed or call.library_is_fastest():
         return _run_anywhere(call)
-    reason = call.hopper_obstacle()
+    reason = confirmation.plan_obstacle(call.hopper_plan(), call.device) or call.hopper_obstacle()
     if reason is None:
         return call.hopper()
     y = _run_anywhere(call)

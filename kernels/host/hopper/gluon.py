@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fastdiff.kernels.device.language import triton
+from fastdiff.kernels.host.hopper import verdict
 from fastdiff.kernels.host.launching import is_sm_90
 from fastdiff.kernels.host.weights import FP8
 
@@ -166,7 +167,7 @@ def obstacle(device: torch.device) -> str | None:
     """Say why kernels in Gluon are not launched there, if they are not."""
     if not is_sm_90(device):
         return "Gluon: the device is no sm_90"
-    if known_version() is None:
+    if known_version() is None and verdict.reading(device).verdict is None:
         return f"Gluon: not known to work in triton {triton.__version__}"
     return None
 

@@ -1,0 +1,162 @@
+"""Whether a plan for sm_90 gives what it should: its errors and its bits, beside the kernel of all cards.
+
+The truth is the reference in float64. The bound on errors is that of the kernels' tests (CONTRIBUTING.md, rule 6).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastdiff.doctor.trials import Trial, trials_of
+from fastdiff.kernels.attention import attention
+from fastdiff.kernels.conv2d import conv2d
+from fastdiff.kernels.group_norm import group_norm
+from fastdiff.kernels.host.weights import FP8, Quantised
+from fastdiff.kernels.to_fp8 import to_fp8
+
+RUNS = 3
+GROUPS = 32  # of the norm that reads the moments of a convolution
+# The largest error of an output in 16 bits, in the largest number of the truth: two eps.
+CAPS = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+class WrongError(Exception):
+    """A plan that gives something else than it should; the message says what."""
+
+
+def judge(plan: str, device: torch.device) -> None:
+    """Run a plan on the device at its shapes. WrongError where an output is not what it should be.
+
+    Raises whatever the compiler and the card raise, too.
+    """
+    for trial in trials_of(plan, device):
+        if trial.call().hopper_plan() != plan:
+            raise WrongError(f"{trial.call().hopper_plan()} runs at its shapes")
+        with poisoned(), exact_products():
+            _judge(trial)
+
+
+def _judge(trial: Trial) -> None:
+    ours = [_outputs(trial, "hopper") for _ in range(RUNS)]
+    twins = _outputs(trial, "kernel")
+    for what, actual, twin, truth in zip(("", " of its norm"), ours[0], twins, _truths(trial), strict=False):
+        problem = error_of(actual, twin, truth)
+        if problem is not None:
+            raise WrongError(f"in {dtype_of(actual)}{what} {problem}")
+    if not all(map(_equal, ours[1:], ours)):
+        raise WrongError(f"its bits in {dtype_of(ours[0][0])} move from run to run")
+    alone = _outputs(replace(trial, pictures=_last(trial.pictures)), "hopper")
+    if not _equal(alone, [each[-1:] for each in ours[0]]):
+        raise WrongError(f"a picture alone in {dtype_of(alone[0])} has other bits than in a batch")
+    if trial.operation not in (attention, conv2d) and not _equal(ours[0], twins):
+        raise WrongError(f"its bits in {dtype_of(ours[0][0])} are not the bits of the kernel of all cards")
+
+
+def error_of(actual: Tensor, twin: Tensor, truth: Tensor) -> str | None:
+    """Say how an output breaks the bound, if it does.
+
+    Args:
+        actual: the output of the plan.
+        twin: the output of the kernel of all cards in the same dtype, a 16-bit one.
+        truth: the output in float64.
+
+    Errors are at most twice the twin's plus an ulp, their RMS 1.5 times plus half an ulp, and all are below CAPS.
+    """
+    eps, cap = torch.finfo(actual.dtype).eps, CAPS[actual.dtype] * truth.abs().max()
+    ulp, error, twins_error = eps * truth.abs(), (actual - truth).abs(), (twin - truth).abs()
+    if not error.isfinite().all():
+        return "numbers are NaN or infinite, or were not written"
+    if (error - ulp).max() > 2 * twins_error.max():
+        return f"the error is {error.max():.3g}, of the kernel of all cards {twins_error.max():.3g}"
+    if error.max() > cap:
+        return f"the error is {error.max():.3g}, and may be {cap:.3g}"
+    rms, twins_rms, ulps = (each.square().mean().sqrt() for each in (error, twins_error, ulp))
+    if rms > 1.5 * twins_rms + ulps / 2:
+        return f"the RMS error is {rms:.3g}, of the kernel of all cards {twins_rms:.3g}"
+    return None
+
+
+def dtype_of(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _outputs(trial: Trial, way: str) -> list[Tensor]:
+    """What one way of running makes: y; of a convolution also the norm of y, which reads the moments of y."""
+    run, arguments = getattr(trial.operation, way), trial.pictures | trial.shared
+    if trial.operation is not conv2d:
+        return [run(**arguments)]
+    y, moments = run(**arguments, moments=True)
+    return [y, group_norm.kernel(y, GROUPS, moments=moments)]
+
+
+def _truths(trial: Trial) -> Iterator[Tensor]:
+    """The same in float64; an x that is multiplied in e4m3 is rounded to e4m3 first."""
+    arguments = trial.pictures | trial.shared
+    if trial.shared.get("weight") is not None and trial.shared["weight"].dtype == FP8:
+        arguments["x"] = to_fp8(arguments["x"])[0].dequantised(torch.float64)
+    y = trial.operation.reference(**_double(arguments))
+    yield y
+    if trial.operation is conv2d:
+        yield group_norm.reference(y, GROUPS)
+
+
+def _double(value: Any) -> Any:
+    """The value with its tensors of floats in float64, inside dicts and tuples too."""
+    if isinstance(value, dict):
+        return {name: _double(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return type(value)(*map(_double, value))
+    if isinstance(value, Quantised):
+        return value.dequantised(torch.float64)
+    return value.double() if isinstance(value, Tensor) else value
+
+
+def _last(value: Any) -> Any:
+    """The arguments of the last picture alone, in memory of their own."""
+    if isinstance(value, dict):
+        return {name: _last(item) for name, item in value.items()}
+    return value._replace(x=_last(value.x)) if isinstance(value, tuple) else value[-1:].clone()
+
+
+def _equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    return all(map(torch.equal, some, others))
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Have torch.empty and its kin give NaN inside the block, so that an element that nobody writes is seen."""
+    places = ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty"))
+    before = [(owner, name, getattr(owner, name)) for owner, name in places]
+
+    def poison(allocate: Any) -> Any:
+        def allocate_nan(*args: Any, **kwargs: Any) -> Tensor:
+            tensor = allocate(*args, **kwargs)
+            return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+        return allocate_nan
+
+    try:
+        for owner, name, allocate in before:
+            setattr(owner, name, poison(allocate))
+        yield
+    finally:
+        for owner, name, allocate in before:
+            setattr(owner, name, allocate)
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Have torch multiply float32 in float32, never in TF32, inside the block."""
+    backends = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [backend.allow_tf32 for backend in backends]
+    try:
+        for backend in backends:
+            backend.allow_tf32 = False
+        yield
+    finally:
+        for backend, allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = allowed

@@ -1,0 +1,127 @@
+"""Inputs for each plan for sm_90: shapes that the plan is for, by the plan's name.
+
+Each trial is a batch in which the pictures differ. The last picture alone takes other tiles than the batch.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastdiff.kernels.attention import attention
+from fastdiff.kernels.conv2d import Shortcut, conv2d
+from fastdiff.kernels.geglu import geglu
+from fastdiff.kernels.host.dispatch import Call, Operation
+from fastdiff.kernels.host.hopper import attention as attention_plans
+from fastdiff.kernels.host.hopper import linear as linear_plans
+from fastdiff.kernels.host.weights import NAMES, Weight, quantise
+from fastdiff.kernels.linear import linear
+from fastdiff.kernels.swiglu import swiglu
+
+DTYPES = (torch.bfloat16, torch.float16)
+PRODUCTS = {"linear": linear, "swiglu": swiglu, "geglu": geglu}
+FORMATS = {name: dtype for dtype, name in NAMES.items()}
+PIXELS = 2**16  # of all pictures of a convolution
+MOST_CHANNELS = 640  # of a convolution whose plan has no upper bound
+PICTURES, TOKENS = 4, 77  # of a batch of tokens; TOKENS is doubled until the picture alone fills the card's tiles
+QUERIES, HEADS = 1000, 8
+KEYS = 128  # of a step of attention: a multiple of it has kernels of its own
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The arguments of one call of an operation that has the plan."""
+
+    operation: Operation
+    pictures: dict[str, Any]  # arguments with a row for each picture: tensors, or a Shortcut
+    shared: dict[str, Any]  # the others
+
+    def call(self) -> Call:
+        """The call of the whole batch."""
+        return self.operation.parse(**self.pictures, **self.shared)
+
+
+class Numbers:
+    """Normal numbers of one seed; without memory on the meta device."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+        self._random = None if device.type == "meta" else torch.Generator(device).manual_seed(0)
+
+    def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
+        drawn = torch.empty(shape, device=self.device) if self._random is None else self._drawn(shape)
+        return (scale * drawn).to(self.dtype)
+
+    def _drawn(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=self._random, device=self.device)
+
+    def weight(self, *shape: int, format: str | None) -> Weight:
+        """A weight whose products are about 1, in memory as convolutions read it; `format` is int8, fp8 or None."""
+        made = self.normal(*shape, scale=(torch.Size(shape).numel() / shape[0]) ** -0.5)
+        made = made.contiguous(memory_format=torch.channels_last) if made.ndim == 4 else made
+        return made if format is None else quantise(made, FORMATS[format])
+
+
+def trials_of(plan: str, device: torch.device) -> Iterator[Trial]:
+    """Yield the trials of a plan in both 16-bit dtypes. ValueError for a name that no plan has."""
+    for dtype in DTYPES:
+        numbers = Numbers(device, dtype)
+        if plan.startswith("attention "):
+            yield from _attention(plan, numbers)
+        elif plan.startswith("conv2d-"):
+            yield _convolution(plan, numbers)
+        else:
+            yield _product(plan, numbers)
+
+
+def _attention(plan: str, numbers: Numbers) -> Iterator[Trial]:
+    name = plan.removesuffix(", causal").removesuffix(", masked")
+    found = next((each for each in attention_plans.PLANS if each.name == name), None)
+    if found is None:
+        raise ValueError(f"{plan} is no plan")
+    whole = -(-(found.over + 1) // KEYS) * KEYS
+    for keys in dict.fromkeys(min(found.keys, most) for most in (found.over + 77, whole)):
+        queries, channels = keys if plan.endswith("causal") else QUERIES, HEADS * found.width
+        pictures = {name: numbers.normal(PICTURES, keys, channels) for name in "kv"}
+        pictures["q"] = numbers.normal(PICTURES, queries, channels)
+        if plan.endswith("masked"):
+            pictures["bias"] = numbers.normal(PICTURES, keys)
+        yield Trial(attention, pictures, {"heads": HEADS, "causal": plan.endswith("causal")})
+
+
+def _convolution(plan: str, numbers: Numbers) -> Trial:
+    found = re.fullmatch(r"conv2d-(same|up|down)-(\d+)-(\d+|more)(-shortcut)?(?:, (fp8|int8))?", plan)
+    if found is None:
+        raise ValueError(f"{plan} is no plan")
+    mode, pixels, depth, shortcut, format = found.groups()
+    side, channels = int(int(pixels) ** 0.5), MOST_CHANNELS if depth == "more" else int(depth)
+    n, read = max(PICTURES, PIXELS // int(pixels)), {"up": side // 2, "same": side, "down": 2 * side}[mode]
+    pictures: dict[str, Any] = {"x": numbers.normal(n, read, read, channels), "temb": numbers.normal(n, channels)}
+    shared: dict[str, Any] = {
+        "weight": numbers.weight(channels, channels, 3, 3, format=format), "bias": numbers.normal(channels),
+        "stride": 2 if mode == "down" else 1, "padding": 1, "upsample": mode == "up", "output_scale": 2**0.5,
+    }  # fmt: skip
+    if shortcut:
+        weight = numbers.normal(channels, channels, 1, 1, scale=channels**-0.5)
+        pictures["shortcut"] = Shortcut(numbers.normal(n, side, side, channels), weight, numbers.normal(channels))
+    else:
+        pictures["residual"] = numbers.normal(n, side, side, channels)
+    return Trial(conv2d, pictures, shared)
+
+
+def _product(plan: str, numbers: Numbers) -> Trial:
+    found = re.fullmatch(r"(linear|swiglu|geglu) (\d+) to (\d+)(, residual)?(?:, (fp8|int8))?", plan)
+    if found is None:
+        raise ValueError(f"{plan} is no plan")
+    name, channels, rows, residual, format = found.groups()
+    weight = numbers.weight(int(rows), int(channels), format=format)
+    tokens = TOKENS
+    while linear_plans.tiles_of(tokens, weight, dual=name != "linear") is None:
+        tokens *= 2
+    pictures = {"x": numbers.normal(PICTURES, tokens, int(channels))}
+    if residual:
+        pictures["residual"] = numbers.normal(PICTURES, tokens, int(rows))
+    return Trial(PRODUCTS[name], pictures, {"weight": weight, "bias": numbers.normal(int(rows))})
