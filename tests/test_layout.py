@@ -25,7 +25,7 @@ FLOORS = (
     ("app", "__main__"),
     ("cli",),
     ("ui",),
-    ("bulk", "verification"),
+    ("bulk", "verification", "doctor"),
     ("runs",),
     ("pipelines", "acceleration", "reporting"),
     ("results",),

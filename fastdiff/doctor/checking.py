@@ -108,7 +108,7 @@ class _Child:
         self._lines: queue.Queue[str] = queue.Queue()  # "" at the end
 
     def __enter__(self) -> "_Child":
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._errors = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, encoding="utf-8"
         )

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from fastdiff.doctor.trials import Trial, trials_of
 from fastdiff.kernels.attention import attention
-from fastdiff.kernels.conv2d import conv2d
+from fastdiff.kernels.conv2d import Shortcut, conv2d
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host.weights import FP8, Quantised
 from fastdiff.kernels.to_fp8 import to_fp8
 
 RUNS = 3
-GROUPS = 32  # of the norm that reads the moments of a convolution
+NORM = {"num_groups": 32, "eps": 1e-5}  # that reads the moments of a convolution
 # The largest error of an output in 16 bits, in the largest number of the truth: two eps.
 CAPS = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
@@ -90,7 +90,11 @@ def _outputs(trial: Trial, way: str) -> list[Tensor]:
     if trial.operation is not conv2d:
         return [run(**arguments)]
     y, moments = run(**arguments, moments=True)
-    return [y, group_norm.kernel(y, GROUPS, moments=moments)]
+    return [y, _norm("kernel", y, moments=moments)]
+
+
+def _norm(way: str, y: Tensor, **options: Any) -> Tensor:
+    return getattr(group_norm, way)(y, **NORM, **options)
 
 
 def _truths(trial: Trial) -> Iterator[Tensor]:
@@ -101,7 +105,7 @@ def _truths(trial: Trial) -> Iterator[Tensor]:
     y = trial.operation.reference(**_double(arguments))
     yield y
     if trial.operation is conv2d:
-        yield group_norm.reference(y, GROUPS)
+        yield _norm("reference", y)
 
 
 def _double(value: Any) -> Any:
@@ -119,7 +123,7 @@ def _last(value: Any) -> Any:
     """The arguments of the last picture alone, in memory of their own."""
     if isinstance(value, dict):
         return {name: _last(item) for name, item in value.items()}
-    return value._replace(x=_last(value.x)) if isinstance(value, tuple) else value[-1:].clone()
+    return value._replace(x=_last(value.x)) if isinstance(value, Shortcut) else value[-1:].clone()
 
 
 def _equal(some: list[Tensor], others: list[Tensor]) -> bool:
@@ -151,7 +155,7 @@ def poisoned() -> Iterator[None]:
 @contextmanager
 def exact_products() -> Iterator[None]:
     """Have torch multiply float32 in float32, never in TF32, inside the block."""
-    backends = torch.backends.cudnn, torch.backends.cuda.matmul
+    backends: tuple[Any, ...] = torch.backends.cudnn, torch.backends.cuda.matmul
     before = [backend.allow_tf32 for backend in backends]
     try:
         for backend in backends:

@@ -22,7 +22,7 @@ from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
 
 DTYPES = (torch.bfloat16, torch.float16)
-PRODUCTS = {"linear": linear, "swiglu": swiglu, "geglu": geglu}
+PRODUCTS: dict[str, Operation] = {"linear": linear, "swiglu": swiglu, "geglu": geglu}
 FORMATS = {name: dtype for dtype, name in NAMES.items()}
 PIXELS = 2**16  # of all pictures of a convolution
 MOST_CHANNELS = 640  # of a convolution whose plan has no upper bound

@@ -43,9 +43,8 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """The content of the file, for JSON."""
-        return {
-            "schema": SCHEMA, **self.made_with, "passed": sorted(self.passed), "failed": dict(sorted(self.failed.items()))
-        }  # fmt: skip
+        plans = {"passed": sorted(self.passed), "failed": dict(sorted(self.failed.items()))}
+        return {"schema": SCHEMA, **self.made_with, **plans}
 
 
 class Reading(NamedTuple):

@@ -1,0 +1,43 @@
+"""The folders of caches: where they are, whether they can be written, and how much room their disk has."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from fastdiff.doctor.finding import Finding
+from fastdiff.kernels.host import tuning
+from fastdiff.kernels.host.hopper import verdict
+
+LEAST_FREE = 2**30  # bytes
+
+
+def findings() -> list[Finding]:
+    """A finding for each folder."""
+    from huggingface_hub import constants
+
+    triton = os.environ.get("TRITON_CACHE_DIR") or os.path.join(
+        os.environ.get("TRITON_HOME") or os.path.expanduser("~"), ".triton", "cache"
+    )
+    return [
+        folder_finding("hub cache", Path(constants.HF_HUB_CACHE), "HF_HOME"),
+        folder_finding("Triton cache", Path(triton), "TRITON_CACHE_DIR"),
+        folder_finding("verdicts", verdict.file().parent, verdict.VARIABLE),
+        folder_finding("tables", tuning.user_folder(), tuning.VARIABLE),
+    ]
+
+
+def folder_finding(name: str, folder: Path, variable: str) -> Finding:
+    """A finding about a folder, which need not exist; `variable` is the environment's that names another one."""
+    nearest = folder.absolute()
+    while not os.path.lexists(nearest) and nearest != nearest.parent:
+        nearest = nearest.parent
+    remedy = f"name another folder in {variable}"
+    try:
+        free = shutil.disk_usage(nearest).free
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        return Finding(name, f"{folder} cannot be written ({error.strerror})", remedy, {"path": str(folder)})
+    text, values = f"{folder}, {free / 2**30:.1f} GiB free", {"path": str(folder), "free": free}
+    return Finding(name, text, f"make room, or {remedy}" if free < LEAST_FREE else "", values)

@@ -1,0 +1,43 @@
+"""Which kernels run on this machine and which do not, and why."""
+
+import torch
+
+from fastdiff.doctor.finding import Finding
+from fastdiff.doctor.machine import Machine
+from fastdiff.kernels.host.hopper import confirmation, gluon, verdict
+from fastdiff.kernels.host.launching import capability, fp8_obstacle, is_sm_90
+from fastdiff.kernels.host.tuning import current
+
+
+def findings(machine: Machine) -> list[Finding]:
+    """Findings about the kernels of all cards, products in fp8, and the fast kernels for sm_90."""
+    if machine.platform != "CUDA":
+        return [Finding("kernels", "off: they need a CUDA card and Triton", values={"on": False})]
+    device = machine.device
+    obstacle = fp8_obstacle(device)
+    return [
+        Finding("kernels", f"on; tiles by {current(device).source}", values={"on": True}),
+        Finding("fp8", f"off: the card is {obstacle}" if obstacle else "on", values={"on": obstacle is None}),
+        fast_kernels(device),
+    ]
+
+
+def fast_kernels(device: torch.device) -> Finding:
+    """A finding about the kernels for sm_90 on the device."""
+    if not is_sm_90(device):
+        text = "off: they are for sm_90 (H100, H200), the card is sm_{}{}".format(*capability(device))
+        return Finding("fast kernels", text, values={"on": 0})
+    if not confirmation.needs_verdict(device):
+        count = len(gluon.CONFIRMED)
+        return Finding("fast kernels", f"on: all {count} plans, confirmed in this Triton", values={"on": count})
+    found, problem = verdict.reading(device)
+    if found is None:
+        reason = f"nobody has confirmed them in this Triton{problem and f', and {problem}'}"
+        return Finding("fast kernels", f"off: {reason}", f"run {confirmation.REMEDY}", {"on": 0})
+    text = f"on: {len(found.passed)} of {len(gluon.CONFIRMED)} plans, by the verdict {verdict.file()}"
+    values = {"on": len(found.passed), "failed": dict(found.failed), "digest": found.digest}
+    if not found.failed:
+        return Finding("fast kernels", text, values=values)
+    plan, why = min(found.failed.items())
+    remedy = "they stay off; report it with the output of fastdiff doctor --json"
+    return Finding("fast kernels", f"{text}; {len(found.failed)} failed, such as {plan}: {why:.80}", remedy, values)
