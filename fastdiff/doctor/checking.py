@@ -21,7 +21,7 @@ from fastdiff.kernels.host.hopper import gluon, verdict
 from fastdiff.kernels.host.launching import is_sm_90
 from fastdiff.runs import temporaries
 
-COMMAND = (sys.executable, "-m", "fastdiff.doctor.child")
+COMMAND = (sys.executable, "-m", "fastdiff.doctor.judging")
 LIMIT = 300.0  # seconds of a plan, which Triton compiles first
 GROUP = 10  # plans that a child is given
 MOST_CHILDREN = 8

@@ -3,7 +3,8 @@
     stdin   one line of JSON, {"device": "cuda:0", "plans": [...]}; at its end the process ends
     stdout  a line of JSON when it is ready, then one for each plan: {"plan": ..., "why": null or a text, "last": bool}
 
-After an error that is not a wrong output the card may be of no use to the process, so that line is its last.
+After an error that is not a wrong output the card may be of no use to the process, so that line is its last. Imports
+no torch: `judging` is run as the process.
 """
 
 import json
@@ -11,15 +12,15 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
 
-from fastdiff.doctor.judging import WrongError, judge
 from fastdiff.errors import in_one_line
 
-Judge = Callable[[str, Any], None]
+
+class WrongError(Exception):
+    """A plan that gives something else than it should; the message says what."""
 
 
-def serve(judge: Judge) -> None:
+def serve(judge: Callable[[str, str], None]) -> None:
     """Have `judge(plan, device)` try the plans that stdin names, and say on stdout what came of each."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is no answer
@@ -42,16 +43,3 @@ def serve(judge: Judge) -> None:
 def _end_with_parent() -> None:
     sys.stdin.read()
     os._exit(1)
-
-
-def main() -> None:
-    import torch
-
-    def on_device(plan: str, device: str) -> None:
-        judge(plan, torch.device(device))
-
-    serve(on_device)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,7 @@
 """Whether a plan for sm_90 gives what it should: its errors and its bits, beside the kernel of all cards.
 
 The truth is the reference in float64. The bound on errors is that of the kernels' tests (CONTRIBUTING.md, rule 6).
+`python -m fastdiff.doctor.judging` is the child process that `checking` starts.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastdiff.doctor.child import WrongError, serve
 from fastdiff.doctor.trials import Trial, trials_of
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import Shortcut, conv2d
@@ -24,16 +26,12 @@ NORM = {"num_groups": 32, "eps": 1e-5}  # that reads the moments of a convolutio
 CAPS = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
-class WrongError(Exception):
-    """A plan that gives something else than it should; the message says what."""
-
-
-def judge(plan: str, device: torch.device) -> None:
+def judge(plan: str, device: str) -> None:
     """Run a plan on the device at its shapes. WrongError where an output is not what it should be.
 
     Raises whatever the compiler and the card raise, too.
     """
-    for trial in trials_of(plan, device):
+    for trial in trials_of(plan, torch.device(device)):
         if trial.call().hopper_plan() != plan:
             raise WrongError(f"{trial.call().hopper_plan()} runs at its shapes")
         with poisoned(), exact_products():
@@ -85,7 +83,7 @@ def dtype_of(tensor: Tensor) -> str:
 
 
 def _outputs(trial: Trial, way: str) -> list[Tensor]:
-    """What one way of running makes: y; of a convolution also the norm of y, which reads the moments of y."""
+    """Run the trial one way and return y; of a convolution also the norm of y, which reads the moments of y."""
     run, arguments = getattr(trial.operation, way), trial.pictures | trial.shared
     if trial.operation is not conv2d:
         return [run(**arguments)]
@@ -98,7 +96,7 @@ def _norm(way: str, y: Tensor, **options: Any) -> Tensor:
 
 
 def _truths(trial: Trial) -> Iterator[Tensor]:
-    """The same in float64; an x that is multiplied in e4m3 is rounded to e4m3 first."""
+    """Yield the same in float64; an x that is multiplied in e4m3 is rounded to e4m3 first."""
     arguments = trial.pictures | trial.shared
     if trial.shared.get("weight") is not None and trial.shared["weight"].dtype == FP8:
         arguments["x"] = to_fp8(arguments["x"])[0].dequantised(torch.float64)
@@ -164,3 +162,7 @@ def exact_products() -> Iterator[None]:
     finally:
         for backend, allowed in zip(backends, before, strict=True):
             backend.allow_tf32 = allowed
+
+
+if __name__ == "__main__":
+    serve(judge)

@@ -26,7 +26,7 @@ PLATFORMS = {
 
 @dataclass(frozen=True)
 class Machine:
-    """What torch and the driver say of this machine."""
+    """The cards, versions and drivers of this machine, as torch and the driver tell them."""
 
     cards: tuple[str, ...]  # that torch sees, by name
     device: torch.device  # that `--device auto` takes
