@@ -1,0 +1,42 @@
+"""A machine whose card is an sm_90, as far as anybody asks, with a Triton that nobody confirmed."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastdiff.kernels.host.hopper import confirmation, gluon, verdict
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """The verdict file of the test, which is not there yet."""
+    monkeypatch.setenv(verdict.VARIABLE, str(tmp_path / "cache" / "kernels.json"))
+    verdict.forget()
+    yield tmp_path / "cache" / "kernels.json"
+    verdict.forget()
+
+
+@pytest.fixture
+def unknown_triton(file, monkeypatch) -> Path:
+    """The verdict file of a machine where no plan is known to work. Kernels run as they do here."""
+    triton = pytest.importorskip("triton", reason="no Triton here")
+    monkeypatch.setattr(confirmation, "is_sm_90", lambda device: True)
+    monkeypatch.setattr(triton, "__version__", "77.1.0")
+    return file
+
+
+@pytest.fixture
+def write_verdict(unknown_triton):
+    """Write the verdict of a check in which some plans failed, as a process finds it that starts now."""
+
+    def write(*failed: str) -> verdict.Verdict:
+        reasons = dict.fromkeys(failed, "the error is 3")
+        made = verdict.Verdict(verdict.surroundings(torch.device("cpu")), gluon.CONFIRMED - reasons.keys(), reasons)
+        unknown_triton.parent.mkdir(exist_ok=True)
+        unknown_triton.write_text(json.dumps(made.as_dict()))
+        verdict.forget()
+        return made
+
+    return write
