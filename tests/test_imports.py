@@ -31,6 +31,7 @@ COMMANDS = {
     "--version": 0,
     "sample --help": 0,
     "verify --help": 0,
+    "doctor --help": 0,
     "bulk --help": 0,
     "models emoji64": 0,
     "": 2,
@@ -46,6 +47,7 @@ COMMANDS = {
     "bulk --out x --spec no-such.csv": 2,
     "bulk --out tests": 2,
     "status no-such": 2,
+    "doctor no-such": 2,
     "verify emoji64 --steps 1001": 2,
 }
 # `import fastdiff`, then `python -m fastdiff` for each of the commands: the exit code, stderr and the modules so far.

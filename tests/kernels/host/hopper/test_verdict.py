@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fastdiff.kernels.host import dispatch
 from fastdiff.kernels.host.dispatch import Call, Operation
@@ -148,6 +150,21 @@ def test_a_file_that_is_no_verdict_is_one_line_and_counts_as_none(unknown_triton
         f"the fast kernels are off: nobody has confirmed them in Triton 77.1.0, and {unknown_triton} is no verdict; "
         "`fastdiff doctor --check-kernels` tries them on this machine"
     )
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+)
+
+
+@settings(max_examples=30)
+@given(st.dictionaries(st.sampled_from(["schema", "card", "driver", "torch", "passed", "failed"]), JSON))
+def test_no_content_breaks_the_reader(tmp_path_factory, changes):
+    path = tmp_path_factory.getbasetemp() / "some.json"
+    path.write_text(json.dumps(json.loads(content()) | changes))
+    found = verdict.read(path)
+    assert (found.verdict is None) == (found.problem == f"{path} is no verdict")
 
 
 def test_a_folder_in_its_place_is_no_verdict(unknown_triton):
