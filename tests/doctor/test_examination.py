@@ -135,7 +135,7 @@ def test_packages(monkeypatch, version, text, wrong):
 
 
 def test_the_oldest_packages_are_those_of_the_project():
-    project = (ROOT / "pyproject.toml").read_text()
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     for name, (oldest, _) in packages.OPTIONAL.items():
         assert f'"{name}>={oldest}"' in project, name
 

@@ -1,6 +1,7 @@
 """A Triton that nobody confirmed: every command says so in one line, and a verdict is known where it bears on bits."""
 
 import contextlib
+import logging
 import re
 
 import pytest
@@ -63,6 +64,7 @@ def test_a_report_has_it_as_a_line(pipe, unknown_triton):
 def bulk(model: str, monkeypatch, capsys, rank: int) -> str:
     """Be a worker of torchrun's; return what it says."""
     monkeypatch.setattr(Stop, "install", lambda self: None)
+    monkeypatch.setattr(logging.getLogger("fastdiff"), "setLevel", lambda level: None)
     place = {"TORCHELASTIC_RUN_ID": "run", "LOCAL_RANK": rank, "RANK": rank, "LOCAL_WORLD_SIZE": 2}
     for name, value in place.items():
         monkeypatch.setenv(name, str(value))
