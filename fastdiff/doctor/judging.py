@@ -1,6 +1,6 @@
 """Whether a plan for sm_90 gives what it should: its errors and its bits, beside the kernel of all cards.
 
-The truth is the reference in float64. The bound on errors is that of the kernels' tests (CONTRIBUTING.md, rule 6).
+The truth is the reference in float64. The kernels' tests have the same bound on errors (CONTRIBUTING.md, rule 6).
 `python -m fastdiff.doctor.judging` is the child process that `checking` starts.
 """
 
