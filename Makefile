@@ -12,9 +12,10 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 sample: .venv/installed
 	$(BIN)/fastdiff sample --out samples --grid --overwrite
 
-# One worker for each core, and one thread for each worker.
+# One worker for each core, and one thread for each worker. Bytecode is kept, for many tests start a process.
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 test test-all: export OMP_NUM_THREADS := 1
+test test-all: export PYTHONDONTWRITEBYTECODE :=
 
 test: .venv/installed-test
 	$(PYTEST) -m "not slow"

@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import gc
 import os
 import shutil
 import signal
@@ -30,6 +31,16 @@ for _signal in {"SIGHUP", "SIGTERM"} & {number.name for number in signal.Signals
 if "HYPOTHESIS_STORAGE_DIRECTORY" not in os.environ:
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = tempfile.mkdtemp(prefix="hypothesis-")
     atexit.register(shutil.rmtree, os.environ["HYPOTHESIS_STORAGE_DIRECTORY"], ignore_errors=True)
+
+
+def pytest_collection_finish():
+    """Keep the objects of all imported modules out of garbage collections. They make each one half a second longer."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -73,12 +73,7 @@ def tree(request, unpacked):
     link.unlink(missing_ok=True)
 
 
-def trees(*quick: str) -> pytest.MarkDecorator:
-    """Both trees; those that are not named take their turn among the slow tests."""
-    marks = {tree: () if tree in quick else pytest.mark.slow for tree in ("sdist", "without-links")}
-    return pytest.mark.parametrize(
-        "tree", [pytest.param(tree, marks=mark) for tree, mark in marks.items()], indirect=True
-    )
+both_trees = pytest.mark.parametrize("tree", ["sdist", "without-links"], indirect=True)
 
 
 def test_the_wheel_holds_each_file_of_the_package_and_of_the_kernels_once(built):
@@ -111,7 +106,8 @@ def test_the_source_distribution_holds_each_tracked_file_once(built):
     assert {name for name in tracked if (ROOT / name).exists()} - set(names) <= {LINK}
 
 
-@trees()
+@pytest.mark.slow
+@both_trees
 def test_the_same_is_built_from_every_tree(built, tree, tmp_path):
     again = build(tree, tmp_path / "again")
     assert [path.name for path in again] == [path.name for path in built]
@@ -126,7 +122,8 @@ def test_the_wheel_runs(built, tmp_path):
     assert_convolves([sys.executable, "-I", "-c", start], tmp_path, package, package / "kernels")
 
 
-@trees("sdist")
+@pytest.mark.slow
+@both_trees
 def test_a_tree_runs_uninstalled(tree, tmp_path):
     assert_convolves([sys.executable, "-c"], tree, tree / "fastdiff", tree / "kernels")
     command = ["sample", "--model", "emoji64", "--label", "noto travel", "--num-images", "1", "--steps", "1"]
@@ -135,7 +132,8 @@ def test_a_tree_runs_uninstalled(tree, tmp_path):
     assert "fastdiff ui" in run([sys.executable, "app.py", "--help"], tree)
 
 
-@trees("without-links")
+@pytest.mark.slow
+@both_trees
 def test_a_tree_runs_installed_editable(tree, tmp_path):
     environment = tmp_path / "venv"
     builder = venv.EnvBuilder(symlinks=os.name == "posix")

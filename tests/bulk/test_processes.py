@@ -150,6 +150,7 @@ def test_it_goes_on_whatever_ended_it(
     assert len(digests(out)) == 20 and not list(out.glob(".*-*.tmp"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_soon(start, arguments, tmp_path, make_plan):
     """Before all is drawn, which would take minutes."""
     out, plan = tmp_path / "out", make_plan(num_images=5000, num_inference_steps=10)

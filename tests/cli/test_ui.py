@@ -64,9 +64,8 @@ def test_models_that_are_left_out_are_named_and_so_is_a_port_in_use(here, tmp_pa
     assert lines[2:] == [f"fastdiff: error: port {port} at 127.0.0.1 cannot be had; give another --port or --host"]
 
 
-@pytest.mark.parametrize(
-    "sign", [pytest.param(signal.SIGINT, id="Ctrl-C"), pytest.param(signal.SIGTERM, id="kill", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "kill"])
 def test_app_serves_on_loopback_until_it_is_ended(sign, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -1,6 +1,8 @@
-"""One run of the page in a browser for `make test`: draw, look, restore, cancel; the rest of browser tests is slow."""
+"""One run of the page in a browser for `make test`: draw, look, restore. The other browser tests are slow."""
 
 import re
+
+import pytest
 
 from fastdiff.requests import png
 from tests.ui.browser.actions import captions, drop, generate, number, until, wait_for_end, wait_for_status
@@ -36,6 +38,7 @@ def test_pictures_are_drawn_shown_kept_and_restored(page, tmp_path):
     assert captions(page, "#history") == ["seed 41", "seed 40"]
 
 
+@pytest.mark.slow
 def test_a_run_is_cancelled_and_another_drawn(page, slow_steps):
     generate(page, pictures=5, steps=4)
     page.locator("#gallery .caption-label").get_by_text("seed 0").wait_for()
