@@ -79,7 +79,8 @@ class DrawTab:
         outputs = [self.preview, self.stage.gallery, *self.panel.components, *self.form.seed.components]
         outputs.append(self.save.button)
         inputs = {*self.form.components, self.session, self.stage.view}
-        self.buttons.connect(self.form.typed, self.run, inputs, self.status, outputs, live=[self.preview])
+        running = self.buttons.connect(self.form.typed, self.run, inputs, self.status, outputs, live=[self.preview])
+        running.success(self.show_again, [self.session, self.stage.view], self.stage.gallery, **QUICK)
         # a hub model may take a while to come
         visibly = QUICK | {"show_progress": "full", "show_progress_on": self.status}
         self.form.model.input(self.follow_model, {*self.form.components}, self.shown, **visibly)
@@ -133,6 +134,11 @@ class DrawTab:
             done = [f"Drew {drew} in {progress.seconds:.1f} s", *notices]
             # the pictures once more, since the browser drops all but the last of updates that come at once
             yield {**shown, self.status: note("; ".join(done)), self.preview: "", **self.buttons.free}
+
+    def show_again(self, session: Session, view: str) -> Updates:
+        """Show the pictures of a run that has ended: the browser may drop updates of a gallery that come at once."""
+        is_sheet = bool(session.run) and AXES in session.run[0].record
+        return self.stage.show(session.run, 0 if is_sheet and view != GRID else None)
 
     def _start(
         self, data: Mapping[Component, Any], folder: Path

@@ -10,6 +10,7 @@ import anyio.to_thread
 import gradio as gr
 from gradio.blocks import Block
 from gradio.components import Component
+from gradio.events import Dependency
 
 from fastdiff.ui.messages import note
 from fastdiff.ui.models import LEFT, Models
@@ -137,14 +138,14 @@ class Buttons:
         status: Component,
         outputs: Sequence[Block],
         live: Sequence[Block],
-    ) -> None:
+    ) -> Dependency:
         """Start the generator `run` by the first button or by Enter in what is typed; the second ends it at a yield.
 
         The start button is busy from the click on, and Cancel is there; a run makes them `free` at its end. Cancel
         frees them at once, though a step under way goes on to its end: the next run need not wait for somebody to
         press again.
 
-        status: the line that tells how far the run is. A cancelled run leaves `live` empty.
+        status: the line that tells how far the run is. A cancelled run leaves `live` empty. Returns the run's event.
         """
         for field in typed:
             field.submit(None, js=self.press, **QUICK)
@@ -175,3 +176,4 @@ class Buttons:
 
         self.cancel.click(None, js=cancel, **QUICK)
         self.cancel.click(None, cancels=running, **QUICK).then(tell, None, [status, *live, *self.components], **QUICK)
+        return running
