@@ -26,10 +26,12 @@ MAX_GROWTH = 2**30  # bytes
 
 _PACKAGE = Path(fastdiff.__file__).resolve().parent
 # What Python, its packages and our own read of themselves; bytecode is written there too.
+# The environment may be behind a link.
+_INSTALLED = (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *site.getsitepackages())
 _OWN = tuple(
     {
-        *(os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values())),
-        *(os.path.realpath(path) for path in site.getsitepackages()),
+        *_INSTALLED,
+        *map(os.path.realpath, _INSTALLED),
         str(_PACKAGE),
         str(_PACKAGE.parent / "kernels"),
         str(Path(__file__).parent),

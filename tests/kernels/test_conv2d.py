@@ -152,8 +152,7 @@ def assert_moments(moments, y: torch.Tensor) -> None:
     y = y.double().flatten(1, 2)  # (N, H * W, C)
     counts = torch.full(moments.mean.shape[:2], moments.pixels, dtype=torch.float64, device=y.device)
     counts[:, -1] -= counts[0].sum() - y.shape[1]
-    counts = counts[:, :, None]
-    mean = (moments.mean * counts).sum(1, keepdim=True) / y.shape[1]
+    mean = (moments.mean * (counts := counts[:, :, None])).sum(1, keepdim=True) / y.shape[1]
     m2 = (moments.m2 + (moments.mean - mean).square() * counts).sum(1)
     assert (counts > 0).all()
     torch.testing.assert_close(mean[:, 0], y.mean(1), rtol=1e-6, atol=1e-5)
@@ -196,12 +195,12 @@ ALONE_ON_GPU = {
 
 def beside(cases: dict[str, Case], on_gpu: dict[str, Case]) -> list:
     """Cases, each with the batches to compare; batches of 8 pictures, and the longest cases, are slow."""
-    longest = ("N1-H6-", "N2-H6-", "N1-H16-", "N1-H4-C896")
-    slow = {name: pytest.mark.slow if name.startswith(longest) else () for name in cases}
+    slow, longest = pytest.mark.slow, ("N1-H6-", "N2-H6-", "N1-H16-", "N1-H4-C896")
+    marks = {name: slow if name.startswith(longest) else () for name in cases}
     several = {name: (1, 3, 8) if "many-pictures-a-tile" in name else (1, 3) for name in cases}
     return [
-        *(pytest.param(case, several[name], id=name, marks=slow[name]) for name, case in cases.items()),
-        *(pytest.param(case, (1, 8), id=f"{name}-beside-7", marks=pytest.mark.slow) for name, case in cases.items()),
+        *(pytest.param(case, several[name], id=name, marks=marks[name]) for name, case in cases.items()),
+        *(pytest.param(case, (1, 8), id=f"{name}-beside-7", marks=slow) for name, case in cases.items()),
         *(pytest.param(case, (1, 3, 8, 64), id=name, marks=gpu) for name, case in on_gpu.items()),
     ]
 
@@ -210,7 +209,7 @@ def beside(cases: dict[str, Case], on_gpu: dict[str, Case]) -> list:
 def test_bits_do_not_depend_on_the_batch(case, batches, dot_dtype, device, runs_triton, loads, monkeypatch):
     if not runs_triton:
         pytest.skip("torch's convolutions promise no such thing")
-    # The interpreter multiplies by numpy, whose bits depend on the tile: there all batches take the smallest.
+    # The interpreter multiplies by numpy, whose bits depend on the tile. All batches take the smallest tile there.
     monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 10**6)
     if device.type == "cpu" and (dot_dtype == torch.float32 or loads == "pointers"):
         batches = tuple(n for n in batches if n != 8)
