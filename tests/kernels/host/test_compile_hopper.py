@@ -143,7 +143,10 @@ def least_width(plan):
 
 @pytest.mark.parametrize(
     "plan",
-    [pytest.param(plan, id=plan.name, marks=() if plan.name in QUICK_PLANS else pytest.mark.slow) for plan in PLANS],
+    [
+        pytest.param(plan, id=plan.name, marks=pytest.mark.tritons if plan.name in QUICK_PLANS else pytest.mark.slow)
+        for plan in PLANS
+    ],
 )
 def test_attention_compiles_at_the_least_width_of_each_plan(plan, for_sm_90):
     assert_compiles(for_sm_90(least_width(plan)), 90)
@@ -169,7 +172,9 @@ def test_narrow_heads_run_the_kernel_of_all_cards(width):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=pytest.mark.tritons if name in LOWERED else ()) for name in CASES]
+)
 def test_compiles_within_shared_memory(case, for_sm_90):
     # in fp8 two sums under way and the whole one leave few registers: some numbers of a convolution's tile wait outside
     # its loop, and with a shortcut two more where Triton's version is not one that it is launched in
