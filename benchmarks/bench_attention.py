@@ -44,7 +44,7 @@ def row(name: str, ceiling: float) -> dict[str, Any]:
 
 
 def arguments(name: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """attention's for a workload."""
+    """Return the arguments of attention for a workload."""
     n, queries, keys, heads, width, options = ATTENTIONS[name]
     q = randn(n, queries, 3 * heads * width)
     kv = q if keys == queries else randn(n, keys, 3 * heads * width)

@@ -70,13 +70,13 @@ def row(name: str, peak_tflops: float) -> dict[str, Any]:
 
 
 def arguments(name: str) -> tuple[tuple, dict[str, Any]]:
-    """conv2d's for a workload, its weight in 8 bits."""
+    """Return the arguments of conv2d for a workload, with a weight in 8 bits."""
     (x, weight, bias), options = in_bf16(name)
     return (x, quantise(weight, dtype_of(name)), bias), options
 
 
 def in_bf16(name: str) -> tuple[tuple, dict[str, Any]]:
-    """conv2d's for a workload, with a time embedding, its weight in bfloat16."""
+    """Return the arguments of conv2d for a workload, with a time embedding and a weight in bfloat16."""
     args, options = hopper_arguments(name, CONVOLUTIONS_8BIT)
     return args, options | {"temb": randn(CONVOLUTIONS_8BIT[name][0], len(args[2]))}
 

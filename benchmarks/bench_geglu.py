@@ -33,7 +33,7 @@ def row(name: str, peak_tflops: float) -> dict[str, Any]:
 
 
 def arguments(name: str) -> tuple[Tensor, Tensor]:
-    """geglu's for a workload."""
+    """Return the arguments of geglu for a workload."""
     n, tokens, channels, out_channels = GEGLUS[name]
     return randn(n, tokens, channels), randn(2 * out_channels, channels) * channels**-0.5
 

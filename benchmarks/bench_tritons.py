@@ -129,7 +129,7 @@ def plans() -> dict[str, Callable[[], Invocation]]:
 
 
 def workloads() -> Iterator[Callable[[], Invocation]]:
-    """What makes each operation of the benchmarks whose shapes can have a plan."""
+    """Yield a function for each workload of the benchmarks that makes the operation and its arguments."""
     for name in HOPPER_CONVOLUTIONS:
         yield partial(convolution, name)
     for name in CONVOLUTIONS_8BIT:

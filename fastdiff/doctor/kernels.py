@@ -28,8 +28,9 @@ def fast_kernels(device: torch.device) -> Finding:
         text = "off: they are for sm_90 (H100, H200), the card is sm_{}{}".format(*capability(device))
         return Finding("fast kernels", text, values={"on": 0})
     if not confirmation.needs_verdict(device):
-        count = len(gluon.CONFIRMED)
-        return Finding("fast kernels", f"on: all {count} plans, confirmed in this Triton", values={"on": count})
+        count = sum(map(gluon.is_confirmed, gluon.CONFIRMED))
+        text = f"on: {count} of {len(gluon.CONFIRMED)} plans, confirmed in this Triton"
+        return Finding("fast kernels", text, values={"on": count})
     found, problem = verdict.reading(device)
     if found is None:
         reason = f"nobody has confirmed them in this Triton{problem and f', and {problem}'}"

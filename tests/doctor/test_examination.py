@@ -81,7 +81,10 @@ class TestFastKernels:
     def test_are_on_in_a_confirmed_triton(self, monkeypatch):
         monkeypatch.setattr(gluon, "VERSIONS", ((77, 1),))
         finding = kernels.fast_kernels(CPU)
-        assert finding.text.startswith(f"on: all {len(gluon.CONFIRMED)} plans") and not finding.is_wrong
+        assert (
+            finding.text.startswith(f"on: {len(gluon.CONFIRMED)} of {len(gluon.CONFIRMED)} plans")
+            and not finding.is_wrong
+        )
 
     def test_are_off_without_a_verdict(self, unknown_triton):
         finding = kernels.fast_kernels(CPU)

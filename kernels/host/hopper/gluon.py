@@ -157,10 +157,8 @@ DISABLED: dict[tuple[int, int], frozenset[str]] = {}
 
 def is_confirmed(plan: str | None) -> bool:
     """Whether the plan is taken in the version of Triton that is installed, where nothing else is in its way."""
-    if plan not in CONFIRMED:
-        return False
-    version = known_version() if DISABLED else None
-    return version is None or plan not in DISABLED.get(version, ())
+    version = known_version()
+    return plan in CONFIRMED and (version is None or plan not in DISABLED.get(version, ()))
 
 
 def obstacle(device: torch.device) -> str | None:

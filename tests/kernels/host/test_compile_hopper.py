@@ -21,7 +21,7 @@ from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
 from tests.compiled import assert_compiles, assert_lowers, kinds_of
 
-pytest.importorskip("triton", reason="no Triton here")
+triton = pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter has no compiler", allow_module_level=True)
 
@@ -176,6 +176,8 @@ def test_narrow_heads_run_the_kernel_of_all_cards(width):
     "case", [pytest.param(name, marks=pytest.mark.tritons if name in LOWERED else ()) for name in CASES]
 )
 def test_compiles_within_shared_memory(case, for_sm_90):
+    if case.startswith("conv2d") and triton.__version__.startswith("3.8."):
+        pytest.skip("Triton 3.8 has no view of a part of shared memory; the plans are off there")
     # in fp8 two sums under way and the whole one leave few registers: some numbers of a convolution's tile wait outside
     # its loop, and with a shortcut two more where Triton's version is not one that it is launched in
     of_conv2d, in_fp8 = case.startswith("conv2d"), "fp8" in case
