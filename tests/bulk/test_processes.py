@@ -133,6 +133,7 @@ def launcher(request, start, hold, arguments, chance, tmp_path) -> subprocess.Po
     return launcher
 
 
+@pytest.mark.slow
 def test_it_goes_on_whatever_ended_it(
     launcher, here, arguments, make_plan, worker, digests, records, chance, tmp_path, monkeypatch, capsys
 ):

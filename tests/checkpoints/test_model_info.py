@@ -238,6 +238,7 @@ def test_a_name_made_of_digits_wins_over_the_index():
     assert ModelInfo(labels=("1", "0")).label_index("0") == 1
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=8, unique=True))
 def test_every_name_finds_its_own_label(labels):
     info = ModelInfo(labels=tuple(labels))

@@ -99,6 +99,7 @@ def test_positions_that_old_checkpoints_keep_are_passed_over(tmp_path):
     assert torch.equal(load(tmp_path).layer.weight, torch.eye(2))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_warning_of_torch_does_not_precede_the_line(tmp_path):
     torch.save({KEY: odd_tensors()["quantised"]}, tmp_path / f"{STEM}.bin")

@@ -89,6 +89,7 @@ def test_pictures_have_no_horizon(here, refused):
     refused(here("sample", "--horizon", 16), "horizon 16: emoji-sd draws pictures, which have none; leave it out")
 
 
+@pytest.mark.slow
 def test_the_other_commands_know_such_folders(here, save_value_guided, tmp_path):
     save_value_guided()
     done = here("models", "./value-guided")

@@ -268,6 +268,7 @@ def test_an_error_of_diffusers_while_it_runs_is_one_line(ddpm_folder, capfd, mon
     assert "diffusers cannot run" in refusal("verify", Path(ddpm_folder), capfd)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["from_pretrained", "forward"])
 @pytest.mark.parametrize(
     ("error", "line"),

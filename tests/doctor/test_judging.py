@@ -117,6 +117,7 @@ def test_outputs_are_poisoned_and_products_exact_inside_the_block_alone():
     assert torch.empty.__name__ == "empty"
 
 
+@pytest.mark.slow
 def test_every_confirmed_plan_has_shapes_that_have_it(monkeypatch):
     monkeypatch.setattr("fastdiff.doctor.trials.DTYPES", (HALF,))
     wrong = {

@@ -160,6 +160,7 @@ def test_threshold_takes_torchs_quantile(ratio):
     torch.testing.assert_close(dynamic_threshold(x0, ratio, 100.0), x0.clamp(-s, s) / s, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_threshold_of_a_picture_that_torchs_quantile_refuses():
     x0 = torch.full((1, 4096, 4097, 1), 4.0)
     assert (dynamic_threshold(x0, 0.9, 2.0) == 1).all()

@@ -32,9 +32,6 @@ DDIM_CASES = {
 }
 
 
-QUICK = [("emoji64-dit", 2.0)]
-
-
 def assert_same_pictures(ours, theirs):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCE)
 
@@ -112,12 +109,11 @@ def test_pil_output_is_diffusers_rounding(save_pipeline):
     assert (levels == 0).mean() > 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "component", "kind", "guidance_scale"),
     [
-        pytest.param(
-            *model, scale, id=f"{model[0]}-{scale}", marks=[] if (model[0], scale) in QUICK else pytest.mark.slow
-        )
+        pytest.param(*model, scale, id=f"{model[0]}-{scale}")
         for model in (
             ("emoji64", "unet", diffusers.UNet2DModel),
             ("emoji64-dit", "transformer", diffusers.DiTTransformer2DModel),

@@ -65,6 +65,7 @@ def test_a_tensor_is_replaced(kind, name, text_pipes):
     assert_the_same_callback_draws_the_same(text_pipes(kind), make, names, **TWO)
 
 
+@pytest.mark.slow
 @EACH
 def test_a_tensor_is_edited_in_place(kind, name, text_pipes):
     """At each step, and the edits add up."""

@@ -65,6 +65,7 @@ def test_refusals_come_before_a_picture_is_drawn(run, tmp_path, monkeypatch, out
         check(run, out, grid)
 
 
+@pytest.mark.slow
 def test_a_grid_that_nobody_could_open_is_refused(run, tmp_path):
     many = Request(model="emoji64", label=(0,), seed=tuple(range(40_000)))
     with pytest.raises(InputError, match=r"a grid of 40000 pictures would be .* leave out --grid"):

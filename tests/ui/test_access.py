@@ -106,6 +106,7 @@ def test_without_a_share_link_it_ends(models, serve, monkeypatch, capsys):
     assert "Could not create share link" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated", "ignore:The copy keyword")
 def test_a_page_with_a_login_and_a_proxy_and_a_share_link(models, serve, monkeypatch):
     """One server for all: a start takes seconds."""

@@ -232,13 +232,12 @@ def test_numbers_that_are_none_in_json(http, number):
         assert reply.status_code == 422
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "message"),
     [
         pytest.param(MemoryError(), "out of memory: choose smaller pictures", id="out of memory"),
-        pytest.param(
-            OSError(28, "No space left on device"), "No space left on device", id="disk full", marks=pytest.mark.slow
-        ),
+        pytest.param(OSError(28, "No space left on device"), "No space left on device", id="disk full"),
         pytest.param(ZeroDivisionError("our own mistake"), "error", id="a bug names no secrets"),
     ],
 )

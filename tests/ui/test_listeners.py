@@ -15,7 +15,8 @@ def short_patience(monkeypatch):
     monkeypatch.setattr(listeners, "PATIENCE", 1.5)
 
 
-@pytest.mark.parametrize("posted", ["call", pytest.param("join", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("posted", ["call", "join"])
 def test_a_job_without_a_listener_ends_and_lets_the_next_one_in(visit, slow_steps, posted):
     page, other = visit(), visit()
     event = page.event("generate", "click")

@@ -238,9 +238,8 @@ def test_a_closed_tab_stops_its_run(visit, slow_steps):
     assert visit().call(event, page.inputs(event, Steps=1))["success"]
 
 
-@pytest.mark.parametrize(
-    "after", [pytest.param(1, id="first step"), pytest.param(4, id="last step but one", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [pytest.param(1, id="first step"), pytest.param(4, id="last step but one")])
 def test_cancel_stops_within_a_step_and_the_next_job_is_right(visit, models, slow_steps, after):
     page = visit()
     event = page.event("generate", "click")

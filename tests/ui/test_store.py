@@ -109,6 +109,7 @@ def history(page, number: int = 1) -> list:
     return [status, [(each["caption"], each["image"]["url"]) for each in pictures]]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(*GRADIO_WARNINGS)
 def test_history_is_there_after_a_restart_and_is_paged_and_deleted(models, serve, visit_at, tmp_path):
     with serve(models, Limits(), outputs=tmp_path) as address:

@@ -146,6 +146,7 @@ def test_every_step(kind, options):
             assert_steps_agree(theirs, ours, theirs.timesteps, **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "spacing"), product(BOTH, ["leading", "trailing", "linspace"], together=1))
 def test_every_timestep_of_the_training(kind, spacing):
     """Next to both ends the coefficients cancel worst."""

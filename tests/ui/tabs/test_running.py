@@ -1,8 +1,11 @@
-"""Runs that are cancelled while they wait."""
+"""Runs that are cancelled, before their first step and between steps."""
 
 import asyncio
 import threading
 
+import pytest
+
+from fastdiff.ui.models import LEFT, Cancelled
 from fastdiff.ui.tabs.running import left_by_cancel
 
 
@@ -28,3 +31,16 @@ def test_a_run_that_is_cancelled_before_its_first_step_computes_none(models):
 
     asyncio.run(cancel_while_it_waits())
     assert computed == []
+
+
+def test_a_run_that_was_left_begins_no_other_step(models):
+    left = threading.Event()
+    before = LEFT.set(left)
+    try:
+        steps = models.in_turn(iter([1, 2]))
+        assert next(steps) == 1
+        left.set()
+        with pytest.raises(Cancelled):
+            next(steps)
+    finally:
+        LEFT.reset(before)

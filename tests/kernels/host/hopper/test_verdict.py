@@ -158,6 +158,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.dictionaries(st.sampled_from(["schema", "card", "driver", "torch", "passed", "failed"]), JSON))
 def test_no_content_breaks_the_reader(tmp_path_factory, changes):
