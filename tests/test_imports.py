@@ -97,6 +97,7 @@ def test_every_public_name_is_there_without_triton_and_diffusers():
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_loading_a_model_has_torch_import_no_compiler():
     code = (
         "import sys, fastdiff; fastdiff.UNet2DModel.from_pretrained('emoji64'); print('torch._dynamo' in sys.modules)"

@@ -42,6 +42,7 @@ def test_a_label_without_a_model_is_of_the_class_model(here, tmp_path):
     assert done.returncode == 0 and png.read_settings(tmp_path / "bird.png")["model"] == "emoji64", done.stderr
 
 
+@pytest.mark.slow
 def test_sample_draws_the_default_labels_and_a_grid(here, tmp_path, files):
     done = here("sample", "-m", "emoji64", "--steps", 2, "--grid", "--json")
     assert done.returncode == 0, done.stderr
@@ -93,6 +94,7 @@ def test_flags_win_over_from_and_files_are_kept_without_overwrite(here, tmp_path
     assert settings["eta"] is None and files(tmp_path / "a") == [f"fluent-3d-hearts-{seed}.png" for seed in (3, 5)]
 
 
+@pytest.mark.slow
 def test_explain_says_what_a_step_runs_on_and_draws_nothing(here, tiny, tmp_path, refused, files):
     args = ["sample", "-m", tiny, "--explain", "--device", "cpu", "--label", 0, "--num-images", 3, "-b", 2]
     done = here(*args)

@@ -31,9 +31,8 @@ def shell(tmp_path, environment, tiny):
     return run
 
 
-@pytest.mark.parametrize(
-    "behind", [*(pytest.param(each, marks=pytest.mark.slow) for each in (">&-", "2>&-", ">&- 2>&-")), "<&- >&- 2>&-"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("behind", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_a_picture_is_drawn_whatever_is_closed(shell, tmp_path, files, behind):
     done = shell(DRAW, behind)
     assert done.returncode == 0, done.stderr

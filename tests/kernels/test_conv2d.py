@@ -195,7 +195,7 @@ ALONE_ON_GPU = {
 
 def beside(cases: dict[str, Case], on_gpu: dict[str, Case]) -> list:
     """Cases, each with the batches to compare; batches of 8 pictures, and the longest cases, are slow."""
-    slow, longest = pytest.mark.slow, ("N1-H6-", "N2-H6-", "N1-H16-", "N1-H4-C896")
+    slow, longest = pytest.mark.slow, ("N1-H6-", "N2-H6-", "N1-H16-", "N1-H4-C896", "N2-H8-C64-up")
     marks = {name: slow if name.startswith(longest) else () for name in cases}
     several = {name: (1, 3, 8) if "many-pictures-a-tile" in name else (1, 3) for name in cases}
     return [

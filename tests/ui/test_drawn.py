@@ -96,6 +96,7 @@ def test_stopping_between_steps_keeps_what_is_finished(models, tmp_path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["fluent-3d-hearts-0.png"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
