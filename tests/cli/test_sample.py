@@ -232,6 +232,7 @@ MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.
 LOST = torch.AcceleratorError("CUDA error: device-side assert triggered\nFor debugging consider CUDA_LAUNCH_BLOCKING=1")
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_said_once_and_the_pictures_are_the_same(tiny, tmp_path, failing, capsys, files):
     args = ["sample", "-m", str(tiny), "--steps", "2", "--device", "cpu", "--label", "0", "--num-images", "6"]
     args += ["-b", "4", "--json", "-o"]

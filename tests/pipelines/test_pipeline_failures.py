@@ -99,6 +99,7 @@ def fits(monkeypatch):
 PLACES = {"step": (loop._Loop, "step_by_picture"), "decoder": (decoding, "decode_latents")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "output_type"), product(list(PLACES), ["pil", "np", "pt"], together=1))
 def test_out_of_memory_draws_the_same_pictures_fewer_at_a_time(latent, fits, caplog, place, output_type):
     options = {"seed": range(5), "class_labels": 1, "num_inference_steps": 3, "eta": 0.5, "output_type": output_type}
@@ -116,6 +117,7 @@ def test_out_of_memory_draws_the_same_pictures_fewer_at_a_time(latent, fits, cap
     assert len(steps[0].preview()) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "seeded"), product(list(PLACES), {"one picture": True, "generator": False}, together=1)
 )

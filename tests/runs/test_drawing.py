@@ -137,6 +137,7 @@ def tiny(tmp_path_factory):
     return card, load_pipeline(card, replace(ASKED, model=str(folder)), "cpu")
 
 
+@pytest.mark.slow
 def test_out_of_memory_halves_this_batch_and_those_after_it(tiny, fits):
     (card, pipe), asked = tiny, replace(ASKED, label=(0, 1), seed=tuple(range(5)))
     run = Run.prepare(replace(asked, model=card.name), card, COMMAND, batch_size=4)

@@ -31,6 +31,7 @@ def hand_written(model, scheduler, generator, steps=STEPS):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), product(NAMES, ["PNDM", "DDPM"], together=1))
 def test_a_name_is_the_scheduler_of_diffusers_made_from_the_folders_config(name, kind, save_pipeline):
     theirs, folder = save_pipeline("DDPM", clip_sample=False)

@@ -208,6 +208,7 @@ def test_png_reader_and_header_check_agree_on_ours(upload, models):
     assert read_record(path, LIMITS)["height"] == 72
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
