@@ -5,7 +5,7 @@ from importlib import metadata
 
 from fastdiff.doctor.finding import Finding
 
-# name -> the oldest version that will do, and what needs it; the versions are those of pyproject.toml
+# Name -> the oldest version that works, and the feature that needs it. pyproject.toml has the same versions.
 OPTIONAL = {
     "gradio": ("6.20", "fastdiff ui"),
     "diffusers": ("0.38", "fastdiff verify, fastdiff.accelerate"),
