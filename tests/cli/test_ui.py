@@ -33,6 +33,7 @@ def test_without_gradio(monkeypatch, capsys):
         pytest.param(["--host", "0.0.0.0"], "--host 0.0.0.0 lets others draw on this machine; give --auth", id="open"),
         pytest.param(["--max-minutes", "0"], "0 is not a number of minutes over 0", id="no minutes"),
         pytest.param(["--max-minutes", "nan"], "nan is not a number of minutes over 0", id="nan minutes"),
+        pytest.param(["--allow-host", "draw.org"], "--allow-host lets others draw on this machine", id="by name"),
         pytest.param(["--share"], "--share lets others draw on this machine; give --auth", id="share"),
         pytest.param(["--auth", "missing"], "--auth missing cannot be read", id="auth"),
         pytest.param(["--auth", "missing", "--no-auth"], "not allowed with argument", id="auth and none"),
