@@ -30,7 +30,7 @@ FLOORS = (
     ("pipelines", "acceleration", "reporting"),
     ("results",),
     ("diffusion",),
-    ("models",),
+    ("models", "samplers"),
     ("models.blocks",),
     ("requests", "text"),
     ("checkpoints",),
@@ -38,7 +38,7 @@ FLOORS = (
     ("kernels",),
     ("kernels.host",),
     ("kernels.device",),
-    ("__init__", "arguments", "errors", "extras", "schema"),
+    ("__init__", "arguments", "errors", "extras", "sampler_names", "schema"),
 )
 
 
