@@ -24,6 +24,7 @@ class Sampler:
     module: str  # "fastdiff.samplers.euler"
     class_name: str  # of the scheduler, here and in diffusers: "EulerDiscreteScheduler"
     names: dict[str, dict[str, Any]]  # that people give, and the options that each asks for
+    a1111_names: dict[str, str]  # what AUTOMATIC1111 calls them, where it is not `names` in capitals
     place: float  # in lists of names; a sampler that declares none comes last
     defaults: Mapping[str, Any]  # of the options that the file adds; None where the default is no literal
 
@@ -43,8 +44,10 @@ def _read(path: Path) -> Sampler:
     if len(configs) != 1 or len(schedulers) != 1:
         raise ValueError(f"{path}: a sampler is one class ...Config, and one class ...Scheduler with literal `names`")
     (class_name,), (defaults,) = schedulers, configs
-    names, place = classes[class_name]["names"], classes[class_name].get("place", math.inf)
-    return Sampler(f"fastdiff.samplers.{path.stem}", class_name, names, place, defaults)
+    said = {"a1111_names": {}, "place": math.inf} | classes[class_name]
+    return Sampler(
+        f"fastdiff.samplers.{path.stem}", class_name, said["names"], said["a1111_names"], said["place"], defaults
+    )
 
 
 def _values(head: ast.ClassDef) -> dict[str, Any]:
@@ -68,6 +71,7 @@ def _literal(node: ast.expr | None) -> Any:
 SAMPLERS = read_samplers()
 SCHEDULERS = {name: sampler.class_name for sampler in SAMPLERS.values() for name in sampler.names}
 SCHEDULER_OPTIONS = {name: options for sampler in SAMPLERS.values() for name, options in sampler.names.items()}
+A1111_NAMES = {name: other for sampler in SAMPLERS.values() for name, other in sampler.a1111_names.items()}
 
 if TYPE_CHECKING:
     SchedulerName = str

@@ -19,5 +19,6 @@ To add one, write `fastdiff/samplers/<x>.py` and `tests/samplers/test_<x>.py`; n
 
 `fastdiff.sampler_names` reads that without importing the file, and every list of samplers is made of it: `--scheduler`
 and its help, the page's choices, the check of a request, `fastdiff.EulerDiscreteScheduler`, the class that a model's
-scheduler_config.json asks for. `place` orders these lists; without one a sampler comes last.
+scheduler_config.json asks for. `place` orders these lists; without one a sampler comes last. `a1111_names` says what AUTOMATIC1111
+calls it, for the settings in PNGs.
 """

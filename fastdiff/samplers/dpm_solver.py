@@ -196,6 +196,7 @@ class DPMSolverMultistepScheduler(VariancePreservingScheduler):
             "use_beta_sigmas": False,
         },
     }
+    a1111_names: ClassVar = {"dpm++2m": "DPM++ 2M", "dpm++2m-sde": "DPM++ 2M SDE"}
     place: ClassVar = 5
     config_class = DPMSolverConfig
     multistep = True

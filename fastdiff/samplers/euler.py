@@ -105,6 +105,7 @@ class EulerDiscreteScheduler(ScaledScheduler):
         "euler": {},
         "euler-karras": {"use_karras_sigmas": True, "use_exponential_sigmas": False, "use_beta_sigmas": False},
     }
+    a1111_names: ClassVar = {"euler": "Euler"}
     place: ClassVar = 3
     config_class = EulerConfig
     _options: EulerConfig

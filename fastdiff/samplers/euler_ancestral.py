@@ -40,6 +40,7 @@ class EulerAncestralDiscreteScheduler(ScaledScheduler):
     """Ancestral steps of Euler's method, called as diffusers' class of this name. Its options: EulerAncestralConfig."""
 
     names: ClassVar = {"euler-a": {}}
+    a1111_names: ClassVar = {"euler-a": "Euler a"}
     place: ClassVar = 4
     config_class = EulerAncestralConfig
     _options: EulerAncestralConfig

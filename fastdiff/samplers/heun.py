@@ -74,6 +74,7 @@ class HeunDiscreteScheduler(ScaledScheduler, NoiselessScheduler):
         "heun": {},
         "heun-karras": {"use_karras_sigmas": True, "use_exponential_sigmas": False, "use_beta_sigmas": False},
     }
+    a1111_names: ClassVar = {"heun": "Heun"}
     place: ClassVar = 6
     order = 2
     config_class = HeunConfig

@@ -104,6 +104,7 @@ class PNDMScheduler(NoiselessScheduler):
     """A linear multistep method (Liu et al. 2022), called as diffusers' PNDMScheduler. Its options: PNDMConfig."""
 
     names: ClassVar = {"pndm": {"skip_prk_steps": True}}
+    a1111_names: ClassVar = {"pndm": "PLMS"}
     place: ClassVar = 8
     config_class = PNDMConfig
     multistep = True

@@ -158,6 +158,7 @@ class UniPCMultistepScheduler(VariancePreservingScheduler, NoiselessScheduler):
         "unipc": {},
         "unipc-karras": {"use_karras_sigmas": True, "use_exponential_sigmas": False, "use_beta_sigmas": False},
     }
+    a1111_names: ClassVar = {"unipc": "UniPC"}
     place: ClassVar = 9
     config_class = UniPCConfig
     multistep = True

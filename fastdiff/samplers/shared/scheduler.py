@@ -61,6 +61,7 @@ class Scheduler:
     """A sampler called as diffusers' schedulers are. Options are diffusers', by keyword; see its `config_class`."""
 
     names: ClassVar[dict[str, dict[str, Any]]] = {}  # that people give, and the options that each asks for
+    a1111_names: ClassVar[dict[str, str]] = {}  # what AUTOMATIC1111 calls them, where it is not `names` in capitals
     place: ClassVar[float] = math.inf  # in lists of names
     order = 1  # model calls a step
     init_noise_sigma: float | Tensor = 1.0
