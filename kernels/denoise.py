@@ -158,7 +158,7 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
     def obstacle(self) -> str | None:
         if self.options.threshold_ratio is not None:
             return "the quantile of dynamic thresholding is a sort"
-        tensors = (self.model_output, self.unguided, self.x_t, self.noise)  # those of `earlier` are as x_t is
+        tensors = (self.model_output, self.unguided, self.x_t, self.noise)  # `earlier` has the dtype of x_t
         if any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors):
             return "torch.float64 has no kernel"
         return None

@@ -17,8 +17,8 @@ To add one, write `fastdiff/samplers/<x>.py` and `tests/samplers/test_<x>.py`; n
 
     names: ClassVar = {"euler": {}, "euler-karras": {"use_karras_sigmas": True}}
 
-`fastdiff.sampler_names` reads that without importing the file, and every list of samplers is made of it: `--scheduler`
-and its help, the page's choices, the check of a request, `fastdiff.EulerDiscreteScheduler`, the class that a model's
-scheduler_config.json asks for. `place` orders these lists; without one a sampler comes last. `a1111_names` says what AUTOMATIC1111
-calls it, for the settings in PNGs.
+`fastdiff.sampler_names` reads that without importing the file, and makes every list of samplers of it: `--scheduler`
+and its help, the page's choices, the check of a request, `fastdiff.EulerDiscreteScheduler`, the classes that a model's
+scheduler_config.json may ask for. `place` orders these lists; a sampler without one comes last. `a1111_names` says what
+AUTOMATIC1111 calls it, for the settings in PNGs.
 """

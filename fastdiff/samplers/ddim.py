@@ -2,7 +2,7 @@
 
 x_{t-1} = sqrt(alpha_bar') x0 + sqrt(1 - alpha_bar' - sigma^2) eps + sigma z
 
-(eq. 12), where alpha_bar' is that of the timestep that the step goes to and sigma is eta times the deviation of DDPM's
+(eq. 12), where alpha_bar' belongs to the timestep that the step goes to and sigma is eta times the deviation of DDPM's
 posterior (eq. 16): eta 0 is deterministic, eta 1 has DDPM's variance.
 """
 
@@ -41,7 +41,7 @@ def ddim_rows(
 ) -> Tensor:
     """Return a row for each step from `timesteps` to `following`, (steps, len(COLUMNS)) float32.
 
-    `alpha_bar` is that of `make_alpha_bar`; both timesteps are (steps,) int64, a negative one is the picture itself.
+    `alpha_bar` comes from `make_alpha_bar`. Both timesteps are (steps,) int64; a negative one is the picture itself.
     Raises InputError naming the option that leaves a step undefined.
     """
     p = Marginals.between(alpha_bar, timesteps, following, 1.0 if config.set_alpha_to_one else alpha_bar[0].item())

@@ -2,7 +2,7 @@
 
 x_{t-1} = sqrt(alpha_bar') beta / (1 - alpha_bar) x0 + sqrt(alpha) (1 - alpha_bar') / (1 - alpha_bar) x_t + sigma z
 
-(eq. 7), where alpha_bar' is that of the timestep that the step goes to, alpha = alpha_bar / alpha_bar' and
+(eq. 7), where alpha_bar' belongs to the timestep that the step goes to, alpha = alpha_bar / alpha_bar' and
 beta = 1 - alpha. sigma^2 is the posterior's variance, beta (1 - alpha_bar') / (1 - alpha_bar), beta itself
 (fixed_large), or what the model says between their logarithms (learned_range).
 """
@@ -47,7 +47,7 @@ class DDPMConfig(ClippingConfig, ThresholdingConfig, ZeroSNRConfig):
 def ddpm_rows(config: DDPMConfig, alpha_bar: Tensor, timesteps: Tensor, following: Tensor) -> Tensor:
     """Return a row for each step from `timesteps` to `following`, (steps, len(COLUMNS)) float32.
 
-    `alpha_bar` is that of `make_alpha_bar`; both timesteps are (steps,) int64, a negative one is the picture itself.
+    `alpha_bar` comes from `make_alpha_bar`. Both timesteps are (steps,) int64; a negative one is the picture itself.
     Raises InputError naming the option that leaves a step undefined.
     """
     if config.variance_type == "fixed_large_log":

@@ -89,7 +89,7 @@ def _told(config: EulerConfig, sigmas: Tensor, timesteps: np.ndarray) -> tuple[T
 def euler_rows(config: EulerConfig, sigmas: Tensor, churn: float = 1.0) -> Tensor:
     """Return a row for each step over sigmas (steps + 1,) float32. (steps, len(COLUMNS)) float32.
 
-    churn  how many times its sigma a step begins at, by noise that was added to its x (algorithm 2).
+    churn  a step begins at `churn` times its sigma, because noise was added to its x (algorithm 2)
     """
     sigma, following = sigmas[:-1].double(), sigmas[1:].double()
     start = sigma * churn

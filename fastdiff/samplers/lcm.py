@@ -42,10 +42,10 @@ class LCMConfig(ClippingConfig, ThresholdingConfig, ZeroSNRConfig):
 
 
 def lcm_timesteps(config: LCMConfig, steps: int, original_steps: int | None = None, strength: float = 1.0) -> Tensor:
-    """Return a run's timesteps, descending, of those that the model was distilled at: (steps,) int64.
+    """Return a run's timesteps, descending, out of the ones that the model was distilled at: (steps,) int64.
 
-    original_steps  how many those are; None is the config's original_inference_steps
-    strength        the share of them that the run is taken from, beginning with the least
+    original_steps  how many timesteps the model was distilled at; None is the config's original_inference_steps
+    strength        the share of them, from the least noisy up, that the run chooses from
 
     Raises InputError for more steps than there are, and more original steps than the training has.
     """
@@ -136,7 +136,7 @@ class LCMScheduler(CountedScheduler):
 
     @property
     def _last(self) -> int:
-        """The step that adds no noise: the run's last, but of custom timesteps that `strength` cut, as in diffusers."""
+        """The step that adds no noise: the run's last. Where `strength` cut custom timesteps it is not taken."""
         return (self.num_inference_steps or len(self.timesteps)) - 1
 
     def _make_table(self, begin: int) -> Tensor:

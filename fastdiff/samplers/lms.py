@@ -47,7 +47,7 @@ def lms_rows(config: LMSConfig, sigmas: Tensor, order: int = ORDER) -> Tensor:
 
 
 def _weights(sigmas: np.ndarray, i: int, order: int) -> np.ndarray:
-    """Return w of this step's tangent and of those before it, (ORDER,) float64; zero beyond the order."""
+    """Return w of this step's tangent and of earlier ones, (ORDER,) float64; zero beyond the order."""
     known = sigmas[max(0, i + 1 - order) : i + 1][::-1]
     if len(set(known.tolist())) < len(known):
         raise InputError(f"step {i + 1} of {len(sigmas) - 1} repeats a timestep; use fewer steps")

@@ -1,7 +1,7 @@
 """PNDM without Runge-Kutta steps (Liu et al. 2022, arXiv 2202.09778), as diffusers' PNDMScheduler: Stable Diffusion's.
 
-A step is that of DDIM (eq. 9) by a mean e of the last four outputs (eq. 12). The second call takes the first step again
-by the mean of both outputs, so that there is a call more than there are steps.
+A step is DDIM's (eq. 9), by a mean of the last four outputs (eq. 12). The second call takes the first step again, by
+the mean of both outputs, so a run has one call more than steps.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from fastdiff.samplers.shared.schedule import stack_columns
 from fastdiff.samplers.shared.timesteps import check_within, checked_steps
 from fastdiff.schema import checked
 
-# Of the output and of h1, h2 and h3, by how many steps were taken; the second call is apart
+# Weights of the output and of h1, h2 and h3, by the number of steps before. The second call has its own
 MEANS = ((1.0, 0.0, 0.0, 0.0), (3 / 2, -1 / 2, 0.0, 0.0), (23 / 12, -16 / 12, 5 / 12, 0.0))
 LAST_MEAN = (55 / 24, -59 / 24, 37 / 24, -9 / 24)
 SECOND_CALL = (1 / 2, 1 / 2, 0.0, 0.0)
@@ -112,7 +112,7 @@ class PNDMScheduler(NoiselessScheduler):
     _options: PNDMConfig
 
     def set_timesteps(self, num_inference_steps: int, device: torch.device | str | None = None) -> None:
-        """Choose the number of steps of a run; it makes one call more. InputError for one the training has not."""
+        """Choose the number of steps of a run, which makes one call more. InputError for too many or none."""
         timesteps = pndm_timesteps(self._options, num_inference_steps)
         self._begin_run(timesteps, device)
         self.num_inference_steps = checked("num_inference_steps", num_inference_steps, int)

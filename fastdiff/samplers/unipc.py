@@ -109,7 +109,7 @@ def _step(config: UniPCConfig, sigmas: list[float], i: int, begin: int) -> dict[
     if i > begin and i - 1 not in config.disable_corrector:
         order = _order(config, i - 1, begin, steps)
         sample, weights = _advance(config, sigmas, i - 1, order, corrects=True)
-        # the last weight is that of this step's own output, the others of those before it
+        # the last weight belongs to this step's own output, the others to earlier outputs
         columns = {"y_s": sample, "y_x0": weights[-1]}
         columns |= {f"y_{name}": weight for name, weight in zip(EARLIER_OUTPUTS, weights[:-1], strict=False)}
     sample, weights = _advance(config, sigmas, i, _order(config, i, begin, steps), corrects=False)
@@ -120,7 +120,7 @@ def _step(config: UniPCConfig, sigmas: list[float], i: int, begin: int) -> dict[
 def _advance(
     config: UniPCConfig, sigmas: list[float], i: int, order: int, *, corrects: bool
 ) -> tuple[float, list[float]]:
-    """Return the coefficients of x_s and of the outputs at s and before it; the corrector's of that at t come last."""
+    """Return the coefficients of x_s, and of the outputs at s and before it; a corrector's last is the one at t."""
     (alpha, noise), (_, noise_now) = variance_preserving(sigmas[i + 1]), variance_preserving(sigmas[i])
     hh = -math.inf if sigmas[i + 1] == 0 else math.log(sigmas[i + 1] / sigmas[i])
     phi = math.expm1(hh)

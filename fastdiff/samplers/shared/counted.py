@@ -18,9 +18,9 @@ from fastdiff.schema import checked, whole
 
 
 class CountedScheduler(Scheduler):
-    """A sampler whose steps are taken in their order, each from what the ones before it kept.
+    """A sampler that takes its steps in order, each from what earlier steps kept.
 
-    The first timestep that it sees says where a loop begins (or `set_begin_index` does), and each step goes one on.
+    The first timestep that it sees, or `set_begin_index`, says where a loop begins. Each step moves on by one.
     """
 
     scales_input = False  # whether the model sees x_t / sqrt(sigma^2 + 1)
@@ -125,7 +125,7 @@ class CountedScheduler(Scheduler):
     def _take(
         self, model_output: Tensor, sample: Tensor, noise: Tensor | None, return_dict: bool, row: Tensor | None = None
     ) -> SchedulerOutput | tuple[Tensor, ...]:
-        """Take the step that `_index` said; `row` (len(COLUMNS),) replaces that of the table."""
+        """Take the step that `_index` said; `row` (len(COLUMNS),) replaces the table's."""
         index = self._step_index or 0
         if self._table is None or self._table.device != sample.device:
             self._begun = index if self._table is None else self._begun

@@ -25,7 +25,7 @@ class Marginals:
 
     @classmethod
     def between(cls, alphas_cumprod: Tensor, timesteps: Tensor, following: Tensor, final: float) -> "Marginals":
-        """Return those of the steps from `timesteps` to `following`, both (steps,) int64.
+        """Return the marginals of the steps from `timesteps` to `following`, both (steps,) int64.
 
         alphas_cumprod  (num_train_timesteps,) float32, of `betas.make_alpha_bar`
         final           the alpha_bar of a negative timestep, which is the picture itself

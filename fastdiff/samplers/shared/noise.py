@@ -54,7 +54,7 @@ class Noise:
 
 
 def check_generators(generator: Any, device: torch.device) -> None:
-    """Raise InputError unless `generator` is None, a generator that can draw for `device`, or a list of such."""
+    """Raise InputError unless `generator` is None, a generator that can draw for `device`, or a list of them."""
     generators = generator if isinstance(generator, list) else [generator]
     if generator is None:
         return

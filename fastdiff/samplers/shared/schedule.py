@@ -60,7 +60,7 @@ def stack_columns(
 ) -> Tensor:
     """Return the rows of steps, (steps, len(COLUMNS)) float32; a column that is not given is zero.
 
-    columns    those of a sampler by name, (steps,) float64 each
+    columns    a sampler's columns by name, (steps,) float64 each
     timesteps  (steps,) int64, and alpha_bar at each of them, for the message
 
     Raises InputError naming the option that leaves a step undefined.

@@ -138,7 +138,7 @@ class Scheduler:
     def schedule(
         self, num_inference_steps: int, *, eta: float | None = None, use_clipped_model_output: bool | None = None
     ) -> Schedule:
-        """Return the schedule of a whole run; the options are those of DDIM, None leaves them to the sampler.
+        """Return the schedule of a whole run; `eta` and `use_clipped_model_output` are options of DDIM alone.
 
         Raises InputError naming an option that cannot be used.
         """
@@ -223,7 +223,7 @@ class Scheduler:
         checked("return_dict", return_dict, bool)
 
     def _row(self, timestep: int, device: torch.device, *options: float) -> Tensor:
-        """Return a step's row on the device; it is made with those of all `timesteps`, or alone where not of them."""
+        """Return a step's row on the device. The rows of all `timesteps` are made together, any other row alone."""
         if self._rows_of is not self.timesteps:
             self._rows, self._rows_of = {}, self.timesteps
         key = (timestep, device, *options)

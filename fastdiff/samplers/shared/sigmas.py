@@ -67,7 +67,7 @@ def sigmas_at(timesteps: Array, sigmas: Array) -> Array:
 
 
 def timesteps_of(sigmas: Array, log_sigmas: Array) -> Array:
-    """Return the timesteps of sigmas, (steps,) float64, between those of the training's `log_sigmas`, ascending."""
+    """Return the timesteps of sigmas, (steps,) float64, interpolated in the training's `log_sigmas`, ascending."""
     return np.array([_timestep_of(sigma, log_sigmas) for sigma in sigmas])
 
 
