@@ -1,4 +1,4 @@
-"""What all samplers promise: a run is rows of one table, and one function takes every step by them."""
+"""The promises of all samplers: a run is rows of one table, and one function takes every step by them."""
 
 import pytest
 import torch
