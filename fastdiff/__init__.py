@@ -14,21 +14,11 @@ _EXPORTS = {
     "AutoencoderKL": "fastdiff.models.autoencoder",
     "CLIPTextModel": "fastdiff.models.clip",
     "CLIPTextModelWithProjection": "fastdiff.models.clip",
-    "DDIMScheduler": "fastdiff.diffusion.schedulers",
-    "DDPMScheduler": "fastdiff.diffusion.schedulers",
-    "DPMSolverMultistepScheduler": "fastdiff.diffusion.schedulers",
-    "EulerAncestralDiscreteScheduler": "fastdiff.diffusion.schedulers",
-    "EulerDiscreteScheduler": "fastdiff.diffusion.schedulers",
     "DiTTransformer2DModel": "fastdiff.models.dit",
-    "HeunDiscreteScheduler": "fastdiff.diffusion.schedulers",
     "InputError": "fastdiff.errors",
-    "LCMScheduler": "fastdiff.diffusion.schedulers",
-    "LMSDiscreteScheduler": "fastdiff.diffusion.schedulers",
     "NonFiniteError": "fastdiff.errors",
-    "PNDMScheduler": "fastdiff.diffusion.schedulers",
     "Pipeline": "fastdiff.pipelines",
     "TextToImagePipeline": "fastdiff.pipelines",
-    "UniPCMultistepScheduler": "fastdiff.diffusion.schedulers",
     "UNet1DModel": "fastdiff.models.unet1d",
     "UNet2DConditionModel": "fastdiff.models.unet2d_condition",
     "UNet2DModel": "fastdiff.models.unet2d",
@@ -38,17 +28,24 @@ _EXPORTS = {
     "restore": "fastdiff.acceleration",
 }
 
-__all__ = ["__version__", *_EXPORTS]
+
+def _exports() -> dict[str, str]:
+    """Return the module of each public name: those above, and a scheduler of each file in fastdiff/samplers."""
+    samplers = import_module("fastdiff.sampler_names").SAMPLERS
+    return {**_EXPORTS, **{sampler.class_name: sampler.module for sampler in samplers.values()}}
 
 
 def __getattr__(name: str):
-    if name not in _EXPORTS:
+    module = _EXPORTS.get(name) or _exports().get(name)
+    if name == "__all__":
+        return ["__version__", *_exports()]
+    if module is None:
         raise AttributeError(f"module 'fastdiff' has no attribute {name!r}")
-    return getattr(import_module(_EXPORTS[name]), name)
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(["__version__", *_exports()])
 
 
 class _KernelsBesideThePackage:

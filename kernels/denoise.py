@@ -1,38 +1,24 @@
 """Denoise step: guidance, x0, clipping and x_{t-1} in one go, driven by one row of coefficients, and its noise.
 
-All samplers are the same arithmetic with other numbers in the row. The noise is counter-based (`host.philox`), so a
-picture's noise depends on its seed, the step and the element alone: not on the batch, not on the device.
+All samplers are the same arithmetic with other numbers in the row, which `device.denoise.COLUMNS` names. The noise is
+counter-based (`host.philox`), so a picture's noise depends on its seed, the step and the element alone: not on the
+batch, not on the device.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from fastdiff.kernels.device.denoise import denoise_kernel
+from fastdiff.kernels.device.denoise import COLUMNS, denoise_kernel
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.host.dispatch import Call, Operation
 from fastdiff.kernels.host.launching import launch
 from fastdiff.kernels.host.philox import philox_normal
 
-# One row of the table, for a model output m, the current picture x_t and unit noise z:
-#   x0      = clip((x0_x * x_t + x0_m * m) / x0_div)
-#   x_{t-1} = prev_x0 * x0 + prev_x * x_t + prev_m * m + std * z
-# std is sigma, or with a learned variance sigma times what the model says, between the two log variances.
-#
-# A sampler of several steps also reads a sample s that an earlier call kept, and what the three calls before this one
-# kept of their outputs, h1 (the latest), h2 and h3. x_{t-1} is what stands above and prev_y * y + prev_h1 * h1 + ...:
-#   y      = y_x * x_t + y_x0 * x0 + y_s * s + y_h1 * h1 + y_h2 * h2 + y_h3 * h3, kept as the next call's s
-#   output = keep_x * x_t + keep_x0 * x0 + keep_m * m, kept as the next call's h1
-# input_div is what x_t is divided by for the model, outside of the step.
-COLUMNS = (
-    "x0_x", "x0_m", "x0_div", "prev_x0", "prev_x", "prev_m", "sigma", "log_variance_min", "log_variance_max",
-    "prev_y", "prev_h1", "prev_h2", "prev_h3", "y_x", "y_x0", "y_s", "y_h1", "y_h2", "y_h3",
-    "keep_x", "keep_x0", "keep_m", "input_div",
-)  # fmt: skip
 EARLIER = 4  # tensors that an earlier call kept: s, h1, h2 and h3
 
 VARIANCES = ("fixed", "learned", "learned_range")
@@ -125,7 +111,7 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
 
     def _by_row(self, row: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
         """The step by one row (len(COLUMNS),), with noise (N, ..., C)."""
-        x0_x, x0_m, x0_div, prev_x0, prev_x, prev_m = row[:6].unbind()
+        c = dict(zip(COLUMNS, row.unbind(), strict=True))
         x_t, options, channels = self.x_t, self.options, self.x_t.shape[-1]
         eps = self.model_output[..., :channels].to(x_t.dtype)
         if self.unguided is not None:
@@ -133,31 +119,28 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
             eps = null + self.guidance_scale * (eps - null)
 
         # in place: on the CPU a fresh large tensor costs more than the arithmetic on it
-        x0 = (x0_x * x_t).add_(x0_m * eps).div_(x0_div)
+        x0 = (c["x0_x"] * x_t).add_(c["x0_m"] * eps).div_(c["x0_div"])
         if options.clip_range is not None:
             x0 = x0.clamp_(-options.clip_range, options.clip_range)
         elif options.threshold_ratio is not None:
             x0 = dynamic_threshold(x0, options.threshold_ratio, options.threshold_max)
 
-        x_prev = (prev_x0 * x0).add_(prev_x * x_t).add_(prev_m * eps)
-        kept = () if self.earlier is None else self._keep(row, x0, eps, x_prev)
+        x_prev = (c["prev_x0"] * x0).add_(c["prev_x"] * x_t).add_(c["prev_m"] * eps)
+        kept = () if self.earlier is None else self._keep(c, x0, eps, x_prev)
         if noise is not None:
-            self._add_noise(row, noise.to(x_t.dtype), x_prev)
+            self._add_noise(c, noise.to(x_t.dtype), x_prev)
         return x_prev, x0, *kept
 
-    def _keep(self, row: Tensor, x0: Tensor, eps: Tensor, x_prev: Tensor) -> tuple[Tensor, Tensor]:
+    def _keep(self, c: Mapping[str, Tensor], x0: Tensor, eps: Tensor, x_prev: Tensor) -> tuple[Tensor, Tensor]:
         """Add what earlier calls kept to `x_prev`, and return what this one keeps: s and h1 of the next call."""
-        prev_y, prev_h1, prev_h2, prev_h3, y_x, y_x0, y_s, y_h1, y_h2, y_h3, keep_x, keep_x0, keep_m = row[
-            9:22
-        ].unbind()
         s, h1, h2, h3 = self.earlier  # type: ignore[misc]  # of a call that has them
-        y = (y_x * self.x_t).add_(y_x0 * x0).add_(y_s * s).add_(y_h1 * h1).add_(y_h2 * h2).add_(y_h3 * h3)
-        x_prev.add_(prev_y * y).add_(prev_h1 * h1).add_(prev_h2 * h2).add_(prev_h3 * h3)
-        return y, (keep_x * self.x_t).add_(keep_x0 * x0).add_(keep_m * eps)
+        y = (c["y_x"] * self.x_t).add_(c["y_x0"] * x0).add_(c["y_s"] * s)
+        y.add_(c["y_h1"] * h1).add_(c["y_h2"] * h2).add_(c["y_h3"] * h3)
+        x_prev.add_(c["prev_y"] * y).add_(c["prev_h1"] * h1).add_(c["prev_h2"] * h2).add_(c["prev_h3"] * h3)
+        return y, (c["keep_x"] * self.x_t).add_(c["keep_x0"] * x0).add_(c["keep_m"] * eps)
 
-    def _add_noise(self, row: Tensor, noise: Tensor, x_prev: Tensor) -> None:
-        sigma, log_variance_min, log_variance_max = row[6:9].unbind()
-        x_t, options = self.x_t, self.options
+    def _add_noise(self, c: Mapping[str, Tensor], noise: Tensor, x_prev: Tensor) -> None:
+        x_t, sigma, options = self.x_t, c["sigma"], self.options
         if options.variance == "fixed":
             x_prev.add_(sigma * noise)
             return
@@ -167,14 +150,15 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
             std = sigma * learned.sqrt()
         else:
             # Nichol & Dhariwal 2021, eq. 15: the model's output in [-1, 1] interpolates between the two log variances
-            log_variance = log_variance_min + (learned + 1) / 2 * (log_variance_max - log_variance_min)
+            low, high = c["log_variance_min"], c["log_variance_max"]
+            log_variance = low + (learned + 1) / 2 * (high - low)
             std = sigma * (log_variance / 2).exp()
         x_prev.add_(torch.where(sigma > 0, std * noise, 0))  # at sigma 0 the model may say anything
 
     def obstacle(self) -> str | None:
         if self.options.threshold_ratio is not None:
             return "the quantile of dynamic thresholding is a sort"
-        tensors = (self.model_output, self.unguided, self.x_t, self.noise)  # those of `earlier` are as x_t is
+        tensors = (self.model_output, self.unguided, self.x_t, self.noise)  # `earlier` has the dtype of x_t
         if any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors):
             return "torch.float64 has no kernel"
         return None
@@ -190,7 +174,7 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
         launch(
             denoise_kernel, (pictures * triton.cdiv(elements, BLOCK),),
             *outputs, *(None,) * (2 - kept), *inputs, elements, channels, self.guidance_scale, self.options.clip_range,
-            COLUMNS=len(COLUMNS), VARIANCE=self.options.variance, BLOCK=BLOCK, num_warps=4, fp_fusion=False,
+            WIDTH=len(COLUMNS), VARIANCE=self.options.variance, BLOCK=BLOCK, num_warps=4, fp_fusion=False,
         )  # fmt: skip
         return tuple(outputs)
 

@@ -6,7 +6,7 @@ import torch
 
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d
-from fastdiff.kernels.denoise import COLUMNS, StepOptions, denoise_step
+from fastdiff.kernels.denoise import COLUMNS, EARLIER, StepOptions, denoise_step
 from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host.moments import Moments
@@ -108,7 +108,7 @@ def token_norm(n, tokens, channels, dtype=torch.bfloat16, rms=False, added=False
     return lambda: layer_norm.kernel(x, eps=1e-6, rms=rms, scale=scale, shift=shift, **branch)
 
 
-def step(n, height, dtype=torch.bfloat16, guided=False, variance="fixed", noise="none"):
+def step(n, height, dtype=torch.bfloat16, guided=False, variance="fixed", noise="none", multistep=False):
     x_t = meta(n, height, height, 3, dtype=torch.float32)
     output = meta(n, height, height, 3 if variance == "fixed" else 6, dtype=dtype)
     noises = {"none": None, "given": x_t, "philox": meta(n, dtype=torch.int64)}
@@ -116,6 +116,7 @@ def step(n, height, dtype=torch.bfloat16, guided=False, variance="fixed", noise=
     return lambda: denoise_step.kernel(
         output, x_t, table, StepOptions(clip_range=1.0, variance=variance), noise=noises[noise],
         unguided=output if guided else None, guidance_scale=2.0, step=counter,
+        earlier=(x_t,) * EARLIER if multistep else None,
     )  # fmt: skip
 
 
@@ -225,6 +226,7 @@ CASES = {
     "denoise-N8-H256": step(8, 256),
     "denoise-N64-H32-guided-philox": step(64, 32, guided=True, noise="philox"),
     "denoise-N2-H7-learned": step(2, 7, variance="learned", noise="given", dtype=torch.float32),
+    "denoise-N2-H64-multistep-philox": step(2, 64, noise="philox", multistep=True),
     "denoise-N8-H64-learned-range-philox": step(8, 64, variance="learned_range", noise="philox"),
     "conv2d-N1-C512-H16-fp32": convolution(1, 16, 512, 512, dtype=torch.float32),
 }

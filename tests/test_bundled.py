@@ -7,10 +7,11 @@ import pytest
 from fastdiff.checkpoints.hub import bundled_models, resolve
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.checkpoints.registry import SCHEDULERS, read_model_index
+from fastdiff.checkpoints.registry import read_model_index
 from fastdiff.models.dit import DiTTransformer2DModel
 from fastdiff.models.unet2d import UNet2DModel
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
+from fastdiff.sampler_names import SCHEDULERS
 
 MODELS = {"emoji-sd": UNet2DConditionModel, "emoji64": UNet2DModel, "emoji64-dit": DiTTransformer2DModel}
 PARAMETERS = {"emoji-sd": 7_292_964, "emoji64": 7_844_963, "emoji64-dit": 8_380_208}

@@ -13,8 +13,9 @@ from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.checkpoints.kinds import Fraction, PositiveNumber, Side, Widths
-from fastdiff.diffusion.configs import DDIMConfig, DDPMConfig
 from fastdiff.errors import InputError
+from fastdiff.samplers.ddim import DDIMConfig
+from fastdiff.samplers.ddpm import DDPMConfig
 from fastdiff.schema import Schema, Wanted, checked, whole
 
 SCHEMAS = (UNet2DConfig, DiTTransformer2DConfig, AutoencoderKLConfig, DDPMConfig, DDIMConfig)

@@ -15,6 +15,7 @@ from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.kinds import TrainSteps
 from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.sampler_names import scheduler_name
 from fastdiff.schema import checked
 
 SAMPLE_SIZE = 64  # of Stable Diffusion 1, of whose files the oldest say less
@@ -28,7 +29,7 @@ class ModelCard:
     folder: Path
     classes: Mapping[str, str]  # of the parts there are, and of the `pipeline`: see read_model_index
     config: DenoiserConfig
-    scheduler: str | None  # one of registry.SCHEDULERS; None where the folder's is another
+    scheduler: str | None  # one of sampler_names.SCHEDULERS; None where the folder's is another
     num_train_timesteps: int
     info: ModelInfo
     scale: int = 1  # pixels of a picture for one of the denoiser's, in height and in width
@@ -52,7 +53,7 @@ class ModelCard:
             folder=folder,
             classes=classes,
             config=config,
-            scheduler=pipeline.scheduler or registry.scheduler_name(classes["scheduler"], scheduler),
+            scheduler=pipeline.scheduler or scheduler_name(classes["scheduler"], scheduler),
             num_train_timesteps=_num_train_timesteps(folder),
             info=ModelInfo.from_folder(folder, config.num_class_embeds, config.null_label),
             scale=AutoencoderKLConfig.from_mapping(read_json(vae_path), vae_path).scale if "vae" in classes else 1,

@@ -1,13 +1,13 @@
-"""The classes that fastdiff runs, by diffusers' names: pipelines, the parts in a pipeline's folder, schedulers.
+"""The classes that fastdiff runs, by diffusers' names: pipelines, and the parts in a pipeline's folder.
 
-Whoever wants to know which class may stand where asks here. Imports no torch: which of our classes runs a model is
-said in fastdiff.models.classes.
+Whoever wants to know which class may stand where asks here. Imports no torch: fastdiff.models.classes says which of
+our classes runs a model, fastdiff.sampler_names which schedulers there are.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastdiff.arguments import naming
 from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
@@ -21,45 +21,6 @@ from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.errors import InputError
 from fastdiff.schema import Wanted, checked
-
-SchedulerName = Literal[  # that people give
-    "ddim", "ddpm", "euler", "euler-karras", "euler-a",
-    "dpm++2m", "dpm++2m-karras", "dpm++2m-sde", "dpm++2m-sde-karras",
-    "heun", "heun-karras", "lms", "lms-karras", "pndm", "unipc", "unipc-karras", "lcm",
-]  # fmt: skip
-SCHEDULERS: dict[str, str] = {  # to diffusers' class
-    "ddim": "DDIMScheduler",
-    "ddpm": "DDPMScheduler",
-    "euler": "EulerDiscreteScheduler",
-    "euler-karras": "EulerDiscreteScheduler",
-    "euler-a": "EulerAncestralDiscreteScheduler",
-    "dpm++2m": "DPMSolverMultistepScheduler",
-    "dpm++2m-karras": "DPMSolverMultistepScheduler",
-    "dpm++2m-sde": "DPMSolverMultistepScheduler",
-    "dpm++2m-sde-karras": "DPMSolverMultistepScheduler",
-    "heun": "HeunDiscreteScheduler",
-    "heun-karras": "HeunDiscreteScheduler",
-    "lms": "LMSDiscreteScheduler",
-    "lms-karras": "LMSDiscreteScheduler",
-    "pndm": "PNDMScheduler",
-    "unipc": "UniPCMultistepScheduler",
-    "unipc-karras": "UniPCMultistepScheduler",
-    "lcm": "LCMScheduler",
-}
-_KARRAS: dict[str, Any] = {"use_karras_sigmas": True, "use_exponential_sigmas": False, "use_beta_sigmas": False}
-SCHEDULER_OPTIONS: dict[str, dict[str, Any]] = {  # that a name asks for beside the class
-    "euler-karras": _KARRAS,
-    "dpm++2m": {"algorithm_type": "dpmsolver++"},
-    "dpm++2m-karras": {"algorithm_type": "dpmsolver++", **_KARRAS},
-    "dpm++2m-sde": {"algorithm_type": "sde-dpmsolver++"},
-    "dpm++2m-sde-karras": {"algorithm_type": "sde-dpmsolver++", **_KARRAS},
-    "heun-karras": _KARRAS,
-    "lms-karras": _KARRAS,
-    "pndm": {"skip_prk_steps": True},
-    "unipc-karras": _KARRAS,
-}
-
-_UNSAID = {"algorithm_type": "dpmsolver++"}  # what such an option is where a config does not say
 
 # In model_index.json
 ClassPair = Annotated[tuple[str, str], Wanted("a [library, class] pair of names; save the pipeline again")]
@@ -195,17 +156,6 @@ _REFUSED = {  # pipeline classes that people may take for one of those, and what
 }
 
 PART_NAMES = tuple(dict.fromkeys(part.name for pipeline in PIPELINES.values() for part in pipeline.parts))
-
-
-def scheduler_name(class_name: str, options: Mapping[str, Any]) -> str | None:
-    """The name that people give for a scheduler class with these options; None where fastdiff has none such."""
-    names = [name for name, known in SCHEDULERS.items() if known == class_name]
-    fitting = [name for name in names if _holds(options, SCHEDULER_OPTIONS.get(name, {}))]
-    return max(fitting, key=lambda name: len(SCHEDULER_OPTIONS.get(name, {})), default=None)
-
-
-def _holds(options: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-    return all((options.get(key, _UNSAID.get(key)) or False) == value for key, value in asked.items())
 
 
 def denoiser_part(class_name: object) -> DenoiserPart | None:

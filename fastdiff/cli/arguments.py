@@ -7,10 +7,10 @@ from typing import NoReturn
 
 from fastdiff.arguments import word
 from fastdiff.checkpoints.kinds import MAX_SEED
-from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
 from fastdiff.requests.request import DTYPES, PRECISIONS
+from fastdiff.sampler_names import SCHEDULERS
 
 DEVICES = "auto, cpu, cuda or cuda:1"
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from fastdiff.diffusion.schedule import Schedule
 from fastdiff.errors import NonFiniteError
+from fastdiff.samplers.shared.schedule import Schedule
 
 
 class Extremes:

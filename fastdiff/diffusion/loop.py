@@ -14,13 +14,13 @@ from torch import Tensor
 
 from fastdiff.diffusion.conditioning import ConditioningTable
 from fastdiff.diffusion.conditions import Conditions
-from fastdiff.diffusion.noise import NoiseSource
-from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.trajectories import KnownValues
 from fastdiff.execution.cpu_workers import map_in_turn, map_pictures
 from fastdiff.execution.memory import Portions
 from fastdiff.kernels.denoise import COLUMNS, EARLIER, StepOptions, denoise_step, keep
 from fastdiff.models.denoiser import Conditioning, Denoiser
+from fastdiff.samplers.shared.noise import NoiseSource
+from fastdiff.samplers.shared.schedule import Schedule
 
 # Takes the number of a step and x_{t-1}; see `denoise`
 AfterStep = Callable[[int, Tensor], tuple[Tensor, Conditions | None]]

@@ -18,12 +18,9 @@ from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.kinds import Precision
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.checkpoints.registry import SchedulerName
 from fastdiff.diffusion.decoding import OutputType, begin_decode, check_channels, join
 from fastdiff.diffusion.finite import Extremes
 from fastdiff.diffusion.pictures import check_state
-from fastdiff.diffusion.schedule import Schedule
-from fastdiff.diffusion.schedulers import Scheduler, folder_scheduler, name_of, scheduler_like
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import (
     check_move,
@@ -42,6 +39,10 @@ from fastdiff.models.denoiser import Denoiser
 from fastdiff.models.model import Model
 from fastdiff.requests.defaults import PRECISION, ModelFacts, Sampling
 from fastdiff.results import PipelineOutput, Step
+from fastdiff.sampler_names import SchedulerName
+from fastdiff.samplers.shared.from_config import folder_scheduler, name_of, scheduler_like
+from fastdiff.samplers.shared.schedule import Schedule
+from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
 
 AnyPipeline = TypeVar("AnyPipeline", bound="BasePipeline")

@@ -15,10 +15,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion.conditions import choose_conditions
 from fastdiff.diffusion.loop import denoise
-from fastdiff.diffusion.noise import Generators, Noise, check_generators
 from fastdiff.diffusion.pictures import Label, check_latents, list_pictures, picture_shape
-from fastdiff.diffusion.schedule import Schedule
-from fastdiff.diffusion.schedulers import Scheduler
 from fastdiff.diffusion.trajectories import (
     TrajectoryOutput,
     TrajectoryOutputType,
@@ -44,6 +41,9 @@ from fastdiff.models.model import Model
 from fastdiff.pipelines.base import BasePipeline
 from fastdiff.requests.defaults import LIBRARY, SEED, ModelFacts, Sampling, SamplingOptions, complete_sampling
 from fastdiff.results import PipelineOutput, Step
+from fastdiff.samplers.shared.noise import Generators, Noise, check_generators
+from fastdiff.samplers.shared.schedule import Schedule
+from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
 
 

@@ -16,9 +16,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion.decoding import OutputType, check_finite, with_mean_and_std
 from fastdiff.diffusion.loop import denoise
-from fastdiff.diffusion.noise import Generators, Noise, check_generators
 from fastdiff.diffusion.pictures import check_latents, list_pictures, picture_shape
-from fastdiff.diffusion.schedulers import Scheduler
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import naming_lost_device
 from fastdiff.execution.memory import Portions, or_explain
@@ -35,6 +33,8 @@ from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
 from fastdiff.pipelines.sizes import SizeOptions
 from fastdiff.requests.defaults import LIBRARY, SEED, ModelFacts, Sampling, SamplingOptions, complete_sampling
 from fastdiff.results import Step
+from fastdiff.samplers.shared.noise import Generators, Noise, check_generators
+from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
 from fastdiff.text.tokenizer import CLIPTokenizer
 

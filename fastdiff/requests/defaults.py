@@ -52,7 +52,7 @@ LIBRARY = Defaults(labels=0, prompts=0, pictures=1, batch_size=None, ddpm_steps=
 class SamplingOptions:
     """Options of the way from noise to a picture; None leaves one open."""
 
-    scheduler: str | None = None  # one of registry.SCHEDULERS
+    scheduler: str | None = None  # one of sampler_names.SCHEDULERS
     num_inference_steps: int | None = None
     eta: float | None = None  # of DDIM
     use_clipped_model_output: bool | None = None  # of DDIM

@@ -17,21 +17,13 @@ from typing import Any, BinaryIO
 
 from fastdiff.checkpoints.json_files import parse_json
 from fastdiff.errors import InputError
+from fastdiff.sampler_names import A1111_NAMES
 
 SCHEMA = 1
 MAX_TEXT = 2**20  # bytes of one text chunk, before and after decompression
 MAX_CHUNKS = 2**20
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
-_SAMPLERS = {  # A1111's names where they are not ours in capitals
-    "euler": "Euler",
-    "euler-a": "Euler a",
-    "heun": "Heun",
-    "dpm++2m": "DPM++ 2M",
-    "dpm++2m-sde": "DPM++ 2M SDE",
-    "pndm": "PLMS",
-    "unipc": "UniPC",
-}
 
 
 def encode(image, record: dict[str, Any]) -> bytes:
@@ -114,7 +106,7 @@ def _axes(axes: dict[str, Any]) -> dict[str, str]:
 def sampler_name(scheduler: str) -> tuple[str, str | None]:
     """The sampler and the schedule type that A1111 has for a scheduler's name."""
     name = scheduler.removesuffix("-karras")
-    return _SAMPLERS.get(name, name.upper()), None if name == scheduler else "Karras"
+    return A1111_NAMES.get(name, name.upper()), None if name == scheduler else "Karras"
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:

@@ -26,10 +26,10 @@ from fastdiff.checkpoints.kinds import (
     Steps,
 )
 from fastdiff.checkpoints.names import Revision, Variant
-from fastdiff.checkpoints.registry import SchedulerName
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults, png
 from fastdiff.requests.prompt_file import read_prompts
+from fastdiff.sampler_names import SchedulerName
 from fastdiff.schema import Schema, Wanted, wanted
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.requests import png
+from fastdiff.sampler_names import SCHEDULERS
 
 _SETTING = re.compile(r'\s*([^:,]+):\s*("(?:\\.|[^\\"])*"|[^,]*)(?:,|$)')
 _SCHEDULERS = {png.sampler_name(name): name for name in SCHEDULERS}

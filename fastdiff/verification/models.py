@@ -16,12 +16,13 @@ from fastdiff.checkpoints import hub, registry
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.checkpoints.registry import SCHEDULER_OPTIONS, SCHEDULERS, VALUE_FUNCTION
+from fastdiff.checkpoints.registry import VALUE_FUNCTION
 from fastdiff.errors import InputError
 from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import load_pipeline
+from fastdiff.sampler_names import SCHEDULER_OPTIONS, SCHEDULERS
 from fastdiff.verification.comparisons import (
     FINAL_TOLERANCE,
     SEED,
@@ -122,7 +123,7 @@ class Reference:
             self.value_function = load(diffusers.UNet1DModel, card.folder / VALUE_FUNCTION.name, request.variant)
         folder = hub.component_folder(card.folder, "scheduler")
         with refusals(f"diffusers cannot load {folder}"):
-            kind, options = getattr(diffusers, SCHEDULERS[scheduler]), SCHEDULER_OPTIONS.get(scheduler, {})
+            kind, options = getattr(diffusers, SCHEDULERS[scheduler]), SCHEDULER_OPTIONS[scheduler]
             self.scheduler = kind.from_pretrained(folder, **options)
 
     def to(self, device: "Device") -> None:

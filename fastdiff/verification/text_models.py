@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.checkpoints.registry import SCHEDULER, SCHEDULER_OPTIONS, SCHEDULERS, ModelPart
+from fastdiff.checkpoints.registry import SCHEDULER, ModelPart
 from fastdiff.extras import import_transformers
 from fastdiff.requests.completion import check_steps
 from fastdiff.requests.defaults import (
@@ -21,6 +21,7 @@ from fastdiff.requests.defaults import (
 )
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import load_pipeline
+from fastdiff.sampler_names import SCHEDULER_OPTIONS, SCHEDULERS
 from fastdiff.verification.comparisons import (
     FINAL_TOLERANCE,
     FORWARD_TOLERANCE,
@@ -109,7 +110,7 @@ def _load_theirs(
         parts[SCHEDULER.name] = getattr(diffusers, card.classes[SCHEDULER.name]).from_pretrained(folder)
         made = getattr(diffusers, pipeline.name)(**parts)
         if scheduler != card.scheduler:
-            kind, options = getattr(diffusers, SCHEDULERS[scheduler]), SCHEDULER_OPTIONS.get(scheduler, {})
+            kind, options = getattr(diffusers, SCHEDULERS[scheduler]), SCHEDULER_OPTIONS[scheduler]
             made.scheduler = kind.from_config(made.scheduler.config, **options)
     made.set_progress_bar_config(disable=True)
     return made

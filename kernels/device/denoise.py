@@ -3,6 +3,35 @@
 from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.device.math import await_inputs
 
+# One row of the table, for a model output m, the current picture x_t and unit noise z:
+#   x0      = clip((x0_x * x_t + x0_m * m) / x0_div)
+#   x_{t-1} = prev_x0 * x0 + prev_x * x_t + prev_m * m + std * z
+# std is sigma, or with a learned variance sigma times what the model says, between the two log variances.
+#
+# A sampler of several steps also reads a sample s that an earlier call kept, and what the three calls before this one
+# kept of their outputs, h1 (the latest), h2 and h3. x_{t-1} is what stands above and prev_y * y + prev_h1 * h1 + ...:
+#   y      = y_x * x_t + y_x0 * x0 + y_s * s + y_h1 * h1 + y_h2 * h2 + y_h3 * h3, kept as the next call's s
+#   output = keep_x * x_t + keep_x0 * x0 + keep_m * m, kept as the next call's h1
+# input_div is what x_t is divided by for the model, outside of the step.
+COLUMNS = (
+    "x0_x", "x0_m", "x0_div", "prev_x0", "prev_x", "prev_m", "sigma", "log_variance_min", "log_variance_max",
+    "prev_y", "prev_h1", "prev_h2", "prev_h3", "y_x", "y_x0", "y_s", "y_h1", "y_h2", "y_h3",
+    "keep_x", "keep_x0", "keep_m", "input_div",
+)  # fmt: skip
+
+
+def _offsets(*names: str) -> list[tl.constexpr]:
+    """Return the places of these columns in a row, as constants that Triton's cache keys know."""
+    return [tl.constexpr(COLUMNS.index(name)) for name in names]
+
+
+X0_X, X0_M, X0_DIV = _offsets("x0_x", "x0_m", "x0_div")
+PREV_X0, PREV_X, PREV_M = _offsets("prev_x0", "prev_x", "prev_m")
+SIGMA, LOG_VARIANCE_MIN, LOG_VARIANCE_MAX = _offsets("sigma", "log_variance_min", "log_variance_max")
+PREV_Y, PREV_H1, PREV_H2, PREV_H3 = _offsets("prev_y", "prev_h1", "prev_h2", "prev_h3")
+Y_X, Y_X0, Y_S, Y_H1, Y_H2, Y_H3 = _offsets("y_x", "y_x0", "y_s", "y_h1", "y_h2", "y_h3")
+KEEP_X, KEEP_X0, KEEP_M = _offsets("keep_x", "keep_x0", "keep_m")
+
 
 @triton.jit
 def _box_muller_pair(word0, word1):
@@ -29,7 +58,7 @@ def denoise_kernel(
     x_prev_ptr, x0_ptr, kept_sample_ptr, kept_output_ptr, output_ptr, unguided_ptr, x_t_ptr, rows_ptr, step_ptr,
     noise_ptr, s_ptr, h1_ptr, h2_ptr, h3_ptr,
     elements, channels, guidance_scale, clip_range,
-    COLUMNS: tl.constexpr, VARIANCE: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, VARIANCE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """BLOCK elements of one picture: `DenoiseStepCall._by_row` in its order of operations, without thresholding."""
     await_inputs()
@@ -38,7 +67,7 @@ def denoise_kernel(
     e = first + tl.arange(0, BLOCK)
     mask = e < elements
     step = tl.load(step_ptr) if step_ptr is not None else 0
-    row = rows_ptr + step * COLUMNS
+    row = rows_ptr + step * WIDTH
 
     x_t = tl.load(x_t_ptr + n * elements + e, mask=mask, other=0.0)
     m = n * elements + e
@@ -49,28 +78,28 @@ def denoise_kernel(
         null = tl.load(unguided_ptr + m, mask=mask, other=0.0).to(tl.float32)
         eps = null + guidance_scale * (eps - null)
 
-    x0 = tl.div_rn(tl.load(row) * x_t + tl.load(row + 1) * eps, tl.load(row + 2))
+    x0 = tl.div_rn(tl.load(row + X0_X) * x_t + tl.load(row + X0_M) * eps, tl.load(row + X0_DIV))
     if clip_range is not None:
         x0 = tl.clamp(x0, -clip_range, clip_range, propagate_nan=tl.PropagateNan.ALL)
-    x_prev = tl.load(row + 3) * x0 + tl.load(row + 4) * x_t + tl.load(row + 5) * eps
+    x_prev = tl.load(row + PREV_X0) * x0 + tl.load(row + PREV_X) * x_t + tl.load(row + PREV_M) * eps
     if kept_sample_ptr is not None:
         s = tl.load(s_ptr + n * elements + e, mask=mask, other=0.0)
         h1 = tl.load(h1_ptr + n * elements + e, mask=mask, other=0.0)
         h2 = tl.load(h2_ptr + n * elements + e, mask=mask, other=0.0)
         h3 = tl.load(h3_ptr + n * elements + e, mask=mask, other=0.0)
-        y = tl.load(row + 13) * x_t + tl.load(row + 14) * x0 + tl.load(row + 15) * s
-        y += tl.load(row + 16) * h1
-        y += tl.load(row + 17) * h2
-        y += tl.load(row + 18) * h3
-        x_prev += tl.load(row + 9) * y
-        x_prev += tl.load(row + 10) * h1
-        x_prev += tl.load(row + 11) * h2
-        x_prev += tl.load(row + 12) * h3
-        kept_output = tl.load(row + 19) * x_t + tl.load(row + 20) * x0 + tl.load(row + 21) * eps
+        y = tl.load(row + Y_X) * x_t + tl.load(row + Y_X0) * x0 + tl.load(row + Y_S) * s
+        y += tl.load(row + Y_H1) * h1
+        y += tl.load(row + Y_H2) * h2
+        y += tl.load(row + Y_H3) * h3
+        x_prev += tl.load(row + PREV_Y) * y
+        x_prev += tl.load(row + PREV_H1) * h1
+        x_prev += tl.load(row + PREV_H2) * h2
+        x_prev += tl.load(row + PREV_H3) * h3
+        kept_output = tl.load(row + KEEP_X) * x_t + tl.load(row + KEEP_X0) * x0 + tl.load(row + KEEP_M) * eps
         tl.store(kept_sample_ptr + n * elements + e, y, mask=mask)
         tl.store(kept_output_ptr + n * elements + e, kept_output, mask=mask)
     if noise_ptr is not None:
-        sigma = tl.load(row + 6)
+        sigma = tl.load(row + SIGMA)
         if sigma > 0:
             if noise_ptr.dtype.element_ty == tl.int64:
                 noise = _philox_normal(tl.load(noise_ptr + n), step, first, BLOCK)
@@ -83,7 +112,7 @@ def denoise_kernel(
                 if VARIANCE == "learned":
                     std = tl.sqrt_rn(learned)
                 else:
-                    low, high = tl.load(row + 7), tl.load(row + 8)
+                    low, high = tl.load(row + LOG_VARIANCE_MIN), tl.load(row + LOG_VARIANCE_MAX)
                     std = tl.exp((low + (learned + 1) / 2 * (high - low)) / 2)
                 x_prev += sigma * std * noise
 

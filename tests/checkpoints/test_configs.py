@@ -7,8 +7,8 @@ from fastdiff.checkpoints.configs.clip import CLIPTextConfig
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
-from fastdiff.diffusion.configs import DDPMConfig
 from fastdiff.errors import InputError
+from fastdiff.samplers.ddpm import DDPMConfig
 from tests.planners import policy, value_function
 from tests.timing import at_once
 

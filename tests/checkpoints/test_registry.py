@@ -13,7 +13,6 @@ from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.registry import (
     DENOISERS,
     PIPELINES,
-    SCHEDULERS,
     Part,
     denoiser_part,
     read_model_index,
@@ -21,6 +20,7 @@ from fastdiff.checkpoints.registry import (
 )
 from fastdiff.errors import InputError
 from fastdiff.models import classes
+from fastdiff.sampler_names import SCHEDULERS
 
 INDEX = {
     "_class_name": "DDIMPipeline",

@@ -3,15 +3,16 @@
 import pytest
 import torch
 
-from fastdiff import UNet2DModel
+from fastdiff import (
+    DDIMScheduler,
+    DDPMScheduler,
+    DPMSolverMultistepScheduler,
+    EulerAncestralDiscreteScheduler,
+    UNet2DModel,
+    UniPCMultistepScheduler,
+)
 from fastdiff.diffusion.conditions import Conditions, Guidance
-from fastdiff.diffusion.configs import DDIMConfig, DDPMConfig, DPMSolverConfig, EulerAncestralConfig, UniPCConfig
 from fastdiff.diffusion.loop import _Loop, denoise
-from fastdiff.diffusion.samplers.ddim import ddim_schedule
-from fastdiff.diffusion.samplers.ddpm import ddpm_schedule
-from fastdiff.diffusion.samplers.dpm_solver import dpm_schedule
-from fastdiff.diffusion.samplers.euler import ancestral_schedule
-from fastdiff.diffusion.samplers.unipc import unipc_schedule
 from fastdiff.execution.memory import OutOfMemoryError, Portions
 from fastdiff.kernels.denoise import denoise_step, philox_normal
 
@@ -29,9 +30,9 @@ PICTURES = torch.tensor([1, 0, 1, 2])  # the condition of each of four pictures
 NULL = torch.full_like(PICTURES, 2)
 SEEDS = torch.tensor([5, 6, 7, 2**32 - 1])
 SCHEDULES = {
-    "ddpm": lambda: ddpm_schedule(DDPMConfig(), 3),
-    "ddim": lambda: ddim_schedule(DDIMConfig(), 3),
-    "ddim-eta": lambda: ddim_schedule(DDIMConfig(), 3, eta=0.7),
+    "ddpm": lambda: DDPMScheduler().schedule(3),
+    "ddim": lambda: DDIMScheduler().schedule(3),
+    "ddim-eta": lambda: DDIMScheduler().schedule(3, eta=0.7),
 }
 
 
@@ -149,9 +150,9 @@ def test_a_part_of_the_batch_takes_the_step_of_its_pictures(denoiser, part, nois
 
 
 OTHER_WAYS = {
-    "scaled-input": lambda: ancestral_schedule(EulerAncestralConfig(), 3),
-    "earlier-outputs": lambda: dpm_schedule(DPMSolverConfig(algorithm_type="sde-dpmsolver++"), 3),
-    "earlier-sample": lambda: unipc_schedule(UniPCConfig(), 3),
+    "scaled-input": lambda: EulerAncestralDiscreteScheduler().schedule(3),
+    "earlier-outputs": lambda: DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++").schedule(3),
+    "earlier-sample": lambda: UniPCMultistepScheduler().schedule(3),
 }
 
 

@@ -8,6 +8,8 @@ import torch
 
 from fastdiff.kernels.denoise import COLUMNS, EARLIER, StepOptions, denoise_step, dynamic_threshold, keep
 from fastdiff.kernels.host.philox import philox_normal
+from fastdiff.sampler_names import SCHEDULERS
+from fastdiff.samplers.shared.from_config import scheduler_from_config
 
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETER else "cpu")
@@ -224,6 +226,19 @@ def test_kernel_with_earlier_ones_has_the_references_bits(step_kernel, shape, dt
     expected = denoise_step.reference(output, x_t, MULTISTEP, OPTIONS["clip"], **arguments)
     actual = step_kernel(output, x_t, MULTISTEP, OPTIONS["clip"], **arguments)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_kernel_runs_the_rows_of_every_sampler(step_kernel, name):
+    """All steps of a run, each one launch with the reference's bits."""
+    schedule = scheduler_from_config({}, name).schedule(4).to(DEVICE)
+    earlier = None if schedule.keeps_output is None else earlier_tensors((2, 3, 5, 3))
+    for i, draws in enumerate(schedule.draws_noise):
+        output, _, x_t, noise = inputs((2, 3, 5, 3), schedule.options)
+        arguments = {"noise": noise if draws else None, "step": STEP + i, "earlier": earlier}
+        expected = denoise_step.reference(output, x_t, schedule.rows, schedule.options, **arguments)
+        actual = step_kernel(output, x_t, schedule.rows, schedule.options, **arguments)
+        assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True)), f"step {i + 1}"
 
 
 def test_kernel_draws_the_references_noise(step_kernel):

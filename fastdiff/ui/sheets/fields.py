@@ -9,7 +9,7 @@ from gradio.blocks import Block
 from gradio.components import Component
 
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.checkpoints.registry import SCHEDULERS
+from fastdiff.sampler_names import SCHEDULERS
 from fastdiff.ui.messages import PROBLEMS, field_name, number_of_pictures
 from fastdiff.ui.options import Options
 from fastdiff.ui.sheets.axes import AXIS_NAMES, Axes, Axis

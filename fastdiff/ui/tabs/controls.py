@@ -12,8 +12,8 @@ from gradio.components import Component
 
 from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.requests.defaults import PRECISION, SCHEDULER, SEED
+from fastdiff.sampler_names import SCHEDULERS
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.tabs.examples import examples_of

@@ -6,8 +6,9 @@ from typing import Any
 import diffusers
 import pytest
 
-from fastdiff.checkpoints.registry import PIPELINES, SCHEDULER_OPTIONS, SCHEDULERS, scheduler_name
-from fastdiff.diffusion.schedulers import folder_scheduler, scheduler_from_config, scheduler_like
+from fastdiff.checkpoints.registry import PIPELINES
+from fastdiff.sampler_names import SCHEDULER_OPTIONS, SCHEDULERS, scheduler_name
+from fastdiff.samplers.shared.from_config import folder_scheduler, scheduler_from_config, scheduler_like
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning",  # diffusers says which options it sets

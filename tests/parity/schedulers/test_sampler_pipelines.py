@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fastdiff import Pipeline
-from fastdiff.checkpoints.registry import SCHEDULER_OPTIONS, SCHEDULERS
 from fastdiff.errors import InputError
+from fastdiff.sampler_names import SCHEDULER_OPTIONS, SCHEDULERS
 from tests.pairwise import product
 
 NAMES = [name for name in SCHEDULERS if name not in ("ddim", "ddpm")]

@@ -11,12 +11,13 @@ import torch
 from diffusers.schedulers.scheduling_utils import KarrasDiffusionSchedulers
 
 import fastdiff
-from fastdiff.diffusion.configs import FOREIGN_OPTIONS
-from fastdiff.diffusion.noise import randn_tensor
-from fastdiff.diffusion.samplers.ddim import ddim_schedule
-from fastdiff.diffusion.schedulers import SCHEDULERS, scheduler_from_config
+from fastdiff import sampler_names
 from fastdiff.errors import InputError
+from fastdiff.samplers.shared.from_config import scheduler_from_config
+from fastdiff.samplers.shared.noise import randn_tensor
+from fastdiff.samplers.shared.options import FOREIGN_OPTIONS
 
+SCHEDULERS = {name: getattr(fastdiff, kind) for name, kind in sampler_names.SCHEDULERS.items()}
 BOTH = ("ddpm", "ddim")
 THEIRS = {"ddpm": diffusers.DDPMScheduler, "ddim": diffusers.DDIMScheduler}
 PICTURE = (1, 3, 4, 4)
@@ -154,7 +155,7 @@ def test_the_schedule_is_the_scheduler():
     assert torch.equal(schedule.timesteps, ours.timesteps)
     rows = [ours._row(int(t), torch.device("cpu"), 0.5, True) for t in ours.timesteps]
     assert torch.equal(schedule.rows, torch.stack(rows))
-    assert torch.equal(ours.schedule(10).rows, ddim_schedule(ours._options, 10).rows)
+    assert torch.equal(ours.schedule(10).rows, ours.schedule(10, eta=0.0, use_clipped_model_output=False).rows)
 
 
 @pytest.mark.parametrize("kind", BOTH)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.requests.png import sampler_name
+from fastdiff.sampler_names import SCHEDULERS
 from fastdiff.ui.foreign import parse_parameters
 
 TEXT = """a cat, (best: 1.2)

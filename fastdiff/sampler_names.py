@@ -1,0 +1,93 @@
+"""The samplers that there are: the names that people give, diffusers' classes and their options. Imports no torch.
+
+A sampler is a file of `fastdiff/samplers`. The command line offers their names before it imports torch, so this module
+reads the files and does not import them. It reads the head of each class: what stands above the first method.
+"""
+
+import ast
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+FOLDER = Path(__file__).with_name("samplers")
+
+_HEAD = re.compile(r"^class .*\n(?:(?! {4}(?:def|@))(?: {4}.*)?\n)*", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A file of `fastdiff/samplers`: what it declares."""
+
+    module: str  # "fastdiff.samplers.euler"
+    class_name: str  # of the scheduler, here and in diffusers: "EulerDiscreteScheduler"
+    names: dict[str, dict[str, Any]]  # that people give, and the options that each asks for
+    a1111_names: dict[str, str]  # what AUTOMATIC1111 calls them, where it is not `names` in capitals
+    place: float  # in lists of names; a sampler that declares none comes last
+    defaults: Mapping[str, Any]  # of the options that the file adds; None where the default is no literal
+
+
+def read_samplers(folder: Path = FOLDER) -> dict[str, Sampler]:
+    """Return the samplers of a folder by the name of their class, in the order that lists show."""
+    files = (path for path in folder.glob("*.py") if path.name != "__init__.py")
+    samplers = sorted(map(_read, files), key=lambda sampler: (sampler.place, sampler.module))
+    return {sampler.class_name: sampler for sampler in samplers}
+
+
+def _read(path: Path) -> Sampler:
+    heads = [node for head in _HEAD.findall(path.read_text(encoding="utf-8")) for node in ast.parse(head).body]
+    classes = {node.name: _values(node) for node in heads if isinstance(node, ast.ClassDef)}
+    configs = [values for name, values in classes.items() if name.endswith("Config")]
+    schedulers = [name for name, values in classes.items() if name.endswith("Scheduler") and values.get("names")]
+    if len(configs) != 1 or len(schedulers) != 1:
+        raise ValueError(f"{path}: a sampler is one class ...Config, and one class ...Scheduler with literal `names`")
+    (class_name,), (defaults,) = schedulers, configs
+    said = {"a1111_names": {}, "place": math.inf} | classes[class_name]
+    return Sampler(
+        f"fastdiff.samplers.{path.stem}", class_name, said["names"], said["a1111_names"], said["place"], defaults
+    )
+
+
+def _values(head: ast.ClassDef) -> dict[str, Any]:
+    """Return the values of a class by name, without its constants; None for one that is no literal."""
+    found = {}
+    for node in head.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            name = ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])
+            if name.islower():
+                found[name] = _literal(node.value)
+    return found
+
+
+def _literal(node: ast.expr | None) -> Any:
+    try:
+        return None if node is None else ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+SAMPLERS = read_samplers()
+SCHEDULERS = {name: sampler.class_name for sampler in SAMPLERS.values() for name in sampler.names}
+SCHEDULER_OPTIONS = {name: options for sampler in SAMPLERS.values() for name, options in sampler.names.items()}
+A1111_NAMES = {name: other for sampler in SAMPLERS.values() for name, other in sampler.a1111_names.items()}
+
+if TYPE_CHECKING:
+    SchedulerName = str
+else:
+    SchedulerName = Literal[tuple(SCHEDULERS)]  # that people give
+
+
+def scheduler_name(class_name: str, options: Mapping[str, Any]) -> str | None:
+    """Return the name that people give for a scheduler class with these options; None where fastdiff has none."""
+    if class_name not in SAMPLERS:
+        return None
+    sampler = SAMPLERS[class_name]
+    said = {**sampler.defaults, **options}
+    fitting = [
+        name
+        for name, asked in sampler.names.items()
+        if all((said.get(option) or False) == value for option, value in asked.items())
+    ]
+    return max(fitting, key=lambda name: len(sampler.names[name]), default=None)

@@ -1,0 +1,176 @@
+"""CountedScheduler, the base of samplers that count their steps instead of looking them up by the timestep."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastdiff.arguments import shown
+from fastdiff.errors import InputError
+from fastdiff.execution.devices import resolve_device
+from fastdiff.execution.tensors import REAL, tensor
+from fastdiff.kernels.denoise import EARLIER, keep
+from fastdiff.samplers.shared.noise import Generators
+from fastdiff.samplers.shared.schedule import Schedule
+from fastdiff.samplers.shared.scheduler import Scheduler, SchedulerOutput
+from fastdiff.schema import checked, whole
+
+
+class CountedScheduler(Scheduler):
+    """A sampler that takes its steps in order, each from what earlier steps kept.
+
+    The first timestep that it sees, or `set_begin_index`, says where a loop begins. Each step moves on by one.
+    """
+
+    scales_input = False  # whether the model sees x_t / sqrt(sigma^2 + 1)
+    multistep = False  # whether a step reads what earlier ones kept
+    returns_x0 = True  # beside x_{t-1}
+    rounds_to_output = True  # whether x_{t-1} has the model output's dtype, else the wider of its and the sample's
+    noise_dtype: torch.dtype | None = None  # that a generator draws in; None: the model output's
+
+    def _build(self, mapping: Mapping[str, Any]) -> None:
+        super()._build(mapping)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._step_index: int | None = None
+        self._begin_index: int | None = None
+        self._begun = 0  # the step that the loop began with
+        self._table: Tensor | None = None  # its rows, on the device of its samples
+        self._earlier: tuple[Tensor, ...] | None = None
+
+    def _begin_run(self, timesteps: Tensor, device: torch.device | str | None) -> None:
+        """Take over the timesteps (calls,) of a run."""
+        self.timesteps = timesteps.to(None if device is None else resolve_device(device))
+        self.num_inference_steps = len(timesteps)
+        self._begin_anew()
+
+    @property
+    def step_index(self) -> int | None:
+        """Which step comes next, once the first was taken."""
+        return self._step_index
+
+    @property
+    def begin_index(self) -> int | None:
+        """The step that a loop begins with, where it was set."""
+        return self._begin_index
+
+    def set_begin_index(self, begin_index: int = 0) -> None:
+        """Say which step a loop begins with. Raises InputError for one that the run does not have."""
+        self._begin_index = checked("begin_index", begin_index, whole(0, len(self.timesteps) - 1))
+
+    def index_for_timestep(self, timestep: float | Tensor, schedule_timesteps: Tensor | None = None) -> int:
+        """Return the place of a timestep in the run; of one that comes twice the second, as diffusers does.
+
+        Raises InputError for a timestep that is not of the run.
+        """
+        timesteps = self.timesteps if schedule_timesteps is None else schedule_timesteps
+        found = (timesteps == torch.as_tensor(timestep, device=timesteps.device)).nonzero()
+        if not len(found):
+            raise InputError(
+                f"timestep {shown(_number(timestep))} is not one of the scheduler's timesteps; call set_timesteps"
+            )
+        return int(found[1 if len(found) > 1 else 0])
+
+    def _first_index(self, timestep: float | Tensor) -> int:
+        if self._begin_index is not None:
+            return self._begin_index
+        if _number(timestep) == self.timesteps[0].item():  # where it comes twice, diffusers skips a step and fails
+            return 0
+        return self.index_for_timestep(timestep)
+
+    def _index(self, timestep: float | Tensor) -> int:
+        """Return the step to take. Raises InputError before `set_timesteps`, and after the last step."""
+        if self.num_inference_steps is None:
+            raise InputError("the number of steps is not set; call set_timesteps before step")
+        if self._step_index is None:
+            self._step_index = self._first_index(timestep)
+        if self._step_index >= len(self.timesteps):
+            raise InputError(f"all {len(self.timesteps)} steps are taken; call set_timesteps for another loop")
+        return self._step_index
+
+    def _make_table(self, begin: int) -> Tensor:
+        """Return the rows of the run (steps, len(COLUMNS)), for a loop that begins with step `begin`."""
+        raise NotImplementedError
+
+    def _keeps(self, step: int) -> bool:
+        """Whether the output of a loop's step is kept among the earlier ones."""
+        return True
+
+    def _draws(self, index: int) -> bool:
+        """Whether a step of the run adds noise."""
+        return False
+
+    def _table_of_loop(self) -> Schedule:
+        steps = range(len(self.timesteps))
+        return Schedule(
+            self.timesteps,
+            self._make_table(begin=0)[: len(steps)],
+            self._step_options,
+            draws_noise=tuple(self._draws(index) for index in steps),
+            init_noise_sigma=float(self.init_noise_sigma),
+            scales_input=self.scales_input,
+            keeps_output=tuple(self._keeps(index) for index in steps) if self.multistep else None,
+            noise_dtype=self.noise_dtype,
+        )
+
+    def _checked_index(
+        self, timestep: float | Tensor, sample: Tensor, generator: Generators | None, return_dict: bool, output: Tensor
+    ) -> int:
+        """Return the step to take, where the arguments that all steps share can be used."""
+        self._check_tensors(sample, generator, return_dict, model_output=output)
+        return self._index(_checked_timestep(timestep))
+
+    def _take(
+        self, model_output: Tensor, sample: Tensor, noise: Tensor | None, return_dict: bool, row: Tensor | None = None
+    ) -> SchedulerOutput | tuple[Tensor, ...]:
+        """Take the step that `_index` said; `row` (len(COLUMNS),) replaces the table's."""
+        index = self._step_index or 0
+        if self._table is None or self._table.device != sample.device:
+            self._begun = index if self._table is None else self._begun
+            self._table = self._make_table(self._begun).to(sample.device)
+        x_prev, x0, *kept = self._stepped(
+            model_output, sample, self._table[index] if row is None else row, noise, self._earlier_of(sample)
+        )
+        if self._earlier is not None:
+            self._earlier = keep(self._earlier, kept, self._keeps(index - self._begun))
+        self._step_index = index + 1
+        dtype = model_output.dtype
+        dtype = dtype if self.rounds_to_output else torch.promote_types(dtype, sample.dtype)
+        result = SchedulerOutput(x_prev.to(dtype), x0)
+        return result if return_dict else tuple(result[: 2 if self.returns_x0 else 1])
+
+    def _earlier_of(self, sample: Tensor) -> tuple[Tensor, ...] | None:
+        """Return s, h1, h2 and h3, (N, C, ...): zeros before the first step."""
+        if self.multistep and self._earlier is None:
+            zeros = torch.zeros_like(sample, dtype=torch.promote_types(sample.dtype, torch.float32))
+            self._earlier = (zeros,) * EARLIER
+        return self._earlier
+
+
+class NoiselessScheduler(CountedScheduler):
+    """A counted sampler that adds no noise."""
+
+    def step(
+        self, model_output: Tensor, timestep: float | Tensor, sample: Tensor, return_dict: bool = True
+    ) -> SchedulerOutput | tuple[Tensor, ...]:
+        """Return x_{t-1} and x0 of x_t and the model output, both (N, C, ...) of any float dtype.
+
+        Raises InputError naming a timestep that is not of the run, or a tensor of a wrong kind, shape or dtype.
+        """
+        self._checked_index(timestep, sample, None, return_dict, model_output)
+        return self._take(model_output, sample, None, return_dict)
+
+
+def _number(timestep: float | Tensor) -> Any:
+    return timestep.item() if isinstance(timestep, Tensor) and timestep.numel() == 1 else timestep
+
+
+def _checked_timestep(timestep: Any) -> Any:
+    if isinstance(timestep, Tensor):
+        tensor("timestep", timestep, REAL)
+        if timestep.numel() != 1:
+            raise InputError(f"timestep has shape {tuple(timestep.shape)}; give one of the scheduler's timesteps")
+        return timestep
+    return checked("timestep", timestep, float)

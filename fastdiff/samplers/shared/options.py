@@ -1,0 +1,146 @@
+"""Options that samplers share, read from diffusers' scheduler_config.json and checked.
+
+A sampler's config inherits the groups of options that it has, and adds its own in the sampler's file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from annotated_types import Interval, Len
+
+from fastdiff.arguments import naming
+from fastdiff.checkpoints.kinds import MAX_TRAIN_STEPS, Fraction, PositiveNumber, TrainSteps
+from fastdiff.errors import InputError
+from fastdiff.sampler_names import SAMPLERS
+from fastdiff.schema import Schema, checked
+
+AnyConfig = TypeVar("AnyConfig", bound="DiffusionConfig")
+
+FinalSigma = Literal["zero", "sigma_min"]  # after the last step
+VarianceType = Literal["fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", "learned", "learned_range"]
+
+# Options of schedulers that fastdiff does not have, and of diffusers' early releases
+_OPTIONS_OF_OTHERS = frozenset(
+    """
+    corrector_order noise_sampler_seed predict_epsilon predictor_order rho sigma_data sigma_schedule tau_func
+    tensor_format timestep_values
+    """.split()  # noqa: SIM905 (a list would be a page)
+)
+
+
+def marked_defaults(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the options that diffusers marks as set by nobody: another scheduler takes its own default instead."""
+    return checked("_use_default_values", config.get("_use_default_values"), tuple[str, ...] | None) or ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffusionConfig(Schema):
+    """The options that diffusers' schedulers share: of the forward process and its timesteps."""
+
+    num_train_timesteps: TrainSteps = 1000
+    beta_start: Fraction = 0.0001
+    beta_end: Fraction = 0.02
+    beta_schedule: str = "linear"
+    # Replaces the four above, but for num_train_timesteps
+    trained_betas: Annotated[tuple[Fraction, ...], Len(1, MAX_TRAIN_STEPS)] | None = None
+    prediction_type: Literal["epsilon", "sample", "v_prediction"] = "epsilon"
+    timestep_spacing: Literal["leading", "trailing", "linspace"] = "leading"
+    steps_offset: Annotated[int, Interval(ge=-MAX_TRAIN_STEPS, le=MAX_TRAIN_STEPS)] = 0  # of leading
+
+    BETA_SCHEDULES: ClassVar[tuple[str, ...]] = ("linear", "scaled_linear", "squaredcos_cap_v2")
+
+    def check(self) -> None:
+        if self.trained_betas is None:
+            checked("beta_schedule", self.beta_schedule, Literal[self.BETA_SCHEDULES])
+        elif len(self.trained_betas) < self.num_train_timesteps:
+            raise InputError(
+                f"trained_betas has {len(self.trained_betas)} values for {self.num_train_timesteps} training steps;"
+                " give one for each, or lower num_train_timesteps"
+            )
+
+    @property
+    def variance(self) -> str:
+        """Where a step's variance comes from, one of `kernels.denoise.VARIANCES`: the betas, or the model."""
+        return "fixed"
+
+    @classmethod
+    def from_mapping(
+        cls: type[AnyConfig], mapping: Mapping[str, Any], source: object = "scheduler config"
+    ) -> AnyConfig:
+        """Read a scheduler_config.json or the `.config` of a scheduler, ours or diffusers', of any kind.
+
+        Raises InputError naming an option that no scheduler of diffusers has, or a wrong value.
+        """
+        own = {field.name for field in fields(cls)}
+        with naming(str(source)):
+            defaults = marked_defaults(mapping)
+        skipped = (FOREIGN_OPTIONS - own).union(defaults)
+        return super().from_mapping({key: value for key, value in mapping.items() if key not in skipped}, source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroSNRConfig(DiffusionConfig):
+    """The option of schedulers that can make the last timestep pure noise."""
+
+    rescale_betas_zero_snr: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippingConfig(DiffusionConfig):
+    """The options of schedulers that can clip x0."""
+
+    clip_sample: bool = True
+    clip_sample_range: PositiveNumber = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThresholdingConfig(DiffusionConfig):
+    """The options of schedulers that can scale x0 by a quantile of |x0| instead of clipping it."""
+
+    thresholding: bool = False
+    dynamic_thresholding_ratio: Fraction = 0.995
+    sample_max_value: PositiveNumber = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SigmaConfig(DiffusionConfig):
+    """The options of schedulers whose steps go from one noise level sigma to the next."""
+
+    timestep_spacing: Literal["leading", "trailing", "linspace"] = "linspace"
+
+    @property
+    def sigma_spacing(self) -> str | None:
+        """How the sigmas are spaced, where the timesteps do not say it: karras, exponential, beta or lu."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpacedSigmaConfig(SigmaConfig):
+    """The options of schedulers that can space the sigmas in other ways than the timesteps."""
+
+    use_karras_sigmas: bool | None = False
+    use_exponential_sigmas: bool | None = False
+    use_beta_sigmas: bool | None = False
+
+    def check(self) -> None:
+        super().check()
+        if len(self._spacings()) > 1:
+            named = " and ".join(f"use_{name}_sigmas" for name in self._spacings())
+            raise InputError(f"{named} exclude each other; choose one")
+
+    def _spacings(self) -> list[str]:
+        return [name for name in ("karras", "exponential", "beta") if getattr(self, f"use_{name}_sigmas")]
+
+    @property
+    def sigma_spacing(self) -> str | None:
+        return next(iter(self._spacings()), None)
+
+
+# A scheduler file may carry options of other schedulers, and diffusers ignores them. Any further key is an error, since
+# it could change the picture.
+_GROUPS = (ZeroSNRConfig, ClippingConfig, ThresholdingConfig, SpacedSigmaConfig)
+FOREIGN_OPTIONS = _OPTIONS_OF_OTHERS.union(
+    *(sampler.defaults for sampler in SAMPLERS.values()),
+    *({field.name for field in fields(group)} for group in _GROUPS),
+)

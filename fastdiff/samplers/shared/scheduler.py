@@ -1,0 +1,275 @@
+"""Scheduler, the base of every sampler: diffusers' interface over a sampler's rows.
+
+`schedule` hands the whole loop to a pipeline as a table, `step` takes one row at a time as diffusers' loops do. Both
+use the same rows, and one function runs them: `denoise_step`.
+"""
+
+import copy
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
+
+import torch
+from torch import Tensor
+
+from fastdiff.arguments import as_int, mapping, optional, path, shown, text
+from fastdiff.checkpoints.json_files import read_json
+from fastdiff.checkpoints.kinds import NotNegative
+from fastdiff.errors import InputError
+from fastdiff.execution.tensors import FLOATS, REAL, WHOLE, beside, tensor, within
+from fastdiff.kernels.denoise import denoise_step
+from fastdiff.samplers.shared.betas import make_alpha_bar, make_betas
+from fastdiff.samplers.shared.noise import Generators, check_generators
+from fastdiff.samplers.shared.options import FOREIGN_OPTIONS, DiffusionConfig, marked_defaults
+from fastdiff.samplers.shared.schedule import Schedule, step_options
+from fastdiff.samplers.shared.timesteps import checked_steps
+from fastdiff.schema import checked
+
+CONFIG_NAME = "scheduler_config.json"
+
+AnyScheduler = TypeVar("AnyScheduler", bound="Scheduler")
+
+
+class SchedulerOutput(NamedTuple):
+    """The result of a step, as diffusers' DDPMSchedulerOutput and DDIMSchedulerOutput; both (N, C, ...)."""
+
+    prev_sample: Tensor  # x_{t-1}
+    pred_original_sample: Tensor  # the x0 that the step saw
+
+
+class FrozenDict(dict):
+    """A scheduler's options, by item and by attribute. It cannot be changed, as diffusers' class of this name."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the scheduler has no option {name!r}") from None
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError("a scheduler's config is frozen; make another with from_config(config, option=value)")
+
+    __setattr__ = __setitem__ = __delitem__ = __ior__ = update = pop = popitem = setdefault = clear = _refuse
+
+    def __reduce__(self) -> tuple[type["FrozenDict"], tuple[dict]]:  # copies and pickles would set the items one by one
+        return FrozenDict, (dict(self),)
+
+
+class Scheduler:
+    """A sampler called as diffusers' schedulers are. Options are diffusers', by keyword; see its `config_class`."""
+
+    names: ClassVar[dict[str, dict[str, Any]]] = {}  # that people give, and the options that each asks for
+    a1111_names: ClassVar[dict[str, str]] = {}  # what AUTOMATIC1111 calls them, where it is not `names` in capitals
+    place: ClassVar[float] = math.inf  # in lists of names
+    order = 1  # model calls a step
+    init_noise_sigma: float | Tensor = 1.0
+    config_class: ClassVar[type[DiffusionConfig]]
+
+    _options: DiffusionConfig
+
+    def __init__(self, num_train_timesteps: int = 1000, **options: Any):
+        """Raises InputError naming an option that this scheduler does not have, or a wrong value."""
+        self._check_own(options)
+        self._build({"num_train_timesteps": num_train_timesteps, **options})
+
+    @classmethod
+    def from_config(cls: type[AnyScheduler], config: Mapping[str, Any], **overrides: Any) -> AnyScheduler:
+        """Make one of a scheduler's `.config` (ours or diffusers', of any kind) or a dict; keywords replace options.
+
+        Raises InputError naming a keyword that is no option of this scheduler, an unknown option or a wrong value.
+        """
+        config = mapping("config", config)
+        cls._check_own(overrides)
+        scheduler = cls.__new__(cls)
+        defaults = [name for name in marked_defaults(config) if name not in overrides]
+        scheduler._build({**config, **overrides, "_use_default_values": defaults})
+        return scheduler
+
+    @classmethod
+    def from_pretrained(cls: type[AnyScheduler], folder: str | Path, subfolder: str | None = None) -> AnyScheduler:
+        """Make one of the scheduler_config.json in a local folder. Raises InputError where it cannot be used."""
+        part = optional(text, "subfolder", subfolder) or ""
+        return cls.from_config(read_json(Path(path("folder", folder), part, CONFIG_NAME)))
+
+    @classmethod
+    def _check_own(cls, asked: Mapping[str, Any]) -> None:
+        """Raise InputError for options of other schedulers: a config may carry them, but nobody can ask for them."""
+        own = {field.name for field in fields(cls.config_class)}
+        others = sorted(name for name in asked if name in FOREIGN_OPTIONS - own)
+        if others:
+            raise InputError(f"{cls.__name__} has no {', '.join(others)}; leave it out, or choose another scheduler")
+
+    def _build(self, mapping: Mapping[str, Any]) -> None:
+        self._options = self.config_class.from_mapping(mapping, type(self).__name__)
+        values = {field.name: getattr(self._options, field.name) for field in fields(self._options)}
+        # another scheduler's options stay in the config, so that it can be made from this one
+        kept = {key: value for key, value in mapping.items() if not key.startswith("_") and key not in values}
+        marked = {*(values.keys() - mapping.keys()), *(values.keys() & {*marked_defaults(mapping)})}
+        own = {"_class_name": type(self).__name__, "_use_default_values": sorted(marked)}
+        self.config = FrozenDict({**values, **kept, **own})
+        self.betas = make_betas(self._options)
+        self.alphas = 1.0 - self.betas
+        self.alphas_cumprod = make_alpha_bar(self.betas)
+        self.num_inference_steps: int | None = None
+        self.timesteps = torch.arange(len(self) - 1, -1, -1)
+        self._step_options = step_options(self._options)
+        self._rows: dict[tuple, Tensor] = {}
+        self._rows_of: Tensor | None = None  # the timesteps that the rows were made for
+        self._alpha_bar: dict[torch.device, Tensor] = {}
+
+    def mark_defaults(self, options: Iterable[str]) -> None:
+        """Mark these options as set by nobody, whatever they are: another made of `config` takes its own defaults."""
+        marked = {*marked_defaults(self.config), *(self.config.keys() & {*options})}
+        self.config = FrozenDict({**self.config, "_use_default_values": sorted(marked)})
+
+    def __len__(self) -> int:
+        return self._options.num_train_timesteps
+
+    def scale_model_input(self, sample: Tensor, timestep: int | Tensor | None = None) -> Tensor:
+        """Return the sample as it is: DDPM and DDIM do not scale it."""
+        if isinstance(timestep, Tensor):
+            tensor("timestep", timestep, REAL)
+        else:
+            checked("timestep", timestep, NotNegative | None)
+        return tensor("sample", sample, FLOATS)
+
+    def schedule(
+        self, num_inference_steps: int, *, eta: float | None = None, use_clipped_model_output: bool | None = None
+    ) -> Schedule:
+        """Return the schedule of a whole run; `eta` and `use_clipped_model_output` are options of DDIM alone.
+
+        Raises InputError naming an option that cannot be used.
+        """
+        eta = checked("eta", eta, NotNegative | None)
+        clipped = checked("use_clipped_model_output", use_clipped_model_output, bool | None)
+        return self._schedule(num_inference_steps, eta or 0.0, bool(clipped))
+
+    def _schedule(self, num_inference_steps: int, eta: float, use_clipped_model_output: bool) -> Schedule:
+        """`schedule` with its options checked; 0 and False are diffusers' defaults."""
+        if eta or use_clipped_model_output:
+            name = "eta" if eta else "use_clipped_model_output"
+            raise InputError(f"{name} is an option of ddim, not of {type(self).__name__}; leave it out or choose ddim")
+        return self._loop(num_inference_steps)._table_of_loop()
+
+    def _loop(self: AnyScheduler, num_inference_steps: int) -> AnyScheduler:
+        """Return a copy of the scheduler with so many steps; this one stays where it is."""
+        loop = copy.copy(self)
+        loop.set_timesteps(checked_steps(self._options, num_inference_steps))  # some take None beside other choices
+        return loop
+
+    def set_timesteps(self, num_inference_steps: int, device: torch.device | str | None = None) -> None:
+        """Choose the number of steps of a run. Raises InputError for one that the training does not have."""
+        raise NotImplementedError
+
+    def _table_of_loop(self) -> Schedule:
+        """Return all steps of the timesteps that were set."""
+        raise NotImplementedError
+
+    def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
+        """Return x_t of x0 and noise (Ho et al. 2020, eq. 4). Samples (N, ...), timesteps (N,) or a scalar."""
+        signal_share, noise_share = self._shares(timesteps, noise, original_samples=original_samples)
+        return signal_share * original_samples + noise_share * noise
+
+    def get_velocity(self, sample: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
+        """Return v of x0 and noise (Salimans and Ho 2022, section 4). Samples (N, ...), timesteps (N,) or a scalar."""
+        signal_share, noise_share = self._shares(timesteps, noise, sample=sample)
+        return signal_share * noise - noise_share * sample
+
+    def _shares(self, timesteps: Tensor, noise: Tensor, **samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the shares of signal and noise at timesteps, of the shape that the one of `samples` is multiplied by.
+
+        Raises InputError naming the tensor that does not fit.
+        """
+        ((name, like),) = samples.items()
+        tensor(name, like, FLOATS)
+        beside("noise", tensor("noise", noise, FLOATS), like.device)
+        within("timesteps", tensor("timesteps", timesteps, WHOLE), 0, len(self) - 1)
+        try:
+            torch.broadcast_shapes(like.shape, noise.shape, (timesteps.numel() or -1, *[1] * (like.ndim - 1)))
+        except RuntimeError:
+            shapes = f"{tuple(noise.shape)}, timesteps {tuple(timesteps.shape)} and {name} {tuple(like.shape)}"
+            raise InputError(f"noise {shapes} do not fit together; give a noise and a timestep for each") from None
+        if like.device not in self._alpha_bar:
+            self._alpha_bar[like.device] = self.alphas_cumprod.to(like.device)
+        # the roots are taken in float32 or more: diffusers' half-precision 1 - alpha_bar is 0 at small timesteps
+        alpha_bar = self._alpha_bar[like.device].to(torch.promote_types(like.dtype, torch.float32))
+        alpha_bar = alpha_bar[timesteps.to(like.device, torch.int64)].reshape(-1, *[1] * (like.ndim - 1))
+        return alpha_bar.sqrt().to(like.dtype), (1 - alpha_bar).sqrt().to(like.dtype)
+
+    def _checked_step(
+        self,
+        timestep: int | Tensor,
+        sample: Tensor,
+        generator: Generators | None,
+        return_dict: bool,
+        **others: Tensor,
+    ) -> int:
+        """Return the timestep of a step as an int, where the arguments that all samplers' steps share can be used."""
+        self._check_tensors(sample, generator, return_dict, **others)
+        found = as_int(timestep)
+        if found is None or not 0 <= found < len(self):
+            raise InputError(f"timestep is {shown(timestep)}; it is from 0 to {len(self) - 1}")
+        return found
+
+    def _check_tensors(self, sample: Tensor, generator: Generators | None, return_dict: bool, **others: Tensor) -> None:
+        tensor("sample", sample, FLOATS)
+        if not sample.ndim or not sample.numel():
+            raise InputError(f"sample: its shape is {tuple(sample.shape)}; give (N, C, ...)")
+        for name, value in others.items():
+            beside(name, tensor(name, value, FLOATS), sample.device)
+        check_generators(generator, sample.device)
+        checked("return_dict", return_dict, bool)
+
+    def _row(self, timestep: int, device: torch.device, *options: float) -> Tensor:
+        """Return a step's row on the device. The rows of all `timesteps` are made together, any other row alone."""
+        if self._rows_of is not self.timesteps:
+            self._rows, self._rows_of = {}, self.timesteps
+        key = (timestep, device, *options)
+        if key not in self._rows:
+            chain, rows = self._make_rows(timestep, *options)
+            self._rows.update(
+                ((t, device, *options), row) for t, row in zip(chain.tolist(), rows.to(device), strict=True)
+            )
+        return self._rows[key]
+
+    def _make_rows(self, timestep: int, *options: float) -> tuple[Tensor, Tensor]:
+        """Return timesteps (steps,), `timestep` among them, and their rows (steps, len(COLUMNS)), on the CPU."""
+        raise NotImplementedError
+
+    def _advance(
+        self, model_output: Tensor, sample: Tensor, row: Tensor, noise: Tensor | None, return_dict: bool
+    ) -> SchedulerOutput | tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(sample.dtype, model_output.dtype)
+        x_prev, x0 = self._stepped(model_output, sample, row, noise)
+        result = SchedulerOutput(x_prev.to(dtype), x0.to(dtype))
+        return result if return_dict else (result.prev_sample, result.pred_original_sample)
+
+    def _stepped(
+        self,
+        model_output: Tensor,
+        sample: Tensor,
+        row: Tensor,
+        noise: Tensor | None,
+        earlier: tuple[Tensor, ...] | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Return what the step function does of samples (N, C, ...), in the dtype of the arithmetic."""
+        x_t = sample.to(torch.promote_types(sample.dtype, torch.float32))
+        output, x_t = _channels_last(model_output), _channels_last(x_t)
+        noise = None if noise is None else _channels_last(noise)
+        kept = None if earlier is None else tuple(_channels_last(each) for each in earlier)
+        try:
+            results = denoise_step(output, x_t, row, self._step_options, noise=noise, earlier=kept)
+        except ValueError as error:  # that names the tensor of another shape
+            raise InputError(f"step: {error}") from None
+        return tuple(_channels_first(each) for each in results)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """Return a view with the channels, dimension 1, at the end, as the step function has them."""
+    return tensor.movedim(1, -1) if tensor.ndim > 1 else tensor
+
+
+def _channels_first(tensor: Tensor) -> Tensor:
+    return tensor.movedim(-1, 1) if tensor.ndim > 1 else tensor

@@ -1,0 +1,172 @@
+"""Noise levels of a run: sigma = sqrt((1 - alpha_bar) / alpha_bar), spaced as diffusers' schedulers space them.
+
+The arithmetic is diffusers', in its order and dtypes (numpy's float32 and float64): the timesteps have its bits.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastdiff.extras import import_scipy_stats
+from fastdiff.samplers.shared.betas import ends_in_noise, make_alpha_bar, make_betas
+from fastdiff.samplers.shared.options import DiffusionConfig, SigmaConfig
+from fastdiff.samplers.shared.timesteps import check_within
+
+RHO = 7.0  # Karras et al. 2022, appendix D.1
+BETA = (0.6, 0.6)  # the beta distribution's two parameters, as in diffusers
+
+Array = np.ndarray[Any, Any]
+
+
+def sigma_alpha_bar(config: DiffusionConfig) -> Tensor:
+    """Return `make_alpha_bar`, (num_train_timesteps,) float32; without signal at the end it is 2^-24 there."""
+    alpha_bar = make_alpha_bar(make_betas(config))
+    if ends_in_noise(config):
+        alpha_bar[-1] = 2**-24
+    return alpha_bar
+
+
+def training_sigmas(alpha_bar: Tensor) -> Tensor:
+    """Return sigma at every timestep of the training, (num_train_timesteps,) float32."""
+    return ((1 - alpha_bar) / alpha_bar) ** 0.5
+
+
+def float_timesteps(config: DiffusionConfig, steps: int) -> Array:
+    """Return the timesteps of Euler's family, descending: (steps,) float32, fractions among them."""
+    total = config.num_train_timesteps
+    if config.timestep_spacing == "linspace":
+        timesteps = np.linspace(0, total - 1, steps, dtype=np.float32)[::-1].copy()
+    elif config.timestep_spacing == "leading":
+        timesteps = (np.arange(0, steps) * (total // steps)).round()[::-1].astype(np.float32) + config.steps_offset
+    else:
+        timesteps = np.arange(total, 0, -total / steps).round()[:steps].astype(np.float32) - 1
+    return check_within(config, timesteps)
+
+
+def solver_timesteps(config: DiffusionConfig, steps: int, total: int) -> Array:
+    """Return the timesteps of the solvers of several steps, descending: (steps,) int64, of `total` of the training.
+
+    They are one more, spaced over all, without the last.
+    """
+    if config.timestep_spacing == "linspace":
+        timesteps = np.linspace(0, total - 1, steps + 1).round()[::-1][:-1].astype(np.int64)
+    elif config.timestep_spacing == "leading":
+        ratio = total // (steps + 1)
+        timesteps = (np.arange(0, steps + 1) * ratio).round()[::-1][:-1].astype(np.int64) + config.steps_offset
+    else:
+        timesteps = np.arange(total, 0, -config.num_train_timesteps / steps).round().astype(np.int64) - 1
+    return check_within(config, timesteps)
+
+
+def sigmas_at(timesteps: Array, sigmas: Array) -> Array:
+    """Return the training's `sigmas` interpolated at timesteps, (steps,) float64."""
+    return np.interp(timesteps, np.arange(0, len(sigmas)), sigmas)
+
+
+def timesteps_of(sigmas: Array, log_sigmas: Array) -> Array:
+    """Return the timesteps of sigmas, (steps,) float64, interpolated in the training's `log_sigmas`, ascending."""
+    return np.array([_timestep_of(sigma, log_sigmas) for sigma in sigmas])
+
+
+def _timestep_of(sigma: Any, log_sigmas: Array) -> Any:
+    log_sigma = np.log(np.maximum(sigma, 1e-10))
+    low_index = np.cumsum(log_sigma - log_sigmas >= 0).argmax().clip(max=len(log_sigmas) - 2)
+    low, high = log_sigmas[low_index], log_sigmas[low_index + 1]
+    weight = np.clip((low - log_sigma) / (low - high), 0, 1)
+    return (1 - weight) * low_index + weight * (low_index + 1)
+
+
+def spaced_sigmas(
+    spacing: str, sigmas: Array, steps: int, sigma_min: float | None = None, sigma_max: float | None = None
+) -> Array:
+    """Return `steps` sigmas from sigma_max to sigma_min, (steps,) float64; None is the last or the first of `sigmas`.
+
+    karras: Karras et al. 2022, eq. 5. exponential and lu: evenly in the logarithm (Lu et al. 2022, section 3.3).
+    beta: Lee et al. 2024 (arXiv 2407.12173), for which scipy must be installed. Raises InputError where it is not.
+    """
+    last = sigmas[-1].item() if sigma_min is None else sigma_min
+    first = sigmas[0].item() if sigma_max is None else sigma_max
+    if spacing == "lu":
+        start, end = np.log(sigmas[0]).item(), np.log(sigmas[-1]).item()
+        return np.exp(start + np.linspace(0, 1, steps) * (end - start))
+    if spacing == "karras":
+        start, end = first ** (1 / RHO), last ** (1 / RHO)
+        return (start + np.linspace(0, 1, steps) * (end - start)) ** RHO
+    if spacing == "beta":
+        return last + import_scipy_stats("use_beta_sigmas").beta.ppf(1 - np.linspace(0, 1, steps), *BETA) * (
+            first - last
+        )
+    return np.exp(np.linspace(math.log(first), math.log(last), steps))
+
+
+def with_final(sigmas: Array, alpha_bar: Tensor, final_sigmas_type: str) -> Tensor:
+    """Return sigmas and the one after the last step: zero, or the training's least. (steps + 1,) float32."""
+    final = training_sigmas(alpha_bar)[0].item() if final_sigmas_type == "sigma_min" else 0.0
+    return torch.from_numpy(np.concatenate([sigmas, [final]]).astype(np.float32))
+
+
+def float_sigmas(config: SigmaConfig, alpha_bar: Tensor, timesteps: Array) -> tuple[Tensor, Tensor]:
+    """Return the timesteps (steps,) and sigmas (steps + 1,), the last zero, of a run over `timesteps`, both float32."""
+    trained = training_sigmas(alpha_bar).numpy()
+    sigmas = sigmas_at(timesteps, trained)
+    if config.sigma_spacing is not None:
+        sigmas = spaced_sigmas(config.sigma_spacing, sigmas, len(timesteps))
+        timesteps = timesteps_of(sigmas, np.log(trained))
+    return torch.from_numpy(timesteps.astype(np.float32)), with_final(sigmas, alpha_bar, "zero")
+
+
+def initial_sigma(config: SigmaConfig, sigmas: Tensor) -> Tensor:
+    """Return the deviation of the noise that a run over `sigmas` starts from, a float32 scalar."""
+    largest = sigmas.max()
+    return largest if config.timestep_spacing in ("linspace", "trailing") else (largest**2 + 1) ** 0.5
+
+
+def sigma_x0_columns(prediction_type: str, sigmas: Tensor, noised: Tensor | None = None) -> dict[str, Tensor]:
+    """Return the columns of x0 for a model that sees x / sqrt(sigma^2 + 1); sigmas (steps,) float64.
+
+    noised  the sigmas of x itself, where noise was added to it since. A velocity does not hear of them, in diffusers.
+    """
+    zero, one, square = torch.zeros_like(sigmas), torch.ones_like(sigmas), sigmas**2 + 1
+    x0_x, x0_m = {
+        "epsilon": (one, -(sigmas if noised is None else noised)),
+        "sample": (zero, one),
+        "v_prediction": (1 / square, -sigmas / square.sqrt()),
+    }[prediction_type]
+    return {"x0_x": x0_x, "x0_m": x0_m, "x0_div": one}
+
+
+def tangent_columns(prediction_type: str, sigmas: Tensor, clips: bool = False) -> dict[str, Tensor]:
+    """Return the columns that keep each step's tangent (x - x0) / sigma; sigmas (steps,) float64.
+
+    It is said by x and the model's output, without the difference, which cancels at small sigmas; unless x0 is clipped.
+    """
+    zero, one, inverse, square = torch.zeros_like(sigmas), torch.ones_like(sigmas), 1 / sigmas, sigmas**2 + 1
+    of_x, of_m = {
+        "epsilon": (zero, one),
+        "sample": (inverse, -inverse),
+        "v_prediction": (sigmas / square, 1 / square.sqrt()),
+    }[prediction_type]
+    if clips:
+        return {"keep_x": inverse, "keep_x0": -inverse, "keep_m": zero}
+    return {"keep_x": of_x, "keep_x0": zero, "keep_m": of_m}
+
+
+def variance_preserving(sigma: float) -> tuple[float, float]:
+    """Return the shares of signal and noise, alpha and sigma * alpha, where their squares sum to one."""
+    alpha = 1 / math.sqrt(sigma**2 + 1)
+    return alpha, sigma * alpha
+
+
+def vp_x0_columns(prediction_type: str, sigmas: Tensor) -> dict[str, Tensor]:
+    """Return the columns of x0 of x_t = alpha * x_0 + sigma * alpha * eps; sigmas (steps,) float64."""
+    signal = 1 / (sigmas**2 + 1).sqrt()
+    noise, one, zero = sigmas * signal, torch.ones_like(sigmas), torch.zeros_like(sigmas)
+    x0_x, x0_m, x0_div = {
+        "epsilon": (one, -noise, signal),
+        "sample": (zero, one, one),
+        "v_prediction": (signal, -noise, one),
+    }[prediction_type]
+    return {"x0_x": x0_x, "x0_m": x0_m, "x0_div": x0_div}

@@ -1,0 +1,95 @@
+"""Timesteps of a run, and the timestep that each step goes to."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastdiff.arguments import as_int, shown
+from fastdiff.errors import InputError
+from fastdiff.execution.tensors import WHOLE
+from fastdiff.samplers.shared.options import DiffusionConfig
+
+
+def spaced_timesteps(config: DiffusionConfig, num_inference_steps: int) -> Tensor:
+    """Return the timesteps of a run, descending: (num_inference_steps,) int64 (Lin et al. 2024, table 2).
+
+    Raises InputError for a number of steps that the training does not have, and an offset that leaves it.
+    """
+    steps, total = checked_steps(config, num_inference_steps), config.num_train_timesteps
+    timesteps: np.ndarray
+    if config.timestep_spacing == "linspace":
+        timesteps = np.linspace(0, total - 1, steps).round()[::-1]
+    elif config.timestep_spacing == "trailing":
+        # arange may round to one value too many, a timestep of -1
+        timesteps = np.round(np.arange(total, 0, -total / steps))[:steps] - 1
+    else:
+        timesteps = np.arange(steps)[::-1] * (total // steps) + config.steps_offset
+    return torch.from_numpy(check_within(config, timesteps).astype(np.int64))
+
+
+def checked_steps(config: DiffusionConfig, num_inference_steps: Any) -> int:
+    """Return a number of steps that the training has. Raises InputError for another."""
+    steps, total = as_int(num_inference_steps), config.num_train_timesteps
+    if steps is None:
+        raise InputError(f"num_inference_steps is {shown(num_inference_steps)}; it is a whole number")
+    if not 1 <= steps <= total:
+        raise InputError(f"num_inference_steps is {shown(steps)}; it is from 1 to the {total} steps of the training")
+    return steps
+
+
+def check_within(config: DiffusionConfig, timesteps: np.ndarray) -> np.ndarray:
+    """Return `timesteps`. Raises InputError where an offset moves them out of the training."""
+    last = config.num_train_timesteps - 1
+    if timesteps.max() > last or timesteps.min() < 0:
+        raise InputError(
+            f"steps_offset {config.steps_offset} moves {len(timesteps)} steps to timesteps {timesteps.min():g} to "
+            f"{timesteps.max():g}, outside the training's 0 to {last}; use fewer steps or timestep_spacing trailing"
+        )
+    return timesteps
+
+
+def custom_timesteps(config: DiffusionConfig, timesteps: Sequence[int]) -> Tensor:
+    """Return `timesteps` as a tensor, (steps,) int64.
+
+    Raises InputError where they do not descend within the training's.
+    """
+    last = config.num_train_timesteps - 1
+    try:
+        chain = torch.as_tensor(timesteps)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise InputError(f"timesteps: {shown(timesteps)} is not a list of whole numbers") from None
+    if chain.ndim != 1 or len(chain) == 0 or chain.dtype not in WHOLE or chain.is_meta:
+        raise InputError("timesteps is not a list of whole numbers; give at least one")
+    chain = chain.to("cpu", torch.int64)
+    if not (chain[1:] < chain[:-1]).all():
+        raise InputError("timesteps do not descend; give each once, from noise to picture")
+    if chain[0] > last or chain[-1] < 0:
+        raise InputError(f"timesteps {int(chain[0])} to {int(chain[-1])} leave the training's {last} to 0")
+    return chain
+
+
+def chosen_timesteps(
+    config: DiffusionConfig, num_inference_steps: int | None, timesteps: Sequence[int] | None
+) -> Tensor:
+    """Return a run's timesteps, spaced or custom, (steps,) int64. Raises InputError unless one of the two is given."""
+    if timesteps is None and num_inference_steps is not None:
+        return spaced_timesteps(config, num_inference_steps)
+    if timesteps is not None and num_inference_steps is None:
+        return custom_timesteps(config, timesteps)
+    raise InputError("give either num_inference_steps or timesteps")
+
+
+def following_in_list(timesteps: Tensor) -> Tensor:
+    """Return where each step goes to, (steps,) int64: the next timestep of the list, -1 after the last. DDPM's way."""
+    return torch.cat([timesteps[1:], timesteps.new_tensor([-1])])
+
+
+def following_by_stride(config: DiffusionConfig, timesteps: Tensor, num_inference_steps: int) -> Tensor:
+    """Return where each step goes to, (steps,) int64: the same way down for all, negative after the last. DDIM's way.
+
+    With timestep_spacing linspace that is not the next timestep of the list.
+    """
+    return timesteps - config.num_train_timesteps // num_inference_steps

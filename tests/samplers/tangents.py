@@ -1,0 +1,29 @@
+"""Pictures whose tangent at each sigma is a polynomial, so that its integral is known."""
+
+import torch
+
+from fastdiff.kernels.denoise import EARLIER, StepOptions, denoise_step, keep
+
+SIGMAS = torch.tensor([9.0, 5.0, 4.5, 2.0, 0.7, 0.5, 0.0])  # of uneven steps
+COEFFICIENTS = (0.3, -1.2, 0.5, 0.25)
+PICTURE = (1, 2, 2, 3)
+
+
+def tangent(sigma, degree):
+    return sum(c * sigma**k for k, c in enumerate(COEFFICIENTS[: degree + 1]))
+
+
+def integral(sigma, degree):
+    return sum(c * sigma ** (k + 1) / (k + 1) for k, c in enumerate(COEFFICIENTS[: degree + 1]))
+
+
+def pictures(rows, sigmas, degree):
+    """Pictures (1, 2, 2, 3) float64 after each call, of a model that says the tangent at the call's sigma."""
+    x, found = torch.zeros(PICTURE, dtype=torch.float64), []
+    earlier = (torch.zeros_like(x),) * EARLIER
+    for row, sigma in zip(rows, sigmas[:-1].tolist(), strict=True):
+        output = torch.full(PICTURE, tangent(sigma, degree), dtype=torch.float64)
+        x, _, *kept = denoise_step(output, x, row, StepOptions(), earlier=earlier)
+        earlier = keep(earlier, kept, True)
+        found.append(x)
+    return found

@@ -1,0 +1,62 @@
+"""The promises of all samplers: a run is rows of one table, and one function takes every step by them."""
+
+import pytest
+import torch
+
+from fastdiff.kernels.denoise import COLUMNS, EARLIER, denoise_step, keep
+from fastdiff.sampler_names import SCHEDULERS
+from fastdiff.samplers.shared.from_config import scheduler_from_config
+
+STEPS = 5
+PICTURES = (2, 3, 4, 4)
+
+
+def generator():
+    return torch.Generator().manual_seed(1)
+
+
+def model(sample, timestep):
+    return torch.sin(3 * sample + float(timestep) / 100)
+
+
+def channels_last(tensor):
+    return tensor.permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_run_is_a_row_for_each_call(name):
+    scheduler = scheduler_from_config({}, name)
+    schedule = scheduler.schedule(STEPS)
+    assert scheduler.num_inference_steps is None  # a schedule is apart from the scheduler's own loop
+    scheduler.set_timesteps(STEPS)
+    assert torch.equal(schedule.timesteps, scheduler.timesteps)
+    calls = len(schedule)
+    assert (schedule.rows.shape, schedule.rows.dtype) == ((calls, len(COLUMNS)), torch.float32)
+    assert schedule.rows.isfinite().all()
+    assert len(schedule.draws_noise) == calls
+    assert schedule.keeps_output is None or len(schedule.keeps_output) == calls
+    noisy = schedule.rows[:, COLUMNS.index("sigma")] > 0
+    assert not (noisy & ~torch.tensor(schedule.draws_noise)).any()
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_the_class_steps_by_the_rows_of_the_schedule(name):
+    """A loop of diffusers' users has the bits of `denoise_step` over the table that a pipeline draws by."""
+    scheduler = scheduler_from_config({}, name)
+    schedule = scheduler.schedule(STEPS)
+    scheduler.set_timesteps(STEPS)
+    x = theirs = torch.randn(PICTURES, generator=generator()) * schedule.init_noise_sigma
+    draws, ours_draws = generator(), generator()
+    drawing = {"generator": draws} if any(schedule.draws_noise) else {}
+    earlier = None if schedule.keeps_output is None else (torch.zeros_like(channels_last(x)),) * EARLIER
+    for i, t in enumerate(schedule.timesteps):
+        theirs = scheduler.step(model(theirs, t), t, theirs, **drawing).prev_sample
+        noise = torch.randn(PICTURES, generator=ours_draws) if schedule.draws_noise[i] else None
+        output, noise = channels_last(model(x, t)), None if noise is None else channels_last(noise)
+        x, _, *kept = denoise_step(
+            output, channels_last(x), schedule.rows[i], schedule.options, noise=noise, earlier=earlier
+        )
+        x = x.permute(0, 3, 1, 2)
+        if schedule.keeps_output is not None:
+            earlier = keep(earlier, kept, schedule.keeps_output[i])
+        assert torch.equal(theirs, x), f"step {i + 1}"
