@@ -16,7 +16,7 @@ AUTH_VARIABLE = "FASTDIFF_AUTH"
 SPACE_VARIABLE = "SPACE_HOST"  # on Hugging Face's Spaces: the names of the Space, between commas
 
 
-class Names:
+class HostNames:
     """The names under which the server is asked for. One that was rebound to its address by another site is not there.
 
     A number is no name that anybody could rebind, and always right.
