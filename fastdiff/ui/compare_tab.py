@@ -142,7 +142,7 @@ class CompareTab:
         }
 
     def send(self, chosen: Drawn | None) -> Updates:
-        """Both settings as those of a picture, to change one of them."""
+        """Fill in the settings of a picture for both A and B, to change one of them."""
         try:
             chosen = required(chosen)
             record = form_settings(chosen.record, chosen.path.name, self.form.limits)

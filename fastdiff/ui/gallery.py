@@ -91,7 +91,7 @@ class Stage:
         return cls(gallery, views, bar)
 
     def show(self, pictures: Sequence[Drawn], place: int | None = None) -> Updates:
-        """Show `pictures`, that at `place` on the stage; None: leave it as it is."""
+        """Show `pictures`, and the one at `place` on the stage; None leaves the stage as it is."""
         chosen: dict[str, Any] = {} if place is None else {"selected_index": place}
         return {self.gallery: gr.update(value=gallery_value(pictures), **chosen)}
 
@@ -104,7 +104,7 @@ def gallery_value(pictures: Sequence[Drawn]) -> list[tuple[str, str]]:
 
 
 def _caption(record: Mapping[str, Any], varied: Sequence[str]) -> str:
-    """The seed, those settings in which the pictures differ, and the label or prompt: a tile cuts the end off."""
+    """The seed, the settings in which the pictures differ, and the label or prompt: a tile cuts the end off."""
     subject = record.get("label") if record.get("prompt") is None else record["prompt"]
     if AXES in record:
         axes = Axes.from_record(record[AXES], "the sheet")
@@ -119,7 +119,7 @@ def _caption(record: Mapping[str, Any], varied: Sequence[str]) -> str:
 
 
 def _is_of_many(record: Mapping[str, Any]) -> bool:
-    """Whether it is a sheet's or a grid's."""
+    """Whether the record is of a sheet or of a grid."""
     return AXES in record or isinstance(record.get("seed"), list)
 
 
@@ -156,7 +156,7 @@ class Panel:
         return [self.box, self.settings, self.download, self.chosen]
 
     def follow(self, stage: Stage, session: gr.State, pictures: Callable[[Session], list[Drawn]]) -> None:
-        """Show the picture that is on the stage; `pictures` gives all of them. The view is that of who clicks."""
+        """Show the settings of the picture on the stage, one of `pictures`."""
 
         gallery, view = stage.gallery, stage.view
 
@@ -239,5 +239,5 @@ class SaveGrid:
         )
 
     def show(self, session: Session) -> Updates:
-        """The button where there is a run of several pictures."""
+        """Show the button if the run has several pictures."""
         return {self.button: gr.update(visible=session.run is not None and len(session.drawn) > 1)}

@@ -55,7 +55,7 @@ class HistoryTab:
         return history
 
     def show(self, session: Session, page: float | None, request: gr.Request) -> Updates:
-        """A page of the pictures; pages that are not there give the nearest one."""
+        """A page of the pictures; a number without a page gives the nearest one."""
         paths = session.shelf(request).paths()
         pages = max(1, math.ceil(len(paths) / PAGE_SIZE))
         number = min(max(1, int(page)), pages) if isinstance(page, int | float) and math.isfinite(page) else 1
@@ -72,7 +72,7 @@ class HistoryTab:
         }
 
     def refresh(self, session: Session, page: float | None, chosen: Drawn | None, request: gr.Request) -> Updates:
-        """The page with what was drawn meanwhile; a picture on it that is enlarged stays so."""
+        """The page with the pictures drawn since; a picture that is enlarged stays so."""
         before = session.listed
         updates = self.show(session, page, request)
         if session.listed == before:
@@ -99,7 +99,7 @@ def _is_open(event: gr.SelectData) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Drawn | None:
-    """A kept picture; None for one that was deleted or damaged meanwhile."""
+    """A kept picture; None if it was deleted or damaged."""
     try:
         record = png.read_settings(str(path))
         if AXES in record:

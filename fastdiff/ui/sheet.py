@@ -21,7 +21,7 @@ from fastdiff.ui.parts.axes import Axes, caption
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 
 _FONT = Path(gradio.__file__).parent / "templates/frontend/static/fonts/SourceSansPro/SourceSansPro-Regular.woff2"
-_SMALLEST, _SHARE = 13, 30  # pixels of a letter: the least, and one for so many of a picture's width and height
+_SMALLEST, _SHARE = 13, 30  # pixels of a letter: at least 13, and (width + height) / 30 of a picture
 _LETTERS = 8  # the least width of a column, and the most of the captions beside the rows, in letters' heights
 _BESIDE = 12
 _MOST_LINES = 6  # of a caption above a column

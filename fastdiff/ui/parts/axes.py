@@ -131,7 +131,7 @@ class Axes:
 
     @classmethod
     def from_record(cls, record: Any, source: str) -> "Axes":
-        """Those that `as_record` wrote into a PNG. InputError, with the name `source`, for anything else."""
+        """The axes that `as_record` wrote into a PNG. InputError, with the name `source`, for anything else."""
         if not isinstance(record, Mapping) or not record.keys() <= {"x", "y"}:
             raise InputError(f"{source} holds axes that cannot be used")
         axes = {}
@@ -163,7 +163,7 @@ class Axes:
 
     @property
     def chosen(self) -> dict[str, Axis]:
-        """Those that there are, by x and y."""
+        """The axes that are used, by x and y."""
         return {place: axis for place, axis in (("x", self.x), ("y", self.y)) if axis}
 
 

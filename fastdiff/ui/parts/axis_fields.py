@@ -81,7 +81,7 @@ class AxisFields:
 
         for name, values in self._axes:
             name.input(self._begin(name, values, request), inputs, [values, self.box], **QUICK)
-            # not at every change: those of a restored form come one by one, and their answers in any order
+            # not at every change: a restored form changes field by field, and the answers come in any order
             edits = [values.input, values.blur]
             gr.on(edits, count, self.components, self.box, trigger_mode="always_last", **QUICK)
 
@@ -89,7 +89,7 @@ class AxisFields:
         self, name: gr.Dropdown, values: gr.Textbox, request: Callable[[Mapping[Component, Any]], UncheckedRequest]
     ) -> Callable[[Mapping[Component, Any]], Updates]:
         def begin(data: Mapping[Component, Any]) -> Updates:
-            """Values to change, that of the form among them."""
+            """Values to begin with; the form's own value is among them."""
             axis = data[name]
             try:
                 value = getattr(request(data), axis) if axis else None

@@ -15,7 +15,7 @@ MAX_DEPTH = 3  # folders below the models folder
 
 
 class Catalogue:
-    """The bundled models, those below `folder` (named ./path), and with `allow_hub` those of the Hugging Face hub."""
+    """Bundled models, models below `folder` (named ./path), and with `allow_hub` models of the Hugging Face hub."""
 
     def __init__(self, folder: Path | None = None, allow_hub: bool = False, defaults: Defaults = PAGE) -> None:
         """defaults: what is drawn where a request leaves it open. InputError for a folder that is not there."""
@@ -64,7 +64,7 @@ class Catalogue:
             return self._tokenizers[card.folder]
 
     def default_sampling(self, card: ModelCard, scheduler: str | None = None) -> Sampling:
-        """The options that `card` is drawn with, by `scheduler` or its own one."""
+        """The options that `card` is drawn with, by `scheduler` or by the model's own."""
         asked = SamplingOptions(scheduler=scheduler)
         return complete_sampling(asked, ModelFacts.of(card), self.defaults, labelled=bool(card.labels))
 
@@ -106,7 +106,7 @@ def _read_card(name: str, folder: Path) -> ModelCard:
 
 
 def _model_folders(root: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """The model folders below `root`, by name, and those that must not be read, with the reason."""
+    """The model folders below `root`, by name; and folders that must not be read, with the reason."""
     folders: dict[str, Path] = {}
     refused: dict[str, str] = {}
     for folder in _walk(root, MAX_DEPTH):
@@ -119,9 +119,9 @@ def _model_folders(root: Path) -> tuple[dict[str, Path], dict[str, str]]:
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Path]:
-    """The pipeline folders at most `depth` levels below `folder`; what a model folder holds is not searched.
+    """The pipeline folders at most `depth` levels below `folder`; a model folder is not searched further.
 
-    Folders and links that cannot be followed are among them: `_refusal` has the reason.
+    Folders and links that cannot be followed are among them; `_refusal` gives the reason.
     """
     try:
         children = sorted(folder.iterdir())

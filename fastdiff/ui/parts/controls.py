@@ -72,7 +72,7 @@ class SamplingControls(Controls):
         record: Mapping[str, Any] | None = None,
         picker: type[gr.Radio] | type[gr.Dropdown] = gr.Radio,
     ) -> "SamplingControls":
-        """`picker` is that of the schedulers and of the weights: all at a glance, or on one line."""
+        """picker: of the scheduler and of the weights."""
         properties = cls.properties(catalogue, card, limits, record)
         sampling = cls(
             steps=gr.Slider(
@@ -176,7 +176,7 @@ class SamplingControls(Controls):
 
 @dataclass(frozen=True)
 class SizeControls(Controls):
-    """Width and height of the pictures, in steps that the model can draw; of one that reads text also by its shapes."""
+    """Width and height of the pictures, in steps that the model can draw; a model that reads text also has shapes."""
 
     shape: gr.Radio | gr.Dropdown
     width: gr.Slider
@@ -186,7 +186,7 @@ class SizeControls(Controls):
     def build(
         cls, card: ModelCard, limits: Limits, picker: type[gr.Radio] | type[gr.Dropdown] = gr.Radio
     ) -> "SizeControls":
-        """In a row. `picker` is that of the shapes: all at a glance on a line of their own, or beside the sides."""
+        """Build the controls, in a row. picker: of the shapes, on a line of their own if it is a Radio."""
         properties = cls.properties(card, limits)
         size = cls(
             shape=picker(label="Size", min_width=320 if picker is gr.Radio else 140, **properties["shape"]),
@@ -195,7 +195,7 @@ class SizeControls(Controls):
         )
         sides = [size.width, size.height]
         size.shape.input(lambda text: [int(side) for side in text.split("x")], size.shape, sides, **QUICK)
-        gr.on([side.input for side in sides], lambda: None, None, size.shape, **QUICK)  # a size of one's own
+        gr.on([side.input for side in sides], lambda: None, None, size.shape, **QUICK)  # no shape is chosen then
         return size
 
     @staticmethod

@@ -15,9 +15,9 @@ Name = Annotated[str, Len(0, 200), Wanted("a name of up to 200 characters")]
 
 @dataclass(frozen=True)
 class UncheckedRequest:
-    """The settings asked for, of any type; None leaves a choice to the model. The names are those of the API too."""
+    """The settings asked for, of any type; None leaves a choice to the model. The API has the same names."""
 
-    model: Any = None  # None: the first of those that draw labels, or prompts
+    model: Any = None  # None: the default for labels or for prompts
     label: Any = None
     seed: Any = defaults.SEED
     num_images: Any = defaults.PAGE.pictures

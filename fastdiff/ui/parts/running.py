@@ -38,8 +38,8 @@ _BUSY = """() => {
     const waiting = '<div role="status">Waiting for its turn</div>';
     return [{...update, value: "Drawing…", interactive: false}, {...update, visible: true}, waiting];
 }""".replace("SHOW_STAGE", _SHOW_STAGE)
-# Whether the server answers. Another in its place knows nothing of this visit, so that the page is loaded again; the
-# browser keeps the form.
+# Whether the server answers. A server that was started anew knows nothing of this visit, so the page is loaded again;
+# the browser keeps the form.
 _IS_HERE = """(async () => {
     const {api_prefix, app_id} = window.gradio_config;
     const answer = await fetch(`.${api_prefix}/app_id`).catch(() => null);
@@ -60,10 +60,10 @@ _LOST = """() => {
     return [{...update, value: "NAME", interactive: true}, {...update, visible: "hidden"}, lost, EMPTY];
 }""".replace("IS_HERE", _IS_HERE).replace("PAUSE", _PAUSE)
 _CANCEL = """() => { window.cancelled["ID"] = true; }"""
-# Gradio may tell of a cancelled run as of one that failed. Nothing comes back then: even an update of nothing would
-# take the place of another that comes at once.
+# Gradio may report a cancelled run as a failed one. The script then never returns: even an empty update would replace
+# another that comes at the same time.
 _FAILED = """() => window.cancelled["ID"] ? new Promise(() => {}) : (LOST)()"""
-# Gradio tells no event of a server that it cannot reach. Where all is well nothing comes back.
+# Gradio triggers no event when it cannot reach the server. The script returns only if the server is gone.
 _WATCH = """async () => {
     do {
         if (!await IS_HERE) return (LOST)();
@@ -204,7 +204,7 @@ class Buttons:
             left_by_cancel(explained),
             {*inputs},
             [status, *outputs, *self.components],
-            trigger_mode="multiple",  # that of a cancelled run may not have ended
+            trigger_mode="multiple",  # an event of a cancelled run may not have ended
             preprocess=False,  # the run checks its values itself, and says which one is wrong
             show_progress_on=status,
             concurrency_id=DEVICE,

@@ -14,10 +14,10 @@ from fastdiff.requests.request import MAX_PROMPT, Prompt
 from fastdiff.schema import checked
 from fastdiff.text.tokenizer import CLIPTokenizer
 from fastdiff.ui.parts.catalogue import Catalogue
-from fastdiff.ui.parts.controls import Controls, Properties, Updates
+from fastdiff.ui.parts.controls import Controls, Properties
 from fastdiff.ui.parts.examples import examples_of
 from fastdiff.ui.parts.messages import PROBLEMS, problem
-from fastdiff.ui.parts.running import QUICK
+from fastdiff.ui.parts.running import QUICK, Updates
 
 Choices = list[tuple[str, str | int]]  # the text of each, and its label or group
 
@@ -85,7 +85,7 @@ class LabelPickers(Controls):
 
 
 def _first_choice(card: ModelCard, names: Sequence[str | int]) -> str | int | None:
-    """The subject that the form opens with: that of the model's first example, else its first one."""
+    """The label that the form opens with: the label of the model's first example, else the model's first one."""
     examples = [example.subject for example in examples_of(card)]
     return next((name for name in [*examples, *names] if name in names), None)
 
@@ -149,7 +149,7 @@ class PromptBoxes(Controls):
     def properties(
         catalogue: Catalogue, cards: Sequence[ModelCard], record: Mapping[str, Any] | None = None
     ) -> Properties:
-        """For `cards`, with the texts in a picture's `record` or those of the first model's first example.
+        """For `cards`, with the texts in a picture's `record`, or with the prompt of the first model's first example.
 
         The boxes are shown where one of the models reads text.
         """
@@ -201,7 +201,7 @@ def count_tokens(catalogue: Catalogue, cards: Sequence[ModelCard], prompt: str, 
 
 
 def _lines(name: str, text: str, tokenizers: Sequence[CLIPTokenizer]) -> Iterator[str]:
-    """The line of each tokenizer that counts otherwise than those before it."""
+    """A line for each tokenizer; tokenizers that count the same share one."""
     checked(name or "prompt", text, Prompt)
     lines: dict[str, None] = {}
     for tokenizer in tokenizers:

@@ -52,10 +52,10 @@ def read_record(path: Path, limits: Limits) -> dict[str, Any]:
 
 
 def form_settings(record: Mapping[str, Any], name: str, limits: Limits) -> dict[str, Any]:
-    """The settings of a picture, or those that the form has for a grid or a sheet.
+    """The settings of a picture as the form takes them.
 
-    Of a grid they are its first picture's, with `num_images` where it is a run of the form, and else `grid_of`, the
-    number of its pictures. A sheet has `axes` (an Axes). InputError, with the `name` of what holds the
+    A grid has the settings of its first picture, and the number of its pictures: `num_images` if the form can draw them
+    in one run, else `grid_of`. A sheet has `axes` (an Axes). InputError, with the `name` of what holds the
     record, for values that cannot be used.
     """
     request = Request.from_record(record, name)
@@ -64,7 +64,7 @@ def form_settings(record: Mapping[str, Any], name: str, limits: Limits) -> dict[
 
 
 def read_foreign(path: Path, limits: Limits) -> tuple[dict[str, Any], list[str]] | None:
-    """The values that another tool wrote into the PNG `path`, and the names of settings that are none of ours.
+    """The values that another tool wrote into the PNG `path`, and the names of settings that we do not have.
 
     None for any other file. InputError as `read_record`.
     """

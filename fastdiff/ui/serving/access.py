@@ -68,7 +68,7 @@ def space_names() -> list[str]:
 def addresses(served: Sequence[str], host: str) -> list[str]:
     """The addresses for people: those `served`, the server's own and share links; a link comes first.
 
-    In the place of its own are those of this machine where the server listens at all of them.
+    A server that listens at all addresses of this machine gets two of them instead of its own.
     """
     own, *links = served
     if host not in ("0.0.0.0", "::"):

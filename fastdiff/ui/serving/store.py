@@ -34,7 +34,8 @@ class SharedQuota:
 
     @property
     def is_full(self) -> bool:
-        """As of a minute ago at most, for there may be a million files; what is full is counted anew."""
+        """Whether the quota is used up. There may be a million files: the count may be a minute old,
+        unless it says that the quota is full."""
         if self._taken >= self.quota or time.monotonic() - self._counted > RECOUNT:
             shelves = map(Shelf, self.folder.iterdir() if self.folder.is_dir() else ())
             self._taken = sum(shelf.size() for shelf in shelves)
@@ -102,7 +103,7 @@ def remove_empty(run: Path) -> None:
 
 
 def _folders(folder: Path, name: re.Pattern) -> Iterator[Path]:
-    """The folders of such a name, the last name first."""
+    """The folders whose names match, the last name first."""
     with suppress(OSError):
         yield from (folder / each for each in sorted(os.listdir(folder), reverse=True) if name.fullmatch(each))
 
