@@ -31,7 +31,7 @@ class ModelControls:
 
     @classmethod
     def build(cls, name: str, catalogue: Catalogue, card: ModelCard, limits: Limits, steps: int) -> "ModelControls":
-        """One of Compare's, on a line."""
+        """Build a side of Compare on one line, below its `name`. steps: the number that it opens with."""
         with gr.Row(elem_classes="side"):
             gr.Markdown(f"### {name}")
             model = model_picker(catalogue, card)
@@ -79,7 +79,7 @@ class Form:
 
     @classmethod
     def build(cls, catalogue: Catalogue, card: ModelCard, limits: Limits) -> "Form":
-        """The form of Compare: B begins with half the steps of A."""
+        """Build the form of Compare: B opens with half the steps of A."""
         labels = LabelPickers.build(card)
         boxes = PromptBoxes.build(catalogue, card)
         seed = seed_field()
@@ -182,7 +182,7 @@ class DrawForm(Form):
 
     @property
     def components(self) -> list[Component]:
-        """In the order in which browsers keep them."""
+        """The fields, in the order in which browsers keep their values."""
         (side,) = self.sides
         groups = (self.labels, self.boxes, self.seeds, side.sampling, side.size, self.axes)
         single = [side.model, side.fitted, self.num_images, self.batch_size]
@@ -208,6 +208,6 @@ class DrawForm(Form):
         }
 
     def show_request(self, card: ModelCard, request: UncheckedRequest) -> Updates:
-        """The form for `card` with a request that it can draw; in place of a label not on offer the first that is."""
+        """The form for `card` with a request that it can draw; a label that is not on offer becomes the first one."""
         label = request.label if LabelPickers.offers(card, request.label) else None
         return self.show(card, vars(request) | {"num_inference_steps": request.steps, "label": label})
