@@ -32,7 +32,7 @@ FLOORS = (
     ("results",),
     ("diffusion",),
     ("models", "samplers"),
-    ("models.blocks",),
+    ("models.blocks", "ui.parts", "ui.serving"),
     ("requests", "text"),
     ("checkpoints",),
     ("execution",),
@@ -61,7 +61,7 @@ def room_of(module: str) -> str:
     parts = module.split(".")
     return (
         ".".join(parts[:2])
-        if parts[:2] in (["kernels", "host"], ["kernels", "device"], ["models", "blocks"])
+        if ".".join(parts[:2]) in ("kernels.host", "kernels.device", "models.blocks", "ui.parts", "ui.serving")
         else parts[0]
     )
 

@@ -32,19 +32,19 @@ def run(args: argparse.Namespace) -> int:
     except ImportError:
         raise InputError("ui needs gradio, which is not installed; pip install 'fastdiff[ui]'") from None
     from fastdiff.runs.notices import find_device_notices
-    from fastdiff.ui.limits import Limits
-    from fastdiff.ui.models import Models
-    from fastdiff.ui.serving.server import serving
+    from fastdiff.ui.engine import Engine
+    from fastdiff.ui.parts.request import Limits
+    from fastdiff.ui.server import serving
 
     minutes = args.max_minutes or (MINUTES_OF_OTHERS if is_open else None)
-    models = Models(args.models_dir, args.allow_hub, args.device, minutes)
-    for name, problem in models.left_out().items():
+    engine = Engine(args.models_dir, args.allow_hub, args.device, minutes)
+    for name, problem in engine.catalogue.left_out().items():
         print(printable(f"fastdiff: model {name} is left out: {problem}"), file=sys.stderr)
-    for line in find_device_notices(models.device):
+    for line in find_device_notices(engine.device):
         print(f"fastdiff: {line}", file=sys.stderr)
     signal.signal(signal.SIGTERM, CTRL_C.answer)  # so that the server's folder goes with it
     server = serving(
-        models,
+        engine,
         Limits(),
         host=host,
         port=args.port,
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"fastdiff is at {', '.join(access.addresses(served, host))} (Ctrl-C ends it)", flush=True)
         if is_open:
             print(f"fastdiff: {_warning(users is not None)}", file=sys.stderr, flush=True)
-        threading.Thread(target=models.warm_up, args=(defaults.MODEL,)).start()  # the first click finds it loaded
+        threading.Thread(target=engine.warm_up, args=(defaults.MODEL,)).start()  # the first click finds it loaded
         CTRL_C.wait()
     return 0
 

@@ -7,18 +7,17 @@ import gradio as gr
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.requests import defaults
-from fastdiff.ui.drawn import draw
-from fastdiff.ui.limits import Limits
-from fastdiff.ui.messages import PROBLEMS, explain
-from fastdiff.ui.models import Models
-from fastdiff.ui.options import Options, prepare
+from fastdiff.ui.drawing import draw, prepare
+from fastdiff.ui.engine import Engine
+from fastdiff.ui.parts.catalogue import Catalogue
+from fastdiff.ui.parts.messages import PROBLEMS, explain
+from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.parts.running import DEVICE, left_by_cancel
 from fastdiff.ui.serving.owners import shelf_of
-from fastdiff.ui.session import new_folder
-from fastdiff.ui.store import Store
-from fastdiff.ui.tabs.running import DEVICE, left_by_cancel
+from fastdiff.ui.serving.store import Store, new_folder
 
 
-def add_api(models: Models, limits: Limits, store: Store) -> None:
+def add_api(engine: Engine, limits: Limits, store: Store) -> None:
     """Name the two functions in the page that is being built."""
 
     def generate(  # type: ignore[misc]  # Gradio reads in the return type what is yielded
@@ -46,7 +45,7 @@ def add_api(models: Models, limits: Limits, store: Store) -> None:
 
         While it runs the result grows, picture by picture.
         """
-        options = Options(
+        asked = UncheckedRequest(
             model,
             label,
             seed,
@@ -65,7 +64,7 @@ def add_api(models: Models, limits: Limits, store: Store) -> None:
         )
         files, progress = [], gr.Progress()
         try:
-            for at, drawn in draw(prepare(options, models, limits), models, _folder(store, limits, request)):
+            for at, drawn in draw(prepare(asked, engine, limits), engine, _folder(store, limits, request)):
                 progress(at.fraction, desc=f"step {at.step.index + 1} of {at.step.num_steps}")
                 files += [gr.FileData(path=str(picture.path)).model_dump() for picture in drawn]
                 yield files
@@ -74,21 +73,21 @@ def add_api(models: Models, limits: Limits, store: Store) -> None:
 
     def list_models() -> list[dict[str, Any]]:
         """The models that can be drawn with: name, size in pixels, labels or prompts, and default settings."""
-        return [_description(models, card) for card in models.cards()]
+        return [_description(engine.catalogue, card) for card in engine.catalogue.cards()]
 
     gr.api(left_by_cancel(generate), api_name="generate", concurrency_id=DEVICE)
     gr.api(list_models, api_name="models", queue=False)
 
 
 def _folder(store: Store, limits: Limits, request: gr.Request | None) -> Path:
-    """Where pictures are kept; those of programs that others run without a login are kept for a day at most."""
+    """The folder of new pictures, which are kept for a day at most where others' programs draw without a login."""
     if request is None or (store.is_shared and request.username is None):
         return new_folder(limits.kept)
     return shelf_of(store, request).new_folder()
 
 
-def _description(models: Models, card: ModelCard) -> dict[str, Any]:
-    sampling = models.default_sampling(card)
+def _description(catalogue: Catalogue, card: ModelCard) -> dict[str, Any]:
+    sampling = catalogue.default_sampling(card)
     return {
         "name": card.name,
         "size": list(card.size) if card.size else None,

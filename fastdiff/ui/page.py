@@ -1,24 +1,28 @@
-"""The page: its tabs, and what the API names."""
+"""The page: its tabs, the form that survives a reload, and the functions that the API names."""
+
+from typing import Any
 
 import gradio as gr
+from gradio.components import Component
 
 from fastdiff.requests import defaults
 from fastdiff.ui.api import add_api
-from fastdiff.ui.limits import Limits
-from fastdiff.ui.models import Models
+from fastdiff.ui.compare_tab import CompareTab
+from fastdiff.ui.draw_tab import DrawTab
+from fastdiff.ui.drawing import Session
+from fastdiff.ui.engine import Engine
+from fastdiff.ui.history_tab import HistoryTab
+from fastdiff.ui.parts.examples import fit_examples
+from fastdiff.ui.parts.messages import PROBLEMS
+from fastdiff.ui.parts.request import Limits
+from fastdiff.ui.parts.running import QUICK, Updates
 from fastdiff.ui.serving.failures import CheckedBlocks
-from fastdiff.ui.session import MAX_AGE, Session
-from fastdiff.ui.store import Store
-from fastdiff.ui.tabs.compare_tab import CompareTab
-from fastdiff.ui.tabs.draw_tab import DrawTab
-from fastdiff.ui.tabs.history_tab import HistoryTab
-from fastdiff.ui.tabs.reload import keep_form
-from fastdiff.ui.tabs.running import QUICK
+from fastdiff.ui.serving.store import MAX_AGE, Store
 
 
-def build_page(models: Models, limits: Limits, store: Store) -> gr.Blocks:
-    """The page and its API, not yet served. `models` are shared by everybody who opens it; `store` keeps pictures."""
-    card = models.card(defaults.MODEL)
+def build_page(engine: Engine, limits: Limits, store: Store) -> gr.Blocks:
+    """The page and its API, not yet served. Everybody who opens it shares `engine`; `store` keeps pictures."""
+    card = engine.catalogue.card(defaults.MODEL)
     with CheckedBlocks(title="fastdiff", analytics_enabled=False, delete_cache=(3600, MAX_AGE)) as page:
         gr.Markdown(
             "# fastdiff\nPictures from diffusion models. The same settings and seed always give the same picture."
@@ -26,9 +30,9 @@ def build_page(models: Models, limits: Limits, store: Store) -> gr.Blocks:
         session = gr.State(Session(store))
         with gr.Tabs() as tabs:
             with gr.Tab("Draw", id="draw"):
-                draw = DrawTab.build(models, card, limits, session)
+                draw = DrawTab.build(engine, card, limits, session)
             with gr.Tab("Compare", id="compare"):
-                compare = CompareTab.build(models, card, limits, session)
+                compare = CompareTab.build(engine, card, limits, session)
             with gr.Tab("History", id="history", elem_id="history-tab") as history_tab:
                 history = HistoryTab.build(history_tab, tabs, draw, session)
         for panel in (draw.panel, history.panel):
@@ -39,13 +43,41 @@ def build_page(models: Models, limits: Limits, store: Store) -> gr.Blocks:
             result.use.click(draw.use, result.drawn, draw.shown, **QUICK).then(
                 lambda: gr.update(selected="draw"), None, tabs, **QUICK
             )
-        keep_form(page, draw)
-        add_api(models, limits, store)
-        pickers = [draw.form.model, *(side.model for side in compare.sides)]
+        _keep_form(page, draw)
+        add_api(engine, limits, store)
+        pickers = [side.model for form in (draw.form, compare.form) for side in form.sides]
         page.load(
-            lambda: [gr.update(choices=models.names())] * len(pickers),
+            lambda: [gr.update(choices=engine.catalogue.names())] * len(pickers),
             None,
             pickers,
             **QUICK,
         )
     return page.queue(api_open=False, max_size=limits.waiting, default_concurrency_limit=1)  # nothing passes the queue
+
+
+def _keep_form(page: gr.Blocks, draw: DrawTab) -> None:
+    """Keep the form of the Draw tab in the browser whenever it changes, and fill it in when the page opens."""
+    form = draw.form
+    fields: list[Component] = [field for field in form.components if not isinstance(field, gr.State)]
+    kept = gr.BrowserState(None, storage_key="fastdiff-form", secret="fastdiff")  # no secret: readable after a restart
+
+    def restore(values: Any) -> Updates:
+        try:
+            data = dict.fromkeys(form.components) | dict(zip(fields, values or (), strict=True))
+            asked = form.request(data)
+            card = draw.prepare(asked).card  # refuses what cannot be drawn
+            own = {form.seeds.lock: bool(data[form.seeds.lock]), form.batch_size: asked.batch_size}
+            updates = form.show_request(card, asked) | own | form.axes.fit(card, data)
+            return updates | {draw.examples: fit_examples(card)}
+        except (*PROBLEMS, ValueError, TypeError):  # nothing is kept, or it is another version's
+            return {draw.status: gr.skip()}
+
+    gr.on(
+        [field.change for field in fields],  # type: ignore[attr-defined]  # of all that have a value
+        None,
+        fields,
+        kept,
+        js="(...values) => [values]",
+        api_visibility="private",
+    )
+    page.load(restore, kept, draw.shown, **QUICK)

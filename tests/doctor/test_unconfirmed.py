@@ -84,15 +84,15 @@ def test_the_first_worker_of_bulk_says_it(model, monkeypatch, tmp_path, capsys):
 def test_the_page_says_it(monkeypatch, tmp_path, capsys):
     pytest.importorskip("gradio", reason="no gradio here")
     from fastdiff.cli import ui
-    from fastdiff.ui.models import Models
-    from fastdiff.ui.serving import server
+    from fastdiff.ui import server
+    from fastdiff.ui.engine import Engine
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(server, "serving", lambda *args, **options: contextlib.nullcontext(object()))
     monkeypatch.setattr(ui.access, "addresses", lambda *args: ["http://there"])
     monkeypatch.setattr(ui.signal, "signal", lambda *args: None)
     monkeypatch.setattr(ui.CTRL_C, "wait", lambda: None)
-    monkeypatch.setattr(Models, "warm_up", lambda self, name: None)
+    monkeypatch.setattr(Engine, "warm_up", lambda self, name: None)
     assert cli.main(["ui", "--device", "cpu"]) == 0
     assert capsys.readouterr().err.count(LINE) == 1
 

@@ -20,9 +20,10 @@ from PIL.PngImagePlugin import PngInfo
 from fastdiff.checkpoints import hub
 from fastdiff.requests import defaults
 from fastdiff.runs import drawing
-from fastdiff.ui.limits import Limits
-from fastdiff.ui.models import Models
-from fastdiff.ui.serving.server import serving
+from fastdiff.ui.engine import Engine
+from fastdiff.ui.parts.catalogue import Catalogue
+from fastdiff.ui.parts.request import Limits
+from fastdiff.ui.server import serving
 from tests.tiny import save_small_bundled
 from tests.ui.browser.actions import DESKTOP, TIMEOUT
 
@@ -93,9 +94,14 @@ def _save_tiny(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def models(models_dir) -> Models:
+def engine(models_dir) -> Engine:
     """Shared by all tests of a process, so that each model is loaded once."""
-    return Models(models_dir, device="cpu")
+    return Engine(models_dir, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def catalogue(engine) -> Catalogue:
+    return engine.catalogue
 
 
 @pytest.fixture(scope="session")
@@ -103,8 +109,8 @@ def serve(tmp_path_factory):
     """A page on a free port while the block runs: one at a time in a process."""
 
     @contextmanager
-    def serving_page(models: Models, limits: Limits, **options) -> Iterator[str]:
-        context = serving(models, limits, port=0, **{"outputs": tmp_path_factory.mktemp("outputs")} | options)
+    def serving_page(engine: Engine, limits: Limits, **options) -> Iterator[str]:
+        context = serving(engine, limits, port=0, **{"outputs": tmp_path_factory.mktemp("outputs")} | options)
 
         async def enter() -> str:  # outside of an event loop Gradio makes four and closes none
             return context.__enter__()[0]
@@ -118,9 +124,9 @@ def serve(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(models, serve) -> Iterator[str]:
+def server(engine, serve) -> Iterator[str]:
     """The address of a page that this module's tests share; each visit is another person's."""
-    with serve(models, Limits(), allow_hosts=["page.example.org"]) as address:
+    with serve(engine, Limits(), allow_hosts=["page.example.org"]) as address:
         yield address
 
 

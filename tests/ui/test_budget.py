@@ -60,11 +60,11 @@ def test_without_a_limit_nothing_is_refused():
     budget.check(run_of(50, 1000))
 
 
-def test_the_page_and_the_api_refuse_with_the_estimate(visit, models, monkeypatch):
+def test_the_page_and_the_api_refuse_with_the_estimate(visit, engine, monkeypatch):
     page = visit()
     event = page.event("generate", "click")
     assert page.call(event, page.inputs(event, Steps=3))["success"]
-    monkeypatch.setattr(models.budget, "minutes", 1e-4)
+    monkeypatch.setattr(engine.budget, "minutes", 1e-4)
     refused = page.call(event, page.inputs(event, Steps=500))
     assert "this takes about" in str(refused["output"])
     data = ["emoji64", None, 0, 32, 500, *[None] * 9]

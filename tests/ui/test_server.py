@@ -15,7 +15,7 @@ import pytest
 
 from fastdiff.requests import png
 from fastdiff.runs import temporaries
-from fastdiff.ui.limits import Limits
+from fastdiff.ui.parts.request import Limits
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")]
 ROOT = Path(__file__).parents[2]
@@ -85,7 +85,7 @@ with temporary_folder() as folder:
 
 
 def test_what_a_killed_server_left_goes_when_another_starts_and_a_living_ones_stays(
-    models, serve, tmp_path, monkeypatch
+    engine, serve, tmp_path, monkeypatch
 ):
     with process(tmp_path) as (killed, _):
         killed.kill()
@@ -100,7 +100,7 @@ def test_what_a_killed_server_left_goes_when_another_starts_and_a_living_ones_st
     with subprocess.Popen([sys.executable, "-c", LIVE], env=environment, **pipes) as living:
         living_folder = Path(living.stdout.readline().strip())
         monkeypatch.setattr("tempfile.tempdir", str(folder))
-        with serve(models, Limits(), outputs=tmp_path / "outputs"):
+        with serve(engine, Limits(), outputs=tmp_path / "outputs"):
             folders = list(folder.glob("fastdiff-ui-*"))
             assert left not in folders and living_folder in folders and len(folders) == 2
             assert not run.exists()

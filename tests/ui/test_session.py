@@ -10,11 +10,10 @@ import pytest
 
 from fastdiff.errors import DeviceLostError, InputError
 from fastdiff.runs import files
-from fastdiff.ui.drawn import Drawn
-from fastdiff.ui.messages import explain, note, problem
-from fastdiff.ui.session import MAX_AGE, Session, new_folder
-from fastdiff.ui.store import Store
-from fastdiff.ui.tabs.gallery import gallery_value, settings_table
+from fastdiff.ui.drawing import Drawn, Session
+from fastdiff.ui.gallery import gallery_value, settings_table
+from fastdiff.ui.parts.messages import explain, note, problem
+from fastdiff.ui.serving.store import MAX_AGE, Store, new_folder
 
 
 def drawn(seed: int, **record) -> Drawn:
@@ -23,9 +22,9 @@ def drawn(seed: int, **record) -> Drawn:
 
 def test_a_copy_is_a_new_session_with_the_same_store(tmp_path):
     session = Session(Store(tmp_path))
-    session.run = session.shown = [drawn(1)]
+    session.drawn = session.listed = [drawn(1)]
     other = copy.deepcopy(session)
-    assert other.run == [] and other.shown == [] and other.store is session.store
+    assert other.drawn == [] and other.listed == [] and other.store is session.store
 
 
 def test_old_folders_are_deleted(upload_folder):

@@ -16,7 +16,7 @@ AUTH_VARIABLE = "FASTDIFF_AUTH"
 SPACE_VARIABLE = "SPACE_HOST"  # on Hugging Face's Spaces: the names of the Space, between commas
 
 
-class Names:
+class HostNames:
     """The names under which the server is asked for. One that was rebound to its address by another site is not there.
 
     A number is no name that anybody could rebind, and always right.
@@ -68,7 +68,7 @@ def space_names() -> list[str]:
 def addresses(served: Sequence[str], host: str) -> list[str]:
     """The addresses for people: those `served`, the server's own and share links; a link comes first.
 
-    In the place of its own are those of this machine where the server listens at all of them.
+    A server that listens at all addresses of this machine gets two of them instead of its own.
     """
     own, *links = served
     if host not in ("0.0.0.0", "::"):

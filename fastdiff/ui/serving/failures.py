@@ -96,7 +96,7 @@ class Failures:
         return None
 
     def _reply(self, path: str, error: Exception) -> Response | None:
-        """The answer in the place of an error; None where that is not the caller's."""
+        """The answer to an error that the caller caused, or None."""
         if isinstance(error, OSError) and error.errno in _FULL:
             if path.endswith("/upload"):
                 self._remove_partial_uploads()
@@ -108,7 +108,7 @@ class Failures:
         return None
 
     def _remove_partial_uploads(self) -> None:
-        """Remove files that have no folder yet; those of other uploads under way would not be whole either."""
+        """Remove files that have no folder yet; on a full disk no other upload under way becomes whole either."""
         for path in self.uploads.iterdir():
             with suppress(OSError):
                 if path.is_file():

@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fastdiff.ui.store import Shelf, Store
+from fastdiff.ui.serving.store import Shelf, Store
 
 _FILE = re.compile(r"/file[=/](.*)")
 _FIRST = ("/", "/config")  # what a visit begins with

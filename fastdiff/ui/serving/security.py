@@ -8,9 +8,8 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fastdiff.ui.limits import Limits
-from fastdiff.ui.serving.access import Names
-from fastdiff.ui.session import PICTURES
+from fastdiff.ui.serving.access import HostNames
+from fastdiff.ui.serving.store import PICTURES
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -18,8 +17,10 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 class Guard:
     """ASGI middleware around the whole server."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, uploads: Path, names: Names):
-        self.app, self.limits, self.uploads, self.names = app, limits, uploads, names
+    def __init__(self, app: ASGIApp, names: HostNames, uploads: Path, most_body: int, most_uploads: int) -> None:
+        """uploads: their folder. most_body: bytes of one request; most_uploads: bytes of all files in `uploads`."""
+        self.app, self.names, self.uploads = app, names, uploads
+        self.most_body, self.most_uploads = most_body, most_uploads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope) if scope["type"] == "http" else None
@@ -47,9 +48,9 @@ class Guard:
         length = headers.get("content-length", "")
         if not length.isdecimal():
             return 411, "a request must say how long it is"
-        if int(length) > self.limits.upload:
-            return 413, f"a request may have up to {self.limits.upload} bytes"
-        if scope["path"].endswith("/upload") and int(length) + _size(self.uploads) > self.limits.uploads:
+        if int(length) > self.most_body:
+            return 413, f"a request may have up to {self.most_body} bytes"
+        if scope["path"].endswith("/upload") and int(length) + _size(self.uploads) > self.most_uploads:
             return 413, "the server keeps no more uploads for now; try again later"
         return None
 

@@ -15,27 +15,27 @@ from PIL import Image
 from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.ui.api import add_api
-from fastdiff.ui.limits import Limits
-from fastdiff.ui.models import Models
-from fastdiff.ui.store import Store
-from fastdiff.ui.tabs.upload import read_record
+from fastdiff.ui.engine import Engine
+from fastdiff.ui.parts.request import Limits
+from fastdiff.ui.parts.upload import read_record
+from fastdiff.ui.serving.store import Store
 from tests.fuzz.doors.outcomes import Options, Outcome, guarded
 from tests.fuzz.edits import PNG_NAME
 from tests.fuzz.values import OBJECTS, PROMPT
 
 
 @functools.cache
-def functions() -> tuple[Models, Callable[..., Any], Callable[[], Any]]:
-    """The models that the page offers, and the functions of its API over them."""
-    models = Models(device="cpu")
+def functions() -> tuple[Engine, Callable[..., Any], Callable[[], Any]]:
+    """The engine of the page, and the functions of its API over it."""
+    engine = Engine(device="cpu")
 
     async def build() -> gr.Blocks:  # outside of an event loop Gradio makes some and closes none
         with gr.Blocks() as page:
-            add_api(models, Limits(pictures=4, steps=20, side=64, batch_size=4), Store(Path("unused")))
+            add_api(engine, Limits(pictures=4, steps=20, side=64, batch_size=4), Store(Path("unused")))
         return page
 
     generate, list_models = (inspect.unwrap(each.fn) for each in asyncio.run(build()).fns.values())
-    return models, generate, list_models
+    return engine, generate, list_models
 
 
 def call(folder: Path, what: str, options: Options) -> Outcome:
@@ -49,8 +49,8 @@ def call(folder: Path, what: str, options: Options) -> Outcome:
 
 @guarded
 def _api(folder: Path, options: dict[str, Any]) -> list[str]:
-    models, generate, _ = functions()
-    models.__init__(folder.parent, device="cpu")  # type: ignore[misc]  # nothing is loaded, and this is its folder
+    engine, generate, _ = functions()
+    engine.__init__(folder.parent, device="cpu")  # type: ignore[misc]  # nothing is loaded, and this is its folder
     given = {"model": f"./{folder.name}", "num_images": 1, "steps": 1}
     given |= {"prompt": PROMPT} if (folder / "tokenizer").is_dir() else {}
     try:
@@ -66,8 +66,8 @@ def _api(folder: Path, options: dict[str, Any]) -> list[str]:
 
 @guarded
 def _list(folder: Path, options: dict[str, Any]) -> list[str]:
-    models, _, list_models = functions()
-    models.__init__(folder.parent, device="cpu")  # type: ignore[misc]
+    engine, _, list_models = functions()
+    engine.__init__(folder.parent, device="cpu")  # type: ignore[misc]
     found = json.loads(json.dumps(list_models()))
     return [] if "emoji64" in [each["name"] for each in found] else ["one bad folder took down the list"]
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from fastdiff.requests import png
-from fastdiff.ui.tabs.progress import SMALL
+from fastdiff.ui.progress import SMALL
 from tests.ui.browser.actions import drop, fill, generate, more_settings, number, pick, wait_for_status
 
 pytestmark = pytest.mark.slow

@@ -154,10 +154,10 @@ def test_ctrl_enter_draws(page):
     assert captions(page, "#history") == ["seed 5"]
 
 
-def test_the_next_run_starts_while_a_cancelled_step_goes_on(page, models, slow_steps):
+def test_the_next_run_starts_while_a_cancelled_step_goes_on(page, engine, slow_steps):
     slow_steps.seconds = 100
     generate(page, steps=1, seed=1)
-    until(page, lambda: models.is_computing)
+    until(page, lambda: engine.turns.are_taken)
     for seed in ("3", "2"):
         wait_for_status(page, "Starting" if seed == "3" else "Waiting for the step of an earlier run to end")
         assert page.locator("#generate").is_disabled()

@@ -149,13 +149,12 @@ def test_all_pictures_at_once(page, tmp_path):
     assert [png.read_settings(file)["seed"] for file in files] == [0, 1]
 
 
-def test_a_dropped_png_restores_its_settings(page, server, models, tmp_path):
-    from fastdiff.ui.drawn import draw
-    from fastdiff.ui.limits import Limits
-    from fastdiff.ui.options import Options, prepare
+def test_a_dropped_png_restores_its_settings(page, server, engine, tmp_path):
+    from fastdiff.ui.drawing import draw, prepare
+    from fastdiff.ui.parts.request import Limits, UncheckedRequest
 
-    options = Options(label="noto birds", seed=77, steps=3, scheduler="ddpm", guidance_scale=1.5, width=72)
-    *_, (_, [drawn]) = draw(prepare(options, models, Limits()), models, tmp_path)
+    options = UncheckedRequest(label="noto birds", seed=77, steps=3, scheduler="ddpm", guidance_scale=1.5, width=72)
+    *_, (_, [drawn]) = draw(prepare(options, engine, Limits()), engine, tmp_path)
     drop(page, drawn.path.read_bytes(), "mine.png")
     wait_for_status(page, "Settings of mine.png are in the form")
     more_settings(page)

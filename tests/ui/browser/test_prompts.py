@@ -69,13 +69,14 @@ def test_prompts_are_compared(page):
     page.locator("dl.settings").locator("visible=true").get_by_text("the cat").wait_for()
 
 
-def test_a_png_of_a_prompt_that_is_dropped_on_another_tab_restores_it(page, models, tmp_path):
-    from fastdiff.ui.drawn import draw
-    from fastdiff.ui.limits import Limits
-    from fastdiff.ui.options import Options, prepare
+def test_a_png_of_a_prompt_that_is_dropped_on_another_tab_restores_it(page, engine, tmp_path):
+    from fastdiff.ui.drawing import draw, prepare
+    from fastdiff.ui.parts.request import Limits, UncheckedRequest
 
-    options = Options(model="./text/sdxl", prompt="the cat", negative_prompt="ocean", clip_skip=1, seed=7, steps=2)
-    *_, (_, [drawn]) = draw(prepare(options, models, Limits()), models, tmp_path)
+    options = UncheckedRequest(
+        model="./text/sdxl", prompt="the cat", negative_prompt="ocean", clip_skip=1, seed=7, steps=2
+    )
+    *_, (_, [drawn]) = draw(prepare(options, engine, Limits()), engine, tmp_path)
     page.get_by_role("tab", name="Compare").click()
     drop(page, drawn.path.read_bytes(), "mine.png", onto=".side")
     wait_for_status(page, "Settings of mine.png are in the form")

@@ -1,0 +1,114 @@
+"""Drawing for the page: a request is checked, drawn step by step, and written as PNG files, which its visit holds."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from fastdiff.errors import InputError
+from fastdiff.requests import defaults
+from fastdiff.requests.request import Request
+from fastdiff.runs import drawing, files
+from fastdiff.runs.drawing import Progress, Run
+from fastdiff.runs.names import cell_names
+from fastdiff.runs.output import Output, columns_of
+from fastdiff.runs.resuming import load_picture
+from fastdiff.runs.sheet import ContactSheet
+from fastdiff.runs.writing import write_beside
+from fastdiff.ui.engine import Engine
+from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.serving.owners import shelf_of
+from fastdiff.ui.serving.store import Shelf, Store
+
+INTERVAL = 0.1  # seconds between two steps that are told of: a GPU makes a thousand in a second
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A finished picture: its PNG file, and the settings in it."""
+
+    path: Path
+    record: dict[str, Any]
+
+
+class Session:
+    """The pictures of one visit: the value of a gr.State, which copies it for each visit; a copy is a new session."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.run: Run | None = None  # of the Draw tab; None for a sheet
+        self.drawn: list[Drawn] = []  # the pictures of the Draw tab, in order; a sheet comes before its own
+        self.listed: list[Drawn] = []  # the pictures that the History tab shows
+
+    def __deepcopy__(self, memo: dict) -> "Session":
+        return Session(self.store)
+
+    def shelf(self, request: gr.Request) -> Shelf:
+        """The pictures of whoever sent `request`."""
+        return shelf_of(self.store, request)
+
+
+def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
+    """The run that is asked for. InputError naming the field and the remedy, before anything heavy is done."""
+    limits.check(unchecked)
+    first = defaults.model_of(labelled=unchecked.label is not None)
+    card = engine.catalogue.card(first if unchecked.model is None else unchecked.model)
+    if card.reads_text and unchecked.prompt is None:
+        raise InputError(f"prompt: {card.name} draws from a text; give one, which may be empty")
+    request = Request(
+        model=card.name,
+        label=() if unchecked.label is None else (unchecked.label,),
+        prompt=() if unchecked.prompt is None else (unchecked.prompt,),
+        negative_prompt=unchecked.negative_prompt,
+        clip_skip=unchecked.clip_skip,
+        precision=unchecked.precision or defaults.PRECISION,
+        seed=unchecked.seed,
+        num_images=unchecked.num_images,
+        num_inference_steps=unchecked.steps,
+        scheduler=unchecked.scheduler,
+        eta=unchecked.eta,
+        guidance_scale=unchecked.guidance_scale,
+        height=unchecked.height,
+        width=unchecked.width,
+    )
+    run = Run.prepare(request, card, engine.catalogue.defaults, batch_size=unchecked.batch_size)
+    engine.budget.check(run)
+    return run
+
+
+def draw(run: Run, engine: Engine, folder: Path, start: str = "") -> Iterator[tuple[Progress, list[Drawn]]]:
+    """Draw `run` into `folder`; file names begin with `start`.
+
+    Yields after steps, with the files whole by then: after each that finishes pictures, and ten times a second between.
+
+    Raises InputError, NonFiniteError, OSError where the disk refuses, MemoryError, DeviceLostError.
+    """
+    pipe = engine.pipeline(run.card, run.request.scheduler, run.request.precision)
+    pattern = files.default_pattern(run.request.subject)
+    names = cell_names(run.cells, run.card.info)
+    output = Output([folder / f"{start}{path}" for path in files.picture_paths(pattern, run.cells, names)])
+    steps = engine.budget.watch(engine.turns.take(drawing.draw(run, pipe)))
+    told = -INTERVAL
+    for progress, drawn in write_beside(
+        steps, lambda finished: Drawn(output.write(finished), finished.record), wait=pipe.device.type == "cpu"
+    ):
+        if drawn or progress.finished or progress.seconds >= told + INTERVAL:
+            told = progress.seconds
+            yield progress, drawn
+
+
+def write_grid(run: Run, pictures: Sequence[Drawn]) -> Path:
+    """Write the grid of the first pictures of `run` beside them, as `fastdiff sample --grid` does.
+
+    InputError for a picture that was deleted, OSError where the disk refuses.
+    """
+    if not all(drawn.path.exists() for drawn in pictures):
+        raise InputError("a picture of this run was deleted; draw it again for a grid")
+    run = replace(run, cells=run.cells[: len(pictures)])
+    sheet = ContactSheet(len(pictures), columns_of(run))
+    for place, drawn in enumerate(pictures):
+        sheet.paste(place, load_picture(drawn.path, drawn.record))
+    output, path = Output([], overwrite=True), pictures[0].path.parent / "grid.png"
+    return output.write_grid(path, sheet.image, run, pictures[-1].record)  # type: ignore[arg-type]  # there are some

@@ -1,0 +1,243 @@
+"""Finished pictures: the stage that shows them, the panel of the one on it, and the button that saves a grid."""
+
+import html
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+from gradio.blocks import Block
+
+from fastdiff.errors import InputError
+from fastdiff.requests import png
+from fastdiff.requests.request import AXES
+from fastdiff.ui.drawing import Drawn, Session, write_grid
+from fastdiff.ui.parts.axes import Axes
+from fastdiff.ui.parts.messages import PROBLEMS, field_name, note, problem
+from fastdiff.ui.parts.running import QUICK, Updates
+
+MAX_SUBJECT = 60  # letters of a caption
+_SHOWN = {
+    "seed": "Seed",
+    "label": "Label",
+    "prompt": "Prompt",
+    "negative_prompt": "Negative prompt",
+    "model": "Model",
+    "num_inference_steps": "Steps",
+    "scheduler": "Scheduler",
+    "eta": "Eta",
+    "guidance_scale": "Guidance",
+    "clip_skip": "Clip skip",
+    "width": "Width",
+    "height": "Height",
+    "dtype": "Number format",
+    "precision": "Weights",
+    "device": "Device",
+}
+
+
+_VARIED = {  # settings in which pictures of one label can differ, and how a caption says them
+    "model": "{}",
+    "num_inference_steps": "{} steps",
+    "scheduler": "{}",
+    "eta": "eta {}",
+    "guidance_scale": "guidance {}",
+    "clip_skip": "clip skip {}",
+    "precision": "weights {}",
+    "negative_prompt": "not {}",
+    "width": "{} wide",
+    "height": "{} high",
+}
+ONE, _, GRID = VIEWS = ("One", "Pixels", "Grid")
+_CLOSE = f"(view) => ({{__type__: 'update', ...(view === '{GRID}' ? {{selected_index: null}} : {{}})}})"
+_COPY = """() => navigator.clipboard.writeText(
+    [...document.querySelectorAll("dl[data-text]")].find((each) => each.checkVisibility()).dataset.text)"""
+_DOWNLOAD = """(file) => {
+    if (!file) return;
+    const link = document.createElement("a");
+    link.href = file.url;
+    link.download = file.orig_name;
+    link.click();
+}"""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Finished pictures: one that fills the stage, the others in a strip below it; or all of them in a grid."""
+
+    gallery: gr.Gallery
+    view: gr.Radio
+    bar: gr.Row  # that the view is chosen in
+
+    @classmethod
+    def build(cls, label: str, elem_id: str, view: str = ONE) -> "Stage":
+        """In a column of the class stage-column."""
+        gallery = gr.Gallery(
+            label=label,
+            show_label=False,  # it would cover the first picture
+            elem_id=elem_id,
+            elem_classes="stage",
+            height="var(--stage)",
+            columns=4,
+            fit_columns=False,
+            object_fit="contain",
+            format="png",
+            interactive=False,
+            buttons=["download", "download_all", "fullscreen"],
+        )
+        with gr.Row(equal_height=True) as bar:
+            views = gr.Radio(VIEWS, value=view, label="View", container=False, elem_id=f"{elem_id}-view")
+        return cls(gallery, views, bar)
+
+    def show(self, pictures: Sequence[Drawn], place: int | None = None) -> Updates:
+        """Show `pictures`, and the one at `place` on the stage; None leaves the stage as it is."""
+        chosen: dict[str, Any] = {} if place is None else {"selected_index": place}
+        return {self.gallery: gr.update(value=gallery_value(pictures), **chosen)}
+
+
+def gallery_value(pictures: Sequence[Drawn]) -> list[tuple[str, str]]:
+    """Files, so that the settings inside them stay, each with its caption, which is its alternative text too."""
+    records = [drawn.record for drawn in pictures if not _is_of_many(drawn.record)]
+    varied = [key for key in _VARIED if len({str(record.get(key)) for record in records}) > 1]
+    return [(str(drawn.path), _caption(drawn.record, varied)) for drawn in pictures]
+
+
+def _caption(record: Mapping[str, Any], varied: Sequence[str]) -> str:
+    """The seed, the settings in which the pictures differ, and the label or prompt: a tile cuts the end off."""
+    subject = record.get("label") if record.get("prompt") is None else record["prompt"]
+    if AXES in record:
+        axes = Axes.from_record(record[AXES], "the sheet")
+        words = (f"{field_name(axis.name).lower()} {axis.words}" for axis in axes.chosen.values())
+        return textwrap.shorten(f"sheet of {' x '.join(words)}", 2 * MAX_SUBJECT, placeholder="…")
+    if _is_of_many(record):
+        return textwrap.shorten(f"grid of seeds {_listed(record['seed'])}", 2 * MAX_SUBJECT, placeholder="…")
+    name = "" if subject is None else textwrap.shorten(str(subject), MAX_SUBJECT, placeholder="…")
+    values = [_VARIED[key].format(record[key]) for key in varied if record.get(key) is not None]
+    values = ["1 step" if value == "1 steps" else value for value in values]
+    return ", ".join(filter(None, [f"seed {record['seed']}", *values, name]))
+
+
+def _is_of_many(record: Mapping[str, Any]) -> bool:
+    """Whether the record is of a sheet or of a grid."""
+    return AXES in record or isinstance(record.get("seed"), list)
+
+
+def _listed(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The settings of a picture, and what can be done with it."""
+
+    box: gr.Column
+    settings: gr.HTML
+    use: gr.Button
+    send: gr.Button
+    download: gr.DownloadButton
+    chosen: gr.State  # Drawn
+
+    @classmethod
+    def build(cls) -> "Panel":
+        with gr.Column(visible=False) as box:
+            settings = gr.HTML(label="Settings of this picture")
+            with gr.Row():
+                use = gr.Button("Use these settings", size="sm", min_width=140)
+                send = gr.Button("Send to Compare", size="sm", min_width=140)
+                copy = gr.Button("Copy settings", size="sm", min_width=140)
+                download = gr.DownloadButton("Download this picture", size="sm", min_width=140)
+        copy.click(None, js=_COPY, **QUICK)
+        return cls(box, settings, use, send, download, gr.State(None))
+
+    @property
+    def components(self) -> list[Block]:
+        """The components that `show` and `hide` change."""
+        return [self.box, self.settings, self.download, self.chosen]
+
+    def follow(self, stage: Stage, session: gr.State, pictures: Callable[[Session], list[Drawn]]) -> None:
+        """Show the settings of the picture on the stage, one of `pictures`."""
+
+        gallery, view = stage.gallery, stage.view
+
+        def show(session: Session, now: str, event: gr.SelectData) -> Updates:
+            shown = pictures(session)
+            panel = self.show(shown[event.index]) if 0 <= event.index < len(shown) else self.hide()
+            return panel | {view: ONE if now == GRID else gr.skip()}
+
+        def change(session: Session, now: str, chosen: Drawn | None) -> Updates:
+            shown = pictures(session)
+            if now == GRID or not shown:
+                return {gallery: gr.skip(), **self.hide()}
+            place = shown.index(chosen) if chosen in shown else 0
+            return {gallery: gr.update(selected_index=place), **self.show(shown[place])}
+
+        gallery.select(show, [session, view], [*self.components, view], **QUICK)
+        gallery.preview_close(lambda: {view: GRID, **self.hide()}, None, [view, self.box, self.chosen], **QUICK)
+        view.input(change, [session, view, self.chosen], [gallery, *self.components], **QUICK)
+        view.input(None, view, gallery, js=_CLOSE, **QUICK)  # Python's None would be left out of the update
+
+    def show(self, drawn: Drawn) -> Updates:
+        return {
+            self.box: gr.update(visible=True),
+            self.settings: settings_table(drawn),
+            self.download: str(drawn.path),
+            self.chosen: drawn,
+        }
+
+    def hide(self) -> Updates:
+        return {self.box: gr.update(visible=False), self.chosen: None}
+
+
+def required(chosen: Drawn | None) -> Drawn:
+    """The picture that was chosen. InputError where none was."""
+    if chosen is None:
+        raise InputError("no picture is chosen; click one first")
+    return chosen
+
+
+def settings_table(drawn: Drawn) -> str:
+    """The settings as an HTML list."""
+    values = {key: value for key, value in drawn.record.items() if value is not None}
+    axes = Axes.from_record(drawn.record.get(AXES, {}), "the sheet")
+    for axis in axes.chosen.values():
+        values["num_inference_steps" if axis.name == "steps" else axis.name] = axis.words
+    lines = (
+        f"<dt>{name}</dt><dd>{html.escape(_listed(values[key]))}</dd>" for key, name in _SHOWN.items() if key in values
+    )
+    text = html.escape(png.parameters_text(drawn.record)).replace("\n", "&#10;")
+    return f'<dl class="settings" aria-label="Settings of this picture" data-text="{text}">{"".join(lines)}</dl>'
+
+
+@dataclass(frozen=True)
+class SaveGrid:
+    """The button that downloads the pictures of a run as one, a grid that restores."""
+
+    button: gr.Button
+    file: gr.DownloadButton  # never seen
+
+    @classmethod
+    def build(cls) -> "SaveGrid":
+        return cls(
+            gr.Button("Save as a grid", size="sm", scale=0, min_width=160, visible=False, elem_id="save-grid"),
+            gr.DownloadButton(visible=False),
+        )
+
+    def connect(self, session: gr.State, status: gr.HTML) -> None:
+        def save(session: Session) -> Updates:
+            """Write the grid into the folder of the run, where History finds it too."""
+            try:
+                if session.run is None or not session.drawn:
+                    raise InputError("there is no run yet; draw several pictures first")
+                path = write_grid(session.run, session.drawn)
+            except PROBLEMS as error:
+                return {self.file: None, status: problem(error)}
+            return {self.file: str(path), status: note("Saved grid.png; it is in History too")}
+
+        self.button.click(save, session, [self.file, status], **QUICK).then(
+            None, self.file, None, js=_DOWNLOAD, **QUICK
+        )
+
+    def show(self, session: Session) -> Updates:
+        """Show the button if the run has several pictures."""
+        return {self.button: gr.update(visible=session.run is not None and len(session.drawn) > 1)}

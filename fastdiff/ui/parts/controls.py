@@ -1,0 +1,270 @@
+"""The form's controls, in groups that follow the model: what a model cannot use is not shown."""
+
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+
+from fastdiff.checkpoints.kinds import MAX_SEED
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.requests.defaults import PRECISION, SCHEDULER, SEED
+from fastdiff.sampler_names import SCHEDULERS
+from fastdiff.ui.parts.catalogue import Catalogue
+from fastdiff.ui.parts.request import Limits
+from fastdiff.ui.parts.running import QUICK, Updates
+
+MAX_GUIDANCE = 10  # of the slider; larger ones can come from a picture
+MAX_TEXT_GUIDANCE = 20  # Stable Diffusion is drawn with 5 to 15
+ASPECTS = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3), (16, 9), (9, 16))  # of the sizes on offer, width to height
+Properties = dict[str, dict[str, Any]]  # of the components of a Controls, by name
+
+
+def model_picker(catalogue: Catalogue, card: ModelCard) -> gr.Dropdown:
+    hint = "One of the list, or any hub id org/name" if catalogue.allow_hub else None
+    return gr.Dropdown(
+        catalogue.names(), value=card.name, label="Model", info=hint, allow_custom_value=catalogue.allow_hub
+    )
+
+
+def can_guide(card: ModelCard) -> bool:
+    return card.reads_text or (bool(card.labels) and card.info.null_label is not None)
+
+
+def are_alike(a: ModelCard, b: ModelCard) -> bool:
+    """Whether two models draw from the same labels, or both from prompts."""
+    if a.reads_text or b.reads_text:
+        return a.reads_text and b.reads_text
+    return bool(a.labels) and [*map(a.label_name, a.labels)] == [*map(b.label_name, b.labels)]
+
+
+class Controls:
+    """Controls that follow the model together: a dataclass of components."""
+
+    @property
+    def components(self) -> list[Component]:
+        return list(vars(self).values())
+
+    def updates(self, properties: Properties) -> Updates:
+        return {getattr(self, name): gr.update(**each) for name, each in properties.items()}
+
+
+@dataclass(frozen=True)
+class SamplingControls(Controls):
+    """The options of sampling: steps, scheduler, eta, guidance, the layers of the text encoder, the weights."""
+
+    steps: gr.Slider
+    scheduler: gr.Radio | gr.Dropdown
+    eta: gr.Slider
+    guidance_scale: gr.Slider
+    clip_skip: gr.Slider
+    precision: gr.Radio | gr.Dropdown
+
+    @classmethod
+    def build(
+        cls,
+        catalogue: Catalogue,
+        card: ModelCard,
+        limits: Limits,
+        record: Mapping[str, Any] | None = None,
+        picker: type[gr.Radio] | type[gr.Dropdown] = gr.Radio,
+    ) -> "SamplingControls":
+        """picker: of the scheduler and of the weights."""
+        properties = cls.properties(catalogue, card, limits, record)
+        sampling = cls(
+            steps=gr.Slider(
+                1, step=1, label="Steps", info="More are slower and finer", min_width=140, **properties["steps"]
+            ),
+            scheduler=picker(
+                [(name.upper(), name) for name in SCHEDULERS],
+                label="Scheduler",
+                info="How noise is removed",
+                min_width=140,
+                **properties["scheduler"],
+            ),
+            eta=gr.Slider(0, 1, step=0.05, label="Eta", info="Noise of each step", min_width=140, **properties["eta"]),
+            guidance_scale=gr.Slider(
+                0,
+                step=0.1,
+                label="Guidance",
+                min_width=140,
+                **properties["guidance_scale"],
+            ),
+            clip_skip=gr.Slider(
+                0,
+                step=1,
+                label="Clip skip",
+                info="Last layers of the text encoder that are left out",
+                **properties["clip_skip"],
+            ),
+            precision=picker(
+                [("Full", PRECISION), ("int8", "int8"), ("fp8", "fp8")],
+                label="Weights",
+                info="8 bits take half the memory, for a small error; fp8 multiplies in 8 bits too",
+                min_width=140,
+                **properties["precision"],
+            ),
+        )
+        sampling.scheduler.change(
+            lambda scheduler: gr.update(visible=scheduler == "ddim"),
+            sampling.scheduler,
+            sampling.eta,
+            **QUICK,
+        )
+        return sampling
+
+    @staticmethod
+    def properties(
+        catalogue: Catalogue, card: ModelCard, limits: Limits, record: Mapping[str, Any] | None = None
+    ) -> Properties:
+        """For `card`, with the values of a picture's `record` or the model's defaults."""
+        own = catalogue.default_sampling(card)
+        chosen: dict[str, Any] = {
+            "num_inference_steps": own.num_inference_steps,
+            "scheduler": own.scheduler or SCHEDULER,
+            "eta": catalogue.default_sampling(card, "ddim").eta,
+            "guidance_scale": own.guidance_scale,
+            "clip_skip": 0,
+            "precision": PRECISION,
+        }
+        chosen |= {key: value for key, value in (record or {}).items() if value is not None}
+        most = min(limits.steps, card.num_train_timesteps)
+        return {
+            "steps": {"maximum": most, "value": min(chosen["num_inference_steps"], most)},
+            "scheduler": {"value": chosen["scheduler"]},
+            "eta": {"value": chosen["eta"], "visible": chosen["scheduler"] == "ddim"},
+            "guidance_scale": {
+                "maximum": max(MAX_TEXT_GUIDANCE if card.reads_text else MAX_GUIDANCE, chosen["guidance_scale"]),
+                "value": chosen["guidance_scale"],
+                "info": f"How much the {'prompt' if card.reads_text else 'label'} counts; 1 is plain",
+                "visible": can_guide(card),
+            },
+            "clip_skip": {
+                "maximum": max(1, card.most_clip_skip),
+                "value": min(chosen["clip_skip"], max(0, card.most_clip_skip)),
+                "visible": card.reads_text and card.most_clip_skip > 0,
+            },
+            "precision": {"value": chosen["precision"]},
+        }
+
+    def fit(
+        self, catalogue: Catalogue, cards: tuple[ModelCard, ModelCard], limits: Limits, data: Mapping[Component, Any]
+    ) -> Updates:
+        """The controls for the second of `cards`: its defaults, and what was changed for the first if it is alike."""
+        before, card = cards
+        defaults = self.properties(catalogue, before, limits)
+        values = {name: data[getattr(self, name)] for name in defaults}
+        changed = {name: value for name, value in values.items() if value != defaults[name]["value"]}
+        if "steps" in changed:
+            changed["num_inference_steps"] = changed.pop("steps")
+        return self.updates(self.properties(catalogue, card, limits, changed if are_alike(before, card) else None))
+
+    def chosen(self, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
+        """The fields of an UncheckedRequest that these controls are for; None where the model has no such choice."""
+        return {
+            "steps": data[self.steps],
+            "scheduler": data[self.scheduler],
+            "eta": data[self.eta] if data[self.scheduler] == "ddim" else None,
+            "guidance_scale": data[self.guidance_scale] if can_guide(card) else None,
+            "clip_skip": data[self.clip_skip] if card.reads_text else None,
+            "precision": data[self.precision],
+        }
+
+
+@dataclass(frozen=True)
+class SizeControls(Controls):
+    """Width and height of the pictures, in steps that the model can draw; a model that reads text also has shapes."""
+
+    shape: gr.Radio | gr.Dropdown
+    width: gr.Slider
+    height: gr.Slider
+
+    @classmethod
+    def build(
+        cls, card: ModelCard, limits: Limits, picker: type[gr.Radio] | type[gr.Dropdown] = gr.Radio
+    ) -> "SizeControls":
+        """Build the controls, in a row. picker: of the shapes, on a line of their own if it is a Radio."""
+        properties = cls.properties(card, limits)
+        size = cls(
+            shape=picker(label="Size", min_width=320 if picker is gr.Radio else 140, **properties["shape"]),
+            width=gr.Slider(label="Width", min_width=140, **properties["width"]),
+            height=gr.Slider(label="Height", min_width=140, **properties["height"]),
+        )
+        sides = [size.width, size.height]
+        size.shape.input(lambda text: [int(side) for side in text.split("x")], size.shape, sides, **QUICK)
+        gr.on([side.input for side in sides], lambda: None, None, size.shape, **QUICK)  # no shape is chosen then
+        return size
+
+    @staticmethod
+    def properties(card: ModelCard, limits: Limits, record: Mapping[str, Any] | None = None) -> Properties:
+        """For `card`, with the size of a picture's `record` or the one the model was trained at."""
+        multiple = card.size_factor
+        width, height = card.size or (8 * multiple, 8 * multiple)
+        width, height = (record or {}).get("width", width), (record or {}).get("height", height)
+        shared = {
+            "minimum": multiple,
+            "maximum": limits.side // multiple * multiple,
+            "step": multiple,
+            "info": f"Trained at {card.size[0]}x{card.size[1]}; others may fall apart" if card.size else None,
+        }
+        shapes = [_shape(*each) for each in shapes_of(card, limits)] if card.reads_text else []
+        chosen = _shape(width, height)
+        shape = {"choices": shapes, "value": chosen if chosen in shapes else None, "visible": len(shapes) > 1}
+        return {"shape": shape, "width": {"value": width, **shared}, "height": {"value": height, **shared}}
+
+
+def shapes_of(card: ModelCard, limits: Limits) -> list[tuple[int, int]]:
+    """(width, height) of the sizes on offer: the model's own, then others of about as many pixels within the limits."""
+    if card.size is None:
+        return []
+    pixels, multiple = math.prod(card.size), card.size_factor
+    shapes = [card.size]
+    for width, height in ASPECTS:
+        longest = min(math.sqrt(pixels * max(width, height) / min(width, height)), limits.side // multiple * multiple)
+        sides = (round(longest * side / max(width, height) / multiple) * multiple for side in (width, height))
+        shapes.append((next(sides), next(sides)))
+    return list(dict.fromkeys(shapes))
+
+
+def _shape(width: int, height: int) -> str:
+    return f"{width}x{height}"
+
+
+@dataclass(frozen=True)
+class SeedField(Controls):
+    """The seed of a run, which the next run takes again where it is locked; else that takes a new one."""
+
+    seed: gr.Number
+    lock: gr.Checkbox
+    spent: gr.State  # the seed that was drawn last; None where another was chosen since
+
+    @classmethod
+    def build(cls) -> "SeedField":
+        with gr.Group():
+            seed = seed_field()
+            lock = gr.Checkbox(False, label="Keep this seed", info="Else each run takes a new one", min_width=100)
+            field = cls(seed, lock, gr.State(None))
+        seed.input(lambda: None, None, field.spent, **QUICK)
+        return field
+
+    def chosen(self, data: Mapping[Component, Any]) -> Any:
+        """The seed of the next run, unchecked."""
+        seed = data[self.seed]
+        is_spent = seed is not None and seed == data[self.spent] and not data[self.lock]
+        return secrets.randbelow(MAX_SEED + 1) if is_spent else seed
+
+    def show(self, seed: int) -> Updates:
+        """The field with a seed that the next run draws."""
+        return {self.seed: seed, self.spent: None}
+
+
+def seed_field() -> gr.Number:
+    """A seed, with a button below it for another."""
+    with gr.Group():
+        seed = gr.Number(SEED, label="Seed", info=f"0 to {MAX_SEED}")
+        new = gr.Button("New seed", size="sm")
+    new.click(lambda: secrets.randbelow(MAX_SEED + 1), None, seed, **QUICK)
+    return seed

@@ -1,0 +1,213 @@
+"""The form of the page: a subject and a seed, drawn by a model of chosen settings in Draw, by two in Compare."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.requests.request import AXES
+from fastdiff.ui.parts.axes import Axes
+from fastdiff.ui.parts.axis_fields import AxisFields
+from fastdiff.ui.parts.catalogue import Catalogue
+from fastdiff.ui.parts.controls import SamplingControls, SeedField, SizeControls, are_alike, model_picker, seed_field
+from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.parts.running import Updates
+from fastdiff.ui.parts.subject import LabelPickers, PromptBoxes
+
+
+@dataclass(frozen=True)
+class ModelControls:
+    """A model, and how it draws."""
+
+    catalogue: Catalogue
+    limits: Limits
+    model: gr.Dropdown
+    fitted: gr.State  # the name of the model that the controls fit
+    sampling: SamplingControls
+    size: SizeControls
+
+    @classmethod
+    def build(cls, name: str, catalogue: Catalogue, card: ModelCard, limits: Limits, steps: int) -> "ModelControls":
+        """Build a side of Compare on one line, below its `name`. steps: the number that it opens with."""
+        with gr.Row(elem_classes="side"):
+            gr.Markdown(f"### {name}")
+            model = model_picker(catalogue, card)
+            sampling = SamplingControls.build(catalogue, card, limits, {"num_inference_steps": steps}, gr.Dropdown)
+            size = SizeControls.build(card, limits, gr.Dropdown)
+            return cls(catalogue, limits, model, gr.State(card.name), sampling, size)
+
+    @property
+    def components(self) -> list[Component]:
+        return [self.model, self.fitted, *self.sampling.components, *self.size.components]
+
+    def chosen(self, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
+        """The fields of an UncheckedRequest that these controls are for."""
+        size = {"width": data[self.size.width], "height": data[self.size.height]}
+        return {"model": card.name, **self.sampling.chosen(data, card), **size}
+
+    def fit(self, cards: tuple[ModelCard, ModelCard], data: Mapping[Component, Any]) -> Updates:
+        """The controls, which fit the first of `cards`, for the second."""
+        return {
+            self.fitted: cards[1].name,
+            **self.sampling.fit(self.catalogue, cards, self.limits, data),
+            **self.size.updates(SizeControls.properties(cards[1], self.limits)),
+        }
+
+    def show(self, card: ModelCard, record: Mapping[str, Any]) -> Updates:
+        """The controls for `card` with the settings in a picture's `record`."""
+        return {
+            self.model: card.name,
+            self.fitted: card.name,
+            **self.sampling.updates(SamplingControls.properties(self.catalogue, card, self.limits, record)),
+            **self.size.updates(SizeControls.properties(card, self.limits, record)),
+        }
+
+
+@dataclass(frozen=True)
+class Form:
+    """The fields that Draw and Compare share. Draw has one side, Compare A and B."""
+
+    catalogue: Catalogue
+    limits: Limits
+    labels: LabelPickers
+    boxes: PromptBoxes
+    seed: gr.Number
+    sides: Sequence[ModelControls]
+
+    @classmethod
+    def build(cls, catalogue: Catalogue, card: ModelCard, limits: Limits) -> "Form":
+        """Build the form of Compare: B opens with half the steps of A."""
+        labels = LabelPickers.build(card)
+        boxes = PromptBoxes.build(catalogue, card)
+        seed = seed_field()
+        steps = catalogue.default_sampling(card).num_inference_steps
+        sides = [
+            ModelControls.build(name, catalogue, card, limits, count)
+            for name, count in (("A", steps), ("B", max(1, steps // 2)))
+        ]
+        return cls(catalogue, limits, labels, boxes, seed, sides)
+
+    @property
+    def components(self) -> list[Component]:
+        sides = [component for side in self.sides for component in side.components]
+        return [*self.labels.components, *self.boxes.components, self.seed, *sides]
+
+    @property
+    def typed(self) -> list[gr.Textbox | gr.Number]:
+        """The fields in which Enter draws."""
+        return [self.boxes.prompt, self.boxes.negative_prompt, self.seed]
+
+    def follow(self) -> None:
+        """Let the groups of labels follow their style, and the count of tokens the prompts and models."""
+        pickers = [side.model for side in self.sides]
+        self.labels.follow(self.catalogue, pickers[0])
+        self.boxes.follow(self.catalogue, pickers)
+
+    def request(self, data: Mapping[Component, Any], side: int = 0) -> UncheckedRequest:
+        """The request of one side. InputError for a model that is not there."""
+        card = self.catalogue.card(data[self.sides[side].model])
+        return UncheckedRequest(
+            label=self.labels.chosen(data) if card.labels else None,
+            seed=data[self.seed],
+            **self.boxes.chosen(data, card),
+            **self.sides[side].chosen(data, card),
+        )
+
+    def fit(self, data: Mapping[Component, Any], side: int = 0) -> Updates | None:
+        """The form for the model chosen in a side; None where it fits already. InputError for one that is not there.
+
+        The labels follow the first side's model, the prompts the models of all sides. Who touches the field and leaves
+        it has chosen the same model again, as Gradio sees it.
+        """
+        controls = self.sides[side]
+        name, before = data[controls.model], data[controls.fitted]
+        if name == before:
+            return None
+        cards = self.catalogue.card(before), self.catalogue.card(name)
+        chosen = [self.catalogue.card(data[each.model]) for each in self.sides]
+        updates = self.boxes.fit(self.catalogue, chosen, data) | controls.fit(cards, data)
+        return updates if side else updates | self.labels.fit(cards[1], data)
+
+    def show(self, card: ModelCard, record: Mapping[str, Any]) -> Updates:
+        """The form for `card`, in each side, with the settings in a picture's `record`."""
+        return {
+            self.seed: record["seed"],
+            **self.labels.updates(LabelPickers.properties(card, record["label"])),
+            **self.boxes.updates(PromptBoxes.properties(self.catalogue, [card], record)),
+            **{field: update for side in self.sides for field, update in side.show(card, record).items()},
+        }
+
+
+@dataclass(frozen=True)
+class DrawForm(Form):
+    """The form of Draw, which also draws several pictures, with seeds that go on, and X/Y sheets."""
+
+    num_images: gr.Slider
+    seeds: SeedField
+    batch_size: gr.Slider
+    axes: AxisFields
+
+    @classmethod
+    def build(cls, catalogue: Catalogue, card: ModelCard, limits: Limits) -> "DrawForm":
+        model = model_picker(catalogue, card)
+        labels = LabelPickers.build(card)
+        boxes = PromptBoxes.build(catalogue, card)
+        own = catalogue.defaults
+        num_images = gr.Slider(
+            1, limits.pictures, value=own.pictures, step=1, label="Pictures", info="Each has the next seed"
+        )
+        seeds = SeedField.build()
+        with gr.Accordion("More settings", open=False):
+            sampling = SamplingControls.build(catalogue, card, limits)
+            with gr.Row():
+                size = SizeControls.build(card, limits)
+            batch_size = gr.Slider(
+                1,
+                limits.batch_size,
+                value=own.batch_size,
+                step=1,
+                label="Batch size",
+                info="Pictures drawn side by side; fewer need less memory",
+            )
+        axes = AxisFields.build(card)
+        side = ModelControls(catalogue, limits, model, gr.State(card.name), sampling, size)
+        return cls(catalogue, limits, labels, boxes, seeds.seed, [side], num_images, seeds, batch_size, axes)
+
+    @property
+    def model(self) -> gr.Dropdown:
+        return self.sides[0].model
+
+    @property
+    def components(self) -> list[Component]:
+        """The fields, in the order in which browsers keep their values."""
+        (side,) = self.sides
+        groups = (self.labels, self.boxes, self.seeds, side.sampling, side.size, self.axes)
+        single = [side.model, side.fitted, self.num_images, self.batch_size]
+        return single + [component for group in groups for component in group.components]
+
+    def request(self, data: Mapping[Component, Any], side: int = 0) -> UncheckedRequest:
+        counts = {"num_images": data[self.num_images], "batch_size": data[self.batch_size]}
+        return replace(super().request(data, side), **counts)
+
+    def fit(self, data: Mapping[Component, Any], side: int = 0) -> Updates | None:
+        updates = super().fit(data, side)
+        if updates is None:
+            return None
+        before, card = (self.catalogue.card(data[each]) for each in (self.sides[side].fitted, self.model))
+        return updates | self.axes.fit(card, data, keep_label=are_alike(before, card))
+
+    def show(self, card: ModelCard, record: Mapping[str, Any]) -> Updates:
+        return {
+            **super().show(card, record),
+            **self.seeds.show(record["seed"]),
+            self.num_images: record.get("num_images", 1),
+            **self.axes.show(card, record.get(AXES, Axes())),
+        }
+
+    def show_request(self, card: ModelCard, request: UncheckedRequest) -> Updates:
+        """The form for `card` with a request that it can draw; a label that is not on offer becomes the first one."""
+        label = request.label if LabelPickers.offers(card, request.label) else None
+        return self.show(card, vars(request) | {"num_inference_steps": request.steps, "label": label})

@@ -1,0 +1,147 @@
+"""The look of the page: its theme, its style sheet and its one script."""
+
+import gradio as gr
+
+SMALL = 256  # pixels of the longest side of a picture that is always crisp; larger ones are where they are enlarged
+# stronger contrast than Gradio's own: at least 4.5 to 1
+THEME = gr.themes.Default(primary_hue="indigo").set(
+    body_text_color_subdued="*neutral_500",
+    button_primary_background_fill="*primary_600",
+    button_primary_background_fill_hover="*primary_700",
+    button_cancel_background_fill="#dc2626",
+    button_cancel_background_fill_hover="#b91c1c",
+)
+
+CSS = """
+.bar { height: 10px; margin-bottom: 6px; border-radius: 5px; background: var(--border-color-primary); overflow: hidden }
+.bar div { height: 100%; background: var(--primary-500) }
+.problem { color: var(--error-text-color); background: var(--error-background-fill);
+           border: 1px solid var(--error-border-color); border-radius: var(--radius-sm); padding: 8px 12px }
+.settings { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margin: 0 }
+.settings dt { color: var(--body-text-color-subdued) }
+.settings dd { margin: 0; overflow-wrap: anywhere }
+.dark input[type="range"] { --neutral-200: var(--neutral-600) }  /* what is left of a slider's track */
+input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not below the arrow */
+.row:has(> .form:empty) { display: none }
+.block.tokens { padding: 4px 16px 10px !important; background: var(--block-background-fill) }
+.tokens div { font-size: var(--text-sm); overflow-wrap: anywhere }
+.tokens .cut { color: var(--error-text-color) }
+#examples { font-size: var(--text-sm) }
+.examples { display: grid; grid-template-columns: repeat(auto-fill, 130px); gap: 8px; margin-top: 8px }
+.examples button { overflow: hidden; border: 1px solid var(--border-color-primary); border-radius: var(--radius-md);
+                   background: var(--block-background-fill); color: var(--body-text-color); line-height: 1.3 }
+.examples button:hover { border-color: var(--primary-500) }
+.examples img { width: 128px; image-rendering: pixelated }
+.examples [data-waits] { border-color: var(--primary-500) }
+.examples [data-waits]::after { content: " (waits for this run)" }
+.gr-group:not(:has(.block)) { display: none }  /* a line otherwise */
+.enlarged img { width: 100%; height: 100%; object-fit: contain }
+.enlarged img[data-small], img[data-small][data-testid="imageslider-image"] { image-rendering: pixelated }
+.side .form { min-width: min(320px, 100%) !important }
+.side [data-testid="block-info"] { margin-bottom: 4px }
+.side :is(.info-text, .min_value, .max_value, .reset-button) { display: none }  /* Draw has them, with more room */
+.side { align-items: center } .side > .block:has(h3) { flex: 0 0 24px; min-width: 24px }
+
+/* A picture in its frame: whole if it is large, enlarged by a whole factor if it is small. */
+:root { --stage: min(68vh, 600px, 112vw) }
+.stage .media-button, .stage .thumbnail-lg, .frame {
+    container-type: size; display: grid; place-items: center; place-content: center; overflow: hidden }
+.stage .preview::before { opacity: 1 !important }
+.stage img, .frame img {
+    --room: min(100cqw, 100cqh * var(--ratio)); --enlarged: round(down, var(--room), var(--w)) }
+.stage img[data-small], .frame img[data-small] {
+    width: max(var(--w), var(--enlarged)) !important;
+    height: auto !important; border-radius: 0 !important; image-rendering: pixelated }
+.stage .media-button img {
+    width: max(min(var(--w), var(--room)), var(--enlarged)) !important; height: auto !important }
+.stage .thumbnails img, .stage .thumbnail-lg img:not([data-small]) { width: 100% !important; height: 100% !important }
+.stage .thumbnail-small:only-child { opacity: 0 }
+.stage .thumbnails { scrollbar-width: thin }
+.stage .caption { max-width: 100% }
+.stage-column:has(input[value="Pixels"]:checked) .stage .media-button { display: block; overflow: auto }
+.stage-column:has(input[value="Pixels"]:checked) .stage .media-button img {
+    width: round(down, max(2 * var(--w), 200cqw), var(--w)) !important; max-width: none;
+    height: auto !important; border-radius: 0; image-rendering: pixelated }
+.stage-column:has(input[value="Grid"]:checked) .stage .preview { display: none }
+.stage .empty svg, .enlarged .empty svg { display: none }
+.stage .empty::after, .enlarged .empty::after {
+    content: "The picture appears here"; color: var(--body-text-color-subdued) }
+
+/* Above pictures and labels, whose z-indexes are 20 and 40: the buttons, and the line of a run. */
+.gradio-container { overflow: clip !important }  /* what is hidden would keep others from sticking */
+.actions { position: sticky; bottom: 0; z-index: 41; padding: 8px 0; background: var(--body-background-fill) }
+.status { font-variant-numeric: tabular-nums }
+.status:has(.bar, .problem) { position: sticky; top: 0; z-index: 41; background: var(--body-background-fill) }
+.status .pending { opacity: 1 !important }  /* of a run in the queue, whose place is beside it */
+.status [data-testid="status-tracker"] { inset: 0 !important }
+.status [data-testid="status-tracker"] > :is(:has(svg), .error) { display: none }
+.status .progress-text { inset: 10px 0 auto auto !important; transform: none; font-family: inherit }
+@media (min-width: 700px) { .stage-side { position: sticky; top: 8px; align-self: flex-start } }
+@media (max-width: 640px) {
+    .actions { position: fixed; left: 0; right: 0; padding: 8px 16px;
+               border-top: 1px solid var(--border-color-primary) }
+    .gradio-container { padding-bottom: 72px !important }
+    .stage-column { scroll-margin-bottom: 80px }
+    .enlarged, .live { height: 170px !important }
+    .examples { grid-template-columns: repeat(3, 1fr) } .examples img { width: 100% }
+    #status { min-height: 84px !important }
+}
+
+/* The live preview lies on the stage, above the strip of what is finished, and gives way to who looks at that. */
+.stage-column { position: relative }
+#preview, .live { position: absolute; z-index: 5; inset: 1px 1px auto; width: auto !important;
+           height: calc(var(--stage) - 58px);
+           padding: 0 !important; background: var(--block-background-fill); pointer-events: none }
+.live { height: 320px }
+#preview:not(:has(.previews)), .live:not(:has(.previews)) { display: none !important }
+.stage-column:has(.thumbnails:hover, .thumbnails :focus-visible, .grid-container:hover) #preview { opacity: 0 }
+.previews { position: absolute; inset: 8px; display: grid; gap: 8px; grid-auto-flow: row; grid-auto-rows: 1fr;
+            grid-template-columns: repeat(auto-fit, minmax(min(130px, 45%), 1fr)) }
+@media (max-width: 640px) { .grid-container { --grid-cols: 2 !important } }
+"""
+
+# Gradio opens a list at any key, Tab too, which leaves it open over the form, and moves the focus to a picture that is
+# new, away from who is typing; keys that no field takes are the stage's. A double click on what
+# draws is one. A file may be dropped anywhere. A picture's own size, which the style
+# sheet enlarges, is known once it is loaded.
+JS = f"""
+() => {{
+    addEventListener("keydown", (event) => {{
+        const draws = event.key === "Enter" && (event.ctrlKey || event.metaKey);
+        if (draws || (event.key === "Tab" && event.target.role === "combobox")) event.stopPropagation();
+        const button = [...document.querySelectorAll("button.primary")].find((each) => each.checkVisibility());
+        if (draws && !event.repeat) button?.click();
+        if (!["Escape", "ArrowLeft", "ArrowRight"].includes(event.code)) return;
+        if (event.target.closest("input, textarea, [role=tablist], .preview")) return;
+        const stage = [...document.querySelectorAll(".stage .preview")].find((each) => each.checkVisibility());
+        stage?.dispatchEvent(new KeyboardEvent("keydown", {{code: event.code, bubbles: true}}));
+    }}, true);
+    addEventListener("click", (event) => {{
+        const draws = event.target.closest("button.primary, .examples button");
+        if (event.detail > 1 && draws) event.stopImmediatePropagation();
+    }}, true);
+    for (const name of ["dragover", "drop"]) addEventListener(name, (event) => {{
+        if (!event.dataTransfer.types.includes("Files") || event.target.closest("#upload")) return;
+        event.preventDefault();  // else the browser leaves the page for the file
+        const input = name === "drop" && document.querySelector("#upload input[type=file]");
+        if (!input) return;
+        const first = new DataTransfer();
+        first.items.add(event.dataTransfer.files[0]);
+        input.files = first.files;
+        input.dispatchEvent(new Event("change"));
+    }});
+    addEventListener("focusin", ({{target, relatedTarget: before}}) => {{
+        const isOwn = target.matches(".thumbnail-small:not(:active)") && before?.matches("input, textarea");
+        if (isOwn) before.focus({{preventScroll: true}});
+    }}, true);
+    document.addEventListener("load", ({{target: image}}) => {{
+        if (image.localName !== "img") return;
+        const [width, height] = [image.naturalWidth, image.naturalHeight];
+        image.style.setProperty("--w", width + "px");
+        image.style.setProperty("--ratio", width / height);
+        const {{clientWidth, clientHeight}} = image.parentElement;
+        const fitsTwice = 2 * width <= clientWidth && 2 * height <= clientHeight;
+        image.toggleAttribute("data-small", fitsTwice || Math.max(width, height) <= {SMALL});
+    }}, true);
+}}
+"""

@@ -1,0 +1,76 @@
+"""A request as the form or the API gives it, before anything is checked; and the most that one may ask for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+from annotated_types import Len
+
+from fastdiff.checkpoints.kinds import Label, Prompt, Seed
+from fastdiff.requests import defaults
+from fastdiff.schema import Wanted, checked, whole
+
+Name = Annotated[str, Len(0, 200), Wanted("a name of up to 200 characters")]
+
+
+@dataclass(frozen=True)
+class UncheckedRequest:
+    """The settings asked for, of any type; None leaves a choice to the model. The API has the same names."""
+
+    model: Any = None  # None: the default for labels or for prompts
+    label: Any = None
+    seed: Any = defaults.SEED
+    num_images: Any = defaults.PAGE.pictures
+    steps: Any = None
+    scheduler: Any = None
+    eta: Any = None
+    guidance_scale: Any = None
+    width: Any = None
+    height: Any = None
+    batch_size: Any = None
+    prompt: Any = None
+    negative_prompt: Any = None
+    clip_skip: Any = None
+    precision: Any = None
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "UncheckedRequest":
+        """The request for one picture, from the settings that it records."""
+        other = ("num_images", "steps", "batch_size")
+        same = [field.name for field in fields(cls) if field.name not in other]
+        values = {name: record.get(name) for name in same}
+        values["negative_prompt"] = values["negative_prompt"] or None  # as the form has an empty one
+        return cls(steps=record["num_inference_steps"], **values)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that one request may ask for, and the most that the server keeps."""
+
+    pictures: int = 32  # of one request
+    steps: int = 1000
+    side: int = 1024  # width and height, pixels
+    batch_size: int = 32
+    waiting: int = 32  # requests in the queue
+    upload: int = 64 * 2**20  # bytes of one request's body; a sheet of pictures can be as large
+    kept: int = 2**30  # bytes of the pictures of each user or browser, or of all programs, where others are let in
+    visitors: int = 8 * 2**30  # bytes of the pictures of all browsers together, whose cookies may come and go
+    uploads: int = 256 * 2**20  # bytes of all uploads that lie on the disk
+
+    def check(self, request: UncheckedRequest) -> None:
+        """Raise InputError, with the name of the field, for a value beyond its limit or of another type."""
+        steps, side, batch_size = (whole(1, most) | None for most in (self.steps, self.side, self.batch_size))
+        kinds = {
+            "model": Name | None,
+            "label": Label | Name | None,
+            "seed": Seed,
+            "num_images": whole(1, self.pictures),
+            "steps": steps,
+            "width": side,
+            "height": side,
+            "batch_size": batch_size,
+            "prompt": Prompt | None,
+            "negative_prompt": Prompt | None,
+        }
+        for name, kind in kinds.items():
+            checked(name, getattr(request, name), kind)

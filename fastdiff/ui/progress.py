@@ -1,0 +1,71 @@
+"""HTML of a run under way: a bar with the step, and the pictures as the model sees them now."""
+
+import base64
+import io
+import math
+import time
+from collections.abc import Iterator
+
+from PIL.Image import Image
+
+from fastdiff.runs.drawing import Progress
+from fastdiff.ui.drawing import Drawn
+from fastdiff.ui.parts.look import SMALL
+
+PREVIEW_INTERVAL = 0.25  # seconds between two previews
+MAX_PREVIEW = SMALL  # larger previews are scaled down
+
+
+def bar(progress: Progress, what: str = "") -> str:
+    """HTML: a progress bar with step k of n, pictures per second and the time left; `what` comes first."""
+    step, places, count = progress.step, progress.places, len(progress.run.cells)
+    which = f"{places.start + 1} to {places.stop}" if len(places) > 1 else str(places.stop)
+    parts = [
+        what,
+        f"picture {which} of {count}" if count > 1 else "",
+        f"step {step.index + 1} of {step.num_steps}",
+        f"{progress.rate:.2g} pictures/s",
+        _time_left(progress),
+        step.notice or "",
+    ]
+    text = ", ".join(filter(None, parts))
+    percent = f"{100 * progress.fraction:.1f}"
+    return (
+        f'<div class="bar" role="progressbar" aria-label="Progress" aria-valuenow="{percent}">'
+        f'<div style="width: {percent}%"></div></div>{text[0].upper()}{text[1:]}'
+    )
+
+
+def _time_left(progress: Progress) -> str:
+    seconds = math.ceil(progress.seconds * (1 / progress.fraction - 1))
+    return f"{seconds} s left" if seconds < 100 else f"{math.ceil(seconds / 60)} min left"
+
+
+def with_previews(
+    steps: Iterator[tuple[Progress, list[Drawn]]],
+) -> Iterator[tuple[Progress, list[Drawn], str | None]]:
+    """Pass the steps of a run on, each with the `preview` of it, or None while the last one is fresh."""
+    last = -math.inf
+    for progress, drawn in steps:
+        is_due = time.monotonic() - last > PREVIEW_INTERVAL
+        last = time.monotonic() if is_due else last
+        yield progress, drawn, preview(progress) if is_due else None
+
+
+def preview(progress: Progress) -> str:
+    """HTML: the unfinished pictures of the batch side by side, as large as the finished ones will be."""
+    images = zip(progress.places, progress.step.preview(), strict=True)
+    frames = "".join(_frame(f"Preview of seed {progress.run.cells[place].seed}", image) for place, image in images)
+    return f'<div class="previews" data-step="{progress.step.index + 1}">{frames}</div>'
+
+
+def _frame(text: str, image: Image) -> str:
+    image.thumbnail((MAX_PREVIEW, MAX_PREVIEW))
+    size = f"--w: {image.width}px; --ratio: {image.width / image.height}"
+    return f'<div class="frame"><img alt="{text}" data-small style="{size}" src="{_data_url(image)}"></div>'
+
+
+def _data_url(image: Image) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -1,0 +1,158 @@
+"""The page on a port: its folder, its guard, and Gradio's own settings."""
+
+import errno
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import gradio as gr
+from gradio.tunneling import CURRENT_TUNNELS
+from starlette.middleware import Middleware
+
+from fastdiff.errors import InputError
+from fastdiff.runs import temporaries
+from fastdiff.runs.files import check
+from fastdiff.ui.engine import Engine
+from fastdiff.ui.page import build_page
+from fastdiff.ui.parts.look import CSS, JS, THEME
+from fastdiff.ui.parts.request import Limits
+from fastdiff.ui.serving.access import HostNames, Users, is_reached_by_others
+from fastdiff.ui.serving.failures import Failures
+from fastdiff.ui.serving.listeners import Listeners
+from fastdiff.ui.serving.owners import Owners
+from fastdiff.ui.serving.security import Guard
+from fastdiff.ui.serving.store import Store, remove_empty
+from fastdiff.ui.serving.temporary import temporary_folder
+
+FIRST_PORTS = range(7860, 7960)
+CLOSING_SECONDS = 1  # for the server, which waits for nobody
+STEP_SECONDS = 1  # for the step in hand: if it ends a picture, that is kept
+
+
+@contextmanager
+def serving(
+    engine: Engine,
+    limits: Limits,
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    share: bool = False,
+    allow_hosts: Sequence[str] = (),
+    users: Users | None = None,
+    outputs: Path = Path("outputs"),
+) -> Iterator[list[str]]:
+    """Serve the page while the block runs. Gives its address, and the share link if it is to `share`.
+
+    Without a `port` it is the first free one from 7860.
+
+    host: the address to listen at. allow_hosts: names of proxies before it. users: who may log in; None: everybody.
+    outputs: the folder that keeps the pictures.
+
+    Uploads lie in a folder that nobody else can read and that goes with the server, in 3 seconds whatever
+    is open or under way. A longer step goes on in its thread, and the process then needs os._exit: torch's threads do
+    not survive Python's own end in their midst. InputError for a host that is not here, OSError for a port in use, and
+    where there is no share link to be had.
+    """
+    port = _free_port(host, port)
+    check([outputs / "picture.png"], may_exist=True, flag="--outputs", may_resume=False)
+    is_shared = share or bool(users or allow_hosts) or is_reached_by_others(host)
+    store = Store(outputs, limits.kept if is_shared else None, limits.visitors)
+    remove_abandoned(store)
+    names = HostNames(host, allow_hosts)
+    with temporary_folder() as folder:
+        os.environ["GRADIO_TEMP_DIR"] = str(folder)
+        page = build_page(engine, limits, store)
+        middleware = [
+            Middleware(Guard, names=names, uploads=folder, most_body=limits.upload, most_uploads=limits.uploads),
+            Middleware(Owners, store=store, page=page),
+            Middleware(Listeners, queue=page._queue),
+            Middleware(Failures, queue=page._queue, uploads=folder),
+        ]
+        gr.set_static_paths([store.root])  # files that Gradio serves where they are; Owners has the say
+        try:
+            launched = _launch(page, limits, host, port, share, auth=users, app_kwargs={"middleware": middleware})
+            names.public |= {urlsplit(address).hostname or "" for address in launched[1:]}
+            yield launched
+        finally:
+            _close(page)
+            del os.environ["GRADIO_TEMP_DIR"]
+
+
+def remove_abandoned(store: Store) -> None:
+    """Remove the temporary files of runs that were killed, and their folders where nothing else is in them."""
+    for run in store.runs():
+        temporaries.remove_abandoned(run)
+        remove_empty(run)
+
+
+def _free_port(host: str, port: int | None) -> int:
+    """`port` if it is free; for 0 any free one, for None the first from 7860. It can be taken until it is used."""
+    for wanted in FIRST_PORTS if port is None else [port]:
+        try:
+            with socket.create_server(
+                (host, wanted), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+            ) as free:
+                return free.getsockname()[1]
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise InputError(
+                    f"--host {host} is no address of this machine; leave it out, or give 0.0.0.0"
+                ) from None
+    raise _port_in_use(host, port)
+
+
+def _port_in_use(host: str, port: int | None) -> OSError:
+    return OSError(f"port {port or 'from 7860'} at {host} cannot be had; give another --port or --host")
+
+
+def _launch(page: gr.Blocks, limits: Limits, host: str, port: int, share: bool, **options: Any) -> list[str]:
+    """The addresses of the page: its own, and the share link if there is one."""
+    try:
+        with redirect_stdout(sys.stderr):  # Gradio tells of share links
+            _, address, link = page.launch(
+                server_name=f"[{host}]" if ":" in host else host,
+                server_port=port,
+                share=share,
+                prevent_thread_lock=True,
+                quiet=True,
+                show_error=False,
+                max_file_size=limits.upload,
+                enable_monitoring=False,
+                ssr_mode=False,
+                run_history=False,  # the page has its own
+                footer_links=["api", "settings"],
+                theme=THEME,
+                css=CSS,
+                js=JS,
+                **options,
+            )
+    except OSError:
+        raise _port_in_use(host, port) from None
+    if share and not link:
+        raise OSError("--share: Gradio gives no link, and says above why; mend that, or leave out --share")
+    return [address, link] if link else [address]
+
+
+def _close(page: gr.Blocks) -> None:
+    """End the server. Its own `close` waits for open pages and streams."""
+    if not page.is_running:
+        return
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would print what is cut off
+    page._queue.close()
+    page.is_running = False
+    page.server.force_exit = page.server.should_exit = True
+    page.server.thread.join(CLOSING_SECONDS)
+    for tunnel in CURRENT_TUNNELS:
+        tunnel.kill()
+    deadline = time.monotonic() + STEP_SECONDS
+    for thread in threading.enumerate():
+        if thread.name == "AnyIO worker thread":  # of the server's event loop, which has ended: no step follows
+            thread.join(max(0, deadline - time.monotonic()))

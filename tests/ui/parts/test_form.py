@@ -1,0 +1,82 @@
+"""The form of Draw and Compare: what each side asks for, what follows a model, what a picture fills in."""
+
+import asyncio
+
+import gradio as gr
+import pytest
+from gradio.components import Component
+
+from fastdiff.ui.parts.form import DrawForm, Form
+from fastdiff.ui.parts.request import Limits
+
+RECORD = {"seed": 7, "label": "noto animals: birds", "num_inference_steps": 3, "scheduler": "ddim", "eta": 0.5}
+RECORD |= {"width": 72, "height": 64}
+
+
+@pytest.fixture
+def build(catalogue):
+    """Build a form that opens with the model emoji64."""
+
+    def build(kind: type[Form]) -> Form:
+        async def inside() -> Form:  # outside of an event loop Gradio makes some and closes none
+            with gr.Blocks():
+                return kind.build(catalogue, catalogue.card("emoji64"), Limits())
+
+        return asyncio.run(inside())
+
+    return build
+
+
+def values(form: Form) -> dict[Component, object]:
+    """The values of the fields as the form opens."""
+    return {field: field.value for field in form.components}
+
+
+def test_each_side_asks_for_its_own_model_and_half_the_steps(build):
+    form = build(Form)
+    _, b = form.sides
+    data = values(form) | {form.seed: 5, b.model: "./plain/tiny", b.size.width: 24}
+    first, second = (form.request(data, side) for side in (0, 1))
+    assert (first.model, second.model) == ("emoji64", "./plain/tiny")
+    assert first.label and second.label is None, "the labels belong to A's model"
+    assert (first.seed, second.seed, first.steps, second.steps) == (5, 5, 20, 10)
+    assert second.width == 24 != first.width
+
+
+def test_labels_follow_the_first_side_and_prompts_both(build):
+    form = build(Form)
+    a, b = form.sides
+    assert form.fit(values(form), 0) is form.fit(values(form), 1) is None
+    of_b = form.fit(values(form) | {b.model: "./text/sd1"}, 1)
+    assert of_b[b.fitted] == "./text/sd1" and a.fitted not in of_b
+    assert form.boxes.prompt in of_b and form.labels.label not in of_b
+    of_a = form.fit(values(form) | {a.model: "./plain/tiny", b.model: "./text/sd1"}, 0)
+    assert of_a[form.boxes.prompt]["visible"] and not of_a[form.labels.style]["visible"]
+    assert a.sampling.steps in of_a and b.sampling.steps not in of_a
+
+
+def test_a_picture_fills_in_both_sides(build, catalogue):
+    form = build(Form)
+    shown = form.show(catalogue.card("./cats"), RECORD | {"label": 0})
+    assert shown[form.seed] == 7
+    for side in form.sides:
+        assert shown[side.model] == shown[side.fitted] == "./cats"
+        assert (shown[side.sampling.steps]["value"], shown[side.size.width]["value"]) == (3, 72)
+
+
+def test_draw_asks_for_several_pictures_and_fills_in_what_it_asked_for(build, catalogue):
+    form = build(DrawForm)
+    data = values(form) | {form.num_images: 3, form.batch_size: 4, form.seed: 9}
+    request = form.request(data)
+    assert (request.num_images, request.batch_size, request.seed) == (3, 4, 9)
+    shown = form.show_request(catalogue.card("emoji64"), request)
+    assert (shown[form.num_images], shown[form.seed], shown[form.seeds.spent]) == (3, 9, None)
+    elsewhere = form.show_request(catalogue.card("./plain/tiny"), request)
+    assert elsewhere[form.labels.label]["value"] is None
+
+
+def test_an_axis_of_labels_stays_for_a_model_of_the_same_labels_only(build):
+    form = build(DrawForm)
+    typed = {form.axes.x: "label", form.axes.x_values: "noto birds"}
+    kept, lost = (form.fit(values(form) | typed | {form.model: name}) for name in ("emoji64-dit", "./cats"))
+    assert kept[form.axes.x]["value"] == "label" and lost[form.axes.x]["value"] == ""

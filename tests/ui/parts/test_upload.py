@@ -1,0 +1,276 @@
+"""Settings out of an uploaded PNG: hostile files are refused with a message that names the file, not its path."""
+
+import json
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fastdiff.errors import InputError
+from fastdiff.requests import png
+from fastdiff.ui.drawing import draw, prepare
+from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.parts.upload import build_upload, read_record, uploaded_path
+
+LIMITS = Limits()
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+RECORD = {
+    "schema": 1,
+    "model": "emoji64",
+    "label": "noto animals",
+    "seed": 7,
+    "num_inference_steps": 2,
+    "scheduler": "ddim",
+    "eta": 0.25,
+    "guidance_scale": 3.0,
+    "width": 64,
+    "height": 72,
+}
+
+
+def chunk(kind: bytes, data: bytes, length: int | None = None, checksum: int | None = None) -> bytes:
+    length = len(data) if length is None else length
+    checksum = zlib.crc32(kind + data) if checksum is None else checksum
+    return struct.pack(">I", length) + kind + data + struct.pack(">I", checksum)
+
+
+def header(width: int = 1, height: int = 1) -> bytes:
+    return SIGNATURE + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+
+
+def text(record, kind: bytes = b"iTXt") -> bytes:
+    content = record if isinstance(record, bytes) else json.dumps(record).encode()
+    return chunk(kind, b"fastdiff\0\0\0\0\0" + content)
+
+
+END = chunk(b"IDAT", zlib.compress(b"\0\0")) + chunk(b"IEND", b"")
+
+
+@pytest.fixture
+def upload(tmp_path):
+    def write(data: bytes, name: str = "picture.png") -> Path:
+        path = tmp_path / name
+        path.write_bytes(data)
+        return path
+
+    return write
+
+
+def test_a_picture_of_ours_comes_back(engine, tmp_path):
+    options = UncheckedRequest(label="noto birds", seed=9, steps=2, guidance_scale=1.5, eta=0.5, width=72)
+    *_, (_, [drawn]) = draw(prepare(options, engine, LIMITS), engine, tmp_path)
+    record = read_record(drawn.path, LIMITS)
+    assert {key: drawn.record[key] for key in record} == record
+    again = {"label": record["label"], "seed": record["seed"], "steps": record["num_inference_steps"]}
+    again |= {key: record[key] for key in ("model", "scheduler", "eta", "guidance_scale", "width", "height")}
+    run = prepare(UncheckedRequest(**again), engine, LIMITS)
+    assert run.request == prepare(options, engine, LIMITS).request
+
+
+def test_a_grid_gives_its_first_picture(upload):
+    grid = RECORD | {"seed": [3, 4], "label": ["noto animals", "noto food"], "width": 300}
+    record = read_record(upload(header() + text(grid) + END), LIMITS)
+    assert (record["seed"], record["label"], record["grid_of"]) == (3, "noto animals", 4)
+    assert "width" not in record
+
+
+def test_a_grid_of_a_run_gives_all_its_pictures(upload):
+    grid = RECORD | {"seed": [3, 4, 5], "label": ["noto animals"], "picture_width": 64, "picture_height": 64}
+    record = read_record(upload(header() + text(grid) + END), LIMITS)
+    assert (record["seed"], record["label"], record["num_images"]) == (3, "noto animals", 3)
+    record = read_record(upload(header() + text(grid | {"seed": list(range(33))}) + END), LIMITS)
+    assert "num_images" not in record and record["grid_of"] == 33
+
+
+def test_a_grid_is_as_large_as_it_likes_and_its_pictures_are_not(upload):
+    grid = RECORD | {"seed": [3], "label": ["noto animals", "noto food"], "width": 3000, "height": 100}
+    grid |= {"picture_width": 72, "picture_height": 64}
+    record = read_record(upload(header() + text(grid) + END), LIMITS)
+    assert (record["width"], record["height"], record["grid_of"]) == (72, 64, 2)
+    with pytest.raises(InputError, match="a size that cannot be used"):
+        read_record(upload(header() + text(grid | {"picture_width": 1032}) + END), LIMITS)
+
+
+def test_a_picture_of_a_prompt_comes_back(engine, tmp_path):
+    options = UncheckedRequest(
+        model="./text/sd1", prompt="the cat", negative_prompt="ocean", clip_skip=1, seed=9, steps=2
+    )
+    *_, (_, [drawn]) = draw(prepare(options, engine, LIMITS), engine, tmp_path)
+    record = read_record(drawn.path, LIMITS)
+    assert {key: drawn.record[key] for key in record} == record
+    again = prepare(UncheckedRequest.from_record(record), engine, LIMITS)
+    assert again.request == prepare(options, engine, LIMITS).request
+
+
+def test_a_grid_of_prompts_gives_its_first_picture(upload):
+    grid = RECORD | {"seed": [3, 4], "label": [None], "prompt": ["a cat", "a dog"], "width": 300}
+    del grid["label"]
+    record = read_record(upload(header() + text(grid) + END), LIMITS)
+    assert (record["seed"], record["label"], record["prompt"]) == (3, None, "a cat")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        pytest.param(b"", "is not a PNG", id="empty"),
+        pytest.param(b"\xff\xd8\xff\xe0JFIF", "is not a PNG", id="JPEG"),
+        pytest.param(b"GIF89a", "is not a PNG", id="GIF"),
+        pytest.param(b"<svg onload='alert(1)'/>", "is not a PNG", id="SVG"),
+        pytest.param(b"SIMPLE  =                    T", "is not a PNG", id="FITS"),
+        pytest.param(b"8BPS\0\1", "is not a PNG", id="PSD"),
+        pytest.param(SIGNATURE, "is not a PNG", id="signature alone"),
+        pytest.param(header(10_000, 10_000) + END, "10000x10000 pixels", id="bomb of 100 Mpx"),
+        pytest.param(header(2**31 - 1, 2**31 - 1) + END, "pixels", id="bomb of 2^62 px"),
+        pytest.param(header() + END, "holds no fastdiff settings", id="no settings"),
+        pytest.param(header() + END + text(RECORD), "holds no fastdiff settings", id="settings behind the end"),
+        pytest.param(header() + text(RECORD)[:-20], "truncated", id="truncated"),
+        pytest.param(header() + chunk(b"iTXt", b"x", length=2**31), "truncated", id="chunk length 2^31"),
+        pytest.param(header() + chunk(b"iTXt", b"fastdiff\0", checksum=0) + END, "wrong checksum", id="bad CRC"),
+        pytest.param(header() + text(b" " * (50 * 2**20)) + END, "over the limit", id="iTXt of 50 MB"),
+        pytest.param(
+            header() + chunk(b"zTXt", b"fastdiff\0\0" + zlib.compress(b" " * (50 * 2**20))) + END,
+            "more than 1048576 bytes",
+            id="zTXt that unfolds to 50 MB",
+        ),
+        pytest.param(header() + text(b"{") + END, "damaged", id="broken JSON"),
+        pytest.param(header() + text(b"[" * 100_000) + END, "damaged", id="deep nesting"),
+        pytest.param(header() + text(b'{"schema":1,"seed":' + b"9" * 5000 + b"}") + END, "damaged", id="huge number"),
+        pytest.param(header() + text(b'{"schema":1,"eta":NaN}') + END, "damaged", id="NaN"),
+        pytest.param(header() + text(RECORD | {"schema": 2}) + END, "unknown schema", id="a newer schema"),
+        pytest.param(header() + text(RECORD | {"seed": "__import__('os')"}) + END, "cannot be used: seed", id="code"),
+        pytest.param(header() + text(RECORD | {"seed": -1}) + END, "cannot be used: seed", id="seed -1"),
+        pytest.param(header() + text(RECORD | {"model": ["x"]}) + END, "cannot be used: model", id="list as model"),
+        pytest.param(header() + text(RECORD | {"label": {}}) + END, "cannot be used: label", id="object as label"),
+        pytest.param(header() + text(RECORD | {"prompt": "x" * 10_001}) + END, "cannot be used: prompt", id="prompt"),
+        pytest.param(header() + text(RECORD | {"width": "64"}) + END, "cannot be used: width", id="width as text"),
+        pytest.param(header() + text(RECORD | {"height": 10**9}) + END, "cannot be used: height", id="height of 10^9"),
+    ],
+)
+def test_refused_files(upload, data, message):
+    path = upload(data)
+    with pytest.raises(InputError, match=message) as refusal:
+        read_record(path, LIMITS)
+    assert "picture.png" in str(refusal.value)
+    assert str(path.parent) not in str(refusal.value)
+
+
+def test_an_animated_png_of_ours_is_read(upload):
+    data = header() + chunk(b"acTL", struct.pack(">II", 2, 0)) + text(RECORD) + END
+    assert read_record(upload(data), LIMITS)["seed"] == 7
+
+
+def test_pictures_themselves_are_not_decoded(upload, monkeypatch):
+    monkeypatch.setattr(Image, "open", lambda *args, **kw: pytest.fail("pixels were decoded"))
+    assert read_record(upload(header() + text(RECORD) + END), LIMITS)["eta"] == 0.25
+
+
+def test_only_uploaded_files_are_read(upload_folder):
+    path = upload_folder / "0123" / "a.png"
+    path.parent.mkdir()
+    path.write_bytes(SIGNATURE)
+    assert uploaded_path({"path": str(path)}) == path
+    (path.parent / "link.png").symlink_to("/etc/passwd")
+    refused = [
+        {"path": "/etc/passwd"},
+        {"path": str(upload_folder / "0123" / ".." / "0123" / "a.png")},
+        {"path": str(path.parent / "link.png")},
+        {"path": str(path.parent / "gone.png")},
+        {"path": str(path.parent)},
+        {"path": "http://127.0.0.1/a.png"},
+        {"path": "a\0.png"},
+        {"path": 7},
+        {},
+        [],
+        None,
+    ]
+    for payload in refused:
+        with pytest.raises(InputError, match="upload: "):
+            uploaded_path(payload)
+
+
+def test_a_session_picture_is_no_upload(upload_folder):
+    picture = upload_folder / "pictures" / "token" / "run" / "a.png"
+    picture.parent.mkdir(parents=True)
+    picture.write_bytes(SIGNATURE)
+    with pytest.raises(InputError, match="was not uploaded"):
+        uploaded_path({"path": str(picture)})
+
+
+def test_the_upload_takes_png_names_only():
+    assert build_upload().file_types == [".png"]
+
+
+def test_png_reader_and_header_check_agree_on_ours(upload, engine):
+    image = Image.new("RGB", (8, 16))
+    record = RECORD | {"versions": {"fastdiff": "0"}}
+    path = upload(png.encode(image, record))
+    assert read_record(path, LIMITS)["height"] == 72
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({}, "Settings of mine.png are in the form<", id="all of it"),
+        pytest.param({"use_clipped_model_output": False}, "draws with another use_clipped_model_output", id="no field"),
+        pytest.param(
+            {"seed": [3, 5], "label": ["noto birds"]},
+            "Settings of the first of 2 pictures in mine.png are in the form<",
+            id="grid",
+        ),
+        pytest.param({"seed": [3, 4], "label": ["noto birds"]}, "of mine.png are in the form<", id="grid of a run"),
+        pytest.param({"axes": {"x": {"name": "eta", "values": [1]}}}, "mine.png: axis x: name: 'eta'", id="axes"),
+        pytest.param({"model": "./gone"}, "Model './gone' is not here", id="model"),
+        pytest.param({"model": "<img src=x>"}, "Model '&lt;img src=x&gt;' is not here", id="markup"),
+        pytest.param({"label": "noto cars"}, "Label 'noto cars' is not a label", id="label"),
+        pytest.param({"label": 216}, "Label 216: the form does not offer it", id="null label"),
+        pytest.param({"label": None}, "Label None: the form does not offer it", id="no label"),
+        pytest.param(
+            {"model": "./text/sd1", "label": None, "prompt": "a", "negative_prompt": "", "scheduler": "ddim"},
+            "draws with another use_clipped_model_output and negative_prompt<",
+            id="an empty negative prompt",
+        ),
+        pytest.param({"height": 70}, "Height 70, width 64: this model draws", id="size"),
+        pytest.param({"num_inference_steps": 2000}, "Steps: 2000 is not a whole number from 1 to 1000", id="steps"),
+        pytest.param({"seed": 2**32}, "mine.png holds settings that cannot be used: seed", id="seed"),
+    ],
+)
+def test_what_the_page_says_of_a_restored_picture(visit, change, message):
+    page = visit()
+    data = header() + text(RECORD | {"use_clipped_model_output": True} | change) + END
+    (path,) = page.http.post("/gradio_api/upload", files={"files": ("mine.png", data)}).json()
+    file = {"path": path, "meta": {"_type": "gradio.FileData"}}
+    result = page.restore(file)
+    assert result["success"]
+    assert message in "".join(map(str, result["output"]["data"]))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        pytest.param(
+            "a cat\nNegative prompt: blurry\n"
+            "Steps: 7, Sampler: Euler a, CFG scale: 2.5, Seed: 99, Size: 64x72, Model: x",
+            "From theirs.png, which another tool made: Steps, Guidance, Seed, Scheduler, Width, Height; "
+            "not used with emoji64: Prompt, Negative prompt, Model<",
+            id="a prompt",
+        ),
+        pytest.param(
+            "noto birds\nSteps: 7, Sampler: DPM adaptive, Seed: 99, Size: 63x64",
+            "From theirs.png, which another tool made: Prompt, Steps, Seed, Height; "
+            "not used with emoji64: Scheduler, Width<",
+            id="a label, a sampler and a size that are none of ours",
+        ),
+        pytest.param(
+            "", "From theirs.png, which another tool made: nothing; not used with emoji64: Prompt<", id="empty"
+        ),
+    ],
+)
+def test_a_png_of_another_tool_fills_what_it_can_and_says_what_it_could_not(visit, parameters, message):
+    page = visit()
+    data = header() + chunk(b"tEXt", b"parameters\0" + parameters.encode()) + END
+    (path,) = page.http.post("/gradio_api/upload", files={"files": ("theirs.png", data)}).json()
+    result = page.restore({"path": path, "meta": {"_type": "gradio.FileData"}})
+    assert result["success"] and message in "".join(map(str, result["output"]["data"]))

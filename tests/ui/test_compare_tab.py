@@ -1,0 +1,42 @@
+"""How far two pictures differ."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastdiff.ui.compare_tab import comparison_table, difference
+
+
+@pytest.fixture
+def picture(tmp_path):
+    def save(name: str, value: int, size: tuple[int, int] = (4, 4)):
+        path = tmp_path / f"{name}.png"
+        Image.fromarray(np.full((*size, 3), value, np.uint8)).save(path)
+        return path
+
+    return save
+
+
+def test_equal_pictures(picture):
+    assert difference(picture("a", 7), picture("b", 7)) == "none: the pictures are identical"
+
+
+def test_levels_do_not_wrap(picture):
+    # PSNR = 20 log10(255 / 255) = 0
+    assert difference(picture("a", 0), picture("b", 255)) == "255.0 of 255 on average, 255 at most, PSNR 0.0 dB"
+
+
+def test_one_pixel(picture):
+    path = picture("b", 0)
+    pixels = np.zeros((4, 4, 3), np.uint8)
+    pixels[0, 0] = 16  # mean 1, mean square 16
+    Image.fromarray(pixels).save(path)
+    assert difference(picture("a", 0), path) == "1.0 of 255 on average, 16 at most, PSNR 36.1 dB"
+
+
+def test_other_sizes(picture):
+    assert difference(picture("a", 0), picture("b", 0, (8, 4))) == "the pictures have different sizes"
+
+
+def test_table_is_escaped():
+    assert "<b>" not in comparison_table([1.0, 2.0], "<b>")
