@@ -80,7 +80,7 @@ def page_name(model: str, folder: Path) -> str:
 def tiny_stable_diffusion(folder: Path) -> str:
     """Save one and return its folder."""
     sys.path.append(str(ROOT))
-    from tests.text_pipelines import text_pipeline
+    from tests.support.text_pipelines import text_pipeline
 
     text_pipeline("sd1").save_pretrained(folder)
     return str(folder)

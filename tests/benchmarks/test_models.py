@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fastdiff
-from tests.planners import policy
+from tests.support.planners import policy
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = {

@@ -23,7 +23,7 @@ from fastdiff.runs import drawing
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models
 from fastdiff.ui.serving.server import serving
-from tests.tiny import save_small_bundled
+from tests.support.tiny import save_small_bundled
 from tests.ui.browser.actions import DESKTOP, TIMEOUT
 
 GRADIO_WARNINGS = ["'future.no_silent_downcasting' is deprecated", "The copy keyword is deprecated"]

@@ -139,7 +139,7 @@ def find_faults(folder: Path, pictures: int) -> list[str]:
 
 def save_tiny(folder: Path) -> Path:
     """Save a tiny U-Net of random weights, 8 x 8."""
-    from tests.tiny import UNET, save_unet
+    from tests.support.tiny import UNET, save_unet
 
     return save_unet(folder, **UNET)
 

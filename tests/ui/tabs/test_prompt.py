@@ -7,7 +7,7 @@ import pytest
 
 from fastdiff.errors import InputError
 from fastdiff.ui.tabs.prompt import PromptBoxes, count_tokens
-from tests.text_pipelines import LENGTH
+from tests.support.text_pipelines import LENGTH
 
 ROOM = LENGTH - 2
 

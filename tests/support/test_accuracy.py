@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.accuracy import CAPS, assert_accurate, peer_and_truth
+from tests.support.accuracy import CAPS, assert_accurate, peer_and_truth
 
 dtypes = pytest.mark.parametrize("dtype", CAPS, ids=str)
 

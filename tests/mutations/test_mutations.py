@@ -13,7 +13,7 @@ from tests.mutations.__main__ import error_of, main
 from tests.mutations.mutation import Mutation, named
 from tests.mutations.tables import read_rooms
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROOMS = read_rooms()
 LEAST = 3  # mutations of a room
 

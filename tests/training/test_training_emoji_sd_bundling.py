@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # training/ is not installed
+sys.path.insert(0, str(Path(__file__).parents[2]))  # training/ is not installed
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.text.tokenizer import CLIPTokenizer

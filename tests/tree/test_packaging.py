@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import TIMEOUT
+from tests.support.waiting import TIMEOUT
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LINK = "fastdiff/kernels"
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 IMPORT = "import importlib, sys; sys.path.insert(0, '.'); [importlib.import_module(name) for name in sys.argv[1:]]"
@@ -153,7 +153,7 @@ def test_a_tree_runs_installed_editable(tree, tmp_path):
 @pytest.mark.slow
 def test_the_unpacked_source_distribution_runs_its_tests(unpacked):
     """The quickest ones run."""
-    run([*PYTEST, "tests/test_layout.py"], unpacked)
+    run([*PYTEST, "tests/tree/test_layout.py"], unpacked)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fastdiff
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 KERNELS = sorted(path.stem for path in (ROOT / "kernels").glob("*.py"))
 PACKAGE = sorted(
     {path for path in (ROOT / "fastdiff").rglob("*.py") if "fastdiff/kernels" not in path.as_posix()}

@@ -13,7 +13,7 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # training/ is not installed
+sys.path.insert(0, str(Path(__file__).parents[2]))  # training/ is not installed
 
 from fastdiff import TextToImagePipeline
 from fastdiff.text.tokenizer import CLIPTokenizer

@@ -9,9 +9,9 @@ import pytest
 
 from fastdiff import extras
 from fastdiff.errors import InputError
-from tests.waiting import TIMEOUT
+from tests.support.waiting import TIMEOUT
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HEAVY = {
     "torch",
     "triton",

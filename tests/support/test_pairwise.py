@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tests.pairwise import combinations, cover, each_option, product
+from tests.support.pairwise import combinations, cover, each_option, product
 
 
 @pytest.mark.parametrize("sizes", [(3,), (3, 4), (3, 4, 2), (2, 2, 2, 2), (5, 3, 3, 2)], ids=str)

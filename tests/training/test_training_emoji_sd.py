@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # training/ is not installed
+sys.path.insert(0, str(Path(__file__).parents[2]))  # training/ is not installed
 
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.text.tokenizer import CLIPTokenizer

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # training/ is not installed
+sys.path.insert(0, str(Path(__file__).parents[2]))  # training/ is not installed
 
 from training import labels as label_table
 from training.data import SIZE, Augmenter, load
