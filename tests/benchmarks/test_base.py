@@ -79,7 +79,7 @@ def test_the_call_of_an_operation(base, load, module):
     bench = load(module)
     bench.LINEARS = {"tiny": (1, 4, 8, 8, {"residual": True})}
     bench.CONVOLUTIONS = {"tiny": (1, 4, (8,), 8, 3, {"temb": True})}
-    assert base.call_of(module, "tiny")().shape[-1] == 8
+    assert base.call_of(f"benchmarks.kernels.{module}", "tiny")().shape[-1] == 8
 
 
 def test_what_is_no_commit_is_said(base, capsys):

@@ -32,6 +32,7 @@ COMMANDS = {
     "sample --help": 0,
     "verify --help": 0,
     "doctor --help": 0,
+    "tune --help": 0,
     "bulk --help": 0,
     "models emoji64": 0,
     "": 2,
@@ -49,6 +50,7 @@ COMMANDS = {
     "status no-such": 2,
     "doctor no-such": 2,
     "verify emoji64 --steps 1001": 2,
+    "tune no-such-workload": 2,
 }
 # `import fastdiff`, then `python -m fastdiff` for each of the commands: the exit code, stderr and the modules so far.
 PROGRAM = """
