@@ -8,12 +8,12 @@ from fastdiff.arguments import shown
 from fastdiff.cli.arguments import count
 from fastdiff.cli.streams import printable, require_stdout, say
 from fastdiff.errors import InputError
-from fastdiff.tuning.models import WORKLOADS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("workload", nargs="*", default=(), metavar="WORKLOAD", help=f"{', '.join(WORKLOADS)} (default: all of them)")
+    names = "a model and its batch size, such as sd15_b2 (default: all; the error of an unknown name lists them)"
+    add("workload", nargs="*", default=(), metavar="WORKLOAD", help=names)
     add("--model", metavar="MODEL", help="a model of yours instead: bundled name, diffusers folder or hub id")
     add("--batch-size", type=count, default=1, metavar="N", help="pictures of --model at once (default: 1)")
     add("--json", action="store_true", help="print each row as a JSON object, one a line")
@@ -27,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a row for each shape; 0 where all could be proven, else 1. InputError without a GPU."""
     require_stdout()
+    from fastdiff.tuning.models import WORKLOADS
+
     unknown = next((name for name in args.workload if name not in WORKLOADS), None)
     if unknown is not None:
         raise InputError(f"WORKLOAD: there is no {shown(unknown)}; use {', '.join(WORKLOADS)}")
