@@ -8,7 +8,7 @@ Errors are against diffusers in float32, as fractions of the largest output. `te
 keys and values of its text were made before, as in a sampling loop. `pictures_s` counts pictures of 50 DDIM steps,
 `plans_s` plans of 20. `first_result_s`, `new_resolution_s`, `weights_bytes` and the `peak_bytes` are each model's alone
 in a new process with an empty Triton cache; `models/alone.py` says what they are. `--base REV` compares our forwards
-with those of another commit instead, in turns, and ends with 1 where one takes over 3 % longer (`harness/base.py`).
+with another commit's instead, in turns, and ends with 1 where one takes over 3 % longer (`harness/base.py`).
 """
 
 import json

@@ -5,7 +5,7 @@
 Each time is there twice, in one process in turns: `hopper_ms` with the plans that `host/hopper/gluon.py` confirms,
 `without_ms` without any. `gain` is the second by the first. A forward is timed as it is called, a plan by the replay of
 its operation, at the last of its sizes in `shapes.py`. `compile_s` is what all plans took to compile, both ways.
-`first_result_s` is that of a model alone in a new process with an empty Triton cache (`models/alone.py`).
+`first_result_s` is the time of a model alone in a new process with an empty Triton cache (`models/alone.py`).
 
 To measure another Triton, unpack its wheel into a folder, put that first on PYTHONPATH, and give it a TRITON_CACHE_DIR
 of its own. `--save` replaces the rows of this Triton and keeps the others.

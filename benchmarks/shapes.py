@@ -71,7 +71,7 @@ CONVOLUTIONS: dict[str, tuple[int, int, tuple[int, ...], int, int, dict[str, Any
     "ddpm256_b8-C3-H256-first": (8, 256, (3,), 128, 3, {}),
     "ddpm256_b8-C128-H256-last": (8, 256, (128,), 3, 3, {}),
 }
-# 3x3 convolutions on sm_90, by the kernel made for it, by that of all cards and by cuDNN: of each size the batches,
+# 3x3 convolutions on sm_90, by its own kernel, by the kernel of all cards and by cuDNN: of each size the batches,
 # input channels, H = W, output channels
 HOPPER_SQUARES = (
     ((1, 8), 128, 256, 128), ((1, 8), 256, 256, 128), ((1, 8), 128, 128, 128), ((1, 8), 256, 128, 128),

@@ -28,7 +28,7 @@ PARSER.add_argument("--save", nargs="?", const=str(RESULTS), metavar="DIR", help
 
 
 def environment() -> dict[str, str]:
-    """The variables of processes that a benchmark starts: they find fastdiff as it is here."""
+    """The variables of processes that a benchmark starts, which find fastdiff and benchmarks as they are here."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 

@@ -6,9 +6,9 @@ Ours writes moments too; eager and compiled torch (cuDNN, with its benchmark on)
 convolution of one dimension with GroupNorm and Mish in it, in torch channels-first. `share` is the fraction of the rate
 of a large matrix product.
 
-The rows of HOPPER_CONVOLUTIONS hold the kernel made for sm_90 alone, "hopper", against that of all cards, "kernel", and
-cuDNN's, "eager": without moments, with them, with moments and a residual. `gain` is kernel's time by hopper's, with
-moments; `plan` is the name that `host/hopper/gluon.py` confirms it by.
+The rows of HOPPER_CONVOLUTIONS hold the kernel made for sm_90 alone, "hopper", against the kernel of all cards,
+"kernel", and cuDNN's, "eager": without moments, with them, with moments and a residual. `gain` is kernel's time by
+hopper's, with moments; `plan` is the name that `host/hopper/gluon.py` confirms it by.
 """
 
 from collections.abc import Iterator
@@ -106,7 +106,7 @@ def hopper_row(name: str, peak_tflops: float) -> dict[str, Any]:
 
 
 def hopper_calls(args: tuple, options: dict[str, Any]) -> dict[str, Call]:
-    """Each way alone, with moments, and with moments and a residual, which a shortcut stands in the place of."""
+    """Each way alone, with moments, and with moments and a residual, or a shortcut instead of the residual."""
     residual = {"residual": randn(*Conv2dCall(*args, **options).problem.out_shape)}
     kinds: dict[str, dict[str, Any]] = {
         "": {},
@@ -127,7 +127,7 @@ def hopper_calls(args: tuple, options: dict[str, Any]) -> dict[str, Call]:
 
 
 def hopper_arguments(name: str, sizes: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """conv2d's for a workload of sm_90, of such sizes as HOPPER_CONVOLUTIONS: outputs of about unit size."""
+    """Arguments of conv2d for a workload of sm_90 in a table like HOPPER_CONVOLUTIONS: outputs of about unit size."""
     n, height, width, channels, out_channels, options = sizes[name]
     options = {"padding": 1, **options}
     parts = tuple(randn(n, height, width, c) for c in channels)

@@ -6,7 +6,7 @@
 halves of a tensor; row and noise by a counter on the device; new tensors for x_{t-1} and x0; within a CUDA graph. So is
 the reference. diffusers' step reads numbers back from the device and cannot be replayed: it is timed as it runs, on
 pictures in bfloat16 as in its pipelines, with the noise that it draws itself and, guided, DiTPipeline's guidance.
-`max_abs_err` is against the reference in float64, `parity_max_abs_err` that of our scheduler's step against diffusers',
+`max_abs_err` is against the reference in float64, `parity_max_abs_err` is our scheduler's step against diffusers',
 with the same noise, in float32. `share` is the fraction of the copy rate on a tensor of 2 GB; a smaller one that is
 still in the L2 cache can pass 1.
 """
@@ -83,7 +83,7 @@ def row(workload: str, name: str, copy_tbps: float) -> dict[str, Any]:
 
 
 def against_diffusers(sampler: Sampler, x_t: Tensor, output: Tensor, unguided: Tensor | None = None) -> dict[str, Any]:
-    """The time of diffusers' step, and how far that of our scheduler is from it."""
+    """The time of diffusers' step, and how far our scheduler's step is from it."""
     theirs, ours = sampler.theirs(), sampler.ours()
     for scheduler in (theirs, ours):
         scheduler.set_timesteps(STEPS)

@@ -5,7 +5,7 @@
 Prints JSON, of which `bench_models.py` makes a part of its rows:
 
     first_result_s     from the start of building the model, its weights zeros, to its first output
-    new_resolution_s   of ours: from there to that of a picture half as wide and high again
+    new_resolution_s   of ours: from there to the first output of a picture half as wide and high again
     weights_bytes      the parameters
     peak_bytes         the most that torch holds of the GPU's memory in calls after the first ones: weights, the memory
                        of CUDA graphs, and what a call needs. What only the first calls needed, to choose among cuDNN's

@@ -5,8 +5,8 @@
 `--peers`: diffusers under torch.compile too (reduce-overhead), in bfloat16 and with torchao's int8 weights and fp8, a
 factor for each row, where torchao is installed; it quantises linear layers alone. Models are measured one after the
 other, each alone on the GPU: `peak` is the most that torch holds while one is called, CUDA graphs included. Errors are
-against diffusers in float32, as RMS over the RMS of the output: random weights are no hard case, `fastdiff verify` has
-those of a model.
+against diffusers in float32, as RMS over the RMS of the output: random weights are no hard case, `fastdiff verify`
+measures the errors of a real model.
 """
 
 import gc

@@ -13,7 +13,7 @@ SD21: dict[str, Any] = {
     "upcast_attention": True,
 }
 
-SD15_VAE: dict[str, Any] = {  # of which that of SD2.1 differs in sample_size alone
+SD15_VAE: dict[str, Any] = {  # SD 2.1's differs in sample_size alone
     "block_out_channels": (128, 256, 512, 512),
     "down_block_types": ("DownEncoderBlock2D",) * 4,
     "up_block_types": ("UpDecoderBlock2D",) * 4,

@@ -6,7 +6,7 @@ A workload is a model, who draws, and the number of cards: ddpm32-fastdiff-1, sd
 The folders are of random weights, made for the run (sd15 and sdxl take 3 and 8 GB), but for emoji64, which is bundled.
 
     pictures_s         pictures a second, of all cards, once each has ended its first shard (of the loops, two batches)
-    of_linear          of 2 cards: their pictures_s over twice that of one, where both were measured
+    of_linear          of 2 cards: their pictures_s over twice the pictures_s of one, where both were measured
     busy               of ours: the seconds in which steps ran by the GPU's own events, over those seconds x cards
     first_s, wall_s    of ours: from the command to the first shard on the disk, and to the end of all
 """

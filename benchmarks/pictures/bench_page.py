@@ -68,7 +68,7 @@ def rows(models: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def page_name(model: str, folder: Path) -> str:
-    """The name that the page has for a model: a bundled one's own, or that of its copy in `folder`."""
+    """The name that the page has for a model: a bundled model's own name, or the name of a copy in `folder`."""
     if model in hub.bundled_models():
         return model
     path = Path(model).resolve()

@@ -117,7 +117,7 @@ def run(command: list[str]) -> None:
 
 
 def in_turn(name: str, pair: Pair, rounds: int) -> dict[str, float]:
-    """The medians of a pair of calls in turn, after one of each, and that of their ratios."""
+    """The median times of a pair of calls in turn, after one of each, and the median of their ratios."""
     for call in pair:
         call()
     ours, theirs = [], []

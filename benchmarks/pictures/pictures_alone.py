@@ -67,7 +67,7 @@ def measure_alone(who: str, folder: Path, steps: int, started: float) -> dict[st
 
 
 def new_shapes(draw: Draw, shape: Sequence[int]) -> dict[str, float]:
-    """Return what another size than that of pictures (N, C, H, W) costs once, and another batch, in few steps."""
+    """Return the seconds that a new size costs once, and a new batch, beside pictures (N, C, H, W); in few steps."""
     narrow = {"height": shape[2], "width": 3 * shape[3] // 4}
     return {"new_size_s": first_cost(draw, **narrow), "new_batch_s": first_cost(draw, num_images_per_prompt=2)}
 

@@ -1,9 +1,9 @@
-"""Products by weights in 8 bits on sm_90: by the kernel made for it, "hopper", by that of all cards, "kernel"; in bf16.
+"""Products by weights in 8 bits on sm_90: by its own kernel, "hopper", and the kernel of all cards, "kernel"; in bf16.
 
     python benchmarks/kernels/quantised/bench_linear_8bit.py [PLAN ...] [--save [DIR]]
 
-`bf16` is what the operation takes in bfloat16. In fp8 the tokens are in it already, which `to_fp8` makes; int8 begins
-with `from_int8`. Both kernels must have the same bits. In the end are the plans whose `hopper` was the faster at all
+`bf16` is what the operation takes in bfloat16. In fp8 the tokens have been through `to_fp8`; int8 begins with
+`from_int8`. Both kernels must have the same bits. In the end are the plans whose `hopper` was the faster at all
 numbers of tokens that it takes, as `host/hopper/gluon.py` lists them.
 """
 
