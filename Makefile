@@ -59,7 +59,7 @@ format: .venv/installed-test
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 bench: .venv/installed-test
-	for file in benchmarks/bench_*.py; do echo "$$file"; $(BIN)/python "$$file" --save || exit; done
+	for file in $$(find benchmarks -name "bench_*.py" | sort); do echo "$$file"; $(BIN)/python "$$file" --save || exit; done
 	$(BIN)/python benchmarks/plots.py
 
 sanitize: .venv/installed-test

@@ -7,8 +7,8 @@ On a GPU in bfloat16, or where a name says so in float32 without TF32: diffusers
 Errors are against diffusers in float32, as fractions of the largest output. `text_outside_ms` is our forward where the
 keys and values of its text were made before, as in a sampling loop. `pictures_s` counts pictures of 50 DDIM steps,
 `plans_s` plans of 20. `first_result_s`, `new_resolution_s`, `weights_bytes` and the `peak_bytes` are each model's alone
-in a new process with an empty Triton cache; `alone.py` says what they are. `--base REV` compares our forwards with
-those of another commit instead, in turns, and ends with 1 where one takes over 3 % longer (`base.py`).
+in a new process with an empty Triton cache; `models/alone.py` says what they are. `--base REV` compares our forwards
+with another commit's instead, in turns, and ends with 1 where one takes over 3 % longer (`harness/base.py`).
 """
 
 import json
@@ -22,21 +22,28 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
-import sampling
 import torch
-from alone import compile_diffusers
-from base import compare_if_asked
-from forwards import GPU, WORKLOADS, class_name, dtype_of, in_dtype, inputs, with_text_outside
-from harness import DEVICE, ceilings, chosen, launches, measure, report
+from torch import Tensor
 
 import fastdiff
+from benchmarks.harness.base import FORWARDS, compare_if_asked
+from benchmarks.harness.operations import ceilings, launches
+from benchmarks.harness.reports import chosen, environment, report
+from benchmarks.models import sampling
+from benchmarks.models.alone import compile_diffusers
+from benchmarks.models.forwards import GPU, WORKLOADS
 from fastdiff.checkpoints.weights import load_weights
+from fastdiff.models.denoiser import Conditioning
+from fastdiff.models.prompt import Prompt, PromptCheck
+from fastdiff.tuning.forwards import dtype_of, in_dtype, inputs
+from fastdiff.tuning.models import class_name
+from fastdiff.tuning.timing import DEVICE, measure
 
 PEERS = ("eager", "compile")
 
 
 def main() -> None:
-    compare_if_asked("forwards", WORKLOADS)
+    compare_if_asked(FORWARDS, WORKLOADS)
     names = chosen(WORKLOADS)
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = False  # of the float32 that errors are measured from
@@ -107,11 +114,11 @@ def loops(ours: Any, theirs: Any, by_compile: Any, given: tuple) -> dict[str, fl
 
 
 def in_new_process(who: str, name: str) -> dict[str, float]:
-    """Run `alone.py`, with an empty Triton cache."""
+    """Run `models/alone.py`, with an empty Triton cache."""
     with tempfile.TemporaryDirectory() as cache:
-        command = [sys.executable, str(Path(__file__).with_name("alone.py")), who, name]
-        environment = os.environ | {"TRITON_CACHE_DIR": cache}
-        said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+        command = [sys.executable, str(Path(__file__).parent / "models" / "alone.py"), who, name]
+        variables = environment() | {"TRITON_CACHE_DIR": cache}
+        said = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True).stdout
     return json.loads(said.splitlines()[-1])
 
 
@@ -124,6 +131,21 @@ def build(config: dict, dtype: torch.dtype) -> tuple[Any, Any]:
         ours = getattr(fastdiff, class_name(config)).from_config(config)
     load_weights(ours, theirs.state_dict(), source="benchmark", dtype=dtype, device=DEVICE)
     return theirs, ours
+
+
+def with_text_outside(ours: fastdiff.UNet2DConditionModel, given: tuple[Any, ...]) -> Callable[[], Tensor]:
+    """The forward of `given` without the keys and values of its text, which are made here, as a sampling loop does."""
+    sample, timesteps, text, *rest = given
+    check = PromptCheck(ours.config, ours.dtype, ours.device, len(sample))
+    prompt = check.prompt(text, added_cond_kwargs=rest[-1] if rest else None)
+    projected = ours.project_text(text)
+
+    def predict(x: Tensor, timesteps: Tensor, prompt: Prompt) -> tuple[Tensor]:
+        conditioning = Conditioning(ours.embed(timesteps, None, prompt), timesteps, (projected,))
+        return (ours.predict(x.contiguous(), conditioning),)
+
+    run = ours.graphed("text outside", predict)
+    return lambda: ours.channels_first(run(ours.channels_last(sample), timesteps, prompt)[0])
 
 
 def seconds_of(call: Callable[[], object]) -> float:

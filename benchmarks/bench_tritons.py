@@ -5,7 +5,7 @@
 Each time is there twice, in one process in turns: `hopper_ms` with the plans that `host/hopper/gluon.py` confirms,
 `without_ms` without any. `gain` is the second by the first. A forward is timed as it is called, a plan by the replay of
 its operation, at the last of its sizes in `shapes.py`. `compile_s` is what all plans took to compile, both ways.
-`first_result_s` is that of a model alone in a new process with an empty Triton cache (`alone.py`).
+`first_result_s` is the time of a model alone in a new process with an empty Triton cache (`models/alone.py`).
 
 To measure another Triton, unpack its wheel into a folder, put that first on PYTHONPATH, and give it a TRITON_CACHE_DIR
 of its own. `--save` replaces the rows of this Triton and keeps the others.
@@ -17,19 +17,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import bench_attention
-import bench_conv2d
-import bench_conv2d_8bit
-import bench_geglu
-import bench_linear
-import bench_linear_8bit
-import bench_swiglu
 import torch
-from bench_models import in_new_process
-from forwards import ours
-from harness import Call, chosen, measure, needs_gpu, report
-from shapes import ATTENTIONS, CONVOLUTIONS_8BIT, GEGLUS, HOPPER_CONVOLUTIONS, LINEARS, SWIGLUS
 
+from benchmarks.bench_models import in_new_process
+from benchmarks.harness.reports import chosen, needs_gpu, report
+from benchmarks.kernels import bench_attention, bench_conv2d, bench_geglu, bench_linear, bench_swiglu
+from benchmarks.kernels.quantised import bench_conv2d_8bit, bench_linear_8bit
+from benchmarks.models.forwards import ours
+from benchmarks.shapes import ATTENTIONS, CONVOLUTIONS_8BIT, GEGLUS, HOPPER_CONVOLUTIONS, LINEARS, SWIGLUS
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import conv2d
 from fastdiff.kernels.geglu import geglu
@@ -38,6 +33,7 @@ from fastdiff.kernels.host.dispatch import Operation
 from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
+from fastdiff.tuning.timing import Call, measure
 
 FORWARDS = (
     "ddpm32_b1", "ddpm32_b64", "ddpm256_b1", "ddpm256_b8", "emoji64_b64", "dit_b2", "dit_b32", "sd15_b2", "sd15_b16",

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from chart import COLOURS, INK, Point, Series, draw_chart
-from forwards import class_name
-from shapes import ATTENTIONS, CONVOLUTIONS, LINEARS, MODELS_GPU
 
 import fastdiff
+from benchmarks.chart import COLOURS, INK, Point, Series, draw_chart
+from benchmarks.models.forwards import MODELS_GPU
+from benchmarks.shapes import ATTENTIONS, CONVOLUTIONS, LINEARS
+from fastdiff.tuning.models import class_name
 
 RESULTS = Path(__file__).parent / "results"
 BYTES = 2  # of a bfloat16

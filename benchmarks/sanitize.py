@@ -22,7 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from harness import DEVICE, kernel_modules, machine, save_folder
+from benchmarks.harness.operations import kernel_modules
+from benchmarks.harness.reports import machine, save_folder
+from fastdiff.tuning.timing import DEVICE
 
 ROOT = Path(__file__).parents[1]
 # Odd shapes by both ways of loading, and the smallest shape of what only even ones reach.

@@ -1,119 +1,6 @@
-"""The models and shapes that are measured: real ones, by the names of the results."""
+"""The shapes of operations that are measured: real ones, by the names of the results."""
 
-import json
-from pathlib import Path
 from typing import Any
-
-from stable_diffusion import SD15, SDXL
-
-BUNDLED = Path(__file__).parents[1] / "fastdiff" / "bundled"  # of this checkout, whichever fastdiff is measured
-
-
-def saved_config(name: str, part: str) -> dict[str, Any]:
-    """The config of a part of a bundled model, without diffusers' bookkeeping."""
-    saved = json.loads((BUNDLED / name / part / "config.json").read_text(encoding="utf-8"))
-    return {option: value for option, value in saved.items() if not option.startswith("_")}
-
-
-DDPM32: dict[str, Any] = {  # google/ddpm-cifar10-32
-    "sample_size": 32,
-    "block_out_channels": (128, 256, 256, 256),
-    "layers_per_block": 2,
-    "attention_head_dim": None,
-    "downsample_padding": 0,
-    "flip_sin_to_cos": False,
-    "freq_shift": 1,
-    "norm_eps": 1e-6,
-    "down_block_types": ("DownBlock2D", "AttnDownBlock2D", "DownBlock2D", "DownBlock2D"),
-    "up_block_types": ("UpBlock2D", "UpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
-}
-DDPM256 = DDPM32 | {  # google/ddpm-celebahq-256
-    "sample_size": 256,
-    "block_out_channels": (128, 128, 256, 256, 512, 512),
-    "down_block_types": ("DownBlock2D",) * 4 + ("AttnDownBlock2D", "DownBlock2D"),
-    "up_block_types": ("UpBlock2D", "AttnUpBlock2D") + ("UpBlock2D",) * 4,
-}
-EMOJI64: dict[str, Any] = {  # the bundled model of labels
-    "sample_size": 64,
-    "block_out_channels": (48, 96, 128, 128),
-    "layers_per_block": 2,
-    "attention_head_dim": 32,
-    "norm_num_groups": 16,
-    "num_class_embeds": 217,
-    "down_block_types": ("DownBlock2D", "DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
-    "up_block_types": ("AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D", "UpBlock2D"),
-}
-EMOJI64_DIT = saved_config("emoji64-dit", "transformer")  # the bundled transformer
-EMOJI_SD = saved_config("emoji-sd", "unet")  # the bundled model of prompts
-DIT_XL2: dict[str, Any] = {  # facebook/DiT-XL-2-256
-    "sample_size": 32,
-    "patch_size": 2,
-    "in_channels": 4,
-    "out_channels": 8,
-    "num_layers": 28,
-    "num_attention_heads": 16,
-    "attention_head_dim": 72,
-    "num_embeds_ada_norm": 1000,
-    "activation_fn": "gelu-approximate",
-}
-HOPPER32: dict[str, Any] = {  # the policy of bglick13/hopper-medium-v2-value-function-hor32, of its horizon
-    "sample_size": 32,
-    "in_channels": 14,
-    "out_channels": 14,
-    "extra_in_channels": 0,
-    "time_embedding_type": "positional",
-    "flip_sin_to_cos": False,
-    "freq_shift": 1,
-    "use_timestep_embedding": True,
-    "block_out_channels": (32, 64, 128, 256),
-    "layers_per_block": 1,
-    "norm_num_groups": 8,
-    "act_fn": "mish",
-    "down_block_types": ("DownResnetBlock1D",) * 4,
-    "mid_block_type": "MidResTemporalBlock1D",
-    "up_block_types": ("UpResnetBlock1D",) * 3,
-    "out_block_type": "OutConv1DBlock",
-}
-HOPPER128 = HOPPER32 | {  # of horizon 128
-    "sample_size": 128,
-    "block_out_channels": (32, 128, 256),
-    "down_block_types": ("DownResnetBlock1D",) * 3,
-    "up_block_types": ("UpResnetBlock1D",) * 2,
-}
-PLANNERS: dict[str, tuple[dict[str, Any], int, float | None]] = {
-    f"{name}_b{batch}{dtype}": (config, batch, None)
-    for name, config, batches in (("hopper32", HOPPER32, (1, 64, 1024)), ("hopper128", HOPPER128, (1, 64)))
-    for batch in batches
-    for dtype in ("", "_fp32")
-}
-
-# workload -> config, batch, GFLOP of one forward (None: not counted); those that end in _fp32 are in float32
-MODELS_GPU: dict[str, tuple[dict[str, Any], int, float | None]] = {
-    "ddpm32_b1": (DDPM32, 1, 12.4),
-    "ddpm32_b64": (DDPM32, 64, 796),
-    "ddpm32_b512": (DDPM32, 512, 6371),
-    "ddpm256_b1": (DDPM256, 1, 497),
-    "ddpm256_b8": (DDPM256, 8, 3976),
-    "emoji64_b1": (EMOJI64, 1, 7.64),
-    "emoji64_b64": (EMOJI64, 64, 489),
-    "emoji64-dit_b1": (EMOJI64_DIT, 1, None),
-    "emoji64-dit_b64": (EMOJI64_DIT, 64, None),
-    "emoji-sd_b1": (EMOJI_SD, 1, None),
-    "emoji-sd_b64": (EMOJI_SD, 64, None),
-    "dit_b2": (DIT_XL2, 2, 475),
-    "dit_b32": (DIT_XL2, 32, 7595),
-    "sd15_b2": (SD15, 2, 1607),
-    "sd15_b16": (SD15, 16, 12852),
-    "sdxl_b2": (SDXL, 2, 13522),
-    **PLANNERS,
-}
-MODELS_CPU: dict[str, tuple[dict[str, Any], int, float | None]] = {
-    "emoji64_b1": (EMOJI64, 1, None),
-    "emoji64_b8": (EMOJI64, 8, None),
-    "emoji-sd_b1": (EMOJI_SD, 1, None),
-    "emoji-sd_b8": (EMOJI_SD, 8, None),
-    "ddpm32_b1": (DDPM32, 1, 12.4),
-}
 
 # workload -> N, H = W, C (a pair: a skip connection), of bfloat16 pictures that a U-Net normalises in 32 groups
 GROUP_NORMS = {
@@ -184,7 +71,7 @@ CONVOLUTIONS: dict[str, tuple[int, int, tuple[int, ...], int, int, dict[str, Any
     "ddpm256_b8-C3-H256-first": (8, 256, (3,), 128, 3, {}),
     "ddpm256_b8-C128-H256-last": (8, 256, (128,), 3, 3, {}),
 }
-# 3x3 convolutions on sm_90, by the kernel made for it, by that of all cards and by cuDNN: of each size the batches,
+# 3x3 convolutions on sm_90, by its own kernel, by the kernel of all cards and by cuDNN: of each size the batches,
 # input channels, H = W, output channels
 HOPPER_SQUARES = (
     ((1, 8), 128, 256, 128), ((1, 8), 256, 256, 128), ((1, 8), 128, 128, 128), ((1, 8), 256, 128, 128),

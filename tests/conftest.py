@@ -162,15 +162,15 @@ def save_value_guided(tmp_path, randomise):
 @pytest.fixture
 def save_tokenizer():
     """Save a CLIP tokenizer of a small vocabulary in one of the layouts that folders have; returns the folder."""
-    from tests.text_pipelines import save_tokenizer
+    from tests.support.text_pipelines import save_tokenizer
 
     return save_tokenizer
 
 
 @pytest.fixture(scope="session")
 def text_folder(tmp_path_factory):
-    """Return the folder of a tiny text pipeline of a kind (tests/text_pipelines.py), saved once and never changed."""
-    from tests.text_pipelines import text_pipeline
+    """Return the folder of a tiny text pipeline of a kind that tests/support/text_pipelines.py makes, saved once."""
+    from tests.support.text_pipelines import text_pipeline
 
     @functools.cache
     def folder(kind: str):
@@ -185,7 +185,7 @@ def text_folder(tmp_path_factory):
 def text_pipes(text_folder):
     """Return diffusers' tiny text pipeline of a kind and ours, of the same weights; nobody changes them."""
     from fastdiff import Pipeline
-    from tests.text_pipelines import text_pipeline
+    from tests.support.text_pipelines import text_pipeline
 
     @functools.cache
     def pipes(kind: str):

@@ -180,7 +180,7 @@ def main() -> int:
     if args.draw:
         draw(args.draw)
         return 0
-    from benchmarks.checkouts import checkout, commit  # which the other side may not have
+    from benchmarks.harness.checkouts import checkout, commit  # which the other side may not have
 
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         try:

@@ -7,8 +7,8 @@ import torch
 import fastdiff
 from fastdiff import DDIMScheduler, DDPMScheduler, DiTTransformer2DModel, InputError, Pipeline, UNet1DModel, UNet2DModel
 from fastdiff.checkpoints.model_info import ModelInfo
-from tests.planners import policy
-from tests.tiny import UNET
+from tests.support.planners import policy
+from tests.support.tiny import UNET
 
 DIT = {
     "sample_size": 8,

@@ -7,7 +7,7 @@ import fastdiff
 from fastdiff.errors import InputError
 from fastdiff.pipelines import TextToImagePipeline
 from fastdiff.reporting import Report, report
-from tests.text_pipelines import KINDS
+from tests.support.text_pipelines import KINDS
 
 
 @pytest.fixture

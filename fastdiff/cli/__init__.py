@@ -1,4 +1,5 @@
-"""The command line: `fastdiff sample`, `bulk`, `status`, `info`, `models`, `verify`, `ui` and `doctor`, a file each.
+"""The command line, a file for each command: `fastdiff sample`, `bulk`, `status`, `info`, `models`, `verify`, `ui`,
+`doctor`, `tune`.
 
 Parsing and printing only. Whatever does not need torch happens without it, so that help and errors come at once.
 Exit codes: 0 done; 1 the run failed; 2 the input cannot be used; 130 interrupted; 141 nobody reads the output any more.
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from fastdiff import __version__
-from fastdiff.cli import bulk, doctor, info, models, sample, status, streams, ui, verify
+from fastdiff.cli import bulk, doctor, info, models, sample, status, streams, tune, ui, verify
 from fastdiff.cli.arguments import Parser
 from fastdiff.cli.interruption import CTRL_C, EXIT_CODE
 from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
@@ -24,6 +25,7 @@ _COMMANDS = {
     "verify": (verify, "compare a model with diffusers, number by number"),
     "ui": (ui, "serve a web page that draws pictures"),
     "doctor": (doctor, "say what this machine has, what runs on it, and what is wrong"),
+    "tune": (tune, "find the fastest tiles for this card, and keep them in a table"),
 }
 
 NO_MEMORY = "out of memory; give a smaller --batch-size, or end other programs"  # of Python's own, which say nothing

@@ -1,4 +1,4 @@
-"""Tables of tiles, warps and stages: a file a card, which `benchmarks/tune.py` writes and operations read.
+"""Tables of tiles, warps and stages: a file a card, which `fastdiff tune` writes and operations read.
 
 `$FASTDIFF_TABLES/nvidia-h200.json`, by default in `~/.cache/fastdiff/tables`, stands before the one of that name in
 `kernels/tables`. Without either, operations choose by their own rules. A table changes no bit: it chooses among the

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import fastdiff
-from tests.text_pipelines import VAE
+from tests.support.text_pipelines import VAE
 
 Z = torch.randn(3, 4, 8, 8, generator=torch.Generator().manual_seed(0))
 X = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(1))

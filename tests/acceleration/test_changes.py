@@ -12,7 +12,7 @@ from torch import nn
 
 import fastdiff
 from fastdiff.acceleration.changes import Watch
-from tests.text_pipelines import text_pipeline
+from tests.support.text_pipelines import text_pipeline
 
 ATTENTION = "mid_block.attentions.0.transformer_blocks.0.attn1"
 

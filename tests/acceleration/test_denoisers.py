@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fastdiff
-from tests.planners import policy, value_function
+from tests.support.planners import policy, value_function
 
 CONFIG = {
     "sample_size": 8,
@@ -137,7 +137,7 @@ class TestPrecision:
         assert all(after[name].stride() == tensor.stride() for name, tensor in before.items())
 
     def test_a_pipeline_keeps_its_vae_whole(self):
-        from tests.text_pipelines import text_pipeline
+        from tests.support.text_pipelines import text_pipeline
 
         pipe = text_pipeline("sd1")
         fastdiff.accelerate(pipe, precision="int8")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import fastdiff
-from tests.pairwise import product
-from tests.text_pipelines import KINDS, text_pipeline
+from tests.support.pairwise import product
+from tests.support.text_pipelines import KINDS, text_pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")  # diffusers'
 PROMPT = "a photo of the cat"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fastdiff
-from tests.text_pipelines import KINDS, text_pipeline
+from tests.support.text_pipelines import KINDS, text_pipeline
 
 pytestmark = [
     pytest.mark.gpu,

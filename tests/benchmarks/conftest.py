@@ -7,30 +7,40 @@ from pathlib import Path
 import pytest
 import torch
 
+from fastdiff.tuning import timing
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def load(monkeypatch):
-    """load(name): a script of benchmarks/, which import each other by their bare names."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield importlib.import_module
-    for path in BENCHMARKS.glob("*.py"):
-        sys.modules.pop(path.stem, None)
+def load():
+    """load(stem): a script of benchmarks/; what a test changes in it ends with the test."""
+
+    def load_module(stem):
+        (path,) = BENCHMARKS.rglob(f"{stem}.py")
+        return importlib.import_module(".".join(path.relative_to(BENCHMARKS.parent).with_suffix("").parts))
+
+    def forget():
+        for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+            del sys.modules[name]
+
+    forget()
+    yield load_module
+    forget()
 
 
 @pytest.fixture
 def harness(load, monkeypatch):
-    """Short, on the CPU, which counts no bytes, and with dynamo's tracing but not its compiler."""
-    harness = load("harness")
+    """benchmarks/harness/operations.py, short, on the CPU, which counts no bytes, and with dynamo's tracing alone."""
 
     def traced(function):
         torch.compiler.reset()
         return torch.compile(function, dynamic=False, fullgraph=True, backend="eager")
 
-    measure = harness.measure
-    monkeypatch.setattr(harness, "DEVICE", torch.device("cpu"))
-    monkeypatch.setattr(harness, "compiled", traced)
-    monkeypatch.setattr(harness, "peak_bytes", lambda call: 0)
-    monkeypatch.setattr(harness, "measure", lambda calls, **options: measure(calls, graph=False, seconds=1e-4))
-    return harness
+    measure = timing.measure
+    monkeypatch.setattr(timing, "DEVICE", torch.device("cpu"))
+    monkeypatch.setattr(timing, "measure", lambda calls, **options: measure(calls, graph=False, seconds=1e-4))
+    operations = load("operations")
+    monkeypatch.setattr(operations, "compiled", traced)
+    monkeypatch.setattr(operations, "peak_bytes", lambda call: 0)
+    return operations

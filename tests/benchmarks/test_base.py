@@ -66,7 +66,13 @@ def test_a_loss_is_one_that_lasts(base, monkeypatch, capsys, tmp_path, tree, ver
 
 @pytest.mark.slow
 def test_both_sides_take_turns_in_processes_of_their_own(base, monkeypatch, capsys, tmp_path):
-    (tmp_path / "fastdiff").symlink_to(ROOT / "fastdiff")
+    """The base is a commit without `fastdiff.tuning`, and with other benchmarks."""
+    for name in ("fastdiff", "benchmarks"):
+        (tmp_path / name).mkdir()
+    for path in (ROOT / "fastdiff").iterdir():
+        if path.name != "tuning":
+            (tmp_path / "fastdiff" / path.name).symlink_to(path)
+    (tmp_path / "benchmarks" / "harness.py").write_text("raise ImportError('of the base')\n")
     (tmp_path / "sleeping.py").write_text(SLEEPING.format(root=str(ROOT)))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert base.compare("sleeping", ["slower"], str(tmp_path)) == 1
@@ -79,7 +85,7 @@ def test_the_call_of_an_operation(base, load, module):
     bench = load(module)
     bench.LINEARS = {"tiny": (1, 4, 8, 8, {"residual": True})}
     bench.CONVOLUTIONS = {"tiny": (1, 4, (8,), 8, 3, {"temb": True})}
-    assert base.call_of(module, "tiny")().shape[-1] == 8
+    assert base.call_of(f"benchmarks.kernels.{module}", "tiny")().shape[-1] == 8
 
 
 def test_what_is_no_commit_is_said(base, capsys):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.tiny import UNET, save_unet
+from tests.support.tiny import UNET, save_unet
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fastdiff
-from tests.planners import policy
+from tests.support.planners import policy
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = {
@@ -123,7 +123,7 @@ def test_a_model_alone_in_a_new_process(harness, load, monkeypatch):
 
     monkeypatch.setattr(bench.subprocess, "run", new_process)
     assert bench.in_new_process("eager", "ddpm32_b1") == {"peak_bytes": 7}
-    assert run == [[sys.executable, str(BENCHMARKS / "alone.py"), "eager", "ddpm32_b1"]]
+    assert run == [[sys.executable, str(BENCHMARKS / "models" / "alone.py"), "eager", "ddpm32_b1"]]
 
 
 @pytest.mark.parametrize(

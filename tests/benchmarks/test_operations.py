@@ -17,6 +17,11 @@ KEYS = {"workload", "fastdiff_ms", "eager_ms", "floor_ms", "share", "max_abs_err
 KEYS |= {"launches", "peak_bytes"} | COMPILED
 
 
+@pytest.fixture
+def reports(harness, load):
+    return load("reports")
+
+
 def check(row: dict, rate: str, keys: set[str] = KEYS) -> None:
     assert keys | {rate, f"ceiling_{rate}"} <= row.keys()
     assert row["share"] == pytest.approx(row[rate] / row[f"ceiling_{rate}"])
@@ -223,9 +228,9 @@ def test_products_in_8_bits(harness, load, monkeypatch, name):
     json.dumps(row)
 
 
-def test_results_are_saved_with_their_machine(harness, monkeypatch, tmp_path, capsys):
+def test_results_are_saved_with_their_machine(reports, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["bench", "--save", str(tmp_path)])
-    harness.report("some", [{"workload": "a", "fastdiff_ms": 1.0}, {"workload": "b", "compile_ms": None}])
+    reports.report("some", [{"workload": "a", "fastdiff_ms": 1.0}, {"workload": "b", "compile_ms": None}])
     rows = json.loads((tmp_path / "some.json").read_text())
     assert [row["workload"] for row in rows] == ["a", "b"]
     assert {"gpu", "torch", "triton", "diffusers", "commit"} <= rows[0].keys()
@@ -239,7 +244,7 @@ def test_results_are_saved_with_their_machine(harness, monkeypatch, tmp_path, ca
     ]
 
 
-def test_a_row_is_printed_and_saved_before_the_next_is_measured(harness, monkeypatch, tmp_path, capsys):
+def test_a_row_is_printed_and_saved_before_the_next_is_measured(reports, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["bench", "--save", str(tmp_path)])
 
     def rows():
@@ -252,27 +257,27 @@ def test_a_row_is_printed_and_saved_before_the_next_is_measured(harness, monkeyp
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        harness.report("some", rows())
+        reports.report("some", rows())
     assert [row["workload"] for row in json.loads((tmp_path / "some.json").read_text())] == ["a", "b"]
     (line,) = capsys.readouterr().out.splitlines()
     assert line.split() == ["b", "2"]
 
 
 @pytest.mark.parametrize(("named", "expected"), [([], ["a", "b"]), (["b"], ["b"]), (["b", "--save", "x"], ["b"])])
-def test_workloads_are_chosen_by_name(harness, monkeypatch, named, expected):
+def test_workloads_are_chosen_by_name(reports, monkeypatch, named, expected):
     monkeypatch.setattr(sys, "argv", ["bench", *named])
-    assert harness.chosen({"a": 1, "b": 2}) == expected
+    assert reports.chosen({"a": 1, "b": 2}) == expected
 
 
-def test_a_workload_that_there_is_not_is_named(harness, monkeypatch):
+def test_a_workload_that_there_is_not_is_named(reports, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["bench", "c"])
     with pytest.raises(SystemExit, match="no workload 'c'; there are a, b"):
-        harness.chosen({"a": 1, "b": 2})
+        reports.chosen({"a": 1, "b": 2})
 
 
-def test_what_needs_a_gpu_says_so_and_succeeds(harness, capsys):
+def test_what_needs_a_gpu_says_so_and_succeeds(reports, capsys):
     with pytest.raises(SystemExit) as ended:
-        harness.needs_gpu()
+        reports.needs_gpu()
     assert ended.value.code is None
     assert capsys.readouterr().out == "this benchmark needs a GPU: elsewhere every operation is its torch reference\n"
 

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from fastdiff.cli import main
-from tests.tiny import UNET, save_unet
+from tests.support.tiny import UNET, save_unet
 
 
 @pytest.fixture

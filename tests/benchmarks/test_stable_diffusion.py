@@ -6,7 +6,7 @@ import torch
 import transformers
 
 import fastdiff
-from benchmarks import stable_diffusion as sd
+from benchmarks.models import stable_diffusion as sd
 
 PARAMETERS = {  # of the published weights
     "UNet2DConditionModel": ((sd.SD15, 859_520_964), (sd.SD21, 865_910_724), (sd.SDXL, 2_567_463_684)),

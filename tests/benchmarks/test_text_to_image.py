@@ -105,7 +105,7 @@ def test_each_workload_has_a_process_with_empty_caches(bench, monkeypatch):
     assert [name for name, _ in made] == ["sd15", "sdxl"]
     sd15, sdxl = (folder for _, folder in made)
     expected = [("eager", sd15, "50"), ("fastdiff", sd15, "50"), ("fastdiff", sdxl, "30")]
-    script = str(BENCHMARKS / "pictures_alone.py")
+    script = str(BENCHMARKS / "pictures" / "pictures_alone.py")
     assert [command[:-1] for command in run] == [[sys.executable, script, *each] for each in expected]
     assert all(0 <= time.time() - float(command[-1]) < 60 for command in run)
 

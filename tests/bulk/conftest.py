@@ -20,8 +20,8 @@ from fastdiff.checkpoints.model_hash import begin_files_hash
 from fastdiff.cli import main
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import find_model, load_pipeline
-from tests.tiny import UNET, save_unet
-from tests.waiting import TIMEOUT
+from tests.support.tiny import UNET, save_unet
+from tests.support.waiting import TIMEOUT
 
 # One level: these tests draw hundreds of pictures.
 SMALL = UNET | {"block_out_channels": (8,), "down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",)}

@@ -11,7 +11,7 @@ import pytest
 from fastdiff.bulk import claims as claims_module
 from fastdiff.bulk.attempts import Attempts
 from fastdiff.bulk.claims import DEAD, Claims, Process, read_leases
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 
 class Clock:

@@ -21,9 +21,9 @@ from fastdiff.bulk.claims import read_leases
 from fastdiff.bulk.folder import Folder
 from fastdiff.cli import main
 from fastdiff.runs.drawing import Progress
-from tests import waiting
 from tests.bulk.soak.killing import children, kill, kill_all, wait_for
-from tests.waiting import TIMEOUT
+from tests.support import waiting
+from tests.support.waiting import TIMEOUT
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="signals and /proc"),

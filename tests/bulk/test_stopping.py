@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fastdiff.bulk import stopping
-from tests.waiting import TIMEOUT, wait_for
+from tests.support.waiting import TIMEOUT, wait_for
 
 CODE = """
 import sys, time

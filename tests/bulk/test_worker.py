@@ -20,7 +20,7 @@ from fastdiff.bulk.worker import Stopped
 from fastdiff.errors import InputError, NonFiniteError
 from fastdiff.requests import png
 from fastdiff.runs.drawing import draw, wait_for_pictures
-from tests.waiting import TIMEOUT
+from tests.support.waiting import TIMEOUT
 
 resource = pytest.importorskip("resource")  # of Unix
 pytestmark = pytest.mark.usefixtures("one_thread")  # as a worker has

@@ -9,8 +9,8 @@ from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.errors import InputError
 from fastdiff.samplers.ddpm import DDPMConfig
-from tests.planners import policy, value_function
-from tests.timing import at_once
+from tests.support.planners import policy, value_function
+from tests.support.timing import at_once
 
 
 @pytest.mark.parametrize(("widths", "scale"), [([8], 1), ([8, 16], 2), ((128, 256, 512, 512), 8)])

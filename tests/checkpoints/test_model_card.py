@@ -13,7 +13,7 @@ from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
-from tests.timing import at_once
+from tests.support.timing import at_once
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from fastdiff.models import dit
 from fastdiff.models import model as model_module
 from fastdiff.models.blocks import transformer
 from fastdiff.pipelines import base as base_module
-from tests import text_pipelines
-from tests.planners import policy, value_function
-from tests.tiny import UNET
+from tests.support import text_pipelines
+from tests.support.planners import policy, value_function
+from tests.support.tiny import UNET
 
 DIT = {
     "sample_size": 8,

@@ -24,8 +24,8 @@ from fastdiff.models.dit import DiTTransformer2DModel
 from fastdiff.models.unet1d import UNet1DModel
 from fastdiff.models.unet2d import UNet2DModel
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
-from tests.planners import policy
-from tests.timing import at_once
+from tests.support.planners import policy
+from tests.support.timing import at_once
 
 NAME = "diffusion_pytorch_model.safetensors"
 UNET = {

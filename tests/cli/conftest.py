@@ -12,8 +12,8 @@ import pytest
 
 from fastdiff import cli
 from fastdiff.checkpoints import hub
-from tests.tiny import UNET, save_unet
-from tests.waiting import TIMEOUT
+from tests.support.tiny import UNET, save_unet
+from tests.support.waiting import TIMEOUT
 
 BUNDLED = hub.bundled_models()["emoji64"]
 

@@ -18,7 +18,7 @@ from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.diffusion import loop
 from fastdiff.requests import png
-from tests.waiting import TIMEOUT
+from tests.support.waiting import TIMEOUT
 
 WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fastdiff.cli.streams import MAX_MESSAGE, Notices, error_line
-from tests.waiting import TIMEOUT
+from tests.support.waiting import TIMEOUT
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="closes streams as a POSIX shell does")
 

@@ -16,7 +16,7 @@ from sd_parsers import ParserManager
 from fastdiff import cli
 from fastdiff.pipelines import Pipeline
 from fastdiff.requests import png
-from tests.waiting import TIMEOUT
+from tests.support.waiting import TIMEOUT
 
 CAT, RIDER = "a photo of the cat", "the astronaut riding the cat"
 LONG = "the photo of the cat riding the photo of the astronaut riding the photo of the cat of the ocean of the cat"

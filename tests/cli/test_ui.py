@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from fastdiff.cli import main
-from tests.waiting import TIMEOUT
+from tests.support.waiting import TIMEOUT
 
 ROOT = Path(__file__).parents[2]
 

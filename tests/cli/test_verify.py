@@ -15,7 +15,7 @@ import fastdiff
 from fastdiff import cli
 from fastdiff.runs.drawing import load_pipeline
 from fastdiff.verification import models
-from tests.planners import policy, value_function
+from tests.support.planners import policy, value_function
 
 
 @pytest.fixture(scope="module")

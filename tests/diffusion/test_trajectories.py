@@ -6,7 +6,7 @@ import torch
 
 from fastdiff import DDIMScheduler, DDPMScheduler, InputError, NonFiniteError, Pipeline, UNet1DModel, UNet2DModel
 from fastdiff.diffusion.trajectories import place_conditions, read_conditions, sort_trajectories
-from tests import planners
+from tests.support import planners
 
 POLICY = planners.policy(8, 16, 16, in_channels=5, out_channels=5)
 VALUES = planners.value_function(8, 32, in_channels=5, out_channels=5)

@@ -12,7 +12,7 @@ import torch
 from fastdiff.doctor import checking
 from fastdiff.errors import InputError
 from fastdiff.kernels.host.hopper import gluon, verdict
-from tests.waiting import TIMEOUT
+from tests.support.waiting import TIMEOUT
 
 ROOT = Path(__file__).parents[2]
 CHILD = """

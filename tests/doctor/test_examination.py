@@ -16,7 +16,7 @@ from fastdiff.doctor import examination, folders, kernels, machine, packages, sp
 from fastdiff.doctor.finding import Finding
 from fastdiff.doctor.machine import Machine
 from fastdiff.kernels.host.hopper import gluon
-from tests.waiting import TIMEOUT
+from tests.support.waiting import TIMEOUT
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from fastdiff import cli
 from fastdiff.bulk.fingerprint import differences, digest, take_fingerprint
 from fastdiff.bulk.stopping import Stop
 from fastdiff.requests import png
-from tests.tiny import UNET, save_unet
+from tests.support.tiny import UNET, save_unet
 
 LINE = (
     "the fast kernels are off: nobody has confirmed them in Triton 77.1.0; "

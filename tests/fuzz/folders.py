@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from fastdiff.checkpoints.weights import diffusers_shapes
 from fastdiff.models.classes import DENOISERS
-from tests.text_pipelines import UNETS, save_tokenizer, text_pipeline, vocabulary
+from tests.support.text_pipelines import UNETS, save_tokenizer, text_pipeline, vocabulary
 
 STEM = "diffusion_pytorch_model"
 UNET = {
@@ -139,7 +139,7 @@ KINDS = {
     "sd2": Kind("StableDiffusionPipeline", SD["sd2"], shards=2),
     "sdxl": Kind("StableDiffusionXLPipeline", SD["sdxl"]),
 }
-OF_PROMPTS = ("sd1", "sd2", "sdxl")  # made by tests.text_pipelines
+OF_PROMPTS = ("sd1", "sd2", "sdxl")  # made by tests.support.text_pipelines
 LAYOUTS = {  # of the tokenizers in such folders
     "sd1": {"tokenizer": "one-file"},
     "sd2": {"tokenizer": "old"},

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from fastdiff.kernels.host import launching
-from tests import accuracy
-from tests.pairwise import combinations, cover
+from tests.support import accuracy
+from tests.support.pairwise import combinations, cover
 
 FOLDER = Path(__file__).parent
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
@@ -206,7 +206,7 @@ def e4m3_of_cards(monkeypatch):
 
 @pytest.fixture
 def assert_accurate(exact_matmuls):
-    """Return `tests.accuracy.assert_accurate`, where torch multiplies float32 in float32."""
+    """Return `tests.support.accuracy.assert_accurate`, where torch multiplies float32 in float32."""
     return accuracy.assert_accurate
 
 

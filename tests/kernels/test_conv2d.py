@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from fastdiff.kernels.conv2d import Conv2dCall, Norm, Shortcut, conv2d
 from fastdiff.kernels.host import launching
 from fastdiff.kernels.host.weights import k_first
-from tests.accuracy import in_dtype, peer_and_truth
 from tests.kernels.test_group_norm import by_torch as norm_by_torch
+from tests.support.accuracy import in_dtype, peer_and_truth
 
 
 @dataclass(frozen=True)

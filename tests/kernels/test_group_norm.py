@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host.moments import Moments
-from tests.accuracy import peer_and_truth
+from tests.support.accuracy import peer_and_truth
 
 SHAPES = {  # (N, H, W, C), groups
     "N2-C64-H16-unet": ((2, 16, 16, 64), 32),

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fastdiff.kernels.layer_norm import layer_norm
-from tests.accuracy import peer_and_truth
+from tests.support.accuracy import peer_and_truth
 
 SHAPES = {  # N, L, C
     "N2-L16-C64": (2, 16, 64),

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from fastdiff.kernels.host import launching
 from fastdiff.kernels.host.hopper import linear as on_hopper
 from fastdiff.kernels.linear import LinearCall, linear
-from tests.accuracy import in_dtype, peer_and_truth
+from tests.support.accuracy import in_dtype, peer_and_truth
 
 ACTIVATIONS = {
     None: lambda x: x,

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fastdiff.kernels.swiglu import swiglu
-from tests.accuracy import peer_and_truth
+from tests.support.accuracy import peer_and_truth
 
 SHAPES = {  # N, L, C_in, C_out
     "N2-L48-C64": (2, 48, 64, 128),

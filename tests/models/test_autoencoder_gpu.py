@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.stable_diffusion import SD15_VAE
+from benchmarks.models.stable_diffusion import SD15_VAE
 from fastdiff import AutoencoderKL, DDIMScheduler, DiTTransformer2DModel, Pipeline
 from fastdiff.kernels.host.dispatch import references_only
 from fastdiff.models import autoencoder

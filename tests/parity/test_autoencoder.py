@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fastdiff import AutoencoderKL
-from tests.pairwise import product
+from tests.support.pairwise import product
 
 BASE = {
     "block_out_channels": (8, 16),

@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from fastdiff import Pipeline
 from fastdiff.checkpoints import hub
-from tests.text_parity import PICTURES, draw
+from tests.support.text_parity import PICTURES, draw
 
 FOLDER = hub.bundled_models()["emoji-sd"]
 LATENTS = 1e-4

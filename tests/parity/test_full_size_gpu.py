@@ -15,7 +15,7 @@ from diffusers.models.attention_processor import Attention, AttnProcessor
 from torch import Tensor, nn
 
 import fastdiff
-from benchmarks import stable_diffusion as sd
+from benchmarks.models import stable_diffusion as sd
 from fastdiff.checkpoints.weight_files import without_prefix
 from fastdiff.checkpoints.weights import load_weights
 from fastdiff.pipelines.text_to_image import TextToImagePipeline

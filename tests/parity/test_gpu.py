@@ -7,7 +7,7 @@ import torch
 import fastdiff
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.weights import load_weights
-from tests.planners import policy
+from tests.support.planners import policy
 
 pytestmark = [
     pytest.mark.gpu,

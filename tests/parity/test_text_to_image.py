@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fastdiff import Pipeline
-from tests.pairwise import product
-from tests.text_parity import assert_both_draw_the_same, assert_same, draw
-from tests.text_pipelines import KINDS, text_pipeline, tiny_unet, tiny_vae
+from tests.support.pairwise import product
+from tests.support.text_parity import assert_both_draw_the_same, assert_same, draw
+from tests.support.text_pipelines import KINDS, text_pipeline, tiny_unet, tiny_vae
 
 ALL = pytest.mark.parametrize("kind", KINDS)
 SDXL = "sdxl"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastdiff import Pipeline
-from tests.pairwise import product
+from tests.support.pairwise import product
 
 TOLERANCE = 1e-4
 SEED = 5

@@ -7,7 +7,7 @@ import torch
 from fastdiff import UNet2DModel
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.weights import load_weights
-from tests.pairwise import each_option
+from tests.support.pairwise import each_option
 
 BASE = {
     "sample_size": 16,

@@ -6,8 +6,8 @@ import torch
 
 from fastdiff import UNet1DModel
 from fastdiff.checkpoints.weights import load_weights
-from tests.pairwise import product
-from tests.planners import policy, value_function
+from tests.support.pairwise import product
+from tests.support.planners import policy, value_function
 
 HOPPER, WALKER = {"in_channels": 14, "out_channels": 14}, {"in_channels": 23, "out_channels": 23}
 UP = "UpResnetBlock1D"

@@ -6,7 +6,7 @@ import torch
 
 from fastdiff import UNet2DConditionModel
 from fastdiff.checkpoints.weights import load_weights
-from tests.pairwise import each_option, product
+from tests.support.pairwise import each_option, product
 
 SD = {  # a tiny relative of SD1.x
     "sample_size": 8,

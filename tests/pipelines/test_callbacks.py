@@ -10,9 +10,9 @@ from diffusers.callbacks import (
 )
 
 from fastdiff import InputError
-from tests.pairwise import product
-from tests.text_parity import assert_same, draw
-from tests.text_pipelines import KINDS
+from tests.support.pairwise import product
+from tests.support.text_parity import assert_same, draw
+from tests.support.text_pipelines import KINDS
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

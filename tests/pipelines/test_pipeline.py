@@ -20,7 +20,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion import conditioning, pictures
 from fastdiff.requests import request as settings
-from tests.pairwise import product
+from tests.support.pairwise import product
 
 TINY = {
     "sample_size": 8,

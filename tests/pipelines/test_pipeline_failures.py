@@ -17,7 +17,7 @@ from fastdiff import (
     UNet2DModel,
 )
 from fastdiff.diffusion import decoding, loop
-from tests.pairwise import product
+from tests.support.pairwise import product
 
 TINY = {
     "sample_size": 8,

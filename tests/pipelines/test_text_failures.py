@@ -9,8 +9,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from fastdiff import InputError, NonFiniteError, Pipeline, TextToImagePipeline, UNet2DModel
-from tests import text_pipelines
-from tests.text_pipelines import save_tokenizer, tiny_encoder, tiny_unet, tiny_vae
+from tests.support import text_pipelines
+from tests.support.text_pipelines import save_tokenizer, tiny_encoder, tiny_unet, tiny_vae
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

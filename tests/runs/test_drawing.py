@@ -15,7 +15,7 @@ from fastdiff.requests.completion import Cell
 from fastdiff.requests.defaults import COMMAND, LIBRARY, PAGE
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Progress, Run, draw, explain, find_model, load_pipeline
-from tests.tiny import UNET, save_unet
+from tests.support.tiny import UNET, save_unet
 
 ASKED = Request(model="emoji64", label=("noto food", 1), seed=(7, 8), num_inference_steps=2, dtype="float32")
 

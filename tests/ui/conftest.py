@@ -24,7 +24,7 @@ from fastdiff.ui.engine import Engine
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.server import serving
-from tests.tiny import save_small_bundled
+from tests.support.tiny import save_small_bundled
 from tests.ui.browser.actions import DESKTOP, TIMEOUT
 
 GRADIO_WARNINGS = ["'future.no_silent_downcasting' is deprecated", "The copy keyword is deprecated"]

@@ -18,7 +18,7 @@ from fastdiff.runs.drawing import load_pipeline
 from fastdiff.text.tokenizer import CLIPTokenizer
 from fastdiff.verification import text_models
 from fastdiff.verification.models import compare_with_diffusers
-from tests.text_pipelines import text_pipeline
+from tests.support.text_pipelines import text_pipeline
 
 SLOW = pytest.mark.slow
 pytestmark = SLOW  # tests/cli/test_verify.py has the quick ones

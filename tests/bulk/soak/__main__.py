@@ -7,7 +7,7 @@ worker or all with their launcher in turn of chance; whenever nothing is left, t
 hashes of all shards and of all pixels are compared, every shard is verified, and what lies about is looked for.
 With --save the result is kept in benchmarks/results/soak.json, or in a file of another name. On GPUs:
 
-    python benchmarks/bulk_folders.py ddpm32 /tmp/ddpm32
+    python benchmarks/pictures/bulk_folders.py ddpm32 /tmp/ddpm32
     python -m tests.bulk.soak --pictures 50000 --kills 6 --workers 1 2 --model /tmp/ddpm32 --flags "--steps 50" \\
         --save FILE
 """
@@ -139,7 +139,7 @@ def find_faults(folder: Path, pictures: int) -> list[str]:
 
 def save_tiny(folder: Path) -> Path:
     """Save a tiny U-Net of random weights, 8 x 8."""
-    from tests.tiny import UNET, save_unet
+    from tests.support.tiny import UNET, save_unet
 
     return save_unet(folder, **UNET)
 

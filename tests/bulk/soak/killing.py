@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.waiting import TIMEOUT
+from tests.support.waiting import TIMEOUT
 
 
 def children(pid: int) -> list[int]:

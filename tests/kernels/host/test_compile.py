@@ -1,7 +1,7 @@
 """Every kernel compiles for every card without one, and fits its shared memory: the tiles that the wrappers choose.
 
-A case is a call of an operation on meta tensors (`tests/compile_cases.py`), whose launches are compiled instead of run:
-for sm_90 every case, for sm_80 and sm_89 the largest tile of each kernel with each kind of numbers.
+A case is a call of an operation on meta tensors (`tests/support/compile_cases.py`), whose launches are compiled instead
+of run: for sm_90 every case, for sm_80 and sm_89 the largest tile of each kernel with each kind of numbers.
 """
 
 import os
@@ -16,8 +16,8 @@ from fastdiff.kernels.host import dispatch
 from fastdiff.kernels.host.tuning import using
 from fastdiff.models.denoiser import Conditioning
 from fastdiff.models.prompt import Prompt
-from tests.compile_cases import CASES, FP8_CASES, meta
-from tests.compiled import assert_compiles, kinds_of
+from tests.support.compile_cases import CASES, FP8_CASES, meta
+from tests.support.compiled import assert_compiles, kinds_of
 
 pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":

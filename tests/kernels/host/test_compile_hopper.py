@@ -19,7 +19,7 @@ from fastdiff.kernels.host.hopper.attention import PLANS, plan_of
 from fastdiff.kernels.host.weights import FP8, INT8, Quantised, quantise
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
-from tests.compiled import assert_compiles, assert_lowers, kinds_of
+from tests.support.compiled import assert_compiles, assert_lowers, kinds_of
 
 triton = pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":

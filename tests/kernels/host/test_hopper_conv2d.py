@@ -16,11 +16,11 @@ from fastdiff.kernels.host.hopper import conv2d as hopper
 from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.host.recording import record
 from fastdiff.kernels.host.weights import FP8, INT8, Quantised, quantise
-from tests.accuracy import in_dtype
-from tests.emulated_gluon import emulated
+from tests.kernels.host.hopper.emulated_gluon import emulated
 from tests.kernels.test_conv2d import by_torch
 from tests.kernels.test_to_fp8 import dequantised
-from tests.pairwise import product as product_of
+from tests.support.accuracy import in_dtype
+from tests.support.pairwise import product as product_of
 
 pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":

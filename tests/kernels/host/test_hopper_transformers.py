@@ -15,13 +15,13 @@ from fastdiff.kernels.host.weights import FP8, INT8, quantise
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.kernels.to_fp8 import to_fp8
-from tests.accuracy import in_dtype
-from tests.emulated_gluon import emulated
 from tests.kernels import test_geglu, test_swiglu
 from tests.kernels import test_linear as products
+from tests.kernels.host.hopper.emulated_gluon import emulated
 from tests.kernels.test_attention import exact
 from tests.kernels.test_to_fp8 import dequantised
-from tests.pairwise import product
+from tests.support.accuracy import in_dtype
+from tests.support.pairwise import product
 
 pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":

@@ -21,7 +21,7 @@ from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.reporting import Report, report
-from tests.planners import policy
+from tests.support.planners import policy
 
 SMALL = {
     "sample_size": 8,

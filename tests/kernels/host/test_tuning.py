@@ -16,8 +16,8 @@ from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.host import tuning
 from fastdiff.kernels.host.tuning import NO_TABLE, Table, card_table, file_name, named, read_table, tuned, using
 from fastdiff.kernels.linear import linear
-from tests.accuracy import peer_and_truth
 from tests.kernels import test_attention, test_conv2d, test_geglu, test_linear
+from tests.support.accuracy import peer_and_truth
 
 VERSION = getattr(triton, "__version__", "3.6.0")
 gpu = pytest.mark.gpu

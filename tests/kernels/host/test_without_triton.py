@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import TIMEOUT
+from tests.support.waiting import TIMEOUT
 
 ROOT = Path(__file__).parents[3] / "kernels"
 MODULES = sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ROOT.rglob("*.py"))

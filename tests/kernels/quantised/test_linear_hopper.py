@@ -13,10 +13,10 @@ from fastdiff.kernels.host.weights import FP8, INT8, quantise
 from fastdiff.kernels.linear import LinearCall, linear
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.kernels.to_fp8 import to_fp8
-from tests.accuracy import in_dtype
 from tests.kernels.quantised.test_quantised import BY_TORCH, assert_costs_what_8_bits_cost, judged
 from tests.kernels.test_linear import Case, truth
 from tests.kernels.test_to_fp8 import dequantised
+from tests.support.accuracy import in_dtype
 
 NARROW = {FP8: {"narrow": dequantised}, INT8: {}}  # what becomes of x
 

@@ -18,13 +18,13 @@ from fastdiff.kernels.host.weights import INT8, Quantised
 from fastdiff.kernels.host.weights import quantise as quantise_to
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
-from tests.accuracy import in_dtype
 from tests.kernels import test_conv2d as convolutions
 from tests.kernels import test_conv2d_hopper as sm_90
 from tests.kernels import test_geglu, test_swiglu
 from tests.kernels import test_linear as products
 from tests.kernels.test_conv2d import Case as Convolution
 from tests.kernels.test_linear import Case as Product
+from tests.support.accuracy import in_dtype
 
 quantise = partial(quantise_to, dtype=INT8)
 WORSE = 1.1  # times the error of the truth quantised alike

@@ -7,7 +7,7 @@ import torch
 from fastdiff import Pipeline
 from fastdiff.errors import InputError
 from fastdiff.sampler_names import SCHEDULER_OPTIONS, SCHEDULERS
-from tests.pairwise import product
+from tests.support.pairwise import product
 
 NAMES = [name for name in SCHEDULERS if name not in ("ddim", "ddpm")]
 STEPS = 6

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import fastdiff
 from fastdiff.errors import InputError
-from tests.pairwise import each_option, product
+from tests.support.pairwise import each_option, product
 
 BOTH = ("ddpm", "ddim")
 CLASSES = {

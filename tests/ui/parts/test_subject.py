@@ -8,7 +8,7 @@ import pytest
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.ui.parts.subject import LabelPickers, PromptBoxes, _choices, count_tokens
-from tests.text_pipelines import LENGTH
+from tests.support.text_pipelines import LENGTH
 
 GRID = ["red cat", "red dog", "blue cat", "blue dog"]
 ROOM = LENGTH - 2

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from fastdiff.ui.serving import listeners
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 DATA = ["emoji64", None, 0, 8, 3, *[None] * 5, 1, *[None] * 3]  # 8 pictures, one after the other, of 3 steps
 

@@ -13,7 +13,7 @@ import pytest
 from gradio.route_utils import GradioUploadFile
 
 from fastdiff.ui.parts.request import Limits
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 LIMITS = Limits(waiting=2, upload=100_000, uploads=400_000)
 opened: list[tuple] | None = None  # connections asked for while it is a list

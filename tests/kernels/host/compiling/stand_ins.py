@@ -9,7 +9,7 @@ import torch
 
 from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.to_fp8 import BLOCK, to_fp8
-from tests.waiting import TIMEOUT
+from tests.support.waiting import TIMEOUT
 
 KERNELS = ["largest_kernel", "scale_kernel"]  # what `narrow` launches, which compile in a tenth of a second each
 

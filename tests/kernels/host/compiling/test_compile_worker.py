@@ -20,7 +20,7 @@ from fastdiff.kernels.host.compiling import Turn, only_compiling
 from fastdiff.kernels.host.weights import FP8, quantise
 from fastdiff.kernels.linear import linear
 from tests.kernels.host.compiling.stand_ins import launchers, narrow, wait_for
-from tests.waiting import TIMEOUT
+from tests.support.waiting import TIMEOUT
 
 pytest.importorskip("triton", reason="no Triton here")
 pytestmark = [

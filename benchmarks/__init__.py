@@ -1,0 +1,1 @@
+"""Benchmarks. Each `bench_*.py` is a script; `harness/` has what they share."""

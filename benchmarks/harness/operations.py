@@ -1,0 +1,140 @@
+"""An operation beside torch: its ways, its row of numbers, and the rates that a GPU reaches."""
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fastdiff.kernels.device
+from fastdiff.kernels.host.dispatch import Operation
+from fastdiff.kernels.host.launching import is_sm_90
+from fastdiff.kernels.host.recording import record
+from fastdiff.tuning.forwards import in_dtype
+from fastdiff.tuning.timing import DEVICE, Call, measure
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+
+
+def in_float32(function: Callable, args: tuple, options: dict[str, Any]) -> Any:
+    """Return `function` of the arguments in float32: the truth."""
+    return function(*in_dtype(args, torch.float32), **in_dtype(options, torch.float32))
+
+
+def compiled(function: Callable) -> Callable:
+    """`function` under torch.compile for the shapes that it is called with, without a fallback to eager torch."""
+    torch.compiler.reset()  # dynamo gives up on a function of which it keeps eight versions
+    return torch.compile(function, dynamic=False, fullgraph=True)
+
+
+def ways(operation: Operation, *args: Any, **options: Any) -> dict[str, Call]:
+    """Calls of an operation: ours, and its torch reference eager and compiled."""
+    runs: dict[str, Callable] = {
+        "fastdiff": operation,
+        "eager": operation.reference,
+        "compile": compiled(operation.reference),
+    }
+    return {who: partial(run, *args, **options) for who, run in runs.items()}
+
+
+def hopper_way(operation: Operation, *args: Any, **options: Any) -> tuple[str, dict[str, Call]]:
+    """The name of the plan of a kernel made for sm_90 alone, and a call of it where it can run here."""
+    call = operation.parse(*args, **options)
+    runs = is_sm_90(DEVICE) and call.hopper_obstacle() is None
+    return call.hopper_plan() or "", {"hopper": partial(operation.hopper, *args, **options)} if runs else {}
+
+
+def print_confirmed(gains: Mapping[str, list[float]]) -> None:
+    """Print which plans were the faster wherever they ran, as `host/hopper/gluon.py` lists them, and which were not."""
+    for plan, each in gains.items():
+        if min(each) > 1:
+            print(f'for CONFIRMED: "{plan}",')
+        else:
+            print(f"not confirmed: {plan}, gains {', '.join(f'{gain:.3g}' for gain in each)}")
+
+
+def kernel_row(
+    workload: str, calls: Mapping[str, Call], truth: Tensor, *, ceiling: float, flop: float = 0, moved: float = 0
+) -> dict[str, Any]:
+    """The row of an operation: times, errors, launches and memory of `calls`, of which one is "fastdiff".
+
+    Args:
+        calls: each returns its output, (N, ...), or a tuple that begins with it.
+        truth: (n, ...), float32 or wider: the first n pictures.
+        ceiling: TFLOP/s where the work is `flop` operations, TB/s where it is `moved` bytes.
+
+    Raises: ArithmeticError where ours is off by more than twice what eager torch is: a wrong result has no time.
+    """
+    errors = {f"{who}_max_abs_err": max_abs_err(call(), truth) for who, call in calls.items()}
+    ours, torchs = errors.pop("fastdiff_max_abs_err"), errors["eager_max_abs_err"]
+    if not ours <= 2 * torchs + torch.finfo(torch.bfloat16).eps:
+        raise ArithmeticError(f"{workload}: ours is off by {ours:.3g}, eager torch by {torchs:.3g}")
+    times = measure(calls, seconds=0.03)
+    floor, rate = (flop or moved) / ceiling / 1e9, "tflops" if flop else "tbps"
+    return {
+        "workload": workload,
+        **{f"{who}_ms": milliseconds for who, milliseconds in times.items()},
+        "floor_ms": floor,
+        rate: (flop or moved) / times["fastdiff"] / 1e9,
+        f"ceiling_{rate}": ceiling,
+        "share": floor / times["fastdiff"],
+        "max_abs_err": ours,
+        **errors,
+        "launches": launches(calls["fastdiff"]),
+        "peak_bytes": peak_bytes(calls["fastdiff"]),
+    }
+
+
+def max_abs_err(output: Any, truth: Tensor) -> float:
+    output = output[0] if isinstance(output, tuple) else output
+    return (output[: len(truth)].to(truth.dtype) - truth).abs().max().item()
+
+
+def launches(call: Call) -> int:
+    """The number of our kernels and of torch's operations in a call."""
+    with record(DEVICE) as recorded:
+        call()
+    return sum(len(made.kernels) + len(made.torch) for made in recorded.calls)
+
+
+def peak_bytes(call: Call) -> int:
+    """Bytes that a call, outside of any CUDA graph, allocates beyond what was there, its output included."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    return torch.cuda.max_memory_allocated() - before
+
+
+@functools.cache
+def kernel_modules() -> dict[str, str]:
+    """The name of each function that Triton compiles, which is its kernel's, and the stem of the file it is in."""
+    found: dict[str, str] = {}
+    root = Path(next(iter(fastdiff.kernels.device.__path__)))
+    for path in sorted(root.rglob("*.py")):
+        name = ".".join(path.relative_to(root).with_suffix("").parts)
+        module = importlib.import_module(f"fastdiff.kernels.device.{name}")
+        for value in vars(module).values():
+            function: Any = getattr(value, "fn", None)
+            if getattr(function, "__module__", "") == module.__name__:  # not imported from another
+                found[function.__name__] = path.stem
+    return found
+
+
+def ceilings() -> dict[str, float]:
+    """The rates that this GPU reaches: bf16 matrix products in TFLOP/s, copies in TB/s (read and written)."""
+    a, b = (torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    source = torch.ones(2**29, device=DEVICE)
+    target = torch.empty_like(source)
+    # copied by a kernel: the copy node of a CUDA graph was seen to be slower
+    times = measure({"matmul": lambda: a @ b, "copy": lambda: torch.neg(source, out=target)})
+    return {
+        "matmul_bf16_tflops": 2 * 8192**3 / times["matmul"] / 1e9,
+        "copy_tbps": 2 * source.nbytes / times["copy"] / 1e9,
+    }

@@ -1,0 +1,104 @@
+"""Products by weights in 8 bits on sm_90: by its own kernel, "hopper", and the kernel of all cards, "kernel"; in bf16.
+
+    python benchmarks/kernels/quantised/bench_linear_8bit.py [PLAN ...] [--save [DIR]]
+
+`bf16` is what the operation takes in bfloat16. In fp8 the tokens have been through `to_fp8`; int8 begins with
+`from_int8`. Both kernels must have the same bits. In the end are the plans whose `hopper` was the faster at all
+numbers of tokens that it takes, as `host/hopper/gluon.py` lists them.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.harness.operations import print_confirmed, randn
+from benchmarks.harness.reports import chosen, needs_gpu, report
+from fastdiff.kernels.geglu import geglu
+from fastdiff.kernels.host.dispatch import Operation
+from fastdiff.kernels.host.hopper import linear as on_hopper
+from fastdiff.kernels.host.weights import FP8, INT8, quantise
+from fastdiff.kernels.linear import linear
+from fastdiff.kernels.swiglu import swiglu
+from fastdiff.kernels.to_fp8 import to_fp8
+from fastdiff.tuning.timing import measure
+
+TOKENS = (512, 2048, 8192)
+# plan -> operation, input channels, rows of the weight, options of linear; option "residual" is a tensor of its size;
+# of PLANS then the dtype of the weight
+PRODUCTS: dict[str, tuple[Operation, int, int, dict[str, Any]]] = {
+    **{f"linear {a} to {b}": (linear, a, b, {}) for a, b in (
+        (320, 320), (320, 960), (640, 640), (640, 1920), (1280, 1280), (1280, 3840), (512, 1536), (1152, 1152),
+        (1152, 3456), (4608, 1152),
+    )},
+    "linear 1152 to 4608": (linear, 1152, 4608, {"activation": "gelu_tanh"}),
+    **{f"linear {4 * a} to {a}, residual": (linear, 4 * a, a, {"residual": True}) for a in (320, 640, 1280)},
+    **{f"geglu {a} to {8 * a}": (geglu, a, 8 * a, {}) for a in (320, 640, 1280)},
+    "swiglu 1152 to 6144": (swiglu, 1152, 6144, {}),
+}  # fmt: skip
+PLANS = {
+    f"{name}, {precision}": (*product, dtype)
+    for precision, dtype in (("fp8", FP8), ("int8", INT8))
+    for name, product in PRODUCTS.items()
+}
+
+
+def main() -> None:
+    needs_gpu()
+    gains: dict[str, list[float]] = {}
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for name in chosen(PLANS):
+            for tokens in TOKENS:
+                made = row(name, tokens)
+                if "hopper_ms" in made:
+                    gains.setdefault(name, []).append(made["kernel_ms"] / made["hopper_ms"])
+                yield made
+
+    report("linear_8bit", rows())
+    print_confirmed(gains)
+
+
+@torch.inference_mode()
+def row(name: str, tokens: int) -> dict[str, Any]:
+    """Times of a plan at so many tokens of one picture; no `hopper` where there are too few for its kernel."""
+    operation, channels, rows, options, dtype = PLANS[name]
+    x, weight, bias = randn(1, tokens, channels), randn(rows, channels) * channels**-0.5, randn(rows)
+    options = options | ({"residual": randn(1, tokens, rows)} if "residual" in options else {})
+    calls = {"bf16": partial(operation, x, weight, bias, **options)}
+    made, given = quantise(weight, dtype), x
+    if dtype == FP8:
+        calls["to_fp8"], (given,) = partial(to_fp8, x), to_fp8(x)
+    calls["kernel"] = partial(operation.kernel, given, made, bias, **options)
+    tiles = on_hopper.tiles_of(tokens, made, dual=operation is not linear)
+    if tiles is not None and operation.parse(given, made, bias, **options).hopper_obstacle() is None:
+        calls["hopper"] = partial(operation.hopper, given, made, bias, **options)
+        check(name, calls["hopper"](), calls["kernel"]())
+    times = measure(calls, seconds=0.03)
+    fastest = times.get("hopper", times["kernel"])
+    return {
+        "workload": f"{name}, {tokens}",
+        **{f"{who}_ms": milliseconds for who, milliseconds in times.items()},
+        "tflops": 2 * tokens * rows * channels / fastest / 1e9,
+        "tile": "" if tiles is None else "{} + {}".format(*tiles.parts),
+    }
+
+
+def invocation(name: str, tokens: int) -> tuple[Operation, tuple, dict[str, Any]]:
+    """The operation of a plan at so many tokens of one picture, its arguments and options."""
+    operation, channels, rows, options, dtype = PLANS[name]
+    x, weight = randn(1, tokens, channels), quantise(randn(rows, channels) * channels**-0.5, dtype)
+    given = to_fp8(x)[0] if dtype == FP8 else x
+    more = {"residual": randn(1, tokens, rows)} if "residual" in options else {}
+    return operation, (given, weight, randn(rows)), options | more
+
+
+def check(name: str, ours: torch.Tensor, expected: torch.Tensor) -> None:
+    """Raise ArithmeticError unless both kernels have the same bits."""
+    if not torch.equal(ours, expected):
+        raise ArithmeticError(f"{name}: {len(ours[0])} tokens have not the bits of the kernel of all cards")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""`fastdiff tune`: find the tiles, warps and stages that are fastest on this card, and keep them in a table."""
+
+import argparse
+import json
+from typing import Any
+
+from fastdiff.arguments import shown
+from fastdiff.cli.arguments import count
+from fastdiff.cli.streams import printable, require_stdout, say
+from fastdiff.errors import InputError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    names = "a model and its batch size, such as sd15_b2 (default: all; the error of an unknown name lists them)"
+    add("workload", nargs="*", default=(), metavar="WORKLOAD", help=names)
+    add("--model", metavar="MODEL", help="a model of yours instead: bundled name, diffusers folder or hub id")
+    add("--batch-size", type=count, default=1, metavar="N", help="pictures of --model at once (default: 1)")
+    add("--json", action="store_true", help="print each row as a JSON object, one a line")
+    parser.epilog = (
+        "A choice is kept where its bits are those of the usual one and it takes at most 97 percent of the time. The "
+        "table is a file in $FASTDIFF_TABLES, by default ~/.cache/fastdiff/tables, and changes no picture. "
+        "Exit codes: 0 every shape was tuned; 1 some could not be proven; 2 there is no GPU, or no such workload."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a row for each shape; 0 where all could be proven, else 1. InputError without a GPU."""
+    require_stdout()
+    from fastdiff.tuning.models import WORKLOADS
+
+    unknown = next((name for name in args.workload if name not in WORKLOADS), None)
+    if unknown is not None:
+        raise InputError(f"WORKLOAD: there is no {shown(unknown)}; use {', '.join(WORKLOADS)}")
+    if args.workload and args.model is not None:
+        raise InputError("--model: a model of yours is tuned instead of workloads; give one or the other")
+    from fastdiff.tuning import tables, tuner
+
+    card = tuner.find_card()
+    if args.model is None:
+        forwards = tuner.of_workloads(args.workload or list(WORKLOADS))
+    else:
+        forwards = tuner.of_model(args.model, args.batch_size)
+    wrong: list[str] = []
+    for row in tuner.rows(forwards, card, wrong):
+        print(json.dumps(row) if args.json else printable(_line(row)), flush=True)
+    if wrong:
+        say("\n".join(["not tuned:", *map(printable, wrong)]))
+        return 1
+    if not args.json:
+        print(printable(f"the table is {tables.table_of(card)}"))
+    return 0
+
+
+def _line(row: dict[str, Any]) -> str:
+    """Return a row for people: the shape, its times and what was chosen."""
+    choice = "the usual choice" if row["choice"] is None else f"{row['choice']} instead of {row['usual']}"
+    refused = f", {len(row['refused'])} of {row['candidates']} refused" if row["refused"] else ""
+    times = f"{1e3 * row['usual_ms']:.1f} us, at best {1e3 * row['best_ms']:.1f} us"
+    return f"{row['workload']}  {row['operation']} {row['shape']}: {times}; {choice}{refused}"

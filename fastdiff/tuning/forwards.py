@@ -1,0 +1,76 @@
+"""The forward of a workload: a model of its config with random weights, and what the model is given.
+
+This file imports nothing of fastdiff but its public names and `tuning`: `python benchmarks/bench_models.py --base REV`
+runs it over the code of other commits too.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fastdiff
+from fastdiff.tuning import timing
+from fastdiff.tuning.models import class_name
+
+TEXT_LENGTH, TIME_IDS = 77, 6  # tokens of a prompt, and SDXL's numbers beside it
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return the dtype of a workload: float32 on a CPU and where the name says so, else bfloat16."""
+    on_gpu = timing.DEVICE.type == "cuda"
+    return torch.bfloat16 if on_gpu and not name.endswith("_fp32") else torch.float32
+
+
+def forward(config: dict[str, Any], batch: int, dtype: torch.dtype) -> Callable[[], Any]:
+    """Return a call of our model of a config, on the same random numbers in every run."""
+    model, given = random_model(config, dtype), in_dtype(inputs(config, batch), dtype)
+    return lambda: model(*given)
+
+
+def random_model(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
+    """Return our model of a config, with the same random weights in every run."""
+    torch.manual_seed(0)
+    with timing.DEVICE:  # random numbers of a large model take the CPU long
+        return getattr(fastdiff, class_name(config)).from_config(config).to(dtype)
+
+
+def inputs(config: dict[str, Any], batch: int) -> tuple[Any, ...]:
+    """Return the arguments of a forward in float32.
+
+    Sample (N, C, H, W), or (N, C, L) of a planner; timesteps (N,); then labels (N,) or None of a model of pictures, or
+    the text of a model of prompts.
+    """
+    timesteps = torch.full((batch,), 500, device=timing.DEVICE)
+    if class_name(config) == "UNet1DModel":
+        return torch.randn(batch, config["in_channels"], config["sample_size"], device=timing.DEVICE), timesteps
+    if "cross_attention_dim" in config:
+        return _text_inputs(config, timesteps)
+    side, labelled = config["sample_size"], config.keys() & {"num_class_embeds", "num_embeds_ada_norm"}
+    sample = torch.randn(batch, config.get("in_channels", 3), side, side, device=timing.DEVICE)
+    labels = torch.zeros(batch, dtype=torch.int64, device=timing.DEVICE) if labelled else None
+    return sample, timesteps, labels
+
+
+def _text_inputs(config: dict[str, Any], timesteps: Tensor) -> tuple[Any, ...]:
+    """Return sample, timesteps, a text (N, 77, C), and as diffusers' eighth argument SDXL's pooled text and numbers."""
+    batch, side = len(timesteps), config["sample_size"]
+    text = torch.randn(batch, TEXT_LENGTH, config["cross_attention_dim"], device=timing.DEVICE)
+    added = {}
+    if time_width := config.get("addition_time_embed_dim"):
+        width = config["projection_class_embeddings_input_dim"] - TIME_IDS * time_width
+        sizes = {"text_embeds": width, "time_ids": TIME_IDS}
+        added = {name: torch.randn(batch, size, device=timing.DEVICE) for name, size in sizes.items()}
+    sample = torch.randn(batch, config.get("in_channels", 4), side, side, device=timing.DEVICE)
+    return (sample, timesteps, text, *[None] * 4, added) if added else (sample, timesteps, text)
+
+
+def in_dtype(value: Any, dtype: torch.dtype) -> Any:
+    """Return a tensor, or a tuple or dict that holds some, with all floats in `dtype`."""
+    if isinstance(value, dict):
+        return {name: in_dtype(each, dtype) for name, each in value.items()}
+    if isinstance(value, tuple):
+        items = (in_dtype(each, dtype) for each in value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value

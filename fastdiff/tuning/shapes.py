@@ -1,0 +1,68 @@
+"""The shapes that ask a table for a choice in a forward, and their candidates."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+from fastdiff.kernels.host.compiling import only_compiling
+from fastdiff.kernels.host.recording import Recorder, record
+from fastdiff.kernels.host.tuning import Table, using
+from fastdiff.tuning import timing
+
+
+class Shape(NamedTuple):
+    """A shape of an operation, one call of it, and what may be chosen for it."""
+
+    operation: str
+    name: str
+    candidates: list[tuple]  # the usual one first
+    run: Callable[[], Any]
+    reference: Callable[..., Any]  # of the arguments, in any dtype
+    arguments: tuple[tuple, dict[str, Any]]
+
+    def choosing(self, candidate: tuple) -> Any:
+        """Return a context in which the operation takes a candidate."""
+        return using(Table("one candidate", {self.operation: {self.name: list(candidate)}}))
+
+
+class Asked(Recorder):
+    """A table that chooses nothing, and keeps the call that first asked it for a shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arguments: list[tuple] = []  # of calls that have not ended, the innermost last
+        self.shapes: dict[tuple[str, str], Shape] = {}
+
+    @contextmanager
+    def call(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        self.arguments.append((operation, args, kwargs))
+        with super().call(operation, args, kwargs):
+            yield
+        self.arguments.pop()
+
+    def choose(self, operation: str, name: str, usual: Any, candidates: Callable) -> Any:
+        """Return the usual choice; see kernels.host.tuning.Table."""
+        if (operation, name) not in self.shapes:
+            called, args, kwargs = self.arguments[-1]
+            each = list(dict.fromkeys([usual, *candidates()]))
+            run = partial(called, *args, **kwargs)
+            self.shapes[operation, name] = Shape(operation, name, each, run, called.reference, (args, kwargs))
+        return usual
+
+
+def shapes_of(forward: Callable[[], Any]) -> list[Shape]:
+    """Return the shapes that ask for a table in a forward."""
+    asked: Any = Asked()
+    with using(asked), record(timing.DEVICE, asked):
+        forward()
+    return list(asked.shapes.values())
+
+
+def compile_candidates(shapes: list[Shape]) -> None:
+    """Compile the kernels of all candidates side by side; one that does not compile is an error when it is tried."""
+    with only_compiling():
+        for shape in shapes:
+            for candidate in shape.candidates:
+                with shape.choosing(candidate), suppress(Exception):
+                    shape.run()

@@ -1,0 +1,44 @@
+"""The user's table of a card: the choice for each shape that was tuned."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastdiff.kernels.device.language import triton
+from fastdiff.kernels.host.tuning import NO_TABLE, Choices, file_name, read_table, user_folder
+from fastdiff.runs import temporaries
+
+
+def keep(card: str, row: dict[str, Any]) -> None:
+    """Write the choice in a row of the results into the card's table, or take an older one out where there is none.
+
+    What the table has for other shapes stays, if it was made with this Triton. OSError of one line where the disk
+    refuses.
+    """
+    file = table_of(card)
+    choices: dict[str, dict[str, list]] = {name: dict(shapes) for name, shapes in _known(file).items()}
+    of_operation = choices.setdefault(row["operation"], {})
+    of_operation.pop(row["shape"], None)
+    if row["choice"] is not None:
+        of_operation[row["shape"]] = row["choice"]
+    table = {"gpu": card, "torch": torch.__version__, "triton": triton.__version__, "choices": choices}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with temporaries.holding(file.parent, (json.dumps(table, indent=1) + "\n").encode()) as temporary:
+            os.replace(temporary, file)
+    except OSError as error:
+        remedy = "make room, or name another folder in FASTDIFF_TABLES"
+        raise OSError(f"cannot write the table {file} ({error.strerror}); {remedy}") from None
+
+
+def table_of(card: str) -> Path:
+    """Return the file of a card's table."""
+    return user_folder() / file_name(card)
+
+
+def _known(file: Path) -> Choices:
+    """Return the choices of the table in a file, if it is one of this Triton."""
+    return read_table(file).choices if file.is_file() else NO_TABLE.choices

@@ -1,0 +1,222 @@
+"""The floors of the package: which folder imports which, and how far down a chain of imports goes.
+
+    python -m tests.tree.floors
+
+A folder is one floor above the highest folder that it imports from. An import counts wherever it is in a file, and so
+does a string that is the name of a module. The files right below `fastdiff/` are one folder, the ground. Two files are
+in no folder: `__init__.py`, the public names, and `__main__.py`.
+
+Also prints what says how large the house is: the longest chain of imports of files, the statements of each folder
+without docstrings, and the modules that one other module imports. Exit code 1 where folders import in a circle.
+"""
+
+import ast
+import functools
+import graphlib
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = sorted(
+    {path for path in (ROOT / "fastdiff").rglob("*.py") if "fastdiff/kernels" not in path.as_posix()}
+    | set((ROOT / "kernels").rglob("*.py"))
+)
+GROUND = "fastdiff"
+DOORS = ("__init__", "__main__")
+ROOMS_OF_ONE_FILE = ("reporting", "results")  # right below fastdiff/, and yet above the ground
+REGISTRIES = (  # folders with a file for each plug-in, which one table or one parser imports
+    "fastdiff/checkpoints/configs",
+    "fastdiff/cli",
+    "fastdiff/samplers",
+    "tests/samplers",
+)
+
+Graph = Mapping[str, AbstractSet[str]]  # of folders or modules: what each imports
+
+
+def name_of(path: Path) -> str:
+    """Return the path below the root of the tree."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def module_of(path: Path) -> str:
+    """Return the dotted name below `fastdiff`: runs.drawing, kernels.host.dispatch; runs of `runs/__init__.py`."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[1:] if parts[0] == "fastdiff" else parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in PACKAGE}
+
+
+def folder_of(module: str) -> str | None:
+    """Return the folder that a module counts to, below the root of the tree; None for DOORS."""
+    if module in DOORS:
+        return None
+    folder = name_of(MODULES[module].parent)
+    return f"{GROUND}/{module}.py" if folder == GROUND and module in ROOMS_OF_ONE_FILE else folder
+
+
+@functools.cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Return the module of a file, and all classes, functions and imports in it."""
+    module = ast.parse(path.read_bytes())
+    kinds = ast.ClassDef | ast.FunctionDef | ast.Import | ast.ImportFrom
+    return (module, *(node for node in statements(module) if isinstance(node, kinds)))
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements below a node; no expression holds one."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield child
+            yield from statements(child)
+
+
+@functools.cache
+def imports_of(path: Path) -> dict[str, int]:
+    """Return the modules of fastdiff that a file names in its imports, wherever in the file, and their first lines."""
+    found: dict[str, int] = {}
+    for name, line in imported_names(path):
+        found.setdefault(name.removeprefix("fastdiff."), line)
+    return {name: line for name, line in found.items() if name in MODULES}
+
+
+def imported_names(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield each name that a file imports, with its line; of `from a import b` both a and a.b."""
+    for node in nodes_of(path):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "", node.lineno
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def named_in_strings(path: Path) -> set[str]:
+    """Return the modules of fastdiff whose whole names are strings of a file, as an import by name has them."""
+    strings = (node.value for node in ast.walk(nodes_of(path)[0]) if isinstance(node, ast.Constant))
+    names = (each for each in strings if isinstance(each, str) and each.startswith("fastdiff."))
+    return {name.removeprefix("fastdiff.") for name in names} & MODULES.keys()
+
+
+@functools.cache
+def module_graph() -> dict[str, frozenset[str]]:
+    """Return what each module imports, without itself and DOORS."""
+    return {
+        module: frozenset((imports_of(path).keys() | named_in_strings(path)) - {module, *DOORS})
+        for module, path in MODULES.items()
+        if module not in DOORS
+    }
+
+
+def folder_edges() -> dict[tuple[str, str], list[str]]:
+    """Return each pair of folders of which the first imports from the second, and by which modules."""
+    edges: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for module, imported in module_graph().items():
+        for other in sorted(imported):
+            above, below = folder_of(module), folder_of(other)
+            if above and below and above != below:
+                edges[above, below].append(f"{module} imports {other}")
+    return edges
+
+
+def folder_graph() -> dict[str, set[str]]:
+    """Return the folders that each folder imports from."""
+    graph: dict[str, set[str]] = {folder: set() for module in MODULES if (folder := folder_of(module))}
+    for above, below in folder_edges():
+        graph[above].add(below)
+    return graph
+
+
+def reach(graph: Graph, start: str) -> set[str]:
+    """Return all that `start` imports, directly or through others."""
+    found: set[str] = set()
+    waiting = list(graph[start])
+    while waiting:
+        each = waiting.pop()
+        if each not in found:
+            found.add(each)
+            waiting += graph[each]
+    return found
+
+
+def circles(graph: Graph) -> list[frozenset[str]]:
+    """Return the largest sets of folders that all import each other, directly or through others, of two and more."""
+    below = {each: reach(graph, each) for each in graph}
+    found = {frozenset(other for other in below[each] if each in below[other]) for each in graph}
+    return sorted((circle for circle in found if circle), key=sorted)
+
+
+def floors(graph: Graph) -> dict[str, int]:
+    """Return the floor of each folder, from 1. Folders that import in a circle are on one floor."""
+    circle_of = {each: circle for circle in circles(graph) for each in circle}
+
+    @functools.cache
+    def floor(folder: str) -> int:
+        together = circle_of.get(folder, {folder})
+        return 1 + max((floor(other) for each in together for other in graph[each] if other not in together), default=0)
+
+    return {folder: floor(folder) for folder in graph}
+
+
+def longest_chain(graph: Graph) -> list[str]:
+    """Return the longest chain in which each module imports the next. graphlib.CycleError where there is a circle."""
+    chains: dict[str, list[str]] = {}
+    for module in graphlib.TopologicalSorter(graph).static_order():
+        chains[module] = [module, *max((chains[other] for other in sorted(graph[module])), key=len, default=[])]
+    return max((chains[module] for module in sorted(chains)), key=len, default=[])
+
+
+def count_statements(source: str) -> int:
+    """Return the number of statements in a file's text, without docstrings."""
+    nodes = [node for node in statements(ast.parse(source)) if isinstance(node, ast.stmt)]
+    return sum(
+        not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str))
+        for node in nodes
+    )
+
+
+def imported_by_one(graph: Graph) -> list[tuple[str, str]]:
+    """Return the modules that exactly one other imports, with that one; files of REGISTRIES are left out."""
+    importers: dict[str, list[str]] = defaultdict(list)
+    for module, imported in graph.items():
+        for other in imported:
+            importers[other].append(module)
+    alone = ((module, *by) for module, by in sorted(importers.items()) if len(by) == 1)
+    return [(module, by) for module, by in alone if folder_of(module) not in REGISTRIES]
+
+
+def describe(circle: AbstractSet[str]) -> list[str]:
+    """Return a line for each import inside a circle of folders."""
+    inside = sorted(edge for edge in folder_edges() if circle.issuperset(edge))
+    return [f"{above} -> {below}: {', '.join(folder_edges()[above, below])}" for above, below in inside]
+
+
+def main() -> int:
+    """Print everything; return the exit code."""
+    graph, found = folder_graph(), circles(folder_graph())
+    of_folder = floors(graph)
+    for number in range(max(of_folder.values()), 0, -1):
+        print(f"{number:>3}  {', '.join(sorted(folder for folder, floor in of_folder.items() if floor == number))}")
+    for circle in found:
+        print("", f"a circle: {', '.join(sorted(circle))}", *describe(circle), sep="\n")
+    _print_sizes(longest_chain(module_graph()), imported_by_one(module_graph()))
+    return int(bool(found))
+
+
+def _print_sizes(chain: Sequence[str], alone: Sequence[tuple[str, str]]) -> None:
+    print(f"\nthe longest chain of imports, {len(chain)} files:\n{' -> '.join(chain)}")
+    counts: Counter[str] = Counter()
+    for module, path in MODULES.items():
+        counts[folder_of(module) or GROUND] += count_statements(path.read_text(encoding="utf-8"))
+    print(f"\nstatements without docstrings, {counts.total()}:")
+    print(*(f"{count:>6}  {folder}" for folder, count in sorted(counts.items())), sep="\n")
+    print(f"\nmodules that one other imports, {len(alone)}:")
+    print(*(f"{module} by {by}" for module, by in alone), sep="\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""A card whose tables are in a new folder, and whose kernels take as long as a test says."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from fastdiff.kernels.host import dispatch, tuning
+from fastdiff.tuning import tables, timing
+from tests.tuning.doubling import CPU, MILLISECONDS
+
+
+@pytest.fixture
+def tunes(monkeypatch, tmp_path):
+    """Kernels run here, the times of candidates are MILLISECONDS, and tables are in tmp_path, of Triton 3.6.0."""
+    times = dict(MILLISECONDS)
+    triton = SimpleNamespace(__version__="3.6.0")
+    monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
+    monkeypatch.setenv("FASTDIFF_TABLES", str(tmp_path))
+    for module in (tables, tuning):
+        monkeypatch.setattr(module, "triton", triton)
+    monkeypatch.setattr(timing, "DEVICE", CPU)
+    monkeypatch.setattr(timing, "measure", lambda calls, seconds: {name: times.get(eval(name), 0.1) for name in calls})
+    return times
