@@ -24,9 +24,9 @@ from shapes import MODELS_GPU
 from torch import Tensor, nn
 
 import fastdiff
-from fastdiff.checkpoints.kinds import Precision
 from fastdiff.checkpoints.quantisation import formats
 from fastdiff.checkpoints.weights import load_weights
+from fastdiff.kinds import Precision
 
 WORKLOADS = {name: MODELS_GPU[name] for name in ("sdxl_b2", "sd15_b16", "dit_b2", "dit_b32", "ddpm256_b8")}
 DTYPE = torch.bfloat16

@@ -34,7 +34,7 @@ _EXPORTS = {
     "UNet2DModel": "fastdiff.models.unet2d",
     "accelerate": "fastdiff.acceleration",
     "draw_many": "fastdiff.bulk.launching",
-    "report": "fastdiff.reporting",
+    "report": "fastdiff.runs.reporting",
     "restore": "fastdiff.acceleration",
 }
 

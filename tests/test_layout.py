@@ -27,8 +27,7 @@ FLOORS = (
     ("ui",),
     ("bulk", "verification", "doctor"),
     ("runs",),
-    ("pipelines", "acceleration", "reporting"),
-    ("results",),
+    ("pipelines", "acceleration"),
     ("diffusion",),
     ("models",),
     ("models.blocks",),
@@ -38,7 +37,7 @@ FLOORS = (
     ("kernels",),
     ("kernels.host",),
     ("kernels.device",),
-    ("__init__", "arguments", "errors", "extras", "schema"),
+    ("__init__", "arguments", "errors", "extras", "kinds", "schema"),
 )
 
 

@@ -12,9 +12,9 @@ from annotated_types import Interval, Len
 from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
-from fastdiff.checkpoints.kinds import Fraction, PositiveNumber, Side, Widths
 from fastdiff.diffusion.configs import DDIMConfig, DDPMConfig
 from fastdiff.errors import InputError
+from fastdiff.kinds import Fraction, PositiveNumber, Side, Widths
 from fastdiff.schema import Schema, Wanted, checked, whole
 
 SCHEMAS = (UNet2DConfig, DiTTransformer2DConfig, AutoencoderKLConfig, DDPMConfig, DDIMConfig)

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 from fastdiff.arguments import naming, shown
 from fastdiff.checkpoints.json_files import parse_json
-from fastdiff.checkpoints.kinds import MAX_SEED, Label, Seed
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
+from fastdiff.kinds import MAX_SEED, Label, Seed
 from fastdiff.requests.completion import Cell, complete, label_cells
 from fastdiff.requests.defaults import BULK, SEED
 from fastdiff.requests.prompt_file import read_text

@@ -13,8 +13,8 @@ from fastdiff.checkpoints.configs.clip import CLIPTextConfig
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.json_files import read_json
-from fastdiff.checkpoints.kinds import TrainSteps
 from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.kinds import TrainSteps
 from fastdiff.schema import checked
 
 SAMPLE_SIZE = 64  # of Stable Diffusion 1, of whose files the oldest say less

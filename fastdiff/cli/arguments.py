@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from fastdiff.arguments import word
-from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.registry import SCHEDULERS
 from fastdiff.errors import InputError
+from fastdiff.kinds import MAX_SEED
 from fastdiff.requests import defaults
 from fastdiff.requests.request import DTYPES, PRECISIONS
 

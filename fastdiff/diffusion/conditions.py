@@ -12,12 +12,12 @@ from torch import Tensor
 
 from fastdiff.arguments import as_int, naming, shown
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
-from fastdiff.checkpoints.kinds import NotNegative
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion.pictures import Label
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import REAL
 from fastdiff.execution.transfers import upload
+from fastdiff.kinds import NotNegative
 from fastdiff.models.prompt import Prompt
 from fastdiff.schema import checked
 

@@ -9,8 +9,8 @@ from annotated_types import Interval, Len
 from pydantic import AllowInfNan, BeforeValidator
 
 from fastdiff.arguments import naming
-from fastdiff.checkpoints.kinds import MAX_TRAIN_STEPS, Fraction, NotNegative, PositiveNumber, TrainSteps
 from fastdiff.errors import InputError
+from fastdiff.kinds import MAX_TRAIN_STEPS, Fraction, NotNegative, PositiveNumber, TrainSteps
 from fastdiff.schema import Schema, checked
 
 AnyConfig = TypeVar("AnyConfig", bound="DiffusionConfig")

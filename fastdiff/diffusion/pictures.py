@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fastdiff.arguments import as_int, naming, shown
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
-from fastdiff.checkpoints.kinds import MAX_SEED, Pixels
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, REAL, tensor
+from fastdiff.kinds import MAX_SEED, Pixels
 from fastdiff.requests.request import MAX_PICTURES, Pictures
 from fastdiff.schema import checked
 

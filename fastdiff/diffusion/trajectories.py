@@ -14,11 +14,11 @@ from torch import Tensor
 
 from fastdiff.arguments import as_int, naming, shown
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
-from fastdiff.checkpoints.kinds import Horizon
 from fastdiff.diffusion.decoding import check_finite
 from fastdiff.errors import InputError
 from fastdiff.execution.cpu_workers import map_pictures
 from fastdiff.execution.tensors import REAL
+from fastdiff.kinds import Horizon
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.schema import checked
 

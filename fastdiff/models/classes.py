@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import torch
 
 from fastdiff.checkpoints import hub
-from fastdiff.checkpoints.kinds import Precision
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import VALUE_FUNCTION
+from fastdiff.kinds import Precision
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.clip import CLIPTextModel, CLIPTextModelWithProjection
 from fastdiff.models.denoiser import Denoiser

@@ -11,7 +11,6 @@ from fastdiff.arguments import mapping, optional, text
 from fastdiff.checkpoints import hub, weight_files, weights
 from fastdiff.checkpoints.configs.model import ModelConfig
 from fastdiff.checkpoints.json_files import read_json
-from fastdiff.checkpoints.kinds import Precision
 from fastdiff.checkpoints.quantisation import formats
 from fastdiff.checkpoints.registry import ModelPart
 from fastdiff.errors import InputError
@@ -19,6 +18,7 @@ from fastdiff.execution.cuda_graphs import Function, Graphed
 from fastdiff.execution.devices import check_precision, check_weights_dtype, on_meta, resolve_device
 from fastdiff.kernels.host.compiling import get_ready
 from fastdiff.kernels.host.weights import Quantised
+from fastdiff.kinds import Precision
 from fastdiff.schema import checked
 
 AnyModel = TypeVar("AnyModel", bound="Model")

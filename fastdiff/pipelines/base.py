@@ -15,7 +15,6 @@ from torch import Tensor
 from fastdiff.arguments import instance, optional, text
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.json_files import read_json
-from fastdiff.checkpoints.kinds import Precision
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.checkpoints.registry import SchedulerName
@@ -36,12 +35,13 @@ from fastdiff.execution.devices import (
 from fastdiff.execution.memory import Portions, or_explain, remedies
 from fastdiff.execution.offloading import on_card, rest_on_host
 from fastdiff.execution.pace import Pace
+from fastdiff.kinds import Precision
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.classes import DENOISERS, Models, load_models
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.models.model import Model
+from fastdiff.pipelines.results import PipelineOutput, Step
 from fastdiff.requests.defaults import PRECISION, ModelFacts, Sampling
-from fastdiff.results import PipelineOutput, Step
 from fastdiff.schema import checked
 
 AnyPipeline = TypeVar("AnyPipeline", bound="BasePipeline")

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fastdiff.arguments import shown
-from fastdiff.checkpoints.kinds import NotNegative
 from fastdiff.diffusion.conditions import Conditions
 from fastdiff.errors import InputError
 from fastdiff.execution.cuda_graphs import map_tensors
 from fastdiff.execution.tensors import REAL, tensor
+from fastdiff.kinds import NotNegative
 from fastdiff.schema import checked
 
 Callback = Callable[[Any, int, Tensor, dict[str, Any]], Mapping[str, Any]]

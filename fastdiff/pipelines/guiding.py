@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastdiff.checkpoints.kinds import Fraction, NotNegative
 from fastdiff.diffusion.conditions import Conditions, Guidance
 from fastdiff.errors import InputError
 from fastdiff.execution.transfers import upload
+from fastdiff.kinds import Fraction, NotNegative
 from fastdiff.models.blocks.embeddings import Timesteps
 from fastdiff.models.prompt import Prompt
 from fastdiff.models.unet2d_condition import UNet2DConditionModel

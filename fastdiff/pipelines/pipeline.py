@@ -42,8 +42,8 @@ from fastdiff.models.classes import Models
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.models.model import Model
 from fastdiff.pipelines.base import BasePipeline
+from fastdiff.pipelines.results import PipelineOutput, Step
 from fastdiff.requests.defaults import LIBRARY, SEED, ModelFacts, Sampling, SamplingOptions, complete_sampling
-from fastdiff.results import PipelineOutput, Step
 from fastdiff.schema import checked
 
 

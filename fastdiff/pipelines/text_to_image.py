@@ -32,9 +32,9 @@ from fastdiff.pipelines.callbacks import Callback, RunningPipeline, StepCallback
 from fastdiff.pipelines.encoding import TextEncoders
 from fastdiff.pipelines.guiding import GuidanceOptions, make_conditions
 from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
+from fastdiff.pipelines.results import Step
 from fastdiff.pipelines.sizes import SizeOptions
 from fastdiff.requests.defaults import LIBRARY, SEED, ModelFacts, Sampling, SamplingOptions, complete_sampling
-from fastdiff.results import Step
 from fastdiff.schema import checked
 from fastdiff.text.tokenizer import CLIPTokenizer
 

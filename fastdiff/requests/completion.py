@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastdiff.arguments import shown
-from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
+from fastdiff.kinds import MAX_SEED
 from fastdiff.requests.defaults import Defaults, ModelFacts, Sampling, SamplingOptions, complete_sampling
 from fastdiff.requests.request import OF_PROMPTS, Request
 

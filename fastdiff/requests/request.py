@@ -11,7 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from annotated_types import Interval, Len, Predicate
 
 from fastdiff.arguments import shown
-from fastdiff.checkpoints.kinds import (
+from fastdiff.checkpoints.names import Revision, Variant
+from fastdiff.checkpoints.registry import SchedulerName
+from fastdiff.errors import InputError
+from fastdiff.kinds import (
     MAX_LAYERS,
     MAX_PROMPT,
     MAX_SEED,
@@ -25,9 +28,6 @@ from fastdiff.checkpoints.kinds import (
     Seed,
     Steps,
 )
-from fastdiff.checkpoints.names import Revision, Variant
-from fastdiff.checkpoints.registry import SchedulerName
-from fastdiff.errors import InputError
 from fastdiff.requests import defaults, png
 from fastdiff.requests.prompt_file import read_prompts
 from fastdiff.schema import Schema, Wanted, wanted

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from fastdiff.pipelines import Pipeline
-    from fastdiff.reporting import Report
-    from fastdiff.results import Step
+    from fastdiff.pipelines.results import Step
+    from fastdiff.runs.reporting import Report
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _results(step: "Step") -> list[tuple["Image", "np.ndarray | None"]]:
 
 def explain(run: Run, pipe: "Pipeline") -> "Report":
     """Report the kernels that a step of the run's first batch runs on. Nothing is drawn. Raises as `draw`."""
-    from fastdiff.reporting import report
+    from fastdiff.runs.reporting import report
 
     return report(pipe, **_batch_options(run.request, run.cells[: run.batch_size]))
 

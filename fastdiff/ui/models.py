@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from fastdiff.checkpoints import hub, registry
-from fastdiff.checkpoints.kinds import Precision
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import DeviceLostError, InputError, in_one_line
 from fastdiff.execution.devices import resolve_device
+from fastdiff.kinds import Precision
 from fastdiff.pipelines import Pipeline
 from fastdiff.pipelines.base import scheduler_of
 from fastdiff.requests.defaults import (

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from annotated_types import Len
 
-from fastdiff.checkpoints.kinds import Label, Prompt, Seed
 from fastdiff.errors import InputError
+from fastdiff.kinds import Label, Prompt, Seed
 from fastdiff.requests import defaults
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Run

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from fastdiff.checkpoints import hub
-from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.errors import InputError
+from fastdiff.kinds import MAX_SEED
 from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import COMMAND, LIBRARY, PAGE
 from fastdiff.requests.request import MAX_PICTURES, Request

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.errors import InputError
+from fastdiff.kinds import MAX_SEED
 from fastdiff.pipelines import Pipeline
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.options import Options, prepare

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fastdiff.arguments import as_int, mapping, optional, path, shown, text
 from fastdiff.checkpoints.json_files import read_json
-from fastdiff.checkpoints.kinds import NotNegative
 from fastdiff.diffusion.betas import make_alpha_bar, make_betas
 from fastdiff.diffusion.configs import FOREIGN_OPTIONS, DiffusionConfig, marked_defaults
 from fastdiff.diffusion.noise import Generators, check_generators
@@ -18,6 +17,7 @@ from fastdiff.diffusion.schedule import Schedule, step_options
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, REAL, WHOLE, beside, tensor, within
 from fastdiff.kernels.denoise import denoise_step
+from fastdiff.kinds import NotNegative
 from fastdiff.schema import checked
 
 CONFIG_NAME = "scheduler_config.json"

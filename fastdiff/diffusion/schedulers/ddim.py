@@ -3,7 +3,6 @@
 import torch
 from torch import Generator, Tensor
 
-from fastdiff.checkpoints.kinds import NotNegative
 from fastdiff.diffusion.configs import DDIMConfig
 from fastdiff.diffusion.noise import randn_tensor
 from fastdiff.diffusion.samplers.ddim import ddim_rows, ddim_schedule
@@ -12,6 +11,7 @@ from fastdiff.diffusion.schedulers.base import Scheduler, SchedulerOutput
 from fastdiff.diffusion.timesteps import following_by_stride, spaced_timesteps
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import resolve_device
+from fastdiff.kinds import NotNegative
 from fastdiff.schema import checked
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor
 
-from fastdiff.checkpoints.kinds import NotNegative
 from fastdiff.diffusion.configs import EulerAncestralConfig, EulerConfig
 from fastdiff.diffusion.noise import randn_tensor
 from fastdiff.diffusion.samplers.euler import (
@@ -24,6 +23,7 @@ from fastdiff.diffusion.schedulers.base import SchedulerOutput
 from fastdiff.diffusion.schedulers.sigma import ScaledScheduler, check_chosen, numbers
 from fastdiff.diffusion.timesteps import checked_steps
 from fastdiff.errors import InputError
+from fastdiff.kinds import NotNegative
 from fastdiff.schema import checked
 
 

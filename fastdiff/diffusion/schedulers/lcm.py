@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from fastdiff.checkpoints.kinds import Fraction
 from fastdiff.diffusion.configs import LCMConfig
 from fastdiff.diffusion.noise import randn_tensor
 from fastdiff.diffusion.samplers.lcm import boundary_scalings, lcm_rows, lcm_schedule, lcm_timesteps
@@ -14,6 +13,7 @@ from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.schedulers.counted import CountedScheduler
 from fastdiff.diffusion.timesteps import checked_steps, custom_timesteps
 from fastdiff.errors import InputError
+from fastdiff.kinds import Fraction
 from fastdiff.schema import checked, whole
 
 

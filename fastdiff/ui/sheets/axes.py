@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Len
 
-from fastdiff.checkpoints.kinds import Label, NotNegative, Prompt, Seed, Steps
 from fastdiff.checkpoints.registry import SchedulerName
 from fastdiff.errors import InputError
+from fastdiff.kinds import Label, NotNegative, Prompt, Seed, Steps
 from fastdiff.schema import Schema, Wanted, checked
 
 MAX_VALUES = 100  # of an axis

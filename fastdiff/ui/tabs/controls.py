@@ -10,9 +10,9 @@ from typing import Any
 import gradio as gr
 from gradio.components import Component
 
-from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import SCHEDULERS
+from fastdiff.kinds import MAX_SEED
 from fastdiff.requests.defaults import PRECISION, SCHEDULER, SEED
 from fastdiff.ui.limits import Limits
 from fastdiff.ui.models import Models

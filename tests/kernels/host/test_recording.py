@@ -20,7 +20,7 @@ from fastdiff.kernels.host.tuning import Table, using
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
-from fastdiff.reporting import Report, report
+from fastdiff.runs.reporting import Report, report
 from tests.planners import policy
 
 SMALL = {
