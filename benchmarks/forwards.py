@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import fastdiff
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
-from fastdiff.models.denoiser import Conditioning
-from fastdiff.models.prompt import Prompt, PromptCheck
+from fastdiff.models.blocks.conditioning import Conditioning, Prompt
+from fastdiff.models.prompt import PromptCheck
 
 GPU = DEVICE.type == "cuda"
 DTYPE = torch.bfloat16 if GPU else torch.float32  # where a workload does not name another

@@ -18,7 +18,7 @@ from fastdiff.errors import InputError
 from fastdiff.execution.tensors import REAL
 from fastdiff.execution.transfers import upload
 from fastdiff.kinds import NotNegative
-from fastdiff.models.prompt import Prompt
+from fastdiff.models.blocks.conditioning import Prompt
 from fastdiff.schema import checked
 
 

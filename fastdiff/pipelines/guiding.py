@@ -10,8 +10,8 @@ from fastdiff.diffusion.conditions import Conditions, Guidance
 from fastdiff.errors import InputError
 from fastdiff.execution.transfers import upload
 from fastdiff.kinds import Fraction, NotNegative
+from fastdiff.models.blocks.conditioning import Prompt
 from fastdiff.models.blocks.embeddings import Timesteps
-from fastdiff.models.prompt import Prompt
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
 from fastdiff.pipelines.encoding import Encoded
 from fastdiff.pipelines.prompts import Prompts
