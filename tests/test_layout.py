@@ -28,8 +28,8 @@ FLOORS = (
     ("bulk", "verification", "doctor"),
     ("runs",),
     ("pipelines", "acceleration"),
-    ("diffusion",),
     ("models",),
+    ("diffusion",),  # beside the models, which do not import it
     ("models.blocks",),
     ("requests", "text"),
     ("checkpoints",),

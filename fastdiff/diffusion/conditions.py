@@ -17,9 +17,7 @@ from fastdiff.diffusion.pictures import Label
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import REAL
 from fastdiff.execution.transfers import upload
-from fastdiff.kinds import NotNegative
 from fastdiff.models.blocks.conditioning import Prompt
-from fastdiff.schema import checked
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,6 @@ def choose_conditions(
 
     Raises InputError naming `class_labels` or `guidance_scale` where the model cannot be asked so.
     """
-    guidance_scale = checked("guidance_scale", guidance_scale, NotNegative)
     if guidance_scale != 1 and (config.label_table is None):
         raise InputError(f"guidance_scale: {guidance_scale} needs a model with a null label; this one has none")
     if not config.takes_labels:

@@ -46,7 +46,7 @@ _DEPENDENTS: dict[str, dict[str, Any]] = {
 }
 PICTURE = "picture_"  # before the names of a picture's size in the settings of a grid or a sheet
 AXES = "axes"  # the setting that only an X/Y sheet has
-OF_PROMPTS = ("negative_prompt", "clip_skip")  # settings that pictures of labels do not have
+PROMPT_SETTINGS = ("negative_prompt", "clip_skip")  # settings that pictures of labels do not have
 
 
 def _all_differ(values: tuple[Any, ...]) -> bool:
@@ -164,7 +164,7 @@ class Request(Schema):
         own = {"label", "prompt", "seed", "num_images", "height", "width"}
         own |= {"horizon"} if self.horizon is None else set()
         own |= {"precision"} if self.precision == defaults.PRECISION else set()
-        own |= set() if self.prompt else set(OF_PROMPTS)
+        own |= set() if self.prompt else set(PROMPT_SETTINGS)
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
 
 

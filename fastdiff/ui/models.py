@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fastdiff.checkpoints import hub, registry
+from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import DeviceLostError, InputError, in_one_line
 from fastdiff.execution.devices import resolve_device
@@ -147,7 +148,7 @@ class Models:
             if key not in self._loaded:
                 while len(self._loaded) >= MAX_LOADED:
                     self._loaded.popitem(last=False)
-                self._loaded[key] = Pipeline.from_card(card, device=self.device, precision=precision)
+                self._loaded[key] = Pipeline.from_card(card, Load.of(device=self.device, precision=precision))
             self._loaded.move_to_end(key)
             return self._loaded[key]
 
@@ -228,7 +229,7 @@ def _refusal(folder: Path, root: Path) -> str | None:
     """
     try:
         str(folder).encode()
-        parts = [folder, *(hub.component_folder(folder, name) for name in registry.PART_NAMES)]
+        parts = [folder, *(hub.component_folder(folder, name) for name in registry.part_names())]
         paths = [path for part in parts for path in (part, *part.iterdir())]
         outside = [path for path in paths if not path.resolve().is_relative_to(root)]
         strange = [path for path in paths if path.exists() and not (path.is_file() or path.is_dir())]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import DeviceLostError, InputError
 from fastdiff.pipelines import Pipeline
@@ -81,7 +82,7 @@ def test_a_scheduler_is_made_of_the_folders_and_not_of_the_models_default(card_f
     assert offered.pipeline(card, None).scheduler.config.use_karras_sigmas
     asked = offered.pipeline(card, "euler").scheduler
     assert not asked.config.use_karras_sigmas
-    assert asked.config == Pipeline.from_card(ModelCard.read("m", folder), scheduler="euler").scheduler.config
+    assert asked.config == Pipeline.from_card(ModelCard.read("m", folder), Load.of(scheduler="euler")).scheduler.config
 
 
 @pytest.fixture
