@@ -39,8 +39,8 @@ class MirrorPipeline(Pipeline):
         pipe.mirrored = read_json(Path(card.folder) / "model_index.json")["mirrored"]
         return pipe
 
-    def stream(self, *, class_labels: None = None, num_images: int = 1, **options: Any) -> Iterator[Step]:
-        subjects = Subjects("class_labels", [class_labels], "num_images", num_images)
+    def stream(self, *, num_images: int = 1, **options: Any) -> Iterator[Step]:
+        subjects = Subjects("pictures", [None], "num_images", num_images)
         drawing = self._begin(DrawingOptions(**options), subjects)
         scale, config = drawing.sampling.guidance_scale, self.denoiser.config
         conditions = choose_conditions(drawing.subjects, drawing.seeds, scale, config, self.info, self.device)

@@ -15,11 +15,11 @@ from fastdiff.arguments import naming, shown
 from fastdiff.checkpoints.json_files import parse_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
-from fastdiff.kinds import MAX_SEED, Label, Seed
+from fastdiff.kinds import MAX_PICTURES, MAX_SEED, Label, Pictures, Prompt, Seed
 from fastdiff.requests.completion import Cell, complete, label_cells, seeds_from
 from fastdiff.requests.defaults import BULK, SEED
 from fastdiff.requests.prompt_file import read_text
-from fastdiff.requests.request import MAX_PICTURES, Pictures, Prompt, Request
+from fastdiff.requests.request import Request
 from fastdiff.schema import Wanted, checked
 
 NAMES = ("label", "prompt", "seed", "num_images")

@@ -12,8 +12,7 @@ from fastdiff.arguments import as_int, naming, shown
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, REAL, tensor
-from fastdiff.kinds import MAX_SEED, Pixels
-from fastdiff.requests.request import MAX_PICTURES, Pictures
+from fastdiff.kinds import MAX_PICTURES, MAX_SEED, Pictures, Pixels
 from fastdiff.schema import checked
 
 Label = int | str | Tensor | None  # None: the null label; a tensor: of a model that embeds labels itself

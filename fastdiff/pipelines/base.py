@@ -133,7 +133,7 @@ class Pipeline(Parts, ABC):
     def stream(self, **options: Any) -> Iterator[Step]:
         """Draw pictures and yield a Step after each step; the last one has what is finished.
 
-        These arguments every kind of pipeline has; each adds its own, and says which pictures there are.
+        Every kind of pipeline takes these arguments. Each adds its own, and says which pictures there are.
 
         Args:
             num_inference_steps: default: the model's own, else 50, and all training steps for DDPM; this and all other

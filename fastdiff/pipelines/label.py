@@ -32,8 +32,8 @@ NOT_HERE = {  # arguments of other pipelines, and why they are refused
 class LabelPipeline(Pipeline):
     """A denoiser, its scheduler and its labels: draws as diffusers' DDPMPipeline, DDIMPipeline and DiTPipeline do.
 
-    Beyond those it guides class-conditional models that have a null label, and the picture of a seed has the same
-    bits alone, in any batch and at any place in it (given `seed`; a `generator` draws as diffusers does).
+    Beyond what they do it guides class-conditional models that have a null label. The picture of a seed has the same
+    bits alone and at any place of any batch; a `generator` draws as diffusers does.
     """
 
     def __init__(

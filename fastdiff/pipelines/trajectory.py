@@ -50,10 +50,10 @@ NOT_HERE = {  # arguments of other pipelines, and why they are refused
 
 
 class TrajectoryPipeline(Pipeline):
-    """A UNet1DModel and its scheduler: plans as diffusers' ValueGuidedRLPipeline without guidance by the value.
+    """A UNet1DModel and its scheduler: plans as diffusers' ValueGuidedRLPipeline does without guidance.
 
     Guidance by the value's gradient is not here, but `sort_by_value` puts the best trajectories first. The trajectory
-    of a seed has the same bits alone, in any batch and at any place in it.
+    of a seed has the same bits alone and at any place of any batch.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class TrajectoryPipeline(Pipeline):
             horizon: positions of a trajectory. Default: the model's sample_size, where that is not diffusers' default
                 of 65,536.
             conditions: {position: values}, positions from 0, values (k,) or (N, k) of the last k channels, in the
-                numbers that the model was trained on: to normalise them is the caller's. They are set in the noise and
-                after every step.
+                numbers that the model was trained on: the caller normalises them. They are set in the noise and after
+                every step.
             sort_by_value: the trajectories come best first, by the pipeline's value_function.
             n_guide_steps: 0; guidance by the value's gradient, which diffusers has under this name, is not here.
             num_images: trajectories; the i-th has seed + i. A list of seeds takes its place.
@@ -196,7 +196,7 @@ def _check_parts(denoiser: Denoiser, value_function: Any) -> None:
 
 
 def _check_unguided(n_guide_steps: Any) -> None:
-    """Raise InputError unless no step follows a value's gradient, as diffusers' may: our kernels have none."""
+    """Raise InputError where steps should follow the value's gradient, which our kernels do not compute."""
     if as_int(n_guide_steps) != 0:
         raise InputError(
             f"n_guide_steps: {shown(n_guide_steps)} asks for guidance by the value's gradient, which is not here; "

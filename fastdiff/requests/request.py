@@ -16,12 +16,14 @@ from fastdiff.checkpoints.registry import SchedulerName
 from fastdiff.errors import InputError
 from fastdiff.kinds import (
     MAX_LAYERS,
+    MAX_PICTURES,
     MAX_PROMPT,
     MAX_SEED,
     Fraction,
     Horizon,
     Label,
     NotNegative,
+    Pictures,
     Pixels,
     Precision,
     Prompt,
@@ -35,7 +37,6 @@ from fastdiff.schema import Schema, Wanted, wanted
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DtypeName)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
-MAX_PICTURES = 50_000  # of a label or prompt: as many as FID is computed on
 
 # A flag that replaces the first drops the recorded values that only made sense with it.
 _DEPENDENTS: dict[str, dict[str, Any]] = {
@@ -69,7 +70,6 @@ Seeds = Annotated[
     Wanted(f"a seed from 0 to {MAX_SEED}, a list of different ones such as 1,2,5-10, or random"),
 ]
 SubjectName = Literal["label", "prompt"]  # the settings that may say what pictures show
-Pictures = Annotated[int, Interval(ge=1, le=MAX_PICTURES)]
 
 
 @dataclass(frozen=True)

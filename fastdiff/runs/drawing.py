@@ -178,8 +178,9 @@ def _batch_options(request: Request, batch: Sequence[Cell]) -> dict[str, Any]:
         options["prompt"] = [cell.prompt for cell in batch]
         names += PROMPT_SETTINGS
     else:
-        options["class_labels"] = [cell.label for cell in batch] if request.label else None
         names.append("use_clipped_model_output")
+    if request.label:
+        options["class_labels"] = [cell.label for cell in batch]
     settings = {name: getattr(request, name) for name in names}
     return options | {name: value for name, value in settings.items() if value is not None}
 

@@ -21,10 +21,10 @@ from fastdiff.execution.devices import device_name, dtype_name
 from fastdiff.kernels.host.hopper import confirmation
 from fastdiff.kernels.host.recording import TORCH, Recorder, record, shape_text
 from fastdiff.kernels.host.tuning import current
+from fastdiff.kinds import Pictures
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.pipelines import Pipeline
-from fastdiff.requests.request import Pictures
 from fastdiff.schema import checked
 
 

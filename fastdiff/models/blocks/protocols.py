@@ -1,6 +1,6 @@
-"""The models as the sampling loop and the decoding of latents see them; `models.denoiser` and `models.autoencoder` fit.
+"""The models as the sampling loop and the decoding of latents see them.
 
-A denoiser of another architecture is drawn with as soon as it fits `DenoiserLike`.
+The loop draws with any model that fits `DenoiserLike`: `models.denoiser.Denoiser` is the base of ours.
 """
 
 from collections.abc import Callable, Hashable

@@ -9,7 +9,7 @@ import gradio as gr
 from gradio.components import Component
 
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.requests.request import MAX_PROMPT, Prompt
+from fastdiff.kinds import MAX_PROMPT, Prompt
 from fastdiff.schema import checked
 from fastdiff.text.tokenizer import CLIPTokenizer
 from fastdiff.ui.messages import PROBLEMS, problem
