@@ -16,7 +16,7 @@ def rest_on_host(model: nn.Module) -> None:
 
 @contextmanager
 def on_gpu(models: Mapping[nn.Module, Callable[[], None]], device: torch.device) -> Iterator[None]:
-    """Have CPU models on `device` during the block; each with what lets go of all that it keeps there beside weights.
+    """Have CPU models on `device` during the block. Each comes with a function that frees all else that it keeps there.
 
     Nothing is copied on the way back: their weights on the host stayed where they were.
     """

@@ -55,8 +55,8 @@ class Report:
     what: str  # the model, its input, dtype and device
     rows: tuple[Row, ...]
     variants: int | None  # compiled kernels; None where nothing compiles them
-    tiles: str = ""  # by what they are chosen: a card's table, or rules; "" where no kernel is launched
-    notice: str = ""  # that the fast kernels of the card are off, and what to do; "" where they are not
+    tiles: str = ""  # by what they are chosen: a GPU's table, or rules; "" where no kernel is launched
+    notice: str = ""  # that the fast kernels of the GPU are off, and what to do; "" where they are not
 
     @property
     def launches(self) -> int:
