@@ -264,7 +264,7 @@ def test_many_requests_load_a_model_once(monkeypatch):
 def test_the_models_used_last_stay_in_memory(models, monkeypatch):
     loads = []
     shared = models.pipeline(models.card("emoji64"), None)
-    monkeypatch.setattr(Pipeline, "from_card", lambda card, **options: loads.append(card.folder.name) or shared)
+    monkeypatch.setattr(Pipeline, "from_card", lambda card, load: loads.append(card.folder.name) or shared)
     own = Models(models.folder, device="cpu")
     for name in ("emoji64", "./cats", "emoji64", "./plain/tiny", "emoji64", "./cats"):
         own.pipeline(own.card(name), None)
