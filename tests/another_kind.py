@@ -10,7 +10,6 @@ from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import DenoiserPart, PipelineClass
-from fastdiff.diffusion.conditions import choose_conditions
 from fastdiff.diffusion.pictures import Subjects
 from fastdiff.diffusion.schedulers import Scheduler
 from fastdiff.models.unet2d import UNet2DModel
@@ -42,9 +41,7 @@ class MirrorPipeline(Pipeline):
     def stream(self, *, num_images: int = 1, **options: Any) -> Iterator[Step]:
         subjects = Subjects("pictures", [None], "num_images", num_images)
         drawing = self._begin(DrawingOptions(**options), subjects)
-        scale, config = drawing.sampling.guidance_scale, self.denoiser.config
-        conditions = choose_conditions(drawing.subjects, drawing.seeds, scale, config, self.info, self.device)
-        return self._run(drawing, drawing.denoise(self.denoiser, conditions))
+        return self._run(drawing, drawing.denoise(self.denoiser, self._conditions(drawing)))
 
     def _begin_decode(self, x: Tensor, output_type: str) -> Any:
         return super()._begin_decode(x.flip(2) if self.mirrored else x, output_type)

@@ -15,6 +15,7 @@ from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.diffusion.conditions import Conditions, choose_conditions
 from fastdiff.diffusion.decoding import join
 from fastdiff.diffusion.finite import Extremes
 from fastdiff.diffusion.noise import Noise, check_generators
@@ -200,6 +201,14 @@ class Pipeline(Parts, ABC):
         )
         facts = ModelFacts(self.info, self.scheduler_name, len(self.scheduler), self.reads_text)
         return complete_sampling(asked, facts, LIBRARY, labelled=self.denoiser.config.label_table is not None)
+
+    def _conditions(self, drawing: Drawing) -> Conditions:
+        """Return the conditions of pictures whose subjects are labels, or None for a picture that has none.
+
+        Raises InputError for labels that the model does not have, and for guidance without a null label.
+        """
+        scale, config = drawing.sampling.guidance_scale, self.denoiser.config
+        return choose_conditions(drawing.subjects, drawing.seeds, scale, config, self.info, self.device)
 
     def _shape(self, options: DrawingOptions) -> tuple[int, int, int]:
         """Return (C, H, W) of what the denoiser draws."""

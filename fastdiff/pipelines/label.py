@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.diffusion.conditions import choose_conditions
 from fastdiff.diffusion.pictures import Label, Subjects, read_labels
 from fastdiff.diffusion.schedulers import Scheduler
 from fastdiff.errors import InputError
@@ -83,12 +82,4 @@ class LabelPipeline(Pipeline):
         subjects = Subjects("class_labels", read_labels(class_labels), "num_images", num_images)
         rows = len(subjects.each) if isinstance(class_labels, Tensor) else None
         drawing = self._begin(DrawingOptions(**options), subjects, class_labels=rows)
-        conditions = choose_conditions(
-            drawing.subjects,
-            drawing.seeds,
-            drawing.sampling.guidance_scale,
-            self.denoiser.config,
-            self.info,
-            self.device,
-        )
-        return self._run(drawing, drawing.denoise(self.denoiser, conditions))
+        return self._run(drawing, drawing.denoise(self.denoiser, self._conditions(drawing)))

@@ -15,7 +15,6 @@ from fastdiff.arguments import as_int, naming, shown
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.checkpoints.registry import VALUE_FUNCTION
-from fastdiff.diffusion.conditions import choose_conditions
 from fastdiff.diffusion.pictures import Subjects
 from fastdiff.diffusion.schedule import Schedule
 from fastdiff.diffusion.schedulers import Scheduler
@@ -116,19 +115,11 @@ class TrajectoryPipeline(Pipeline):
         positions = read_conditions(conditions)
         subjects = Subjects("trajectories", [None], "num_images", num_images)
         drawing = self._begin(DrawingOptions(horizon=horizon, **options), subjects, conditions=known_rows(positions))
-        unconditional = choose_conditions(
-            drawing.subjects,
-            drawing.seeds,
-            drawing.sampling.guidance_scale,
-            self.denoiser.config,
-            self.info,
-            self.device,
-        )
         channels, _, length = drawing.shape
         known = place_conditions(positions, length, channels, self.device)
         ranking = self._ranking(sort_by_value, length)
-        steps = self._run(drawing, drawing.denoise(self.denoiser, unconditional, known=known))
-        return self._planned(steps, drawing.portions, ranking)
+        steps = drawing.denoise(self.denoiser, self._conditions(drawing), known=known)
+        return self._planned(self._run(drawing, steps), drawing.portions, ranking)
 
     def _planned(self, steps: Iterator[Step], portions: Portions, ranking: Denoiser | None) -> Iterator[Step]:
         """Yield the steps; the last one has finished trajectories, the best first where a model ranks them."""
