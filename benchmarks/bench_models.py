@@ -33,8 +33,8 @@ from benchmarks.models import sampling
 from benchmarks.models.alone import compile_diffusers
 from benchmarks.models.forwards import GPU, WORKLOADS
 from fastdiff.checkpoints.weights import load_weights
-from fastdiff.models.denoiser import Conditioning
-from fastdiff.models.prompt import Prompt, PromptCheck
+from fastdiff.models.blocks.conditioning import Conditioning, Prompt
+from fastdiff.models.prompt import PromptCheck
 from fastdiff.tuning.forwards import dtype_of, in_dtype, inputs
 from fastdiff.tuning.models import class_name
 from fastdiff.tuning.timing import DEVICE, measure

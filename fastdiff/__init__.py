@@ -16,15 +16,17 @@ _EXPORTS = {
     "CLIPTextModelWithProjection": "fastdiff.models.clip",
     "DiTTransformer2DModel": "fastdiff.models.dit",
     "InputError": "fastdiff.errors",
+    "LabelPipeline": "fastdiff.pipelines",
     "NonFiniteError": "fastdiff.errors",
     "Pipeline": "fastdiff.pipelines",
     "TextToImagePipeline": "fastdiff.pipelines",
+    "TrajectoryPipeline": "fastdiff.pipelines",
     "UNet1DModel": "fastdiff.models.unet1d",
     "UNet2DConditionModel": "fastdiff.models.unet2d_condition",
     "UNet2DModel": "fastdiff.models.unet2d",
     "accelerate": "fastdiff.acceleration",
     "draw_many": "fastdiff.bulk.launching",
-    "report": "fastdiff.reporting",
+    "report": "fastdiff.runs.reporting",
     "restore": "fastdiff.acceleration",
 }
 

@@ -277,7 +277,9 @@ def pipeline(run: Run, dtype: str) -> Iterator[Tensor]:
     """
     if any(run.model in configs for configs in MODELS.values()):
         companion = {"value_function": random_model("values", dtype)} if "sort_by_value" in run.options else {}
-        pipe = fastdiff.Pipeline(random_model(run.model, dtype), scheduler(run), **companion)
+        name = "TrajectoryPipeline" if run.model in MODELS["UNet1DModel"] else "LabelPipeline"
+        kind = getattr(fastdiff, name, fastdiff.Pipeline)  # which was both, before it was the base of all kinds
+        pipe = kind(random_model(run.model, dtype), scheduler(run), **companion)
     else:
         pipe = fastdiff.Pipeline.from_pretrained(run.model, device=DEVICE, dtype=dtype, scheduler=run.scheduler)
     options = {"num_inference_steps": STEPS, "num_images": PICTURES, "output_type": "pt"} | run.options

@@ -5,7 +5,16 @@ import pytest
 import torch
 
 import fastdiff
-from fastdiff import DDIMScheduler, DDPMScheduler, DiTTransformer2DModel, InputError, Pipeline, UNet1DModel, UNet2DModel
+from fastdiff import (
+    DDIMScheduler,
+    DDPMScheduler,
+    DiTTransformer2DModel,
+    InputError,
+    LabelPipeline,
+    Pipeline,
+    UNet1DModel,
+    UNet2DModel,
+)
 from fastdiff.checkpoints.model_info import ModelInfo
 from tests.support.planners import policy
 from tests.support.tiny import UNET
@@ -106,7 +115,7 @@ STREAM = {
 
 
 def pipe(model="labelled", scheduler=None):
-    return Pipeline(MODELS[model], scheduler or DDIMScheduler(), INFO if model == "labelled" else None)
+    return LabelPipeline(MODELS[model], scheduler or DDIMScheduler(), INFO if model == "labelled" else None)
 
 
 def stream(**options):
@@ -175,7 +184,7 @@ def pretrained(kind, **options):
 
 
 def make_pipeline(**options):
-    return Pipeline(**{"denoiser": MODELS["plain"], "scheduler": DDIMScheduler()} | options)
+    return LabelPipeline(**{"denoiser": MODELS["plain"], "scheduler": DDIMScheduler()} | options)
 
 
 def set_timesteps(kind, **options):

@@ -12,8 +12,8 @@ from annotated_types import Interval, Len
 from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
-from fastdiff.checkpoints.kinds import Fraction, PositiveNumber, Side, Widths
 from fastdiff.errors import InputError
+from fastdiff.kinds import Fraction, PositiveNumber, Side, Widths
 from fastdiff.samplers.ddim import DDIMConfig
 from fastdiff.samplers.ddpm import DDPMConfig
 from fastdiff.schema import Schema, Wanted, checked, whole

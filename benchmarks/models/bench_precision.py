@@ -23,9 +23,9 @@ import fastdiff
 from benchmarks.harness.reports import PARSER, chosen, command_line, needs_gpu, report
 from benchmarks.models.alone import compile_diffusers, held_bytes
 from benchmarks.models.forwards import MODELS_GPU
-from fastdiff.checkpoints.kinds import Precision
 from fastdiff.checkpoints.quantisation import formats
 from fastdiff.checkpoints.weights import load_weights
+from fastdiff.kinds import Precision
 from fastdiff.tuning.forwards import in_dtype, inputs
 from fastdiff.tuning.models import class_name
 from fastdiff.tuning.timing import DEVICE, measure

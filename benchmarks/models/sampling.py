@@ -14,7 +14,7 @@ SCHEDULER = {"clip_sample": True, "timestep_spacing": "leading"}
 
 def sample(ours: fastdiff.UNet2DModel, noise: Tensor, labels: Tensor | None) -> Tensor:
     """noise (N, C, H, W) -> pictures (N, C, H, W) in [0, 1]."""
-    pipe = fastdiff.Pipeline(ours, fastdiff.DDIMScheduler(**SCHEDULER))
+    pipe = fastdiff.LabelPipeline(ours, fastdiff.DDIMScheduler(**SCHEDULER))
     return pipe(latents=noise, class_labels=labels, num_inference_steps=STEPS, output_type="pt").images
 
 
@@ -25,7 +25,7 @@ def loop(theirs: torch.nn.Module, noise: Tensor, labels: Tensor | None) -> Tenso
 
 def plan(ours: fastdiff.UNet1DModel, noise: Tensor) -> Tensor:
     """noise (N, C, L) -> trajectories (N, C, L)."""
-    pipe = fastdiff.Pipeline(ours, fastdiff.DDIMScheduler(**SCHEDULER))
+    pipe = fastdiff.LabelPipeline(ours, fastdiff.DDIMScheduler(**SCHEDULER))
     return pipe(latents=noise, num_inference_steps=PLAN_STEPS, output_type="pt").trajectories
 
 

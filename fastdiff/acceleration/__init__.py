@@ -10,8 +10,8 @@ from torch import nn
 
 from fastdiff.acceleration.replacement import replacement_for, replacement_of
 from fastdiff.acceleration.sharing import our_class
-from fastdiff.checkpoints.kinds import Precision
 from fastdiff.errors import InputError
+from fastdiff.kinds import Precision
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.classes import DENOISERS
 from fastdiff.requests.defaults import PRECISION

@@ -9,8 +9,8 @@ from torch.utils.hooks import RemovableHandle
 
 from fastdiff.acceleration.changes import Watch, check_changes
 from fastdiff.acceleration.sharing import give_back, our_class, share_parameters
-from fastdiff.checkpoints.kinds import Precision
 from fastdiff.errors import InputError
+from fastdiff.kinds import Precision
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.model import Model
 from fastdiff.requests.defaults import PRECISION

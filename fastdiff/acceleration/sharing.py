@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastdiff.checkpoints.kinds import Precision
 from fastdiff.checkpoints.quantisation import formats, hold_in_8_bits, quantised_tensors
 from fastdiff.checkpoints.weights import diffusers_keys, laid_out, split_stacked
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import check_precision, on_meta
 from fastdiff.kernels.host.weights import Quantised
+from fastdiff.kinds import Precision
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.model import Model

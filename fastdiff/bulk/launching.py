@@ -40,7 +40,7 @@ RESTARTS = 3  # of all workers, before it is asked whether anything was done in 
 
 
 @dataclass(frozen=True)
-class Options:
+class LaunchOptions:
     """The choices of a launch that do not bear on the pictures."""
 
     device: str = "auto"
@@ -62,7 +62,7 @@ def is_worker() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ and "LOCAL_RANK" in os.environ
 
 
-def work(plan: Plan, folder: Folder, options: Options, say: Callable[[str], None]) -> int:
+def work(plan: Plan, folder: Folder, options: LaunchOptions, say: Callable[[str], None]) -> int:
     """The life of a worker; returns its exit code. Raises as Worker.work, and InputError where it must not draw.
 
     say: prints a notice.
@@ -99,7 +99,7 @@ def report_end(code: int, line: str) -> bool:
     return is_ours()
 
 
-def launch(arguments: Sequence[str], plan: Plan, folder: Folder, options: Options) -> None:
+def launch(arguments: Sequence[str], plan: Plan, folder: Folder, options: LaunchOptions) -> None:
     """Run `fastdiff bulk ARGUMENTS` in workers until all have ended. Ended where nothing more can be done.
 
     Raises torch's SignalException where this process is told to stop; the workers have ended then.

@@ -13,13 +13,13 @@ from typing import Annotated, Any
 
 from fastdiff.arguments import naming, shown
 from fastdiff.checkpoints.json_files import parse_json
-from fastdiff.checkpoints.kinds import MAX_SEED, Label, Seed
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
-from fastdiff.requests.completion import Cell, complete, label_cells
+from fastdiff.kinds import MAX_PICTURES, MAX_SEED, Label, Pictures, Prompt, Seed
+from fastdiff.requests.completion import Cell, complete, label_cells, seeds_from
 from fastdiff.requests.defaults import BULK, SEED
 from fastdiff.requests.prompt_file import read_text
-from fastdiff.requests.request import MAX_PICTURES, Pictures, Prompt, Request
+from fastdiff.requests.request import Request
 from fastdiff.schema import Wanted, checked
 
 NAMES = ("label", "prompt", "seed", "num_images")
@@ -120,11 +120,9 @@ def _cells(row: Row, request: Request, card: ModelCard, most: int) -> list[Cell]
     assert isinstance(request.seed, int)
     first = request.seed if row.seed is None else row.seed
     count = row.num_images or request.num_images or 1
-    if first + count - 1 > MAX_SEED:
-        raise InputError(f"seed {first}: {count} pictures would pass the last seed {MAX_SEED}; give a smaller seed")
+    seeds = seeds_from(first, count)
     if count > most:
         raise InputError(f"spec: more than {BULK.most_pictures} pictures; divide it between two runs")
-    seeds = range(first, first + count)
     if row.label is not None:
         return label_cells(card, card.info.label_choices(row.label, card.config.num_class_embeds), seeds)
     return [Cell(seed, None, None, row.prompt) for seed in seeds]

@@ -16,10 +16,10 @@ from fastdiff.checkpoints.configs.model import Library
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.names import Revision, Variant
 from fastdiff.checkpoints.registry import (
-    DENOISERS,
     PIPELINES,
     ModelPart,
     TokenizerPart,
+    denoisers,
     read_denoiser_part,
     read_model_index,
 )
@@ -35,14 +35,6 @@ STEMS: dict[Library, dict[str, str]] = {
 
 _CACHED = "models--"  # the beginning of the name of a model's folder in huggingface_hub's cache
 _CONFIGS = ("model_index.json", "config.json")  # a pipeline's folder has the first, a plain model's the second
-# By name, not *.json: offline, the client refuses a snapshot that lacks any file asked for.
-_JSON_FILES = [
-    *_CONFIGS,
-    *dict.fromkeys(f"{part.name}/config.json" for part in DENOISERS),
-    "scheduler_config.json",
-    "scheduler/scheduler_config.json",
-    "fastdiff.json",
-]
 _TOKENIZER_FILES = (
     *("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"),
     *("special_tokens_map.json", "added_tokens.json"),  # of older ones
@@ -233,7 +225,7 @@ def _download(
     The later requests name the commit that the first one found: a push in between cannot mix two versions.
     """
     snapshot = partial(_snapshot, repo_id, token=token, local_files_only=local_files_only)
-    root = snapshot(_JSON_FILES, revision=revision)
+    root = snapshot(_json_files(), revision=revision)
     if not _is_model(root):
         raise InputError(f"hub model {repo_id} holds neither {' nor '.join(_CONFIGS)}; give one in diffusers' layout")
     needed = needed_folders(root)
@@ -254,6 +246,20 @@ def _download(
             wanted = "weights" if variant is None else f"weights of variant {variant!r}"
             raise InputError(f"hub model {repo_id} has no {wanted}{of_part} {where}")
     return root
+
+
+def _json_files() -> list[str]:
+    """The files that say what else a model needs.
+
+    By name, not *.json: offline, the client refuses a snapshot that lacks any file asked for.
+    """
+    return [
+        *_CONFIGS,
+        *dict.fromkeys(f"{part.name}/config.json" for part in denoisers()),
+        "scheduler_config.json",
+        "scheduler/scheduler_config.json",
+        "fastdiff.json",
+    ]
 
 
 def _snapshot(

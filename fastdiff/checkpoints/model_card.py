@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from fastdiff.arguments import naming
 from fastdiff.checkpoints import hub, registry
@@ -13,8 +13,8 @@ from fastdiff.checkpoints.configs.clip import CLIPTextConfig
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.json_files import read_json
-from fastdiff.checkpoints.kinds import TrainSteps
 from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.kinds import TrainSteps
 from fastdiff.sampler_names import scheduler_name
 from fastdiff.schema import checked
 
@@ -94,6 +94,11 @@ class ModelCard:
         return _denoiser(self.classes)
 
     @property
+    def drawn_by(self) -> str:
+        """Our pipeline class that draws it, with the module that it is in."""
+        return self.pipeline.denoisers[self.denoiser]
+
+    @property
     def revision(self) -> str | None:
         """The commit that a folder of the hub's cache stands for."""
         return self.folder.name if self.folder.parent.name == "snapshots" else None
@@ -150,11 +155,10 @@ def _of_its_time(config: DenoiserConfig, pipeline: registry.PipelineClass, saved
 
 def _text_layers(folder: Path, classes: Mapping[str, str]) -> tuple[int, ...]:
     layers = []
-    for part in (registry.TEXT_ENCODER, registry.TEXT_ENCODER_2):
-        if part.name in classes:
+    for part in registry.PIPELINES[classes["pipeline"]].companions:
+        if isinstance(part, registry.ModelPart) and part.name in classes and issubclass(part.config, CLIPTextConfig):
             path = folder / part.name / "config.json"
-            config = cast(CLIPTextConfig, part.config.from_mapping(read_json(path), path))
-            layers.append(config.num_hidden_layers)
+            layers.append(part.config.from_mapping(read_json(path), path).num_hidden_layers)
     return tuple(layers)
 
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 from annotated_types import Len
 
 from fastdiff.checkpoints.json_files import read_json
-from fastdiff.checkpoints.kinds import MAX_LABELS, Fraction, Label, NotNegative, Prompt, Steps
 from fastdiff.checkpoints.registry import PIPELINES
 from fastdiff.errors import InputError
+from fastdiff.kinds import MAX_LABELS, Fraction, Label, NotNegative, Prompt, Steps
 from fastdiff.sampler_names import SchedulerName
 from fastdiff.schema import Schema, Wanted
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fastdiff.checkpoints.kinds import Precision
 from fastdiff.kernels.host.weights import NAMES, Quantised, quantise
+from fastdiff.kinds import Precision
 
 SHORTCUT = "conv_shortcut"
 FORMATS = {name: dtype for dtype, name in NAMES.items()}  # of weights in 8 bits, by the precision

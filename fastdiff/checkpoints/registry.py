@@ -1,7 +1,8 @@
 """The classes that fastdiff runs, by diffusers' names: pipelines, and the parts in a pipeline's folder.
 
-Whoever wants to know which class may stand where asks here. Imports no torch: fastdiff.models.classes says which of
-our classes runs a model, fastdiff.sampler_names which schedulers there are.
+A new kind of pipeline is a row of PIPELINES: its parts, its options, its defaults, and our class that draws it. A new
+kind of model is a part. Our classes are named by their modules, and loaded when they are needed: this file imports no
+torch.
 """
 
 from collections.abc import Mapping
@@ -50,9 +51,11 @@ class Part:
 
 @dataclass(frozen=True)
 class ModelPart(Part):
-    """A part with weights."""
+    """A part with weights, and our class that runs it, which has diffusers' name."""
 
     config: type[ModelConfig] = ModelConfig
+    module: str = ""  # of our class
+    in_8_bits: bool = False  # whether int8 and fp8 are for its weights
 
     @property
     def library(self) -> Library:
@@ -73,31 +76,44 @@ class DenoiserPart(ModelPart):
     """The part that is called at each step."""
 
     config: type[DenoiserConfig] = DenoiserConfig
+    in_8_bits: bool = True
 
 
-UNET = DenoiserPart("unet", ("UNet2DModel",), config=UNet2DConfig)
-UNET_CONDITION = DenoiserPart("unet", ("UNet2DConditionModel",), config=UNet2DConditionConfig)
-UNET_1D = DenoiserPart("unet", ("UNet1DModel",), config=UNet1DConfig)
-TRANSFORMER = DenoiserPart(
-    "transformer", ("DiTTransformer2DModel", "Transformer2DModel"), config=DiTTransformer2DConfig
+UNET = DenoiserPart("unet", ("UNet2DModel",), UNet2DConfig, "fastdiff.models.unet2d")
+UNET_CONDITION = DenoiserPart(
+    "unet", ("UNet2DConditionModel",), UNet2DConditionConfig, "fastdiff.models.unet2d_condition"
 )
-VAE = ModelPart("vae", ("AutoencoderKL",), config=AutoencoderKLConfig)
-TEXT_ENCODER = ModelPart("text_encoder", ("CLIPTextModel",), config=CLIPTextConfig)
-TEXT_ENCODER_2 = ModelPart("text_encoder_2", ("CLIPTextModelWithProjection",), config=CLIPTextConfigWithProjection)
+UNET_1D = DenoiserPart("unet", ("UNet1DModel",), UNet1DConfig, "fastdiff.models.unet1d")
+TRANSFORMER = DenoiserPart(
+    "transformer", ("DiTTransformer2DModel", "Transformer2DModel"), DiTTransformer2DConfig, "fastdiff.models.dit"
+)
+# A VAE and a value function are small, and everything passes through a VAE: their weights are never of 8 bits.
+VAE = ModelPart("vae", ("AutoencoderKL",), AutoencoderKLConfig, "fastdiff.models.autoencoder")
+VALUE_FUNCTION = ModelPart("value_function", UNET_1D.classes, UNet1DConfig, UNET_1D.module)
+TEXT_ENCODER = ModelPart("text_encoder", ("CLIPTextModel",), CLIPTextConfig, "fastdiff.models.clip", in_8_bits=True)
+TEXT_ENCODER_2 = ModelPart(
+    "text_encoder_2",
+    ("CLIPTextModelWithProjection",),
+    CLIPTextConfigWithProjection,
+    "fastdiff.models.clip",
+    in_8_bits=True,
+)
 TOKENIZER = TokenizerPart("tokenizer", ("CLIPTokenizer", "CLIPTokenizerFast"))
 TOKENIZER_2 = TokenizerPart("tokenizer_2", TOKENIZER.classes)
-VALUE_FUNCTION = ModelPart("value_function", ("UNet1DModel",), config=UNet1DConfig)
 SCHEDULER = Part("scheduler")
 
-DENOISERS = (UNET, UNET_1D, UNET_CONDITION, TRANSFORMER)
+# Our pipelines
+LABELS = "fastdiff.pipelines.label.LabelPipeline"
+PROMPTS = "fastdiff.pipelines.text_to_image.TextToImagePipeline"
+TRAJECTORIES = "fastdiff.pipelines.trajectory.TrajectoryPipeline"
 
 
 @dataclass(frozen=True)
 class PipelineClass:
-    """A pipeline class of diffusers: the parts that it has, and what it decides itself."""
+    """A pipeline class of diffusers: the parts that it has, what it decides itself, and our class that draws it."""
 
     name: str
-    denoisers: tuple[DenoiserPart, ...]  # of one place: which of them a folder holds, its class says
+    denoisers: Mapping[DenoiserPart, str]  # that may stand at one place, and our pipeline that draws with each
     companions: tuple[Part, ...] = ()  # parts beside the denoiser
     optional: tuple[Part, ...] = ()  # of those, null in model_index.json where the pipeline does without
     unused: tuple[str, ...] = ()  # parts that are not run: no picture from a prompt depends on them
@@ -109,7 +125,8 @@ class PipelineClass:
     @property
     def denoiser(self) -> Part:
         """The place of its denoiser, and all classes that may stand there."""
-        return Part(self.denoisers[0].name, tuple(name for part in self.denoisers for name in part.classes))
+        first, *_ = self.denoisers
+        return Part(first.name, tuple(name for part in self.denoisers for name in part.classes))
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -118,21 +135,26 @@ class PipelineClass:
     @property
     def reads_text(self) -> bool:
         """Whether its pictures are drawn from prompts."""
-        return TOKENIZER in self.companions
+        return any(isinstance(part, TokenizerPart) for part in self.companions)
 
 
 PIPELINES = {
     pipeline.name: pipeline
     for pipeline in (
-        PipelineClass("DDIMPipeline", (UNET, UNET_1D), scheduler="ddim"),
-        PipelineClass("DDPMPipeline", (UNET, UNET_1D)),
+        PipelineClass("DDIMPipeline", {UNET: LABELS, UNET_1D: TRAJECTORIES}, scheduler="ddim"),
+        PipelineClass("DDPMPipeline", {UNET: LABELS, UNET_1D: TRAJECTORIES}),
         PipelineClass(
-            "DiTPipeline", (TRANSFORMER,), (VAE,), optional=(VAE,), options=("id2label",), guidance_scale=4.0
+            "DiTPipeline",
+            {TRANSFORMER: LABELS},
+            (VAE,),
+            optional=(VAE,),
+            options=("id2label",),
+            guidance_scale=4.0,
         ),
-        PipelineClass("ValueGuidedRLPipeline", (UNET_1D,), (VALUE_FUNCTION,), options=("env",)),
+        PipelineClass("ValueGuidedRLPipeline", {UNET_1D: TRAJECTORIES}, (VALUE_FUNCTION,), options=("env",)),
         PipelineClass(
             "StableDiffusionPipeline",
-            (UNET_CONDITION,),
+            {UNET_CONDITION: PROMPTS},
             (VAE, TEXT_ENCODER, TOKENIZER),
             unused=("safety_checker", "feature_extractor", "image_encoder"),
             options=("requires_safety_checker",),
@@ -141,7 +163,7 @@ PIPELINES = {
         ),
         PipelineClass(
             "StableDiffusionXLPipeline",
-            (UNET_CONDITION,),
+            {UNET_CONDITION: PROMPTS},
             (VAE, TEXT_ENCODER, TEXT_ENCODER_2, TOKENIZER, TOKENIZER_2),
             optional=(TEXT_ENCODER, TEXT_ENCODER_2, TOKENIZER, TOKENIZER_2),
             unused=("image_encoder", "feature_extractor"),
@@ -155,12 +177,20 @@ _REFUSED = {  # pipeline classes that people may take for one of those, and what
     "StableDiffusionXLImg2ImgPipeline": "SDXL's refiner draws over a picture of the base model; give the base model",
 }
 
-PART_NAMES = tuple(dict.fromkeys(part.name for pipeline in PIPELINES.values() for part in pipeline.parts))
+
+def part_names() -> tuple[str, ...]:
+    """Return the names of all parts that a pipeline may have."""
+    return tuple(dict.fromkeys(part.name for pipeline in PIPELINES.values() for part in pipeline.parts))
+
+
+def denoisers() -> tuple[DenoiserPart, ...]:
+    """Return the parts that some pipeline calls at each step."""
+    return tuple(dict.fromkeys(part for pipeline in PIPELINES.values() for part in pipeline.denoisers))
 
 
 def denoiser_part(class_name: object) -> DenoiserPart | None:
     """The part that a model class of diffusers is, by today's name or an older one; None where it is no denoiser."""
-    return next((part for part in DENOISERS if class_name in part.classes), None)
+    return next((part for part in denoisers() if class_name in part.classes), None)
 
 
 def read_denoiser_part(path: Path) -> DenoiserPart:
@@ -168,7 +198,7 @@ def read_denoiser_part(path: Path) -> DenoiserPart:
     class_name = read_json(path).get("_class_name")
     part = denoiser_part(class_name)
     if part is None:
-        known = ", ".join(name for part in DENOISERS for name in part.classes)
+        known = ", ".join(name for part in denoisers() for name in part.classes)
         raise InputError(f"{path}: model class {class_name!r} is not supported; fastdiff runs {known}")
     return part
 

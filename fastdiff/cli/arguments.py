@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from fastdiff.arguments import word
-from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.errors import InputError
+from fastdiff.kinds import MAX_SEED
 from fastdiff.requests import defaults
 from fastdiff.requests.request import DTYPES, PRECISIONS
 from fastdiff.sampler_names import SCHEDULERS

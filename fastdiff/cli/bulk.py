@@ -21,7 +21,7 @@ from fastdiff.requests.request import Request
 
 if TYPE_CHECKING:
     from fastdiff.bulk.folder import Folder
-    from fastdiff.bulk.launching import Options
+    from fastdiff.bulk.launching import LaunchOptions
     from fastdiff.bulk.plan import Plan
 
 _SHOWN = 5  # notices, damaged shards, shards that were given up
@@ -66,7 +66,7 @@ def _workers(text: str) -> int | None:
 def run(args: argparse.Namespace) -> int:
     """Draw what `args` ask for. Raises what `main` turns into exit codes."""
     from fastdiff.bulk.folder import Folder
-    from fastdiff.bulk.launching import Options, is_worker
+    from fastdiff.bulk.launching import LaunchOptions, is_worker
     from fastdiff.bulk.plan import Plan
     from fastdiff.runs.drawing import find_model
 
@@ -74,11 +74,11 @@ def run(args: argparse.Namespace) -> int:
     sizes = {"shard_size": args.shard_size, "batch_size": args.batch_size}
     plan = Plan.make(request, find_model(request), spec=args.spec, format=args.format, **sizes)
     folder = Folder(args.out, args.format)
-    options = Options(args.device, args.offload, args.allow_mixed, args.workers)
+    options = LaunchOptions(args.device, args.offload, args.allow_mixed, args.workers)
     return _work(args, plan, folder, options) if is_worker() else _launch(args, plan, folder, options)
 
 
-def _work(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "Options") -> int:
+def _work(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "LaunchOptions") -> int:
     """Be a worker. What no restart would mend is our launcher's to say, where there is one."""
     from fastdiff.bulk.launching import is_ours, report_end, work
 
@@ -103,7 +103,7 @@ def _work(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "Op
         return 0
 
 
-def _launch(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "Options") -> int:
+def _launch(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "LaunchOptions") -> int:
     from fastdiff.bulk.launching import Ended, launch
     from fastdiff.checkpoints.model_hash import begin_files_hash
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from fastdiff.diffusion.conditions import Conditions
 from fastdiff.execution.cuda_graphs import map_tensors
 from fastdiff.execution.transfers import upload
-from fastdiff.models.denoiser import GROUP, Conditioning, Denoiser, in_groups
+from fastdiff.models.blocks.conditioning import GROUP, Conditioning, in_groups
+from fastdiff.models.blocks.protocols import DenoiserLike
 
 # Of a chunk of a table, which holds whole steps. DiT-XL/2 in 16 bits has 0.4 MB for a condition and a step (28 blocks
 # of 6 x 1152 numbers), so a chunk holds 64 steps of 10 conditions. The number is chosen, not measured.
@@ -18,7 +19,7 @@ TABLE_BYTES = 2**28
 class ConditioningTable:
     """The conditioning of every step under every condition: of a text once, of the time a chunk of steps at a time."""
 
-    def __init__(self, denoiser: Denoiser, timesteps: Tensor, conditions: Conditions):
+    def __init__(self, denoiser: DenoiserLike, timesteps: Tensor, conditions: Conditions):
         """timesteps (steps,)"""
         self._denoiser, self._conditions = denoiser, conditions
         self._timesteps = upload(timesteps, denoiser.device)
@@ -40,7 +41,7 @@ class ConditioningTable:
         return Conditioning(temb, self._timesteps[step].expand(len(temb)), self._text)
 
 
-def make_table(denoiser: Denoiser, timesteps: Tensor, conditions: Conditions, steps: range) -> Tensor:
+def make_table(denoiser: DenoiserLike, timesteps: Tensor, conditions: Conditions, steps: range) -> Tensor:
     """Return temb (conditions, steps, width) of some `steps`.
 
     GROUP timesteps of one condition at a time, each with a place of its own among them, so that the shape of every

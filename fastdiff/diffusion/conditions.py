@@ -12,14 +12,12 @@ from torch import Tensor
 
 from fastdiff.arguments import as_int, naming, shown
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
-from fastdiff.checkpoints.kinds import NotNegative
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion.pictures import Label
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import REAL
 from fastdiff.execution.transfers import upload
-from fastdiff.models.prompt import Prompt
-from fastdiff.schema import checked
+from fastdiff.models.blocks.conditioning import Prompt
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,6 @@ def choose_conditions(
 
     Raises InputError naming `class_labels` or `guidance_scale` where the model cannot be asked so.
     """
-    guidance_scale = checked("guidance_scale", guidance_scale, NotNegative)
     if guidance_scale != 1 and (config.label_table is None):
         raise InputError(f"guidance_scale: {guidance_scale} needs a model with a null label; this one has none")
     if not config.takes_labels:

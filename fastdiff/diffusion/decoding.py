@@ -11,13 +11,13 @@ from torch import Tensor
 
 from fastdiff.errors import InputError, NonFiniteError
 from fastdiff.execution.transfers import fetch
-from fastdiff.models.autoencoder import AutoencoderKL
+from fastdiff.models.blocks.protocols import DecoderLike
 
 OutputType = Literal["pil", "np", "pt"]
 MOST_CHANNELS = 4  # of PIL: red, green, blue and alpha
 
 
-def decode(x: Tensor, output_type: str, vae: AutoencoderKL | None = None) -> Any:
+def decode(x: Tensor, output_type: str, vae: DecoderLike | None = None) -> Any:
     """Return x_0 (N, H, W, C) in [-1, 1] as PIL images, numpy (N, H, W, C) or torch (N, C, H, W) float32 in [0, 1].
 
     With `vae` x_0 are latents. As diffusers' DDPMPipeline and its numpy_to_pil.
@@ -26,7 +26,7 @@ def decode(x: Tensor, output_type: str, vae: AutoencoderKL | None = None) -> Any
     return begin_decode(x, output_type, vae)()
 
 
-def begin_decode(x: Tensor, output_type: str, vae: AutoencoderKL | None = None) -> Callable[[], Any]:
+def begin_decode(x: Tensor, output_type: str, vae: DecoderLike | None = None) -> Callable[[], Any]:
     """Begin what `decode` does; the function that is returned waits for the GPU, and returns or raises the same."""
     whose = "model" if vae is None else "VAE"
     x = x if vae is None else decode_latents(vae, x)
@@ -46,13 +46,13 @@ def begin_decode(x: Tensor, output_type: str, vae: AutoencoderKL | None = None) 
     return end
 
 
-def decode_latents(vae: AutoencoderKL, latents: Tensor) -> Tensor:
+def decode_latents(vae: DecoderLike, latents: Tensor) -> Tensor:
     """Return pictures (N, H, W, 3) float32, about in [-1, 1], of latents (N, h, w, C) float32: as DiTPipeline does."""
     (sample,) = vae.decode((latents / vae.config.scaling_factor).permute(0, 3, 1, 2))
     return sample.permute(0, 2, 3, 1)
 
 
-def with_mean_and_std(vae: AutoencoderKL, latents: Tensor) -> Tensor:
+def with_mean_and_std(vae: DecoderLike, latents: Tensor) -> Tensor:
     """Return latents (N, h, w, C) of mean 0 and deviation 1 with those that the VAE's config says, where it says both.
 
     As StableDiffusionXLPipeline does before decoding; diffusers' other pipelines leave them out.

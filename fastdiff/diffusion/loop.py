@@ -18,7 +18,8 @@ from fastdiff.diffusion.trajectories import KnownValues
 from fastdiff.execution.cpu_workers import map_in_turn, map_pictures
 from fastdiff.execution.memory import Portions
 from fastdiff.kernels.denoise import COLUMNS, EARLIER, StepOptions, denoise_step, keep
-from fastdiff.models.denoiser import Conditioning, Denoiser
+from fastdiff.models.blocks.conditioning import Conditioning
+from fastdiff.models.blocks.protocols import DenoiserLike
 from fastdiff.samplers.shared.noise import NoiseSource
 from fastdiff.samplers.shared.schedule import Schedule
 
@@ -30,7 +31,7 @@ INPUT_DIV = COLUMNS.index("input_div")
 
 
 def denoise(
-    denoiser: Denoiser,
+    denoiser: DenoiserLike,
     x_t: Tensor,
     schedule: Schedule,
     conditions: Conditions,
@@ -83,7 +84,7 @@ def _join(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
 class _Step:
     """A step as a function of tensors, with all else that it depends on, which a CUDA graph of it keeps alive."""
 
-    denoiser: Denoiser
+    denoiser: DenoiserLike
     options: StepOptions
     guidance_scale: float | None  # None: unguided
     guidance_rescale: float
@@ -154,7 +155,7 @@ class _Loop:
     what `earlier` steps kept, each (N, H, W, C), what this one keeps comes third and fourth.
     """
 
-    denoiser: Denoiser
+    denoiser: DenoiserLike
     schedule: Schedule
     conditions: Conditions
 

@@ -1,6 +1,7 @@
-"""The pictures that a call asks for: a label and a seed of each, and their size."""
+"""The pictures that a call asks for: a subject and a seed of each, and their size."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -9,45 +10,58 @@ from torch import Tensor
 
 from fastdiff.arguments import as_int, naming, shown
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
-from fastdiff.checkpoints.kinds import MAX_SEED, Pixels
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, REAL, tensor
-from fastdiff.requests.request import MAX_PICTURES, Pictures
+from fastdiff.kinds import MAX_PICTURES, MAX_SEED, Pictures, Pixels
 from fastdiff.schema import checked
 
 Label = int | str | Tensor | None  # None: the null label; a tensor: of a model that embeds labels itself
 
 
-def list_pictures(
-    seed: int | Sequence[int],
-    num_images: int,
-    class_labels: Label | Sequence[Label],
-    counts: dict[str, int | None],
-    names: tuple[str, str] = ("class_labels", "num_images"),
-) -> tuple[list[Label], list[int]]:
-    """Return the label and the seed of every picture; `names` are those of the arguments, in a message.
+@dataclass(frozen=True)
+class Subjects:
+    """The subjects of a call's pictures, labels or the indices of prompts, and how many pictures each has."""
 
-    They are labels x seeds, in that order. Where one of the named `counts` says how many pictures there are (or
-    `class_labels` is a tensor), they are that many, each with a seed of its own, and with a label of its own or, of
-    labels x `num_images` pictures, the label in its place of those. Raises InputError naming the argument.
+    name: str  # of the argument that gives them, for messages
+    each: Sequence[Any]
+    count_name: str  # of the argument that says how many pictures of each
+    count: int
+
+
+def list_pictures(
+    subjects: Subjects, seed: int | Sequence[int], counts: Mapping[str, int | None]
+) -> tuple[list[Any], list[int]]:
+    """Return the subject and the seed of every picture.
+
+    They are subjects x seeds, in that order. Where one of the named `counts` says how many pictures there are, they are
+    that many, each with a seed of its own, and with a subject of its own or, of subjects x count pictures, the one
+    whose turn it is. Raises InputError naming the argument.
     """
-    told, told_count = names
-    labels, num_images = _label_list(class_labels), _count(told_count, num_images)
-    if isinstance(class_labels, Tensor):
-        counts = counts | {told: len(labels)}
+    each, per_subject = list(subjects.each), _count(subjects.count_name, subjects.count)
     known = {name: _count(name, count) for name, count in counts.items() if count is not None}
     if len(set(known.values())) > 1:
         raise InputError(
             f"{' and '.join(known)} speak of {' and '.join(map(str, known.values()))} pictures; choose one"
         )
     if not known:
-        seeds = _seeds(seed, num_images)
-        _count(f"{told} times seeds", len(labels) * len(seeds))
-        return [label for label in labels for _ in seeds], seeds * len(labels)
+        seeds = _seeds(seed, per_subject)
+        _count(f"{subjects.name} times seeds", len(each) * len(seeds))
+        return [subject for subject in each for _ in seeds], seeds * len(each)
     (count,) = set(known.values())
-    if len(labels) * num_images == count:
-        labels = [label for label in labels for _ in range(num_images)]
-    return _one_each(told, labels, count), _one_each("seed", _seeds(seed, count), count)
+    if len(each) * per_subject == count:
+        each = [subject for subject in each for _ in range(per_subject)]
+    return _one_each(subjects.name, each, count), _one_each("seed", _seeds(seed, count), count)
+
+
+def read_labels(class_labels: Any) -> list[Any]:
+    """Return the labels of a list, of a tensor with a row for each, or the one that is given. InputError for others."""
+    if isinstance(class_labels, Tensor):
+        tensor("class_labels", class_labels, REAL)
+        indices = class_labels.ndim <= 1 and not class_labels.is_floating_point()
+        return class_labels.reshape(-1).tolist() if indices else list(torch.atleast_1d(class_labels))
+    if isinstance(class_labels, str | bytes) or not isinstance(class_labels, Sequence):
+        return [class_labels]
+    return _items("class_labels", class_labels)
 
 
 def check_latents(latents: Any, config: DenoiserConfig) -> None:
@@ -81,7 +95,8 @@ def picture_shape(
     """
     asked = checked_side("height", height), checked_side("width", width)
     if latents is None:
-        return config.in_channels, *_size(config, scale, *asked)
+        height, width = completed_size(config, *asked, scale)
+        return config.in_channels, height // scale, width // scale
     sides = latents.shape[2], latents.shape[3]
     with naming("latents"):
         config.check_size(*sides)
@@ -93,30 +108,17 @@ def picture_shape(
     return config.in_channels, *sides
 
 
+def completed_size(config: DenoiserConfig, height: int | None, width: int | None, scale: int = 1) -> tuple[int, int]:
+    """Return height and width in pixels, by default those of the config's sample_size. InputError where it has none."""
+    size = config.complete_size(height, width, scale)
+    if size is None:
+        raise InputError("height, width: this model's config has no sample_size; give both")
+    return size
+
+
 def checked_side(name: str, value: Any) -> int | None:
     """Return a height or width in pixels, None where it is left open. Raises InputError naming it."""
     return checked(name, value, Pixels | None)
-
-
-def _size(config: DenoiserConfig, scale: int, height: int | None, width: int | None) -> tuple[int, int]:
-    default = config.trained_size
-    if default is not None:
-        height = default[0] * scale if height is None else height
-        width = default[1] * scale if width is None else width
-    if height is None or width is None:
-        raise InputError("height, width: this model's config has no sample_size; give both")
-    config.check_size(height, width, scale)
-    return height // scale, width // scale
-
-
-def _label_list(class_labels: Any) -> list[Any]:
-    if isinstance(class_labels, Tensor):
-        tensor("class_labels", class_labels, REAL)
-        indices = class_labels.ndim <= 1 and not class_labels.is_floating_point()
-        return class_labels.reshape(-1).tolist() if indices else list(torch.atleast_1d(class_labels))
-    if isinstance(class_labels, str | bytes) or not isinstance(class_labels, Sequence):
-        return [class_labels]
-    return _items("class_labels", class_labels)
 
 
 def _items(name: str, values: Sequence[Any]) -> list[Any]:

@@ -12,14 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastdiff.arguments import as_int, naming, shown
+from fastdiff.arguments import as_int, shown
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
-from fastdiff.checkpoints.kinds import Horizon
 from fastdiff.diffusion.decoding import check_finite
 from fastdiff.errors import InputError
-from fastdiff.execution.cpu_workers import map_pictures
 from fastdiff.execution.tensors import REAL
-from fastdiff.models.denoiser import Denoiser
+from fastdiff.kinds import Horizon
 from fastdiff.schema import checked
 
 TrajectoryOutputType = Literal["np", "pt"]
@@ -57,47 +55,10 @@ def trajectory_shape(config: DenoiserConfig, horizon: Any, latents: Tensor | Non
         if horizon not in (None, latents.shape[2]):
             raise InputError(f"latents: their horizon is {latents.shape[2]}, and horizon is {horizon}; leave it out")
         horizon = latents.shape[2]
-    elif horizon is None and config.trained_size is not None:
-        _, horizon = config.trained_size
-    if horizon is None:
+    size = config.complete_size(1, horizon)
+    if size is None:
         raise InputError("horizon: this model's config does not say its own; give the number of positions to plan")
-    config.check_size(1, horizon)
-    return config.sample_channels, 1, horizon
-
-
-def check_kind(config: DenoiserConfig, **options: Any) -> None:
-    """Raise InputError for an option of pictures asked of a model of trajectories, and the other way round."""
-    foreign, reason = ("horizon", "conditions"), "draws pictures; leave it out"
-    if config.of_trajectories:
-        foreign, reason = ("height", "width"), "plans trajectories; give horizon instead"
-    for name in foreign:
-        if options[name] is not None:
-            raise InputError(f"{name}: this model {reason}")
-
-
-def check_unguided(n_guide_steps: Any) -> None:
-    """Raise InputError unless no step follows a value's gradient, as diffusers' may: our kernels have none."""
-    if as_int(n_guide_steps) != 0:
-        raise InputError(
-            f"n_guide_steps: {shown(n_guide_steps)} asks for guidance by the value's gradient, which is not here; "
-            "leave it out, and have the trajectories sorted with sort_by_value=True"
-        )
-
-
-def check_parts(denoiser: Denoiser, value_function: Any) -> None:
-    """Raise InputError where a model gives values instead of steps, or a value function does not fit its policy."""
-    if denoiser.config.is_value_function:
-        raise InputError("denoiser: this model gives values of trajectories; give the one that plans them")
-    if value_function is None:
-        return
-    if not isinstance(value_function, Denoiser) or not value_function.config.is_value_function:
-        raise InputError(f"value_function: {type(value_function).__name__} gives no values; give a model that does")
-    channels, known = denoiser.config.sample_channels, value_function.config.sample_channels
-    if not denoiser.config.of_trajectories or channels != known:
-        raise InputError(
-            f"value_function: it takes trajectories of {known} channels, and the denoiser makes no such; "
-            "give the one that was trained beside it"
-        )
+    return config.sample_channels, *size
 
 
 def read_conditions(conditions: Any) -> dict[int, Tensor]:
@@ -165,29 +126,6 @@ def decode_trajectories(x: Tensor, output_type: str) -> Any:
     check_finite(x)
     trajectories = x[:, 0].transpose(1, 2).contiguous()
     return trajectories if output_type == "pt" else trajectories.cpu().numpy()
-
-
-def choose_ranking(value_function: Denoiser | None, sort_by_value: bool, horizon: int) -> Denoiser | None:
-    """Return the model that trajectories of `horizon` are sorted by, None where they are not. Raises InputError."""
-    if not checked("sort_by_value", sort_by_value, bool):
-        return None
-    if value_function is None:
-        raise InputError("sort_by_value: this pipeline has no value_function; leave it out")
-    with naming("sort_by_value: the value_function"):
-        value_function.config.check_size(1, horizon)
-    return value_function
-
-
-def trajectory_values(value_function: Denoiser, x: Tensor) -> Tensor:
-    """Return the values (N,) float32 of x_0 (N, 1, L, C): those of timestep 0, the end of every run."""
-
-    def values(each: Tensor) -> Tensor:
-        return value_function(each.to(value_function.dtype), 0).sample.float()
-
-    trajectories = x[:, 0].transpose(1, 2)
-    if x.device.type == "cpu":  # alone, as in the loop: the bits must not depend on the batch
-        return torch.cat(tuple(map_pictures(values, trajectories)))[:, 0]
-    return values(trajectories)[:, 0]
 
 
 def sort_trajectories(trajectories: Any, values: Tensor) -> TrajectoryOutput:

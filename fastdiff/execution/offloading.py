@@ -1,4 +1,4 @@
-"""Models that wait in the host's memory and are on the card only while they work."""
+"""Models that wait in the host's memory and are on the GPU only while they work."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,15 +8,15 @@ from torch import Tensor, nn
 
 
 def rest_on_host(model: nn.Module) -> None:
-    """Keep a CPU's model in pinned memory, which a card reads at full speed, where there is a card."""
+    """Keep a CPU's model in pinned memory, which a GPU reads at full speed, where there is one."""
     if torch.cuda.is_available():
         for parameter in model.parameters():
             parameter.data = parameter.data.pin_memory()
 
 
 @contextmanager
-def on_card(models: Mapping[nn.Module, Callable[[], None]], device: torch.device) -> Iterator[None]:
-    """Have CPU models on `device` during the block; each with what lets go of all that it keeps there beside weights.
+def on_gpu(models: Mapping[nn.Module, Callable[[], None]], device: torch.device) -> Iterator[None]:
+    """Have CPU models on `device` during the block. Each comes with a function that frees all else that it keeps there.
 
     Nothing is copied on the way back: their weights on the host stayed where they were.
     """

@@ -1,6 +1,6 @@
 """Denoiser, the base of the models that are called at each step: their conditioning, and what they refuse."""
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -9,37 +9,12 @@ from fastdiff.arguments import as_float, naming, shown
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.registry import DenoiserPart
 from fastdiff.errors import InputError
-from fastdiff.execution.cuda_graphs import map_tensors
 from fastdiff.execution.tensors import INDICES, REAL, beside, tensor, within
+from fastdiff.models.blocks.conditioning import Conditioning, Prompt
 from fastdiff.models.blocks.resnet import Conditioned
 from fastdiff.models.model import Model
-from fastdiff.models.prompt import Prompt
 
-# Timesteps that are embedded together, filled up where there are fewer: a product of one shape gives each the same bits
-# in any company. 32 is the largest batch of the benchmarks, so that this costs them nothing (68ecf61).
-GROUP = 32
 MOST_TIMESTEP = 2**31  # whole numbers up to it are exact as a float64
-
-
-class Conditioning(NamedTuple):
-    """All that a prediction depends on besides x: an entry of each tensor for each picture, or for each condition.
-
-    It is made, chosen from and carried as one value, through CUDA graphs too. Whatever else a model is told is a field
-    here.
-    """
-
-    temb: Tensor  # (M, width): what the blocks read of time and class, side by side
-    timesteps: Tensor  # (M,)
-    text: tuple[Tensor, ...] = ()  # (M, L, width): keys and values of a text, side by side; (M, L): a bias of its keys
-
-    def of(self, conditions: Tensor) -> "Conditioning":
-        """Return the entries with these indices (N,), in this order."""
-        return map_tensors(lambda tensor: tensor[conditions], self)
-
-
-def in_groups(x: Tensor) -> tuple[Tensor, ...]:
-    """Return x (M, ...) in parts of GROUP entries; the last part is filled up with the last entry."""
-    return torch.cat([x, x[-1:].expand(-len(x) % GROUP, *x.shape[1:])]).split(GROUP)
 
 
 class Denoiser(Model):

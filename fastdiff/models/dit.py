@@ -18,8 +18,9 @@ from fastdiff.kernels.attention import attention
 from fastdiff.kernels.host.weights import FP8, Quantised, Scaled
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
+from fastdiff.models.blocks.conditioning import Conditioning, in_groups
 from fastdiff.models.blocks.embeddings import Timesteps
-from fastdiff.models.denoiser import Conditioning, Denoiser, in_groups
+from fastdiff.models.denoiser import Denoiser
 from fastdiff.schema import checked
 
 EPS = 1e-6  # of the norms that diffusers fixes; the norm before the MLP has the config's

@@ -11,7 +11,7 @@ from fastdiff.arguments import mapping, optional, text
 from fastdiff.checkpoints import hub, weight_files, weights
 from fastdiff.checkpoints.configs.model import ModelConfig
 from fastdiff.checkpoints.json_files import read_json
-from fastdiff.checkpoints.kinds import Precision
+from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.quantisation import formats
 from fastdiff.checkpoints.registry import ModelPart
 from fastdiff.errors import InputError
@@ -19,6 +19,7 @@ from fastdiff.execution.cuda_graphs import Function, Graphed
 from fastdiff.execution.devices import check_precision, check_weights_dtype, on_meta, resolve_device
 from fastdiff.kernels.host.compiling import get_ready
 from fastdiff.kernels.host.weights import Quantised
+from fastdiff.kinds import Precision
 from fastdiff.schema import checked
 
 AnyModel = TypeVar("AnyModel", bound="Model")
@@ -86,32 +87,24 @@ class Model(nn.Module):
         check_precision(precision, device)
         root = hub.resolve(name_or_path, variant=variant, **hub_options)
         folder = root / subfolder if subfolder else hub.component_folder(root, cls.part.name)
-        return cls.from_folder(folder, variant=variant, dtype=dtype, device=device, precision=precision)
+        return cls.from_folder(folder, Load(device, dtype, variant, precision))
 
     @classmethod
-    def from_folder(
-        cls: type[AnyModel],
-        folder: Path,
-        *,
-        variant: str | None,
-        dtype: torch.dtype,
-        device: str | torch.device,
-        precision: Precision = "full",
-    ) -> AnyModel:
+    def from_folder(cls: type[AnyModel], folder: Path, load: Load) -> AnyModel:
         """Config and weights from the very folder that holds them. Raises as `from_pretrained`."""
         path = folder / "config.json"
         config = read_json(path)
         if config.get("_class_name", cls.part.class_name) not in cls.part.classes:
             raise InputError(f"{path} describes a {config['_class_name']}; {cls.part.class_name} is supported")
         options = cls.part.config.from_mapping(config, path)
-        weight_files.check_fit(options, folder, variant, path)
-        _prepare_kernels(torch.device(device))
+        weight_files.check_fit(options, folder, load.variant, path)
+        _prepare_kernels(load.home)
         with on_meta():
             model = cls.from_config(options, source=str(path))
-        state = weights.load_state_dict(folder, variant, options.LIBRARY)
+        state = weights.load_state_dict(folder, load.variant, options.LIBRARY)
         state = weight_files.without_prefix(state, options.KEY_PREFIX)
-        in_8_bits = formats(model, precision)
-        weights.load_weights(model, state, source=str(folder), dtype=dtype, device=device, in_8_bits=in_8_bits)
+        in_8_bits = formats(model, load.precision)
+        weights.load_weights(model, state, source=str(folder), dtype=load.dtype, device=load.home, in_8_bits=in_8_bits)
         return model
 
     @property

@@ -10,18 +10,9 @@ from fastdiff.arguments import shown
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, REAL, beside, tensor
+from fastdiff.models.blocks.conditioning import Given, Prompt
 
-Given = tuple[Tensor, ...]  # one, or none: a graph's inputs are tensors and tuples of them
 HIDDEN = -10_000.0  # the bias of a key that a mask hides, as diffusers has it
-
-
-class Prompt(NamedTuple):
-    """The text and what goes with it, an entry of each tensor for each picture, or for each condition."""
-
-    text: Tensor  # (M, L, text_width): encoder_hidden_states
-    bias: Given = ()  # (M, L), of encoder_attention_mask
-    added: Given = ()  # (M, projection_class_embeddings_input_dim): added_cond_kwargs as one, before its embedding
-    timestep_cond: Given = ()  # (M, time_cond_proj_dim)
 
 
 class Extras(NamedTuple):

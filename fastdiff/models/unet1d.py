@@ -15,10 +15,11 @@ from fastdiff.checkpoints import registry
 from fastdiff.checkpoints.configs.unet1d import GROUPS, UNet1DConfig
 from fastdiff.checkpoints.weights import Conversion
 from fastdiff.kernels.conv2d import Norm, conv2d
+from fastdiff.models.blocks.conditioning import Conditioning
 from fastdiff.models.blocks.embeddings import GaussianFourierProjection, TimestepEmbedding, Timesteps, each_through
 from fastdiff.models.blocks.layers import ACTIVATIONS, GroupNorm, as_feature
 from fastdiff.models.blocks.resnet import Conditioned
-from fastdiff.models.denoiser import Conditioning, Denoiser
+from fastdiff.models.denoiser import Denoiser
 from fastdiff.schema import checked
 
 TAPS = 5  # of the filters of residual and out blocks

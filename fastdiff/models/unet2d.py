@@ -11,6 +11,7 @@ from fastdiff.checkpoints.configs.model import ModelConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import on_meta
+from fastdiff.models.blocks.conditioning import Conditioning
 from fastdiff.models.blocks.embeddings import GaussianFourierProjection, TimestepEmbedding, Timesteps, each_through
 from fastdiff.models.blocks.layers import ACTIVATIONS, Conv2d, Feature, GroupNorm
 from fastdiff.models.blocks.resnet import BlockOptions, ResnetBlock2D, ResnetBlockCondNorm2D
@@ -25,7 +26,7 @@ from fastdiff.models.blocks.stages import (
     UpBlock2D,
     UpStage,
 )
-from fastdiff.models.denoiser import Conditioning, Denoiser
+from fastdiff.models.denoiser import Denoiser
 from fastdiff.schema import checked
 
 

@@ -14,6 +14,7 @@ from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.errors import InputError
 from fastdiff.kernels.host.cpu import fast_on_cpu
 from fastdiff.kernels.linear import linear
+from fastdiff.models.blocks.conditioning import Conditioning, Prompt
 from fastdiff.models.blocks.embeddings import (
     GaussianFourierProjection,
     TextTimeEmbedding,
@@ -25,8 +26,8 @@ from fastdiff.models.blocks.layers import ACTIVATIONS, Conv2d, Feature, GroupNor
 from fastdiff.models.blocks.resnet import BlockOptions, ResnetBlock2D
 from fastdiff.models.blocks.text_stages import TextBlockOptions, TextDownBlock2D, TextMidBlock2D, TextUpBlock2D
 from fastdiff.models.blocks.transformer import Context, stack_text_projections
-from fastdiff.models.denoiser import MOST_TIMESTEP, Conditioning, Denoiser
-from fastdiff.models.prompt import Extras, Prompt, PromptCheck
+from fastdiff.models.denoiser import MOST_TIMESTEP, Denoiser
+from fastdiff.models.prompt import Extras, PromptCheck
 from fastdiff.schema import checked
 
 

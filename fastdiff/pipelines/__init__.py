@@ -1,7 +1,8 @@
 """Pipelines: from what is asked for to pictures. `Pipeline.from_pretrained` returns the class that draws a folder."""
 
-from fastdiff.pipelines.base import BasePipeline
-from fastdiff.pipelines.pipeline import Pipeline
+from fastdiff.pipelines.base import Pipeline
+from fastdiff.pipelines.label import LabelPipeline
 from fastdiff.pipelines.text_to_image import TextToImagePipeline
+from fastdiff.pipelines.trajectory import TrajectoryPipeline
 
-__all__ = ["BasePipeline", "Pipeline", "TextToImagePipeline"]
+__all__ = ["LabelPipeline", "Pipeline", "TextToImagePipeline", "TrajectoryPipeline"]

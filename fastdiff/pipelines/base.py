@@ -1,53 +1,41 @@
-"""BasePipeline, the base of all: loads the parts of a folder, and runs the denoising loop to pictures."""
+"""Pipeline, the base of all: loads the parts of a folder, and runs the denoising loop to pictures."""
 
-import copy
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fastdiff.arguments import instance, optional, text
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.json_files import read_json
-from fastdiff.checkpoints.kinds import Precision
+from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.diffusion.decoding import OutputType, begin_decode, check_channels, join
+from fastdiff.diffusion.conditions import Conditions, choose_conditions
+from fastdiff.diffusion.decoding import join
 from fastdiff.diffusion.finite import Extremes
-from fastdiff.diffusion.pictures import check_state
+from fastdiff.diffusion.pictures import Subjects, check_latents, list_pictures, picture_shape
 from fastdiff.errors import InputError
-from fastdiff.execution.devices import (
-    check_move,
-    check_precision,
-    dtype_name,
-    naming_lost_device,
-    resolve_device,
-    resolve_dtype,
-)
+from fastdiff.execution.devices import dtype_name, naming_lost_device
 from fastdiff.execution.memory import Portions, or_explain, remedies
-from fastdiff.execution.offloading import on_card, rest_on_host
 from fastdiff.execution.pace import Pace
-from fastdiff.models.autoencoder import AutoencoderKL
-from fastdiff.models.classes import DENOISERS, Models, load_models
-from fastdiff.models.denoiser import Denoiser
-from fastdiff.models.model import Model
-from fastdiff.requests.defaults import PRECISION, ModelFacts, Sampling
-from fastdiff.results import PipelineOutput, Step
-from fastdiff.sampler_names import SchedulerName
-from fastdiff.samplers.shared.from_config import folder_scheduler, name_of, scheduler_like
+from fastdiff.kinds import NotNegative, Precision
+from fastdiff.models.classes import load_models
+from fastdiff.pipelines.drawing import Drawing, DrawingOptions
+from fastdiff.pipelines.parts import Parts
+from fastdiff.pipelines.results import PipelineOutput, Step
+from fastdiff.requests.defaults import LIBRARY, PRECISION, ModelFacts, Sampling, SamplingOptions, complete_sampling
+from fastdiff.samplers.shared.from_config import folder_scheduler
+from fastdiff.samplers.shared.noise import Noise, check_generators
 from fastdiff.samplers.shared.schedule import Schedule
 from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
 
-AnyPipeline = TypeVar("AnyPipeline", bound="BasePipeline")
-
-PREVIEW_SIDE = 32  # of latents: those of a preview are averaged down to about it, so that decoding costs little
+AnyPipeline = TypeVar("AnyPipeline", bound="Pipeline")
 
 _log = logging.getLogger(__name__)
 
@@ -62,37 +50,24 @@ def scheduler_of(card: ModelCard, name: str | None) -> Scheduler:
     return folder_scheduler(config, name, card.scheduler, card.pipeline.scheduler_options)
 
 
-class BasePipeline:
-    """A denoiser, its scheduler, and whatever else draws with it. `stream` and the parts differ from class to class."""
+def _class_of(card: ModelCard) -> "type[Pipeline]":
+    """Return the class that draws a folder, as the registry says."""
+    module, _, name = card.drawn_by.rpartition(".")
+    found = getattr(import_module(module), name)
+    assert issubclass(found, Pipeline)
+    return found
 
-    stream: Callable[..., Iterator[Step]]  # draws, and yields a Step after each step; the last has what is finished
 
-    reads_text: ClassVar[bool] = False  # whether it draws from prompts
-    _kinds: ClassVar[dict[bool, type["BasePipeline"]]] = {}  # by `reads_text`, what a folder is drawn with
+class Pipeline(Parts, ABC):
+    """Draws with the models of a folder that diffusers saved.
 
-    def __init_subclass__(cls) -> None:
-        BasePipeline._kinds.setdefault(cls.reads_text, cls)
-
-    def __init__(
-        self, denoiser: Denoiser, scheduler: Any, info: ModelInfo | None, name: str, vae: AutoencoderKL | None
-    ):
-        instance("denoiser", denoiser, Denoiser, f"a {' or '.join(DENOISERS)} of fastdiff")
-        optional(instance, "info", info, ModelInfo, "a ModelInfo")
-        text("name", name)
-        optional(instance, "vae", vae, AutoencoderKL, "an AutoencoderKL of fastdiff")
-        if vae is not None and vae.config.latent_channels != denoiser.config.in_channels:
-            raise InputError(
-                f"vae: it decodes {vae.config.latent_channels} channels and the model denoises "
-                f"{denoiser.config.in_channels}; give the VAE that the model was trained with"
-            )
-        self.denoiser, self.name, self.vae = denoiser, name, vae
-        self.info = info or ModelInfo(null_label=denoiser.config.null_label)
-        self.scheduler = scheduler
-        self._card: torch.device | None = None  # where the models work, if they do not stay there
+    The base of all kinds: `from_pretrained` returns one of the class that draws a folder. A further kind is a subclass
+    with `_of_card` and `stream`, named by a row of `checkpoints.registry.PIPELINES`.
+    """
 
     @classmethod
     def from_pretrained(
-        cls,
+        cls: type[AnyPipeline],
         name_or_path: str | Path,
         *,
         device: str | torch.device = "auto",
@@ -102,7 +77,7 @@ class BasePipeline:
         offload: bool = False,
         precision: Precision = PRECISION,
         **hub_options: Any,
-    ) -> Any:
+    ) -> AnyPipeline:
         """A bundled name, a pipeline folder that diffusers saved, or a hub id; of the class that draws that folder.
 
         Args:
@@ -118,139 +93,78 @@ class BasePipeline:
                 bits, on a GPU of sm_89 or later.
             hub_options: `revision`, `token`, `local_files_only`.
 
-        Raises InputError for whatever cannot be loaded, NonFiniteError for NaN in the weights; OutOfMemoryError, which
-        is Python's MemoryError and torch's OutOfMemoryError, and DeviceLostError where the GPU fails.
+        Raises InputError for whatever cannot be loaded, and for a folder that a class other than this one draws;
+        NonFiniteError for NaN in the weights; OutOfMemoryError, which is Python's MemoryError and torch's
+        OutOfMemoryError, and DeviceLostError where the GPU fails.
         """
-        device = resolve_device(device)  # before anything is downloaded for it
-        dtype = resolve_dtype(dtype, device)
-        checked("scheduler", scheduler, SchedulerName | None)
-        checked("precision", precision, Precision)
-        check_precision(precision, device)
+        load = Load.of(  # before anything is downloaded for it
+            device=device, dtype=dtype, variant=variant, precision=precision, offload=offload, scheduler=scheduler
+        )
         folder = hub.resolve(name_or_path, variant=variant, **hub_options)
         if not (folder / "model_index.json").is_file():
             raise InputError(f"{folder} has no model_index.json; a pipeline folder also holds the model's scheduler")
         card = ModelCard.read(str(name_or_path), folder)
-        options: dict[str, Any] = {"scheduler": scheduler, "variant": variant, "offload": offload}
-        options["precision"] = precision
-        pipe = cls.from_card(card, device=device, dtype=dtype, **options)
+        pipe = cls.from_card(card, load)
         if card.notice:
             _log.warning(card.notice)
         return pipe
 
     @classmethod
-    def from_card(
-        cls,
-        card: ModelCard,
-        *,
-        device: str | torch.device = "auto",
-        dtype: str | torch.dtype = "auto",
-        scheduler: str | None = None,
-        variant: str | None = None,
-        offload: bool = False,
-        precision: Precision = PRECISION,
-    ) -> Any:
-        """The pipeline of a model folder that was found and whose configs were read. As `from_pretrained` otherwise."""
-        device = resolve_device(device)
-        dtype = resolve_dtype(dtype, device)
-        checked("scheduler", scheduler, SchedulerName | None)
-        checked("precision", precision, Precision)
-        check_precision(precision, device)
-        if checked("offload", offload, bool) and device.type == "cpu":
-            raise InputError("offload: there is no GPU whose memory it would save; leave it out")
-        home = torch.device("cpu") if offload else device
+    def from_card(cls: type[AnyPipeline], card: ModelCard, load: Load) -> AnyPipeline:
+        """The pipeline of a model folder that was found and whose configs were read. Raises as `from_pretrained`."""
+        kind = _class_of(card)
+        if not issubclass(kind, cls):
+            raise InputError(f"{card.name}: a {kind.__name__} draws it; load it with Pipeline.from_pretrained")
         with naming_lost_device():
             models = or_explain(
-                partial(load_models, card, device=home, dtype=dtype, variant=variant, precision=precision),
-                f"{home}: out of memory for the weights of {card.name} in {dtype_name(dtype)}; "
-                + remedies("end what else runs there", dtype),
+                partial(load_models, card, load),
+                f"{load.home}: out of memory for the weights of {card.name} in {dtype_name(load.dtype)}; "
+                + remedies("end what else runs there", load.dtype),
             )
-        pipe = cls._kinds[card.reads_text]._of_card(card, models, scheduler_of(card, scheduler))
-        return pipe.offloaded_from(device) if offload else pipe
+        pipe = kind._of_card(card, models, scheduler_of(card, load.scheduler))
+        return pipe.offloaded_from(load.device) if load.offload else pipe
 
     @classmethod
-    def _of_card(cls, card: ModelCard, models: Models, scheduler: Scheduler) -> "BasePipeline":
-        """The pipeline of loaded models."""
-        raise NotImplementedError
+    @abstractmethod
+    def _of_card(
+        cls: type[AnyPipeline], card: ModelCard, models: Mapping[str, Any], scheduler: Scheduler
+    ) -> AnyPipeline:
+        """The pipeline of a folder's models, which go by the names of their parts: unet, vae, text_encoder ..."""
 
-    @property
-    def scheduler(self) -> Scheduler:
-        return self._scheduler
+    @abstractmethod
+    def stream(self, **options: Any) -> Iterator[Step]:
+        """Draw pictures and yield a Step after each step; the last one has what is finished.
 
-    @scheduler.setter
-    def scheduler(self, scheduler: Any) -> None:
-        """One of ours, or diffusers' class of the same name, whose config is taken over."""
-        self._scheduler = scheduler if isinstance(scheduler, Scheduler) else scheduler_like(scheduler)
+        Every kind of pipeline takes these arguments. Each adds its own, and says which pictures there are.
 
-    def with_scheduler(self: AnyPipeline, scheduler: Any) -> AnyPipeline:
-        """Return a pipeline of the same models with a scheduler of its own."""
-        other = copy.copy(self)
-        other.scheduler = scheduler
-        return other
+        Args:
+            num_inference_steps: default: the model's own, else 50, and all training steps for DDPM; this and all other
+                defaults come from `requests.defaults`. A few samplers call the model more often.
+            guidance_scale: 1 is unguided. Default: the model's own, else that of diffusers' pipeline, else 1.
+            eta, use_clipped_model_output: of DDIM. Default: the model's own, else 0 and False.
+            seed: 0 to 2^32 - 1, or a list of seeds.
+            batch_size: the number of pictures, each with a seed of its own.
+            height, width: pixels. Default: those of the model's sample_size.
+            generator: torch draws all noise, in the order diffusers' pipelines draw, instead of `seed`; or a list with
+                one for each picture.
+            latents: (N, C, H, W) or (N, C, L), the starting noise, of the size that the denoiser works at.
+            output_type: pil, np or pt. Default: the first.
+            wait: for the GPU, whose queue has a few steps then, and for the pictures of the last one. If not, all steps
+                are queued at once, and `Step.images` waits.
 
-    @property
-    def scheduler_name(self) -> str:
-        """The scheduler's name in requests: ddim, ddpm, euler-karras."""
-        return name_of(self.scheduler)
+        Where memory runs out, pictures that have seeds go on half as many at a time, with the same bits: see
+        `Step.at_once`. Those of a generator do not.
 
-    @property
-    def device(self) -> torch.device:
-        """Where the models work."""
-        return self._card or self.denoiser.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.denoiser.dtype
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        """The parts with weights."""
-        return (self.denoiser, *(() if self.vae is None else (self.vae,)))
-
-    def to(self: AnyPipeline, *args: Any, **kwargs: Any) -> AnyPipeline:
-        """Move the models to a device or dtype, as torch's Module.to does. InputError where they cannot go there."""
-        check_move(*args, **kwargs)
-        if self._card is not None:
-            raise InputError("to: an offloaded pipeline moves its parts itself; load it without offload to move it")
-        for model in self.models:
-            model.to(*args, **kwargs)
-        return self
-
-    def offloaded_from(self: AnyPipeline, card: torch.device) -> AnyPipeline:
-        """Let the models, which are on the CPU, be on this GPU only while they work. Returns the pipeline itself."""
-        for model in self.models:
-            rest_on_host(model)
-        self._card = card
-        return self
-
-    def _working(self, *models: Model | None) -> AbstractContextManager[None]:
-        """Have models where they work during a block; nothing is done for those that stay there."""
-        if self._card is None:
-            return nullcontext()
-        return on_card({model: model.release_graphs for model in models if model is not None}, self._card)
-
-    def _release_graphs(self) -> None:
-        for model in self.models:
-            model.release_graphs()
-
-    @property
-    def scale(self) -> int:
-        """Pixels of a picture for one of the denoiser's, in height and in width."""
-        return 1 if self.vae is None else self.vae.config.scale
-
-    def decode(self, x: Tensor, output_type: str) -> Any:
-        """Return what the denoiser ends with, (N, H, W, C) float32, as pictures; see `decoding.decode`.
-
-        InputError where `x` is no such.
+        Raises InputError naming what cannot be drawn, at once; NonFiniteError naming the step whose output is NaN or
+        infinite; OutOfMemoryError, which is Python's MemoryError and torch's OutOfMemoryError, where not even one
+        picture fits; DeviceLostError where the GPU fails.
         """
-        return self._begin_decode(check_state(x, self.denoiser.config), self._output_type(output_type))()
 
-    def _begin_decode(self, x: Tensor, output_type: str) -> Callable[[], Any]:
-        """Begin `decode` of what was checked; the function that is returned waits for the GPU."""
-        with self._working(self.vae):
-            return begin_decode(x, output_type, self.vae)
+    def __call__(self, *, return_dict: bool = True, **options: Any) -> Any:
+        """Draw pictures. Takes the options of `stream`, and returns what it ends with: a named tuple or a plain one.
 
-    def _call(self, options: Mapping[str, Any], return_dict: bool) -> Any:
-        """Return what `stream` with these options ends with, as a named tuple or a plain one."""
+        Where memory runs out it computes fewer of them at a time, and logs a warning.
+        """
         checked("return_dict", return_dict, bool)
         warned = False
         for step in self.stream(**options):
@@ -260,19 +174,53 @@ class BasePipeline:
                 warned = True
         return output if return_dict else tuple(output)
 
-    def _run(
-        self,
-        steps: Iterator[tuple[Tensor, Tensor]],
-        schedule: Schedule,
-        portions: Portions,
-        output_type: str,
-        *,
-        wait: bool = True,
-    ) -> Iterator[Step]:
+    def _begin(self, options: DrawingOptions, subjects: Subjects, **counts: int | None) -> Drawing:
+        """Return the pictures of a call: every argument checked, every default filled in, and no noise drawn yet.
+
+        counts: of the pictures that further arguments speak of. Raises InputError naming what cannot be drawn.
+        """
+        output_type = self._output_type(options.output_type)
+        check_generators(options.generator, self.device)
+        check_latents(options.latents, self.denoiser.config)
+        chosen, seeds = list_pictures(subjects, options.seed, options.counts | counts)
+        sampling = self._complete(options)
+        schedule = self._schedule(sampling)
+        shape = self._shape(options)
+        noise = Noise(seeds, shape, options.generator, self.device, self.dtype)
+        halves = options.generator is None
+        portions = Portions(len(seeds), self.device, self.dtype, halves=halves, release=self._release_graphs)
+        return Drawing(chosen, shape, sampling, schedule, noise, options.latents, portions, output_type, options.wait)
+
+    def _complete(self, options: DrawingOptions) -> Sampling:
+        """Return the options of sampling with every choice made."""
+        asked = SamplingOptions(
+            self.scheduler_name,
+            options.num_inference_steps,
+            options.eta,
+            options.use_clipped_model_output,
+            checked("guidance_scale", options.guidance_scale, NotNegative | None),
+        )
+        facts = ModelFacts(self.info, self.scheduler_name, len(self.scheduler), self.reads_text)
+        return complete_sampling(asked, facts, LIBRARY, labelled=self.denoiser.config.label_table is not None)
+
+    def _conditions(self, drawing: Drawing) -> Conditions:
+        """Return the conditions of pictures whose subjects are labels, or None for a picture that has none.
+
+        Raises InputError for labels that the model does not have, and for guidance without a null label.
+        """
+        scale, config = drawing.sampling.guidance_scale, self.denoiser.config
+        return choose_conditions(drawing.subjects, drawing.seeds, scale, config, self.info, self.device)
+
+    def _shape(self, options: DrawingOptions) -> tuple[int, int, int]:
+        """Return (C, H, W) of what the denoiser draws."""
+        return picture_shape(self.denoiser.config, self.scale, options.height, options.width, options.latents)
+
+    def _run(self, drawing: Drawing, steps: Iterator[tuple[Tensor, Tensor]]) -> Iterator[Step]:
         """Yield a Step for each of the loop's; the last one has the pictures.
 
-        If it should `wait`, the pictures are there, and a GPU has only a few steps in its queue.
+        If it should wait, the pictures are there, and a GPU has only a few steps in its queue.
         """
+        schedule, portions = drawing.schedule, drawing.portions
         extremes = Extremes(schedule, self.device)
         decoder, pace = partial(self._decode, portions, extremes), Pace(self.device)
         steps = self._denoising(steps)
@@ -282,10 +230,10 @@ class BasePipeline:
                 finish = None
                 if i == len(schedule) - 1:
                     steps.close()  # the denoiser has done its work, and may make room for the VAE
-                    finish = self._begin_decoding(portions, extremes, x, output_type)
+                    finish = self._begin_decoding(portions, extremes, x, drawing.output_type)
                 timestep = schedule.timesteps[i].item()
                 step = Step(i, len(schedule), timestep, x, x0, portions.size, finish, decoder, self._small)
-                if wait:
+                if drawing.wait:
                     pace.note()
                     _ = step.images
                 yield step
@@ -309,22 +257,6 @@ class BasePipeline:
                 return join([end() for end in ends], output_type)
 
         return end
-
-    def _small(self, x0: Tensor) -> Tensor:
-        """Return x0 (N, H, W, C) for a preview: large latents averaged, as decoding those takes longer than a step."""
-        factor = 1 if self.vae is None else max(1, min(x0.shape[1:3]) // PREVIEW_SIDE)
-        return x0 if factor == 1 else F.avg_pool2d(x0.permute(0, 3, 1, 2), factor).permute(0, 2, 3, 1)
-
-    def _output_type(self, output_type: Any) -> str:
-        """Return one that it has; for None the first. Raises InputError for any other."""
-        output_type = checked("output_type", "pil" if output_type is None else output_type, OutputType)
-        check_channels(self._channels, output_type)
-        return output_type
-
-    @property
-    def _channels(self) -> int:
-        """Those of what is drawn."""
-        return self.denoiser.config.sample_channels if self.vae is None else self.vae.config.out_channels
 
     def _schedule(self, sampling: Sampling) -> Schedule:
         schedule = self.scheduler.schedule(

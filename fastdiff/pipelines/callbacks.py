@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from fastdiff.arguments import shown
-from fastdiff.checkpoints.kinds import NotNegative
 from fastdiff.diffusion.conditions import Conditions
 from fastdiff.errors import InputError
 from fastdiff.execution.cuda_graphs import map_tensors
 from fastdiff.execution.tensors import REAL, tensor
+from fastdiff.kinds import NotNegative
 from fastdiff.schema import checked
 
 Callback = Callable[[Any, int, Tensor, dict[str, Any]], Mapping[str, Any]]
 
-OF_PROMPTS = ("prompt_embeds", "add_text_embeds", "add_time_ids")
-TENSORS = ("latents", *OF_PROMPTS)  # that a callback is given by name and may give back
+PROMPT_TENSORS = ("prompt_embeds", "add_text_embeds", "add_time_ids")
+TENSORS = ("latents", *PROMPT_TENSORS)  # that a callback is given by name and may give back
 
 
 def check_callback(callback: Any, names: Any, *, of_sdxl: bool) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ class StepCallback:
     def _of_prompts(self) -> dict[str, Tensor]:
         prompt = self._conditions.prompt
         assert prompt is not None  # of a model that reads a text
-        return dict(zip(OF_PROMPTS, (prompt.text, *prompt.added), strict=False))
+        return dict(zip(PROMPT_TENSORS, (prompt.text, *prompt.added), strict=False))
 
     def _checked(self, name: str, value: Any, own: Tensor) -> Tensor:
         """Return a tensor that was given back. InputError for one that cannot take the place of `own`."""

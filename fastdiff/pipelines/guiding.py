@@ -1,41 +1,27 @@
 """Conditions that pictures of prompts are drawn under, and what guidance leads them away from."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fastdiff.checkpoints.kinds import Fraction, NotNegative
 from fastdiff.diffusion.conditions import Conditions, Guidance
 from fastdiff.errors import InputError
 from fastdiff.execution.transfers import upload
+from fastdiff.models.blocks.conditioning import Prompt
 from fastdiff.models.blocks.embeddings import Timesteps
-from fastdiff.models.prompt import Prompt
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
 from fastdiff.pipelines.encoding import Encoded
 from fastdiff.pipelines.prompts import Prompts
-from fastdiff.schema import checked
 
 Told = tuple[Encoded, Tensor | None]  # a text, and the six numbers of SDXL
-
-
-@dataclass(frozen=True)
-class GuidanceOptions:
-    """The arguments of a call that say how its pictures are guided."""
-
-    guidance_scale: float
-    guidance_rescale: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, kind in (("guidance_scale", NotNegative), ("guidance_rescale", Fraction)):
-            object.__setattr__(self, name, checked(name, getattr(self, name), kind))
 
 
 def make_conditions(
     prompts: Prompts,
     of_pictures: Sequence[int],
-    options: GuidanceOptions,
+    scale: float,
+    rescale: float,
     time_ids: tuple[Tensor, Tensor] | None,
     unet: UNet2DConditionModel,
     device: torch.device,
@@ -44,20 +30,21 @@ def make_conditions(
 
     Args:
         of_pictures: the index of each picture's prompt.
+        scale, rescale: of the guidance, see `conditions.Guidance`; a scale up to 1 is unguided.
         time_ids: of SDXL, what it is told beside the prompt and beside what guidance leads away from, (6,) each.
         device: where the U-Net works.
 
     Raises as `TextEncoders.encode`; InputError where the two halves have texts of two lengths.
     """
     ids, ids_away = time_ids or (None, None)
-    encoded, scale, is_told = prompts.encode(), options.guidance_scale, unet.config.time_cond_proj_dim is not None
+    encoded, is_told = prompts.encode(), unet.config.time_cond_proj_dim is not None
     halves: list[list[Told]] = [[(encoded[i], ids) for i in of_pictures]]
     if scale > 1 and not is_told:
         away = prompts.encode_negative(encoded)
         halves.insert(0, [(away[i], ids_away) for i in of_pictures])
     listed, places = _list([told for half in halves for told in half])
     *null, own = upload(places, device).split(len(of_pictures))
-    guidance = Guidance(scale, null[0], options.guidance_rescale) if null else None
+    guidance = Guidance(scale, null[0], rescale) if null else None
     prompt = _stack(listed, unet, device, scale if is_told else None)
     return Conditions(None, own, guidance, prompt)
 

@@ -13,11 +13,10 @@ from annotated_types import Len
 from torch import Tensor
 
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
-from fastdiff.checkpoints.kinds import MAX_LAYERS
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, tensor
+from fastdiff.kinds import MAX_LAYERS, MAX_PICTURES
 from fastdiff.pipelines.encoding import Encoded, TextEncoders
-from fastdiff.requests.request import MAX_PICTURES
 from fastdiff.schema import Wanted, checked, whole
 
 Texts = str | Sequence[str] | None

@@ -5,38 +5,36 @@ Prompts -> text encoders -> conditions; seeds -> noise; the denoising loop -> VA
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from functools import partial
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import Tensor
 
 from fastdiff.arguments import instance
-from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion.decoding import OutputType, check_finite, with_mean_and_std
-from fastdiff.diffusion.loop import denoise
-from fastdiff.diffusion.pictures import check_latents, list_pictures, picture_shape
+from fastdiff.diffusion.pictures import Subjects
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import naming_lost_device
-from fastdiff.execution.memory import Portions, or_explain
+from fastdiff.kinds import Fraction
 from fastdiff.models.autoencoder import AutoencoderKL
-from fastdiff.models.classes import Models
 from fastdiff.models.clip import CLIPTextModel, CLIPTextModelWithProjection
 from fastdiff.models.model import Model
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
-from fastdiff.pipelines.base import BasePipeline
+from fastdiff.pipelines.base import Pipeline
 from fastdiff.pipelines.callbacks import Callback, RunningPipeline, StepCallback, check_callback
+from fastdiff.pipelines.drawing import DrawingOptions
 from fastdiff.pipelines.encoding import TextEncoders
-from fastdiff.pipelines.guiding import GuidanceOptions, make_conditions
+from fastdiff.pipelines.guiding import make_conditions
 from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
+from fastdiff.pipelines.results import Step
 from fastdiff.pipelines.sizes import SizeOptions
-from fastdiff.requests.defaults import LIBRARY, SEED, ModelFacts, Sampling, SamplingOptions, complete_sampling
-from fastdiff.results import Step
-from fastdiff.samplers.shared.noise import Generators, Noise, check_generators
+from fastdiff.requests.defaults import LIBRARY
 from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
 from fastdiff.text.tokenizer import CLIPTokenizer
+
+AnyOptions = TypeVar("AnyOptions", DrawingOptions, PromptOptions, SizeOptions)
 
 LATENT = "latent"  # an output type: what the U-Net ends with
 NOT_HERE = {  # arguments of other pipelines and of diffusers', and why they are refused
@@ -53,7 +51,7 @@ NOT_HERE = {  # arguments of other pipelines and of diffusers', and why they are
 }
 
 
-class TextToImagePipeline(BasePipeline):
+class TextToImagePipeline(Pipeline):
     """Text encoders, a U-Net, a VAE and a scheduler: draws as diffusers' StableDiffusionPipeline and its SDXL kin.
 
     The picture of a prompt and a seed has the same bits alone, in any batch and at any place in it (given `seed`; a
@@ -96,17 +94,16 @@ class TextToImagePipeline(BasePipeline):
         super().__init__(unet, scheduler, info, name, vae)
 
     @classmethod
-    def _of_card(cls, card: ModelCard, models: Models, scheduler: Scheduler) -> "TextToImagePipeline":
-        unet, vae = models.denoiser, models.vae
-        assert isinstance(unet, UNet2DConditionModel) and vae is not None  # the registry's to see
-        unet.config = cast(UNet2DConditionConfig, card.config)  # whose sample_size is mended
+    def _of_card(cls, card: ModelCard, models: Mapping[str, Any], scheduler: Scheduler) -> "TextToImagePipeline":
+        unet = models[card.denoiser.name]
+        unet.config = card.config  # whose sample_size is mended
         tokenizers = {part.name: CLIPTokenizer(card.folder / part.name) for part in card.tokenizers}
         return cls(
             unet,
             scheduler,
-            vae,
-            text_encoder=models.text_encoder,
-            text_encoder_2=models.text_encoder_2,
+            models["vae"],
+            text_encoder=models.get("text_encoder"),
+            text_encoder_2=models.get("text_encoder_2"),
             **tokenizers,
             force_zeros_for_empty_prompt=card.zeros_for_no_prompt,
             info=card.info,
@@ -118,33 +115,19 @@ class TextToImagePipeline(BasePipeline):
         return (*super().models, *self.encoders.models)
 
     def __call__(self, prompt: Texts = None, *, return_dict: bool = True, **options: Any) -> Any:
-        """Draw pictures. Takes the options of `stream`, and returns PipelineOutput or a plain tuple of what that holds.
-
-        Where memory runs out it computes fewer of them at a time, and logs a warning.
-        """
-        return self._call({"prompt": prompt} | options, return_dict)
+        """Draw pictures. Takes the options of `stream`; see `Pipeline.__call__`."""
+        return super().__call__(prompt=prompt, return_dict=return_dict, **options)
 
     def stream(
         self,
         prompt: Texts = None,
         *,
         negative_prompt: Texts = None,
-        num_inference_steps: int | None = None,
-        guidance_scale: float | None = None,
         guidance_rescale: float = 0.0,
-        eta: float | None = None,
         num_images_per_prompt: int = LIBRARY.pictures,
-        seed: int | Sequence[int] = SEED,
-        batch_size: int | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        generator: Generators | None = None,
-        latents: Tensor | None = None,
-        output_type: str | None = None,
         callback_on_step_end: Callback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
-        wait: bool = True,
-        **prompt_and_sizes: Any,
+        **options: Any,
     ) -> Iterator[Step]:
         """Draw pictures and yield a Step after each step; the last one has the finished `images`.
 
@@ -154,100 +137,64 @@ class TextToImagePipeline(BasePipeline):
         Args:
             prompt: one, or a list. Its end is cut, with a warning, where it is longer than the tokenizer's length.
             negative_prompt: what guidance leads away from: one, or one for each prompt.
-            num_inference_steps: default: the model's own, else 50. A few samplers call the model more often.
-            guidance_scale: up to 1 is unguided. Default: the model's own, else 7.5, and 5 for SDXL. A U-Net that has
-                time_cond_proj_dim, of LCM, is told the scale instead.
             guidance_rescale: 0 to 1, Lin et al. 2024 (arXiv 2305.08891), section 3.4.
-            eta: of DDIM.
-            num_images_per_prompt: picture i of a prompt has seed + i.
-            seed: 0 to 2^32 - 1, or a list of seeds instead of `num_images_per_prompt`.
-            height, width: pixels. Default: those of the model's sample_size.
-            generator: torch draws all noise, in the order diffusers' pipelines draw, instead of `seed`.
-            latents: (N, C, h, w), the starting noise.
-            output_type: pil, np, pt, or latent for what the U-Net ends with, (N, C, h, w) float32.
+            num_images_per_prompt: picture i of a prompt has seed + i. A list of seeds takes its place.
             callback_on_step_end: called after each step as diffusers', with the pipeline, the number of the step, its
                 timestep, and the tensors that `callback_on_step_end_tensor_inputs` names; see `callbacks.StepCallback`.
-                Those of diffusers.callbacks are such.
-            wait: for the GPU, whose queue has a few steps then, and for the pictures of the last one. If not, all steps
-                are queued at once, and `Step.images` waits.
-            prompt_and_sizes: the further fields of PromptOptions (prompt_2, prompt_embeds, clip_skip ...) and, of SDXL,
-                those of SizeOptions (original_size ...).
+                The callbacks of diffusers.callbacks fit.
+            options: those that every pipeline has, see `Pipeline.stream`, but use_clipped_model_output; further fields
+                of PromptOptions (prompt_2, prompt_embeds, clip_skip ...) and, of SDXL, those of SizeOptions
+                (original_size ...). A guidance_scale up to 1 is unguided; the default is 7.5, and 5 for SDXL, where the
+                model has none of its own; a U-Net that has time_cond_proj_dim, of LCM, is told the scale instead.
+                output_type may be latent, for what the U-Net ends with, (N, C, h, w) float32.
 
-        Raises InputError naming what cannot be drawn, at once; NonFiniteError naming the step or the part whose output
-        is NaN or infinite; OutOfMemoryError and DeviceLostError as Pipeline.stream.
+        Raises as `Pipeline.stream`, and NonFiniteError naming the part whose output is NaN or infinite.
         """
-        prompts, sizes = self._read(prompt, negative_prompt, prompt_and_sizes)
+        asked, prompts, sizes = self._read({"prompt": prompt, "negative_prompt": negative_prompt} | options)
         of_sdxl = self.encoders.of_sdxl
         tensor_names = check_callback(callback_on_step_end, callback_on_step_end_tensor_inputs, of_sdxl=of_sdxl)
-        output_type = self._output_type(output_type)
-        check_generators(generator, self.device)
-        check_latents(latents, self.denoiser.config)
-        counts = {
-            "batch_size": batch_size,
-            "generator": len(generator) if isinstance(generator, list) else None,
-            "latents": len(latents) if latents is not None else None,
-        }
-        of_pictures, seeds = list_pictures(
-            seed, num_images_per_prompt, range(prompts.count), counts, ("prompt", "num_images_per_prompt")
-        )
-        sampling = self._complete(num_inference_steps, eta, guidance_scale)
-        schedule = self._schedule(sampling)
-        shape = picture_shape(self.denoiser.config, self.scale, height, width, latents)
-        guidance = GuidanceOptions(sampling.guidance_scale, guidance_rescale)
-        noise = Noise(seeds, shape, generator, self.device, self.dtype)
-        portions = Portions(len(seeds), self.device, self.dtype, halves=generator is None, release=self._release_graphs)
-        with naming_lost_device():
-            x_t = or_explain(partial(noise.start, latents), portions.problem) * schedule.init_noise_sigma
-            time_ids = sizes.time_ids(*self._told_size(height, width, shape)) if of_sdxl else None
-            with self._working(*self.encoders.models):
-                of_prompts = cast(list[int], of_pictures)
-                conditions = make_conditions(prompts, of_prompts, guidance, time_ids, self.denoiser, self.device)
-            from_steps = noise.of_steps(schedule.noise_dtype)
+        rescale = checked("guidance_rescale", guidance_rescale, Fraction)
+        subjects = Subjects("prompt", range(prompts.count), "num_images_per_prompt", num_images_per_prompt)
+        drawing = self._begin(asked, subjects)
+        scale = drawing.sampling.guidance_scale
+        with naming_lost_device(), self._working(*self.encoders.models):
+            time_ids = sizes.time_ids(*self._told_size(asked, drawing.shape)) if of_sdxl else None
+            conditions = make_conditions(
+                prompts, drawing.subjects, scale, rescale, time_ids, self.denoiser, self.device
+            )
         after_step = None
         if callback_on_step_end is not None:
-            running = RunningPipeline(self, len(schedule), guidance.guidance_scale)
-            after_step = StepCallback(running, callback_on_step_end, tensor_names, schedule.timesteps, conditions)
-        steps = denoise(
-            self.denoiser, x_t, schedule, conditions, noise=from_steps, portions=portions, after_step=after_step
-        )
-        return self._run(steps, schedule, portions, output_type, wait=wait)
+            running = RunningPipeline(self, len(drawing.schedule), scale)
+            timesteps = drawing.schedule.timesteps
+            after_step = StepCallback(running, callback_on_step_end, tensor_names, timesteps, conditions)
+        return self._run(drawing, drawing.denoise(self.denoiser, conditions, after_step=after_step))
 
-    def _read(self, prompt: Texts, negative_prompt: Texts, others: Mapping[str, Any]) -> tuple[Prompts, SizeOptions]:
-        """Return the prompts of a call and its sizes. Raises InputError for what the model cannot be told."""
-        of_prompts, of_sizes = ({field.name for field in fields(kind)} for kind in (PromptOptions, SizeOptions))
-        unknown = others.keys() - of_prompts - of_sizes - {name for name in NOT_HERE if others.get(name) is None}
-        for name in sorted(unknown):
+    def _read(self, options: Mapping[str, Any]) -> tuple[DrawingOptions, Prompts, SizeOptions]:
+        """Return the arguments of a call by what they are for. Raises InputError for what the model cannot be told."""
+        kinds = DrawingOptions, PromptOptions, SizeOptions
+        known = {field.name for kind in kinds for field in fields(kind)} - {"use_clipped_model_output", "horizon"}
+        for name in sorted(options.keys() - known - {name for name in NOT_HERE if options.get(name) is None}):
             raise InputError(
                 f"{name}: {NOT_HERE.get(name, 'text-to-image pipelines have no such argument')}; leave it out"
             )
-        options = {"prompt": prompt, "negative_prompt": negative_prompt} | {
-            name: value for name, value in others.items() if name in of_prompts
-        }
-        sizes = SizeOptions(**{name: value for name, value in others.items() if name in of_sizes})
+        sizes = _options_of(SizeOptions, options)
         if not self.encoders.of_sdxl:
             sizes.check_unused()
-        zeros = self.zeros_for_no_prompt
-        return Prompts(PromptOptions(**options), self.encoders, self.denoiser.config, zeros_for_none=zeros), sizes
+        told, zeros = _options_of(PromptOptions, options), self.zeros_for_no_prompt
+        prompts = Prompts(told, self.encoders, self.denoiser.config, zeros_for_none=zeros)
+        return _options_of(DrawingOptions, options), prompts, sizes
 
-    def _told_size(self, height: int | None, width: int | None, shape: tuple[int, int, int]) -> tuple[int, int]:
+    def _told_size(self, options: DrawingOptions, shape: tuple[int, int, int]) -> tuple[int, int]:
         """Return the height and width that SDXL is told: of latents alone not theirs but the default, as diffusers'."""
         sides = self.denoiser.config.trained_size or shape[1:]
-        return height or self.scale * sides[0], width or self.scale * sides[1]
-
-    def _complete(self, steps: int | None, eta: float | None, guidance_scale: float | None) -> Sampling:
-        return complete_sampling(
-            SamplingOptions(self.scheduler_name, steps, eta, None, guidance_scale),
-            ModelFacts(self.info, self.scheduler_name, len(self.scheduler), reads_text=True),
-            LIBRARY,
-            labelled=True,
-        )
+        return options.height or self.scale * sides[0], options.width or self.scale * sides[1]
 
     def _output_type(self, output_type: Any) -> str:
         checked("output_type", output_type, Literal[OutputType, "latent"] | None)
         return LATENT if output_type == LATENT else super()._output_type(output_type)
 
     def _begin_decode(self, x: Tensor, output_type: str) -> Callable[[], Any]:
-        """As BasePipeline's; `latent` returns x as (N, C, H, W)."""
+        """As Parts'; `latent` returns x as (N, C, H, W)."""
         if output_type != LATENT:
             assert self.vae is not None
             return super()._begin_decode(with_mean_and_std(self.vae, x) if self.encoders.of_sdxl else x, output_type)
@@ -257,6 +204,12 @@ class TextToImagePipeline(BasePipeline):
             return x.permute(0, 3, 1, 2)
 
         return end
+
+
+def _options_of(kind: type[AnyOptions], options: Mapping[str, Any]) -> AnyOptions:
+    """Return those of the options that are fields of a kind."""
+    names = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in options.items() if name in names})
 
 
 def _check_unet(unet: UNet2DConditionModel, vae: AutoencoderKL) -> None:

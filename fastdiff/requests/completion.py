@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastdiff.arguments import shown
-from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
+from fastdiff.kinds import MAX_SEED
 from fastdiff.requests.defaults import Defaults, ModelFacts, Sampling, SamplingOptions, complete_sampling
-from fastdiff.requests.request import OF_PROMPTS, Request
+from fastdiff.requests.request import PROMPT_SETTINGS, Request
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,13 @@ def label_cells(card: ModelCard, choices: Sequence[int], seeds: Iterable[int]) -
     return [Cell(seed, label, card.label_name(label)) for seed, label in turns]
 
 
+def seeds_from(first: int, count: int) -> range:
+    """The seeds of `count` pictures, one after the other. InputError for those that pass the last seed there is."""
+    if first + count - 1 > MAX_SEED:
+        raise InputError(f"seed {first}: {count} pictures would pass the last seed {MAX_SEED}; give a smaller seed")
+    return range(first, first + count)
+
+
 def _check_sampling(sampling: Sampling, card: ModelCard, labelled: bool) -> None:
     for name in ("eta", "use_clipped_model_output"):
         value = getattr(sampling, name)
@@ -89,7 +96,7 @@ def check_steps(steps: int, card: ModelCard) -> None:
 def _prompts(request: Request, card: ModelCard, defaults: Defaults) -> tuple[str, ...]:
     """The prompts asked for, or the model's examples. InputError for what it is not told, and for none at all."""
     if not card.reads_text:
-        asked = {"prompt": request.prompt[:1] or None, **{name: getattr(request, name) for name in OF_PROMPTS}}
+        asked = {"prompt": request.prompt[:1] or None, **{name: getattr(request, name) for name in PROMPT_SETTINGS}}
         name = next((name for name, value in asked.items() if value is not None), None)
         if name is not None:
             labels = ", or give a --label" if card.config.num_class_embeds else ""
@@ -119,12 +126,10 @@ def _size(request: Request, card: ModelCard) -> tuple[int | None, int | None]:
         if (height, width) != (None, None):
             raise InputError(f"height, width: {card.name} plans trajectories, which have none; leave them out")
         return None, None
-    default = card.size or (None, None)
-    height, width = height or default[1], width or default[0]
-    if height is None or width is None:
+    size = card.config.complete_size(height, width, card.scale)
+    if size is None:
         raise InputError(f"width, height: {card.name} was trained at no size of its own; give both")
-    card.config.check_size(height, width, scale=card.scale)
-    return height, width
+    return size
 
 
 def _horizon(request: Request, card: ModelCard) -> int | None:
@@ -133,11 +138,10 @@ def _horizon(request: Request, card: ModelCard) -> int | None:
         if request.horizon is not None:
             raise InputError(f"horizon {request.horizon}: {card.name} draws pictures, which have none; leave it out")
         return None
-    horizon = request.horizon or card.horizon
-    if horizon is None:
+    size = card.config.complete_size(1, request.horizon)
+    if size is None:
         raise InputError(f"horizon: {card.name} does not say its own; give --horizon, the positions of a trajectory")
-    card.config.check_size(1, horizon)
-    return horizon
+    return size[1]
 
 
 def _labels(request: Request, card: ModelCard, defaults: Defaults) -> tuple[tuple[int, ...], ...]:
@@ -170,9 +174,7 @@ def _seeds(request: Request, labels: Sequence[Any], prompts: Sequence[str], defa
     else:
         count = count or (1 if request.prompt else max(1, defaults.pictures // num_subjects))
         first = secrets.randbelow(MAX_SEED + 2 - count) if isinstance(seed, str) else seed
-        if first + count - 1 > MAX_SEED:
-            raise InputError(f"seed {first}: {count} pictures would pass the last seed {MAX_SEED}; give a smaller seed")
-        seeds = tuple(range(first, first + count))
+        seeds = tuple(seeds_from(first, count))
     most = defaults.most_pictures
     if num_subjects * len(seeds) > most:
         what = "prompts" if prompts else "labels"

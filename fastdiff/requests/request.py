@@ -11,22 +11,24 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from annotated_types import Interval, Len, Predicate
 
 from fastdiff.arguments import shown
-from fastdiff.checkpoints.kinds import (
+from fastdiff.checkpoints.names import Revision, Variant
+from fastdiff.errors import InputError
+from fastdiff.kinds import (
     MAX_LAYERS,
+    MAX_PICTURES,
     MAX_PROMPT,
     MAX_SEED,
     Fraction,
     Horizon,
     Label,
     NotNegative,
+    Pictures,
     Pixels,
     Precision,
     Prompt,
     Seed,
     Steps,
 )
-from fastdiff.checkpoints.names import Revision, Variant
-from fastdiff.errors import InputError
 from fastdiff.requests import defaults, png
 from fastdiff.requests.prompt_file import read_prompts
 from fastdiff.sampler_names import SchedulerName
@@ -35,7 +37,6 @@ from fastdiff.schema import Schema, Wanted, wanted
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DtypeName)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
-MAX_PICTURES = 50_000  # of a label or prompt: as many as FID is computed on
 
 # A flag that replaces the first drops the recorded values that only made sense with it.
 _DEPENDENTS: dict[str, dict[str, Any]] = {
@@ -46,7 +47,7 @@ _DEPENDENTS: dict[str, dict[str, Any]] = {
 }
 PICTURE = "picture_"  # before the names of a picture's size in the settings of a grid or a sheet
 AXES = "axes"  # the setting that only an X/Y sheet has
-OF_PROMPTS = ("negative_prompt", "clip_skip")  # settings that pictures of labels do not have
+PROMPT_SETTINGS = ("negative_prompt", "clip_skip")  # settings that pictures of labels do not have
 
 
 def _all_differ(values: tuple[Any, ...]) -> bool:
@@ -69,7 +70,6 @@ Seeds = Annotated[
     Wanted(f"a seed from 0 to {MAX_SEED}, a list of different ones such as 1,2,5-10, or random"),
 ]
 SubjectName = Literal["label", "prompt"]  # the settings that may say what pictures show
-Pictures = Annotated[int, Interval(ge=1, le=MAX_PICTURES)]
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Request(Schema):
         own = {"label", "prompt", "seed", "num_images", "height", "width"}
         own |= {"horizon"} if self.horizon is None else set()
         own |= {"precision"} if self.precision == defaults.PRECISION else set()
-        own |= set() if self.prompt else set(OF_PROMPTS)
+        own |= set() if self.prompt else set(PROMPT_SETTINGS)
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
 
 

@@ -15,15 +15,15 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_hash import begin_hash
 from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import Defaults
-from fastdiff.requests.request import Request
+from fastdiff.requests.request import PROMPT_SETTINGS, Request
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
     from fastdiff.pipelines import Pipeline
-    from fastdiff.reporting import Report
-    from fastdiff.results import Step
+    from fastdiff.pipelines.results import Step
+    from fastdiff.runs.reporting import Report
 
 
 @dataclass(frozen=True)
@@ -96,18 +96,19 @@ def find_model(request: Request) -> ModelCard:
 
 
 def load_pipeline(card: ModelCard, request: Request, device: str, *, offload: bool = False) -> "Pipeline":
-    """The pipeline of a completed request, with the scheduler it asks for. Raises as Pipeline.from_card."""
+    """The pipeline that draws a folder, with the scheduler that a request asks for. Raises as `Pipeline.from_card`."""
+    from fastdiff.checkpoints.loading import Load
     from fastdiff.pipelines import Pipeline
 
-    return Pipeline.from_card(
-        card,
+    load = Load.of(
         device=device,
         dtype=request.dtype,
-        precision=request.precision,
-        scheduler=request.scheduler,
         variant=request.variant,
+        precision=request.precision,
         offload=offload,
+        scheduler=request.scheduler,
     )
+    return Pipeline.from_card(card, load)
 
 
 class Records:
@@ -164,32 +165,24 @@ def _results(step: "Step") -> list[tuple["Image", "np.ndarray | None"]]:
 
 def explain(run: Run, pipe: "Pipeline") -> "Report":
     """Report the kernels that a step of the run's first batch runs on. Nothing is drawn. Raises as `draw`."""
-    from fastdiff.reporting import report
+    from fastdiff.runs.reporting import report
 
     return report(pipe, **_batch_options(run.request, run.cells[: run.batch_size]))
 
 
 def _batch_options(request: Request, batch: Sequence[Cell]) -> dict[str, Any]:
     """The options of Pipeline.stream for these pictures of a completed request, but the number of steps."""
-    options = {
-        "batch_size": len(batch),
-        "seed": [cell.seed for cell in batch],
-        "guidance_scale": request.guidance_scale,
-        "eta": request.eta,
-        "height": request.height,
-        "width": request.width,
-    }
+    options: dict[str, Any] = {"batch_size": len(batch), "seed": [cell.seed for cell in batch]}
+    names = ["guidance_scale", "eta", "height", "width", "horizon"]
     if request.prompt:
-        return options | {
-            "prompt": [cell.prompt for cell in batch],
-            "negative_prompt": request.negative_prompt,
-            "clip_skip": request.clip_skip,
-        }
-    return options | {
-        "class_labels": [cell.label for cell in batch] if request.label else None,
-        "use_clipped_model_output": request.use_clipped_model_output,
-        "horizon": request.horizon,
-    }
+        options["prompt"] = [cell.prompt for cell in batch]
+        names += PROMPT_SETTINGS
+    else:
+        names.append("use_clipped_model_output")
+    if request.label:
+        options["class_labels"] = [cell.label for cell in batch]
+    settings = {name: getattr(request, name) for name in names}
+    return options | {name: value for name, value in settings.items() if value is not None}
 
 
 def _shared_record(pipe: "Pipeline", request: Request) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from fastdiff.checkpoints.kinds import NotNegative
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import resolve_device
+from fastdiff.kinds import NotNegative
 from fastdiff.samplers.shared.marginals import Marginals, x0_columns
 from fastdiff.samplers.shared.noise import randn_tensor
 from fastdiff.samplers.shared.options import ClippingConfig, ThresholdingConfig, ZeroSNRConfig

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from fastdiff.checkpoints.kinds import NotNegative, PositiveNumber
 from fastdiff.errors import InputError
+from fastdiff.kinds import NotNegative, PositiveNumber
 from fastdiff.samplers.shared.noise import randn_tensor
 from fastdiff.samplers.shared.options import FinalSigma, SpacedSigmaConfig, ZeroSNRConfig
 from fastdiff.samplers.shared.schedule import stack_sigma_columns

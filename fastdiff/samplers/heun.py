@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastdiff.checkpoints.kinds import Fraction
 from fastdiff.errors import InputError
+from fastdiff.kinds import Fraction
 from fastdiff.samplers.shared.counted import NoiselessScheduler
 from fastdiff.samplers.shared.options import ClippingConfig, DiffusionConfig, SpacedSigmaConfig
 from fastdiff.samplers.shared.schedule import stack_sigma_columns

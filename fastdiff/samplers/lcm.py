@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from fastdiff.checkpoints.kinds import Fraction, NotNegative, TrainSteps
 from fastdiff.errors import InputError
+from fastdiff.kinds import Fraction, NotNegative, TrainSteps
 from fastdiff.samplers.shared.counted import CountedScheduler
 from fastdiff.samplers.shared.marginals import Marginals, x0_columns
 from fastdiff.samplers.shared.noise import randn_tensor

@@ -19,8 +19,8 @@ from annotated_types import Interval
 from pydantic import BeforeValidator
 from torch import Tensor
 
-from fastdiff.checkpoints.kinds import PositiveNumber
 from fastdiff.errors import InputError
+from fastdiff.kinds import PositiveNumber
 from fastdiff.samplers.shared.counted import NoiselessScheduler
 from fastdiff.samplers.shared.options import FinalSigma, SpacedSigmaConfig, ThresholdingConfig, ZeroSNRConfig
 from fastdiff.samplers.shared.schedule import stack_sigma_columns

@@ -5,10 +5,11 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
-from fastdiff.checkpoints.kinds import Precision
+from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import DeviceLostError
 from fastdiff.execution.devices import resolve_device
+from fastdiff.kinds import Precision
 from fastdiff.pipelines import Pipeline
 from fastdiff.pipelines.base import scheduler_of
 from fastdiff.requests.defaults import DEVICE, PAGE, PAGE_ON_CPU, PRECISION
@@ -59,6 +60,6 @@ class Engine:
             if key not in self._loaded:
                 while len(self._loaded) >= MAX_LOADED:
                     self._loaded.popitem(last=False)
-                self._loaded[key] = Pipeline.from_card(card, device=self.device, precision=precision)
+                self._loaded[key] = Pipeline.from_card(card, Load.of(device=self.device, precision=precision))
             self._loaded.move_to_end(key)
             return self._loaded[key]

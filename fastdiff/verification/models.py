@@ -73,6 +73,8 @@ def compare_with_diffusers(request: Request, device: str) -> Verification:
 
 
 def _compare_pipeline(card: ModelCard, request: Request, cells: Sequence[Cell], device: str) -> Verification:
+    from fastdiff.pipelines import TrajectoryPipeline
+
     labels = [cell.label for cell in cells if cell.label is not None]
     diffusers = import_verified()
     pipe = load_pipeline(card, request, device)
@@ -81,7 +83,7 @@ def _compare_pipeline(card: ModelCard, request: Request, cells: Sequence[Cell], 
     models = card.name, pipe.denoiser, reference.denoiser
     choices = labels[:1] + [label for label in [card.info.null_label] if labels and label is not None]
     comparisons = [*forwards(*models, card.num_train_timesteps, choices), _loop(pipe, reference, labels)]
-    if pipe.value_function is not None:
+    if isinstance(pipe, TrajectoryPipeline) and pipe.value_function is not None:
         values = card.name, pipe.value_function, reference.value_function
         comparisons += forwards(*values, card.num_train_timesteps, (), what="value")
     if pipe.vae is not None:
@@ -92,10 +94,12 @@ def _compare_pipeline(card: ModelCard, request: Request, cells: Sequence[Cell], 
 def _compare_model(request: Request, folder: Path, part: registry.DenoiserPart, device: str) -> Verification:
     """Compare a model alone: a denoiser, or a value function."""
     from fastdiff.execution.devices import resolve_device
-    from fastdiff.models.classes import DENOISERS
+    from fastdiff.models.classes import model_class
+    from fastdiff.models.denoiser import Denoiser
 
     diffusers = import_verified()
-    ours = DENOISERS[part.class_name].from_pretrained(folder, variant=request.variant, device=resolve_device(device))
+    kind = model_class(part, Denoiser)
+    ours = kind.from_pretrained(folder, variant=request.variant, device=resolve_device(device))
     theirs = load(getattr(diffusers, part.class_name), folder, request.variant).to(ours.device)
     choices = [0] if ours.config.takes_labels else []
     choices += [label for label in [ours.config.null_label] if label is not None]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import fastdiff
 from fastdiff.checkpoints import hub
-from fastdiff.checkpoints.kinds import Precision
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
+from fastdiff.kinds import Precision
 from fastdiff.requests.defaults import COMMAND, PRECISION
 from fastdiff.requests.request import DtypeName, Request
 from fastdiff.runs.drawing import Run, draw, load_pipeline

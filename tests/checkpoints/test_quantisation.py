@@ -9,7 +9,7 @@ import torch
 
 import fastdiff
 from fastdiff import InputError, NonFiniteError, Pipeline
-from fastdiff.checkpoints import quantisation, weights
+from fastdiff.checkpoints import loading, quantisation, weights
 from fastdiff.checkpoints.quantisation import FORMATS, formats, names_in_8_bits
 from fastdiff.checkpoints.weights import diffusers_keys
 from fastdiff.execution.devices import on_meta
@@ -20,7 +20,6 @@ from fastdiff.kernels.host.weights import Quantised, quantise
 from fastdiff.models import dit
 from fastdiff.models import model as model_module
 from fastdiff.models.blocks import transformer
-from fastdiff.pipelines import base as base_module
 from tests.support import text_pipelines
 from tests.support.planners import policy, value_function
 from tests.support.tiny import UNET
@@ -245,7 +244,7 @@ def test_another_precision_is_refused(folder, text_folder):
 
 
 def test_a_card_without_fp8_is_told(folder, text_folder, monkeypatch):
-    for module in (model_module, base_module):
+    for module in (model_module, loading):
         monkeypatch.setattr(module, "resolve_device", lambda device: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")

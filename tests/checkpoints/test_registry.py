@@ -11,10 +11,10 @@ import transformers
 
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.registry import (
-    DENOISERS,
     PIPELINES,
     Part,
     denoiser_part,
+    denoisers,
     read_model_index,
     unused_parts,
 )
@@ -287,10 +287,10 @@ def test_a_pipeline_has_the_parts_and_options_of_diffusers():
 
 def test_our_models_are_those_of_the_registry():
     assert {name: kind.part for name, kind in classes.DENOISERS.items()} == {
-        part.class_name: part for part in DENOISERS
+        part.class_name: part for part in denoisers()
     }
 
 
 def test_every_denoiser_is_found_by_each_of_its_names():
-    assert all(denoiser_part(name) is part for part in DENOISERS for name in part.classes)
+    assert all(denoiser_part(name) is part for part in denoisers() for name in part.classes)
     assert denoiser_part("AutoencoderKL") is denoiser_part(None) is denoiser_part(["UNet2DModel"]) is None

@@ -16,6 +16,7 @@ from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.hub import bundled_models, weights_name
+from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.weights import diffusers_shapes, load_state_dict
 from fastdiff.errors import InputError
 from fastdiff.models.autoencoder import AutoencoderKL
@@ -92,7 +93,7 @@ def save(folder, kind: str, extension: str) -> None:
 def load(folder, kind: str, **changes: object):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    return MODELS[kind][0].from_folder(folder, variant=None, dtype=torch.float32, device="cpu")
+    return MODELS[kind][0].from_folder(folder, Load.of(device="cpu"))
 
 
 @pytest.mark.parametrize("extension", ["safetensors", "bin"])

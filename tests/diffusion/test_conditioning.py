@@ -6,7 +6,7 @@ import torch
 from fastdiff import DiTTransformer2DModel
 from fastdiff.diffusion import conditioning
 from fastdiff.diffusion.conditions import Conditions
-from fastdiff.models.denoiser import Conditioning
+from fastdiff.models.blocks.conditioning import Conditioning
 
 TINY = {
     "sample_size": 8,

@@ -4,16 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from fastdiff.execution.offloading import on_card
+from fastdiff.execution.offloading import on_gpu
 
-CARD = torch.device("cuda")
+GPU = torch.device("cuda")
 
 
 class Movable(nn.Linear):
     """A layer that moves to other memory of the host, which stands for a card's."""
 
     def to(self, device):
-        assert device == CARD
+        assert device == GPU
         for parameter in self.parameters():
             parameter.data = parameter.data.clone()
         return self
@@ -26,7 +26,7 @@ def places(*models):
 def test_models_are_back_as_they_were():
     model, released = Movable(3, 2), []
     before, home = model.weight.clone(), places(model)
-    with on_card({model: lambda: released.append(places(model))}, CARD):
+    with on_gpu({model: lambda: released.append(places(model))}, GPU):
         there = places(model)
         assert not {*there} & {*home}
     assert places(model) == home
@@ -37,6 +37,6 @@ def test_models_are_back_as_they_were():
 def test_an_error_leaves_none_behind():
     models = Movable(3, 2), Movable(2, 2)
     home = places(*models)
-    with pytest.raises(RuntimeError), on_card({model: lambda: None for model in models}, CARD):
+    with pytest.raises(RuntimeError), on_gpu({model: lambda: None for model in models}, GPU):
         raise RuntimeError
     assert places(*models) == home

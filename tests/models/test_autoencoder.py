@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fastdiff import AutoencoderKL, InputError, NonFiniteError
+from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.weights import diffusers_keys, split_stacked
 
 FILE = "diffusion_pytorch_model.safetensors"
@@ -36,7 +37,7 @@ def folder(saved, tmp_path):
 
 
 def load(folder, dtype=torch.float32, variant=None):
-    return AutoencoderKL.from_folder(folder, variant=variant, dtype=dtype, device="cpu")
+    return AutoencoderKL.from_folder(folder, Load.of(variant=variant, dtype=dtype, device="cpu"))
 
 
 def edit_weights(folder, edit) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.models.stable_diffusion import SD15_VAE
-from fastdiff import AutoencoderKL, DDIMScheduler, DiTTransformer2DModel, Pipeline
+from fastdiff import AutoencoderKL, DDIMScheduler, DiTTransformer2DModel, LabelPipeline
 from fastdiff.kernels.host.dispatch import references_only
 from fastdiff.models import autoencoder
 
@@ -156,7 +156,7 @@ def test_a_pipeline_of_latents_in_any_company(randomise):
     options = {"sample_size": 16, "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8}
     denoiser = randomise(DiTTransformer2DModel.from_config(options | {"in_channels": 4, "out_channels": 4}))
     vae = randomise(AutoencoderKL.from_config(SMALL))
-    pipe = Pipeline(denoiser, DDIMScheduler(), vae=vae).to("cuda", torch.bfloat16)
+    pipe = LabelPipeline(denoiser, DDIMScheduler(), vae=vae).to("cuda", torch.bfloat16)
     options = {"num_inference_steps": 5, "class_labels": 3, "output_type": "pt"}
     alone = pipe(seed=11, **options).images
     assert alone.isfinite().all() and alone.std() > 0

@@ -5,7 +5,16 @@ import threading
 import pytest
 import torch
 
-from fastdiff import DDIMScheduler, DDPMScheduler, DiTTransformer2DModel, Pipeline, UNet1DModel, UNet2DModel, report
+from fastdiff import (
+    DDIMScheduler,
+    DDPMScheduler,
+    DiTTransformer2DModel,
+    LabelPipeline,
+    Pipeline,
+    UNet1DModel,
+    UNet2DModel,
+    report,
+)
 from fastdiff.diffusion import conditioning
 from fastdiff.kernels.host.dispatch import references_only
 from tests.support.planners import policy, value_function
@@ -98,7 +107,7 @@ def draw(randomise):
     )
 
     def draw(scheduler=None, **options):
-        pipe = Pipeline(denoiser, scheduler or DDIMScheduler())
+        pipe = LabelPipeline(denoiser, scheduler or DDIMScheduler())
         options = {"num_inference_steps": 20, "guidance_scale": 2.0, "output_type": "pt"} | options
         return pipe(**options).images
 
@@ -200,7 +209,7 @@ class TestGraphs:
         torch.testing.assert_close(model(*on_gpu(given)).sample, expected, rtol=0, atol=0)
 
     def test_pipeline_with_and_without_graphs(self, name, model):
-        pipe = Pipeline(model.to("cuda", torch.bfloat16), DDPMScheduler())
+        pipe = LabelPipeline(model.to("cuda", torch.bfloat16), DDPMScheduler())
         options = {"num_inference_steps": 5, "num_images": 3, "output_type": "pt"}
         first = pipe(**options).images
         again = pipe(**options).images

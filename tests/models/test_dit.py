@@ -12,7 +12,7 @@ from diffusers.models.embeddings import get_2d_sincos_pos_embed
 from fastdiff import DiTTransformer2DModel, InputError
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.weights import diffusers_shapes
-from fastdiff.models.denoiser import GROUP
+from fastdiff.models.blocks.conditioning import GROUP
 from fastdiff.models.dit import positions
 
 TINY = {

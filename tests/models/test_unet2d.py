@@ -8,6 +8,7 @@ import torch
 from fastdiff import InputError, UNet2DModel
 from fastdiff.checkpoints import hub, weights
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
+from fastdiff.checkpoints.loading import Load
 from fastdiff.models import model as models
 
 TINY = {
@@ -91,7 +92,7 @@ def test_kernels_are_prepared_before_weights_are_read(monkeypatch, device):
     monkeypatch.setattr(weights, "load_state_dict", load_state_dict)
     monkeypatch.setattr(models, "get_ready", lambda: events.append("kernels"))
     with pytest.raises(InputError, match="enough"):
-        UNet2DModel.from_folder(hub.resolve("emoji64") / "unet", variant=None, dtype=torch.bfloat16, device=device)
+        UNet2DModel.from_folder(hub.resolve("emoji64") / "unet", Load(torch.device(device), torch.bfloat16))
     assert events == ["kernels", "weights"][device == "cpu" :]
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fastdiff import InputError, UNet2DConditionModel, report
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
-from fastdiff.models.prompt import Prompt
+from fastdiff.models.blocks.conditioning import Prompt
 
 TINY = {
     "sample_size": 8,

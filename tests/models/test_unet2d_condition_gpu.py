@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastdiff import UNet2DConditionModel
-from fastdiff.models.prompt import Prompt
+from fastdiff.models.blocks.conditioning import Prompt
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,7 +8,7 @@ import torch
 
 from fastdiff import Pipeline
 from fastdiff.errors import InputError
-from fastdiff.pipelines import base
+from fastdiff.pipelines import parts
 
 CPU = torch.device("cpu")
 PROMPT = "a photo of the cat"
@@ -27,18 +27,18 @@ def test_a_cpu_has_no_card_to_save(text_folder):
 
 def test_parts_take_turns_and_draw_the_same(text_folder, monkeypatch):
     turns = []
-    on_card = base.on_card
+    on_gpu = parts.on_gpu
 
     @contextmanager
     def noted(models, device):
         turns.append([type(model).__name__ for model in models])
         try:
-            with on_card(models, device):
+            with on_gpu(models, device):
                 yield
         finally:
             turns.append("away")
 
-    monkeypatch.setattr(base, "on_card", noted)
+    monkeypatch.setattr(parts, "on_gpu", noted)
     pipe = Pipeline.from_pretrained(text_folder("sdxl"), device=CPU)
     expected = draw(pipe)
     assert not turns

@@ -8,7 +8,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from fastdiff import InputError, NonFiniteError, Pipeline, TextToImagePipeline, UNet2DModel
+from fastdiff import InputError, LabelPipeline, NonFiniteError, Pipeline, TextToImagePipeline, UNet2DModel
 from tests.support import text_pipelines
 from tests.support.text_pipelines import save_tokenizer, tiny_encoder, tiny_unet, tiny_vae
 
@@ -365,4 +365,4 @@ def test_nan_while_drawing_names_the_part(name, key, line, parts):
 def test_the_pipeline_of_labels_takes_no_unet_that_reads_text(text_pipes):
     _, ours = text_pipes("sd1")
     with pytest.raises(InputError, match="denoiser: a UNet2DConditionModel draws from prompts; make a TextToImagePip"):
-        Pipeline(ours.denoiser, ours.scheduler)
+        LabelPipeline(ours.denoiser, ours.scheduler)

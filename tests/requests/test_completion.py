@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from fastdiff.checkpoints import hub
-from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.errors import InputError
+from fastdiff.kinds import MAX_PICTURES, MAX_SEED
 from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import COMMAND, LIBRARY, PAGE
-from fastdiff.requests.request import MAX_PICTURES, Request
+from fastdiff.requests.request import Request
 
 EMOJI64 = ModelCard.read("emoji64", hub.bundled_models()["emoji64"])
 UNCONDITIONAL = replace(EMOJI64, config=replace(EMOJI64.config, num_class_embeds=None), info=ModelInfo())

@@ -1,15 +1,18 @@
 """The defaults of the command, the page and the library side by side, written out: a change of one is seen here."""
 
 import inspect
+from dataclasses import replace
 
 import diffusers
 import pytest
 
 from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.cli import sample
 from fastdiff.cli.arguments import Parser
 from fastdiff.pipelines import Pipeline
+from fastdiff.pipelines.drawing import DrawingOptions
 from fastdiff.requests.completion import complete
 from fastdiff.requests.defaults import COMMAND, LIBRARY, PAGE, PAGE_ON_CPU, SamplingOptions
 from fastdiff.requests.request import Request
@@ -100,11 +103,12 @@ def by_request(card: ModelCard, asked: dict, caller: str) -> tuple:
 
 
 def by_library(card: ModelCard, asked: dict) -> tuple:
-    pipe = Pipeline.from_card(card, device="cpu", scheduler=asked.get("scheduler"))
-    names = ("num_inference_steps", "eta", "use_clipped_model_output", "guidance_scale")
-    options = pipe._complete(*(asked.get(name) for name in names))
+    pipe = Pipeline.from_card(card, Load.of(device="cpu", scheduler=asked.get("scheduler")))
+    open_options = DrawingOptions()
+    names = vars(SamplingOptions()).keys() & vars(open_options).keys()
+    options = pipe._complete(replace(open_options, **{name: asked.get(name) for name in names}))
     given = {name: each.default for name, each in inspect.signature(pipe.stream).parameters.items()}
-    seeds = tuple(range(given["seed"], given["seed"] + given["num_images"]))
+    seeds = tuple(range(open_options.seed, open_options.seed + given["num_images"]))
     return (*vars(options).values(), given["class_labels"], seeds)
 
 

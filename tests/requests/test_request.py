@@ -9,10 +9,10 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from fastdiff.checkpoints import hub
-from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.execution import devices
+from fastdiff.kinds import MAX_SEED
 from fastdiff.requests import png, prompt_file
 from fastdiff.requests.completion import complete
 from fastdiff.requests.defaults import COMMAND

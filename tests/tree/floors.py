@@ -26,7 +26,6 @@ PACKAGE = sorted(
 )
 GROUND = "fastdiff"
 DOORS = ("__init__", "__main__")
-ROOMS_OF_ONE_FILE = ("reporting", "results")  # right below fastdiff/, and yet above the ground
 REGISTRIES = (  # folders with a file for each plug-in, which one table or one parser imports
     "fastdiff/checkpoints/configs",
     "fastdiff/cli",
@@ -54,10 +53,7 @@ MODULES = {module_of(path): path for path in PACKAGE}
 
 def folder_of(module: str) -> str | None:
     """Return the folder that a module counts to, below the root of the tree; None for DOORS."""
-    if module in DOORS:
-        return None
-    folder = name_of(MODULES[module].parent)
-    return f"{GROUND}/{module}.py" if folder == GROUND and module in ROOMS_OF_ONE_FILE else folder
+    return None if module in DOORS else name_of(MODULES[module].parent)
 
 
 @functools.cache

@@ -55,7 +55,6 @@ def test_each_file_of_the_package_is_in_a_folder():
 
 def test_every_registry_is_there():
     assert [name for name in floors.REGISTRIES if not (floors.ROOT / name).is_dir()] == []
-    assert [name for name in floors.ROOMS_OF_ONE_FILE if name not in floors.MODULES] == []
 
 
 def test_what_is_printed(capsys):

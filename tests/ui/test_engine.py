@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import DeviceLostError
 from fastdiff.pipelines import Pipeline
@@ -23,7 +24,7 @@ def test_a_scheduler_is_made_of_the_folders_and_not_of_the_models_default(card_f
     assert engine.pipeline(card, None).scheduler.config.use_karras_sigmas
     asked = engine.pipeline(card, "euler").scheduler
     assert not asked.config.use_karras_sigmas
-    assert asked.config == Pipeline.from_card(ModelCard.read("m", folder), scheduler="euler").scheduler.config
+    assert asked.config == Pipeline.from_card(ModelCard.read("m", folder), Load.of(scheduler="euler")).scheduler.config
 
 
 @pytest.mark.parametrize("name", ["emoji64", "./text/sd1"])
@@ -50,7 +51,7 @@ def test_many_requests_load_a_model_once(monkeypatch):
 def test_the_models_used_last_stay_in_memory(engine, monkeypatch):
     loads = []
     shared = engine.pipeline(engine.catalogue.card("emoji64"), None)
-    monkeypatch.setattr(Pipeline, "from_card", lambda card, **options: loads.append(card.folder.name) or shared)
+    monkeypatch.setattr(Pipeline, "from_card", lambda card, load: loads.append(card.folder.name) or shared)
     own = Engine(engine.catalogue.folder, device="cpu")
     for name in ("emoji64", "./cats", "emoji64", "./plain/tiny", "emoji64", "./cats"):
         own.pipeline(own.catalogue.card(name), None)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.errors import InputError
+from fastdiff.kinds import MAX_SEED
 from fastdiff.pipelines import Pipeline
 from fastdiff.ui.drawing import prepare
 from fastdiff.ui.parts.request import Limits, UncheckedRequest

@@ -6,7 +6,8 @@ from typing import Annotated
 from annotated_types import Len
 
 from fastdiff.checkpoints.configs.model import ModelConfig, Place, check_block_types
-from fastdiff.checkpoints.kinds import (
+from fastdiff.errors import InputError
+from fastdiff.kinds import (
     MAX_CHANNELS,
     Activation,
     BlockTypes,
@@ -17,7 +18,6 @@ from fastdiff.checkpoints.kinds import (
     Widths,
     canonical,
 )
-from fastdiff.errors import InputError
 
 PerChannel = Annotated[tuple[float, ...], Len(1, MAX_CHANNELS)]
 

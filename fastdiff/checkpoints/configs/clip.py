@@ -8,8 +8,8 @@ from annotated_types import Interval
 
 from fastdiff.arguments import mapping as checked_mapping
 from fastdiff.checkpoints.configs.model import Library, ModelConfig, Place
-from fastdiff.checkpoints.kinds import Channels, Fraction, Layers, PositiveNumber
 from fastdiff.errors import InputError
+from fastdiff.kinds import Channels, Fraction, Layers, PositiveNumber
 
 AnyConfig = TypeVar("AnyConfig", bound="CLIPTextConfig")
 TokenId = Annotated[int, Interval(ge=0, le=2**20)]

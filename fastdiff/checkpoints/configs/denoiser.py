@@ -85,6 +85,21 @@ class DenoiserConfig(ModelConfig):
     def takes_labels(self) -> bool:
         return self.num_class_embeds is not None or self.class_embed_type is not None
 
+    def complete_size(self, height: int | None, width: int | None, scale: int = 1) -> tuple[int, int] | None:
+        """Height and width in pixels, the open ones those that it was trained at; None where the config does not say.
+
+        InputError for pixels that the model cannot draw, see `check_size`.
+        """
+        trained = self.trained_size or (None, None)
+        height, width = (
+            pixels if pixels is not None or side is None else side * scale
+            for pixels, side in zip((height, width), trained, strict=True)
+        )
+        if height is None or width is None:
+            return None
+        self.check_size(height, width, scale)
+        return height, width
+
     def check_size(self, height: int, width: int, scale: int = 1) -> None:
         """InputError unless the model can draw height x width pixels; a VAE makes `scale` x `scale` of them of one."""
         factor, least = scale * self.size_factor, scale * self.min_size

@@ -8,8 +8,8 @@ from annotated_types import Interval
 
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.model import Place
-from fastdiff.checkpoints.kinds import MAX_CHANNELS, MAX_LABELS, Channels, Fraction, Layers, Side
 from fastdiff.errors import InputError
+from fastdiff.kinds import MAX_CHANNELS, MAX_LABELS, Channels, Fraction, Layers, Side
 
 MLP_ACTIVATIONS = {"gelu-approximate": "gelu_tanh", "gelu": "gelu", "linear-silu": "silu"}  # diffusers' name -> ours
 

@@ -11,7 +11,8 @@ from annotated_types import Interval, Len
 
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.model import Place
-from fastdiff.checkpoints.kinds import (
+from fastdiff.errors import InputError
+from fastdiff.kinds import (
     MAX_CHANNELS,
     MAX_LEVELS,
     MAX_STAGE_LAYERS,
@@ -23,7 +24,6 @@ from fastdiff.checkpoints.kinds import (
     Widths,
     canonical,
 )
-from fastdiff.errors import InputError
 
 GROUPS = 8  # of every norm but the last
 UNKNOWN_HORIZON = 65_536  # the sample_size of audio, which diffusers writes for planners that do not say theirs

@@ -7,7 +7,8 @@ from annotated_types import Interval
 
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.model import Place, check_block_types
-from fastdiff.checkpoints.kinds import (
+from fastdiff.errors import InputError
+from fastdiff.kinds import (
     MAX_LABELS,
     Activation,
     BlockTypes,
@@ -21,7 +22,6 @@ from fastdiff.checkpoints.kinds import (
     Widths,
     canonical,
 )
-from fastdiff.errors import InputError
 
 Resampling = Literal["conv", "resnet", None]
 

@@ -8,7 +8,8 @@ from annotated_types import Interval, Len
 
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.model import Place, check_block_types
-from fastdiff.checkpoints.kinds import (
+from fastdiff.errors import InputError
+from fastdiff.kinds import (
     MAX_LABELS,
     MAX_LEVELS,
     MAX_STAGE_LAYERS,
@@ -23,7 +24,6 @@ from fastdiff.checkpoints.kinds import (
     Widths,
     canonical,
 )
-from fastdiff.errors import InputError
 
 Depth = Annotated[int, Interval(ge=0, le=MAX_STAGE_LAYERS)]  # transformer blocks in a row
 Depths = Annotated[tuple[Depth | tuple[Depth, ...], ...], Len(1, MAX_LEVELS)]  # of a level, or of each of its layers

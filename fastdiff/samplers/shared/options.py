@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from annotated_types import Interval, Len
 
 from fastdiff.arguments import naming
-from fastdiff.checkpoints.kinds import MAX_TRAIN_STEPS, Fraction, PositiveNumber, TrainSteps
 from fastdiff.errors import InputError
+from fastdiff.kinds import MAX_TRAIN_STEPS, Fraction, PositiveNumber, TrainSteps
 from fastdiff.sampler_names import SAMPLERS
 from fastdiff.schema import Schema, checked
 

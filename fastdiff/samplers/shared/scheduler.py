@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fastdiff.arguments import as_int, mapping, optional, path, shown, text
 from fastdiff.checkpoints.json_files import read_json
-from fastdiff.checkpoints.kinds import NotNegative
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, REAL, WHOLE, beside, tensor, within
 from fastdiff.kernels.denoise import denoise_step
+from fastdiff.kinds import NotNegative
 from fastdiff.samplers.shared.betas import make_alpha_bar, make_betas
 from fastdiff.samplers.shared.noise import Generators, check_generators
 from fastdiff.samplers.shared.options import FOREIGN_OPTIONS, DiffusionConfig, marked_defaults

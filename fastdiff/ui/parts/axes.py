@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Len
 
-from fastdiff.checkpoints.kinds import Label, NotNegative, Prompt, Seed, Steps
 from fastdiff.errors import InputError
+from fastdiff.kinds import Label, NotNegative, Prompt, Seed, Steps
 from fastdiff.sampler_names import SchedulerName
 from fastdiff.schema import Schema, Wanted, checked
 

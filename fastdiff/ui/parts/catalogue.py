@@ -145,7 +145,7 @@ def _refusal(folder: Path, root: Path) -> str | None:
     """
     try:
         str(folder).encode()
-        parts = [folder, *(hub.component_folder(folder, name) for name in registry.PART_NAMES)]
+        parts = [folder, *(hub.component_folder(folder, name) for name in registry.part_names())]
         paths = [path for part in parts for path in (part, *part.iterdir())]
         outside = [path for path in paths if not path.resolve().is_relative_to(root)]
         strange = [path for path in paths if path.exists() and not (path.is_file() or path.is_dir())]

@@ -9,8 +9,8 @@ from typing import Any
 import gradio as gr
 from gradio.components import Component
 
-from fastdiff.checkpoints.kinds import MAX_SEED
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.kinds import MAX_SEED
 from fastdiff.requests.defaults import PRECISION, SCHEDULER, SEED
 from fastdiff.sampler_names import SCHEDULERS
 from fastdiff.ui.parts.catalogue import Catalogue

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from annotated_types import Len
 
-from fastdiff.checkpoints.kinds import Label, Prompt, Seed
+from fastdiff.kinds import Label, Prompt, Seed
 from fastdiff.requests import defaults
 from fastdiff.schema import Wanted, checked, whole
 

@@ -36,7 +36,7 @@ def _draw(pipe: Any, options: dict[str, Any]) -> list[str]:
     else:
         given["num_images"] = 1
     output = pipe(**given | options)
-    if not pipe.reads_text and pipe.plans_trajectories:
+    if isinstance(pipe, fastdiff.TrajectoryPipeline):
         return check_plan(pipe.denoiser.config, output, options)
     images = output.images
     if isinstance(images, list):  # of PIL

@@ -14,8 +14,7 @@ from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.kernels.host import dispatch
 from fastdiff.kernels.host.tuning import using
-from fastdiff.models.denoiser import Conditioning
-from fastdiff.models.prompt import Prompt
+from fastdiff.models.blocks.conditioning import Conditioning, Prompt
 from tests.support.compile_cases import CASES, FP8_CASES, meta
 from tests.support.compiled import assert_compiles, kinds_of
 

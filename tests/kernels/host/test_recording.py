@@ -20,7 +20,7 @@ from fastdiff.kernels.host.tuning import Table, using
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
-from fastdiff.reporting import Report, report
+from fastdiff.runs.reporting import Report, report
 from tests.support.planners import policy
 
 SMALL = {
@@ -88,7 +88,7 @@ def found(device) -> Report:
 
 @pytest.fixture
 def pipe(smaller) -> fastdiff.Pipeline:
-    return fastdiff.Pipeline(smaller, fastdiff.DDIMScheduler())
+    return fastdiff.LabelPipeline(smaller, fastdiff.DDIMScheduler())
 
 
 def count(found, operation: str) -> int:
@@ -342,7 +342,7 @@ class TestAtDdpm256InBatchesOf8:
         assert ours == Counter(name for name in names if name in ours)
 
     def test_a_step_is_one_graph(self, ddpm256):
-        pipe = fastdiff.Pipeline(ddpm256, fastdiff.DDIMScheduler())
+        pipe = fastdiff.LabelPipeline(ddpm256, fastdiff.DDIMScheduler())
         ours = Counter(name for row in report(pipe, batch_size=8).rows for name in row.kernels * row.count)
         steps = pipe.stream(batch_size=8, num_inference_steps=4)
         next(steps), next(steps)  # as it is, and captured

@@ -12,6 +12,7 @@ from fastdiff import (
     DDPMScheduler,
     DiTTransformer2DModel,
     InputError,
+    LabelPipeline,
     NonFiniteError,
     Pipeline,
     UNet2DModel,
@@ -53,13 +54,13 @@ def unet(randomise):
 def latent(randomise):
     """A transformer of latents, with a VAE."""
     denoiser = randomise(DiTTransformer2DModel.from_config(TINY_DIT))
-    return Pipeline(denoiser, DDIMScheduler(), vae=randomise(AutoencoderKL.from_config(TINY_VAE)))
+    return LabelPipeline(denoiser, DDIMScheduler(), vae=randomise(AutoencoderKL.from_config(TINY_VAE)))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
 @pytest.mark.parametrize("scheduler", [DDIMScheduler, DDPMScheduler])
 def test_the_step_that_went_wrong_is_named(unet, monkeypatch, scheduler, value):
-    pipe, predict, calls = Pipeline(unet, scheduler(clip_sample=False)), UNet2DModel.predict, []
+    pipe, predict, calls = LabelPipeline(unet, scheduler(clip_sample=False)), UNet2DModel.predict, []
 
     def predict_badly(self, x, conditioning):
         calls.append(0)
@@ -146,11 +147,11 @@ def test_out_of_memory_for_the_noise_is_one_line(unet, monkeypatch):
 
     monkeypatch.setattr(torch, "randn", fail)
     with pytest.raises(MemoryError, match="for 3 pictures at a time; lower batch size"):
-        Pipeline(unet, DDIMScheduler()).stream(num_images=3, num_inference_steps=2)
+        LabelPipeline(unet, DDIMScheduler()).stream(num_images=3, num_inference_steps=2)
 
 
 def test_pictures_of_more_channels_than_a_png_has_are_refused_at_once():
-    pipe = Pipeline(UNet2DModel.from_config(TINY | {"in_channels": 5, "out_channels": 5}), DDIMScheduler())
+    pipe = LabelPipeline(UNet2DModel.from_config(TINY | {"in_channels": 5, "out_channels": 5}), DDIMScheduler())
     with pytest.raises(InputError, match=r"output_type: this model's pictures have 5 channels, .*; give np or pt"):
         pipe.stream(num_inference_steps=1)
     assert pipe(num_inference_steps=1, num_images=1, output_type="np").images.shape == (1, 8, 8, 5)
@@ -170,9 +171,9 @@ def test_pictures_of_more_channels_than_a_png_has_are_refused_at_once():
 )
 def test_what_is_no_state_is_not_decoded(unet, x, named):
     with pytest.raises(InputError, match=named):
-        Pipeline(unet, DDIMScheduler()).decode(x, "np")
+        LabelPipeline(unet, DDIMScheduler()).decode(x, "np")
 
 
 def test_a_state_that_requires_grad_is_decoded(unet):
     x = torch.zeros(1, 8, 8, 3, requires_grad=True)
-    assert (Pipeline(unet, DDIMScheduler()).decode(x, "np") == 0.5).all()
+    assert (LabelPipeline(unet, DDIMScheduler()).decode(x, "np") == 0.5).all()

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from fastdiff import DDIMScheduler, DDPMScheduler, InputError, NonFiniteError, Pipeline, UNet1DModel, UNet2DModel
+from fastdiff import (
+    DDIMScheduler,
+    DDPMScheduler,
+    InputError,
+    NonFiniteError,
+    Pipeline,
+    TrajectoryPipeline,
+    UNet1DModel,
+    UNet2DModel,
+)
 from fastdiff.diffusion.trajectories import place_conditions, read_conditions, sort_trajectories
 from tests.support import planners
 
@@ -20,7 +29,7 @@ def policy(randomise):
 
 @pytest.fixture
 def pipe(policy, randomise):
-    return Pipeline(policy, DDIMScheduler(), value_function=randomise(UNet1DModel.from_config(VALUES)))
+    return TrajectoryPipeline(policy, DDIMScheduler(), value_function=randomise(UNet1DModel.from_config(VALUES)))
 
 
 def plan(pipe, **options):
@@ -71,7 +80,7 @@ def test_latents_have_the_horizon(pipe):
 
 
 def test_a_config_may_say_the_horizon(randomise):
-    pipe = Pipeline(randomise(UNet1DModel.from_config(POLICY | {"sample_size": 16})), DDIMScheduler())
+    pipe = TrajectoryPipeline(randomise(UNet1DModel.from_config(POLICY | {"sample_size": 16})), DDIMScheduler())
     assert pipe(num_inference_steps=2).trajectories.shape == (1, 5, 16)
     assert plan(pipe).trajectories.shape == (1, 5, 8)
 
@@ -162,7 +171,7 @@ def test_what_the_value_function_cannot_do(pipe, policy):
     with pytest.raises(InputError, match=r"sort_by_value: the value_function: horizon 32: .* 1 to 16"):
         plan(pipe, horizon=32, sort_by_value=True)
     with pytest.raises(InputError, match="sort_by_value: this pipeline has no value_function"):
-        plan(Pipeline(policy, DDIMScheduler()), sort_by_value=True)
+        plan(TrajectoryPipeline(policy, DDIMScheduler()), sort_by_value=True)
 
 
 @pytest.mark.parametrize("name", ["horizon", "conditions"])
@@ -175,15 +184,15 @@ def test_models_of_pictures_have_no_trajectories(name):
 def test_parts_that_do_not_fit_together(policy, randomise):
     values = UNet1DModel.from_config(VALUES)
     with pytest.raises(InputError, match="denoiser: this model gives values"):
-        Pipeline(values, DDIMScheduler())
+        TrajectoryPipeline(values, DDIMScheduler())
     with pytest.raises(InputError, match="value_function: UNet1DModel gives no values"):
-        Pipeline(policy, DDIMScheduler(), value_function=policy)
+        TrajectoryPipeline(policy, DDIMScheduler(), value_function=policy)
     with pytest.raises(InputError, match=r"value_function: .* of 6 channels"):
-        Pipeline(policy, DDIMScheduler(), value_function=UNet1DModel.from_config(VALUES | {"in_channels": 6}))
+        TrajectoryPipeline(policy, DDIMScheduler(), value_function=UNet1DModel.from_config(VALUES | {"in_channels": 6}))
     with pytest.raises(InputError, match=r"value_function: .* of 5 channels, and the denoiser makes no such"):
         blocks = {"block_out_channels": (32,), "down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",)}
         unet = UNet2DModel.from_config(blocks | {"in_channels": 5, "out_channels": 5})
-        Pipeline(unet, DDIMScheduler(), value_function=values)
+        TrajectoryPipeline(unet, DDIMScheduler(), value_function=values)
 
 
 def test_a_step_of_trajectories_has_no_preview(pipe):

@@ -11,11 +11,13 @@ from fastdiff import (
     DDPMScheduler,
     DiTTransformer2DModel,
     InputError,
+    LabelPipeline,
     NonFiniteError,
     Pipeline,
     UNet2DModel,
 )
 from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion import conditioning, pictures
@@ -47,7 +49,7 @@ LABELS = ModelInfo(labels=("cat", "dog"), null_label=2, guidance_scale=2.0, num_
 def make(randomise):
     def make(scheduler=None, info=None, **unet):
         model = randomise(UNet2DModel.from_config(TINY | unet))
-        return Pipeline(model, scheduler or DDIMScheduler(), info)
+        return LabelPipeline(model, scheduler or DDIMScheduler(), info)
 
     return make
 
@@ -61,7 +63,7 @@ def labelled(make):
 def make_dit(randomise):
     def make(scheduler=None, info=None, vae=None, **options):
         model = randomise(DiTTransformer2DModel.from_config(TINY_DIT | options))
-        return Pipeline(model, scheduler or DDIMScheduler(), info, vae=vae)
+        return LabelPipeline(model, scheduler or DDIMScheduler(), info, vae=vae)
 
     return make
 
@@ -93,7 +95,7 @@ def test_same_seed_same_bits_in_any_company(emoji, make, model, case):
     options = {"num_inference_steps": 2, "output_type": "pt"} | options
     pipe = make(info=emoji.info, num_class_embeds=217, sample_size=16) if model == "small" else emoji
     if scheduler is DDPMScheduler:
-        pipe = Pipeline(
+        pipe = LabelPipeline(
             pipe.denoiser,
             DDPMScheduler.from_config(emoji.scheduler.config),
             ModelInfo(emoji.info.labels, null_label=216),
@@ -365,7 +367,7 @@ def test_a_name_is_resolved_once_and_a_card_never(monkeypatch):
     monkeypatch.setattr(hub, "resolve", lambda name, **options: resolved.append(name) or resolve(name, **options))
     by_name = Pipeline.from_pretrained("emoji64", device="cpu")
     assert resolved == ["emoji64"]
-    by_card = Pipeline.from_card(card, device="cpu")
+    by_card = Pipeline.from_card(card, Load.of(device="cpu"))
     assert resolved == ["emoji64"]
     assert by_card.name == by_name.name == "emoji64" and by_card.info == by_name.info == card.info
     assert by_card.scheduler.config == by_name.scheduler.config

@@ -14,17 +14,17 @@ from torch import Tensor
 
 from fastdiff.arguments import instance
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
-from fastdiff.diffusion.pictures import checked_side
+from fastdiff.diffusion.pictures import checked_side, completed_size
 from fastdiff.diffusion.trajectories import trajectory_shape
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import device_name, dtype_name
 from fastdiff.kernels.host.hopper import confirmation
 from fastdiff.kernels.host.recording import TORCH, Recorder, record, shape_text
 from fastdiff.kernels.host.tuning import current
+from fastdiff.kinds import Pictures
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser
-from fastdiff.pipelines import BasePipeline
-from fastdiff.requests.request import Pictures
+from fastdiff.pipelines import Pipeline
 from fastdiff.schema import checked
 
 
@@ -55,8 +55,8 @@ class Report:
     what: str  # the model, its input, dtype and device
     rows: tuple[Row, ...]
     variants: int | None  # compiled kernels; None where nothing compiles them
-    tiles: str = ""  # by what they are chosen: a card's table, or rules; "" where no kernel is launched
-    notice: str = ""  # that the fast kernels of the card are off, and what to do; "" where they are not
+    tiles: str = ""  # by what they are chosen: a GPU's table, or rules; "" where no kernel is launched
+    notice: str = ""  # that the fast kernels of the GPU are off, and what to do; "" where they are not
 
     @property
     def launches(self) -> int:
@@ -116,7 +116,7 @@ class Report:
 
 
 def report(
-    model: BasePipeline | Denoiser,
+    model: Pipeline | Denoiser,
     *,
     batch_size: int = 1,
     height: int | None = None,
@@ -140,7 +140,8 @@ def report(
     if isinstance(model, Denoiser):
         recorded, x = _prediction(model, batch_size, height, width, **options)
     else:
-        instance("model", model, BasePipeline, f"a Pipeline, {' or '.join(DENOISERS)}")
+        kind: Any = Pipeline  # abstract, which mypy takes for no class of an object
+        instance("model", model, kind, f"a Pipeline, {' or '.join(DENOISERS)}")
         recorded, x = _denoising_step(model, batch_size, height, width, **options)
     what = f"{type(model).__name__}, {shape_text(x)}, {dtype_name(model.dtype)}, {device_name(model.device)}"
     rows = _rows(recorded)
@@ -163,7 +164,7 @@ def _rows(recorded: Recorder) -> tuple[Row, ...]:
 
 
 def _denoising_step(
-    pipe: BasePipeline, batch_size: int, height: int | None, width: int | None, **options: Any
+    pipe: Pipeline, batch_size: int, height: int | None, width: int | None, **options: Any
 ) -> tuple[Recorder, Tensor]:
     size: dict[str, Any] = {"batch_size": batch_size, "height": height, "width": width}
     usual: dict[str, Any] = {"num_inference_steps": min(3, len(pipe.scheduler))}
@@ -186,7 +187,6 @@ def _prediction(
     class_labels: Tensor | None = None,
 ) -> tuple[Recorder, Tensor]:
     height, width = _size(model.config, height, width, horizon)
-    model.config.check_size(height, width)
     if class_labels is None and model.config.num_class_embeds is not None:
         class_labels = torch.zeros(batch_size, dtype=torch.int64, device=model.device)
     x = torch.randn(batch_size, height, width, model.config.sample_channels, device=model.device, dtype=model.dtype)
@@ -205,8 +205,4 @@ def _size(config: DenoiserConfig, height: int | None, width: int | None, horizon
         return size[0], size[1]
     if horizon is not None:
         raise InputError("horizon: this model makes pictures; give height and width")
-    default = config.trained_size or (None, None)
-    height, width = default[0] if height is None else height, default[1] if width is None else width
-    if height is None or width is None:
-        raise InputError("height, width: this model's config has no sample_size; give both")
-    return height, width
+    return completed_size(config, height, width)

@@ -19,6 +19,7 @@ MAX_LAYERS = 1024  # of a transformer: DiT-XL has 28
 MAX_STAGE_LAYERS = 64  # of a stage of a U-Net or a VAE: models have 1 to 4
 MAX_LEVELS = 12  # of a U-Net or a VAE, each of half the size of the one before: 256 pixels have 6 or 7
 MAX_PROMPT = 10_000  # characters: CLIP reads some 300, and a PNG must hold all of them
+MAX_PICTURES = 50_000  # of a label or prompt: as many as FID is computed on
 MAX_SEED = 2**32 - 1  # a seed is one 32-bit word of Philox's key
 
 
@@ -55,4 +56,5 @@ Label = Annotated[int, Interval(ge=0, le=MAX_LABELS)]
 Pixels = Annotated[int, Interval(ge=1, le=2**16)]  # of a picture's side
 Seed = Annotated[int, Interval(ge=0, le=MAX_SEED)]
 Prompt = Annotated[str, Len(0, MAX_PROMPT), Wanted(f"a text of up to {MAX_PROMPT} characters of Unicode")]
+Pictures = Annotated[int, Interval(ge=1, le=MAX_PICTURES)]  # how many
 Steps = Annotated[int, Interval(ge=1)]  # at most those of the training

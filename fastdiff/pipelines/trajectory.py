@@ -1,0 +1,207 @@
+"""TrajectoryPipeline: seeds in, trajectories out, of a model of one dimension that plans them.
+
+Seeds -> noise, schedule and known values -> the denoising loop -> trajectories, the best first.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from fastdiff.arguments import as_int, naming, shown
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.checkpoints.registry import VALUE_FUNCTION
+from fastdiff.diffusion.pictures import Subjects
+from fastdiff.diffusion.trajectories import (
+    TrajectoryOutput,
+    TrajectoryOutputType,
+    decode_trajectories,
+    known_rows,
+    place_conditions,
+    read_conditions,
+    sort_trajectories,
+    trajectory_shape,
+)
+from fastdiff.errors import InputError
+from fastdiff.execution.cpu_workers import map_pictures
+from fastdiff.execution.devices import naming_lost_device
+from fastdiff.execution.memory import Portions
+from fastdiff.models.denoiser import Denoiser
+from fastdiff.models.model import Model
+from fastdiff.pipelines.base import Pipeline
+from fastdiff.pipelines.drawing import DrawingOptions, refuse
+from fastdiff.pipelines.results import Step
+from fastdiff.requests.defaults import LIBRARY, Sampling
+from fastdiff.samplers.shared.schedule import Schedule
+from fastdiff.samplers.shared.scheduler import Scheduler
+from fastdiff.schema import checked
+
+NOT_HERE = {  # arguments of other pipelines, and why they are refused
+    "prompt": "this model has no text encoder; leave it out, or give a Stable Diffusion model",
+    "class_labels": "this model is unconditional; leave them out",
+    "height": "this model plans trajectories; give horizon instead",
+    "width": "this model plans trajectories; give horizon instead",
+}
+
+
+class TrajectoryPipeline(Pipeline):
+    """A UNet1DModel and its scheduler: plans as diffusers' ValueGuidedRLPipeline does without guidance.
+
+    Guidance by the value's gradient is not here, but `sort_by_value` puts the best trajectories first. The trajectory
+    of a seed has the same bits alone and at any place of any batch.
+    """
+
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        scheduler: Any,
+        info: ModelInfo | None = None,
+        name: str = "model",
+        value_function: Denoiser | None = None,
+    ):
+        """`value_function`: a UNet1DModel that says what trajectories are worth.
+
+        InputError where the models do not fit together.
+        """
+        super().__init__(denoiser, scheduler, info, name, None)
+        _check_parts(denoiser, value_function)
+        self.value_function = value_function
+
+    @classmethod
+    def _of_card(cls, card: ModelCard, models: Mapping[str, Any], scheduler: Scheduler) -> "TrajectoryPipeline":
+        denoiser, value_function = models[card.denoiser.name], models.get(VALUE_FUNCTION.name)
+        return cls(denoiser, scheduler, card.info, card.name, value_function)
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (*super().models, *(() if self.value_function is None else (self.value_function,)))
+
+    def stream(
+        self,
+        *,
+        horizon: int | None = None,
+        conditions: Mapping[int, Any] | None = None,
+        sort_by_value: bool = False,
+        n_guide_steps: int = 0,
+        num_images: int = LIBRARY.pictures,
+        **options: Any,
+    ) -> Iterator[Step]:
+        """Plan trajectories and yield a Step after each step; the last one has the finished `trajectories`.
+
+        With `batch_size` (or a list of generators, latents, or conditions with a row for each) they are that many, each
+        with a seed of its own.
+
+        Args:
+            horizon: positions of a trajectory. Default: the model's sample_size, where that is not diffusers' default
+                of 65,536.
+            conditions: {position: values}, positions from 0, values (k,) or (N, k) of the last k channels, in the
+                numbers that the model was trained on: the caller normalises them. They are set in the noise and after
+                every step.
+            sort_by_value: the trajectories come best first, by the pipeline's value_function.
+            n_guide_steps: 0; guidance by the value's gradient, which diffusers has under this name, is not here.
+            num_images: trajectories; the i-th has seed + i. A list of seeds takes its place.
+            options: those that every pipeline has, see `Pipeline.stream`, but height and width. A generator draws in
+                the order (N, C, L), as a loop over diffusers' UNet1DModel; latents are (N, C, L); output_type is np
+                or pt.
+
+        Raises as `Pipeline.stream`.
+        """
+        refuse(options, NOT_HERE)
+        _check_unguided(n_guide_steps)
+        positions = read_conditions(conditions)
+        subjects = Subjects("trajectories", [None], "num_images", num_images)
+        drawing = self._begin(DrawingOptions(horizon=horizon, **options), subjects, conditions=known_rows(positions))
+        channels, _, length = drawing.shape
+        known = place_conditions(positions, length, channels, self.device)
+        ranking = self._ranking(sort_by_value, length)
+        steps = drawing.denoise(self.denoiser, self._conditions(drawing), known=known)
+        return self._planned(self._run(drawing, steps), drawing.portions, ranking)
+
+    def _planned(self, steps: Iterator[Step], portions: Portions, ranking: Denoiser | None) -> Iterator[Step]:
+        """Yield the steps; the last one has finished trajectories, the best first where a model ranks them."""
+        for step in steps:
+            if step.finish is None:
+                yield step
+                continue
+            with naming_lost_device():
+                trajectories = self._sort(step.x_t, step.images, portions, ranking)
+            yield replace(step, finish=None, trajectories=trajectories)
+
+    def _sort(self, x: Tensor, trajectories: Any, portions: Portions, ranking: Denoiser | None) -> TrajectoryOutput:
+        """Return the finished trajectories of x (N, 1, L, C), the best first where a model ranks them."""
+        if ranking is None:
+            return TrajectoryOutput(trajectories)
+        with self._working(ranking):
+            values = portions.map(lambda part: _values(ranking, x[part]), len(x))
+        return sort_trajectories(trajectories, torch.cat(values))
+
+    def _ranking(self, sort_by_value: bool, horizon: int) -> Denoiser | None:
+        """Return the model that trajectories are sorted by, None where they are not. Raises InputError."""
+        if not checked("sort_by_value", sort_by_value, bool):
+            return None
+        if self.value_function is None:
+            raise InputError("sort_by_value: this pipeline has no value_function; leave it out")
+        with naming("sort_by_value: the value_function"):
+            self.value_function.config.check_size(1, horizon)
+        return self.value_function
+
+    def _begin_decode(self, x: Tensor, output_type: str) -> Callable[[], Any]:
+        """As Parts'; trajectories, (N, 1, L, C), are returned as (N, C, L): see `decode_trajectories`."""
+        return partial(decode_trajectories, x, output_type)
+
+    def _output_type(self, output_type: Any) -> str:
+        default, *_ = get_args(TrajectoryOutputType)
+        return checked("output_type", default if output_type is None else output_type, TrajectoryOutputType)
+
+    def _shape(self, options: DrawingOptions) -> tuple[int, int, int]:
+        """Return (C, 1, L) of what the denoiser plans."""
+        return trajectory_shape(self.denoiser.config, options.horizon, options.latents)
+
+    def _schedule(self, sampling: Sampling) -> Schedule:
+        schedule = super()._schedule(sampling)
+        if schedule.scales_input or schedule.keeps_output is not None:
+            raise InputError(f"scheduler {self.scheduler_name}: trajectories are planned with ddim or ddpm; choose one")
+        return schedule
+
+
+def _check_parts(denoiser: Denoiser, value_function: Any) -> None:
+    """Raise InputError where a model gives values instead of steps, or a value function does not fit its policy."""
+    if denoiser.config.is_value_function:
+        raise InputError("denoiser: this model gives values of trajectories; give the one that plans them")
+    if value_function is None:
+        if not denoiser.config.of_trajectories:
+            raise InputError(f"denoiser: a {type(denoiser).__name__} draws pictures; make a LabelPipeline of it")
+        return
+    if not isinstance(value_function, Denoiser) or not value_function.config.is_value_function:
+        raise InputError(f"value_function: {type(value_function).__name__} gives no values; give a model that does")
+    channels, known = denoiser.config.sample_channels, value_function.config.sample_channels
+    if not denoiser.config.of_trajectories or channels != known:
+        raise InputError(
+            f"value_function: it takes trajectories of {known} channels, and the denoiser makes no such; "
+            "give the one that was trained beside it"
+        )
+
+
+def _check_unguided(n_guide_steps: Any) -> None:
+    """Raise InputError where steps should follow the value's gradient, which our kernels do not compute."""
+    if as_int(n_guide_steps) != 0:
+        raise InputError(
+            f"n_guide_steps: {shown(n_guide_steps)} asks for guidance by the value's gradient, which is not here; "
+            "leave it out, and have the trajectories sorted with sort_by_value=True"
+        )
+
+
+def _values(value_function: Denoiser, x: Tensor) -> Tensor:
+    """Return the values (N,) float32 of x_0 (N, 1, L, C): those of timestep 0, the end of every run."""
+
+    def values(each: Tensor) -> Tensor:
+        return value_function(each.to(value_function.dtype), 0).sample.float()
+
+    trajectories = x[:, 0].transpose(1, 2)
+    if x.device.type == "cpu":  # alone, as in the loop: the bits must not depend on the batch
+        return torch.cat(tuple(map_pictures(values, trajectories)))[:, 0]
+    return values(trajectories)[:, 0]

@@ -1,0 +1,47 @@
+"""A kind of pipeline that fastdiff does not have, with a model of its own: what a new kind needs, and no more."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
+from fastdiff.checkpoints.json_files import read_json
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.registry import DenoiserPart, PipelineClass
+from fastdiff.diffusion.pictures import Subjects
+from fastdiff.models.unet2d import UNet2DModel
+from fastdiff.pipelines import Pipeline
+from fastdiff.pipelines.drawing import DrawingOptions
+from fastdiff.pipelines.results import Step
+from fastdiff.samplers.shared.scheduler import Scheduler
+
+MIRROR = DenoiserPart("mirror", ("MirrorModel",), UNet2DConfig, __name__)
+ROW = PipelineClass("MirrorPipeline", {MIRROR: f"{__name__}.MirrorPipeline"}, options=("mirrored",))
+
+
+class MirrorModel(UNet2DModel):
+    """A U-Net under another name, in a place of its own."""
+
+    part = MIRROR
+
+
+class MirrorPipeline(Pipeline):
+    """Draws pictures without labels, and turns left and right around where model_index.json says so."""
+
+    mirrored = False
+
+    @classmethod
+    def _of_card(cls, card: ModelCard, models: Mapping[str, Any], scheduler: Scheduler) -> "MirrorPipeline":
+        pipe = cls(models["mirror"], scheduler, card.info, card.name, None)
+        pipe.mirrored = read_json(Path(card.folder) / "model_index.json")["mirrored"]
+        return pipe
+
+    def stream(self, *, num_images: int = 1, **options: Any) -> Iterator[Step]:
+        subjects = Subjects("pictures", [None], "num_images", num_images)
+        drawing = self._begin(DrawingOptions(**options), subjects)
+        return self._run(drawing, drawing.denoise(self.denoiser, self._conditions(drawing)))
+
+    def _begin_decode(self, x: Tensor, output_type: str) -> Any:
+        return super()._begin_decode(x.flip(2) if self.mirrored else x, output_type)
