@@ -157,7 +157,7 @@ class Axes:
         return len(self.y.values) if self.y else 1
 
     def settings(self) -> list[dict[str, Any]]:
-        """The options of each picture that the axes set, row by row."""
+        """The settings of each picture that the axes give, row by row."""
         across, down = (_settings(axis) for axis in (self.x, self.y))
         return [one | other for other in down for one in across]
 

@@ -100,10 +100,12 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not b
 @media (max-width: 640px) { .grid-container { --grid-cols: 2 !important } }
 """
 
-# Gradio opens a list at any key, Tab too, which leaves it open over the form, and moves the focus to a picture that is
-# new, away from who is typing; keys that no field takes are the stage's. A double click on what
-# draws is one. A file may be dropped anywhere. A picture's own size, which the style
-# sheet enlarges, is known once it is loaded.
+# keydown: Ctrl+Enter draws. Tab would open a list of Gradio's and leave it open over the form. Escape and the arrows go
+#   to the stage, unless a field or a list of tabs takes them.
+# click: a double click on a button that draws counts as one click.
+# dragover, drop: a file may be dropped anywhere.
+# focusin: Gradio would move the focus from a field in which somebody types to a new picture.
+# load: the style sheet enlarges a picture by its own size, which is known once it is loaded.
 JS = f"""
 () => {{
     addEventListener("keydown", (event) => {{

@@ -57,7 +57,8 @@ def test_owners_are_apart_whatever_their_names(tmp_path):
     pictures = [add(store.shelf(*owner), "a.png", 0) for owner in owners]
     for owner, own in zip(owners, pictures, strict=True):
         shelf = store.shelf(*owner)
-        assert shelf.paths() == [own] and own.resolve().is_relative_to(tmp_path)
+        assert shelf.paths() == [own]
+        assert own.resolve().relative_to(tmp_path).parts[0] in ("users", "visitors")
         assert [shelf.holds(path.resolve()) for path in pictures] == [path == own for path in pictures]
 
 
