@@ -1,8 +1,8 @@
 """The classes that fastdiff runs, by diffusers' names: pipelines, and the parts in a pipeline's folder.
 
-A new kind of pipeline is a row of PIPELINES: its parts, its options, its defaults, and our class that draws it. A new
-kind of model is a part. Our classes are named by their modules, and loaded when they are needed: this file imports no
-torch.
+A new kind of pipeline is a row of PIPELINES: its parts, its options, its defaults, and the name of our class that draws
+it. A new kind of model is a part. This file imports no torch and knows our classes by name alone: `Pipeline.kinds` and
+`Model.classes` hold the classes.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,6 @@ class ModelPart(Part):
     """A part with weights, and our class that runs it, which has diffusers' name."""
 
     config: type[ModelConfig] = ModelConfig
-    module: str = ""  # of our class
     in_8_bits: bool = False  # whether int8 and fp8 are for its weights
 
     @property
@@ -79,33 +78,23 @@ class DenoiserPart(ModelPart):
     in_8_bits: bool = True
 
 
-UNET = DenoiserPart("unet", ("UNet2DModel",), UNet2DConfig, "fastdiff.models.unet2d")
-UNET_CONDITION = DenoiserPart(
-    "unet", ("UNet2DConditionModel",), UNet2DConditionConfig, "fastdiff.models.unet2d_condition"
-)
-UNET_1D = DenoiserPart("unet", ("UNet1DModel",), UNet1DConfig, "fastdiff.models.unet1d")
-TRANSFORMER = DenoiserPart(
-    "transformer", ("DiTTransformer2DModel", "Transformer2DModel"), DiTTransformer2DConfig, "fastdiff.models.dit"
-)
+UNET = DenoiserPart("unet", ("UNet2DModel",), UNet2DConfig)
+UNET_CONDITION = DenoiserPart("unet", ("UNet2DConditionModel",), UNet2DConditionConfig)
+UNET_1D = DenoiserPart("unet", ("UNet1DModel",), UNet1DConfig)
+TRANSFORMER = DenoiserPart("transformer", ("DiTTransformer2DModel", "Transformer2DModel"), DiTTransformer2DConfig)
 # A VAE and a value function are small, and everything passes through a VAE: their weights are never of 8 bits.
-VAE = ModelPart("vae", ("AutoencoderKL",), AutoencoderKLConfig, "fastdiff.models.autoencoder")
-VALUE_FUNCTION = ModelPart("value_function", UNET_1D.classes, UNet1DConfig, UNET_1D.module)
-TEXT_ENCODER = ModelPart("text_encoder", ("CLIPTextModel",), CLIPTextConfig, "fastdiff.models.clip", in_8_bits=True)
+VAE = ModelPart("vae", ("AutoencoderKL",), AutoencoderKLConfig)
+VALUE_FUNCTION = ModelPart("value_function", UNET_1D.classes, UNet1DConfig)
+TEXT_ENCODER = ModelPart("text_encoder", ("CLIPTextModel",), CLIPTextConfig, in_8_bits=True)
 TEXT_ENCODER_2 = ModelPart(
-    "text_encoder_2",
-    ("CLIPTextModelWithProjection",),
-    CLIPTextConfigWithProjection,
-    "fastdiff.models.clip",
-    in_8_bits=True,
+    "text_encoder_2", ("CLIPTextModelWithProjection",), CLIPTextConfigWithProjection, in_8_bits=True
 )
 TOKENIZER = TokenizerPart("tokenizer", ("CLIPTokenizer", "CLIPTokenizerFast"))
 TOKENIZER_2 = TokenizerPart("tokenizer_2", TOKENIZER.classes)
 SCHEDULER = Part("scheduler")
 
-# Our pipelines
-LABELS = "fastdiff.pipelines.label.LabelPipeline"
-PROMPTS = "fastdiff.pipelines.text_to_image.TextToImagePipeline"
-TRAJECTORIES = "fastdiff.pipelines.trajectory.TrajectoryPipeline"
+# The names of our pipeline classes
+LABELS, PROMPTS, TRAJECTORIES = "LabelPipeline", "TextToImagePipeline", "TrajectoryPipeline"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Our class of each part that has weights, and the models of a pipeline's folder."""
 
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,15 +8,18 @@ from fastdiff.checkpoints import hub, registry
 from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import ModelPart
+from fastdiff.models import autoencoder, clip, dit, unet1d, unet2d, unet2d_condition
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.models.model import Model
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 
+MODULES = (autoencoder, clip, dit, unet1d, unet2d, unet2d_condition)  # each adds its classes to Model.classes
+
 
 def model_class(part: ModelPart, kind: type[AnyModel]) -> type[AnyModel]:
     """Return our class that runs a part, which is of a `kind`."""
-    found = getattr(import_module(part.module), part.class_name)
+    found = Model.classes[part.class_name]
     assert issubclass(found, kind)
     return found
 

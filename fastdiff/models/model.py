@@ -33,6 +33,10 @@ class Model(nn.Module):
 
     whole: ClassVar[tuple[str, ...]] = ()  # beginnings of the names of layers that int8 and fp8 leave as they are
     part: ClassVar[ModelPart]  # its place in a pipeline, its class names and its config
+    classes: ClassVar[dict[str, type["Model"]]] = {}  # the subclasses by name, once their modules are imported
+
+    def __init_subclass__(cls) -> None:
+        Model.classes[cls.__name__] = cls
 
     def __init__(self, config: ModelConfig):
         super().__init__()

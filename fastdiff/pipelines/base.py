@@ -4,9 +4,8 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -52,10 +51,7 @@ def scheduler_of(card: ModelCard, name: str | None) -> Scheduler:
 
 def _class_of(card: ModelCard) -> "type[Pipeline]":
     """Return the class that draws a folder, as the registry says."""
-    module, _, name = card.drawn_by.rpartition(".")
-    found = getattr(import_module(module), name)
-    assert issubclass(found, Pipeline)
-    return found
+    return Pipeline.kinds[card.drawn_by]
 
 
 class Pipeline(Parts, ABC):
@@ -64,6 +60,11 @@ class Pipeline(Parts, ABC):
     The base of all kinds: `from_pretrained` returns one of the class that draws a folder. A further kind is a subclass
     with `_of_card` and `stream`, named by a row of `checkpoints.registry.PIPELINES`.
     """
+
+    kinds: ClassVar[dict[str, type["Pipeline"]]] = {}  # the subclasses by name, once their modules are imported
+
+    def __init_subclass__(cls) -> None:
+        Pipeline.kinds[cls.__name__] = cls
 
     @classmethod
     def from_pretrained(

@@ -17,8 +17,8 @@ from fastdiff.pipelines.drawing import DrawingOptions
 from fastdiff.pipelines.results import Step
 from fastdiff.samplers.shared.scheduler import Scheduler
 
-MIRROR = DenoiserPart("mirror", ("MirrorModel",), UNet2DConfig, __name__)
-ROW = PipelineClass("MirrorPipeline", {MIRROR: f"{__name__}.MirrorPipeline"}, options=("mirrored",))
+MIRROR = DenoiserPart("mirror", ("MirrorModel",), UNet2DConfig)
+ROW = PipelineClass("MirrorPipeline", {MIRROR: "MirrorPipeline"}, options=("mirrored",))
 
 
 class MirrorModel(UNet2DModel):
