@@ -6,8 +6,8 @@ Runs a forward of each workload (those of `bench_models.py`; all where none is n
 every kernel that asks for a table there on each shape that it met: with the usual choice, which must hold against torch
 in a wider dtype, and with all candidates, which must give its bits in every repeat, with memory poisoned before. The
 fastest goes into the table where it gains 3 % or more, in a second measurement too. The table is kept shape by shape,
-with what it had of others, in `$FASTDIFF_TABLES` or `~/.cache/fastdiff/tables` (`kernels.host.tuning`);
-`FASTDIFF_TABLES=kernels/tables` makes the one that ships. `--save` keeps the measurements.
+with what it had of others, in `$FASTDIFF_TABLES` or `~/.cache/fastdiff/tables` (`kernels.plans.tuning`). `--save` keeps
+the measurements.
 """
 
 import json
@@ -27,7 +27,7 @@ import fastdiff
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.host.compiling import only_compiling
 from fastdiff.kernels.host.recording import Recorder, record
-from fastdiff.kernels.host.tuning import NO_TABLE, Choices, Table, file_name, read_table, user_folder, using
+from fastdiff.kernels.plans.tuning import NO_TABLE, Choices, Table, file_name, read_table, user_folder, using
 
 REPEATS = 5  # a race shows as bits that move
 GAIN = 0.97  # of the usual time, that a choice may take to be worth an entry

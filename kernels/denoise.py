@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fastdiff.kernels.device.denoise import denoise_kernel
 from fastdiff.kernels.device.language import triton
-from fastdiff.kernels.host.dispatch import Call, Operation
+from fastdiff.kernels.host.calls import Call
 from fastdiff.kernels.host.launching import launch
 from fastdiff.kernels.host.philox import philox_normal
+from fastdiff.kernels.plans.dispatch import Operation
 
 # One row of the table, for a model output m, the current picture x_t and unit noise z:
 #   x0      = clip((x0_x * x_t + x0_m * m) / x0_div)

@@ -36,8 +36,8 @@ FLOORS = (
     ("checkpoints",),
     ("execution",),
     ("kernels",),
-    ("kernels.host",),
-    ("kernels.device",),
+    ("kernels.plans",),
+    ("kernels.host", "kernels.device"),
     ("__init__", "arguments", "errors", "extras", "schema"),
 )
 
@@ -47,7 +47,7 @@ def name_of(path: Path) -> str:
 
 
 def module_of(path: Path) -> str:
-    """The dotted name below `fastdiff`: runs.drawing, kernels.host.dispatch; a package's own file has its name."""
+    """The dotted name below `fastdiff`: runs.drawing, kernels.plans.dispatch; a package's own file has its name."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     parts = parts[1:] if parts[0] == "fastdiff" else parts
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
@@ -60,7 +60,7 @@ def room_of(module: str) -> str:
     parts = module.split(".")
     return (
         ".".join(parts[:2])
-        if parts[:2] in (["kernels", "host"], ["kernels", "device"], ["models", "blocks"])
+        if parts[:2] in (["kernels", "plans"], ["kernels", "host"], ["kernels", "device"], ["models", "blocks"])
         else parts[0]
     )
 

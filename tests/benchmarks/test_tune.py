@@ -6,9 +6,11 @@ from functools import partial
 import pytest
 import torch
 
-from fastdiff.kernels.host import dispatch, tuning
+from fastdiff.kernels.host.calls import Call
 from fastdiff.kernels.host.recording import Recorder
-from fastdiff.kernels.host.tuning import read_table, tuned
+from fastdiff.kernels.plans import choices, tuning
+from fastdiff.kernels.plans.dispatch import Operation
+from fastdiff.kernels.plans.tuning import read_table, tuned
 
 CPU = torch.device("cpu")
 USUAL, FAST, SLOW = ("usual", 4), ("fast", 4), ("slow", 4)
@@ -16,7 +18,7 @@ OTHER_BITS, RACING, UNWRITTEN, FAILING = ("other", 4), ("racing", 4), ("unwritte
 MILLISECONDS = {USUAL: 2.0, FAST: 1.0, SLOW: 3.0}
 
 
-class Doubling(dispatch.Call):
+class Doubling(Call):
     """2 x by a kernel that does what its candidate is called."""
 
     runs = 0
@@ -46,13 +48,13 @@ class Doubling(dispatch.Call):
         return out
 
 
-doubling = dispatch.Operation("doubling", Doubling)
+doubling = Operation("doubling", Doubling)
 
 
 @pytest.fixture
 def tune(harness, load, monkeypatch, tmp_path):
     tune = load("tune")
-    monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
+    monkeypatch.setattr(choices, "unavailable", lambda device: None)
     monkeypatch.setenv("FASTDIFF_TABLES", str(tmp_path))
     monkeypatch.setattr(tune, "triton", type("triton", (), {"__version__": "3.6.0"}))
     monkeypatch.setattr(tuning, "triton", tune.triton)

@@ -7,7 +7,7 @@ import torch
 
 from fastdiff import DDIMScheduler, DDPMScheduler, DiTTransformer2DModel, Pipeline, UNet1DModel, UNet2DModel, report
 from fastdiff.diffusion import conditioning
-from fastdiff.kernels.host.dispatch import references_only
+from fastdiff.kernels.plans.choices import references_only
 from tests.planners import policy, value_function
 
 pytestmark = [
