@@ -78,7 +78,7 @@ def span(first: int, last: int = sys.maxsize - 1) -> range:
 
 
 def _attention(name: str, widths: range, keys: range, plan: AttentionPlan, *how: str) -> Iterator[Choice]:
-    """Rows of a plan; `how`: with which masks, beside none, it was ahead too."""
+    """Rows of a plan, without a mask and with the masks `how`, where it was ahead too."""
     for mask in ("", *how):
         facts = {"bits": 16, "width": widths, "keys": keys, "mask": mask, "elements": span(1)}
         plan_name = attention_plan(name, mask)
@@ -91,7 +91,7 @@ def attention_plan(name: str, mask: str) -> str:
 
 
 def _attention_by_library(widths: range, keys: range) -> Choice:
-    """A head has a multiple of 16 bytes: others SDPA makes by batched products, whose bits vary with the batch."""
+    """A row for heads of whole 16 bytes: SDPA makes others by batched products, whose bits vary with the batch."""
     facts = {"bits": 16, "width": widths, "head_bytes": range(0, 2**16, 16), "keys": keys, "mask": ("", "causal")}
     why = "{keys} keys, {width} wide: torch's library is faster on sm_90"
     return Choice("attention", SM_90, facts, "library", "attention.json", why=why)
@@ -112,10 +112,10 @@ def convolution_plan(mode: str, pixels: int, channels: int, *, shortcut: bool, f
 def _convolutions(
     mode: str, least: int, most: int, formats: str, shortcuts: str = "", measured: str = "conv2d.json"
 ) -> Iterator[Choice]:
-    """Rows for 3x3 convolutions. `formats`: of the weight, in 16 bits or 8, without a shortcut; `shortcuts`: with one.
+    """Rows for 3x3 convolutions by a weight in these formats; `shortcuts`: the formats where a 1x1 shortcut is added.
 
-    Bits bind a plan to all batches of a picture: it was the faster over the batches that were measured, and
-    kernels/README.md says where it loses a little.
+    The bits of a picture may not depend on its batch, so a row is for all batches: the plan was the faster over the
+    batches that were measured. kernels/README.md says where it loses a little.
     """
     pixels = range(least, min((other for other in PIXELS if other > least), default=sys.maxsize))
     channels = range(max((other + 1 for other in DEPTHS if other < most), default=1), most + 1)
@@ -136,7 +136,7 @@ def product_plan(operation: str, channels: int, rows: int, *, residual: bool, fo
 def _products(
     operation: str, channels: int, rows: int, formats: str, *, residual: bool = False, measured: str = UNSAVED
 ) -> Iterator[Choice]:
-    """Rows for products. `formats`: of the weight, in 16 bits or 8. The bits are those of the kernel of all cards."""
+    """Rows for products by a weight in these formats; the bits are those of the kernel of all cards."""
     for format in (None if name == "16" else name for name in formats.split()):
         facts = {"channels": channels, "rows": rows, "residual": residual, "format": format, "bits": 16}
         facts |= {"gate": False, "norm": False, "fills_card": True}
@@ -146,7 +146,7 @@ def _products(
 
 
 def _products_by_library(channels: int, rows: int, tokens: int) -> Choice:
-    """Up to so many tokens; its bits were ours at each power of two from 256 to 32768 of them."""
+    """A row for up to so many tokens; the library's bits were ours at each power of two from 256 to 32768 tokens."""
     facts = {"channels": channels, "rows": rows, "tokens": span(0, tokens), "picture": range(0, 2**31, 256)}
     facts |= {"dtype": torch.bfloat16, "format": None, "activation": None}
     facts |= {"gate": False, "residual": False, "norm": False}
@@ -155,13 +155,14 @@ def _products_by_library(channels: int, rows: int, tokens: int) -> Choice:
 
 
 def _tile(side: int, channels: int, out_channels: int, pictures: int, tile: ConvTile) -> Choice:
-    """A tile measured better than the planner's times say, from so many pictures on, which share it out on the card."""
+    """A tile that was faster, from so many pictures on, than the one that the times in `conv2d_tiles` name."""
     facts = {"mode": "same", "pixels": side * side, "channels": channels, "out_channels": out_channels}
     return Choice("conv2d tile", ANY_CARD, facts | {"pictures": span(pictures)}, "kernel", UNSAVED, tiles=tile)
 
 
-# Of plans, the best tiles of those tried on one H200 with Triton 3.6, in bfloat16. Shapes that fit no row were not
-# tried, or lost. Times of torch's library: of torch 2.11, whose bits were equal at batch 1, 3, 8 and 64.
+# Measured on one H200 with Triton 3.6 and torch 2.11, in bfloat16. Plans have the best tiles of those that were tried.
+# Shapes without a row were not tried, or lost; heads of up to 24 were not, and few keys of heads of 8 do not compile.
+# The library's bits were equal at batch 1, 3, 8 and 64.
 CHOICES = ChoiceTable((
     *_attention("attention to 80 keys", span(25, 64), span(65, 80),
                 AttentionPlan(FewKeys((64, 16), stages=2, resident=4)), "causal", "masked"),
