@@ -2,7 +2,7 @@
 
     python benchmarks/bench_tritons.py [forwards] [plans] [first] [--save [DIR]]
 
-Each time is there twice, in one process in turns: `hopper_ms` with the plans that `host/hopper/gluon.py` confirms,
+Each time is there twice, in one process in turns: `hopper_ms` with the plans of `plans/choices.py`,
 `without_ms` without any. `gain` is the second by the first. A forward is timed as it is called, a plan by the replay of
 its operation, at the last of its sizes in `shapes.py`. `compile_s` is what all plans took to compile, both ways.
 `first_result_s` is the time of a model alone in a new process with an empty Triton cache (`models/alone.py`).
@@ -29,9 +29,9 @@ from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import conv2d
 from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.host.compiling import only_compiling
-from fastdiff.kernels.host.dispatch import Operation
-from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.linear import linear
+from fastdiff.kernels.plans import choices
+from fastdiff.kernels.plans.dispatch import Operation
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.tuning.timing import Call, measure
 
@@ -74,8 +74,8 @@ def plan_rows() -> Iterator[dict[str, Any]]:
     with only_compiling():
         for make in found.values():
             operation, args, options = make()
-            for confirmed in (gluon.CONFIRMED, frozenset[str]()):
-                with confirming(confirmed):
+            for taken in (choices.CHOICES.plans, frozenset[str]()):
+                with taking(taken):
                     operation(*args, **options)
     torch.cuda.synchronize()
     yield {"workload": "all plans", "compile_s": time.perf_counter() - start, "plans": len(found)}
@@ -85,27 +85,27 @@ def plan_rows() -> Iterator[dict[str, Any]]:
 
 def both_ways(make: Callable[[], Call], *, graph: bool, seconds: float) -> dict[str, float]:
     """The milliseconds of a call with the confirmed plans and without."""
-    calls = {"hopper": within(gluon.CONFIRMED, make()), "without": within(frozenset(), make())}
+    calls = {"hopper": within(choices.CHOICES.plans, make()), "without": within(frozenset(), make())}
     times = measure(calls, graph=graph, seconds=seconds)
     return {**{f"{who}_ms": each for who, each in times.items()}, "gain": times["without"] / times["hopper"]}
 
 
-def within(confirmed: frozenset[str], call: Call) -> Call:
+def within(plans: frozenset[str], call: Call) -> Call:
     def run() -> Any:
-        with confirming(confirmed):
+        with taking(plans):
             return call()
 
     return run
 
 
 @contextmanager
-def confirming(plans: frozenset[str]) -> Iterator[None]:
-    """Inside, only these plans count as confirmed."""
-    before, gluon.CONFIRMED = gluon.CONFIRMED, plans
+def taking(plans: frozenset[str]) -> Iterator[None]:
+    """Inside, only these plans of the table are taken."""
+    before, choices.CHOICES = choices.CHOICES, choices.CHOICES.only(plans)
     try:
         yield
     finally:
-        gluon.CONFIRMED = before
+        choices.CHOICES = before
 
 
 def call_of(operation: Operation, args: tuple, options: dict[str, Any]) -> Call:
@@ -119,7 +119,7 @@ def plans() -> dict[str, Callable[[], Invocation]]:
     for make in workloads():
         operation, args, options = make()
         plan = operation.parse(*args, **options).hopper_plan()
-        if plan in gluon.CONFIRMED:
+        if plan in choices.CHOICES.plans:
             found[plan] = make
     return found
 

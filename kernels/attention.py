@@ -5,7 +5,7 @@ and sum, so the scores never leave the chip. A head width between two powers of 
 """
 
 from dataclasses import KW_ONLY, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,17 +14,14 @@ from torch import Tensor
 from fastdiff.kernels.device.attention import attention_kernel
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.device.math import LOG2_E
-from fastdiff.kernels.host.dispatch import Call, Operation
-from fastdiff.kernels.host.hopper import attention as on_hopper
-from fastdiff.kernels.host.launching import DTYPES, capability, is_sm_90, launch, side_by_side
+from fastdiff.kernels.host.calls import Call
+from fastdiff.kernels.host.launching import DTYPES, capability, launch, side_by_side
 from fastdiff.kernels.host.recording import because
-from fastdiff.kernels.host.tuning import named, tuned
+from fastdiff.kernels.plans import hopper_attention as on_hopper
+from fastdiff.kernels.plans.choices import Choice, attention_plan, plan_of
+from fastdiff.kernels.plans.dispatch import Operation
+from fastdiff.kernels.plans.tuning import named, tuned
 
-# (head widths up to, keys from): where torch's SDPA was faster, in 16 bits. Measured on one H200 with torch 2.11 and
-# triton 3.6 (README, "Attention"); its bits were equal at batch 1, 3, 8 and 64. In float32 it is 2 to 8 times as fast
-# at every width: Triton has no tensor cores for it.
-LIBRARY = ((32, None), (64, 1024), (128, 256), (192, 1024), (256, 256), (512, None))
-LIBRARY_BYTES = 16  # a head has a multiple of it; others SDPA makes by batched products, whose bits vary with the batch
 MAX_WIDTH = {torch.float32: 256, torch.float16: 512, torch.bfloat16: 512}  # of a head, for registers and shared memory
 
 
@@ -45,6 +42,8 @@ class AttentionCall(Call[Tensor]):
 
     Returns: (N, L, heads * d), contiguous, the dtype of q. Raises ValueError naming the argument that does not fit.
     """
+
+    name = "attention"
 
     q: Tensor
     k: Tensor
@@ -104,41 +103,41 @@ class AttentionCall(Call[Tensor]):
             return f"{dtype}: heads are {self.width} wide, the kernel's up to {MAX_WIDTH[dtype]}"
         return None
 
-    def library_reason(self) -> str | None:
-        if not is_sm_90(self.device) or self.bias is not None:  # with which nobody has measured it
-            return None
-        if self.width * self.q.itemsize % LIBRARY_BYTES:
-            return None
-        if self.q.dtype == torch.float32:
-            return "float32: torch's library is faster on sm_90"
-        fewest, keys = next(fewest for widest, fewest in LIBRARY if self.width <= widest), self.k.shape[1]
-        if fewest is not None and keys >= fewest:
-            return f"{keys} keys, {self.width} wide: torch's library is faster on sm_90"
-        return None
+    def facts(self) -> dict[str, Any]:
+        width, itemsize = self.width, self.q.itemsize
+        mask = "causal" if self.causal else "" if self.bias is None else "masked"
+        return {
+            "bits": 8 * itemsize, "width": width, "head_bytes": width * itemsize, "keys": self.k.shape[1], "mask": mask,
+            "elements": self.q.numel(),
+        }  # fmt: skip
+
+    def _plan(self) -> Choice | None:
+        """The row whose plan has these sizes, whatever the mask."""
+        sizes = {"width": self.width, "keys": self.k.shape[1], "elements": self.q.numel()}
+        return plan_of("attention", bits=8 * self.q.itemsize, **sizes)
+
+    @property
+    def in_gluon(self) -> bool:
+        plan = self._plan()
+        return plan is not None and plan.tiles.in_gluon
 
     def hopper_plan(self) -> str | None:
         plan = self._plan()
-        if plan is None or not (self.causal or self.bias is not None):
-            return plan and plan.name
-        return f"{plan.name}, {'causal' if self.causal else 'masked'}"
-
-    def _plan(self) -> on_hopper.Plan | None:
-        takes = self.q.itemsize == 2 and self.q.numel() > 0
-        return on_hopper.plan_of(self.width, self.k.shape[1]) if takes else None
+        return None if plan is None else attention_plan(plan.plan, self.facts()["mask"])
 
     def _side_by_side(self) -> tuple[Tensor, Tensor, Tensor]:
         return side_by_side(self.q), side_by_side(self.k), side_by_side(self.v)
 
     def hopper_obstacle(self) -> str | None:
         plan = self._plan()
-        return "no plan" if plan is None else on_hopper.obstacle(plan, self.heads, *self._side_by_side())
+        return "no plan" if plan is None else on_hopper.obstacle(plan.tiles, self.heads, *self._side_by_side())
 
     def hopper(self) -> Tensor:
         plan = self._plan()
         if plan is None:
             raise NotImplementedError("no plan for this shape")
         bias = None if self.bias is None else self.bias.contiguous()
-        return on_hopper.launch_plan(plan, *self._side_by_side(), self.heads, causal=self.causal, bias=bias)
+        return on_hopper.launch_plan(plan.tiles, *self._side_by_side(), self.heads, causal=self.causal, bias=bias)
 
     def kernel(self) -> Tensor:
         (n, queries, channels), keys = self.q.shape, self.k.shape[1]

@@ -13,12 +13,7 @@ from torch import Tensor
 from fastdiff.kernels.device.conv2d import conv_by_descriptors, conv_by_pointers, sum_chunks
 from fastdiff.kernels.from_int8 import as_loaded
 from fastdiff.kernels.group_norm import GroupNormCall, affine_arguments, after_arguments, group_norm
-from fastdiff.kernels.host import cpu
-from fastdiff.kernels.host.conv2d_plan import Plan, Problem, make_plan, tuned_plan
-from fastdiff.kernels.host.conv2d_tiles import SUM_CHANNELS
-from fastdiff.kernels.host.dispatch import Operation, PartsCall, check_pictures, parts_of
-from fastdiff.kernels.host.hopper import conv2d as on_hopper
-from fastdiff.kernels.host.hopper import gluon
+from fastdiff.kernels.host.calls import PartsCall, check_pictures, parts_of
 from fastdiff.kernels.host.launching import (
     DTYPES,
     capability,
@@ -31,7 +26,14 @@ from fastdiff.kernels.host.launching import (
 )
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.recording import because
-from fastdiff.kernels.host.weights import FP8, INT8, Filters, Quantised, Weight, plain, weight_memory
+from fastdiff.kernels.host.weights import FP8, INT8, Filters, Quantised, Weight, format_of, plain, weight_memory
+from fastdiff.kernels.plans import cpu
+from fastdiff.kernels.plans import hopper_conv2d as on_hopper
+from fastdiff.kernels.plans.choices import convolution_plan
+from fastdiff.kernels.plans.conv2d_problem import Problem
+from fastdiff.kernels.plans.conv2d_tiles import SUM_CHANNELS
+from fastdiff.kernels.plans.conv2d_tiling import ConvTiling, make_tiling, tuned_tiling
+from fastdiff.kernels.plans.dispatch import Operation
 from fastdiff.kernels.to_fp8 import as_multiplied, to_fp8
 
 NORM_STRIDES = ("norm_scale_stride", "norm_shift_stride", "norm_temb_stride")
@@ -86,6 +88,8 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
 
     Raises: ValueError naming the argument that does not fit.
     """
+
+    name = "conv2d"
 
     x: Tensor | tuple[Tensor, Tensor]
     weight: Weight
@@ -194,34 +198,43 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
         bias, residual = (None if tensor is None else tensor.contiguous() for tensor in (self.bias, self.residual))
         residual2 = None if self.norm is None or self.norm.residual is None else self.norm.residual.contiguous()
         loaded = tuple(tensor for tensor in (*parts, filters.values, residual, residual2) if tensor is not None)
-        plan = make_plan(problem, obstacle=_descriptor_obstacle(loaded), multiprocessors=multiprocessors(device))
-        plan = tuned_plan(plan, problem, self)
-        if shortcut is not None and not _fuses(problem, plan, shortcut):
+        tiling = make_tiling(problem, obstacle=_descriptor_obstacle(loaded), multiprocessors=multiprocessors(device))
+        tiling = tuned_tiling(tiling, problem, self)
+        if shortcut is not None and not _fuses(problem, tiling, shortcut):
             residual, shortcut = _only(conv2d(*shortcut)), None
-        normed = after is not None and plan.normalises(problem)
-        because(lambda: plan.describe() + normed * ", normalised there")
-        moments = _empty_moments(problem, plan, device) if self.moments or (after and not normed) else None
+        normed = after is not None and tiling.normalises(problem)
+        because(lambda: tiling.describe() + normed * ", normalised there")
+        moments = _empty_moments(problem, tiling, device) if self.moments or (after and not normed) else None
         outputs = (y, None if moments is None else (moments.mean, moments.m2))
         epilogue = _epilogue(bias, self.temb, self.output_scale)
-        if plan.spread:
-            partial = torch.empty(plan.chunks, *problem.out_shape, dtype=torch.float32, device=device)
-            _launch_products(problem, plan, (partial, None), parts, filters, (None, None), _epilogue(), None)
-            _launch_sum(problem, plan, outputs, partial, scales, epilogue, residual)
+        if tiling.spread:
+            partial = torch.empty(tiling.chunks, *problem.out_shape, dtype=torch.float32, device=device)
+            _launch_products(problem, tiling, (partial, None), parts, filters, (None, None), _epilogue(), None)
+            _launch_sum(problem, tiling, outputs, partial, scales, epilogue, residual)
         else:
             fused = (shortcut, after if normed else None)
-            _launch_products(problem, plan, outputs, parts, filters, scales, epilogue, residual, *fused)
+            _launch_products(problem, tiling, outputs, parts, filters, scales, epilogue, residual, *fused)
         if self.norm is not None and not normed:
             return group_norm(y, moments=moments, **self.norm._asdict())
         return (y, moments) if self.moments else y
 
+    def facts(self) -> dict[str, Any]:
+        problem, shortcut = self.problem, self.shortcut is not None
+        has = on_hopper.has(problem, shortcut=shortcut, int8=self.weight.dtype == INT8)
+        return {
+            "filter": "3x3" if has else "another", "mode": problem.mode, "pixels": problem.pixels,
+            "channels": sum(problem.channels), "shortcut": shortcut, "format": format_of(self.weight),
+            "bits": 8 * problem.itemsize,
+        }  # fmt: skip
+
     def hopper_plan(self) -> str | None:
-        return on_hopper.plan_name(self.problem, self.shortcut is not None, int8=self.weight.dtype == INT8)
+        facts = self.facts()
+        sizes = facts["mode"], facts["pixels"], facts["channels"]
+        named = convolution_plan(*sizes, shortcut=facts["shortcut"], format=facts["format"])
+        return named if facts["filter"] == "3x3" else None
 
     def hopper_obstacle(self) -> str | None:
-        if self.hopper_plan() is None:
-            return "no plan"
-        inputs = self._hopper_inputs(self.parts, weight_memory(self.weight), (None, None))
-        return gluon.obstacle(self.device) or inputs.obstacle()
+        return self._hopper_inputs(self.parts, weight_memory(self.weight), (None, None)).obstacle()
 
     def hopper(self) -> Tensor | tuple[Tensor, Moments | None]:
         bias, measured = side_by_side(self.bias), self.moments or self.norm is not None
@@ -240,10 +253,10 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
         scaled = to_fp8(parts)
         return tuple(part.values for part in scaled), filters, (filters.scale, scaled[0].scale)
 
-    def _hopper_inputs(self, parts: tuple[Tensor, ...], filters: Filters, scales: Scales) -> on_hopper.Inputs:
+    def _hopper_inputs(self, parts: tuple[Tensor, ...], filters: Filters, scales: Scales) -> on_hopper.ConvTensors:
         residual = None if self.residual is None else self.residual.contiguous()
         parts = tuple(part.contiguous() for part in parts)
-        inputs = on_hopper.Inputs(parts, filters.values, self.parts[0].dtype, residual, scales=scales)
+        inputs = on_hopper.ConvTensors(parts, filters.values, self.parts[0].dtype, residual, scales=scales)
         if self.shortcut is None:
             return inputs
         pictures = tuple(part.contiguous() for part in parts_of(self.shortcut.x))
@@ -269,10 +282,10 @@ def _descriptor_obstacle(loaded: tuple[Tensor, ...]) -> str | None:
     return None if aligned else "an address is no multiple of 16 bytes"
 
 
-def _fuses(problem: Problem, plan: Plan, shortcut: Shortcut) -> bool:
+def _fuses(problem: Problem, tiling: ConvTiling, shortcut: Shortcut) -> bool:
     """Whether the shortcut joins the sum over k; depends on the picture's shape alone."""
     parts = parts_of(shortcut.x)
-    fits = plan.descriptors and plan.chunks == 1 and problem.mode == "same" and problem.out_channels > 16
+    fits = tiling.descriptors and tiling.chunks == 1 and problem.mode == "same" and problem.out_channels > 16
     fits = fits and problem.itemsize == 2
     aligned = all(tensor.data_ptr() % 16 == 0 for tensor in (*parts, shortcut.weight))
     return fits and aligned and all(part.shape[3] % 8 == 0 and part.is_contiguous() for part in parts)
@@ -284,99 +297,99 @@ def _epilogue(bias: Tensor | None = None, temb: Tensor | None = None, output_sca
     return bias, temb, 0 if temb is None else temb.stride(0), None if output_scale == 1.0 else 1 / output_scale
 
 
-def _empty_moments(problem: Problem, plan: Plan, device: torch.device) -> Moments:
-    shape = (problem.pictures, plan.moments_tiles(problem), problem.out_channels)
+def _empty_moments(problem: Problem, tiling: ConvTiling, device: torch.device) -> Moments:
+    shape = (problem.pictures, tiling.moments_tiles(problem), problem.out_channels)
     mean, m2 = (torch.empty(shape, dtype=torch.float32, device=device) for _ in range(2))
-    return Moments(mean, m2, plan.moments)
+    return Moments(mean, m2, tiling.moments)
 
 
 def _launch_products(
-    problem: Problem, plan: Plan, outputs: tuple[Any, ...], parts: tuple[Tensor, ...], filters: Filters,
+    problem: Problem, tiling: ConvTiling, outputs: tuple[Any, ...], parts: tuple[Tensor, ...], filters: Filters,
     scales: Scales, epilogue: tuple[Any, ...], residual: Tensor | None, shortcut: Shortcut | None = None,
     norm: GroupNormCall | None = None,
 ) -> None:  # fmt: skip
     """One chunk a program, or all of them with the shortcut and the epilogue."""
-    weight = filters.values
-    pictures, tile_height, tile_width = plan.tile_shape
+    weight, tile = filters.values, tiling.tile
+    pictures, tile_height, tile_width = tiling.tile_shape
     left, _, top, _ = problem.padding
-    grid = (plan.programs(problem), plan.chunks if plan.spread else 1)
+    grid = (tiling.programs(problem), tiling.chunks if tiling.spread else 1)
     arguments: dict[str, Any] = dict(
-        epilogue=epilogue, **_norm_arguments(problem, plan, norm), pictures=problem.pictures, rows=plan.rows,
-        pixels=problem.pixels, pad_top=top, pad_left=left, steps=plan.steps, channels=problem.channels[0],
+        epilogue=epilogue, **_norm_arguments(problem, tiling, norm), pictures=problem.pictures, rows=tiling.rows,
+        pixels=problem.pixels, pad_top=top, pad_left=left, steps=tiling.steps, channels=problem.channels[0],
         channels2=sum(problem.channels[1:]), out_channels=problem.out_channels,
-        KH=problem.kernel[0], KW=problem.kernel[1], MODE=problem.mode, CHUNKS=1 if plan.spread else plan.chunks,
-        SWAP=plan.tile.swap, BI=pictures, BH=tile_height, BW=tile_width, BN=plan.tile.channels, BK=plan.tile.block,
-        num_warps=plan.tile.warps, num_stages=plan.tile.stages, fp_fusion=False,
+        KH=problem.kernel[0], KW=problem.kernel[1], MODE=problem.mode, CHUNKS=1 if tiling.spread else tiling.chunks,
+        SWAP=tile.swap, BI=pictures, BH=tile_height, BW=tile_width, BN=tile.channels, BK=tile.block,
+        num_warps=tile.warps, num_stages=tile.stages, fp_fusion=False,
     )  # fmt: skip
-    if plan.stores_by_descriptor(problem):
-        outputs = _output_descriptor(problem, plan, outputs[0]), outputs[1]
-    if not plan.descriptors:
+    if tiling.stores_by_descriptor(problem):
+        outputs = _output_descriptor(problem, tiling, outputs[0]), outputs[1]
+    if not tiling.descriptors:
         x, x2 = (*parts, None)[:2]
         sizes: dict[str, Any] = dict(height=problem.height, width=problem.width, out_width=problem.out_width)
-        flags: dict[str, Any] = dict(FLAT=plan.flat, K_FIRST=filters.is_k_first, RAGGED=plan.ragged(problem))
+        flags: dict[str, Any] = dict(FLAT=tiling.flat, K_FIRST=filters.is_k_first, RAGGED=tiling.ragged(problem))
         launch(conv_by_pointers, grid, *outputs, x, x2, weight, scales, residual, **arguments, **sizes, **flags)
         return
     addend: Any = residual
-    if residual is not None and plan.residual_by_descriptor(problem):
-        addend = _output_descriptor(problem, plan, residual)
-    x, x2 = (*_input_descriptors(problem, plan, parts), None)[:2]
-    w_desc = descriptor(weight.flatten(1), [plan.tile.channels, plan.tile.block])
+    if residual is not None and tiling.residual_by_descriptor(problem):
+        addend = _output_descriptor(problem, tiling, residual)
+    x, x2 = (*_input_descriptors(problem, tiling, parts), None)[:2]
+    w_desc = descriptor(weight.flatten(1), [tiling.tile.channels, tiling.tile.block])
     launch(
         conv_by_descriptors, grid, *outputs, x, x2, w_desc, weight, scales, addend, **arguments,
-        **_shortcut_arguments(problem, plan, shortcut), columns=plan.columns, MOMENTS=plan.moments,
+        **_shortcut_arguments(problem, tiling, shortcut), columns=tiling.columns, MOMENTS=tiling.moments,
     )  # fmt: skip
 
 
-def _shortcut_arguments(problem: Problem, plan: Plan, shortcut: Shortcut | None) -> dict[str, Any]:
+def _shortcut_arguments(problem: Problem, tiling: ConvTiling, shortcut: Shortcut | None) -> dict[str, Any]:
     names = ("shortcut_desc", "shortcut2_desc", "shortcut_w_desc", "shortcut")
-    block = plan.tile.block // 2 if problem.fp8 else plan.tile.block  # as many bytes: a shortcut has 16 bits
+    block = tiling.tile.block // 2 if problem.fp8 else tiling.tile.block  # as many bytes: a shortcut has 16 bits
     if shortcut is None:
         return dict.fromkeys(names[:3]) | {"shortcut": (None, None, None), "SHORTCUT_BK": block}
     parts = parts_of(shortcut.x)
-    x, x2 = (*(descriptor(part, [*plan.tile_shape, block]) for part in parts), None)[:2]
-    weight = descriptor(shortcut.weight.flatten(1), [plan.tile.channels, block])
+    x, x2 = (*(descriptor(part, [*tiling.tile_shape, block]) for part in parts), None)[:2]
+    weight = descriptor(shortcut.weight.flatten(1), [tiling.tile.channels, block])
     rest = shortcut.bias, parts[0].shape[3], sum(part.shape[3] for part in parts[1:])
     return dict(zip(names, (x, x2, weight, rest), strict=True)) | {"SHORTCUT_BK": block}
 
 
-def _norm_arguments(problem: Problem, plan: Plan, norm: GroupNormCall | None) -> dict[str, Any]:
+def _norm_arguments(problem: Problem, tiling: ConvTiling, norm: GroupNormCall | None) -> dict[str, Any]:
     if norm is None:
         nothing = dict.fromkeys(("norm_temb", "norm_residual")) | dict.fromkeys(NORM_STRIDES, 0)
         return nothing | {"norm": (None,) * 5, "NORM": 0, "ACTIVATION": "none"}
     arguments = affine_arguments(norm) | after_arguments(norm)
-    if arguments["residual"] is not None and plan.residual_by_descriptor(problem):
-        arguments["residual"] = _output_descriptor(problem, plan, arguments["residual"])
+    if arguments["residual"] is not None and tiling.residual_by_descriptor(problem):
+        arguments["residual"] = _output_descriptor(problem, tiling, arguments["residual"])
     prefixed = {name if name == "norm" else f"norm_{name}": value for name, value in arguments.items()}
     return prefixed | {"NORM": problem.group, "ACTIVATION": norm.activation}
 
 
-def _input_descriptors(problem: Problem, plan: Plan, parts: tuple[Tensor, ...]) -> list[Any]:
-    pictures, height, width = plan.tile_shape
+def _input_descriptors(problem: Problem, tiling: ConvTiling, parts: tuple[Tensor, ...]) -> list[Any]:
+    pictures, height, width = tiling.tile_shape
     if problem.mode == "down":  # the pixels of one parity are a block of (N, H / 2, 2, W / 2, 2 C)
         rows = 1 if problem.row else 2
         parts = tuple(part.view(part.shape[0], part.shape[1] // rows, rows, part.shape[2] // 2, -1) for part in parts)
-        return [descriptor(part, [pictures, height, 1, width, plan.tile.block]) for part in parts]
-    return [descriptor(part, [pictures, height, width, plan.tile.block]) for part in parts]
+        return [descriptor(part, [pictures, height, 1, width, tiling.tile.block]) for part in parts]
+    return [descriptor(part, [pictures, height, width, tiling.tile.block]) for part in parts]
 
 
-def _output_descriptor(problem: Problem, plan: Plan, y: Tensor) -> Any:
-    pictures, height, width = plan.tile_shape
-    if problem.mode == "up" and plan.descriptors:  # the pixels of a quarter are a block of (N, H / 2, 2, W / 2, 2 C)
-        y = y.view(problem.pictures, plan.rows, 2, plan.columns, -1)
-        return descriptor(y, [pictures, height, 1, width, plan.tile.channels])
-    y = y.view(problem.pictures, plan.rows, plan.columns, problem.out_channels)
-    return descriptor(y, [pictures, height, width, plan.tile.channels])
+def _output_descriptor(problem: Problem, tiling: ConvTiling, y: Tensor) -> Any:
+    pictures, height, width = tiling.tile_shape
+    if problem.mode == "up" and tiling.descriptors:  # the pixels of a quarter are a block of (N, H / 2, 2, W / 2, 2 C)
+        y = y.view(problem.pictures, tiling.rows, 2, tiling.columns, -1)
+        return descriptor(y, [pictures, height, 1, width, tiling.tile.channels])
+    y = y.view(problem.pictures, tiling.rows, tiling.columns, problem.out_channels)
+    return descriptor(y, [pictures, height, width, tiling.tile.channels])
 
 
 def _launch_sum(
-    problem: Problem, plan: Plan, outputs: tuple[Any, ...], partial: Tensor, scales: Scales,
+    problem: Problem, tiling: ConvTiling, outputs: tuple[Any, ...], partial: Tensor, scales: Scales,
     epilogue: tuple[Any, ...], residual: Tensor | None,
 ) -> None:  # fmt: skip
-    tile = plan.moments_tile
-    grid = (problem.pictures * plan.moments_tiles(problem) * -(-problem.out_channels // SUM_CHANNELS),)
+    tile = tiling.moments_tile
+    grid = (problem.pictures * tiling.moments_tiles(problem) * -(-problem.out_channels // SUM_CHANNELS),)
     launch(
         sum_chunks, grid, *outputs, partial, scales, residual, epilogue=epilogue, pictures=problem.pictures,
-        rows=plan.rows, columns=plan.columns, pixels=problem.pixels, out_channels=problem.out_channels,
-        CHUNKS=plan.chunks, MODE=problem.mode if plan.descriptors else "same", BH=tile[0], BW=tile[1],
-        BN=SUM_CHANNELS, MOMENTS=plan.moments, RAGGED=plan.ragged(problem), num_warps=4, fp_fusion=False,
+        rows=tiling.rows, columns=tiling.columns, pixels=problem.pixels, out_channels=problem.out_channels,
+        CHUNKS=tiling.chunks, MODE=problem.mode if tiling.descriptors else "same", BH=tile[0], BW=tile[1],
+        BN=SUM_CHANNELS, MOMENTS=tiling.moments, RAGGED=tiling.ragged(problem), num_warps=4, fp_fusion=False,
     )  # fmt: skip

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from fastdiff.kernels.device.denoise import COLUMNS, denoise_kernel
 from fastdiff.kernels.device.language import triton
-from fastdiff.kernels.host.dispatch import Call, Operation
+from fastdiff.kernels.host.calls import Call
 from fastdiff.kernels.host.launching import launch
 from fastdiff.kernels.host.philox import philox_normal
+from fastdiff.kernels.plans.dispatch import Operation
 
 EARLIER = 4  # tensors that an earlier call kept: s, h1, h2 and h3
 

@@ -7,9 +7,11 @@ from torch import Tensor
 
 from fastdiff.kernels.device.from_int8 import from_int8_kernel
 from fastdiff.kernels.device.language import triton
-from fastdiff.kernels.host.dispatch import Call, Operation
-from fastdiff.kernels.host.launching import is_sm_90, launch
-from fastdiff.kernels.host.weights import INT8
+from fastdiff.kernels.host.calls import Call
+from fastdiff.kernels.host.launching import launch
+from fastdiff.kernels.host.weights import INT8, NAMES
+from fastdiff.kernels.plans.choices import first
+from fastdiff.kernels.plans.dispatch import Operation
 
 BLOCK = 8192  # numbers of a program; chosen, not measured
 
@@ -51,9 +53,8 @@ from_int8 = Operation("from_int8", FromInt8Call)
 def as_loaded(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a weight's numbers as a kernel loads them, which multiplies them by an x of `dtype`.
 
-    Those of int8 become the dtype of x in registers, but on sm_90 before the launch, where x has 16 bits. With an
-    operand from registers Triton 3.6 made NaN of some U-Nets there, and ptxas ran many products one after another: a
-    forward took 1.3 to 2.7 times as long as in bfloat16.
+    Numbers in int8 become the dtype of x in registers, or before the launch where the table of choices says so.
     """
-    first = values.dtype == INT8 and dtype.itemsize == 2 and is_sm_90(values.device)
-    return from_int8(values, dtype) if first else values
+    format = NAMES.get(values.dtype)
+    row = first("weight", values.device, format=format, bits=8 * dtype.itemsize) if format else None
+    return values if row is None else from_int8(values, dtype)

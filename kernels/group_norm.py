@@ -27,11 +27,12 @@ from torch import Tensor
 
 from fastdiff.kernels.device.group_norm import apply_kernel, merge_kernel, moments_kernel, normalise_kernel
 from fastdiff.kernels.device.language import triton
-from fastdiff.kernels.host import cpu
-from fastdiff.kernels.host.dispatch import Operation, PartsCall, check_pictures
+from fastdiff.kernels.host.calls import PartsCall, check_pictures
 from fastdiff.kernels.host.launching import DTYPES, launch, side_by_side
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.recording import because
+from fastdiff.kernels.plans import cpu
+from fastdiff.kernels.plans.dispatch import Operation
 
 T = TypeVar("T")
 
@@ -134,14 +135,13 @@ class GroupNormCall(PartsCall[Tensor]):
                     raise ValueError(f"moments: expected float32 {shape}, got {got}")
 
     def reference(self) -> Tensor:
-        y = self._by_torch() if cpu.takes(self.parts[0]) else None
+        more = (self.scale, self.temb, self.residual, *self.given)
+        by_torch = cpu.normalises(self.parts[0], plain=all(each is None for each in more))
+        y = self._by_torch() if by_torch else None
         return self._by_moments() if y is None else y
 
     def _by_torch(self) -> Tensor | None:
-        """Return what torch's own GroupNorm makes, the fastest; None where there is more to do, or it would be off."""
-        more = (self.scale, self.temb, self.residual, *self.given)
-        if any(each is not None for each in more):
-            return None
+        """Return what torch's own GroupNorm makes; None where it would be off."""
         x = _side_by_side(self.parts)
         y = cpu.normalised(x, self.num_groups, self.weight, self.bias, self.eps)
         return None if y is None else ACTIVATIONS[self.activation](y)
@@ -244,7 +244,7 @@ def _apply(centred: tuple[Tensor, ...], a: Tensor, b: Tensor) -> Tensor:
     return y
 
 
-class Tiling(NamedTuple):
+class NormTiling(NamedTuple):
     """Sizes that depend on the picture's shape and dtype alone: with them every sum has its order."""
 
     channels: int  # of a program
@@ -252,13 +252,13 @@ class Tiling(NamedTuple):
     warps: int
 
 
-def _tiling(hw: int, widths: list[int], blocks: tuple[int, ...] = (64, 32)) -> Tiling:
+def _tiling(hw: int, widths: list[int], blocks: tuple[int, ...] = (64, 32)) -> NormTiling:
     # the widest block that wastes no lanes, for whole lines of memory
     waste = {block: sum(-width % block for width in widths) for block in blocks}
-    return Tiling(min(waste, key=waste.__getitem__), min(32, triton.next_power_of_2(hw)), 4)
+    return NormTiling(min(waste, key=waste.__getitem__), min(32, triton.next_power_of_2(hw)), 4)
 
 
-def _make_moments(x: Tensor, tiling: Tiling) -> Moments:
+def _make_moments(x: Tensor, tiling: NormTiling) -> Moments:
     n, height, width, channels = x.shape
     hw = height * width
     pixels = min(512, max(32, triton.next_power_of_2(hw) // 8))

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.device.layer_norm import layer_norm_kernel
-from fastdiff.kernels.host.dispatch import Call, Operation
+from fastdiff.kernels.host.calls import Call
 from fastdiff.kernels.host.launching import DTYPES, fp8_obstacle, launch, side_by_side
 from fastdiff.kernels.host.weights import FP8, Scaled
+from fastdiff.kernels.plans.dispatch import Operation
 from fastdiff.kernels.to_fp8 import FORMAT, to_fp8
 
 Normed = Tensor | Scaled | tuple[Tensor | Scaled, Tensor]

@@ -14,24 +14,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels.device.linear import linear_kernel
-from fastdiff.kernels.host import cpu
-from fastdiff.kernels.host.dispatch import Call, Operation, run
-from fastdiff.kernels.host.hopper import linear as on_hopper
+from fastdiff.kernels.host.calls import Call
 from fastdiff.kernels.host.launching import (
     DTYPES,
     descriptor,
     fp8_obstacle,
     has_descriptors,
-    is_sm_90,
     launch,
     multiprocessors,
     side_by_side,
     suits_descriptors,
 )
 from fastdiff.kernels.host.recording import because
-from fastdiff.kernels.host.tuning import named, tuned
-from fastdiff.kernels.host.weights import FP8, Quantised, Scaled, Weight, plain
+from fastdiff.kernels.host.weights import FP8, Quantised, Scaled, Weight, format_of, plain
 from fastdiff.kernels.layer_norm import layer_norm
+from fastdiff.kernels.plans import cpu
+from fastdiff.kernels.plans import hopper_linear as on_hopper
+from fastdiff.kernels.plans.choices import product_plan
+from fastdiff.kernels.plans.dispatch import Operation, run
+from fastdiff.kernels.plans.tuning import named, tuned
 from fastdiff.kernels.to_fp8 import as_multiplied, factors
 
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
@@ -41,13 +42,6 @@ ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "silu": F.silu,
 }
-# (C_in, C_out) of products -> the tokens up to which torch's library makes them faster on sm_90 in bfloat16. Measured
-# on one H200 with torch 2.11 and triton 3.6, where its bits were ours at each power of two from 256 to 32768 tokens.
-LIBRARY = {
-    (320, 960): 4096, (640, 640): 8192, (640, 1920): 1024, (1280, 1280): 32768, (1280, 3840): 2048,
-    (512, 1536): 4096, (1152, 1152): 4096, (1152, 3456): 1024, (4608, 1152): 4096,
-}  # fmt: skip
-LIBRARY_TOKENS = 256  # a picture has a multiple of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +64,8 @@ class LinearCall(Call[Tensor]):
 
     Returns: (N, L, C_out), contiguous, the dtype of x. Raises ValueError naming the argument that does not fit.
     """
+
+    name = "linear"
 
     x: Tensor | Scaled
     weight: Weight
@@ -128,39 +124,23 @@ class LinearCall(Call[Tensor]):
     def obstacle(self) -> str | None:
         return products_obstacle(self.x, self.weight)
 
-    def library_reason(self) -> str | None:
-        if not is_sm_90(self.device):
-            return None
-        if self.rms_norm is not None:
-            return "RMSNorm is faster apart on sm_90" if self.x.dtype.itemsize == 2 else None
-        plain = self.activation is None and self.gate is None and self.residual is None
-        (n, tokens, _), channels = self.x.shape, (self.weight.shape[1], self.weight.shape[0])
-        measured = isinstance(self.weight, Tensor) and self.x.dtype == torch.bfloat16 and tokens % LIBRARY_TOKENS == 0
-        if not plain or not measured or n * tokens > LIBRARY.get(channels, 0):
-            return None
-        return "{} to {} channels: torch's library is faster on sm_90".format(*channels)
-
-    def library_is_fastest(self) -> bool:
-        return self.library_reason() is not None
+    def facts(self) -> dict[str, Any]:
+        extras = {"residual": self.residual is not None, "gate": self.gate is not None, "activation": self.activation}
+        return product_facts(self.x, self.weight) | extras | {"norm": self.rms_norm is not None}
 
     def library(self) -> Tensor:
         return self.reference() if self.rms_norm is None else run(self._normed())
 
     def hopper_plan(self) -> str | None:
         others = self.rms_norm is not None or self.gate is not None
-        if others or self.x.dtype.itemsize != 2:
-            return None
-        return on_hopper.plan_name("linear", self.weight, residual=self.residual is not None)
+        return None if others else product_plan_of("linear", self.x, self.weight, residual=self.residual is not None)
 
     def hopper_obstacle(self) -> str | None:
-        if self.hopper_plan() is None:
-            return "no plan"
-        return on_hopper.obstacle(self.x, self.weight, self.weight.shape[0])
+        fused = "norm" if self.rms_norm is not None else "gate" if self.gate is not None else None
+        return f"no {fused}" if fused else on_hopper.obstacle(self.x, self.weight, self.weight.shape[0])
 
     def hopper(self) -> Tensor:
-        """Return it by tiles that fill the card, of too few tokens by the kernel: the bits are the same."""
-        y = _by_tiles(self.x, self.weight, self.bias, residual=self.residual, activation=self.activation)
-        return self.kernel() if y is None else y
+        return _by_tiles(self.x, self.weight, self.bias, residual=self.residual, activation=self.activation)
 
     def kernel(self) -> Tensor:
         weight, eps = self.rms_norm or (None, None)
@@ -189,14 +169,30 @@ def _only(y: Tensor | Scaled | tuple[Tensor | Scaled, Tensor]) -> Tensor:
     return y
 
 
-def _by_tiles(x: Tensor | Scaled, weight: Weight, bias: Tensor | None, dual=False, **options: Any) -> Tensor | None:
-    """Return what the kernel for sm_90 makes, (N, L, C_out); None where there are too few tokens for its tiles."""
+def _by_tiles(x: Tensor | Scaled, weight: Weight, bias: Tensor | None, dual: bool = False, **options: Any) -> Tensor:
+    """Return what the kernel for sm_90 makes, (N, L, C_out)."""
     tiles = on_hopper.tiles_of(x.shape[0] * x.shape[1], weight, dual=dual)
-    if tiles is None:
-        return None
     y = torch.empty(*x.shape[:2], weight.shape[0] // (1 + dual), dtype=x.dtype, device=x.device)
     on_hopper.launch_tiles(tiles, y, factors(x, weight), bias, **options)
     return y
+
+
+def product_facts(x: Tensor | Scaled, weight: Weight, *, dual: bool = False) -> dict[str, Any]:
+    """Return what the table of choices knows a product by; dual: two products."""
+    (n, tokens, channels), rows = x.shape, weight.shape[0]
+    return {
+        "channels": channels, "rows": rows, "tokens": n * tokens, "picture": tokens, "dtype": x.dtype,
+        "bits": 8 * x.dtype.itemsize, "format": format_of(weight),
+        "fills_card": on_hopper.fills_card(n * tokens, weight, dual=dual),
+    }  # fmt: skip
+
+
+def product_plan_of(operation: str, x: Tensor | Scaled, weight: Weight, *, residual: bool = False) -> str | None:
+    """Name the plan of a product; None where x has not 16 bits."""
+    rows, channels = weight.shape
+    if x.dtype.itemsize != 2:
+        return None
+    return product_plan(operation, channels, rows, residual=residual, format=format_of(weight))
 
 
 def _product(x: Tensor | Scaled, weight: Weight, bias: Tensor | None) -> Tensor:
@@ -220,7 +216,6 @@ class GatedCall(Call[Tensor]):
     weight: Weight
     bias: Tensor | None = None
 
-    name: ClassVar[str]
     activation: ClassVar[str | None] = None  # of the first product
     activation2: ClassVar[str | None] = None  # of the second
 
@@ -240,20 +235,18 @@ class GatedCall(Call[Tensor]):
     def obstacle(self) -> str | None:
         return products_obstacle(self.x, self.weight)
 
+    def facts(self) -> dict[str, Any]:
+        return product_facts(self.x, self.weight, dual=True) | {"residual": False, "gate": False, "norm": False}
+
     def hopper_plan(self) -> str | None:
-        if self.x.dtype.itemsize != 2:
-            return None
-        return on_hopper.plan_name(self.name, self.weight)
+        return product_plan_of(self.name, self.x, self.weight)
 
     def hopper_obstacle(self) -> str | None:
-        if self.hopper_plan() is None:
-            return "no plan"
         return on_hopper.obstacle(self.x, self.weight, self.weight.shape[0] // 2)
 
     def hopper(self) -> Tensor:
         activations = {"activation": self.activation, "activation2": self.activation2}
-        y = _by_tiles(self.x, self.weight, self.bias, dual=True, **activations)
-        return self.kernel() if y is None else y
+        return _by_tiles(self.x, self.weight, self.bias, dual=True, **activations)
 
     def kernel(self) -> Tensor:
         weights = self.weight.unflatten(0, (2, -1))
@@ -272,37 +265,37 @@ class TokenTile(NamedTuple):
     resident: int = 1  # programs that a multiprocessor holds at once
 
 
-Choices = tuple[tuple[float, TokenTile], ...]
+TileList = tuple[tuple[float, TokenTile], ...]
 
 # By descriptors, in 16 bits, the best on one H200 (README, "Transformers"): each with the tiles that a multiprocessor
 # must at least have of it.
-TILES: Choices = (
+TILES: TileList = (
     (2, TokenTile(128, 128, 64, 64, warps=4, stages=3, resident=2)),
     (0.5, TokenTile(64, 128, 128, 128, warps=4, stages=4)),
     (0, TokenTile(64, 64, 128, 64, warps=4, stages=3, resident=2)),
 )
 # With a residual, or RMSNorm before: both take registers. The sum of RMSNorm has the order of its steps, all as long.
-ADDED_TILES: Choices = ((2, TokenTile(128, 256, 64, 128, warps=8, stages=3)), *TILES[1:])
-NORMED_TILES: Choices = tuple((fewest, tile._replace(block=64)) for fewest, tile in ADDED_TILES)
-DUAL_TILES: Choices = ((0, TokenTile(128, 128, 64, 128, warps=8, stages=3)),)
+ADDED_TILES: TileList = ((2, TokenTile(128, 256, 64, 128, warps=8, stages=3)), *TILES[1:])
+NORMED_TILES: TileList = tuple((fewest, tile._replace(block=64)) for fewest, tile in ADDED_TILES)
+DUAL_TILES: TileList = ((0, TokenTile(128, 128, 64, 128, warps=8, stages=3)),)
 # By pointers, likewise.
-POINTER_TILES: Choices = (
+POINTER_TILES: TileList = (
     (1, TokenTile(128, 64, 32, 64, warps=4, stages=3, resident=2)),
     (0, TokenTile(64, 64, 32, 64, warps=4, stages=3, resident=2)),
 )
-FLOAT32_DUAL_TILES: Choices = ((0, TokenTile(32, 32, 32, 32, warps=4, stages=2, resident=2)),)
-FLOAT32_TILES: Choices = ((1, TokenTile(64, 64, 32, 64, warps=4, stages=2, resident=2)), *FLOAT32_DUAL_TILES)
+FLOAT32_DUAL_TILES: TileList = ((0, TokenTile(32, 32, 32, 32, warps=4, stages=2, resident=2)),)
+FLOAT32_TILES: TileList = ((1, TokenTile(64, 64, 32, 64, warps=4, stages=2, resident=2)), *FLOAT32_DUAL_TILES)
 # In fp8; chosen, not measured. A step is added to the float32 sum on its own, so that all are as long.
-FP8_TILES: Choices = (
+FP8_TILES: TileList = (
     (2, TokenTile(128, 128, 128, 64, warps=8, stages=5)),
     (0.5, TokenTile(64, 128, 128, 64, warps=4, stages=4, resident=2)),
     (0, TokenTile(64, 64, 128, 64, warps=4, stages=5, resident=2)),
 )
-FP8_DUAL_TILES: Choices = ((0, TokenTile(128, 128, 128, 128, warps=8, stages=3)),)
-FP8_POINTER_TILES: Choices = ((0, TokenTile(64, 64, 128, 64, warps=4, stages=3)),)
+FP8_DUAL_TILES: TileList = ((0, TokenTile(128, 128, 128, 128, warps=8, stages=3)),)
+FP8_POINTER_TILES: TileList = ((0, TokenTile(64, 64, 128, 64, warps=4, stages=3)),)
 FLOAT32_CHUNK = 128  # input channels: one long float32 sum would be thrice as far off as torch's
 MEMORY = 192 * 1024  # bytes that the tiles which a program loads ahead may take, on the largest card
-GROUP = 8  # rows of tiles that share the weights they find in the L2; chosen, not measured
+GROUP_M = 8  # rows of tiles that share the weights they find in the L2; chosen, not measured
 
 
 def launch_products(
@@ -333,8 +326,8 @@ def launch_products(
     loaded = [tensor for tensor in (out, x, values, residual) if tensor is not None]
     by_descriptors = has_descriptors(x.device) and all(map(suits_descriptors, loaded))
     extras = dict(dual=parts == 2, normed=rms_eps is not None, added=residual is not None)
-    choices = _choices(x.itemsize, by_descriptors, **extras)
-    usual, loads = _first_busy(choices, out), "descriptors" if by_descriptors else "pointers"
+    tiles = _tiles_for(x.itemsize, by_descriptors, **extras)
+    usual, loads = _first_busy(tiles, out), "descriptors" if by_descriptors else "pointers"
     sizes = *shape, channels, parts, out_channels
     tile = tuned(
         "linear", x.device,
@@ -356,13 +349,13 @@ def launch_products(
         *shape, channels, out_channels, *x.stride()[:2], 0 if gate is None else gate.stride(0), rms_eps or 0.0,
         ACTIVATION=activation or "none", ACTIVATION2=activation2 or "none", DUAL=parts == 2, NORMED=rms_eps is not None,
         CHUNK=FLOAT32_CHUNK if x.dtype == torch.float32 else 0,
-        BM=tile.tokens, BN=tile.channels, BK=tile.block, BY=tile.out, GROUP=GROUP,
+        BM=tile.tokens, BN=tile.channels, BK=tile.block, BY=tile.out, GROUP_M=GROUP_M,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return y
 
 
-def _choices(itemsize: int, by_descriptors: bool, dual: bool, normed: bool, added: bool) -> Choices:
+def _tiles_for(itemsize: int, by_descriptors: bool, dual: bool, normed: bool, added: bool) -> TileList:
     if itemsize == 1:
         return FP8_POINTER_TILES if not by_descriptors else FP8_DUAL_TILES if dual else FP8_TILES
     if not by_descriptors:
@@ -376,8 +369,8 @@ def _programs(tile: TokenTile, out: Tensor) -> int:
     return pictures * -(-tokens // tile.tokens) * -(-channels // tile.channels)
 
 
-def _first_busy(choices: Choices, out: Tensor) -> TokenTile:
-    return next(tile for fewest, tile in choices if _programs(tile, out) >= fewest * multiprocessors(out.device))
+def _first_busy(tiles: TileList, out: Tensor) -> TokenTile:
+    return next(tile for fewest, tile in tiles if _programs(tile, out) >= fewest * multiprocessors(out.device))
 
 
 def _alternatives(

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastdiff.kernels.host.dispatch import Operation
 from fastdiff.kernels.linear import GatedCall
+from fastdiff.kernels.plans.dispatch import Operation
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,10 @@ from torch import Tensor
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.device.to_fp8 import largest_kernel, row_kernel, scale_kernel
 from fastdiff.kernels.from_int8 import as_loaded
-from fastdiff.kernels.host.dispatch import Operation, PartsCall, check_pictures, parts_of
+from fastdiff.kernels.host.calls import PartsCall, check_pictures, parts_of
 from fastdiff.kernels.host.launching import DTYPES, fp8_obstacle, launch, side_by_side
 from fastdiff.kernels.host.weights import FP8, MOST, Factors, Quantised, Scaled, Weight
+from fastdiff.kernels.plans.dispatch import Operation
 
 # Of the largest magnitude of a row, what is 1 in e4m3, and the least that it is taken for, so that zeros have a factor.
 FORMAT: dict[str, Any] = {"STEP": 1 / MOST[FP8], "LEAST": 1e-30}

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 import fastdiff.kernels.device
-from fastdiff.kernels.host.dispatch import Operation
 from fastdiff.kernels.host.launching import is_sm_90
 from fastdiff.kernels.host.recording import record
+from fastdiff.kernels.plans.choices import hopper_obstacle
+from fastdiff.kernels.plans.dispatch import Operation
 from fastdiff.tuning.forwards import in_dtype
 from fastdiff.tuning.timing import DEVICE, Call, measure
 
@@ -46,15 +47,15 @@ def ways(operation: Operation, *args: Any, **options: Any) -> dict[str, Call]:
 def hopper_way(operation: Operation, *args: Any, **options: Any) -> tuple[str, dict[str, Call]]:
     """The name of the plan of a kernel made for sm_90 alone, and a call of it where it can run here."""
     call = operation.parse(*args, **options)
-    runs = is_sm_90(DEVICE) and call.hopper_obstacle() is None
+    runs = is_sm_90(DEVICE) and hopper_obstacle(call) is None
     return call.hopper_plan() or "", {"hopper": partial(operation.hopper, *args, **options)} if runs else {}
 
 
 def print_confirmed(gains: Mapping[str, list[float]]) -> None:
-    """Print which plans were the faster wherever they ran, as `host/hopper/gluon.py` lists them, and which were not."""
+    """Print which plans were the faster wherever they ran, as `plans/choices.py` lists them, and which were not."""
     for plan, each in gains.items():
         if min(each) > 1:
-            print(f'for CONFIRMED: "{plan}",')
+            print(f'faster: "{plan}",')
         else:
             print(f"not confirmed: {plan}, gains {', '.join(f'{gain:.3g}' for gain in each)}")
 

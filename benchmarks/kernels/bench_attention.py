@@ -4,7 +4,7 @@
 
 q, k and v are views into a fused projection, the output is (N, L, heads * d) contiguous, for all. "kernel" is the
 kernel of all cards, and "hopper" the one made for sm_90 alone, also where the operation takes another; `plan` is the
-name that `host/hopper/gluon.py` confirms it by. "cudnn" and "flash" are torch's SDPA by these libraries. `share` is the
+name that it has in `plans/choices.py`. "cudnn" and "flash" are torch's SDPA by these libraries. `share` is the
 fraction of the measured bf16 matrix product's rate; `extra_bytes` is what a call allocates beyond inputs and output.
 """
 

@@ -8,7 +8,7 @@ of a large matrix product.
 
 The rows of HOPPER_CONVOLUTIONS hold the kernel made for sm_90 alone, "hopper", against the kernel of all cards,
 "kernel", and cuDNN's, "eager": without moments, with them, with moments and a residual. `gain` is kernel's time by
-hopper's, with moments; `plan` is the name that `host/hopper/gluon.py` confirms it by.
+hopper's, with moments; `plan` is the name that it has in `plans/choices.py`.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from benchmarks.harness.operations import ceilings, compiled, in_float32, kernel
 from benchmarks.harness.reports import chosen, needs_gpu, report
 from benchmarks.shapes import CONV1D_BLOCKS, CONVOLUTIONS, HOPPER_CONVOLUTIONS
 from fastdiff.kernels.conv2d import Conv2dCall, Norm, Shortcut, conv2d
-from fastdiff.kernels.host.hopper import gluon
+from fastdiff.kernels.plans import confirmation
 from fastdiff.tuning.forwards import in_dtype
 from fastdiff.tuning.timing import DEVICE, Call, measure
 
@@ -42,7 +42,7 @@ def rows(names: list[str]) -> Iterator[dict[str, Any]]:
     peak = ceilings()["matmul_bf16_tflops"]
     for name in names:
         if name in HOPPER_CONVOLUTIONS:
-            if gluon.obstacle(DEVICE) is None:
+            if confirmation.gluon_obstacle(DEVICE) is None:
                 yield hopper_row(name, peak)
         else:
             yield (row if name in CONVOLUTIONS else block_row)(name, peak)

@@ -3,7 +3,7 @@
     python benchmarks/kernels/bench_linear.py [WORKLOAD ...] [--save [DIR]]
 
 `kernel` is the kernel of all cards, `hopper` the one for sm_90 alone, also where the operation takes another; `plan`
-is the name that `host/hopper/gluon.py` confirms it by. `library` is torch's with GELU by tanh in the product,
+is the name that it has in `plans/choices.py`. `library` is torch's with GELU by tanh in the product,
 `plain` its product and bias alone. `share` is the fraction of the rate of a large product.
 """
 

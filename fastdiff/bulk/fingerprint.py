@@ -20,7 +20,7 @@ def take_fingerprint(pipe: "Pipeline", model_files: str) -> Fingerprint:
     import torch
 
     from fastdiff.execution.devices import device_name, dtype_name
-    from fastdiff.kernels.host.hopper import confirmation
+    from fastdiff.kernels.plans import confirmation
 
     on_gpu = pipe.device.type == "cuda"
     instructions = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

@@ -33,17 +33,17 @@ def _check_kernels(as_json: bool) -> int:
     from tqdm import tqdm
 
     from fastdiff.doctor import checking
-    from fastdiff.kernels.host.hopper import confirmation, gluon, verdict
+    from fastdiff.kernels.plans import choices, confirmation, verdict
 
     device = checking.find_card()
-    with tqdm(total=len(gluon.CONFIRMED), unit=" plans") as bar:
+    with tqdm(total=len(choices.CHOICES.plans), unit=" plans") as bar:
         made = checking.check_kernels(device, lambda plan, why: bar.update())
     if as_json:
         print(json.dumps(made.as_dict() | {"path": str(verdict.file())}))
         return int(bool(made.failed))
     for plan, why in sorted(made.failed.items()):
         print(printable(f"{plan}: {why}"))
-    print(printable(f"{len(made.passed)} of {len(gluon.CONFIRMED)} plans passed; {verdict.file()} says so"))
+    print(printable(f"{len(made.passed)} of {len(choices.CHOICES.plans)} plans passed; {verdict.file()} says so"))
     if not confirmation.needs_verdict(device):
         print("this Triton is confirmed, so that the verdict is not read here")
     return int(bool(made.failed))

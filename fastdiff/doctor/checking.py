@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from fastdiff.errors import InputError
-from fastdiff.kernels.host.hopper import gluon, verdict
 from fastdiff.kernels.host.launching import is_sm_90
+from fastdiff.kernels.plans import choices, verdict
 from fastdiff.runs import temporaries
 
 COMMAND = (sys.executable, "-m", "fastdiff.doctor.judging")
@@ -45,8 +45,9 @@ def check_kernels(device: torch.device, report: Report) -> verdict.Verdict:
 
     report: called after each plan, from one thread at a time.
     """
-    failed = check_plans(sorted(gluon.CONFIRMED), str(device), report)
-    made = verdict.Verdict(verdict.surroundings(device), gluon.CONFIRMED - failed.keys(), failed)
+    plans = choices.CHOICES.plans
+    failed = check_plans(sorted(plans), str(device), report)
+    made = verdict.Verdict(verdict.surroundings(device), plans - failed.keys(), failed)
     write(verdict.file(), made)
     return made
 

@@ -6,8 +6,7 @@ import tempfile
 from pathlib import Path
 
 from fastdiff.doctor.finding import Finding
-from fastdiff.kernels.host import tuning
-from fastdiff.kernels.host.hopper import verdict
+from fastdiff.kernels.plans import tuning, verdict
 
 LEAST_FREE = 2**30  # bytes
 

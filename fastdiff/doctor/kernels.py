@@ -4,9 +4,9 @@ import torch
 
 from fastdiff.doctor.finding import Finding
 from fastdiff.doctor.machine import Machine
-from fastdiff.kernels.host.hopper import confirmation, gluon, verdict
 from fastdiff.kernels.host.launching import capability, fp8_obstacle, is_sm_90
-from fastdiff.kernels.host.tuning import current
+from fastdiff.kernels.plans import choices, confirmation, verdict
+from fastdiff.kernels.plans.tuning import current
 
 
 def findings(machine: Machine) -> list[Finding]:
@@ -27,15 +27,16 @@ def fast_kernels(device: torch.device) -> Finding:
     if not is_sm_90(device):
         text = "off: they are for sm_90 (H100, H200), the card is sm_{}{}".format(*capability(device))
         return Finding("fast kernels", text, values={"on": 0})
+    plans = choices.CHOICES.plans
     if not confirmation.needs_verdict(device):
-        count = sum(map(gluon.is_confirmed, gluon.CONFIRMED))
-        text = f"on: {count} of {len(gluon.CONFIRMED)} plans, confirmed in this Triton"
+        count = len(choices.confirmed_plans())
+        text = f"on: {count} of {len(plans)} plans, confirmed in this Triton"
         return Finding("fast kernels", text, values={"on": count})
     found, problem = verdict.reading(device)
     if found is None:
         reason = f"nobody has confirmed them in this Triton{problem and f', and {problem}'}"
         return Finding("fast kernels", f"off: {reason}", f"run {confirmation.REMEDY}", {"on": 0})
-    text = f"on: {len(found.passed)} of {len(gluon.CONFIRMED)} plans, by the verdict {verdict.file()}"
+    text = f"on: {len(found.passed)} of {len(plans)} plans, by the verdict {verdict.file()}"
     values = {"on": len(found.passed), "failed": dict(found.failed), "digest": found.digest}
     if not found.failed:
         return Finding("fast kernels", text, values=values)

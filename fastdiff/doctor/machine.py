@@ -11,8 +11,8 @@ import torch
 import fastdiff
 from fastdiff.doctor.finding import Finding
 from fastdiff.doctor.packages import version_of
-from fastdiff.kernels.host.hopper.verdict import driver_version
 from fastdiff.kernels.host.launching import capability
+from fastdiff.kernels.plans.verdict import driver_version
 
 # What runs where, in the words of the README. Nobody has run what is said to be untried.
 PLATFORMS = {

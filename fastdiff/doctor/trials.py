@@ -14,11 +14,11 @@ from torch import Tensor
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import Shortcut, conv2d
 from fastdiff.kernels.geglu import geglu
-from fastdiff.kernels.host.dispatch import Call, Operation
-from fastdiff.kernels.host.hopper import attention as attention_plans
-from fastdiff.kernels.host.hopper import linear as linear_plans
+from fastdiff.kernels.host.calls import Call
 from fastdiff.kernels.host.weights import NAMES, Weight, quantise
 from fastdiff.kernels.linear import linear
+from fastdiff.kernels.plans import choices, hopper_linear
+from fastdiff.kernels.plans.dispatch import Operation
 from fastdiff.kernels.swiglu import swiglu
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -78,31 +78,31 @@ def trials_of(plan: str, device: torch.device) -> Iterator[Trial]:
 
 
 def _attention(plan: str, numbers: Numbers) -> Iterator[Trial]:
-    name = plan.removesuffix(", causal").removesuffix(", masked")
-    found = next((each for each in attention_plans.PLANS if each.name == name), None)
+    found = next((row.facts for row in choices.CHOICES.rows if row.plan == plan), None)
     if found is None:
         raise ValueError(f"{plan} is no plan")
-    whole = -(-(found.over + 1) // KEYS) * KEYS
-    for keys in dict.fromkeys(min(found.keys, most) for most in (found.over + 77, whole)):
-        queries, channels = keys if plan.endswith("causal") else QUERIES, HEADS * found.width
+    first, last, mask = found["keys"].start, found["keys"].stop - 1, found["mask"]
+    whole = -(-first // KEYS) * KEYS
+    for keys in dict.fromkeys(min(last, most) for most in (first + 76, whole)):
+        queries, channels = keys if mask == "causal" else QUERIES, HEADS * (found["width"].stop - 1)
         pictures = {name: numbers.normal(PICTURES, keys, channels) for name in "kv"}
         pictures["q"] = numbers.normal(PICTURES, queries, channels)
-        if plan.endswith("masked"):
+        if mask == "masked":
             pictures["bias"] = numbers.normal(PICTURES, keys)
-        yield Trial(attention, pictures, {"heads": HEADS, "causal": plan.endswith("causal")})
+        yield Trial(attention, pictures, {"heads": HEADS, "causal": mask == "causal"})
 
 
 def _convolution(plan: str, numbers: Numbers) -> Trial:
-    found = re.fullmatch(r"conv2d-(same|up|down)-(\d+)-(\d+|more)(-shortcut)?(?:, (fp8|int8))?", plan)
+    found = re.fullmatch(r"conv2d-(same|up)-(\d+)-(\d+|more)(-shortcut)?(?:, (fp8|int8))?", plan)
     if found is None:
         raise ValueError(f"{plan} is no plan")
     mode, pixels, depth, shortcut, format = found.groups()
     side, channels = int(int(pixels) ** 0.5), MOST_CHANNELS if depth == "more" else int(depth)
-    n, read = max(PICTURES, PIXELS // int(pixels)), {"up": side // 2, "same": side, "down": 2 * side}[mode]
+    n, read = max(PICTURES, PIXELS // int(pixels)), side // 2 if mode == "up" else side
     pictures: dict[str, Any] = {"x": numbers.normal(n, read, read, channels), "temb": numbers.normal(n, channels)}
     shared: dict[str, Any] = {
         "weight": numbers.weight(channels, channels, 3, 3, format=format), "bias": numbers.normal(channels),
-        "stride": 2 if mode == "down" else 1, "padding": 1, "upsample": mode == "up", "output_scale": 2**0.5,
+        "padding": 1, "upsample": mode == "up", "output_scale": 2**0.5,
     }  # fmt: skip
     if shortcut:
         weight = numbers.normal(channels, channels, 1, 1, scale=channels**-0.5)
@@ -119,7 +119,7 @@ def _product(plan: str, numbers: Numbers) -> Trial:
     name, channels, rows, residual, format = found.groups()
     weight = numbers.weight(int(rows), int(channels), format=format)
     tokens = TOKENS
-    while linear_plans.tiles_of(tokens, weight, dual=name != "linear") is None:
+    while not hopper_linear.fills_card(tokens, weight, dual=name != "linear"):
         tokens *= 2
     pictures = {"x": numbers.normal(PICTURES, tokens, int(channels))}
     if residual:

@@ -15,7 +15,7 @@ from fastdiff.errors import InputError
 from fastdiff.execution.cpu_workers import map_in_turn
 from fastdiff.execution.devices import dtype_name
 from fastdiff.execution.tensors import FLOATS, beside, tensor
-from fastdiff.kernels.host.cpu import fast_on_cpu
+from fastdiff.kernels.plans.cpu import fast_on_cpu
 from fastdiff.models.blocks.layers import Conv2d, Feature
 from fastdiff.models.blocks.vae import Decoder, Encoder
 from fastdiff.models.distribution import DiagonalGaussianDistribution, Generators

@@ -12,8 +12,8 @@ from fastdiff.arguments import as_float, shown
 from fastdiff.checkpoints import registry
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.errors import InputError
-from fastdiff.kernels.host.cpu import fast_on_cpu
 from fastdiff.kernels.linear import linear
+from fastdiff.kernels.plans.cpu import fast_on_cpu
 from fastdiff.models.blocks.conditioning import Conditioning, Prompt
 from fastdiff.models.blocks.embeddings import (
     GaussianFourierProjection,

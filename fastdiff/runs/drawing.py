@@ -192,7 +192,7 @@ def _shared_record(pipe: "Pipeline", request: Request) -> dict[str, Any]:
     import torch
 
     from fastdiff.execution.devices import device_name, dtype_name
-    from fastdiff.kernels.host.hopper import confirmation
+    from fastdiff.kernels.plans import confirmation
 
     versions = {"fastdiff": fastdiff.__version__, "torch": str(torch.__version__)}
     with contextlib.suppress(metadata.PackageNotFoundError):

@@ -31,7 +31,7 @@ def find_notices(run: Run) -> list[str]:
 
 def find_device_notices(device: "torch.device") -> list[str]:
     """Say that the fast kernels of the device are off, and what to do, where they are off. Imports torch."""
-    from fastdiff.kernels.host.hopper import confirmation
+    from fastdiff.kernels.plans import confirmation
 
     line = confirmation.notice(device)
     return [] if line is None else [line]

@@ -18,9 +18,9 @@ from fastdiff.diffusion.pictures import checked_side, completed_size
 from fastdiff.diffusion.trajectories import trajectory_shape
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import device_name, dtype_name
-from fastdiff.kernels.host.hopper import confirmation
 from fastdiff.kernels.host.recording import TORCH, Recorder, record, shape_text
-from fastdiff.kernels.host.tuning import current
+from fastdiff.kernels.plans import confirmation
+from fastdiff.kernels.plans.tuning import current
 from fastdiff.kinds import Pictures
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.denoiser import Denoiser

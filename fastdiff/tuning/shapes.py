@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fastdiff.kernels.host.compiling import only_compiling
 from fastdiff.kernels.host.recording import Recorder, record
-from fastdiff.kernels.host.tuning import Table, using
+from fastdiff.kernels.plans.tuning import Table, using
 from fastdiff.tuning import timing
 
 

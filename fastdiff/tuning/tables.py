@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fastdiff.kernels.device.language import triton
-from fastdiff.kernels.host.tuning import NO_TABLE, Choices, file_name, read_table, user_folder
+from fastdiff.kernels.plans.tuning import NO_TABLE, Choices, file_name, read_table, user_folder
 from fastdiff.runs import temporaries
 
 

@@ -25,7 +25,7 @@ SIZES = (
 )
 
 
-class Tiles(NamedTuple):
+class TiledMoments(NamedTuple):
     """Moments as kernels read them: pointers to (N, tiles, channels), None where there is no second tensor."""
 
     mean: Any
@@ -164,8 +164,8 @@ def merge_kernel(
     WHOLE: the width of groups that fill each program, or 0. With it a and b take the place of M2.
     """
     await_inputs()
-    known = Tiles(moments[0], moments[1], channels, tiles, pixels)
-    known2 = Tiles(moments2[0], moments2[1], channels2, tiles2, pixels2)
+    known = TiledMoments(moments[0], moments[1], channels, tiles, pixels)
+    known2 = TiledMoments(moments2[0], moments2[1], channels2, tiles2, pixels2)
     affine = Affine(norm[0], norm[1], norm[2], norm[3], norm[4], scale_stride, shift_stride)
     blocks = tl.cdiv(channels, BC) + tl.cdiv(channels2, BC)
     n = (tl.program_id(0) // blocks).to(tl.int64)
@@ -281,13 +281,13 @@ def normalise_kernel(
     row = _load_temb(temb, temb_stride, n, block)
 
     if WHOLE:
-        known = Tiles(moments[0], moments[1], channels, tiles, pixels)
-        known2 = Tiles(moments2[0], moments2[1], channels2, tiles2, pixels2)
+        known = TiledMoments(moments[0], moments[1], channels, tiles, pixels)
+        known2 = TiledMoments(moments2[0], moments2[1], channels2, tiles2, pixels2)
         mean, m2 = _merge(known, known2, n, block, hw, True, BJ, BC)
         a, b = whole_groups(mean, m2, hw, affine.eps, WHOLE)
     else:
-        known = Tiles(moments[0], moments[1], merged, tiles, pixels)
-        known2 = Tiles(moments2[0], moments2[1], merged2, tiles2, pixels2)
+        known = TiledMoments(moments[0], moments[1], merged, tiles, pixels)
+        known2 = TiledMoments(moments2[0], moments2[1], merged2, tiles2, pixels2)
         mean, a = _any_groups(known, known2, n, block, hw, group_width, affine.eps, BJ)
         b = tl.zeros_like(a)
     a, b = modulate(a, b, affine, n, block.c, block.inside, block.inside)

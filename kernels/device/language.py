@@ -1,6 +1,6 @@
 """Triton where it is installed (Linux); elsewhere a stand-in with which kernels can be defined, but not launched.
 
-Kernels import from here: `from fastdiff.kernels.device.language import tl, triton`. `host.dispatch` knows whether they
+Kernels import from here: `from fastdiff.kernels.device.language import tl, triton`. `plans.choices` knows whether they
 can run.
 """
 

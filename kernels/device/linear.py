@@ -59,11 +59,11 @@ class TileShape(NamedTuple):
 
 
 @triton.jit
-def _place(tile, row_tiles, column_tiles, GROUP: tl.constexpr):
-    """Row and column of a tile: GROUP rows of tiles at a time, so that neighbours find their inputs in the L2."""
-    first = tile // (GROUP * column_tiles) * GROUP
-    height = tl.minimum(row_tiles - first, GROUP)
-    inner = tile % (GROUP * column_tiles)
+def _place(tile, row_tiles, column_tiles, GROUP_M: tl.constexpr):
+    """Row and column of a tile: GROUP_M rows of tiles at a time, so that neighbours find their inputs in the L2."""
+    first = tile // (GROUP_M * column_tiles) * GROUP_M
+    height = tl.minimum(row_tiles - first, GROUP_M)
+    inner = tile % (GROUP_M * column_tiles)
     return first + inner % height, inner // height
 
 
@@ -164,7 +164,7 @@ def linear_kernel(
     x, weight, x_scale_ptr, scale_ptr, bias_ptr, gate_ptr, residual,
     pictures, tokens, channels, out_channels, x_picture, x_row, gate_stride, eps,
     ACTIVATION: tl.constexpr, ACTIVATION2: tl.constexpr, DUAL: tl.constexpr, NORMED: tl.constexpr, CHUNK: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BY: tl.constexpr, GROUP: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BY: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     """y (pictures, tokens, out_channels) of x (pictures, tokens, channels) and weight (1, out_channels, channels).
 
@@ -183,7 +183,7 @@ def linear_kernel(
     affine = Affine(scale_ptr, bias_ptr)
     added = Matrix(residual, tokens, out_channels, y_picture, out_channels)
     for tile in tl.range(tl.program_id(0), pictures * down * across, tl.num_programs(0), flatten=True):
-        row_tile, column_tile = _place(tile, pictures * down, across, GROUP)
+        row_tile, column_tile = _place(tile, pictures * down, across, GROUP_M)
         place = Place(row_tile // down, row_tile % down * BM, column_tile * BN)
 
         zeros = tl.zeros((BM, BN), tl.float32)

@@ -10,6 +10,7 @@ from torch import Tensor
 from fastdiff.kernels.host.compile_worker import settle_key
 from fastdiff.kernels.host.compiling import only_compiles
 from fastdiff.kernels.host.recording import recorder
+from fastdiff.kernels.host.weights import FP8
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # that kernels take
 FP8_CAPABILITY = (8, 9)  # from which on cards multiply e4m3
@@ -85,6 +86,21 @@ def descriptor(tensor: Tensor, block: list[int]):
     from triton.tools.tensor_descriptor import TensorDescriptor  # absent where triton is
 
     return TensorDescriptor.from_tensor(tensor, block)
+
+
+def gluon_descriptor(
+    tensor: Tensor, block: list[int], *, shape: list[int] | None = None, strides: list[int] | None = None
+):
+    """A tensor descriptor for a kernel in Gluon: the tensor, or another view of its memory, in blocks of this shape.
+
+    Outside the tensor are zeros; nothing is written there.
+    """
+    from triton.experimental.gluon import language as gl  # absent where triton is
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    dtype = gl.float8e4nv if tensor.dtype == FP8 else getattr(gl, str(tensor.dtype).removeprefix("torch."))
+    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
+    return TensorDescriptor(tensor, shape or list(tensor.shape), strides or list(tensor.stride()), block, layout)
 
 
 def suits_descriptors(tensor: Tensor) -> bool:

@@ -121,6 +121,11 @@ class Factors(NamedTuple):
     scale: Tensor | None  # (..., C_out)
 
 
+def format_of(weight: Weight) -> str | None:
+    """The name of the format of a weight in 8 bits; None of another."""
+    return NAMES[weight.dtype] if isinstance(weight, Quantised) else None
+
+
 def _times(values: Tensor, scale: Tensor) -> Tensor:
     """values (*scale.shape, ...) in float32, each times its factor."""
     return values.float() * scale.reshape(*scale.shape, *(1,) * (values.ndim - scale.ndim))

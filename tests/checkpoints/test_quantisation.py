@@ -15,7 +15,7 @@ from fastdiff.checkpoints.weights import diffusers_keys
 from fastdiff.execution.devices import on_meta
 from fastdiff.kernels import conv2d as conv2d_module
 from fastdiff.kernels import linear as linear_module
-from fastdiff.kernels.host.dispatch import parts_of
+from fastdiff.kernels.host.calls import parts_of
 from fastdiff.kernels.host.weights import Quantised, quantise
 from fastdiff.models import dit
 from fastdiff.models import model as model_module

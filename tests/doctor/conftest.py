@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastdiff.kernels.host.hopper import confirmation, gluon, verdict
+from fastdiff.kernels.plans import choices, confirmation, verdict
 
 
 @pytest.fixture
@@ -33,7 +33,9 @@ def write_verdict(unknown_triton):
 
     def write(*failed: str) -> verdict.Verdict:
         reasons = dict.fromkeys(failed, "the error is 3")
-        made = verdict.Verdict(verdict.surroundings(torch.device("cpu")), gluon.CONFIRMED - reasons.keys(), reasons)
+        made = verdict.Verdict(
+            verdict.surroundings(torch.device("cpu")), choices.CHOICES.plans - reasons.keys(), reasons
+        )
         unknown_triton.parent.mkdir(exist_ok=True)
         unknown_triton.write_text(json.dumps(made.as_dict()))
         verdict.forget()

@@ -11,7 +11,7 @@ import torch
 
 from fastdiff.doctor import checking
 from fastdiff.errors import InputError
-from fastdiff.kernels.host.hopper import gluon, verdict
+from fastdiff.kernels.plans import choices, verdict
 from tests.support.waiting import TIMEOUT
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +99,7 @@ def test_the_verdict_is_written_and_read_back(file, monkeypatch):
 
     monkeypatch.setattr(checking, "check_plans", check)
     made = checking.check_kernels(torch.device("cpu"), lambda *each: None)
-    assert set(tried) == gluon.CONFIRMED and made.passed == gluon.CONFIRMED - {tried[0]}
+    assert set(tried) == choices.CHOICES.plans and made.passed == choices.CHOICES.plans - {tried[0]}
     assert verdict.read(file).verdict == made
     content = json.loads(file.read_text())
     assert content["failed"] == {tried[0]: "did not end in 300 s"}

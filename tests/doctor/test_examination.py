@@ -15,7 +15,7 @@ from fastdiff import cli
 from fastdiff.doctor import examination, folders, kernels, machine, packages, speed
 from fastdiff.doctor.finding import Finding
 from fastdiff.doctor.machine import Machine
-from fastdiff.kernels.host.hopper import gluon
+from fastdiff.kernels.plans import choices, confirmation
 from tests.support.waiting import TIMEOUT
 
 ROOT = Path(__file__).parents[2]
@@ -79,10 +79,10 @@ class TestFastKernels:
         monkeypatch.setattr(kernels, "is_sm_90", lambda device: True)
 
     def test_are_on_in_a_confirmed_triton(self, monkeypatch):
-        monkeypatch.setattr(gluon, "VERSIONS", ((77, 1),))
+        monkeypatch.setattr(confirmation, "VERSIONS", ((77, 1),))
         finding = kernels.fast_kernels(CPU)
         assert (
-            finding.text.startswith(f"on: {len(gluon.CONFIRMED)} of {len(gluon.CONFIRMED)} plans")
+            finding.text.startswith(f"on: {len(choices.CHOICES.plans)} of {len(choices.CHOICES.plans)} plans")
             and not finding.is_wrong
         )
 

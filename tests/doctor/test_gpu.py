@@ -7,7 +7,7 @@ import torch
 
 import fastdiff
 from fastdiff.bulk.fingerprint import take_fingerprint
-from fastdiff.kernels.host.hopper import gluon, verdict
+from fastdiff.kernels.plans import choices, confirmation, verdict
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda", 0)
@@ -18,7 +18,7 @@ def unconfirmed(file, monkeypatch):
     """The verdict file of a machine where no plan is known to work."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs an sm_90")
-    monkeypatch.setattr(gluon, "VERSIONS", ())
+    monkeypatch.setattr(confirmation, "VERSIONS", ())
     return file
 
 
@@ -38,7 +38,7 @@ def test_bits_change_at_a_restart_alone(unconfirmed):
     pipe = load()
     first, before = draw(pipe), take_fingerprint(pipe, "0" * 64)
     assert not on_gluon(pipe) and fastdiff.report(pipe).notice.startswith("the fast kernels are off")
-    made = verdict.Verdict(verdict.surroundings(CUDA), gluon.CONFIRMED, {})
+    made = verdict.Verdict(verdict.surroundings(CUDA), choices.CHOICES.plans, {})
     unconfirmed.parent.mkdir()
     unconfirmed.write_text(json.dumps(made.as_dict()))
     assert torch.equal(draw(pipe), first) and torch.equal(draw(load()), first)

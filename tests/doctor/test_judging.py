@@ -8,8 +8,9 @@ import torch
 from fastdiff.doctor import judging
 from fastdiff.doctor.child import WrongError
 from fastdiff.doctor.trials import Trial, trials_of
-from fastdiff.kernels.host.dispatch import Call, Operation
-from fastdiff.kernels.host.hopper import gluon
+from fastdiff.kernels.host.calls import Call
+from fastdiff.kernels.plans import choices
+from fastdiff.kernels.plans.dispatch import Operation
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 HALF = torch.bfloat16
@@ -122,7 +123,7 @@ def test_every_confirmed_plan_has_shapes_that_have_it(monkeypatch):
     monkeypatch.setattr("fastdiff.doctor.trials.DTYPES", (HALF,))
     wrong = {
         plan: found
-        for plan in gluon.CONFIRMED
+        for plan in choices.CHOICES.plans
         for trial in trials_of(plan, META)
         if (found := trial.call().hopper_plan()) != plan
     }

@@ -104,7 +104,7 @@ def test_the_fingerprint_of_bulk_has_the_verdict_that_decides(pipe, unknown_trit
     with_verdict = take_fingerprint(pipe, "0" * 64)
     assert with_verdict == {**before, "fast kernels": made.digest} and digest(with_verdict) != digest(before)
     assert differences(with_verdict, before) == [f"fast kernels {made.digest}, not none"]
-    monkeypatch.setattr("fastdiff.kernels.host.hopper.gluon.VERSIONS", ((77, 1),))
+    monkeypatch.setattr("fastdiff.kernels.plans.confirmation.VERSIONS", ((77, 1),))
     assert take_fingerprint(pipe, "0" * 64) == before, "a folder that was begun earlier goes on"
 
 

@@ -11,8 +11,8 @@ import torch
 
 from fastdiff.kernels.conv2d import Conv2dCall, Norm, Shortcut, conv2d
 from fastdiff.kernels.group_norm import group_norm
-from fastdiff.kernels.host.hopper import conv2d as hopper
-from fastdiff.kernels.host.hopper import gluon
+from fastdiff.kernels.plans import confirmation
+from fastdiff.kernels.plans import hopper_conv2d as hopper
 from tests.kernels.test_conv2d import Case, judged, truth
 
 pytestmark = pytest.mark.gpu
@@ -54,7 +54,7 @@ REPEATS = 10  # a race shows as bits that move
 
 @pytest.fixture(autouse=True)
 def runs_gluon(device):
-    reason = gluon.obstacle(device)
+    reason = confirmation.gluon_obstacle(device)
     if reason is not None:
         pytest.skip(reason)
 
@@ -159,7 +159,7 @@ def cut_into(rows: int, whole: bool):
         count = problem.pictures * -(-columns // 16) * -(-grid_rows // rows) * across
         pixels = rows * 8 // (2 if problem.fp8 else 1)  # of a warpgroup, where its tile is half a tile
         halved = not whole and pixels >= (hopper.moments_pixels(problem) or 0)
-        return hopper.Tiles(rows, 1 if halved else count, 2 * count - 1 if halved else count)
+        return hopper.ConvTiles(rows, 1 if halved else count, 2 * count - 1 if halved else count)
 
     return cut
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fastdiff.kernels import from_int8 as module
 from fastdiff.kernels.from_int8 import BLOCK, as_loaded, from_int8
+from fastdiff.kernels.plans import choices
 
 SHAPES = {"all": (16, 16), "odd": (3, 7, 5), "several-programs": (3, BLOCK - 1), "one": (1,)}
 
@@ -29,7 +29,7 @@ def test_wrong_values_are_named():
 def test_a_kernel_of_16_bits_loads_them_in_16_bits_on_sm_90_alone(monkeypatch):
     values = torch.tensor([[-128, 127]], dtype=torch.int8)
     assert as_loaded(values, torch.float16) is values
-    monkeypatch.setattr(module, "is_sm_90", lambda device: True)
+    monkeypatch.setattr(choices, "card_of", lambda device: choices.SM_90)
     assert as_loaded(values, torch.float32) is values
     assert as_loaded(values.float(), torch.float16).dtype == torch.float32
     assert as_loaded(values, torch.float16).equal(values.half())

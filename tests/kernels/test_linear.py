@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from fastdiff.kernels.host import launching
-from fastdiff.kernels.host.hopper import linear as on_hopper
 from fastdiff.kernels.linear import LinearCall, linear
+from fastdiff.kernels.plans import choices
+from fastdiff.kernels.plans import hopper_linear as on_hopper
+from fastdiff.kernels.plans.choices import hopper_obstacle
 from tests.support.accuracy import in_dtype, peer_and_truth
 
 ACTIVATIONS = {
@@ -144,14 +146,15 @@ def test_output_of_the_library(name, device, assert_accurate):
 @pytest.mark.parametrize(("pictures", "fastest"), [(2, True), (4, True), (8, False), (32, False)])
 def test_the_library_is_for_few_tokens_alone(pictures, fastest, monkeypatch):
     """On sm_90, where it has our bits."""
-    monkeypatch.setattr("fastdiff.kernels.linear.is_sm_90", lambda device: True)
+    monkeypatch.setattr(choices, "card_of", lambda device: choices.SM_90)
+    monkeypatch.setattr(choices, "unavailable", lambda device: None)
     weight = torch.empty(3456, 1152, dtype=torch.bfloat16, device="meta")
 
     def call(**options):
         return LinearCall(weight.new_empty(pictures, 256, 1152), weight, **options)
 
-    assert call().library_is_fastest() == fastest
-    assert not call(activation="gelu_tanh").library_is_fastest()
+    assert (choices.decide(call()).way == "library") == fastest
+    assert choices.decide(call(activation="gelu_tanh")).way != "library"
     assert call().hopper_plan() == "linear 1152 to 3456"
 
 
@@ -175,10 +178,10 @@ HOPPER_CASES = {
 def test_on_hopper(case, dtype, device, assert_accurate):
     """Accurate, and the bits of the kernel of all cards, which takes many tokens: in any repeat, alone, beside NaN."""
     args, options = case.inputs(dtype, device)
-    reason = LinearCall(*args, **options).hopper_obstacle()
+    reason = hopper_obstacle(LinearCall(*args, **options))
     if reason is not None:
         pytest.skip(reason)
-    assert on_hopper.tiles_of(case.n * case.tokens, args[1]) is not None
+    assert on_hopper.fills_card(case.n * case.tokens, args[1])
     y = linear.hopper(*args, **options)
     assert_accurate(y, *judged(args, options))
     assert torch.equal(y, linear.kernel(*args, **options))

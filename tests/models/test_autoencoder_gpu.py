@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.models.stable_diffusion import SD15_VAE
 from fastdiff import AutoencoderKL, DDIMScheduler, DiTTransformer2DModel, LabelPipeline
-from fastdiff.kernels.host.dispatch import references_only
+from fastdiff.kernels.plans.choices import references_only
 from fastdiff.models import autoencoder
 
 pytestmark = [

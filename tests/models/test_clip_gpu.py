@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastdiff import CLIPTextModel, CLIPTextModelWithProjection
-from fastdiff.kernels.host.dispatch import references_only
+from fastdiff.kernels.plans.choices import references_only
 
 pytestmark = [
     pytest.mark.gpu,

@@ -16,7 +16,7 @@ from fastdiff import (
     report,
 )
 from fastdiff.diffusion import conditioning
-from fastdiff.kernels.host.dispatch import references_only
+from fastdiff.kernels.plans.choices import references_only
 from tests.support.planners import policy, value_function
 
 pytestmark = [

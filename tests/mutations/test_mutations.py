@@ -29,7 +29,8 @@ def places() -> dict[str, tuple[str, ...]]:
         found[f"kernels.{path.stem}"] = ("kernels/",)
     return found | {
         "kernels.host": ("kernels/host/",),
-        "kernels.hopper": ("kernels/device/hopper/", "kernels/host/hopper/"),
+        "kernels.hopper": ("kernels/device/hopper/",),
+        "kernels.plans": ("kernels/plans/",),
         "training": ("training/",),
     }
 

@@ -42,7 +42,7 @@ def name_of(path: Path) -> str:
 
 
 def module_of(path: Path) -> str:
-    """Return the dotted name below `fastdiff`: runs.drawing, kernels.host.dispatch; runs of `runs/__init__.py`."""
+    """Return the dotted name below `fastdiff`: runs.drawing, kernels.plans.dispatch; runs of `runs/__init__.py`."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     parts = parts[1:] if parts[0] == "fastdiff" else parts
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)

@@ -50,7 +50,7 @@ def test_each_file_of_the_package_is_in_a_folder():
     assert floors.folder_of("__init__") is floors.folder_of("__main__") is None
     assert floors.folder_of("schema") == "fastdiff" and floors.folder_of("runs") == "fastdiff/runs"
     assert floors.folder_of("kernels.conv2d") == "kernels"
-    assert floors.folder_of("kernels.host.dispatch") == "kernels/host"
+    assert floors.folder_of("kernels.plans.dispatch") == "kernels/plans"
 
 
 def test_every_registry_is_there():

@@ -84,7 +84,7 @@ def test_the_wheel_holds_each_file_of_the_package_and_of_the_kernels_once(built)
     expected = {path.relative_to(ROOT).as_posix() for path in sources if "__pycache__" not in path.parts} - {LINK}
     expected = {name for name in expected if not name.startswith(f"{LINK}/")}  # rglob of Python 3.13 follows the link
     assert set(names) == {f"fastdiff/{name}" if name.startswith("kernels/") else name for name in expected}
-    assert {"fastdiff/kernels/device/conv2d.py", "fastdiff/kernels/host/dispatch.py"} <= set(names)
+    assert {"fastdiff/kernels/device/conv2d.py", "fastdiff/kernels/plans/dispatch.py"} <= set(names)
     assert {name.split("/")[2] for name in names if name.endswith(".safetensors")} == {
         "emoji-sd",
         "emoji64",

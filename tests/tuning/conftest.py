@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fastdiff.kernels.host import dispatch, tuning
+from fastdiff.kernels.plans import choices, tuning
 from fastdiff.tuning import tables, timing
 from tests.tuning.doubling import CPU, MILLISECONDS
 
@@ -14,7 +14,7 @@ def tunes(monkeypatch, tmp_path):
     """Kernels run here, the times of candidates are MILLISECONDS, and tables are in tmp_path, of Triton 3.6.0."""
     times = dict(MILLISECONDS)
     triton = SimpleNamespace(__version__="3.6.0")
-    monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
+    monkeypatch.setattr(choices, "unavailable", lambda device: None)
     monkeypatch.setenv("FASTDIFF_TABLES", str(tmp_path))
     for module in (tables, tuning):
         monkeypatch.setattr(module, "triton", triton)

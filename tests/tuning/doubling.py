@@ -2,7 +2,9 @@
 
 import torch
 
-from fastdiff.kernels.host import dispatch, tuning
+from fastdiff.kernels.host.calls import Call
+from fastdiff.kernels.plans import tuning
+from fastdiff.kernels.plans.dispatch import Operation
 from fastdiff.tuning import shapes
 
 CPU = torch.device("cpu")
@@ -11,7 +13,7 @@ OTHER_BITS, RACING, UNWRITTEN, FAILING = ("other", 4), ("racing", 4), ("unwritte
 MILLISECONDS = {USUAL: 2.0, FAST: 1.0, SLOW: 3.0}
 
 
-class Doubling(dispatch.Call):
+class Doubling(Call):
     """2 x by a kernel that does what its candidate is called."""
 
     runs = 0
@@ -41,7 +43,7 @@ class Doubling(dispatch.Call):
         return out
 
 
-doubling = dispatch.Operation("doubling", Doubling)
+doubling = Operation("doubling", Doubling)
 
 
 class Quadrupling(Doubling):
@@ -56,7 +58,7 @@ class Quadrupling(Doubling):
         return factor * y
 
 
-quadrupling = dispatch.Operation("quadrupling", Quadrupling)
+quadrupling = Operation("quadrupling", Quadrupling)
 
 
 def shape_of(x: torch.Tensor) -> shapes.Shape:

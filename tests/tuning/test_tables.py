@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fastdiff.kernels.host.tuning import read_table
+from fastdiff.kernels.plans.tuning import read_table
 from fastdiff.tuning import judging, tables
 from tests.tuning.doubling import FAST, shape_of
 

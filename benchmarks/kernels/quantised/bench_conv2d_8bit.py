@@ -5,7 +5,11 @@
 All add a time embedding and make moments. Convolutions in fp8 begin with `to_fp8`, whose time is there alone as well,
 convolutions in int8 with `from_int8`. `gain` is kernel's time by hopper's, `over_bf16` bf16's by hopper's. `share` is
 hopper's fraction, without to_fp8, of the rate of a large product in bf16, in fp8 of twice the rate. The end lists the
-plans whose hopper was the faster at every size and batch that ran: `host/hopper/gluon.py` has them as confirmed.
+plans whose hopper was the faster at every size and batch that ran: `plans/choices.py` lists them.
+All add a time embedding and make moments. Those in fp8 begin with `to_fp8`, whose time is there alone as well, those
+in int8 with `from_int8`. `gain` is kernel's time by hopper's, `over_bf16` that of bf16; `share` is hopper's fraction,
+without to_fp8, of the rate of a large product in bf16, of fp8 of twice that. In the end, the plans whose hopper was the
+faster at every size and batch that ran: `plans/choices.py` lists them.
 """
 
 from collections.abc import Iterator

@@ -4,7 +4,7 @@
 
 `bf16` is what the operation takes in bfloat16. In fp8 the tokens have been through `to_fp8`; int8 begins with
 `from_int8`. Both kernels must have the same bits. In the end are the plans whose `hopper` was the faster at all
-numbers of tokens that it takes, as `host/hopper/gluon.py` lists them.
+numbers of tokens that it takes, as `plans/choices.py` lists them.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,11 @@ import torch
 from benchmarks.harness.operations import print_confirmed, randn
 from benchmarks.harness.reports import chosen, needs_gpu, report
 from fastdiff.kernels.geglu import geglu
-from fastdiff.kernels.host.dispatch import Operation
-from fastdiff.kernels.host.hopper import linear as on_hopper
 from fastdiff.kernels.host.weights import FP8, INT8, quantise
 from fastdiff.kernels.linear import linear
+from fastdiff.kernels.plans import hopper_linear as on_hopper
+from fastdiff.kernels.plans.choices import hopper_obstacle
+from fastdiff.kernels.plans.dispatch import Operation
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.kernels.to_fp8 import to_fp8
 from fastdiff.tuning.timing import measure
@@ -71,8 +72,9 @@ def row(name: str, tokens: int) -> dict[str, Any]:
     if dtype == FP8:
         calls["to_fp8"], (given,) = partial(to_fp8, x), to_fp8(x)
     calls["kernel"] = partial(operation.kernel, given, made, bias, **options)
-    tiles = on_hopper.tiles_of(tokens, made, dual=operation is not linear)
-    if tiles is not None and operation.parse(given, made, bias, **options).hopper_obstacle() is None:
+    dual = operation is not linear
+    busy = on_hopper.fills_card(tokens, made, dual=dual)
+    if busy and hopper_obstacle(operation.parse(given, made, bias, **options)) is None:
         calls["hopper"] = partial(operation.hopper, given, made, bias, **options)
         check(name, calls["hopper"](), calls["kernel"]())
     times = measure(calls, seconds=0.03)
@@ -81,7 +83,7 @@ def row(name: str, tokens: int) -> dict[str, Any]:
         "workload": f"{name}, {tokens}",
         **{f"{who}_ms": milliseconds for who, milliseconds in times.items()},
         "tflops": 2 * tokens * rows * channels / fastest / 1e9,
-        "tile": "" if tiles is None else "{} + {}".format(*tiles.parts),
+        "tile": "{} + {}".format(*on_hopper.tiles_of(tokens, made, dual=dual).parts) if busy else "",
     }
 
 

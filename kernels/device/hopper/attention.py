@@ -11,9 +11,9 @@ queries, nor the warpgroups, nor the split of a head's width into D1 + D2 column
 from typing import Any, NamedTuple
 
 from fastdiff.kernels.device.hopper.attention_loads import (
-    Inputs,
     Parts,
     Shape,
+    Streams,
     Work,
     buffers,
     place_of,
@@ -107,7 +107,7 @@ def _operand(p, dtype: gl.constexpr, shape: gl.constexpr):
 
 
 @gluon.jit
-def _visible(scores, block, tile, GROUP: gl.constexpr, work, shape: gl.constexpr):
+def _visible(scores, block, tile, WG: gl.constexpr, work, shape: gl.constexpr):
     """The scores with the bias of their keys, and without keys that come after their query.
 
     None is -infinity: a query may see no key of the blocks that come first, each of which counts about 1 then, until a
@@ -124,13 +124,13 @@ def _visible(scores, block, tile, GROUP: gl.constexpr, work, shape: gl.constexpr
         biases = gl.load(work.bias_ptr + places, mask=columns < work.keys, other=0.0).to(gl.float32)
         scores += gl.expand_dims(gl.maximum(biases, LEAST_BIAS) * (LOG2_E / work.scale), 0)
     if shape.CAUSAL:
-        rows = place.row + GROUP * 64 + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+        rows = place.row + WG * 64 + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
         scores = gl.where(gl.expand_dims(columns, 0) <= gl.expand_dims(rows, 1), scores, LATER)
     return scores
 
 
 @gluon.jit
-def _first_block(own, inputs, work, tile, free_before, GROUP: gl.constexpr, shape: gl.constexpr):
+def _first_block(own, inputs, work, tile, free_before, WG: gl.constexpr, shape: gl.constexpr):
     """The walk after the scores of the last block of keys: it alone has keys that are not there."""
     LAYOUT: gl.constexpr = _product(shape.BN)
     W2: gl.constexpr = shape.D2 if shape.D2 > 0 else 16
@@ -144,7 +144,7 @@ def _first_block(own, inputs, work, tile, free_before, GROUP: gl.constexpr, shap
         mbarrier.arrive(free_before, count=1, pred=tile.turn > 0)
     scores = warpgroup_mma_wait(0, deps=[scores])
     mbarrier.arrive(inputs.k.read.index(stage), count=1)
-    scores = _visible(scores, tile.last, tile, GROUP, work, shape)
+    scores = _visible(scores, tile.last, tile, WG, work, shape)
     if not shape.EVEN:
         columns = tile.last * shape.BN + gl.arange(0, shape.BN, gl.SliceLayout(0, LAYOUT))
         scores = gl.where(gl.expand_dims(columns < work.keys, 0), scores, -float("inf"))
@@ -154,21 +154,21 @@ def _first_block(own, inputs, work, tile, free_before, GROUP: gl.constexpr, shap
 
 
 @gluon.jit
-def _next_block(walk, i, own, inputs, work, tile, turns, GROUP: gl.constexpr, shape: gl.constexpr):
+def _next_block(walk, i, own, inputs, work, tile, turns, WG: gl.constexpr, shape: gl.constexpr):
     """The walk after the scores of the i-th block of keys from the end, and the values of the one before."""
     count = tile.done + i
     stage, stage_before = count % shape.STAGES, (count - 1) % shape.STAGES
     if shape.IN_TURN:
-        mbarrier.wait(turns.index(GROUP), (count - tile.turn - 1) & 1)
+        mbarrier.wait(turns.index(WG), (count - tile.turn - 1) & 1)
     mbarrier.wait(inputs.k.loaded.index(stage), count // shape.STAGES & 1)
     scores = _begin_scores(own, inputs.k, stage, shape)
     mbarrier.wait(inputs.v.loaded.index(stage_before), (count - 1) // shape.STAGES & 1)
     acc, acc2 = _begin_values(walk.p, inputs.v, stage_before, walk.acc, walk.acc2, shape)
     if shape.IN_TURN:
-        mbarrier.arrive(turns.index((GROUP + 1) % shape.GROUPS), count=1)
+        mbarrier.arrive(turns.index((WG + 1) % shape.WGS), count=1)
     scores = warpgroup_mma_wait(2 if shape.D2 > 0 else 1, deps=[scores])
     mbarrier.arrive(inputs.k.read.index(stage), count=1)
-    scores = _visible(scores, tile.last - i, tile, GROUP, work, shape)
+    scores = _visible(scores, tile.last - i, tile, WG, work, shape)
     top = gl.maximum(walk.top, gl.max(scores, 1) * work.scale)
     p = gl.exp2(scores * work.scale - gl.expand_dims(top, 1))
     shrink = gl.exp2(walk.top - top)
@@ -181,7 +181,7 @@ def _next_block(walk, i, own, inputs, work, tile, turns, GROUP: gl.constexpr, sh
 
 
 @gluon.jit
-def _finish(walk, out, pieces, own, inputs, work, tile, GROUP: gl.constexpr, shape: gl.constexpr):
+def _finish(walk, out, pieces, own, inputs, work, tile, WG: gl.constexpr, shape: gl.constexpr):
     """Add the values of the first block of keys, the last to come; the output takes the queries' place and leaves."""
     count = tile.done + tile.last
     stage = count % shape.STAGES
@@ -194,26 +194,26 @@ def _finish(walk, out, pieces, own, inputs, work, tile, GROUP: gl.constexpr, sha
         own.second.store(_times(acc2, inverse).to(own.first.dtype))
     fence_async_shared()
     place = place_of(tile.number, work, shape)
-    row = place.row + GROUP * 64
+    row = place.row + WG * 64
     async_store(out.first, [place.picture, place.head, row, 0], pieces.first)  # no rows or columns outside
     if shape.D2 > 0:
         async_store(out.second, [place.picture, place.head, row, shape.D1], pieces.second)
 
 
 @gluon.jit
-def _attend(out, pieces, inputs, work, tile, free_before, turns, GROUP: gl.constexpr, shape: gl.constexpr):
+def _attend(out, pieces, inputs, work, tile, free_before, turns, WG: gl.constexpr, shape: gl.constexpr):
     """A warpgroup's 64 queries of a tile, in shared memory, against all keys."""
     own = Parts(pieces.first.reshape([64, shape.D1]), pieces.first.reshape([64, shape.D1]))
     if shape.D2 > 0:
         own = Parts(own.first, pieces.second.reshape([64, shape.D2]))
-    walk = _first_block(own, inputs, work, tile, free_before, GROUP, shape)
+    walk = _first_block(own, inputs, work, tile, free_before, WG, shape)
     for i in range(1, tile.last + 1):
-        walk = _next_block(walk, i, own, inputs, work, tile, turns, GROUP, shape)
-    _finish(walk, out, pieces, own, inputs, work, tile, GROUP, shape)
+        walk = _next_block(walk, i, own, inputs, work, tile, turns, WG, shape)
+    _finish(walk, out, pieces, own, inputs, work, tile, WG, shape)
 
 
 @gluon.jit
-def _stand_by(inputs, tile, free_before, turns, GROUP: gl.constexpr, shape: gl.constexpr):
+def _stand_by(inputs, tile, free_before, turns, WG: gl.constexpr, shape: gl.constexpr):
     """The last warpgroup while a tile has no queries for it: it gives up its buffers and its turns."""
     if shape.TILES > 1:
         store_wait(0)
@@ -222,8 +222,8 @@ def _stand_by(inputs, tile, free_before, turns, GROUP: gl.constexpr, shape: gl.c
         count = tile.done + i
         stage, phase = count % shape.STAGES, count // shape.STAGES & 1
         if shape.IN_TURN:
-            mbarrier.wait(turns.index(GROUP), (count - tile.turn - 1) & 1, pred=i > 0)
-            mbarrier.arrive(turns.index((GROUP + 1) % shape.GROUPS), count=1, pred=i > 0)
+            mbarrier.wait(turns.index(WG), (count - tile.turn - 1) & 1, pred=i > 0)
+            mbarrier.arrive(turns.index((WG + 1) % shape.WGS), count=1, pred=i > 0)
         mbarrier.wait(inputs.k.loaded.index(stage), phase)
         mbarrier.arrive(inputs.k.read.index(stage), count=1)
         mbarrier.wait(inputs.v.loaded.index(stage), phase)
@@ -231,7 +231,7 @@ def _stand_by(inputs, tile, free_before, turns, GROUP: gl.constexpr, shape: gl.c
 
 
 @gluon.jit
-def _consume(out, inputs, work, turns, GROUP: gl.constexpr, shape: gl.constexpr):
+def _consume(out, inputs, work, turns, WG: gl.constexpr, shape: gl.constexpr):
     """A warpgroup: its 64 queries of each tile of this program."""
     queries = inputs.q
     turn = 0
@@ -239,17 +239,17 @@ def _consume(out, inputs, work, turns, GROUP: gl.constexpr, shape: gl.constexpr)
     for number in range(gl.program_id(0), tiles_of(work), gl.num_programs(0)):
         tile = tile_of(number, turn, done, work, shape)
         buffer = turn % shape.TILES
-        piece = buffer * shape.GROUPS + GROUP
+        piece = buffer * shape.WGS + WG
         pieces = Parts(queries.parts.first.index(piece), queries.parts.second.index(piece))
         free_before = queries.read.index((turn + shape.TILES - 1) % shape.TILES)
         mbarrier.wait(queries.loaded.index(piece), turn // shape.TILES & 1)
-        if GROUP < 2:
-            _attend(out, pieces, inputs, work, tile, free_before, turns, GROUP, shape)
+        if WG < 2:
+            _attend(out, pieces, inputs, work, tile, free_before, turns, WG, shape)
         else:
             if number < work.full_tiles * work.pairs:
-                _attend(out, pieces, inputs, work, tile, free_before, turns, GROUP, shape)
+                _attend(out, pieces, inputs, work, tile, free_before, turns, WG, shape)
             else:
-                _stand_by(inputs, tile, free_before, turns, GROUP, shape)
+                _stand_by(inputs, tile, free_before, turns, WG, shape)
         if shape.TILES == 1:
             store_wait(0)
             mbarrier.arrive(queries.read.index(0), count=1)
@@ -261,19 +261,19 @@ def _consume(out, inputs, work, turns, GROUP: gl.constexpr, shape: gl.constexpr)
 @gluon.jit(do_not_specialize=SIZES)
 def hopper_attention_kernel(
     out, out2, q, q2, k, k2, v, v2, bias_ptr, heads, pairs, full_tiles, small_tiles, keys, scale,
-    GROUPS: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
+    WGS: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
     TILES: gl.constexpr, EVEN: gl.constexpr, IN_TURN: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """softmax(q k^T scale + bias) v, descriptors of (pictures, heads, rows, width), in blocks of D1 columns, and of D2.
 
     scale is for powers of two; bias, of every key, for powers of e.
     """
-    shape: gl.constexpr = Shape(GROUPS, D1, D2, BN, STAGES, TILES, EVEN, IN_TURN, CAUSAL)
+    shape: gl.constexpr = Shape(WGS, D1, D2, BN, STAGES, TILES, EVEN, IN_TURN, CAUSAL)
     out, q, k, v = Parts(out, out2), Parts(q, q2), Parts(k, k2), Parts(v, v2)
-    queries = buffers(q, TILES * GROUPS, 64, TILES, shape)
-    inputs = Inputs(queries, buffers(k, STAGES, BN, STAGES, shape), buffers(v, STAGES, BN, STAGES, shape))
-    turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(GROUPS):
+    queries = buffers(q, TILES * WGS, 64, TILES, shape)
+    inputs = Streams(queries, buffers(k, STAGES, BN, STAGES, shape), buffers(v, STAGES, BN, STAGES, shape))
+    turns = gl.allocate_shared_memory(gl.int64, [WGS, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(WGS):
         mbarrier.init(turns.index(i), count=1)
     if IN_TURN:
         mbarrier.arrive(turns.index(0), count=1)
@@ -286,12 +286,12 @@ def hopper_attention_kernel(
     THIRD: gl.constexpr = 2
     # constants by their names: a literal would lose that it is one. At the end are the warps and the registers of all
     # but the first; that has the four warps of the launch, and the registers that are left
-    if GROUPS == 1:
+    if WGS == 1:
         gl.warp_specialize([
             (_consume, (out, inputs, work, turns, FIRST, shape)),
             (produce, (q, k, v, inputs, work, shape)),
         ], [1], [24])  # fmt: skip
-    elif GROUPS == 2:
+    elif WGS == 2:
         gl.warp_specialize([
             (_consume, (out, inputs, work, turns, FIRST, shape)),
             (_consume, (out, inputs, work, turns, SECOND, shape)),

@@ -8,7 +8,7 @@ from fastdiff.kernels.device.hopper.language import async_load, gl, gluon, mbarr
 class Shape(NamedTuple):
     """The constants of a kernel."""
 
-    GROUPS: Any  # warpgroups, each with 64 queries of a tile
+    WGS: Any  # warpgroups, each with 64 queries of a tile
     D1: Any  # columns of the first part of a head's width, a power of two
     D2: Any  # of the second; 0 where there is one part alone
     BN: Any  # keys of a block
@@ -34,10 +34,10 @@ class Buffers(NamedTuple):
     read: Any  # (pieces, 1); for queries (TILES, 1)
 
 
-class Inputs(NamedTuple):
+class Streams(NamedTuple):
     """Queries, keys and values on their way through shared memory."""
 
-    q: Buffers  # TILES * GROUPS pieces
+    q: Buffers  # TILES * WGS pieces
     k: Buffers  # STAGES pieces
     v: Buffers
 
@@ -47,7 +47,7 @@ class Work(NamedTuple):
 
     pairs: Any
     heads: Any
-    full_tiles: Any  # of GROUPS warpgroups
+    full_tiles: Any  # of WGS warpgroups
     small_tiles: Any  # of one less
     keys: Any
     last: Any  # block of keys
@@ -82,12 +82,12 @@ def tiles_of(work):
 def place_of(number, work, shape: gl.constexpr):
     """The place of a tile. All full tiles come first, a pair's side by side, then the small ones."""
     pair = number // gl.maximum(work.full_tiles, 1)
-    row = number % gl.maximum(work.full_tiles, 1) * (shape.GROUPS * 64)
+    row = number % gl.maximum(work.full_tiles, 1) * (shape.WGS * 64)
     if number >= work.full_tiles * work.pairs:
         rest = number - work.full_tiles * work.pairs
         pair = rest // gl.maximum(work.small_tiles, 1)
-        row = work.full_tiles * (shape.GROUPS * 64)
-        row += rest % gl.maximum(work.small_tiles, 1) * (shape.GROUPS * 64 - 64)
+        row = work.full_tiles * (shape.WGS * 64)
+        row += rest % gl.maximum(work.small_tiles, 1) * (shape.WGS * 64 - 64)
     return Place(pair // work.heads, pair % work.heads, row)
 
 
@@ -97,7 +97,7 @@ def tile_of(number, turn, done, work, shape: gl.constexpr):
     last = work.last
     if shape.CAUSAL:  # up to the last query's own key
         row = place_of(number, work, shape).row
-        last = gl.minimum(last, (row + shape.GROUPS * 64 - 1) // shape.BN)
+        last = gl.minimum(last, (row + shape.WGS * 64 - 1) // shape.BN)
     else:  # the same number, which takes no register from one tile to the next
         done = turn * (last + 1)
     return Tile(number, last, turn, done)
@@ -117,7 +117,7 @@ def buffers(tensor, PIECES: gl.constexpr, ROWS: gl.constexpr, READS: gl.constexp
     for i in gl.static_range(PIECES):
         mbarrier.init(loaded.index(i), count=1)
     for i in gl.static_range(READS):
-        mbarrier.init(read.index(i), count=shape.GROUPS)
+        mbarrier.init(read.index(i), count=shape.WGS)
     return Buffers(parts, loaded, read)
 
 
@@ -149,13 +149,13 @@ def produce(q, k, v, inputs, work, shape: gl.constexpr):
         place = place_of(number, work, shape)
         buffer = turn % shape.TILES
         mbarrier.wait(inputs.q.read.index(buffer), (turn // shape.TILES & 1) ^ 1)
-        _load(q, inputs.q, buffer * shape.GROUPS, place, place.row, 64, shape)
+        _load(q, inputs.q, buffer * shape.WGS, place, place.row, 64, shape)
         for i in range(tile.last + 2):
             if i <= tile.last:
                 _load_block(k, inputs.k, tile.done + i, place, (tile.last - i) * shape.BN, shape)
             if i == 0:
-                for group in gl.static_range(1, shape.GROUPS):
-                    piece = buffer * shape.GROUPS + group
+                for group in gl.static_range(1, shape.WGS):
+                    piece = buffer * shape.WGS + group
                     _load(q, inputs.q, piece, place, place.row + group * 64, 64, shape)
             else:  # values one step later, as they are wanted
                 _load_block(v, inputs.v, tile.done + i - 1, place, (tile.last + 1 - i) * shape.BN, shape)

@@ -10,22 +10,20 @@ embedding, residual, moments for the next norm, store).
 - The channels are on the matrix unit's M side: out^T = W X^T. So the moments of a channel are sums along a row of the
   accumulator, in registers and two shuffles.
 - Upsampled (nearest 2x before the filter), a tile is of one of the output's four interleaved quarters, each a filter of
-  the smaller input; one warpgroup makes even rows, the other odd ones. At stride 2 the input's pixels are read by their
-  parity: loads for the filter's outer rows, which share theirs, and then loads for its middle row.
+  the smaller input; one warpgroup makes even rows, the other odd ones.
 - A 1x1 shortcut joins the sum after the filter, a load for each product.
 - In fp8 a load is of 128 channels, as many bytes. Each product is a sum of its own, which needs registers: so both
-  warpgroups make one tile, each half of its rows, from the same loads; while one adds, the other multiplies. At
-  stride 2 there is none in fp8.
+  warpgroups make one tile, each half of its rows, from the same loads; while one adds, the other multiplies.
 - What a warp computes from the kernel's own arguments stays in its uniform registers, from which the copy engine and
   the matrix unit take their addresses; what is computed before the warps part does not. So little is.
 
-Bits: the sum over k is in the order (64 or 128 channels, column of the tap, row of the tap), at stride 2 the middle row
-last; so those of a picture and of its moments depend neither on the batch nor on the tiles.
+Bits: the sum over k is in the order (64 or 128 channels, column of the tap, row of the tap); so the bits of a picture
+and of its moments depend neither on the batch nor on the tiles.
 """
 
 from typing import Any, NamedTuple
 
-from fastdiff.kernels.device.hopper.conv2d_loads import Cut, Source, blocks_of, locate, produce, share, turns_of
+from fastdiff.kernels.device.hopper.conv2d_loads import ConvTiles, Source, blocks_of, locate, produce, share, turns_of
 from fastdiff.kernels.device.hopper.language import (
     async_load,
     async_store,
@@ -43,7 +41,7 @@ from fastdiff.kernels.device.language import cuda
 
 # Numbers of which one compiled variant serves all values.
 SIZES = [
-    "x_channels", "x2_channels", "shortcut_channels", "shortcut2_channels", "out_channels", "pad_top", "pad_left",
+    "x_channels", "x2_channels", "shortcut_channels", "shortcut2_channels", "out_channels",
     "tiles", "whole", "across", "down", "wide", "moments_rows", "temb_stride", "scale",
 ]  # fmt: skip
 
@@ -189,7 +187,7 @@ def _channel_factors(epilogue, n, channels, L: gl.constexpr):
 
 
 @gluon.jit
-def _store_moments(acc, out, place, top, cut, ROWS: gl.constexpr, PX: gl.constexpr, UP: gl.constexpr):
+def _store_moments(acc, out, place, top, tiles, ROWS: gl.constexpr, PX: gl.constexpr, UP: gl.constexpr):
     """Mean and M2 of each channel over each PX pixels of acc (64, ROWS 16), from row `top` on, before it is rounded."""
     PARTS: gl.constexpr = ROWS * 16 // PX
     parts = acc.reshape([64, PARTS, PX])
@@ -202,7 +200,7 @@ def _store_moments(acc, out, place, top, cut, ROWS: gl.constexpr, PX: gl.constex
     first = place.picture.to(gl.int64)
     if UP:  # a quarter after another
         first = first * 4 + place.below * 2 + place.right
-    offset = ((first * out.moments_rows + row) * cut.wide + place.column // 16) * out.channels + channel
+    offset = ((first * out.moments_rows + row) * tiles.wide + place.column // 16) * out.channels + channel
     mask = (row < out.moments_rows) & (channel < out.channels)
     gl.store(out.mean + offset, mean, mask=mask)
     gl.store(out.m2 + offset, m2, mask=mask)
@@ -215,21 +213,18 @@ def _sum_tile(
 ):  # fmt: skip
     """(64, ROWS 16) float32, the sum over k of the program's `turn`-th tile, when it is this warpgroup's turn."""
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 16])
-    TAPS: gl.constexpr = 2 if MODE == "down" else 3
-    MORE: gl.constexpr = MODE == "down" or depth.shortcut is not None
+    ADDED: gl.constexpr = depth.shortcut is not None
     loads = 3 * (blocks_of(depth.x, 64) + blocks_of(depth.x2, 64))
     later = blocks_of(depth.shortcut, 64) + blocks_of(depth.shortcut2, 64)  # of one product each
-    if MODE == "down":  # those for the filter's middle row
-        later += loads
     first = turn * (loads + later)
-    product = turn * (loads * TAPS + later)
+    product = turn * (loads * 3 + later)
     acc = gl.zeros([64, ROWS * 16], gl.float32, L)
     # this one looks at the barriers only when the other has passed its own: parity alone does not tell rounds apart
     mbarrier.wait(shared.turn.index(WG), turn // 2 & 1)
     acc, product = _multiply(
-        acc, shared, first, product, loads, WG, TAPS, MODE == "up", 0, not MORE, ROWS, XS, WS
+        acc, shared, first, product, loads, WG, 3, MODE == "up", 0, not ADDED, ROWS, XS, WS
     )  # fmt: skip
-    if MORE:
+    if ADDED:
         acc, product = _multiply(
             acc, shared, first + loads, product, later, WG, 1, False, 0, True, ROWS, XS, WS
         )  # fmt: skip
@@ -262,7 +257,7 @@ def _sum_tile_fp8(
 
 @gluon.jit
 def _make_tile(
-    y, residual, out, epilogue, shared, cut, place, turn, depth,
+    y, residual, out, epilogue, shared, tiles, place, turn, depth,
     WG: gl.constexpr, BELOW: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, PX: gl.constexpr,
     MODE: gl.constexpr,
 ):  # fmt: skip
@@ -304,12 +299,12 @@ def _make_tile(
     fence_async_shared()
     async_store(y, at, staged)
     if PX > 0:
-        _store_moments(acc, out, place, row, cut, ROWS, PX, MODE == "up")
+        _store_moments(acc, out, place, row, tiles, ROWS, PX, MODE == "up")
 
 
 @gluon.jit
 def _consume(
-    out, epilogue, shared, cut, depth,
+    out, epilogue, shared, tiles, depth,
     WG: gl.constexpr, TH: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, PX: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: every second tile of this program; in fp8, half the rows of each."""
@@ -318,24 +313,24 @@ def _consume(
     ROWS: gl.constexpr = TH // 2 if FP8 else TH
     HALF: gl.constexpr = ROWS // 2
     TURNS: gl.constexpr = 2 if FP8 and MODE == "up" else 1  # an iteration, which alternate between even and odd rows
-    for first in range(0 if FP8 else WG, turns_of(cut, MODE == "up"), TURNS if FP8 else 2):
+    for first in range(0 if FP8 else WG, turns_of(tiles, MODE == "up"), TURNS if FP8 else 2):
         for BELOW in gl.static_range(TURNS):
             turn = first + BELOW
-            place = locate(turn, cut, TH, MODE == "up")
+            place = locate(turn, tiles, TH, MODE == "up")
             if out.y_half is None:
                 _make_tile(
-                    out.y, out.residual, out, epilogue, shared, cut, place, turn, depth,
+                    out.y, out.residual, out, epilogue, shared, tiles, place, turn, depth,
                     WG, BELOW, ROWS, XS, WS, PX, MODE,
                 )  # fmt: skip
             else:
                 if place.half:
                     _make_tile(
-                        out.y_half, out.residual_half, out, epilogue, shared, cut, place, turn, depth,
+                        out.y_half, out.residual_half, out, epilogue, shared, tiles, place, turn, depth,
                         WG, BELOW, HALF, XS, WS, PX, MODE,
                     )  # fmt: skip
                 else:
                     _make_tile(
-                        out.y, out.residual, out, epilogue, shared, cut, place, turn, depth,
+                        out.y, out.residual, out, epilogue, shared, tiles, place, turn, depth,
                         WG, BELOW, ROWS, XS, WS, PX, MODE,
                     )  # fmt: skip
     store_wait(0)
@@ -347,7 +342,7 @@ def hopper_conv(
     x, x_half, x_edge, x2, x2_half, x2_edge, w,
     shortcut, shortcut_half, shortcut2, shortcut2_half, shortcut_w,
     bias, temb, temb_stride, shortcut_bias, scale, w_scale, x_scale,
-    x_channels, x2_channels, shortcut_channels, shortcut2_channels, out_channels, pad_top, pad_left,
+    x_channels, x2_channels, shortcut_channels, shortcut2_channels, out_channels,
     tiles, whole, across, down, wide, moments_rows,
     MODE: gl.constexpr, TH: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, PX: gl.constexpr,
 ):  # fmt: skip
@@ -359,7 +354,7 @@ def hopper_conv(
     source, source2 = Source(x, x_half, x_edge, x_channels), Source(x2, x2_half, x2_edge, x2_channels)
     added = Source(shortcut, shortcut_half, None, shortcut_channels)
     added2 = Source(shortcut2, shortcut2_half, None, shortcut2_channels)
-    cut = Cut(tiles, whole, across, down, wide)
+    output_tiles = ConvTiles(tiles, whole, across, down, wide)
     out = Outputs(y, y_half, residual, residual_half, mean, m2, out_channels, moments_rows)
     epilogue = Epilogue(bias, temb, temb_stride, shortcut_bias, scale, w_scale, x_scale)
     depth = Depth(x_channels, x2_channels, shortcut_channels, shortcut2_channels)
@@ -367,7 +362,7 @@ def hopper_conv(
     WG1: gl.constexpr = 1
     # written out: a tuple made beforehand would lose that its numbers are constants
     gl.warp_specialize([
-        (_consume, (out, epilogue, shared, cut, depth, WG0, TH, XS, WS, PX, MODE)),
-        (_consume, (out, epilogue, shared, cut, depth, WG1, TH, XS, WS, PX, MODE)),
-        (produce, (source, source2, w, added, added2, shortcut_w, shared, cut, pad_top, pad_left, TH, XS, WS, MODE)),
+        (_consume, (out, epilogue, shared, output_tiles, depth, WG0, TH, XS, WS, PX, MODE)),
+        (_consume, (out, epilogue, shared, output_tiles, depth, WG1, TH, XS, WS, PX, MODE)),
+        (produce, (source, source2, w, added, added2, shortcut_w, shared, output_tiles, TH, XS, WS, MODE)),
     ], [4, 1], [240, 24])  # fmt: skip

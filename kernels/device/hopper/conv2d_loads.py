@@ -40,10 +40,10 @@ class Shared(NamedTuple):
     turn: Any
 
 
-class Cut(NamedTuple):
-    """How the output is cut into tiles: from the tile `whole` on they are halves, of TH / 2 rows."""
+class ConvTiles(NamedTuple):
+    """The tiles of the output: from the tile `whole` on they are halves, of TH / 2 rows."""
 
-    tiles: Any
+    number: Any
     whole: Any
     across: Any  # tiles of channels; upsampled, of left pixels and of right ones
     down: Any
@@ -63,12 +63,10 @@ class Place(NamedTuple):
 
 
 class Pixel(NamedTuple):
-    """Where a load begins: its row and parity, its column and parity."""
+    """Where a load begins."""
 
     row: Any
-    below: Any
     column: Any
-    right: Any
 
 
 @gluon.jit
@@ -106,25 +104,25 @@ def share(
 
 
 @gluon.jit
-def turns_of(cut, UP: gl.constexpr):
+def turns_of(tiles, UP: gl.constexpr):
     """Tiles of this program, which its warpgroups take in turn; upsampled, each is two."""
-    tiles = (cut.tiles - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0)
-    return tiles * 2 if UP else tiles
+    count = (tiles.number - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0)
+    return count * 2 if UP else count
 
 
 @gluon.jit
-def locate(turn, cut, TH: gl.constexpr, UP: gl.constexpr):
+def locate(turn, tiles, TH: gl.constexpr, UP: gl.constexpr):
     """The `Place` of this program's tile of that turn."""
     below = turn % 2 if UP else 0
     tile = gl.program_id(0) + (turn // 2 if UP else turn) * gl.num_programs(0)
-    rest = gl.maximum(tile - cut.whole, 0)
-    unit = gl.minimum(tile, cut.whole) + rest // 2
-    pixels, channels = unit // cut.across, unit % cut.across
-    rows, column = pixels // cut.wide, pixels % cut.wide * 16
-    picture, row = rows // cut.down, rows % cut.down * TH + rest % 2 * (TH // 2)
-    tiles = cut.across // 2 if UP else cut.across
-    n, right = channels % tiles * 64, channels // tiles if UP else 0
-    return Place(picture, row, column, n, below, right, tile >= cut.whole)
+    rest = gl.maximum(tile - tiles.whole, 0)
+    unit = gl.minimum(tile, tiles.whole) + rest // 2
+    pixels, channels = unit // tiles.across, unit % tiles.across
+    rows, column = pixels // tiles.wide, pixels % tiles.wide * 16
+    picture, row = rows // tiles.down, rows % tiles.down * TH + rest % 2 * (TH // 2)
+    across = tiles.across // 2 if UP else tiles.across
+    n, right = channels % across * 64, channels // across if UP else 0
+    return Place(picture, row, column, n, below, right, tile >= tiles.whole)
 
 
 @gluon.jit
@@ -137,26 +135,19 @@ def blocks_of(channels, BK: gl.constexpr):
 
 
 @gluon.jit
-def _tap(place, i, j, pad_top, pad_left, MODE: gl.constexpr):
-    """The `Pixel` of a tile's first pixel at the tap (i, j)."""
+def _tap(place, j, MODE: gl.constexpr):
+    """The `Pixel` of a tile's first pixel at the tap (0, j)."""
     if MODE == "up":
-        return Pixel(place.row + ((place.below + i - 1) >> 1), 0, place.column + ((place.right + j - 1) >> 1), 0)
-    h, w = i - pad_top, j - pad_left
-    if MODE == "down":
-        return Pixel(place.row + (h >> 1), h & 1, place.column + (w >> 1), w & 1)
+        return Pixel(place.row + ((place.below - 1) >> 1), place.column + ((place.right + j - 1) >> 1))
     else:
-        return Pixel(place.row + h, 0, place.column + w, 0)
+        return Pixel(place.row - 1, place.column + j - 1)
 
 
 @gluon.jit
-def _load_rows(x, into, full, picture, pixel, c, channels, DOWN: gl.constexpr):
+def _load_rows(x, into, full, picture, pixel, c, DOWN: gl.constexpr):
     """Rows of pixels, `DOWN` from the first, and a block of channels from c on."""
     into = reinterpret(into, x.dtype, x.block_shape, x.layout)
-    if len(x.block_shape) == 5:  # (N, H / 2, 2, W / 2, 2 C)
-        at = [picture, pixel.row + DOWN, pixel.below, pixel.column, pixel.right * channels + c]
-        async_load(x, at, full, into)
-    else:
-        async_load(x, [picture, pixel.row + DOWN, pixel.column, c], full, into)
+    async_load(x, [picture, pixel.row + DOWN, pixel.column, c], full, into)
 
 
 @gluon.jit
@@ -169,35 +160,32 @@ def _load_pixels(
     """
     ROWS: gl.constexpr = x.block_shape[1]
     SIZE: gl.constexpr = shared.x.shape[0] // XS
-    picture, channels = place.picture, source.channels
     mbarrier.expect(full, (ROWS + EDGE) * 16 * 128 + WEIGHTS * 64 * 128)
-    _load_rows(x, pieces(shared.x, buffer, SIZE, 0, ROWS), full, picture, pixel, c, channels, 0)
+    _load_rows(x, pieces(shared.x, buffer, SIZE, 0, ROWS), full, place.picture, pixel, c, 0)
     if EDGE > 0:
         into = pieces(shared.x, buffer, SIZE, ROWS, EDGE)
-        _load_rows(source.edge, into, full, picture, pixel, c, channels, ROWS)
+        _load_rows(source.edge, into, full, place.picture, pixel, c, ROWS)
 
 
 @gluon.jit
 def _load_source(
-    source, w, shared, place, pad_top, pad_left, load, product, offset,
-    TAPS: gl.constexpr, FIRST_TAP: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, MODE: gl.constexpr,
+    source, w, shared, place, load, product, offset,
+    POINT: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
     """All loads of a source, each as soon as its buffer is free; returns the next load's number and product's.
 
-    TAPS: products of a load; 0: one, without a filter, of the next channels. FIRST_TAP: the row of its first tap.
+    POINT: without a filter: a load is of the next channels and has one product, not three.
     offset: of the source's first channel in the weight.
     """
-    POINT: gl.constexpr = TAPS == 0
-    PRODUCTS: gl.constexpr = 1 if TAPS == 0 else TAPS
-    COLUMNS: gl.constexpr = 1 if TAPS == 0 else 3
-    STEP: gl.constexpr = 2 if TAPS == 2 else 1  # rows of the filter from one product's tap to the next one's
-    EDGE: gl.constexpr = source.edge.block_shape[1] if TAPS > 1 else 0
+    PRODUCTS: gl.constexpr = 1 if POINT else 3
+    COLUMNS: gl.constexpr = 1 if POINT else 3
+    EDGE: gl.constexpr = 0 if POINT else source.edge.block_shape[1]
     BK: gl.constexpr = w.block_shape[2]
     JOINT: gl.constexpr = WS == 3 * XS
     WEIGHTS: gl.constexpr = PRODUCTS if JOINT else 0
     for k in range(blocks_of(source.channels, BK) * COLUMNS):
         c, j = k // COLUMNS * BK, k % COLUMNS
-        pixel = Pixel(place.row, 0, place.column, 0) if POINT else _tap(place, FIRST_TAP, j, pad_top, pad_left, MODE)
+        pixel = Pixel(place.row, place.column) if POINT else _tap(place, j, MODE)
         buffer = load % XS
         full = shared.x_full.index(buffer)
         mbarrier.wait(shared.x_free.index(buffer), (load // XS & 1) ^ 1)
@@ -216,7 +204,7 @@ def _load_source(
                 mbarrier.wait(shared.w_free.index(slot), (product // WS & 1) ^ 1)
                 mbarrier.expect(full, 64 * 128)
             into = reinterpret(shared.w.index(slot), w.dtype, w.block_shape, w.layout)
-            tap = 0 if POINT else (FIRST_TAP + r * STEP) * 3 + j
+            tap = 0 if POINT else r * 3 + j
             async_load(w, [place.n, tap, offset + c], full, into)
             product += 1
     return load, product
@@ -224,7 +212,7 @@ def _load_source(
 
 @gluon.jit
 def produce(
-    x, x2, w, shortcut, shortcut2, shortcut_w, shared, cut, pad_top, pad_left,
+    x, x2, w, shortcut, shortcut2, shortcut_w, shared, tiles,
     TH: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
     """One warp: the pixels and weights of one tile after another.
@@ -232,31 +220,26 @@ def produce(
     The next kernel may begin early only where this one leaves it half of an H200: else all of a small one would run on
     the few multiprocessors that are done first.
     """
-    TAPS: gl.constexpr = 2 if MODE == "down" else 3
     HALF_OF_A_CARD: gl.constexpr = 66
     cuda.gdc_wait()
     if gl.num_programs(0) <= HALF_OF_A_CARD:
         cuda.gdc_launch_dependents()
     load = 0
     product = 0
-    for turn in range(turns_of(cut, MODE == "up")):
-        place = locate(turn, cut, TH, MODE == "up")
+    for turn in range(turns_of(tiles, MODE == "up")):
+        place = locate(turn, tiles, TH, MODE == "up")
         load, product = _load_source(
-            x, w, shared, place, pad_top, pad_left, load, product, 0, TAPS, 0, XS, WS, MODE
+            x, w, shared, place, load, product, 0, False, XS, WS, MODE
         )  # fmt: skip
-        if MODE == "down":
-            load, product = _load_source(
-                x, w, shared, place, pad_top, pad_left, load, product, 0, 1, 1, XS, WS, MODE
-            )  # fmt: skip
         if x2.whole is not None:
             load, product = _load_source(
-                x2, w, shared, place, pad_top, pad_left, load, product, x.channels, TAPS, 0, XS, WS, MODE
+                x2, w, shared, place, load, product, x.channels, False, XS, WS, MODE
             )  # fmt: skip
         if shortcut.whole is not None:
             load, product = _load_source(
-                shortcut, shortcut_w, shared, place, 0, 0, load, product, 0, 0, 0, XS, WS, MODE
+                shortcut, shortcut_w, shared, place, load, product, 0, True, XS, WS, MODE
             )  # fmt: skip
         if shortcut2.whole is not None:
             load, product = _load_source(
-                shortcut2, shortcut_w, shared, place, 0, 0, load, product, shortcut.channels, 0, 0, XS, WS, MODE
+                shortcut2, shortcut_w, shared, place, load, product, shortcut.channels, True, XS, WS, MODE
             )  # fmt: skip

@@ -1,8 +1,8 @@
 """Gluon, the part of Triton that kernels for sm_90 alone are written in: copies, barriers and products said one by one.
 
 Its names are those of Triton 3.9; 3.6 calls some otherwise. Where there is no Triton, or one whose Gluon has moved on,
-a stand-in takes their place, with which kernels can be defined, but not launched: `host.hopper.gluon` knows the
-versions in which they can.
+a stand-in takes their place, with which kernels can be defined, but not launched: `plans.confirmation` knows
+the versions in which they can.
 """
 
 from fastdiff.kernels.device.language import Absent

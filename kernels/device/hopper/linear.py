@@ -31,10 +31,10 @@ from fastdiff.kernels.device.hopper.language import (
     warpgroup_mma_wait,
 )
 from fastdiff.kernels.device.hopper.linear_loads import (
-    Inputs,
+    Operands,
     Outputs,
     Sizes,
-    Tile,
+    TileShape,
     column2_of,
     locate,
     produce,
@@ -53,7 +53,7 @@ def _layout(columns, step):
 
 
 @gluon.jit
-def _sum(shared, turn, count, GROUP: gl.constexpr, ROWS: gl.constexpr, tile: gl.constexpr):
+def _sum(shared, turn, count, WG: gl.constexpr, ROWS: gl.constexpr, tile: gl.constexpr):
     """The sums over the input channels of a warpgroup's rows of the program's tile of that turn: float32, in two parts.
 
     When the products of a step have begun, those of the step before are done, and its buffers are free.
@@ -64,13 +64,13 @@ def _sum(shared, turn, count, GROUP: gl.constexpr, ROWS: gl.constexpr, tile: gl.
     first = turn * count
     if tile.TURNS:
         # this one looks at the buffers only when the other has passed its own: parity alone does not tell rounds apart
-        mbarrier.wait(shared.turn.index(GROUP), turn // 2 & 1)
+        mbarrier.wait(shared.turn.index(WG), turn // 2 & 1)
     for at in range(first, first + count):
         stage = at % tile.STAGES
         mbarrier.wait(shared.loaded.index(stage), at // tile.STAGES & 1)
         x = shared.x.index(stage)
         if not tile.TURNS:
-            x = reinterpret(x, x.dtype, [2, ROWS, tile.BK], x.layout).index(GROUP)
+            x = reinterpret(x, x.dtype, [2, ROWS, tile.BK], x.layout).index(WG)
         acc = warpgroup_mma(x, shared.w.index(stage).permute((1, 0)), acc, is_async=True)
         if tile.B2 > 0:
             acc2 = warpgroup_mma(x, shared.w2.index(stage).permute((1, 0)), acc2, is_async=True)
@@ -79,7 +79,7 @@ def _sum(shared, turn, count, GROUP: gl.constexpr, ROWS: gl.constexpr, tile: gl.
             acc = warpgroup_mma_wait(1, deps=[acc])
         mbarrier.arrive(shared.read.index((at + tile.STAGES - 1) % tile.STAGES), count=1, pred=at > first)
     if tile.TURNS:
-        mbarrier.arrive(shared.turn.index(1 - GROUP), count=1)
+        mbarrier.arrive(shared.turn.index(1 - WG), count=1)
     if tile.B2 > 0:
         acc, acc2 = warpgroup_mma_wait(0, deps=[acc, acc2])
     else:
@@ -99,17 +99,17 @@ def _multiply(x, w, tile: gl.constexpr):
 
 
 @gluon.jit
-def _sum_fp8(shared, turn, count, GROUP: gl.constexpr, ROWS: gl.constexpr, tile: gl.constexpr):
+def _sum_fp8(shared, turn, count, WG: gl.constexpr, ROWS: gl.constexpr, tile: gl.constexpr):
     """The sums of `_sum` in fp8: each step is summed on its own, then added.
 
     Of a tile of its own a warpgroup has the rows in two parts, else its rows of either part of the columns.
     """
     OWN: gl.constexpr = tile.RINGS == 2
     C2: gl.constexpr = tile.B1 if OWN else tile.B2 if tile.B2 > 0 else 16
-    RING: gl.constexpr = GROUP * tile.STAGES if OWN else 0
+    RING: gl.constexpr = WG * tile.STAGES if OWN else 0
     acc = gl.zeros([ROWS, tile.B1], gl.float32, _layout(tile.B1, tile.BK))
     acc2 = gl.zeros([ROWS, C2], gl.float32, _layout(C2, tile.BK))
-    if OWN and GROUP == 1:
+    if OWN and WG == 1:
         mbarrier.wait(shared.turn.index(1), 0)  # for the first tile of the other, once
     first = turn // tile.RINGS * count
     for at in range(first, first + count):
@@ -117,17 +117,17 @@ def _sum_fp8(shared, turn, count, GROUP: gl.constexpr, ROWS: gl.constexpr, tile:
         mbarrier.wait(shared.loaded.index(stage), at // tile.STAGES & 1)
         x, w = shared.x.index(stage), shared.w.index(stage)
         x = reinterpret(x, x.dtype, [2, ROWS, tile.BK], x.layout)
-        product = _multiply(x.index(0 if OWN else GROUP), w, tile)
+        product = _multiply(x.index(0 if OWN else WG), w, tile)
         if OWN or tile.B2 > 0:
             acc += product  # before the next begins: there are no registers for two
             w2 = w if OWN else shared.w2.index(stage)
-            product2 = _multiply(x.index(1 if OWN else GROUP), w2, tile)
+            product2 = _multiply(x.index(1 if OWN else WG), w2, tile)
             mbarrier.arrive(shared.read.index(stage), count=1)
             acc2 += product2
         else:
             mbarrier.arrive(shared.read.index(stage), count=1)
             acc += product
-    if OWN and GROUP == 0:
+    if OWN and WG == 0:
         mbarrier.arrive(shared.turn.index(1), count=1, pred=turn == 0)
     return acc, acc2
 
@@ -220,29 +220,29 @@ def _finish(
 
 @gluon.jit
 def _consume(
-    out, shared, sizes, GROUP: gl.constexpr, ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, tile: gl.constexpr
+    out, shared, sizes, WG: gl.constexpr, ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, tile: gl.constexpr
 ):
     """A warpgroup: every second tile of the program, or half of each."""
     ROWS: gl.constexpr = out.y.block_shape[0]
-    FIRST: gl.constexpr = GROUP if tile.TURNS else 0
+    FIRST: gl.constexpr = WG if tile.TURNS else 0
     STRIDE: gl.constexpr = 2 if tile.TURNS else 1
     FP8: gl.constexpr = out.x_scale is not None
     count = gl.cdiv(sizes.channels, tile.BK)
     for turn in range(FIRST, turns(sizes), STRIDE):
         place = locate(turn, sizes, tile)
-        row = place.row if tile.TURNS else place.row + GROUP * ROWS
+        row = place.row if tile.TURNS else place.row + WG * ROWS
         column = place.column
         if FP8:
-            acc, acc2 = _sum_fp8(shared, turn, count, GROUP, ROWS, tile)
+            acc, acc2 = _sum_fp8(shared, turn, count, WG, ROWS, tile)
             bias, bias2 = 0, 0  # loaded when they are needed: the sums need all registers
         elif tile.TURNS:  # nobody waits for it, but the sums need all registers
-            acc, acc2 = _sum(shared, turn, count, GROUP, ROWS, tile)
+            acc, acc2 = _sum(shared, turn, count, WG, ROWS, tile)
             bias, bias2 = _load_bias(out.bias, column, sizes.out_channels, tile)
         else:
             bias, bias2 = _load_bias(out.bias, column, sizes.out_channels, tile)
-            acc, acc2 = _sum(shared, turn, count, GROUP, ROWS, tile)
+            acc, acc2 = _sum(shared, turn, count, WG, ROWS, tile)
         store_wait(0)  # the tile before has left the buffers
-        y_s, y2_s = shared.y.index(GROUP), shared.y2.index(GROUP)
+        y_s, y2_s = shared.y.index(WG), shared.y2.index(WG)
         _finish(out, out.y, y_s, acc, bias, row, column, sizes, ACTIVATION, ACTIVATION2, tile)
         if tile.RINGS == 2:
             store_wait(0)
@@ -257,7 +257,7 @@ def _consume(
 def hopper_linear_kernel(
     y, y2, x, w, w2, x_scale, scale, bias, residual, tokens, channels, out_channels, down, across,
     ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, DUAL: gl.constexpr, GROUP: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, DUAL: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     """y (tokens, out_channels) of x (tokens, channels) and w (out_channels or, DUAL, twice as many, channels).
 
@@ -267,8 +267,8 @@ def hopper_linear_kernel(
     """
     RINGS: gl.constexpr = 2 if TURNS and x_scale is not None else 1
     EARLY: gl.constexpr = scale is None or x_scale is not None
-    tile: gl.constexpr = Tile(B1, B2, BK, STAGES, TURNS, DUAL, RINGS, GROUP)
-    inputs, out = Inputs(x, w, w2), Outputs(y, y2, x_scale, scale, bias, residual)
+    tile: gl.constexpr = TileShape(B1, B2, BK, STAGES, TURNS, DUAL, RINGS, GROUP_M)
+    inputs, out = Operands(x, w, w2), Outputs(y, y2, x_scale, scale, bias, residual)
     sizes = Sizes(tokens, channels, out_channels, down, across)
     shared = share(x.dtype, inputs, out, tile)
     FIRST: gl.constexpr = 0

@@ -26,7 +26,7 @@ class Shared(NamedTuple):
     turn: Any  # (2, 1), of either warpgroup
 
 
-class Inputs(NamedTuple):
+class Operands(NamedTuple):
     """Descriptors of the factors; w2 is w in blocks of B2 channels."""
 
     x: Any
@@ -62,7 +62,7 @@ class Place(NamedTuple):
     column: Any
 
 
-class Tile(NamedTuple):
+class TileShape(NamedTuple):
     """The constants of a tile."""
 
     B1: Any
@@ -72,7 +72,7 @@ class Tile(NamedTuple):
     TURNS: Any
     DUAL: Any
     RINGS: Any  # of STAGES buffers: 2 where each warpgroup has its own
-    GROUP: Any  # rows of tiles that share the weights they find in the L2
+    GROUP_M: Any  # rows of tiles that share the weights they find in the L2
 
 
 @gluon.jit
@@ -112,9 +112,9 @@ def locate(turn, sizes, tile: gl.constexpr):
     """The `Place` of this program's tile of that turn: neighbours find their inputs in the L2."""
     COLUMNS: gl.constexpr = (tile.B1 + tile.B2) // 2 if tile.DUAL else tile.B1 + tile.B2
     i = gl.program_id(0) + turn * gl.num_programs(0)
-    first = i // (tile.GROUP * sizes.across) * tile.GROUP
-    height = gl.minimum(sizes.down - first, tile.GROUP)
-    inner = i % (tile.GROUP * sizes.across)
+    first = i // (tile.GROUP_M * sizes.across) * tile.GROUP_M
+    height = gl.minimum(sizes.down - first, tile.GROUP_M)
+    inner = i % (tile.GROUP_M * sizes.across)
     return Place((first + inner % height) * 128, inner // height * COLUMNS)
 
 

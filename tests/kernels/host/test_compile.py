@@ -12,8 +12,8 @@ import torch
 import fastdiff
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.json_files import read_json
-from fastdiff.kernels.host import dispatch
-from fastdiff.kernels.host.tuning import using
+from fastdiff.kernels.plans import choices
+from fastdiff.kernels.plans.tuning import using
 from fastdiff.models.blocks.conditioning import Conditioning, Prompt
 from tests.support.compile_cases import CASES, FP8_CASES, meta
 from tests.support.compiled import assert_compiles, kinds_of
@@ -144,7 +144,7 @@ def test_bundled_models_compile(name, batch_size, part, launches, monkeypatch):
     kind = fastdiff.UNet2DModel if (folder / "unet").is_dir() else fastdiff.DiTTransformer2DModel
     model = kind.from_config(read_json(folder / kind.part.name / "config.json")).to("meta", torch.bfloat16)
     zeros = torch.zeros(batch_size, dtype=torch.int64, device="meta")
-    monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
+    monkeypatch.setattr(choices, "unavailable", lambda device: None)
     x = meta(batch_size, model.config.sample_size, model.config.sample_size, 3)
     found = launches(lambda: model.predict(x, model.conditioning(zeros, zeros)), 90)
     assert_compiles(found, 90, part=(part, PARTS))
@@ -157,7 +157,7 @@ def test_the_bundled_text_model_compiles(batch_size, part, launches, monkeypatch
     """All that one prediction for prompts of 32 tokens launches on an H200."""
     config = read_json(hub.resolve("emoji-sd") / "unet" / "config.json")
     model = fastdiff.UNet2DConditionModel.from_config(config).to("meta", torch.bfloat16)
-    monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
+    monkeypatch.setattr(choices, "unavailable", lambda device: None)
     timesteps = torch.zeros(batch_size, dtype=torch.int64, device="meta")
     text = meta(batch_size, 32, model.config.cross_attention_dim)
     x = meta(batch_size, model.config.sample_size, model.config.sample_size, model.config.in_channels)

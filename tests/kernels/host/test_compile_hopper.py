@@ -10,14 +10,13 @@ import os
 import pytest
 import torch
 
-from fastdiff.kernels import from_int8
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import Shortcut, conv2d
 from fastdiff.kernels.geglu import geglu
-from fastdiff.kernels.host.hopper import gluon
-from fastdiff.kernels.host.hopper.attention import PLANS, plan_of
 from fastdiff.kernels.host.weights import FP8, INT8, Quantised, quantise
 from fastdiff.kernels.linear import linear
+from fastdiff.kernels.plans import choices, confirmation
+from fastdiff.kernels.plans.choices import CHOICES, plan_of
 from fastdiff.kernels.swiglu import swiglu
 from tests.support.compiled import assert_compiles, assert_lowers, kinds_of
 
@@ -69,7 +68,6 @@ CASES = {
         2, 32, 1280, 1280, shortcut=Shortcut((meta(2, 32, 32, 1280), meta(2, 32, 32, 640)), meta(1280, 1920, 1, 1))
     ),
     "conv2d-N8-C256-H64-up": convolution(8, 64, 256, 256, upsample=True),
-    "conv2d-N8-C128-H256-down-fp16": convolution(8, 256, 128, 128, torch.float16, stride=2, padding=(0, 1, 0, 1)),
     "conv2d-N8-C128-H256-fp8-residual": convolution(8, 256, 128, 128, weights=FP8, residual=meta(8, 256, 256, 128)),
     "conv2d-N8-C256-H64-fp8-up": convolution(8, 64, 256, 256, weights=FP8, upsample=True),
     "conv2d-N2-C1280-H32-fp8-fp16": convolution(2, 32, 1280, 1280, torch.float16, weights=FP8),
@@ -122,30 +120,30 @@ CASES = {
 }
 
 
-QUICK_PLANS = {"attention to 64 keys", "attention to 256 keys, heads of 80"}
+ATTENTION_PLANS = [row for row in CHOICES.rows if row.operation == "attention" and row.plan and not row.facts["mask"]]
+QUICK_PLANS = {"attention to 80 keys", "attention to 256 keys, heads of 80"}
 LOWERED = ("conv2d-N2-C640-H32-fp8-shortcut-C1280+640", "linear-int8-N2-L1024-C1280-qkv")
 
 
 @pytest.fixture
 def for_sm_90(launches, monkeypatch):
     """for_sm_90(call): what a call launches there, in whatever version of Triton this is."""
-    monkeypatch.setattr(gluon, "obstacle", lambda device: None)
-    monkeypatch.setattr(from_int8, "is_sm_90", lambda device: True)
+    monkeypatch.setattr(choices, "card_of", lambda device: choices.SM_90)
     return lambda call: launches(call, 90)
 
 
 def least_width(plan):
     """A call whose heads are of the least width of a plan, with the fewest keys."""
-    width = plan.above // 8 * 8 + 8
-    assert plan_of(width, plan.over + 1) is plan
-    return attend(1, 64, 2, width, keys=plan.over + 1)
+    width, keys = -(-plan.facts["width"].start // 8) * 8, plan.facts["keys"].start
+    assert plan_of("attention", width=width, keys=keys) is plan
+    return attend(1, 64, 2, width, keys=keys)
 
 
 @pytest.mark.parametrize(
     "plan",
     [
-        pytest.param(plan, id=plan.name, marks=pytest.mark.tritons if plan.name in QUICK_PLANS else pytest.mark.slow)
-        for plan in PLANS
+        pytest.param(row, id=row.plan, marks=pytest.mark.tritons if row.plan in QUICK_PLANS else pytest.mark.slow)
+        for row in ATTENTION_PLANS
     ],
 )
 def test_attention_compiles_at_the_least_width_of_each_plan(plan, for_sm_90):
@@ -162,13 +160,13 @@ def test_every_kernel_is_in_a_quick_test(for_sm_90):
     def kernels(calls):
         return {kernel for call in calls for kernel, _ in kinds_of(for_sm_90(call))}
 
-    quick = [CASES[name] for name in LOWERED] + [least_width(plan) for plan in PLANS if plan.name in QUICK_PLANS]
+    quick = [CASES[name] for name in LOWERED] + [least_width(row) for row in ATTENTION_PLANS if row.plan in QUICK_PLANS]
     assert kernels(quick) == kernels(CASES.values())
 
 
 @pytest.mark.parametrize("width", [8, 16, 24])
 def test_narrow_heads_run_the_kernel_of_all_cards(width):
-    assert all(plan_of(width, keys) is None for keys in (1, 64, 77, 256, 4096, 10_000))
+    assert all(plan_of("attention", width=width, keys=keys) is None for keys in (1, 64, 77, 256, 4096, 10_000))
 
 
 @pytest.mark.slow
@@ -181,6 +179,6 @@ def test_compiles_within_shared_memory(case, for_sm_90):
     # in fp8 two sums under way and the whole one leave few registers: some numbers of a convolution's tile wait outside
     # its loop, and with a shortcut two more where Triton's version is not one that it is launched in
     of_conv2d, in_fp8 = case.startswith("conv2d"), "fp8" in case
-    most = 24 if "shortcut" in case and gluon.known_version() is None else 16
+    most = 24 if "shortcut" in case and confirmation.known_version() is None else 16
     spills = most if of_conv2d and in_fp8 else 0
     assert_compiles(for_sm_90(CASES[case]), 90, spills=spills if of_conv2d or in_fp8 else math.inf)

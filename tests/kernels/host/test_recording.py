@@ -14,11 +14,11 @@ from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import Shortcut, conv2d
 from fastdiff.kernels.denoise import COLUMNS, StepOptions, denoise_step
 from fastdiff.kernels.group_norm import group_norm
-from fastdiff.kernels.host.dispatch import references_only
 from fastdiff.kernels.host.recording import Recorder, record
-from fastdiff.kernels.host.tuning import Table, using
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
+from fastdiff.kernels.plans.choices import references_only
+from fastdiff.kernels.plans.tuning import Table, using
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.runs.reporting import Report, report
 from tests.support.planners import policy

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from fastdiff.kernels.conv2d import conv2d
 from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.host import launching
-from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.host.recording import record
 from fastdiff.kernels.host.weights import FP8
 from fastdiff.kernels.host.weights import quantise as quantise_to
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
+from fastdiff.kernels.plans import confirmation
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.kernels.to_fp8 import to_fp8
 from tests.kernels import test_conv2d as convolutions
@@ -175,7 +175,7 @@ class TestConvolutionForSm90:
 
     @pytest.fixture(autouse=True)
     def runs_gluon(self, device):
-        reason = gluon.obstacle(device)
+        reason = confirmation.gluon_obstacle(device)
         if reason is not None:
             pytest.skip(reason)
 

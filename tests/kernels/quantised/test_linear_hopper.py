@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from fastdiff.kernels.geglu import geglu
-from fastdiff.kernels.host.dispatch import Operation
-from fastdiff.kernels.host.hopper import linear as on_hopper
 from fastdiff.kernels.host.weights import FP8, INT8, quantise
 from fastdiff.kernels.linear import LinearCall, linear
+from fastdiff.kernels.plans import hopper_linear as on_hopper
+from fastdiff.kernels.plans.choices import hopper_obstacle
+from fastdiff.kernels.plans.dispatch import Operation
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.kernels.to_fp8 import to_fp8
 from tests.kernels.quantised.test_quantised import BY_TORCH, assert_costs_what_8_bits_cost, judged
@@ -61,10 +62,10 @@ def precision(request) -> torch.dtype:
 
 
 def skip_if_not_launched(operation: Operation, *args, **options) -> None:
-    reason = operation.parse(*args, **options).hopper_obstacle()
+    reason = hopper_obstacle(operation.parse(*args, **options))
     if reason is not None:
         pytest.skip(reason)
-    assert on_hopper.tiles_of(args[0].shape[0] * args[0].shape[1], args[1], dual=operation is not linear) is not None
+    assert on_hopper.fills_card(args[0].shape[0] * args[0].shape[1], args[1], dual=operation is not linear)
 
 
 def assert_bits(run, x, residual=None) -> torch.Tensor:

@@ -12,11 +12,11 @@ import torch
 from fastdiff.kernels.conv2d import Shortcut, conv2d
 from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.host import launching
-from fastdiff.kernels.host.hopper import gluon
 from fastdiff.kernels.host.recording import record
 from fastdiff.kernels.host.weights import INT8, Quantised
 from fastdiff.kernels.host.weights import quantise as quantise_to
 from fastdiff.kernels.linear import linear
+from fastdiff.kernels.plans import confirmation
 from fastdiff.kernels.swiglu import swiglu
 from tests.kernels import test_conv2d as convolutions
 from tests.kernels import test_conv2d_hopper as sm_90
@@ -297,7 +297,7 @@ def test_wrong_arguments_are_named(dtype):
     ],
 )
 def test_convolutions_by_the_kernel_for_sm_90(case, device, assert_accurate, monkeypatch):
-    reason = gluon.obstacle(device)
+    reason = confirmation.gluon_obstacle(device)
     if reason is not None:
         pytest.skip(reason)
     (x, weight, bias), options = case.inputs(torch.bfloat16, device)

@@ -15,10 +15,11 @@ from fastdiff.checkpoints.json_files import read_json
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import conv2d
 from fastdiff.kernels.device.language import triton
-from fastdiff.kernels.host import compiling, dispatch, launching
+from fastdiff.kernels.host import compiling, launching
 from fastdiff.kernels.host.compiling import Turn, only_compiling
 from fastdiff.kernels.host.weights import FP8, quantise
 from fastdiff.kernels.linear import linear
+from fastdiff.kernels.plans import choices
 from tests.kernels.host.compiling.stand_ins import launchers, narrow, wait_for
 from tests.support.waiting import TIMEOUT
 
@@ -63,7 +64,7 @@ def test_a_worker_finds_the_same_key_for_every_kernel(made, monkeypatch, name):
     model = kind.from_config(read_json(folder / kind.part.name / "config.json")).to("meta", torch.bfloat16)
     zeros = torch.zeros(2, dtype=torch.int64, device="meta")
     x = torch.empty(2, model.config.sample_size, model.config.sample_size, 3, dtype=torch.bfloat16, device="meta")
-    monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
+    monkeypatch.setattr(choices, "unavailable", lambda device: None)
     assert_same_keys(lambda: model.predict(x, model.conditioning(zeros, zeros)), monkeypatch, at_least=6)
 
 
@@ -71,7 +72,7 @@ def test_variants_of_a_first_result_are_few(made, monkeypatch):
     """And their C code, which takes as long as a kernel. More of them are seconds: see that they are worth it."""
     config = read_json(hub.resolve("emoji64") / "unet" / "config.json")
     model = fastdiff.UNet2DModel.from_config(config).to("meta", torch.bfloat16)
-    monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
+    monkeypatch.setattr(choices, "unavailable", lambda device: None)
     monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 132)
     monkeypatch.setattr(launching, "only_compiles", ContextVar("only_compiles", default=True))
     zeros, known, found = torch.zeros(1, dtype=torch.int64, device="meta"), set(), []

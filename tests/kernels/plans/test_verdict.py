@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastdiff.kernels.host import dispatch
-from fastdiff.kernels.host.dispatch import Call, Operation
-from fastdiff.kernels.host.hopper import confirmation, gluon, verdict
+from fastdiff.kernels.host.calls import Call
 from fastdiff.kernels.host.recording import record
+from fastdiff.kernels.plans import choices, confirmation, verdict
+from fastdiff.kernels.plans.choices import Choice, ChoiceTable
+from fastdiff.kernels.plans.dispatch import Operation
 
 triton = pytest.importorskip("triton", reason="no Triton here")
 CPU = torch.device("cpu")
@@ -30,11 +31,12 @@ def file(tmp_path, monkeypatch):
 @pytest.fixture
 def unknown_triton(file, monkeypatch):
     """A card of sm_90, as far as anybody asks, and a Triton that nobody confirmed."""
-    for module in (gluon, confirmation, dispatch):
-        monkeypatch.setattr(module, "is_sm_90", lambda device: True)
-    monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
+    monkeypatch.setattr(confirmation, "is_sm_90", lambda device: True)
+    monkeypatch.setattr(choices, "card_of", lambda device: choices.SM_90)
+    monkeypatch.setattr(choices, "unavailable", lambda device: None)
     monkeypatch.setattr(triton, "__version__", "77.1.0")
-    monkeypatch.setattr(gluon, "CONFIRMED", frozenset(PLANS))
+    rows = [Choice("thirds", choices.SM_90, {"plan": plan}, "hopper", choices.CHOSEN, plan) for plan in PLANS]
+    monkeypatch.setattr(choices, "CHOICES", ChoiceTable(rows))
     return file
 
 
@@ -46,6 +48,8 @@ def content(passed=PLANS, failed=(), **others):
 @dataclass(frozen=True, eq=False)
 class Thirds(Call):
     """x / 3: the kernel for sm_90 rounds otherwise than the kernel of all cards."""
+
+    name = "thirds"
 
     x: torch.Tensor
     plan: str = "thirds"
@@ -63,11 +67,11 @@ class Thirds(Call):
     def kernel(self):
         return self.x * (1 / 3)
 
-    def hopper_plan(self):
-        return self.plan
+    def facts(self):
+        return {"plan": self.plan}
 
     def hopper_obstacle(self):
-        return gluon.obstacle(CPU)
+        return None
 
     def hopper(self):
         return self.x / 3
@@ -107,7 +111,7 @@ def test_a_plan_that_failed_or_was_not_tried_stays_off(unknown_triton):
 
 def test_a_confirmed_triton_needs_no_verdict_and_reads_none(unknown_triton, monkeypatch):
     unknown_triton.write_text(content([], PLANS))
-    monkeypatch.setattr(gluon, "VERSIONS", ((77, 1),))
+    monkeypatch.setattr(confirmation, "VERSIONS", ((77, 1),))
     monkeypatch.setattr(verdict, "reading", lambda device: pytest.fail("the verdict was read"))
     assert torch.equal(thirds(X), X / 3)
     assert confirmation.in_force(CPU) is None and confirmation.notice(CPU) is None

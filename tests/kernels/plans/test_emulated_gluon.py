@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.kernels.host.hopper.emulated_gluon import Barrier, Crew, _running, warp_specialize
+from tests.kernels.plans.emulated_gluon import Barrier, Crew, _running, warp_specialize
 
 
 @pytest.fixture(autouse=True)

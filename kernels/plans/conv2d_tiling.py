@@ -5,11 +5,13 @@ chunks are spread over programs, depend on the batch too, and change no bit: the
 """
 
 import math
-from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
-from fastdiff.kernels.host.conv2d_tiles import (
+from fastdiff.kernels.host.recording import describe
+from fastdiff.kernels.plans.choices import first
+from fastdiff.kernels.plans.conv2d_problem import Problem
+from fastdiff.kernels.plans.conv2d_tiles import (
     CHUNK_MICROSECONDS,
     CHUNK_STEPS,
     FLAT_TILES,
@@ -26,77 +28,16 @@ from fastdiff.kernels.host.conv2d_tiles import (
     SMALL_MOMENTS,
     SMALL_PICTURE,
     SUM_MICROSECONDS,
-    TUNED,
     WIDEST_GROUP,
+    Candidate,
     ConvTile,
-    Cut,
     descriptor_tiles,
     row_tiles,
 )
-from fastdiff.kernels.host.recording import describe
-from fastdiff.kernels.host.tuning import named, tuned
+from fastdiff.kernels.plans.tuning import named, tuned
 
 
-@dataclass(frozen=True)
-class Problem:
-    """The sizes of one convolution, those of `kernels.conv2d.conv2d`."""
-
-    pictures: int
-    height: int  # of the input
-    width: int
-    channels: tuple[int, ...]  # of each input tensor
-    out_channels: int
-    kernel: tuple[int, int]
-    stride: int
-    padding: tuple[int, int, int, int]  # left, right, top, bottom
-    upsample: bool
-    itemsize: int  # of the output
-    group: int = 0  # channels of a group of the norm that follows, if one does
-    fp8: bool = False  # what is multiplied
-
-    @property
-    def x_itemsize(self) -> int:
-        return 1 if self.fp8 else self.itemsize
-
-    @property
-    def out_height(self) -> int:
-        height = self.height << self.upsample
-        return (height + self.padding[2] + self.padding[3] - self.kernel[0]) // self.stride + 1
-
-    @property
-    def out_width(self) -> int:
-        width = self.width << self.upsample
-        return (width + self.padding[0] + self.padding[1] - self.kernel[1]) // self.stride + 1
-
-    @property
-    def out_shape(self) -> tuple[int, int, int, int]:
-        return self.pictures, self.out_height, self.out_width, self.out_channels
-
-    @property
-    def pixels(self) -> int:
-        return self.out_height * self.out_width
-
-    @property
-    def fits_int32(self) -> bool:
-        """Whether there are pictures, and 32 bits count the elements of one, as the kernels do."""
-        most = max(self.height * self.width * max(self.channels), self.pixels * self.out_channels)
-        return self.pictures > 0 and most < 2**31
-
-    @property
-    def mode(self) -> str:
-        return "up" if self.upsample else "down" if self.stride == 2 else "same"
-
-    @property
-    def row(self) -> bool:
-        """Whether pictures are one row of pixels: a convolution of one dimension."""
-        return self.height == self.kernel[0] == 1 and self.padding[2:] == (0, 0) and not self.upsample
-
-    @property
-    def taps(self) -> int:
-        return math.prod(self.kernel)
-
-
-class Plan(NamedTuple):
+class ConvTiling(NamedTuple):
     """How one convolution is launched."""
 
     descriptors: bool  # loads by tensor descriptor, else by pointer
@@ -119,13 +60,14 @@ class Plan(NamedTuple):
         return f"{loads}, {tile}{spread}"
 
     @property
-    def cut(self) -> Cut:
+    def candidate(self) -> Candidate:
+        """The part of the tiling that a table of tiles may choose."""
         tile = self.tile
-        return Cut(tile.pixels, tile.channels, tile.block, tile.warps, tile.stages, self.spread)
+        return Candidate(tile.pixels, tile.channels, tile.block, tile.warps, tile.stages, self.spread)
 
-    def cut_as(self, cut: Cut) -> "Plan":
-        """The plan with another cut, one of `alternatives`."""
-        pixels, channels, block, warps, stages, spread = cut
+    def with_candidate(self, candidate: Candidate) -> "ConvTiling":
+        """The tiling with another candidate, one of `alternatives`."""
+        pixels, channels, block, warps, stages, spread = candidate
         swap = self.tile.swap and (channels >= M_SIDE or self.tile.channels < M_SIDE)
         tile = self.tile._replace(pixels=pixels, channels=channels, block=block, warps=warps, stages=stages, swap=swap)
         return self._replace(tile=tile, steps=self.steps * self.tile.block // block, spread=spread)
@@ -185,14 +127,14 @@ class Plan(NamedTuple):
         return pixel_tiles * -(-problem.out_channels // self.tile.channels)
 
 
-def make_plan(problem: Problem, *, obstacle: str | None, multiprocessors: int) -> Plan:
-    """Plan a convolution. `obstacle`: why the card or the tensors' addresses rule descriptors out, if they do."""
+def make_tiling(problem: Problem, *, obstacle: str | None, multiprocessors: int) -> ConvTiling:
+    """Cut a convolution. `obstacle`: why the card or the tensors' addresses rule descriptors out, if they do."""
     grid = obstacle or _descriptor_grid(problem)
     if problem.row and problem.out_width <= LONGEST_ROW:
-        return _row_plan(problem, obstacle, grid if isinstance(grid, str) else "", multiprocessors)
+        return _row_tiling(problem, obstacle, grid if isinstance(grid, str) else "", multiprocessors)
     if isinstance(grid, str):
-        return _pointer_plan(problem, multiprocessors)._replace(obstacle=grid, may_store=obstacle is None)
-    return _descriptor_plan(problem, *grid, multiprocessors)
+        return _pointer_tiling(problem, multiprocessors)._replace(obstacle=grid, may_store=obstacle is None)
+    return _descriptor_tiling(problem, *grid, multiprocessors)
 
 
 def _descriptor_grid(problem: Problem) -> tuple[int, int, int] | str:
@@ -217,7 +159,7 @@ def _descriptor_grid(problem: Problem) -> tuple[int, int, int] | str:
     return rows, columns, tile_width
 
 
-def _descriptor_plan(problem: Problem, rows: int, columns: int, tile_width: int, multiprocessors: int) -> Plan:
+def _descriptor_tiling(problem: Problem, rows: int, columns: int, tile_width: int, multiprocessors: int) -> ConvTiling:
     few = problem.pixels <= 4096 or problem.out_channels <= NARROW_TILES[0].channels
     most = SMALL_MOMENTS if problem.pixels <= SMALL_PICTURE else 64 if few else 128
     moments = min(tile_width * _power_of_two_in(rows), max(tile_width, most))
@@ -228,22 +170,22 @@ def _descriptor_plan(problem: Problem, rows: int, columns: int, tile_width: int,
     chunks = -(-depth // steps)
     if problem.out_channels <= NARROW_TILES[0].channels:
         tiles = [_first_busy(NARROW_TILES, problem, multiprocessors)]
-    elif (tuned := _tuned(problem)) is not None:
-        tiles = [tuned]
+    elif (measured := _measured_tile(problem)) is not None:
+        tiles = [measured]
     else:
         whole = block == 64 and all(channels % 128 == 0 for channels in problem.channels)
         tiles = descriptor_tiles(problem.out_channels, whole, problem.fp8)
-    plans = [
-        Plan(True, False, rows, columns, tile_width, moments, tile, chunks, steps * 64 // tile.block, spread)
+    tilings = [
+        ConvTiling(True, False, rows, columns, tile_width, moments, tile, chunks, steps * 64 // tile.block, spread)
         for tile in tiles
         for spread in ((False, True) if chunks > 1 else (False,))
     ]
-    fitting = [plan for plan in plans if plan.tile.pixels >= plan.least_pixels(problem)]
-    best = min(fitting, key=lambda plan: _microseconds(plan, problem, multiprocessors))
+    fitting = [tiling for tiling in tilings if tiling.tile.pixels >= tiling.least_pixels(problem)]
+    best = min(fitting, key=lambda tiling: _microseconds(tiling, problem, multiprocessors))
     return best._replace(tile=best.tile._replace(block=best.tile.block * block // 64))
 
 
-def _row_plan(problem: Problem, obstacle: str | None, no_descriptors: str, multiprocessors: int) -> Plan:
+def _row_tiling(problem: Problem, obstacle: str | None, no_descriptors: str, multiprocessors: int) -> ConvTiling:
     """Whole rows in each program, and of the channels whole groups, so that it can normalise what it makes."""
     row = 1 << (problem.out_width - 1).bit_length()
     why = no_descriptors or ("" if row == problem.out_width else f"{problem.out_width} pixels, no power of two")
@@ -252,7 +194,7 @@ def _row_plan(problem: Problem, obstacle: str | None, no_descriptors: str, multi
     depth = _depth(problem, tile.block, flat)
     in_chunks = problem.x_itemsize == 4 and len(problem.channels) == 1
     steps = min(depth, FLOAT32_CHUNK_STEPS * 32 // tile.block) if in_chunks else depth
-    return Plan(not why, flat, 1, row, row, row, tile, -(-depth // steps), steps, False, why, obstacle is None)
+    return ConvTiling(not why, flat, 1, row, row, row, tile, -(-depth // steps), steps, False, why, obstacle is None)
 
 
 def _row_tile(problem: Problem, row: int, flat: bool, descriptors: bool, multiprocessors: int) -> ConvTile:
@@ -288,46 +230,50 @@ def _fitted(tile: ConvTile, problem: Problem, row: int, descriptors: bool) -> Co
     )  # fmt: skip
 
 
-def _tuned(problem: Problem) -> ConvTile | None:
-    key = problem.mode, problem.pixels, sum(problem.channels), problem.out_channels
-    if key not in TUNED or problem.kernel != (3, 3) or problem.fp8:
+def _measured_tile(problem: Problem) -> ConvTile | None:
+    """The tile that the table of choices has for a convolution, if it has one."""
+    if problem.kernel != (3, 3) or problem.fp8:
         return None
-    tile, fewest = TUNED[key]
-    return tile if _programs(tile, problem) >= fewest else None
+    row = first(
+        "conv2d tile", None, mode=problem.mode, pixels=problem.pixels, channels=sum(problem.channels),
+        out_channels=problem.out_channels, pictures=problem.pictures,
+    )  # fmt: skip
+    return None if row is None else row.tiles
 
 
-def tuned_plan(plan: Plan, problem: Problem, call: Any) -> Plan:
-    """The plan, cut as the table of the card says for this `Conv2dCall`."""
+def tuned_tiling(tiling: ConvTiling, problem: Problem, call: Any) -> ConvTiling:
+    """The tiling, with the candidate that the table of the card names for this `Conv2dCall`."""
 
     def shape() -> str:
-        loads = "descriptors" if plan.descriptors else "pointers"
+        loads = "descriptors" if tiling.descriptors else "pointers"
         given = describe((call.x, call.weight), vars(call) | dict.fromkeys(("x", "weight")))
         return named(given, call.parts[0].dtype, loads)
 
-    cut = tuned("conv2d", call.device, shape, plan.cut, lambda: alternatives(plan, problem))
-    return plan if cut == plan.cut else plan.cut_as(cut)
+    usual = tiling.candidate
+    chosen = tuned("conv2d", call.device, shape, usual, lambda: alternatives(tiling, problem))
+    return tiling if chosen == usual else tiling.with_candidate(chosen)
 
 
-def alternatives(plan: Plan, problem: Problem) -> list[Cut]:
-    """Cuts that leave every sum its order: moments and parts of k are the plan's, and all but whole blocks of 16 bits.
+def alternatives(tiling: ConvTiling, problem: Problem) -> list[Candidate]:
+    """Candidates that leave every sum its order: moments, parts of k and all but whole blocks of 16 bits stay.
 
     A tile has whole tiles of moments, and whole groups and pictures where it normalises. Its M side, channels or else
-    pixels, is long enough for Hopper's own instructions, or too short as the plan's is: they may round otherwise.
+    pixels, is long enough for Hopper's own instructions, or too short as the usual one's is: they may round otherwise.
     """
-    tile, small = plan.tile, problem.row or problem.x_itemsize == 4
-    wide, common = plan.descriptors and not small, math.gcd(*problem.channels)
-    whole = plan.descriptors and tile.block >= 64 and common % 128 == 0 and not problem.fp8
-    blocks = [n for n in (64, 128, 256) if common % n == plan.steps * tile.block % n == 0] if whole else [tile.block]
+    tile, small = tiling.tile, problem.row or problem.x_itemsize == 4
+    wide, common = tiling.descriptors and not small, math.gcd(*problem.channels)
+    whole = tiling.descriptors and tile.block >= 64 and common % 128 == 0 and not problem.fp8
+    blocks = [n for n in (64, 128, 256) if common % n == tiling.steps * tile.block % n == 0] if whole else [tile.block]
     widths = [tile.channels]
-    if not plan.flat and tile.channels > NARROW_TILES[0].channels:
+    if not tiling.flat and tile.channels > NARROW_TILES[0].channels:
         least = math.gcd(problem.group, WIDEST_GROUP) if problem.group else 16
         most, long = max(tile.channels, _tile_channels(problem)), tile.channels >= M_SIDE
         either = wide or problem.x_itemsize == 4
         widths = [n for n in (16, 32, 64, 128) if least <= n <= most and (either or (n >= M_SIDE) == long)]
-    most = 256 if plan.descriptors or problem.row else 1 << (problem.pixels - 1).bit_length()
+    most = 256 if tiling.descriptors or problem.row else 1 << (problem.pixels - 1).bit_length()
     sizes = {tile.pixels, 64, 128, *((16, 32) if wide or small else ()), *(() if small else (256,))}
-    heights = sorted(pixels for pixels in sizes if plan.least_pixels(problem) <= pixels <= most)
-    spreads = (False, True) if plan.chunks > 1 and not small else (plan.spread,)
+    heights = sorted(pixels for pixels in sizes if tiling.least_pixels(problem) <= pixels <= most)
+    spreads = (False, True) if tiling.chunks > 1 and not small else (tiling.spread,)
     found = []
     for pixels, channels, block in product(heights, widths, blocks):
         if wide and min(pixels, channels) < M_SIDE != max(pixels, channels):
@@ -335,23 +281,23 @@ def alternatives(plan: Plan, problem: Problem) -> list[Cut]:
         deepest = min(6, ROW_MEMORY // ((pixels + channels) * block * problem.x_itemsize))
         stages = {deepest // 2, deepest} & {2, 3, 4, 5, 6}
         warps = [count for count in (4, 8) if 64 * 32 * count <= max(pixels * channels, 64 * 128) <= 128 * 32 * count]
-        found += [Cut(pixels, channels, block, *rest) for rest in product(warps, sorted(stages), spreads)]
+        found += [Candidate(pixels, channels, block, *rest) for rest in product(warps, sorted(stages), spreads)]
     return found
 
 
-def _microseconds(plan: Plan, problem: Problem, multiprocessors: int) -> float:
-    """The time of a plan by descriptors, by that of its tile."""
-    tile = plan.tile
-    parts = plan.chunks if plan.spread else 1
-    most = -(-plan.programs(problem) * parts // multiprocessors)  # programs of the busiest multiprocessor
+def _microseconds(tiling: ConvTiling, problem: Problem, multiprocessors: int) -> float:
+    """The time of a tiling by descriptors, by that of its tile."""
+    tile = tiling.tile
+    parts = tiling.chunks if tiling.spread else 1
+    most = -(-tiling.programs(problem) * parts // multiprocessors)  # programs of the busiest multiprocessor
     steps = problem.taps * sum(-(-channels // 64) for channels in problem.channels) / parts
     alone, busy = (steps * step + rest for step, rest in (tile.alone, tile.busy))
     rounds = -(-most // tile.resident)
-    extra = SUM_MICROSECONDS if plan.spread else rounds * CHUNK_MICROSECONDS * (plan.chunks - 1)
+    extra = SUM_MICROSECONDS if tiling.spread else rounds * CHUNK_MICROSECONDS * (tiling.chunks - 1)
     return max(rounds * alone, most * busy) + extra
 
 
-def _pointer_plan(problem: Problem, multiprocessors: int) -> Plan:
+def _pointer_tiling(problem: Problem, multiprocessors: int) -> ConvTiling:
     flat = max(problem.channels) < 32
     tiles = FLOAT32_TILES if problem.x_itemsize == 4 else FLAT_TILES if flat else POINTER_TILES
     pixels = max(16, 1 << (problem.pixels - 1).bit_length())
@@ -365,7 +311,7 @@ def _pointer_plan(problem: Problem, multiprocessors: int) -> Plan:
     elif _may_chunk(problem) and depth >= 8 * CHUNK_STEPS:
         steps, spread = 2 * CHUNK_STEPS, 2 * _programs(tile, problem) <= multiprocessors
     rows = -(-problem.pixels // moments)
-    return Plan(False, flat, rows, moments, moments, moments, tile, -(-depth // steps), steps, spread)
+    return ConvTiling(False, flat, rows, moments, moments, moments, tile, -(-depth // steps), steps, spread)
 
 
 def _first_busy(tiles: tuple[ConvTile, ...], problem: Problem, multiprocessors: int) -> ConvTile:

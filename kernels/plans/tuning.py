@@ -1,9 +1,9 @@
 """Tables of tiles, warps and stages: a file a card, which `fastdiff tune` writes and operations read.
 
-`$FASTDIFF_TABLES/nvidia-h200.json`, by default in `~/.cache/fastdiff/tables`, stands before the one of that name in
-`kernels/tables`. Without either, operations choose by their own rules. A table changes no bit: it chooses among the
-candidates that an operation itself names, which differ in nothing that orders a sum, and an entry that is none of them
-is ignored. One made with another version of Triton is not used, as its choices were proven with that one alone.
+They are in `$FASTDIFF_TABLES`, by default in `~/.cache/fastdiff/tables`: `nvidia-h200.json`. Without a table of its
+card an operation chooses by its own rules. A table changes no bit: it chooses among the candidates that an operation
+itself names, which differ in nothing that orders a sum, and an entry that is none of them is ignored. A table made with
+another version of Triton is not used, as its choices were proven with that one alone.
 """
 
 import functools
@@ -21,7 +21,6 @@ import torch
 from fastdiff.kernels.device.language import triton
 
 VARIABLE = "FASTDIFF_TABLES"
-SHIPPED = Path(__file__).parents[1] / "tables"
 
 T = TypeVar("T", bound=tuple)
 Choices = Mapping[str, Mapping[str, list[Any]]]  # operation -> shape -> the fields of a candidate
@@ -85,9 +84,8 @@ def _table_of(device: torch.device) -> Table:
 
 def card_table(card: str) -> Table:
     """The table of a card by its name."""
-    files = (folder / file_name(card) for folder in (user_folder(), SHIPPED))
-    file = next((file for file in files if file.is_file()), None)
-    return NO_TABLE if file is None else read_table(file)
+    file = user_folder() / file_name(card)
+    return read_table(file) if file.is_file() else NO_TABLE
 
 
 def read_table(file: Path) -> Table:

@@ -13,9 +13,9 @@ from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.geglu import geglu
-from fastdiff.kernels.host import tuning
-from fastdiff.kernels.host.tuning import NO_TABLE, Table, card_table, file_name, named, read_table, tuned, using
 from fastdiff.kernels.linear import linear
+from fastdiff.kernels.plans import tuning
+from fastdiff.kernels.plans.tuning import NO_TABLE, Table, card_table, file_name, named, read_table, tuned, using
 from tests.kernels import test_attention, test_conv2d, test_geglu, test_linear
 from tests.support.accuracy import peer_and_truth
 
@@ -24,12 +24,11 @@ gpu = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
-def folders(monkeypatch, tmp_path):
-    """The user's folder and the shipped one, both empty."""
+def folder(monkeypatch, tmp_path):
+    """The user's folder, empty."""
     monkeypatch.setattr(tuning, "triton", type("triton", (), {"__version__": VERSION}))
     monkeypatch.setenv("FASTDIFF_TABLES", str(tmp_path / "user"))
-    monkeypatch.setattr(tuning, "SHIPPED", tmp_path / "shipped")
-    return tmp_path / "user", tmp_path / "shipped"
+    return tmp_path / "user"
 
 
 def write(folder, choices, version=VERSION):
@@ -39,12 +38,9 @@ def write(folder, choices, version=VERSION):
     return file
 
 
-def test_the_users_table_stands_before_the_one_that_ships(folders):
-    user, shipped = folders
+def test_a_card_has_the_table_of_its_name(folder):
     assert card_table("NVIDIA H200") is NO_TABLE
-    write(shipped, {"linear": {"1": [1]}})
-    assert card_table("NVIDIA H200").choices == {"linear": {"1": [1]}}
-    file = write(user, {"linear": {"1": [2]}})
+    file = write(folder, {"linear": {"1": [2]}})
     assert card_table("NVIDIA H200") == Table(str(file), {"linear": {"1": [2]}})
     assert card_table("NVIDIA A100-SXM4-80GB") is NO_TABLE
 
@@ -63,8 +59,8 @@ def test_a_file_is_named_after_its_card():
     assert file_name("NVIDIA A100-SXM4-80GB") == "nvidia-a100-sxm4-80gb.json"
 
 
-def test_a_table_of_another_triton_is_not_used(folders):
-    file = write(folders[0], {"linear": {"1": [1]}}, version="2.0")
+def test_a_table_of_another_triton_is_not_used(folder):
+    file = write(folder, {"linear": {"1": [1]}}, version="2.0")
     assert read_table(file) == Table(f"the rules built in; {file} is of Triton 2.0, not {VERSION}")
 
 
@@ -72,8 +68,8 @@ def test_a_table_of_another_triton_is_not_used(folders):
     "text",
     ["", "[]", '{"triton": "3.6.0"}', '{"triton": "3.6.0", "choices": [1]}', '{"triton": 1, "choices": {"a": 1}}'],
 )
-def test_a_broken_table_is_not_used(folders, text):
-    file = write(folders[0], {})
+def test_a_broken_table_is_not_used(folder, text):
+    file = write(folder, {})
     file.write_text(text)
     assert read_table(file) == Table(f"the rules built in; {file} is no table")
 

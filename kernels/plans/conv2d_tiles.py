@@ -23,8 +23,8 @@ class ConvTile(NamedTuple):
     busy: tuple[float, float] = (0.0, 0.0)  # the same of each program on a full multiprocessor
 
 
-class Cut(NamedTuple):
-    """The part of a plan that changes no bit."""
+class Candidate(NamedTuple):
+    """The part of a tiling that changes no bit."""
 
     pixels: int
     channels: int
@@ -44,20 +44,7 @@ TILES = (
     ConvTile(64, 64, 128, warps=4, stages=6, resident=1, alone=(0.075, 3.9), busy=(0.13, 2.5)),
 )
 WIDE_TILE = ConvTile(256, 64, 64, warps=4, stages=2, resident=2, alone=(0.51, 5.1), busy=(0.47, 3.4))
-# Measured better than the times say, where the tile makes so many programs or more:
-# (mode, output pixels, input channels, output channels) of a 3x3 convolution.
-MANY = 200
-TUNED = {
-    ("same", 128 * 128, 320, 320): (TILES[1], MANY),
-    ("same", 64 * 64, 256, 256): (TILES[1], MANY),
-    ("same", 64 * 64, 320, 320): (TILES[2], MANY),
-    ("same", 64 * 64, 640, 640): (ConvTile(128, 128, 64, warps=8, stages=4), MANY),
-    ("same", 32 * 32, 1280, 1280): (TILES[1], 80),
-    ("same", 32 * 32, 64, 64): (WIDE_TILE, MANY),
-    ("same", 32 * 32, 128, 64): (WIDE_TILE, MANY),
-    ("same", 32 * 32, 192, 64): (WIDE_TILE, MANY),
-}
-# The same of fp8. The times were not measured: those of 16 bits, and half of what their steps take.
+# Descriptors, fp8. The times were not measured: those of 16 bits, and half of what their steps take.
 FP8_TILES = (
     ConvTile(128, 128, 128, warps=8, stages=4, resident=1, alone=(0.16, 4.8), busy=(0.19, 2.7)),
     ConvTile(128, 64, 128, warps=4, stages=4, resident=2, alone=(0.1, 4.0), busy=(0.13, 1.2)),

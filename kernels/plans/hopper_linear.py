@@ -5,16 +5,21 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fastdiff.kernels.device.hopper.linear import hopper_linear_kernel
-from fastdiff.kernels.host.hopper import gluon
-from fastdiff.kernels.host.launching import launch, multiprocessors, side_by_side, suits_descriptors
+from fastdiff.kernels.host.launching import (
+    gluon_descriptor,
+    launch,
+    multiprocessors,
+    side_by_side,
+    suits_descriptors,
+)
 from fastdiff.kernels.host.recording import because
-from fastdiff.kernels.host.weights import FP8, NAMES, Factors, Quantised, Scaled, Weight
+from fastdiff.kernels.host.weights import FP8, Factors, Quantised, Scaled, Weight
 
 TOKENS = 128  # of a tile, of two warpgroups
 STEP = 128  # bytes of a row of a step: 64 input channels, in fp8 128
 STAGES = 6  # steps in shared memory, at most
 MEMORY = 226 * 1024  # bytes for them and for what is stored
-GROUP = 8  # rows of tiles that share the weights they find in the L2
+GROUP_M = 8  # rows of tiles that share the weights they find in the L2
 SINGLE_WIDTHS = ((64, 32), (128, 0), (128, 16), (128, 32), (128, 64))
 # (whether there are two products, whether in fp8) -> output channels of a tile, in two parts; of two products half are
 # of either.
@@ -32,8 +37,8 @@ OWN, FEWEST_OWN = (128, 0), 4
 NARROW = {False: 80, True: 64}
 
 
-class Tiles(NamedTuple):
-    """Those of an output: its tokens and channels in tiles."""
+class ProductTiles(NamedTuple):
+    """The tiles of an output, which cut its tokens and channels."""
 
     parts: tuple[int, int]  # channels of a tile, of either product
     down: int
@@ -61,19 +66,22 @@ class Tiles(NamedTuple):
         return min(STAGES, (MEMORY - stored) // (rings * (TOKENS + sum(self.parts)) * STEP))
 
 
-def cut(tokens: int, out_channels: int, programs: int, *, dual: bool = False, fp8: bool = False) -> Tiles | None:
+def fills(tokens: int, out_channels: int, programs: int, *, dual: bool = False) -> bool:
+    """Whether the tiles of an output keep so many programs busy; fewer tokens are for the kernel of all cards."""
+    return -(-tokens // TOKENS) * -(-out_channels // NARROW[dual]) > programs
+
+
+def cut(tokens: int, out_channels: int, programs: int, *, dual: bool = False, fp8: bool = False) -> ProductTiles:
     """The tiles that so many programs should be done with first: a tile takes as long as its operands to load.
 
-    dual: of two products. None where there are too few tokens for this kernel.
+    dual: of two products.
     """
     down = -(-tokens // TOKENS)
-    if down * -(-out_channels // NARROW[dual]) <= programs:
-        return None
 
-    def tiles(parts: tuple[int, int]) -> Tiles:
+    def tiles(parts: tuple[int, int]) -> ProductTiles:
         across = -(-out_channels // (sum(parts) // (1 + dual)))
         turns = parts == OWN and down * across >= FEWEST_OWN * programs if fp8 else dual or down * across > programs
-        return Tiles(parts, down, across, turns, dual, fp8)
+        return ProductTiles(parts, down, across, turns, dual, fp8)
 
     own = tiles(OWN)
     if fp8 and own.turns:
@@ -81,20 +89,13 @@ def cut(tokens: int, out_channels: int, programs: int, *, dual: bool = False, fp
     return min(map(tiles, WIDTHS[dual, fp8]), key=lambda each: -(-each.number // programs) * (TOKENS + sum(each.parts)))
 
 
-def plan_name(operation: str, weight: Weight, *, residual: bool = False) -> str:
-    """Name the plan of an operation at a weight's shape and format."""
-    name = "{} {} to {}".format(operation, *reversed(weight.shape))
-    return name + ", residual" * residual + (f", {NAMES[weight.dtype]}" if isinstance(weight, Quantised) else "")
-
-
 def obstacle(x: Tensor | Scaled, weight: Weight, out_channels: int) -> str | None:
-    """Say why the kernel is not launched for these tensors, if it is not."""
+    """Say why the kernel does not take these tensors, if it does not."""
     loaded = [weight.values if isinstance(weight, Quantised) else weight]
     if isinstance(x, Tensor) and weight.dtype != FP8:  # for which it is made with rows as long as the weight's
         loaded.append(_rows(x))
-    if not all(map(suits_descriptors, loaded)) or out_channels % 8:
-        return "rows are not side by side or aligned to 16 bytes"
-    return gluon.obstacle(x.device)
+    aligned = all(map(suits_descriptors, loaded)) and out_channels % 8 == 0
+    return None if aligned else "rows are not side by side or aligned to 16 bytes"
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -102,14 +103,19 @@ def _rows(x: Tensor) -> Tensor:
     return side_by_side(x.reshape(-1, x.shape[-1]))
 
 
-def tiles_of(tokens: int, weight: Weight, *, dual: bool = False) -> Tiles | None:
-    """How the product of so many tokens and weight (C_out, C_in), or two C_out, is cut, if it is for this kernel."""
+def fills_card(tokens: int, weight: Weight, *, dual: bool = False) -> bool:
+    """Whether the product of so many tokens and weight (C_out, C_in), or two C_out, keeps the card busy."""
+    return fills(tokens, weight.shape[0] // (1 + dual), multiprocessors(weight.device), dual=dual)
+
+
+def tiles_of(tokens: int, weight: Weight, *, dual: bool = False) -> ProductTiles:
+    """How the product of so many tokens and weight (C_out, C_in), or two C_out, is cut."""
     out_channels, fp8 = weight.shape[0] // (1 + dual), weight.dtype == FP8
     return cut(tokens, out_channels, multiprocessors(weight.device), dual=dual, fp8=fp8)
 
 
 def launch_tiles(
-    tiles: Tiles,
+    tiles: ProductTiles,
     y: Tensor,
     factors: Factors,
     bias: Tensor | None,
@@ -132,10 +138,10 @@ def launch_tiles(
     step = STEP // x.itemsize
     launch(
         hopper_linear_kernel, (min(tiles.number, multiprocessors(x.device)),),
-        *(gluon.descriptor(y, [rows, width or columns[0]]) for width in columns),
-        gluon.descriptor(x, [TOKENS, step]),
-        *(gluon.descriptor(weight, [(width or first) // (1 + tiles.dual), step]) for width in tiles.parts),
+        *(gluon_descriptor(y, [rows, width or columns[0]]) for width in columns),
+        gluon_descriptor(x, [TOKENS, step]),
+        *(gluon_descriptor(weight, [(width or first) // (1 + tiles.dual), step]) for width in tiles.parts),
         factors.x_scale, factors.scale, bias, residual, tokens, channels, out_channels, tiles.down, tiles.across,
         ACTIVATION=activation or "none", ACTIVATION2=activation2 or "none", B1=first, B2=second, BK=step,
-        STAGES=tiles.stages, TURNS=tiles.turns, DUAL=tiles.dual, GROUP=GROUP, num_warps=4,
+        STAGES=tiles.stages, TURNS=tiles.turns, DUAL=tiles.dual, GROUP_M=GROUP_M, num_warps=4,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How attention is cut on sm_90, by width and keys, and launched: `attention.hopper`.
+"""How attention is cut on sm_90, by a plan of `choices`, and launched: `attention.hopper`.
 
 Only the keys that are taken at a time decide a bit, so they follow from a head's width and the number of keys alone.
 """
@@ -12,12 +12,11 @@ from fastdiff.kernels.device.hopper.attention import hopper_attention_kernel
 from fastdiff.kernels.device.hopper.attention_few_keys import few_keys_attention_kernel
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.device.math import LOG2_E
-from fastdiff.kernels.host.hopper import gluon
-from fastdiff.kernels.host.launching import launch, multiprocessors, suits_descriptors
+from fastdiff.kernels.host.launching import gluon_descriptor, launch, multiprocessors, suits_descriptors
 from fastdiff.kernels.host.recording import because
 
 
-class Tiles(NamedTuple):
+class AttentionTiles(NamedTuple):
     """Tiles of the Gluon kernel, which streams blocks of keys past the queries."""
 
     parts: tuple[int, int]  # columns of the two parts of a head's width
@@ -37,41 +36,18 @@ class FewKeys(NamedTuple):
     resident: int
 
 
-class Plan(NamedTuple):
-    """The tiles of some shapes: heads wider than `above` and up to `width`, keys more than `over` and up to `keys`."""
+class AttentionPlan(NamedTuple):
+    """The tiles of a plan."""
 
-    name: str
-    above: int
-    width: int
-    over: int
-    keys: int
-    tiles: Tiles | FewKeys
-    few: Tiles | None = None  # where the queries make no more than `busy` tiles of 128 for each multiprocessor
+    tiles: AttentionTiles | FewKeys
+    few: AttentionTiles | None = None  # where the queries make no more than `busy` tiles of 128 for each multiprocessor
     busy: float = 0
 
+    @property
+    def in_gluon(self) -> bool:
+        return not isinstance(self.tiles, FewKeys)
 
-ANY = 2**31
-TRIED = 24  # the width up to which no head was tried; the few keys of one of 8 do not compile
-# The best of those tried on one H200 with triton 3.6, in bfloat16; shapes that fit none were not tried. The first that
-# fits is taken.
-PLANS = (
-    Plan("attention to 64 keys", TRIED, 64, 0, 64, FewKeys((64, 0), stages=2, resident=4)),
-    Plan("attention to 80 keys", TRIED, 64, 64, 80, FewKeys((64, 16), stages=2, resident=4)),
-    Plan("attention to 256 keys, heads of 32", TRIED, 32, 80, 256, FewKeys((256, 0), stages=3, resident=2)),
-    Plan("attention to 8192 keys, heads of 48", TRIED, 48, 1023, 8192, Tiles((32, 16), 128, groups=3, stages=3)),
-    Plan("attention to 8192 keys, heads of 64", 48, 64, 1023, 8192, Tiles((64, 0), 128, groups=3)),
-    Plan("attention to more keys, heads of 48", TRIED, 48, 8192, ANY,
-         Tiles((32, 16), 128, groups=3, stages=3, persistent=False)),
-    Plan("attention to more keys, heads of 64", 48, 64, 8192, ANY, Tiles((64, 0), 128, groups=3, persistent=False)),
-    Plan("attention to 256 keys, heads of 80", 64, 80, 0, 256, Tiles((64, 16), 64, groups=2, stages=3),
-         Tiles((64, 16), 64, groups=1, resident=3, persistent=False), busy=2),
-    Plan("attention to more keys, heads of 80", 64, 80, 256, ANY, Tiles((64, 16), 128, groups=2),
-         Tiles((64, 16), 128, groups=2, persistent=False), busy=2),
-    Plan("attention to 256 keys, heads of 160", 128, 160, 0, 256, Tiles((128, 32), 128, groups=1)),
-    Plan("attention to 256 keys, heads of 256", 160, 256, 0, 256,
-         Tiles((256, 0), 64, groups=2, in_turn=False, persistent=False),
-         Tiles((256, 0), 64, groups=1, in_turn=False, persistent=False), busy=0.5),
-)  # fmt: skip
+
 BLOCK = 64  # queries of a warpgroup, and of a tile where keys are few
 FULL_TIME, SMALL_TIME = 5, 4  # of a tile of 3 warpgroups, and of one of 2
 # The registers of a thread that the compiler may use at the launch, of which a lone warpgroup is given more, by the
@@ -80,26 +56,25 @@ REGISTERS_AT_LAUNCH = {1: 168, 2: 128, 3: 80}
 REGISTERS = {1: 0, 2: 240, 3: 160}
 
 
-@cache
-def plan_of(width: int, keys: int) -> Plan | None:
-    """The plan for heads of this width and so many keys, if one was measured."""
-    fitting = (plan for plan in PLANS if plan.above < width <= plan.width and plan.over < keys <= plan.keys)
-    return next(fitting, None)
-
-
-def obstacle(plan: Plan, heads: int, q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """Say why the plan's kernel is not launched for these tensors, if it is not."""
+def obstacle(plan: AttentionPlan, heads: int, q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Say why the plan's kernel does not take these tensors, if it does not."""
     if isinstance(plan.tiles, FewKeys):  # tried with no others; the Triton kernel of all cards was wrong with some
         aligned = all(tensor.stride(1) % 16 == 0 for tensor in (q, k, v))
         near = q.shape[1] * q.stride(1) < 2**31  # offsets within a picture are 32-bit numbers
         return None if aligned and near else "rows are not aligned to 16 channels, or are too far apart"
-    if q.shape[2] // heads % 8 or not all(map(suits_descriptors, (q, k, v))):
-        return "heads or rows are not aligned to 16 bytes"
-    return gluon.obstacle(q.device)
+    aligned = q.shape[2] // heads % 8 == 0 and all(map(suits_descriptors, (q, k, v)))
+    return None if aligned else "heads or rows are not aligned to 16 bytes"
 
 
 def launch_plan(
-    plan: Plan, q: Tensor, k: Tensor, v: Tensor, heads: int, *, causal: bool = False, bias: Tensor | None = None
+    plan: AttentionPlan,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: int,
+    *,
+    causal: bool = False,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Launch the kernel of a plan: softmax(q k^T / sqrt(d) + bias) v."""
     out = q.new_empty(q.shape)
@@ -115,7 +90,7 @@ def launch_plan(
 
 
 def _launch_tiles(
-    tiles: Tiles, out: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, heads: int, causal: bool
+    tiles: AttentionTiles, out: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, heads: int, causal: bool
 ) -> None:
     pairs, keys, groups = q.shape[0] * heads, k.shape[1], tiles.groups
     blocks, programs = triton.cdiv(q.shape[1], BLOCK), tiles.resident * multiprocessors(q.device)
@@ -128,18 +103,18 @@ def _launch_tiles(
         *_parts(out, heads, BLOCK, tiles), *_parts(q, heads, BLOCK, tiles), *_parts(k, heads, tiles.keys, tiles),
         *_parts(v, heads, tiles.keys, tiles), bias, heads, pairs, full, small, keys,
         (q.shape[2] // heads) ** -0.5 * LOG2_E.value,
-        GROUPS=groups, D1=tiles.parts[0], D2=tiles.parts[1], BN=tiles.keys, STAGES=tiles.stages,
+        WGS=groups, D1=tiles.parts[0], D2=tiles.parts[1], BN=tiles.keys, STAGES=tiles.stages,
         TILES=2 if tiles.persistent else 1, EVEN=keys % tiles.keys == 0, IN_TURN=tiles.in_turn and groups > 1,
         CAUSAL=causal, REGISTERS=REGISTERS[groups], num_warps=4, **limit,
     )  # fmt: skip
 
 
-def _parts(tensor: Tensor, heads: int, rows: int, tiles: Tiles) -> tuple:
+def _parts(tensor: Tensor, heads: int, rows: int, tiles: AttentionTiles) -> tuple:
     """Descriptors (N, heads, L, d) of blocks of rows, one for either part of the width; without a second the first."""
     n, length, channels = tensor.shape
     width, (picture, row, _) = channels // heads, tensor.stride()
     view = {"shape": [n, heads, length, width], "strides": [picture, width, row, 1]}
-    return tuple(gluon.descriptor(tensor, [1, 1, rows, columns or tiles.parts[0]], **view) for columns in tiles.parts)
+    return tuple(gluon_descriptor(tensor, [1, 1, rows, columns or tiles.parts[0]], **view) for columns in tiles.parts)
 
 
 def _sum(parts: tuple[int, int]) -> str:

@@ -5,19 +5,17 @@ import os
 import pytest
 import torch
 
-from fastdiff.kernels import from_int8
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.host import launching
-from fastdiff.kernels.host.hopper import attention as hopper_attention
-from fastdiff.kernels.host.hopper import linear as hopper_linear
 from fastdiff.kernels.host.weights import FP8, INT8, quantise
 from fastdiff.kernels.linear import linear
+from fastdiff.kernels.plans import choices, hopper_attention, hopper_linear
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.kernels.to_fp8 import to_fp8
 from tests.kernels import test_geglu, test_swiglu
 from tests.kernels import test_linear as products
-from tests.kernels.host.hopper.emulated_gluon import emulated
+from tests.kernels.plans.emulated_gluon import emulated
 from tests.kernels.test_attention import exact
 from tests.kernels.test_to_fp8 import dequantised
 from tests.support.accuracy import in_dtype
@@ -145,7 +143,7 @@ def test_linear_in_fp8_emulated(case, added, multiprocessors, emulator):
 @pytest.mark.parametrize(("added", "multiprocessors"), product(ADDED, MULTIPROCESSORS, together=1))
 def test_linear_in_int8_emulated(added, multiprocessors, emulator, monkeypatch):
     emulator(multiprocessors)
-    monkeypatch.setattr(from_int8, "is_sm_90", lambda device: True)
+    monkeypatch.setattr(choices, "card_of", lambda device: choices.SM_90)
     x, weight = numbers(2, 200, 208), quantise(numbers(392, 208), INT8)
     bias, residual = additions(added, 2, 200, 392)
     y = linear.hopper(x, weight, bias, activation="silu", residual=residual)

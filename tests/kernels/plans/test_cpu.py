@@ -6,13 +6,15 @@ import torch.nn.functional as F
 
 from fastdiff.kernels.conv2d import conv2d
 from fastdiff.kernels.group_norm import group_norm
-from fastdiff.kernels.host.cpu import LEAST, fast_on_cpu, normalised
 from fastdiff.kernels.linear import linear
+from fastdiff.kernels.plans.choices import CHOICES
+from fastdiff.kernels.plans.cpu import fast_on_cpu, normalised
 from tests.kernels.test_conv2d import by_torch as conv2d_by_torch
 from tests.kernels.test_group_norm import by_torch as group_norm_by_torch
 from tests.support.accuracy import CAPS, peer_and_truth
 
 SEED = 0
+LEAST = next(row.facts["multiplications"].start for row in CHOICES.rows if row.operation == "product")
 CONVOLUTION, NORM = "mkldnn_convolution", "native_group_norm"
 
 

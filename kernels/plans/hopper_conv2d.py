@@ -1,7 +1,7 @@
-"""How a convolution is cut and launched on sm_90 in Gluon: the shapes there is a plan for, their tiles and descriptors.
+"""How a convolution is cut and launched on sm_90 in Gluon: the shapes that the kernel has, their tiles and descriptors.
 
-Its name and the tiles of moments, with which bits are decided, depend on the picture's shape alone. The tiles depend on
-the batch too, and change no bit.
+Whether the kernel has a shape, and the tiles of moments, decide bits and depend on the picture's shape alone. The tiles
+depend on the batch too, and change no bit.
 """
 
 from typing import Any, NamedTuple
@@ -10,14 +10,11 @@ import torch
 from torch import Tensor
 
 from fastdiff.kernels.device.hopper.conv2d import hopper_conv
-from fastdiff.kernels.host.conv2d_plan import Problem
-from fastdiff.kernels.host.hopper.gluon import descriptor
-from fastdiff.kernels.host.launching import launch, multiprocessors, suits_descriptors
+from fastdiff.kernels.host.launching import gluon_descriptor, launch, multiprocessors, suits_descriptors
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.recording import because
+from fastdiff.kernels.plans.conv2d_problem import Problem
 
-PIXELS = (65536, 16384, 4096, 1024, 256)  # of an output picture, from which on there are plans; each has its name
-DEPTHS = (128, 256, 512)  # channels of the input, up to which there are plans of their own
 FEWEST_CHANNELS = 32  # of the input and output
 WIDTH, CHANNELS = 16, 64  # columns and channels of a tile
 SWIZZLED = 128  # bytes of the channels of a step
@@ -29,7 +26,7 @@ HALF_ROUND = 0.55  # of a round's time, where all its tiles are halves
 FP8_ROWS, FP8_BUFFERS = 16, (3, 9)  # the same of fp8, whose tiles have one height: chosen, not measured
 
 
-class Tiles(NamedTuple):
+class ConvTiles(NamedTuple):
     """The tiles of a convolution: `whole` of so many rows, then halves of them."""
 
     rows: int
@@ -41,7 +38,7 @@ class Tiles(NamedTuple):
         return self.number > self.whole
 
 
-class Inputs(NamedTuple):
+class ConvTensors(NamedTuple):
     """The tensors of a convolution, contiguous, as its kernel reads them."""
 
     parts: tuple[Tensor, ...]  # (N, H, W, C) each
@@ -60,34 +57,20 @@ class Inputs(NamedTuple):
         return None if suited else "rows are not aligned to 16 bytes"
 
 
-def plan_name(problem: Problem, shortcut: bool, *, int8: bool = False) -> str | None:
-    """Name the plan of a convolution: its mode, the least pixels of pictures and most input channels that it is for.
+def has(problem: Problem, *, shortcut: bool, int8: bool) -> bool:
+    """Whether the kernel has a convolution of these sizes: 3x3, its channels in whole 16 bytes.
 
     int8: of weights in int8, whose factors a shortcut in the same sum does not have.
     """
-    least = next((pixels for pixels in PIXELS if problem.pixels >= pixels), None)
     widths = (*problem.channels, problem.out_channels)
-    if least is None or problem.kernel != (3, 3) or problem.itemsize != 2 or min(widths) < FEWEST_CHANNELS:
-        return None
-    if shortcut and int8:
-        return None
+    if problem.kernel != (3, 3) or problem.itemsize != 2 or min(widths) < FEWEST_CHANNELS or (shortcut and int8):
+        return False
     units = (16 // problem.x_itemsize,) * len(problem.channels) + (8,)  # 16 bytes of each
-    if any(width % unit for width, unit in zip(widths, units, strict=True)) or not _fits(problem, shortcut):
-        return None
-    depth = next((str(most) for most in DEPTHS if sum(problem.channels) <= most), "more")
-    return f"conv2d-{problem.mode}-{least}-{depth}" + "-shortcut" * shortcut + ", fp8" * problem.fp8 + ", int8" * int8
-
-
-def _fits(problem: Problem, shortcut: bool) -> bool:
-    """Whether the kernel has the padding, and blocks of channels that do not reach into the next pixel's."""
-    left, _, top, _ = problem.padding
-    if problem.mode == "same":
-        return problem.padding == (1, 1, 1, 1)
-    if problem.mode == "up":
-        return problem.padding == (1, 1, 1, 1) and problem.out_channels % CHANNELS == 0 and not shortcut
-    halved = (2 * problem.out_height, 2 * problem.out_width) == (problem.height, problem.width)
-    one = len(problem.channels) == 1 and problem.channels[0] % CHANNELS == 0
-    return halved and one and left in (0, 1) and top in (0, 1) and not shortcut and not problem.fp8
+    if any(width % unit for width, unit in zip(widths, units, strict=True)) or problem.padding != (1, 1, 1, 1):
+        return False
+    if problem.mode == "up":  # a block of channels would reach into the next pixel's
+        return problem.out_channels % CHANNELS == 0 and not shortcut
+    return problem.mode == "same"
 
 
 def grid_of(problem: Problem) -> tuple[int, int]:
@@ -105,11 +88,11 @@ def moments_pixels(problem: Problem) -> int | None:
     return fitting[0] if fitting else None
 
 
-def cut(problem: Problem, multiprocessors: int) -> Tiles:
+def cut(problem: Problem, multiprocessors: int) -> ConvTiles:
     """The tiles that take the fewest rounds of the multiprocessors, in time; the last round may be of halves."""
     rows, columns = grid_of(problem)
     columns_of_tiles = problem.pictures * -(-columns // WIDTH) * _across(problem)
-    found: list[tuple[float, Tiles]] = []
+    found: list[tuple[float, ConvTiles]] = []
     costs = {FP8_ROWS: COSTS[FP8_ROWS]} if problem.fp8 else COSTS
     for height, cost in costs.items():
         count = whole = columns_of_tiles * -(-rows // height)
@@ -118,7 +101,7 @@ def cut(problem: Problem, multiprocessors: int) -> Tiles:
         half = height // 2 // _warpgroups(problem) * WIDTH  # pixels of a warpgroup
         if 0 < 2 * rest <= multiprocessors and half >= (moments_pixels(problem) or 0):
             whole, rounds = count - rest, count // multiprocessors + HALF_ROUND
-        found.append((rounds * cost, Tiles(height, whole, 2 * count - whole)))
+        found.append((rounds * cost, ConvTiles(height, whole, 2 * count - whole)))
     return min(found, key=lambda each: each[0])[1]
 
 
@@ -128,12 +111,15 @@ def _warpgroups(problem: Problem) -> int:
 
 
 def _across(problem: Problem) -> int:
-    """Tiles of channels; upsampled, of the left pixels and of the right ones."""
+    """ConvTiles of channels; upsampled, of the left pixels and of the right ones."""
     return -(-problem.out_channels // CHANNELS) << (problem.mode == "up")
 
 
 def convolve(
-    problem: Problem, inputs: Inputs, epilogue: tuple[Tensor | None, Tensor | None, int, float | None], measured: bool
+    problem: Problem,
+    inputs: ConvTensors,
+    epilogue: tuple[Tensor | None, Tensor | None, int, float | None],
+    measured: bool,
 ) -> tuple[Tensor, Moments | None]:
     """Return y, and its moments where they are asked for and can be made.
 
@@ -153,14 +139,13 @@ def convolve(
     because(lambda: f"Gluon, {size} a tile, {tiles.number} tiles")
     bias, temb, temb_stride, scale = epilogue
     rows, columns = grid_of(problem)
-    left, _, top, _ = problem.padding
     loads, weights = FP8_BUFFERS if problem.fp8 else BUFFERS[tiles.rows]
     w_scale, x_scale = inputs.scales
     launch(
         hopper_conv, (min(tiles.number, processors),), *_outputs(problem, tiles, y, inputs.residual),
         mean=moments and moments.mean, m2=moments and moments.m2, **_sources(problem, tiles, inputs), bias=bias,
         temb=temb, temb_stride=temb_stride, shortcut_bias=inputs.shortcut_bias, scale=scale, w_scale=w_scale,
-        x_scale=x_scale, out_channels=problem.out_channels, pad_top=top, pad_left=left, tiles=tiles.number,
+        x_scale=x_scale, out_channels=problem.out_channels, tiles=tiles.number,
         whole=tiles.whole, across=_across(problem), down=-(-rows // tiles.rows),
         wide=-(-columns // WIDTH), moments_rows=rows * WIDTH // pixels if pixels else 0, MODE=problem.mode,
         TH=tiles.rows, XS=loads, WS=weights, PX=pixels or 0, num_warps=4, fp_fusion=False,
@@ -177,7 +162,7 @@ def _blocks(pictures: Tensor | None, rows: int, halves: bool) -> tuple[Any, Any]
 
 def _rows(pictures: Tensor, height: int) -> Any:
     """A descriptor in blocks of so many rows."""
-    return descriptor(pictures, [1, height, *[1] * (pictures.ndim - 4), WIDTH, SWIZZLED // pictures.itemsize])
+    return gluon_descriptor(pictures, [1, height, *[1] * (pictures.ndim - 4), WIDTH, SWIZZLED // pictures.itemsize])
 
 
 def _by_parity(pictures: Tensor) -> Tensor:
@@ -186,24 +171,23 @@ def _by_parity(pictures: Tensor) -> Tensor:
     return pictures.view(n, height // 2, 2, width // 2, -1)
 
 
-def _outputs(problem: Problem, tiles: Tiles, y: Tensor, residual: Tensor | None) -> list[Any]:
+def _outputs(problem: Problem, tiles: ConvTiles, y: Tensor, residual: Tensor | None) -> list[Any]:
     """Descriptors of the output and of the residual, if there is one, of a warpgroup's rows and of half of them."""
     height = tiles.rows // _warpgroups(problem)
     views = [each if each is None or problem.mode != "up" else _by_parity(each) for each in (y, residual)]
     return [block for view in views for block in _blocks(view, height, tiles.halves)]
 
 
-def _sources(problem: Problem, tiles: Tiles, inputs: Inputs) -> dict[str, Any]:
+def _sources(problem: Problem, tiles: ConvTiles, inputs: ConvTensors) -> dict[str, Any]:
     """Pictures and weights of the sum over k, as arguments; None in the place of what is not there."""
     found: dict[str, Any] = {}
     after = 2 if problem.mode == "same" else 1  # rows more than a tile's that a filter reads
     parts = dict(zip(("x", "x2", "shortcut", "shortcut2"), (*_two(inputs.parts), *_two(inputs.shortcut)), strict=True))
     for name, part in parts.items():
-        view = part if part is None or problem.mode != "down" else _by_parity(part)
-        found[name], found[f"{name}_half"] = _blocks(view, tiles.rows, tiles.halves)
+        found[name], found[f"{name}_half"] = _blocks(part, tiles.rows, tiles.halves)
         found[f"{name}_channels"] = None if part is None else part.shape[3]
         if name.startswith("x"):
-            found[f"{name}_edge"] = None if view is None else _rows(view, after)
+            found[f"{name}_edge"] = None if part is None else _rows(part, after)
     weight2 = inputs.shortcut_weight
     found["shortcut_w"] = None if weight2 is None else _filters(weight2[:, None])
     return found | {"w": _filters(inputs.weight.flatten(1, 2))}
@@ -216,4 +200,4 @@ def _two(parts: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor | None]:
 
 def _filters(weight: Tensor) -> Any:
     """A descriptor of (C_out, taps, C_in) in blocks of one tap."""
-    return descriptor(weight, [CHANNELS, 1, SWIZZLED // weight.itemsize])
+    return gluon_descriptor(weight, [CHANNELS, 1, SWIZZLED // weight.itemsize])

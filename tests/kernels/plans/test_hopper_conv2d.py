@@ -7,16 +7,16 @@ from math import prod
 import pytest
 import torch
 
-from fastdiff.kernels import from_int8
 from fastdiff.kernels.conv2d import Conv2dCall, Norm, Shortcut, conv2d
 from fastdiff.kernels.group_norm import GroupNormCall
-from fastdiff.kernels.host import dispatch, launching
-from fastdiff.kernels.host.conv2d_plan import Problem
-from fastdiff.kernels.host.hopper import conv2d as hopper
-from fastdiff.kernels.host.hopper import gluon
+from fastdiff.kernels.host import launching
 from fastdiff.kernels.host.recording import record
 from fastdiff.kernels.host.weights import FP8, INT8, Quantised, quantise
-from tests.kernels.host.hopper.emulated_gluon import emulated
+from fastdiff.kernels.plans import choices
+from fastdiff.kernels.plans import hopper_conv2d as hopper
+from fastdiff.kernels.plans.choices import convolution_plan
+from fastdiff.kernels.plans.conv2d_problem import Problem
+from tests.kernels.plans.emulated_gluon import emulated
 from tests.kernels.test_conv2d import by_torch
 from tests.kernels.test_to_fp8 import dequantised
 from tests.support.accuracy import in_dtype
@@ -36,6 +36,13 @@ def problem(pictures, height, width, channels, out_channels, mode="same", **size
     )  # fmt: skip
 
 
+def plan_name(made: Problem, *, shortcut: bool) -> str | None:
+    if not hopper.has(made, shortcut=shortcut, int8=False):
+        return None
+    format = "fp8" if made.fp8 else None
+    return convolution_plan(made.mode, made.pixels, sum(made.channels), shortcut=shortcut, format=format)
+
+
 @pytest.mark.parametrize(
     ("sizes", "options", "name"),
     [
@@ -49,10 +56,7 @@ def problem(pictures, height, width, channels, out_channels, mode="same", **size
         ((32, 32, (128, 64), 128), {}, "conv2d-same-1024-256"),
         ((32, 32, (64,), 64), {"mode": "up"}, "conv2d-up-4096-128"),
         ((32, 32, (64,), 72), {"mode": "up"}, None),  # a tile would reach into the next pixel
-        ((64, 64, (64,), 72), {"mode": "down"}, "conv2d-down-1024-128"),
-        ((64, 64, (64,), 72), {"mode": "down", "padding": (0, 1, 0, 1)}, "conv2d-down-1024-128"),
-        ((64, 64, (72,), 72), {"mode": "down"}, None),
-        ((63, 64, (64,), 72), {"mode": "down"}, None),
+        ((64, 64, (64,), 64), {"mode": "down"}, None),
         ((64, 64, (64,), 64), {"kernel": (1, 1), "padding": (0, 0, 0, 0)}, None),
         ((64, 64, (64,), 64), {"padding": (0, 0, 0, 0)}, None),
         ((64, 64, (64,), 64), {"itemsize": 4}, None),
@@ -62,21 +66,18 @@ def problem(pictures, height, width, channels, out_channels, mode="same", **size
         ((64, 64, (320,), 328), {"fp8": True}, "conv2d-same-4096-512, fp8"),
         ((32, 32, (128, 72), 128), {"fp8": True}, None),  # 72 bytes
         ((32, 32, (64,), 64), {"mode": "up", "fp8": True}, "conv2d-up-4096-128, fp8"),
-        ((64, 64, (64,), 64), {"mode": "down", "fp8": True}, None),
     ],
 )
 def test_the_plan_is_named_by_the_picture_alone(sizes, options, name):
     for pictures in (1, 64):
-        assert hopper.plan_name(problem(pictures, *sizes, **options), False) == name
+        assert plan_name(problem(pictures, *sizes, **options), shortcut=False) == name
         with_shortcut = None
         if name is not None and "mode" not in options:
             with_shortcut = f"{name.removesuffix(', fp8')}-shortcut" + ", fp8" * options.get("fp8", False)
-        assert hopper.plan_name(problem(pictures, *sizes, **options), True) == with_shortcut
+        assert plan_name(problem(pictures, *sizes, **options), shortcut=True) == with_shortcut
 
 
-@pytest.mark.parametrize(
-    ("mode", "fp8"), [("same", False), ("up", False), ("down", False), ("same", True), ("up", True)]
-)
+@pytest.mark.parametrize(("mode", "fp8"), [("same", False), ("up", False), ("same", True), ("up", True)])
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (32, 48), (52, 76), (64, 64), (104, 152), (256, 256)])
 def test_tiles_share_out_the_pictures_and_whole_tiles_of_moments(mode, fp8, height, width):
     for pictures, out_channels, processors in product((1, 2, 8, 64), (64, 320, 1280), (78, 132)):
@@ -103,8 +104,6 @@ EMULATED = {  # N, H, W, input channels, output channels, options
     "N2-H16-W32-shortcut-of-a-pair": (2, 16, 32, (64,), 64, {"shortcut": (64, 136), "output_scale": 2**0.5}),
     "N2-H16-W16-up": (2, 16, 16, (64,), 64, {"upsample": True}),
     "N1-H12-W20-up-odd": (1, 12, 20, (72,), 128, {"upsample": True, "residual": True, "temb": True}),
-    "N2-H32-W32-down-ddpm": (2, 32, 32, (64,), 64, {"stride": 2, "padding": (0, 1, 0, 1)}),
-    "N1-H48-W40-down-symmetric-odd": (1, 48, 40, (128,), 72, {"stride": 2, "residual": True}),
     "N2-H24-W48-fp8": (2, 24, 48, (96,), 136, {"weights": FP8, "temb": True, "residual": True, "output_scale": 2**0.5}),
     "N1-H72-W64-fp8-moments-of-128": (1, 72, 64, (32,), 32, {"weights": FP8}),
     "N3-H20-W40-fp8-odd": (3, 20, 40, (208,), 72, {"weights": FP8, "residual": True}),
@@ -123,7 +122,6 @@ EMULATED = {  # N, H, W, input channels, output channels, options
     "N2-H16-W32-fp8-shortcut-of-a-pair": (2, 16, 32, (64,), 64, {"weights": FP8, "shortcut": (64, 136)}),
     "N2-H24-W48-int8": (2, 24, 48, (96,), 136, {"weights": INT8, "temb": True, "residual": True, "output_scale": 2.0}),
     "N1-H12-W20-int8-up-odd": (1, 12, 20, (72,), 128, {"weights": INT8, "upsample": True}),
-    "N1-H48-W40-int8-down-odd": (1, 48, 40, (128,), 72, {"weights": INT8, "stride": 2, "residual": True}),
 }
 
 
@@ -159,7 +157,7 @@ def truth_of(args, options) -> torch.Tensor:
 def emulator(monkeypatch):
     """The kernel runs on the CPU, as on a card of few multiprocessors, where all kinds of tiles come up."""
     monkeypatch.setattr(hopper, "launch", emulated("hopper_conv", "conv2d_loads", "conv2d"))
-    monkeypatch.setattr(from_int8, "is_sm_90", lambda device: True)
+    monkeypatch.setattr(choices, "card_of", lambda device: choices.SM_90)
     return lambda number: monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", number)
 
 
@@ -197,10 +195,9 @@ def test_a_launch_has_only_what_is_there(monkeypatch):
 def test_a_norm_follows_and_a_report_says_what_runs_in_gluon(emulator, monkeypatch):
     emulator(2)
     args, options = call_of(1, 16, 16, (64,), 64, {})
-    monkeypatch.setattr(dispatch, "_unavailable", lambda device: None)
-    monkeypatch.setattr(dispatch, "is_sm_90", lambda device: True)
-    monkeypatch.setattr(gluon, "CONFIRMED", frozenset({"conv2d-same-256-128"}))
-    monkeypatch.setattr(gluon, "obstacle", lambda device: None)
+    monkeypatch.setattr(choices, "unavailable", lambda device: None)
+    monkeypatch.setattr(choices, "card_of", lambda device: choices.SM_90)
+    monkeypatch.setattr(choices, "hopper_obstacle", lambda call: None)
     monkeypatch.setattr(GroupNormCall, "obstacle", lambda call: "its reference runs anywhere")
     with record(torch.device("cpu")) as recorded:
         y = conv2d(*args, **options, norm=Norm(8))

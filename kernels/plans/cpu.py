@@ -1,7 +1,7 @@
 """Functions of torch that are the fastest on the CPU, in the place of those that references are made of there.
 
 They round otherwise, so a model asks for them with `fast_on_cpu`; models that people drew with before they were here do
-not, and keep their bits. All are for float32; `product` and `convolve` are torch's own for all else.
+not, and keep their bits. All are for float32; `choices` says where each of them is taken.
 
 oneDNN makes products and convolutions. torch makes products by BLAS, and convolutions of few elements too: MKL on x86,
 which is half as fast on AMD's processors, as it does not use AVX-512 there.
@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LEAST = 2**23  # multiplications of a product from which oneDNN is faster: it lays the weight out anew at each call
-SMALL = 20480  # elements of x up to which torch's own convolution leaves oneDNN for a slower one: torch's own limit
+from fastdiff.kernels.plans.choices import CHOICES
+
 MOST_MEAN = 4.0  # of a group, in its deviations, up to which torch's GroupNorm is as good as ours
 
 _wanted: ContextVar[bool] = ContextVar("fast_on_cpu", default=False)
@@ -32,19 +32,25 @@ def fast_on_cpu() -> Iterator[None]:
         _wanted.reset(token)
 
 
-def takes(x: Tensor) -> bool:
+def _takes(x: Tensor) -> bool:
     """Whether these functions are wanted, and are for x."""
     return x.device.type == "cpu" and x.dtype == torch.float32 and _wanted.get()  # last: dynamo cannot trace it
 
 
-def onednn_takes(x: Tensor) -> bool:
-    """The same, of those by oneDNN."""
-    return takes(x) and torch.backends.mkldnn.is_available()
+def _way(operation: str, x: Tensor, **sizes: int | bool) -> str:
+    """The way of a reference on x, by the table of choices; "torch" where no row has it.
+
+    torch.compile traces it, so that no cache is asked.
+    """
+    if x.device.type != "cpu":
+        return "torch"
+    facts = sizes | {"by_onednn": _takes(x) and torch.backends.mkldnn.is_available()}
+    return next((row.way for row in CHOICES.of[operation] if row.fits(facts)), "torch")
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return F.linear of x (..., C_in) and weight (C_out, C_in): (..., C_out)."""
-    if not onednn_takes(x) or x.numel() * len(weight) < LEAST:
+    if _way("product", x, multiplications=x.numel() * len(weight)) == "torch":
         return F.linear(x, weight, bias)
     pixels = x.reshape(1, 1, -1, x.shape[-1])
     return convolution(pixels, weight[:, :, None, None], bias).view(*x.shape[:-1], len(weight))
@@ -67,15 +73,15 @@ def convolve(
     """Return what `kernels.conv2d` says of these, (N, H_out, W_out, C_out), on any device, by what suits x."""
     if weight.shape[2:] == (1, 1) and stride == 1 and padding == 0 and not upsample:
         return product(x, weight.flatten(1), bias)
-    fast = onednn_takes(x)
-    if x.device.type == "cpu" and x.numel() <= SMALL and not upsample and not fast:
+    way = _way("convolution", x, elements=x.numel(), upsample=upsample)
+    if way == "patches":
         return _convolve_patches(x, weight, bias, stride, padding)
     x = x.permute(0, 3, 1, 2)  # a view: NHWC memory is NCHW in torch's channels-last format
     if upsample:
         x = F.interpolate(x, scale_factor=2.0, mode="nearest")
     if isinstance(padding, tuple):
         x, padding = F.pad(x, padding), 0
-    if fast:
+    if way == "onednn":
         return convolution(x.permute(0, 2, 3, 1), weight, bias, stride, padding)
     return F.conv2d(x, weight, bias, stride, padding).permute(0, 2, 3, 1).contiguous()
 
@@ -88,6 +94,11 @@ def _convolve_patches(
     x = F.pad(x, (0, 0, left, right, top, bottom))
     patches = x.unfold(1, weight.shape[2], stride).unfold(2, weight.shape[3], stride)  # (N, H, W, C_in, kH, kW)
     return F.linear(patches.permute(0, 1, 2, 4, 5, 3).flatten(3), weight.permute(0, 2, 3, 1).flatten(1), bias)
+
+
+def normalises(x: Tensor, *, plain: bool) -> bool:
+    """Whether `normalised` is for x; plain: nothing but the norm's own weight and bias is applied or given."""
+    return _takes(x) and any(row.fits({"plain": plain}) for row in CHOICES.of["normalisation"])
 
 
 def normalised(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:

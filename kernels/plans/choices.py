@@ -1,0 +1,353 @@
+"""Which way an operation runs: one table, and the functions that read it. Nothing else chooses.
+
+    reference  torch's own functions, where no kernel of ours runs or takes the arguments
+    library    torch's library, where it was measured faster; RMSNorm as a launch of its own
+    hopper     a kernel made for sm_90 alone, by a plan, which is the kernel and its tiles for some shapes
+    kernel     the Triton kernel of all cards, where no row says otherwise
+
+A row is for calls whose `facts` it has. The first row that fits, and that nothing is in the way of, decides. Within a
+way, rows also say how a weight is loaded, how a reference is made on the CPU, and which tile some shapes have.
+"""
+
+import functools
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+
+from fastdiff.kernels.host.calls import Call
+from fastdiff.kernels.host.launching import capability
+from fastdiff.kernels.plans import confirmation
+from fastdiff.kernels.plans.conv2d_tiles import TILES, WIDE_TILE, ConvTile
+from fastdiff.kernels.plans.hopper_attention import AttentionPlan, AttentionTiles, FewKeys
+
+CPU, SM_90, ANY_CARD = "cpu", "sm_90", ""
+# The measurement behind a row: a file of benchmarks/results, kernels/README.md where the numbers are there alone, or
+README, UNSAVED, CHOSEN = "kernels/README.md", "measured, not saved", "chosen, not measured"
+
+
+class Choice(NamedTuple):
+    """A row: calls with these facts run this way."""
+
+    operation: str
+    card: str
+    facts: Mapping[str, Any]  # by name: a value, or a range or tuple that has it
+    way: str
+    measured: str
+    plan: str = ""  # its name, as reports, `fastdiff doctor` and verdict files tell it
+    why: str = ""  # of a way that does not say so itself, with facts in braces
+    tiles: Any = None  # where the row has them
+    off_in: tuple[tuple[int, int], ...] = ()  # versions of Triton where a plan failed, or was slower than the others
+
+    def fits(self, facts: Mapping[str, Any]) -> bool:
+        """Whether all facts that are given are the row's."""
+        return all(
+            facts[name] in wanted if isinstance(wanted, range | tuple) else facts[name] == wanted
+            for name, wanted in self.facts.items()
+            if name in facts
+        )
+
+
+class ChoiceTable:
+    """Rows, the first of which counts."""
+
+    def __init__(self, rows: Iterable[Choice]) -> None:
+        self.rows = tuple(rows)
+        self.plans = frozenset(row.plan for row in self.rows if row.plan)  # names
+        self.of = {name: tuple(row for row in self.rows if row.operation == name) for name, *_ in self.rows}
+        self.fitting = functools.lru_cache(4096)(self._fitting)
+
+    def only(self, plans: frozenset[str]) -> "ChoiceTable":
+        """Return the table with these plans alone, and all rows without a plan."""
+        return ChoiceTable(row for row in self.rows if not row.plan or row.plan in plans)
+
+    def _fitting(self, operation: str, card: str, **facts: Any) -> tuple[Choice, ...]:
+        """The rows for an operation on a card, in order. Facts that are not given are not asked."""
+        rows = self.of.get(operation, ())
+        return tuple(row for row in rows if row.card in (card, ANY_CARD) and row.fits(facts))
+
+
+def span(first: int, last: int = sys.maxsize - 1) -> range:
+    """The numbers from the first to the last."""
+    return range(first, last + 1)
+
+
+def _attention(name: str, widths: range, keys: range, plan: AttentionPlan, *how: str) -> Iterator[Choice]:
+    """Rows of a plan, without a mask and with the masks `how`, where it was ahead too."""
+    for mask in ("", *how):
+        facts = {"bits": 16, "width": widths, "keys": keys, "mask": mask, "elements": span(1)}
+        plan_name = attention_plan(name, mask)
+        yield Choice("attention", SM_90, facts, "hopper", "attention.json", plan_name, tiles=plan)
+
+
+def attention_plan(name: str, mask: str) -> str:
+    """Name a plan of attention with a mask: none, causal or masked."""
+    return f"{name}, {mask}" if mask else name
+
+
+def _attention_by_library(widths: range, keys: range) -> Choice:
+    """A row for heads of whole 16 bytes: SDPA makes others by batched products, whose bits vary with the batch."""
+    facts = {"bits": 16, "width": widths, "head_bytes": range(0, 2**16, 16), "keys": keys, "mask": ("", "causal")}
+    why = "{keys} keys, {width} wide: torch's library is faster on sm_90"
+    return Choice("attention", SM_90, facts, "library", "attention.json", why=why)
+
+
+# The sizes of convolutions in a plan's name: the least pixels of an output picture and the most channels of the input.
+PIXELS, DEPTHS, MORE = (65536, 16384, 4096, 1024, 256), (128, 256, 512), sys.maxsize - 1
+
+
+def convolution_plan(mode: str, pixels: int, channels: int, *, shortcut: bool, format: str | None) -> str | None:
+    """Name the plan of a convolution to so many pixels of so many channels; None for fewer pixels than any plan's."""
+    least = next((least for least in PIXELS if pixels >= least), None)
+    depth = next((str(most) for most in DEPTHS if channels <= most), "more")
+    name = f"conv2d-{mode}-{least}-{depth}" + "-shortcut" * shortcut + (f", {format}" if format else "")
+    return None if least is None else name
+
+
+def _convolutions(
+    mode: str, least: int, most: int, formats: str, shortcuts: str = "", measured: str = "conv2d.json"
+) -> Iterator[Choice]:
+    """Rows for 3x3 convolutions by a weight in these formats; `shortcuts`: the formats where a 1x1 shortcut is added.
+
+    The bits of a picture may not depend on its batch, so a row is for all batches: the plan was the faster over the
+    batches that were measured. kernels/README.md says where it loses a little.
+    """
+    pixels = range(least, min((other for other in PIXELS if other > least), default=sys.maxsize))
+    channels = range(max((other + 1 for other in DEPTHS if other < most), default=1), most + 1)
+    for shortcut, each in ((False, formats), (True, shortcuts)):
+        for format in (None if name == "16" else name for name in each.split()):
+            facts = {"filter": "3x3", "mode": mode, "pixels": pixels, "channels": channels, "bits": 16}
+            facts |= {"shortcut": shortcut, "format": format}
+            name = convolution_plan(mode, least, most, shortcut=shortcut, format=format)
+            file = "conv2d_8bit.json" if format else measured
+            yield Choice("conv2d", SM_90, facts, "hopper", file, name or "")
+
+
+def product_plan(operation: str, channels: int, rows: int, *, residual: bool, format: str | None) -> str:
+    """Name the plan of an operation for a weight of so many input channels and rows."""
+    return f"{operation} {channels} to {rows}" + ", residual" * residual + (f", {format}" if format else "")
+
+
+def _products(
+    operation: str, channels: int, rows: int, formats: str, *, residual: bool = False, measured: str = UNSAVED
+) -> Iterator[Choice]:
+    """Rows for products by a weight in these formats; the bits are those of the kernel of all cards."""
+    for format in (None if name == "16" else name for name in formats.split()):
+        facts = {"channels": channels, "rows": rows, "residual": residual, "format": format, "bits": 16}
+        facts |= {"gate": False, "norm": False, "fills_card": True}
+        file = "linear_8bit.json" if format else measured
+        name = product_plan(operation, channels, rows, residual=residual, format=format)
+        yield Choice(operation, SM_90, facts, "hopper", file, name)
+
+
+def _products_by_library(channels: int, rows: int, tokens: int) -> Choice:
+    """A row for up to so many tokens; the library's bits were ours at each power of two from 256 to 32768 tokens."""
+    facts = {"channels": channels, "rows": rows, "tokens": span(0, tokens), "picture": range(0, 2**31, 256)}
+    facts |= {"dtype": torch.bfloat16, "format": None, "activation": None}
+    facts |= {"gate": False, "residual": False, "norm": False}
+    why = "{channels} to {rows} channels: torch's library is faster on sm_90"
+    return Choice("linear", SM_90, facts, "library", README, why=why)
+
+
+def _tile(side: int, channels: int, out_channels: int, pictures: int, tile: ConvTile) -> Choice:
+    """A tile that was faster, from so many pictures on, than the one that the times in `conv2d_tiles` name."""
+    facts = {"mode": "same", "pixels": side * side, "channels": channels, "out_channels": out_channels}
+    return Choice("conv2d tile", ANY_CARD, facts | {"pictures": span(pictures)}, "kernel", UNSAVED, tiles=tile)
+
+
+# Measured on one H200 with Triton 3.6 and torch 2.11, in bfloat16. Plans have the best tiles of those that were tried.
+# Shapes without a row were not tried, or lost; heads of up to 24 were not, and few keys of heads of 8 do not compile.
+# The library's bits were equal at batch 1, 3, 8 and 64.
+CHOICES = ChoiceTable((
+    *_attention("attention to 80 keys", span(25, 64), span(65, 80),
+                AttentionPlan(FewKeys((64, 16), stages=2, resident=4)), "causal", "masked"),
+    *_attention("attention to 256 keys, heads of 32", span(25, 32), span(81, 256),
+                AttentionPlan(FewKeys((256, 0), stages=3, resident=2))),
+    *_attention("attention to 8192 keys, heads of 48", span(25, 48), span(1024, 8192),
+                AttentionPlan(AttentionTiles((32, 16), 128, groups=3, stages=3))),
+    *_attention("attention to 8192 keys, heads of 64", span(49, 64), span(1024, 8192),
+                AttentionPlan(AttentionTiles((64, 0), 128, groups=3))),
+    *_attention("attention to more keys, heads of 64", span(49, 64), span(8193),
+                AttentionPlan(AttentionTiles((64, 0), 128, groups=3, persistent=False))),
+    *_attention("attention to 256 keys, heads of 80", span(65, 80), span(1, 256),
+                AttentionPlan(AttentionTiles((64, 16), 64, groups=2, stages=3), busy=2,
+                              few=AttentionTiles((64, 16), 64, groups=1, resident=3, persistent=False))),
+    *_attention("attention to more keys, heads of 80", span(65, 80), span(257),
+                AttentionPlan(AttentionTiles((64, 16), 128, groups=2), busy=2,
+                              few=AttentionTiles((64, 16), 128, groups=2, persistent=False))),
+    *_attention("attention to 256 keys, heads of 160", span(129, 160), span(1, 256),
+                AttentionPlan(AttentionTiles((128, 32), 128, groups=1))),
+    *_attention("attention to 256 keys, heads of 256", span(161, 256), span(1, 256),
+                AttentionPlan(AttentionTiles((256, 0), 64, groups=2, in_turn=False, persistent=False), busy=0.5,
+                              few=AttentionTiles((256, 0), 64, groups=1, in_turn=False, persistent=False))),
+    _attention_by_library(span(33, 64), span(1024)),
+    _attention_by_library(span(65, 128), span(256)),
+    _attention_by_library(span(129, 192), span(1024)),
+    _attention_by_library(span(193, 256), span(256)),
+    # 2 to 8 times as fast at every width: Triton has no tensor cores for float32
+    Choice("attention", SM_90, {"bits": 32, "head_bytes": range(0, 2**16, 16), "mask": ("", "causal")}, "library",
+           UNSAVED, why="float32: torch's library is faster on sm_90"),
+
+    *_convolutions("same", 65536, 128, "16 fp8 int8", "16 fp8"),
+    *_convolutions("same", 65536, 256, "16 fp8 int8"),
+    *_convolutions("same", 16384, 128, "16 int8", "16"),
+    *_convolutions("same", 16384, 256, "16", measured=README),
+    *_convolutions("same", 16384, 512, "16 fp8 int8", "16 fp8"),
+    *_convolutions("same", 16384, MORE, "16 fp8 int8"),
+    *_convolutions("same", 4096, 128, "16", "16"),
+    *_convolutions("same", 4096, 256, "16 fp8 int8", "16"),
+    *_convolutions("same", 4096, 512, "16 fp8 int8", "16"),
+    *_convolutions("same", 4096, MORE, "16 fp8 int8", "16 fp8"),
+    *_convolutions("same", 1024, 128, "16 int8", "16"),
+    *_convolutions("same", 1024, 256, "16 int8", "16"),
+    *_convolutions("same", 1024, 512, "16"),
+    *_convolutions("same", 1024, MORE, "16 fp8 int8", "16 fp8"),
+    *_convolutions("same", 256, 128, "16", "16"),
+    *_convolutions("same", 256, 256, "16 int8", "16"),
+    *_convolutions("same", 256, 512, "16 fp8 int8", "16"),
+    *_convolutions("same", 256, MORE, "16", "16"),
+    *_convolutions("up", 65536, 128, "16 fp8 int8"),
+    *_convolutions("up", 16384, 256, "16 fp8"),
+    *_convolutions("up", 16384, MORE, "16 fp8 int8"),
+    *_convolutions("up", 4096, MORE, "16 fp8 int8"),
+    *_convolutions("up", 1024, MORE, "16 fp8 int8"),
+
+    Choice("linear", SM_90, {"norm": True, "bits": 16}, "library", "linear.json",
+           why="RMSNorm is faster apart on sm_90"),
+    _products_by_library(320, 960, 4096),
+    _products_by_library(640, 640, 8192),
+    _products_by_library(640, 1920, 1024),
+    _products_by_library(1280, 1280, 32768),
+    _products_by_library(1280, 3840, 2048),
+    _products_by_library(512, 1536, 4096),
+    _products_by_library(1152, 1152, 4096),
+    _products_by_library(1152, 3456, 1024),
+    _products_by_library(4608, 1152, 4096),
+    *_products("linear", 320, 320, "16 fp8 int8"),
+    *_products("linear", 320, 960, "16 int8"),
+    *_products("linear", 640, 640, "16 fp8 int8"),
+    *_products("linear", 640, 1920, "16 fp8"),
+    *_products("linear", 768, 24960, "16"),
+    *_products("linear", 1152, 1152, "16 fp8 int8", measured="linear.json"),
+    *_products("linear", 1152, 3456, "16 fp8", measured="linear.json"),
+    *_products("linear", 1152, 4608, "16 fp8 int8", measured="linear.json"),
+    *_products("linear", 1280, 320, "16 fp8 int8", residual=True),
+    *_products("linear", 1280, 1280, "16 fp8 int8"),
+    *_products("linear", 1280, 3840, "16 fp8"),
+    *_products("linear", 2048, 166400, "16", measured=README),
+    *_products("linear", 2560, 640, "16 fp8 int8", residual=True),
+    *_products("linear", 4608, 1152, "16 fp8 int8", measured="linear.json"),
+    *_products("linear", 5120, 1280, "16 fp8 int8", residual=True),
+    *_products("geglu", 320, 2560, "16 int8"),
+    *_products("geglu", 640, 5120, "16 fp8 int8"),
+    *_products("geglu", 1280, 10240, "16 fp8 int8", measured=README),
+
+    # With an int8 operand from registers Triton 3.6 made NaN of some U-Nets on sm_90, and ptxas ran many products one
+    # after another: a forward took 1.3 to 2.7 times as long as in bfloat16.
+    Choice("weight", SM_90, {"format": "int8", "bits": 16}, "from_int8", README),
+
+    _tile(128, 320, 320, 2, TILES[1]),
+    _tile(64, 256, 256, 7, TILES[1]),
+    _tile(64, 320, 320, 2, TILES[2]),
+    _tile(64, 640, 640, 2, ConvTile(128, 128, 64, warps=8, stages=4)),
+    _tile(32, 1280, 1280, 2, TILES[1]),
+    _tile(32, 64, 64, 50, WIDE_TILE),
+    _tile(32, 128, 64, 50, WIDE_TILE),
+    _tile(32, 192, 64, 50, WIDE_TILE),
+
+    # References on the CPU, in float32 where a model asks for it (`plans.cpu`). oneDNN lays a weight out anew at each
+    # product; torch leaves it for a slower function where a convolution has few elements.
+    Choice("product", CPU, {"by_onednn": True, "multiplications": span(2**23)}, "onednn", UNSAVED),
+    Choice("convolution", CPU, {"by_onednn": True}, "onednn", UNSAVED),
+    Choice("convolution", CPU, {"elements": span(0, 20480), "upsample": False}, "patches", CHOSEN),
+    Choice("normalisation", CPU, {"plain": True}, "torch", UNSAVED),
+))  # fmt: skip
+
+
+class Decision(NamedTuple):
+    """The way of a call, and why."""
+
+    way: str
+    why: str = ""  # "" where the way itself says what it does
+    passed_over: str = ""  # the plan that something was in the way of, and what
+
+
+def decide(call: Call[Any]) -> Decision:
+    """Choose the way of a call, and explain it: `--explain` and `fastdiff.report` tell what is said here."""
+    reason = unavailable(call.device) or call.obstacle()
+    if reason is not None:
+        return Decision("reference", reason)
+    facts, passed_over = call.facts(), ""
+    for row in CHOICES.fitting(call.name, card_of(call.device), **facts) if facts else ():
+        if row.plan:
+            if confirmation.known_version() in row.off_in:
+                continue
+            reason = confirmation.plan_obstacle(row.plan, call.device) or hopper_obstacle(call)
+            if reason is not None:
+                passed_over = f"not as {row.plan}: {reason}"
+                continue
+        return Decision(row.way, row.why.format_map(facts), passed_over)
+    return Decision("kernel", "", passed_over)
+
+
+def hopper_obstacle(call: Call[Any]) -> str | None:
+    """Say why the kernel for sm_90 does not run a call: its Triton or card, or the tensors."""
+    reason = confirmation.gluon_obstacle(call.device) if call.in_gluon else None
+    return reason or call.hopper_obstacle()
+
+
+def first(operation: str, device: torch.device | None, **facts: Any) -> Choice | None:
+    """The first row with these facts, if there is one, for what an operation is made of; device: None for any card."""
+    card = ANY_CARD if device is None else card_of(device)
+    return next(iter(CHOICES.fitting(operation, card, **facts)), None)
+
+
+def plan_of(operation: str, **facts: Any) -> Choice | None:
+    """The first row with a plan for these facts, whatever the others; None where there is none."""
+    return next((row for row in CHOICES.fitting(operation, SM_90, **facts) if row.plan), None)
+
+
+def confirmed_plans() -> frozenset[str]:
+    """The names of the plans that are taken in the Triton that is installed, where a verdict is not needed."""
+    version = confirmation.known_version()
+    return frozenset(row.plan for row in CHOICES.rows if row.plan and version not in row.off_in)
+
+
+@functools.cache
+def card_of(device: torch.device) -> str:
+    """The card as rows name it: cpu, sm_90 and so on."""
+    return "sm_{}{}".format(*capability(device)) if device.type == "cuda" else device.type
+
+
+_references_only: ContextVar[bool] = ContextVar("references_only", default=False)
+
+
+@contextmanager
+def references_only() -> Iterator[None]:
+    """Run every operation by its torch reference inside the block: the oracle of kernel tests and benchmarks."""
+    token = _references_only.set(True)
+    try:
+        yield
+    finally:
+        _references_only.reset(token)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def unavailable(device: torch.device) -> str | None:
+    """Say why no kernel can run there, if none can: Triton needs a GPU, or its interpreter."""
+    if _references_only.get():
+        return "references_only"
+    if not _has_triton():
+        return "Triton is not installed"
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "no CUDA device"
+    return None
