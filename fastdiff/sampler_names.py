@@ -44,10 +44,9 @@ def _read(path: Path) -> Sampler:
     if len(configs) != 1 or len(schedulers) != 1:
         raise ValueError(f"{path}: a sampler is one class ...Config, and one class ...Scheduler with literal `names`")
     (class_name,), (defaults,) = schedulers, configs
-    said: dict[str, Any] = {"a1111_names": {}, "place": math.inf} | classes[class_name]
-    return Sampler(
-        f"fastdiff.samplers.{path.stem}", class_name, said["names"], said["a1111_names"], said["place"], defaults
-    )
+    said: dict[str, Any] = {"a1111_names": {}, "place": math.inf, **classes[class_name]}
+    module = f"fastdiff.samplers.{path.stem}"
+    return Sampler(module, class_name, said["names"], said["a1111_names"], said["place"], defaults)
 
 
 def _values(head: ast.ClassDef) -> dict[str, Any]:

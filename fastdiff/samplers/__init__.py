@@ -8,10 +8,10 @@ To add one, write `fastdiff/samplers/<x>.py` and `tests/samplers/test_<x>.py`; n
 - `XConfig`, a frozen dataclass of its options, which inherits the groups of `shared/options.py` that it has,
 - `x_rows(...)`, which returns the rows (steps, len(COLUMNS)) float32,
 - `XScheduler`, named as diffusers' class, on one of three bases:
-  `Scheduler` (shared/scheduler.py) looks a step up by its timestep, as DDPM and DDIM do;
-  `CountedScheduler` (shared/counted.py) counts the steps, and lets them read what earlier ones kept;
-  `SigmaScheduler` (shared/sigma_scheduler.py) counts steps between noise levels sigma.
-  Its `set_timesteps` chooses the steps of a run, `_make_table` makes their rows.
+  `Scheduler` (shared/scheduler.py) looks a step up by its timestep, as DDPM and DDIM do: see ddpm.py;
+  `CountedScheduler` (shared/counted.py) counts the steps, and lets them read what earlier ones kept: see pndm.py;
+  `SigmaScheduler` (shared/sigma_scheduler.py) counts steps between noise levels sigma: see euler_ancestral.py.
+  `set_timesteps` chooses the steps of a run; `_make_table`, or `_make_rows` of a plain `Scheduler`, makes their rows.
 
 `names` of the class says what people call it and which options each name asks for, as a literal:
 

@@ -27,10 +27,6 @@ def scheduler_from_config(config: Mapping[str, Any], name: str | None = None) ->
     return _load(said).from_config(config)
 
 
-def _load(class_name: str) -> type[Scheduler]:
-    return getattr(import_module(SAMPLERS[class_name].module), class_name)
-
-
 def folder_scheduler(
     config: Mapping[str, Any], name: str | None, own_name: str | None, changes: Mapping[str, Any]
 ) -> Scheduler:
@@ -52,7 +48,7 @@ def folder_scheduler(
 
 
 def scheduler_like(live: Any) -> Scheduler:
-    """Return ours of a live scheduler of diffusers, its options as they are. Raises as `scheduler_from_config`."""
+    """Return our scheduler with the class and options of a live one of diffusers. Raises as `scheduler_from_config`."""
     config = getattr(live, "config", None)
     if not isinstance(config, Mapping):
         raise InputError(f"scheduler: {type(live).__name__} is none; give one of fastdiff's, such as a DDIMScheduler")
@@ -67,6 +63,10 @@ def name_of(scheduler: Scheduler) -> str:
     if name is None:
         raise InputError(f"scheduler: {type(scheduler).__name__} is none of {_choices()}")
     return name
+
+
+def _load(class_name: str) -> type[Scheduler]:
+    return getattr(import_module(SAMPLERS[class_name].module), class_name)
 
 
 def _choices() -> str:

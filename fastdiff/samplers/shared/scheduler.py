@@ -156,7 +156,7 @@ class Scheduler:
     def _loop(self: AnyScheduler, num_inference_steps: int) -> AnyScheduler:
         """Return a copy of the scheduler with so many steps; this one stays where it is."""
         loop = copy.copy(self)
-        loop.set_timesteps(checked_steps(self._options, num_inference_steps))  # some take None beside other choices
+        loop.set_timesteps(checked_steps(self._options, num_inference_steps))  # some classes take None as well
         return loop
 
     def set_timesteps(self, num_inference_steps: int, device: torch.device | str | None = None) -> None:
