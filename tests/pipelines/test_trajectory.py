@@ -7,12 +7,14 @@ import torch
 from fastdiff import (
     DDIMScheduler,
     DDPMScheduler,
+    EulerDiscreteScheduler,
     InputError,
     NonFiniteError,
     Pipeline,
     TrajectoryPipeline,
     UNet1DModel,
     UNet2DModel,
+    UniPCMultistepScheduler,
 )
 from fastdiff.diffusion.trajectories import place_conditions, read_conditions, sort_trajectories
 from tests.support import planners
@@ -165,6 +167,13 @@ def test_options_that_are_refused(options, message, pipe):
     with pytest.raises(InputError, match=message) as error:
         plan(pipe, **options)
     assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("scheduler", [EulerDiscreteScheduler, UniPCMultistepScheduler])
+def test_schedulers_that_scale_the_input_or_keep_outputs_are_refused(pipe, scheduler):
+    pipe.scheduler = scheduler()
+    with pytest.raises(InputError, match="trajectories are planned with ddim or ddpm; choose one"):
+        plan(pipe)
 
 
 def test_what_the_value_function_cannot_do(pipe, policy):
