@@ -29,6 +29,8 @@ DOORS = ("__init__", "__main__")
 REGISTRIES = (  # folders with a file for each plug-in, which one table or one parser imports
     "fastdiff/checkpoints/configs",
     "fastdiff/cli",
+    "fastdiff/models",
+    "fastdiff/pipelines",
     "fastdiff/samplers",
     "tests/samplers",
 )

@@ -127,7 +127,7 @@ def initial_sigma(config: SigmaConfig, sigmas: Tensor) -> Tensor:
 def sigma_x0_columns(prediction_type: str, sigmas: Tensor, noised: Tensor | None = None) -> dict[str, Tensor]:
     """Return the columns of x0 for a model that sees x / sqrt(sigma^2 + 1); sigmas (steps,) float64.
 
-    noised  the sigmas of x itself, where noise was added to it since. A velocity does not hear of them, in diffusers.
+    noised  the sigmas of x itself, where noise was added to it since. diffusers ignores them for v_prediction.
     """
     zero, one, square = torch.zeros_like(sigmas), torch.ones_like(sigmas), sigmas**2 + 1
     x0_x, x0_m = {
