@@ -127,12 +127,12 @@ def hopper_way(operation: Operation, *args: Any, **options: Any) -> tuple[str, d
 
 
 def print_confirmed(gains: Mapping[str, list[float]]) -> None:
-    """Print which plans were the faster wherever they ran, as `plans/choices.py` lists them, and which were not."""
+    """Print which plans were faster wherever they ran, for a row of `plans/choices.py`, and which were not."""
     for plan, each in gains.items():
         if min(each) > 1:
-            print(f'for CONFIRMED: "{plan}",')
+            print(f"for the table: {plan}")
         else:
-            print(f"not confirmed: {plan}, gains {', '.join(f'{gain:.3g}' for gain in each)}")
+            print(f"not for the table: {plan}, gains {', '.join(f'{gain:.3g}' for gain in each)}")
 
 
 def kernel_row(
