@@ -178,7 +178,7 @@ class Blocks(NamedTuple):
 
 
 def _blocks(width: int, dtype: torch.dtype, queries: int, keys: int, device: torch.device) -> Blocks:
-    """Depends on the picture's shape, never on the batch: the bits of a sum are those of its blocks of keys."""
+    """Depends on the picture's shape, never on the batch: the blocks of keys decide the bits of a sum."""
     if dtype == torch.float32:
         blocks = Blocks(32, 32, 4, 1) if width <= 80 else Blocks(32, 16, 8, 1)
     elif width <= 64:

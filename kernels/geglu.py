@@ -15,7 +15,7 @@ class GegluCall(GatedCall):
 
     Args:
         x: (N, L, C_in), float32, float16 or bfloat16; tokens may be strided. `Scaled` as in `linear`.
-        weight: (2 C_out, C_in), the dtype of x, or `Quantised`: the rows of W1, then those of W2, whose
+        weight: (2 C_out, C_in), the dtype of x, or `Quantised`: the rows of W1, then the rows of W2, whose
             product gelu is applied to.
         bias: (2 C_out,), the dtype of x.
 

@@ -117,7 +117,7 @@ class LayerNormCall(Call[Normed]):
         y = torch.empty(n, tokens, channels, dtype=FP8 if self.in_fp8 else x.dtype, device=x.device)
         y_scale = torch.empty(n, tokens, dtype=torch.float32, device=x.device) if self.in_fp8 else None
         total = None if residual is None else x.new_empty(n, tokens, channels)
-        warps = 1 if channels <= 2048 else 8  # by the width alone: the bits of a sum are those of its lanes
+        warps = 1 if channels <= 2048 else 8  # by the width alone: the lanes decide the bits of a sum
         first = max(1, triton.next_power_of_2(channels) // 2)
         rest = max(1, triton.next_power_of_2(channels - first))
         loop = channels <= NARROW

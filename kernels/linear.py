@@ -278,7 +278,7 @@ TILES: TileList = (
 ADDED_TILES: TileList = ((2, TokenTile(128, 256, 64, 128, warps=8, stages=3)), *TILES[1:])
 NORMED_TILES: TileList = tuple((fewest, tile._replace(block=64)) for fewest, tile in ADDED_TILES)
 DUAL_TILES: TileList = ((0, TokenTile(128, 128, 64, 128, warps=8, stages=3)),)
-# By pointers, likewise.
+# By pointers, chosen the same way.
 POINTER_TILES: TileList = (
     (1, TokenTile(128, 64, 32, 64, warps=4, stages=3, resident=2)),
     (0, TokenTile(64, 64, 32, 64, warps=4, stages=3, resident=2)),
@@ -376,7 +376,7 @@ def _first_busy(tiles: TileList, out: Tensor) -> TokenTile:
 def _alternatives(
     usual: TokenTile, itemsize: int, by_descriptors: bool, parts: int, *, normed: bool
 ) -> list[TokenTile]:
-    """Tiles that leave every sum its order: in float32, in fp8 and beside RMSNorm those of the same block."""
+    """Tiles that leave every sum its order; in float32, in fp8 and beside RMSNorm the block stays."""
     sides = (32, 64, 128) if itemsize == 4 else (64, 128, 256)
     blocks = {usual.block} if itemsize != 2 or normed else {64, 128} if by_descriptors else {32, 64}
     found = []

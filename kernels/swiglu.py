@@ -16,7 +16,7 @@ class SwigluCall(GatedCall):
     Args:
         x: (N, L, C_in), float32, float16 or bfloat16; tokens may be strided. `Scaled` as in `linear`.
         weight: (2 C_out, C_in), the dtype of x, or `Quantised`: the rows of W1, which silu is applied to,
-            then those of W2.
+            then the rows of W2.
         bias: (2 C_out,), the dtype of x.
 
     Returns: (N, L, C_out), contiguous, the dtype of x. Raises ValueError naming the argument that does not fit.

@@ -26,7 +26,7 @@ def launch(
 ) -> None:
     """kernel[grid](*args, **constexprs) on the device of the first tensor, which need not be the current device.
 
-    fp_fusion: multiplications and additions become one operation; without it the bits are those of separate ones.
+    fp_fusion: multiplications and additions become one operation; without it each rounds on its own.
     """
     tensors = (getattr(arg, "base", arg) for arg in args)  # `base`: of a descriptor
     device, listener = next(tensor.device for tensor in tensors if isinstance(tensor, Tensor)), recorder()

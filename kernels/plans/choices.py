@@ -102,7 +102,7 @@ PIXELS, DEPTHS, MORE = (65536, 16384, 4096, 1024, 256), (128, 256, 512), sys.max
 
 
 def convolution_plan(mode: str, pixels: int, channels: int, *, shortcut: bool, format: str | None) -> str | None:
-    """Name the plan of a convolution to so many pixels of so many channels; None for fewer pixels than any plan's."""
+    """Name the plan of a convolution by its output pixels and input channels; None for fewer pixels than any plan's."""
     least = next((least for least in PIXELS if pixels >= least), None)
     depth = next((str(most) for most in DEPTHS if channels <= most), "more")
     name = f"conv2d-{mode}-{least}-{depth}" + "-shortcut" * shortcut + (f", {format}" if format else "")
@@ -129,14 +129,14 @@ def _convolutions(
 
 
 def product_plan(operation: str, channels: int, rows: int, *, residual: bool, format: str | None) -> str:
-    """Name the plan of an operation for a weight of so many input channels and rows."""
+    """Name the plan of an operation by the input channels and rows of its weight."""
     return f"{operation} {channels} to {rows}" + ", residual" * residual + (f", {format}" if format else "")
 
 
 def _products(
     operation: str, channels: int, rows: int, formats: str, *, residual: bool = False, measured: str = UNSAVED
 ) -> Iterator[Choice]:
-    """Rows for products by a weight in these formats; the bits are those of the kernel of all cards."""
+    """Rows for products by a weight in these formats; the kernel of all cards has the same bits."""
     for format in (None if name == "16" else name for name in formats.split()):
         facts = {"channels": channels, "rows": rows, "residual": residual, "format": format, "bits": 16}
         facts |= {"gate": False, "norm": False, "fills_card": True}
@@ -146,7 +146,7 @@ def _products(
 
 
 def _products_by_library(channels: int, rows: int, tokens: int) -> Choice:
-    """A row for up to so many tokens; the library's bits were ours at each power of two from 256 to 32768 tokens."""
+    """A row for at most `tokens`; the library's bits were ours at each power of two from 256 to 32768 tokens."""
     facts = {"channels": channels, "rows": rows, "tokens": span(0, tokens), "picture": range(0, 2**31, 256)}
     facts |= {"dtype": torch.bfloat16, "format": None, "activation": None}
     facts |= {"gate": False, "residual": False, "norm": False}
@@ -155,12 +155,12 @@ def _products_by_library(channels: int, rows: int, tokens: int) -> Choice:
 
 
 def _tile(side: int, channels: int, out_channels: int, pictures: int, tile: ConvTile) -> Choice:
-    """A tile that was faster, from so many pictures on, than the one that the times in `conv2d_tiles` name."""
+    """A row for `pictures` or more, where a tile was faster than the one that the times in `conv2d_tiles` name."""
     facts = {"mode": "same", "pixels": side * side, "channels": channels, "out_channels": out_channels}
     return Choice("conv2d tile", ANY_CARD, facts | {"pictures": span(pictures)}, "kernel", UNSAVED, tiles=tile)
 
 
-# Measured on one H200 with Triton 3.6 and torch 2.11, in bfloat16. Plans have the best tiles of those that were tried.
+# Measured on one H200 with Triton 3.6 and torch 2.11, in bfloat16. A plan has the best of the tiles tried.
 # Shapes without a row were not tried, or lost; heads of up to 24 were not, and few keys of heads of 8 do not compile.
 # The library's bits were equal at batch 1, 3, 8 and 64.
 CHOICES = ChoiceTable((

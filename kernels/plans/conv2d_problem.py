@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """The sizes of one convolution, those of `kernels.conv2d.conv2d`."""
+    """The sizes of one call of `kernels.conv2d.conv2d`."""
 
     pictures: int
     height: int  # of the input

@@ -1,6 +1,6 @@
 """The tiles that convolutions are cut into, and the numbers that choose among them.
 
-Times are of one NVIDIA H200 with torch 2.11 and triton 3.6; kernels/README.md has those of whole convolutions.
+Times are of one NVIDIA H200 with torch 2.11 and triton 3.6; kernels/README.md has the times of whole convolutions.
 """
 
 from typing import NamedTuple
@@ -44,7 +44,7 @@ TILES = (
     ConvTile(64, 64, 128, warps=4, stages=6, resident=1, alone=(0.075, 3.9), busy=(0.13, 2.5)),
 )
 WIDE_TILE = ConvTile(256, 64, 64, warps=4, stages=2, resident=2, alone=(0.51, 5.1), busy=(0.47, 3.4))
-# Descriptors, fp8. The times were not measured: those of 16 bits, and half of what their steps take.
+# Descriptors, fp8. The times were not measured: a step takes half of its time in 16 bits, the rest as long.
 FP8_TILES = (
     ConvTile(128, 128, 128, warps=8, stages=4, resident=1, alone=(0.16, 4.8), busy=(0.19, 2.7)),
     ConvTile(128, 64, 128, warps=4, stages=4, resident=2, alone=(0.1, 4.0), busy=(0.13, 1.2)),
@@ -58,17 +58,17 @@ NARROW_TILES = (
     ConvTile(256, 16, 64, warps=4, stages=3, swap=False),
     ConvTile(64, 16, 64, warps=4, stages=4, swap=False),
 )
-# By pointers, likewise: any channels; less than a block of them, the first convolution of a U-Net; float32.
+# By pointers, chosen the same way: any channels; less than a block of them, the first convolution of a U-Net; float32.
 POINTER_TILES = (ConvTile(128, 64, 32, warps=4, stages=3), ConvTile(64, 64, 32, warps=4, stages=3))
 FLAT_TILES = (ConvTile(128, 128, 32, warps=4, stages=2), ConvTile(64, 64, 32, warps=4, stages=2))
 FLOAT32_TILES = (
     ConvTile(64, 64, 32, warps=4, stages=2, swap=False),
     ConvTile(32, 32, 32, warps=4, stages=2, swap=False),
 )
-# Pictures of one row, whole rows in a program: the first that fills the card, else the last. A tile's pixels are those
-# of several pictures where a row has fewer, of one where it has more. Chosen by the times of a planner's convolutions
-# at batches of 1, 64 and 1024, with norm, Mish, time embedding and residual in them; those of POINTER_ROW_TILES, for
-# rows and channels of other numbers, were not measured.
+# Pictures of one row, whole rows in a program: the first that fills the card, else the last. A tile has the pixels of
+# several pictures where a row is shorter, of one where it is longer. Chosen by the times of a planner's convolutions at
+# batches of 1, 64 and 1024, with norm, Mish, time embedding and residual in them; POINTER_ROW_TILES, for rows and
+# channels of other numbers, were not measured.
 ROW_TILES = (
     ConvTile(64, 64, 64, warps=4, stages=5, resident=2),
     ConvTile(64, 64, 128, warps=4, stages=4),

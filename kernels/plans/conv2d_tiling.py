@@ -99,7 +99,7 @@ class ConvTiling(NamedTuple):
         return self.descriptors and not self.spread and problem.mode != "up" and fits
 
     def stores_by_descriptor(self, problem: Problem) -> bool:
-        """Whether the copy engine stores the output's tiles: not those of 8 warps, which it was slower for."""
+        """Whether the copy engine stores the output's tiles. For tiles of 8 warps it was slower."""
         whole = self.descriptors or self.rows * self.columns == problem.pixels
         unit = self.tile.channels if self.descriptors and problem.mode == "up" else 8  # channels that none may exceed
         fits = whole and problem.itemsize == 2 and problem.out_channels % unit == 0
@@ -116,7 +116,7 @@ class ConvTiling(NamedTuple):
         return whole and WIDEST_GROUP % problem.group == 0
 
     def least_pixels(self, problem: Problem) -> int:
-        """Pixels of a tile at least: those of a tile of moments, or of a picture that it is to normalise."""
+        """The fewest pixels of a tile: a tile of moments, or a whole picture where the tile is to be normalised."""
         return problem.pixels if problem.group and self.normalises(problem) else self.moments
 
     def programs(self, problem: Problem) -> int:
@@ -213,7 +213,7 @@ def _fitted(tile: ConvTile, problem: Problem, row: int, descriptors: bool) -> Co
     """The tile with pixels for a row, and warps and memory for them; channels as there are, and no fewer than a group.
 
     In float32 the block depends on the input alone, for chunks that end at the same channels. At stride 2 a step of
-    more channels than there are would read those of the next pixel.
+    more channels than there are would read into the next pixel.
     """
     pixels = max(tile.pixels, row)
     channels = min(tile.channels, _tile_channels(problem))

@@ -1,7 +1,7 @@
-"""Functions of torch that are the fastest on the CPU, in the place of those that references are made of there.
+"""The fastest functions of torch on the CPU, of which references are made where a model asks for them.
 
-They round otherwise, so a model asks for them with `fast_on_cpu`; models that people drew with before they were here do
-not, and keep their bits. All are for float32; `choices` says where each of them is taken.
+They round otherwise than the usual functions, so a model asks by `fast_on_cpu`; a model that people drew with before
+they were here does not ask, and keeps its bits. All are for float32; `choices` says where each of them is taken.
 
 oneDNN makes products and convolutions. torch makes products by BLAS, and convolutions of few elements too: MKL on x86,
 which is half as fast on AMD's processors, as it does not use AVX-512 there.

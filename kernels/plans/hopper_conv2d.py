@@ -27,7 +27,7 @@ FP8_ROWS, FP8_BUFFERS = 16, (3, 9)  # the same of fp8, whose tiles have one heig
 
 
 class ConvTiles(NamedTuple):
-    """The tiles of a convolution: `whole` of so many rows, then halves of them."""
+    """The tiles of a convolution: `whole` tiles of `rows` rows, then halves of tiles."""
 
     rows: int
     whole: int
@@ -74,7 +74,7 @@ def has(problem: Problem, *, shortcut: bool, int8: bool) -> bool:
 
 
 def grid_of(problem: Problem) -> tuple[int, int]:
-    """Rows and columns of the grid that tiles are cut from: the output's pixels, or those of a quarter of it."""
+    """Rows and columns of the grid that tiles are cut from: the pixels of the output, or of a quarter of the output."""
     shift = problem.mode == "up"
     return problem.out_height >> shift, problem.out_width >> shift
 
@@ -154,14 +154,14 @@ def convolve(
 
 
 def _blocks(pictures: Tensor | None, rows: int, halves: bool) -> tuple[Any, Any]:
-    """Descriptors of (N, H, W, C), or of (N, H / 2, 2, W / 2, 2 C), in so many rows and, where tiles are, in halves."""
+    """Descriptors of (N, H, W, C), or of (N, H / 2, 2, W / 2, 2 C), in blocks of `rows` and, for `halves`, of half."""
     if pictures is None:
         return None, None
     return _rows(pictures, rows), _rows(pictures, rows // 2) if halves else None
 
 
 def _rows(pictures: Tensor, height: int) -> Any:
-    """A descriptor in blocks of so many rows."""
+    """A descriptor in blocks of `height` rows."""
     return gluon_descriptor(pictures, [1, height, *[1] * (pictures.ndim - 4), WIDTH, SWIZZLED // pictures.itemsize])
 
 
@@ -179,7 +179,7 @@ def _outputs(problem: Problem, tiles: ConvTiles, y: Tensor, residual: Tensor | N
 
 
 def _sources(problem: Problem, tiles: ConvTiles, inputs: ConvTensors) -> dict[str, Any]:
-    """Pictures and weights of the sum over k, as arguments; None in the place of what is not there."""
+    """Pictures and weights of the sum over k, as arguments; None for a picture or weight that is not there."""
     found: dict[str, Any] = {}
     after = 2 if problem.mode == "same" else 1  # rows more than a tile's that a filter reads
     parts = dict(zip(("x", "x2", "shortcut", "shortcut2"), (*_two(inputs.parts), *_two(inputs.shortcut)), strict=True))

@@ -21,16 +21,16 @@ STAGES = 6  # steps in shared memory, at most
 MEMORY = 226 * 1024  # bytes for them and for what is stored
 GROUP_M = 8  # rows of tiles that share the weights they find in the L2
 SINGLE_WIDTHS = ((64, 32), (128, 0), (128, 16), (128, 32), (128, 64))
-# (whether there are two products, whether in fp8) -> output channels of a tile, in two parts; of two products half are
-# of either.
+# (whether there are two products, whether in fp8) -> output channels of a tile, in two parts; each of two products has
+# half of them.
 WIDTHS = {
     (False, False): SINGLE_WIDTHS,
     (True, False): ((128, 0),),
     (False, True): (*SINGLE_WIDTHS, (128, 128)),
     (True, True): ((128, 0), (128, 64), (128, 128)),
 }
-# In fp8 a tile is of both warpgroups; but where a program has so many of the width OWN, either has its own, and ends it
-# while the other multiplies: on one H200 in 0.87 to 1.03 of the time.
+# In fp8 both warpgroups share a tile. But where a program has FEWEST_OWN tiles or more of the width OWN, each warpgroup
+# has its own, and ends it while the other multiplies: on one H200 in 0.87 to 1.03 of the time.
 OWN, FEWEST_OWN = (128, 0), 4
 # Output channels of tiles that a card may have one of for each program, or fewer. Such few or narrow tiles wait for one
 # product after another, and are left to the kernel of all cards, which holds several on a multiprocessor.
@@ -40,7 +40,7 @@ NARROW = {False: 80, True: 64}
 class ProductTiles(NamedTuple):
     """The tiles of an output, which cut its tokens and channels."""
 
-    parts: tuple[int, int]  # channels of a tile, of either product
+    parts: tuple[int, int]  # channels of the two products of a tile
     down: int
     across: int
     turns: bool  # whether the warpgroups of a program take turns, each with tiles of its own
@@ -53,26 +53,26 @@ class ProductTiles(NamedTuple):
 
     @property
     def stored(self) -> tuple[int, int, int]:
-        """Tokens that a warpgroup stores at a time, and channels of either part."""
+        """Tokens that a warpgroup stores at a time, and channels of each part."""
         most = 64 if self.turns or self.fp8 else 128
         first, second = (min(part // (1 + self.dual), most) for part in self.parts)
         return TOKENS if self.turns and not self.fp8 else TOKENS // 2, first, second
 
     @property
     def stages(self) -> int:
-        """Steps in shared memory, in fp8 of either warpgroup where it has its own tiles."""
+        """Steps in shared memory; in fp8, where each warpgroup has its own tiles, of one warpgroup."""
         rows, first, second = self.stored
         stored, rings = 2 * rows * (first + second) * 2, 2 if self.turns and self.fp8 else 1
         return min(STAGES, (MEMORY - stored) // (rings * (TOKENS + sum(self.parts)) * STEP))
 
 
 def fills(tokens: int, out_channels: int, programs: int, *, dual: bool = False) -> bool:
-    """Whether the tiles of an output keep so many programs busy; fewer tokens are for the kernel of all cards."""
+    """Whether the tiles of an output keep all programs busy; fewer tokens are for the kernel of all cards."""
     return -(-tokens // TOKENS) * -(-out_channels // NARROW[dual]) > programs
 
 
 def cut(tokens: int, out_channels: int, programs: int, *, dual: bool = False, fp8: bool = False) -> ProductTiles:
-    """The tiles that so many programs should be done with first: a tile takes as long as its operands to load.
+    """The tiles that the programs should be done with first: a tile takes as long as its operands take to load.
 
     dual: of two products.
     """
@@ -104,12 +104,12 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def fills_card(tokens: int, weight: Weight, *, dual: bool = False) -> bool:
-    """Whether the product of so many tokens and weight (C_out, C_in), or two C_out, keeps the card busy."""
+    """Whether the product of `tokens` and a weight (C_out, C_in), or (2 C_out, C_in), keeps the card busy."""
     return fills(tokens, weight.shape[0] // (1 + dual), multiprocessors(weight.device), dual=dual)
 
 
 def tiles_of(tokens: int, weight: Weight, *, dual: bool = False) -> ProductTiles:
-    """How the product of so many tokens and weight (C_out, C_in), or two C_out, is cut."""
+    """The tiles of the product of `tokens` and a weight (C_out, C_in), or (2 C_out, C_in)."""
     out_channels, fp8 = weight.shape[0] // (1 + dual), weight.dtype == FP8
     return cut(tokens, out_channels, multiprocessors(weight.device), dual=dual, fp8=fp8)
 

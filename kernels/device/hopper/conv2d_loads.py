@@ -127,7 +127,7 @@ def locate(turn, tiles, TH: gl.constexpr, UP: gl.constexpr):
 
 @gluon.jit
 def blocks_of(channels, BK: gl.constexpr):
-    """Blocks of BK of so many channels; none, of a picture that is not there."""
+    """Blocks of BK channels in `channels`; 0 for a picture that is not there."""
     if channels is None:
         return 0
     else:

@@ -7,7 +7,7 @@ as a buffer is free; two warpgroups multiply (wgmma):
 - TURNS, where a program has several tiles: each makes its own, and while one multiplies, the other ends its tile.
 - Else each makes half of the tokens of one tile, which is done sooner.
 
-Where there are two products (DUAL), half of the columns of B1, and of B2, are of either; that of the second multiplies
+Where there are two products (DUAL), half of the columns of B1, and of B2, belong to each; the second product multiplies
 the first.
 
 In fp8 the sum of a step, which the matrix unit makes in some 14 bits, is added to a float32 sum in registers; while one
@@ -155,7 +155,7 @@ def _load_bias(bias_ptr, column, out_channels, tile: gl.constexpr):
 
 @gluon.jit
 def _scale(acc, out, row, column, sizes, tile: gl.constexpr):
-    """Sums by the factors of their tokens, where these are in fp8, then by those of their channels."""
+    """Multiply sums by the factors of their tokens, where these are in fp8, and of their channels."""
     if out.x_scale is not None:
         i = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
         acc *= gl.expand_dims(gl.load(out.x_scale + i, mask=i < sizes.tokens, other=0.0), 1)
@@ -263,7 +263,8 @@ def hopper_linear_kernel(
 
     These are descriptors; where B2 is 0 nothing is read of y2 and w2. ACTIVATION2 is of the second of DUAL.
     x_scale, scale: factors of tokens, in fp8, and of w's rows, where these stand for weights in 8 bits.
-    down, across: tiles of y. A program makes each so many-th; in fp8 at least two, where warpgroups make their own.
+    down, across: tiles of y. A program makes a tile in every round; in fp8 at least two, where
+    warpgroups make their own.
     """
     RINGS: gl.constexpr = 2 if TURNS and x_scale is not None else 1
     EARLY: gl.constexpr = scale is None or x_scale is not None

@@ -23,7 +23,7 @@ class Shared(NamedTuple):
     y2: Any  # (2, rows, such columns of the second product)
     loaded: Any  # (RINGS STAGES, 1)
     read: Any  # (RINGS STAGES, 1)
-    turn: Any  # (2, 1), of either warpgroup
+    turn: Any  # (2, 1), a barrier for each warpgroup
 
 
 class Operands(NamedTuple):
@@ -46,7 +46,7 @@ class Outputs(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Those of the operands, and of y in tiles."""
+    """The sizes of the operands, and of y in tiles."""
 
     tokens: Any
     channels: Any

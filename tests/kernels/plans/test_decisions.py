@@ -34,7 +34,7 @@ MACHINES: dict[str, tuple[int, str, float | None]] = {
     "sm_90, another Triton, a verdict": (90, UNKNOWN, 0.5),
     "sm_89, Triton 3.6": (89, "3.6.0", None),
 }
-FEW, MANY = 256, 4  # one call in so many
+FEW, MANY = 32, 4  # one call in so many
 FILE = Path(__file__).parent / "decisions.json"
 RECORDED = json.loads(FILE.read_text())  # digests by machine, few or many, and group of calls
 
