@@ -376,13 +376,20 @@ def _first_busy(tiles: TileList, out: Tensor) -> TokenTile:
 def _alternatives(
     usual: TokenTile, itemsize: int, by_descriptors: bool, parts: int, *, normed: bool
 ) -> list[TokenTile]:
-    """Tiles that leave every sum its order; in float32, in fp8 and beside RMSNorm the block stays."""
+    """Tiles that leave every sum its order; in float32, in fp8 and beside RMSNorm the block stays.
+
+    A single product in float32, or in 16 bits by pointers, sums otherwise in tiles that are over 64 both ways, or over
+    128 channels wide: seen on an H200, where such a tile gave other bits than the usual one.
+    """
+    narrow = parts == 1 and (itemsize == 4 or (itemsize == 2 and not by_descriptors))
     sides = (32, 64, 128) if itemsize == 4 else (64, 128, 256)
     blocks = {usual.block} if itemsize != 2 or normed else {64, 128} if by_descriptors else {32, 64}
     found = []
     for tokens, channels, block, stages in product(sides, sides, sorted(blocks), (2, 3, 4)):
         loaded = stages * (tokens + parts * channels) * block * itemsize
         if tokens * channels * parts > (128 * 128 if itemsize == 1 else 128 * 256) or loaded > MEMORY:
+            continue
+        if narrow and (min(tokens, channels) > 64 or channels > 128):
             continue
         warps = 4 if tokens * channels * parts <= 128 * 128 else 8
         out = channels if parts == 2 else min(channels, 64 if tokens > 64 else 128)

@@ -12,6 +12,7 @@ from fastdiff.kernels.linear import LinearCall, linear
 from fastdiff.kernels.plans import choices
 from fastdiff.kernels.plans import hopper_linear as on_hopper
 from fastdiff.kernels.plans.choices import hopper_obstacle
+from tests.kernels.plans.by_plan import by_plan
 from tests.support.accuracy import in_dtype, peer_and_truth
 
 ACTIVATIONS = {
@@ -191,7 +192,7 @@ def test_on_hopper(case, dtype, device, assert_accurate):
     residual = options.pop("residual", None)
 
     def run(x, residual):
-        return linear.hopper(x, weight, residual=residual, **options)
+        return by_plan(linear, x, weight, residual=residual, **options)
 
     assert torch.equal(run(x[-1:], None if residual is None else residual[-1:]), y[-1:])
     beside = torch.cat([x[:1], torch.full_like(x, torch.nan)])

@@ -12,6 +12,7 @@ SHAPES = {  # N, L, C_in, C_out
     "N1-L33-C128-several-tiles": (1, 33, 128, 200),
     "N2-L21-C36-odd": (2, 21, 36, 20),
     "N1-L1-C1-smallest": (1, 1, 1, 1),
+    "N1-L9-C200-two-chunks-in-float32": (1, 9, 200, 24),
     "N8-L256-C1024-llama": pytest.param((8, 256, 1024, 2816), marks=pytest.mark.gpu),
 }
 HOPPER_SHAPES = {

@@ -231,6 +231,15 @@ def test_a_plan_begins_and_ends_with_the_keys_that_were_measured():
             assert (row and row.plan) == (name and f"attention {name}"), (width, keys)
 
 
+@pytest.mark.parametrize(
+    ("width", "keys", "way"),
+    [(96, 255, "kernel"), (96, 256, "library"), (128, 1024, "library"), (136, 1023, "kernel"), (136, 1024, "library")],
+)
+def test_attention_of_wide_heads_is_the_librarys_from_so_many_keys_on(width, keys, way):
+    row = choices.CHOICES.fitting("attention", SM_90, bits=16, width=width, head_bytes=2 * width, keys=keys, mask="")
+    assert (row[0].way if row else "kernel") == way
+
+
 @pytest.mark.parametrize("pairs", [1, 3, 8, 20, 512])
 def test_tiles_cover_all_queries_and_end_no_later_than_full_ones(pairs):
     for blocks in (1, 2, 3, 4, 7, 18, 64, 129):

@@ -3,6 +3,8 @@
 host/test_hopper_transformers.py has what needs no card.
 """
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from fastdiff.kernels.plans.choices import hopper_obstacle
 from fastdiff.kernels.plans.dispatch import Operation
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.kernels.to_fp8 import to_fp8
+from tests.kernels.plans.by_plan import by_plan
 from tests.kernels.quantised.test_quantised import BY_TORCH, assert_costs_what_8_bits_cost, judged
 from tests.kernels.test_linear import Case, truth
 from tests.kernels.test_to_fp8 import dequantised
@@ -69,17 +72,21 @@ def skip_if_not_launched(operation: Operation, *args, **options) -> None:
 
 
 def assert_bits(run, x, residual=None) -> torch.Tensor:
-    """run(way, x, residual): those of the kernel of all cards, in any repeat and place, alone and beside NaN."""
+    """run(way, x, residual) has the bits of the kernel of all cards, in any repeat and place, alone and beside NaN."""
     y = run("hopper", x, residual)
     assert torch.equal(y, run("kernel", x, residual))
     for _ in range(10):
         assert torch.equal(run("hopper", x, residual), y)
     for place in (slice(0, 1), slice(-1, None), slice(-2, None)):
-        assert torch.equal(run("hopper", x[place], None if residual is None else residual[place]), y[place])
+        assert torch.equal(run("by_plan", x[place], None if residual is None else residual[place]), y[place])
     beside = torch.cat([torch.full_like(x, torch.nan), x[:1]])
     both = None if residual is None else torch.cat([residual, residual[:1]])
     assert torch.equal(run("hopper", beside, both)[-1:], y[:1])
     return y
+
+
+def way_of(operation: Operation, way: str):
+    return partial(by_plan, operation) if way == "by_plan" else getattr(operation, way)
 
 
 @pytest.mark.gpu
@@ -88,7 +95,7 @@ def test_linear(case, precision, dtype, device):
     (x, weight), options = case.inputs(dtype, device)
     made, residual = quantise(weight, precision), options.pop("residual", None)
     skip_if_not_launched(linear, x, made, residual=residual, **options)
-    y = assert_bits(lambda way, x, residual: getattr(linear, way)(x, made, residual=residual, **options), x, residual)
+    y = assert_bits(lambda way, x, residual: way_of(linear, way)(x, made, residual=residual, **options), x, residual)
     options |= {} if residual is None else {"residual": residual}
     _, alike = judged(linear, x, made, **options, **NARROW[precision])
     assert_costs_what_8_bits_cost(y, alike, truth((x, weight), options))
@@ -103,7 +110,7 @@ def test_gated(operation, sizes, precision, dtype, randn):
     weight, bias = weight * channels**-0.5, randn(2 * out_channels, dtype=dtype)
     made = quantise(weight, precision)
     skip_if_not_launched(operation, x, made, bias)
-    y = assert_bits(lambda way, x, _: getattr(operation, way)(x, made, bias), x)
+    y = assert_bits(lambda way, x, _: way_of(operation, way)(x, made, bias), x)
     _, alike = judged(operation, x, made, bias, **NARROW[precision])
     assert_costs_what_8_bits_cost(y, alike, in_dtype(torch.float64, BY_TORCH[operation], x, weight, bias))
 
@@ -116,7 +123,7 @@ def test_tokens_have_the_same_bits_in_any_batch_and_place(case, precision, dtype
     skip_if_not_launched(linear, x, made, **options)
     y = linear.hopper(x, made, **options)
     for first, n in ((0, 1), (0, 3), (5, 1), (2, 3)):
-        assert torch.equal(linear.hopper(x[first : first + n], made, **options), y[first : first + n])
+        assert torch.equal(by_plan(linear, x[first : first + n], made, **options), y[first : first + n])
 
 
 @pytest.mark.gpu
