@@ -178,7 +178,7 @@ class Pipeline(Parts, ABC):
     def _begin(self, options: DrawingOptions, subjects: Subjects, **counts: int | None) -> Drawing:
         """Return the pictures of a call: every argument checked, every default filled in, and no noise drawn yet.
 
-        counts: of the pictures that further arguments speak of. Raises InputError naming what cannot be drawn.
+        counts: the number of pictures that each further argument gives. Raises InputError naming what cannot be drawn.
         """
         output_type = self._output_type(options.output_type)
         check_generators(options.generator, self.device)

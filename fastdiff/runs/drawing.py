@@ -127,11 +127,11 @@ class Records:
 
 
 def draw(run: Run, pipe: "Pipeline", records: Records | None = None, *, wait: bool = True) -> Iterator[Progress]:
-    """Draw the run batch by batch, and yield after each step of each batch; the last one has the batch's pictures.
+    """Draw the run batch by batch, and yield after each step of each batch; the last step has the batch's pictures.
 
-    Once memory has run out, later batches are as small as what fitted. `records`: of a run of the same request, so that
-    several share what they cost. `wait`: for the pictures of a batch; if not, `wait_for_pictures` does, where a GPU
-    shall have the next batch before this one is done. Raises as Pipeline.stream.
+    Once memory has run out, later batches are as small as the batch that fitted. Runs of the same request can share
+    `records`, which are costly to make. Without `wait`, a batch's pictures may still be under way on the GPU when
+    the next batch begins; `wait_for_pictures` waits for them. Raises as Pipeline.stream.
     """
     records, start = records or Records(run, pipe), time.perf_counter()
     first, size = 0, run.batch_size

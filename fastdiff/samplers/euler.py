@@ -1,8 +1,11 @@
 """Euler's method (Karras et al. 2022, arXiv 2206.00364, algorithm 1), as diffusers' EulerDiscreteScheduler.
 
-In the paper's variables, where x = x_0 + sigma * eps, a step follows the tangent (x - x0) / sigma to the next sigma:
+In the paper's variables, x = x_0 + sigma * eps. A step goes along the tangent (x - x0) / sigma to the next sigma:
 
-x_next = (sigma_next / sigma) x + (1 - sigma_next / sigma) x0
+x_next = x + (sigma_next - sigma) (x - x0) / sigma = (sigma_next / sigma) x + (1 - sigma_next / sigma) x0
+
+`euler_rows` puts the two coefficients into the columns `prev_x` and `prev_x0`. `sigma_x0_columns` adds the columns that
+make x0 from the model's output. `kernels/device/denoise.py` runs the rows.
 """
 
 import math

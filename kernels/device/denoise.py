@@ -70,12 +70,12 @@ def denoise_kernel(
     row = rows_ptr + step * WIDTH
 
     x_t = tl.load(x_t_ptr + n * elements + e, mask=mask, other=0.0)
-    m = n * elements + e
+    place = n * elements + e
     if VARIANCE != "fixed":
-        m += (n * (elements // channels) + e // channels) * channels  # each pixel has its C variances behind its C
-    eps = tl.load(output_ptr + m, mask=mask, other=0.0).to(tl.float32)
+        place += (n * (elements // channels) + e // channels) * channels  # each pixel has its C variances behind its C
+    eps = tl.load(output_ptr + place, mask=mask, other=0.0).to(tl.float32)
     if unguided_ptr is not None:
-        null = tl.load(unguided_ptr + m, mask=mask, other=0.0).to(tl.float32)
+        null = tl.load(unguided_ptr + place, mask=mask, other=0.0).to(tl.float32)
         eps = null + guidance_scale * (eps - null)
 
     x0 = tl.div_rn(tl.load(row + X0_X) * x_t + tl.load(row + X0_M) * eps, tl.load(row + X0_DIV))
@@ -108,7 +108,7 @@ def denoise_kernel(
             if VARIANCE == "fixed":
                 x_prev += sigma * noise
             else:
-                learned = tl.load(output_ptr + m + channels, mask=mask, other=0.0).to(tl.float32)
+                learned = tl.load(output_ptr + place + channels, mask=mask, other=0.0).to(tl.float32)
                 if VARIANCE == "learned":
                     std = tl.sqrt_rn(learned)
                 else:

@@ -15,9 +15,9 @@ NAMES = {INT8: "int8", FP8: "fp8"}
 class Quantised(nn.Module):
     """A weight in 8 bits: small numbers, and the factor of each output channel, by which they are the weight.
 
-    It stands where a weight does, in calls of `linear`, `swiglu`, `geglu` and `conv2d` and as a layer's `weight`. A
-    kernel multiplies by the numbers and the sum by the factor; a reference multiplies by `dequantised`. Whole numbers
-    are exact in every dtype of x. By e4m3 an x is multiplied that is made of e4m3 too: see `kernels.to_fp8`.
+    `linear`, `swiglu`, `geglu`, `conv2d` and a layer's `weight` take it in place of a tensor. A kernel multiplies x by
+    the numbers, and the sum by the factor; a reference multiplies by `dequantised`. int8 is exact in every dtype of x.
+    Weights in e4m3 need x in e4m3, which `kernels.to_fp8` makes.
 
     Args:
         values: int8 or float8_e4m3fn, (C_out, ...), laid out as the weight would be.

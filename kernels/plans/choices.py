@@ -1,12 +1,13 @@
 """Which way an operation runs: one table, and the functions that read it. Nothing else chooses.
 
     reference  torch's own functions, where no kernel of ours runs or takes the arguments
-    library    torch's library, where it was measured faster; RMSNorm as a launch of its own
+    library    torch's library, where it was measured faster; for `linear` with RMSNorm, two launches
     hopper     a kernel made for sm_90 alone, by a plan, which is the kernel and its tiles for some shapes
     kernel     the Triton kernel of all cards, where no row says otherwise
 
-A row is for calls whose `facts` it has. The first row that fits, and that nothing is in the way of, decides. Within a
-way, rows also say how a weight is loaded, how a reference is made on the CPU, and which tile some shapes have.
+A row is for calls that have its `facts`. The first row that fits, and whose way nothing obstructs, decides. Further
+rows, such as "weight", "convolution" and "conv2d tile", say how a weight is loaded, which functions of torch a
+reference uses on the CPU, and which tile some shapes have.
 """
 
 import functools
@@ -91,7 +92,7 @@ def attention_plan(name: str, mask: str) -> str:
 
 
 def _attention_by_library(widths: range, keys: range) -> Choice:
-    """A row for heads of whole 16 bytes: SDPA makes others by batched products, whose bits vary with the batch."""
+    """A row for heads of whole 16 bytes. SDPA makes others by batched products, whose bits vary with the batch."""
     facts = {"bits": 16, "width": widths, "head_bytes": range(0, 2**16, 16), "keys": keys, "mask": ("", "causal")}
     why = "{keys} keys, {width} wide: torch's library is faster on sm_90"
     return Choice("attention", SM_90, facts, "library", "attention.json", why=why)

@@ -30,7 +30,7 @@ def in_force(device: torch.device) -> verdict.Verdict | None:
 
 
 def plan_obstacle(plan: str, device: torch.device) -> str | None:
-    """Say why a plan is off on the device, if a verdict says so; without a verdict `gluon_obstacle` speaks."""
+    """Say why a verdict has a plan off on the device, if it does. Without a verdict `gluon_obstacle` says why."""
     found = in_force(device)
     if found is None or plan in found.passed:
         return None

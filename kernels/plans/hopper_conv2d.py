@@ -27,7 +27,7 @@ FP8_ROWS, FP8_BUFFERS = 16, (3, 9)  # the same of fp8, whose tiles have one heig
 
 
 class ConvTiles(NamedTuple):
-    """The tiles of a convolution: `whole` tiles of `rows` rows, then halves of tiles."""
+    """How an output is cut: first `whole` tiles of `rows` rows, then tiles of half as many rows."""
 
     rows: int
     whole: int
@@ -111,7 +111,7 @@ def _warpgroups(problem: Problem) -> int:
 
 
 def _across(problem: Problem) -> int:
-    """ConvTiles of channels; upsampled, of the left pixels and of the right ones."""
+    """The number of tiles across the channels. Upsampling has two for each: left pixels and right pixels."""
     return -(-problem.out_channels // CHANNELS) << (problem.mode == "up")
 
 

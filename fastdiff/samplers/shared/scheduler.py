@@ -128,7 +128,7 @@ class Scheduler:
         return self._options.num_train_timesteps
 
     def scale_model_input(self, sample: Tensor, timestep: int | Tensor | None = None) -> Tensor:
-        """Return the sample as it is: DDPM and DDIM do not scale it."""
+        """Return the sample as it is. Schedulers that scale the model's input override this."""
         if isinstance(timestep, Tensor):
             tensor("timestep", timestep, REAL)
         else:

@@ -119,8 +119,8 @@ class Form:
     def fit(self, data: Mapping[Component, Any], side: int = 0) -> Updates | None:
         """The form for the model chosen in a side; None where it fits already. InputError for one that is not there.
 
-        The labels follow the first side's model, the prompts the models of all sides. Who touches the field and leaves
-        it has chosen the same model again, as Gradio sees it.
+        The labels follow the first side's model, the prompts the models of all sides. Gradio also sends a
+        change when a user focuses the field and leaves it, which chooses the same model again.
         """
         controls = self.sides[side]
         name, before = data[controls.model], data[controls.fitted]

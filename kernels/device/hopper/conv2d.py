@@ -23,7 +23,7 @@ and of its moments depend neither on the batch nor on the tiles.
 
 from typing import Any, NamedTuple
 
-from fastdiff.kernels.device.hopper.conv2d_loads import ConvTiles, Source, blocks_of, locate, produce, share, turns_of
+from fastdiff.kernels.device.hopper.conv2d_loads import Source, TileCounts, blocks_of, locate, produce, share, turns_of
 from fastdiff.kernels.device.hopper.language import (
     async_load,
     async_store,
@@ -354,7 +354,7 @@ def hopper_conv(
     source, source2 = Source(x, x_half, x_edge, x_channels), Source(x2, x2_half, x2_edge, x2_channels)
     added = Source(shortcut, shortcut_half, None, shortcut_channels)
     added2 = Source(shortcut2, shortcut2_half, None, shortcut2_channels)
-    output_tiles = ConvTiles(tiles, whole, across, down, wide)
+    output_tiles = TileCounts(tiles, whole, across, down, wide)
     out = Outputs(y, y_half, residual, residual_half, mean, m2, out_channels, moments_rows)
     epilogue = Epilogue(bias, temb, temb_stride, shortcut_bias, scale, w_scale, x_scale)
     depth = Depth(x_channels, x2_channels, shortcut_channels, shortcut2_channels)

@@ -18,7 +18,7 @@ from fastdiff.kernels.device.language import cuda
 
 
 class Source(NamedTuple):
-    """A picture of the sum over k by its descriptors: of a tile's rows, of half of them, of the rows after for taps."""
+    """Descriptors that load one input picture: a whole tile's rows, half of them, and the rows below that taps read."""
 
     whole: Any
     half: Any
@@ -40,8 +40,8 @@ class Shared(NamedTuple):
     turn: Any
 
 
-class ConvTiles(NamedTuple):
-    """The tiles of the output: from the tile `whole` on they are halves, of TH / 2 rows."""
+class TileCounts(NamedTuple):
+    """Numbers of output tiles. Tiles from `whole` on have TH / 2 rows."""
 
     number: Any
     whole: Any
