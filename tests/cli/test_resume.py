@@ -120,6 +120,18 @@ def test_what_is_no_picture_of_ours_is_refused(here, tmp_path, refused):
     refused(here(*args, "--grid"), r"a\.png is damaged .*; remove it, or give --overwrite")
 
 
+def test_a_picture_without_one_of_its_settings_is_refused(here, tmp_path, refused):
+    from PIL import Image
+
+    args = ["sample", "--label", 0, "--num-images", 1, "--steps", 1, "--device", "cpu", "-o", "a.png"]
+    assert here(*args).returncode == 0
+    record = png.read_settings(tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as image:
+        kept = {name: value for name, value in record.items() if name not in ("schema", "use_clipped_model_output")}
+        (tmp_path / "a.png").write_bytes(png.encode(image, kept))
+    refused(here(*args, "--resume"), r"a\.png was drawn with use_clipped_model_output null, not true; name")
+
+
 def test_another_device_and_other_versions_are_kept(here, tmp_path):
     from PIL import Image
 

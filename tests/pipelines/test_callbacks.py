@@ -91,6 +91,19 @@ def test_all_of_a_prompt_is_replaced_where_guidance_is_off(kind, text_pipes):
     assert_the_same_callback_draws_the_same(text_pipes(kind), make, names, **TWO | {"guidance_scale": 1.0})
 
 
+def test_a_scale_of_1_ends_guidance(text_pipes):
+    _, ours = text_pipes("sd1")
+    seen = []
+
+    def note(pipe, step, timestep, tensors):
+        seen.append(len(tensors["prompt_embeds"]))
+        pipe._guidance_scale = 1.0
+        return {}
+
+    draw(ours, note, ["prompt_embeds"], **TWO)
+    assert len(seen) > 1 and seen == [4] + [2] * (len(seen) - 1)
+
+
 @MOST
 def test_guidance_ends_where_the_prompts_half_is_given_back(kind, text_pipes):
     """As in diffusers' documentation, "dynamic classifier-free guidance", and the last edits count."""

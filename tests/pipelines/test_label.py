@@ -198,11 +198,15 @@ def test_ddpm_takes_all_training_steps_by_default(make):
 
 
 def test_stream_shows_every_step_and_ends_with_the_pictures(make):
-    steps = list(make().stream(num_inference_steps=4, num_images=2))
+    pipe = make()
+    steps = list(pipe.stream(num_inference_steps=4, num_images=2))
     assert [step.index for step in steps] == [0, 1, 2, 3]
     assert [step.timestep for step in steps] == [750, 500, 250, 0]
     assert [step.images is None for step in steps] == [True, True, True, False]
     assert [picture.size for picture in steps[1].preview()] == [(8, 8), (8, 8)]
+    assert [picture.tobytes() for picture in steps[1].preview()] == [
+        picture.tobytes() for picture in pipe.decode(steps[1].x0, "pil")
+    ]
 
 
 def test_output_types(make):
