@@ -6,7 +6,7 @@ import torch
 import fastdiff
 from fastdiff.errors import InputError
 from fastdiff.pipelines import TextToImagePipeline
-from fastdiff.runs.reporting import Report, report
+from fastdiff.runs.reporting import Report, Row, report
 from tests.support.text_pipelines import KINDS
 
 
@@ -58,6 +58,16 @@ def test_prompts_and_sizes_are_those_of_a_call(pipe):
 def test_bad_input_is_one_line(pipe, options, message):
     with pytest.raises(InputError, match=message):
         report(pipe("sd1"), **options)
+
+
+def test_totals_count_every_call():
+    rows = (
+        Row("conv2d", "8x8", 3, 10, ("ours", "moments"), ("add",), ""),
+        Row("linear", "4", 2, 5, (), ("addmm",), ""),
+    )
+    totals = Report("a model", rows, variants=2)
+    assert (totals.kernel_launches, totals.launches, totals.flop) == (6, 11, 40)
+    assert totals.share == 0.75
 
 
 def test_what_is_no_model_is_refused():

@@ -2,16 +2,18 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from diffusers import DDIMScheduler
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # training/ is not installed
 
 from training import labels as label_table
 from training.data import SIZE, Augmenter, load
-from training.diffusion import Diffusion, cumulative, picture_distribution, stratified_draw
+from training.diffusion import SCHEDULER, Diffusion, cumulative, picture_distribution, stratified_draw
 from training.evaluate import LabelledModel, kernel_distance
 from training.labels import SHORT_GROUPS, SUBGROUPS, make_labels, subgroup_of
 from training.model import build_dit, load_model
@@ -73,6 +75,16 @@ def test_timesteps_follow_their_density_in_random_order():
     assert not torch.equal(t, t.sort().values)
 
 
+@pytest.mark.parametrize("error", [0.0, 0.5])
+def test_the_loss_is_the_error_on_the_velocity_of_diffusers(error):
+    torch.manual_seed(0)
+    x_0, noise = torch.randn(2, 3, 3, 4, 4)
+    t = torch.tensor([0, 500, 999])
+    v = DDIMScheduler(**SCHEDULER).get_velocity(x_0, noise, t)
+    loss = Diffusion("cpu").loss(lambda *_, **__: SimpleNamespace(sample=v + error), x_0, t, t, noise)
+    torch.testing.assert_close(loss, torch.full((3,), error**2))
+
+
 def test_a_label_is_drawn_as_the_square_root_of_its_count():
     distribution = picture_distribution(torch.tensor([0] * 4 + [1] * 16))
     torch.testing.assert_close(distribution[3], torch.tensor(1 / 3))
@@ -85,6 +97,9 @@ def test_augmented_pictures_are_whole():
     sides = (batch[:, 0] < 128).any(dim=1).sum(dim=1)
     areas = (batch[:, 0] < 128).sum(dim=(1, 2))
     assert torch.equal(areas, sides**2)
+    for rows, side in zip((batch[:, 0] < 128).any(dim=2), sides, strict=True):
+        first, *_, last = rows.nonzero().flatten().tolist()
+        assert last - first + 1 == side, "a shift over the margin comes in again on the other side"
     assert set(sides.tolist()) == {58, 59, 60, 61, 62, 64}
     assert (sides == SIZE).float().mean() == pytest.approx(0.5, abs=0.2)
 
@@ -135,6 +150,8 @@ def test_a_resumed_run_makes_the_same_steps(model, small_data, tmp_path, monkeyp
         expected, actual = getattr(whole, kind).state_dict(), getattr(resumed, kind).state_dict()
         assert all(torch.equal(actual[key], expected[key]) for key in expected)
     assert any(not torch.equal(p, q) for p, q in zip(whole.model.parameters(), whole.ema.parameters(), strict=True))
+    written, kept = load_model(tmp_path / "whole" / "model", "cpu").state_dict(), whole.ema.state_dict()
+    assert all(torch.equal(written[key], kept[key].half().float()) for key in kept)
 
 
 @pytest.mark.parametrize("model", SHAPES)
