@@ -26,7 +26,7 @@ _EXPORTS = {
     "UNet2DModel": "fastdiff.models.unet2d",
     "accelerate": "fastdiff.acceleration",
     "draw_many": "fastdiff.bulk.launching",
-    "report": "fastdiff.runs.reporting",
+    "report": "fastdiff.pipelines.reporting",
     "restore": "fastdiff.acceleration",
 }
 

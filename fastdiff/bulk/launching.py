@@ -29,7 +29,6 @@ from fastdiff.bulk.stopping import Stop, end_signals
 from fastdiff.checkpoints.model_hash import begin_files_hash
 from fastdiff.errors import InputError
 from fastdiff.requests.defaults import SEED
-from fastdiff.runs.drawing import load_pipeline
 from fastdiff.runs.notices import find_device_notices
 
 if TYPE_CHECKING:
@@ -68,6 +67,7 @@ def work(plan: Plan, folder: Folder, options: LaunchOptions, say: Callable[[str]
     say: prints a notice.
     """
     from fastdiff.bulk.worker import Stopped, Worker
+    from fastdiff.pipelines import load_pipeline
 
     stop = Stop()
     stop.install()

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sample(args: argparse.Namespace, notices: Notices) -> int:
-    from fastdiff.runs.drawing import Run, find_model, load_pipeline
+    from fastdiff.runs.drawing import Run, find_model
     from fastdiff.runs.notices import find_device_notices, find_notices
     from fastdiff.runs.output import Output
     from fastdiff.runs.resuming import with_number_format
@@ -105,7 +104,12 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     if args.resume and request.seed == "random":
         raise InputError("--resume draws the seeds that the run began with; name them with --seed")
     run = Run.prepare(request, find_model(request), COMMAND, batch_size=args.batch_size)
-    load = partial(load_pipeline, run.card, run.request, args.device, offload=args.offload)
+
+    def load() -> "Pipeline":
+        from fastdiff.pipelines import load_pipeline  # imports torch
+
+        return load_pipeline(run.card, run.request, args.device, offload=args.offload)
+
     if args.explain:
         notices.say(*find_notices(run))
         return _explain(run, load(), args.json)
@@ -129,10 +133,11 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
 
 
 def _explain(run: "Run", pipe: "Pipeline", as_json: bool) -> int:
-    from fastdiff.runs.drawing import explain
+    from fastdiff.pipelines.reporting import report
+    from fastdiff.runs.drawing import first_batch
 
-    report = explain(run, pipe)
-    print(json.dumps(report.as_dict()) if as_json else report)
+    found = report(pipe, **first_batch(run))
+    print(json.dumps(found.as_dict()) if as_json else found)
     return 0
 
 

@@ -18,6 +18,7 @@ from fastdiff.diffusion.conditions import Conditions, choose_conditions
 from fastdiff.diffusion.decoding import join
 from fastdiff.diffusion.finite import Extremes
 from fastdiff.diffusion.pictures import Subjects, check_latents, list_pictures, picture_shape
+from fastdiff.diffusion.results import PipelineOutput, Step
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import dtype_name, naming_lost_device
 from fastdiff.execution.memory import Portions, or_explain, remedies
@@ -26,8 +27,8 @@ from fastdiff.kinds import NotNegative, Precision
 from fastdiff.models.classes import load_models
 from fastdiff.pipelines.drawing import Drawing, DrawingOptions
 from fastdiff.pipelines.parts import Parts
-from fastdiff.pipelines.results import PipelineOutput, Step
 from fastdiff.requests.defaults import LIBRARY, PRECISION, ModelFacts, Sampling, SamplingOptions, complete_sampling
+from fastdiff.requests.request import Request
 from fastdiff.samplers.shared.from_config import folder_scheduler
 from fastdiff.samplers.shared.noise import Noise, check_generators
 from fastdiff.samplers.shared.schedule import Schedule
@@ -273,3 +274,16 @@ class Pipeline(Parts, ABC):
                 f"scheduler's {schedule.options.variance} variance; correct variance_type in its config"
             )
         return schedule.to(self.device)
+
+
+def load_pipeline(card: ModelCard, request: Request, device: str, *, offload: bool = False) -> Pipeline:
+    """The pipeline that draws a folder, with the scheduler that a request asks for. Raises as `Pipeline.from_card`."""
+    load = Load.of(
+        device=device,
+        dtype=request.dtype,
+        variant=request.variant,
+        precision=request.precision,
+        offload=offload,
+        scheduler=request.scheduler,
+    )
+    return Pipeline.from_card(card, load)

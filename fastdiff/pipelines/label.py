@@ -11,12 +11,12 @@ from torch import Tensor
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion.pictures import Label, Subjects, read_labels
+from fastdiff.diffusion.results import Step
 from fastdiff.errors import InputError
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.pipelines.base import Pipeline
 from fastdiff.pipelines.drawing import DrawingOptions, refuse
-from fastdiff.pipelines.results import Step
 from fastdiff.requests.defaults import LIBRARY
 from fastdiff.samplers.shared.scheduler import Scheduler
 

@@ -14,6 +14,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion.decoding import OutputType, check_finite, with_mean_and_std
 from fastdiff.diffusion.pictures import Subjects
+from fastdiff.diffusion.results import Step
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import naming_lost_device
 from fastdiff.kinds import Fraction
@@ -27,7 +28,6 @@ from fastdiff.pipelines.drawing import DrawingOptions
 from fastdiff.pipelines.encoding import TextEncoders
 from fastdiff.pipelines.guiding import make_conditions
 from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
-from fastdiff.pipelines.results import Step
 from fastdiff.pipelines.sizes import SizeOptions
 from fastdiff.requests.defaults import LIBRARY
 from fastdiff.samplers.shared.scheduler import Scheduler

@@ -16,6 +16,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.checkpoints.registry import VALUE_FUNCTION
 from fastdiff.diffusion.pictures import Subjects
+from fastdiff.diffusion.results import Step
 from fastdiff.diffusion.trajectories import (
     TrajectoryOutput,
     TrajectoryOutputType,
@@ -34,7 +35,6 @@ from fastdiff.models.denoiser import Denoiser
 from fastdiff.models.model import Model
 from fastdiff.pipelines.base import Pipeline
 from fastdiff.pipelines.drawing import DrawingOptions, refuse
-from fastdiff.pipelines.results import Step
 from fastdiff.requests.defaults import LIBRARY, Sampling
 from fastdiff.samplers.shared.schedule import Schedule
 from fastdiff.samplers.shared.scheduler import Scheduler

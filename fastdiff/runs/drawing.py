@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-    from fastdiff.pipelines import Pipeline
-    from fastdiff.pipelines.results import Step
-    from fastdiff.runs.reporting import Report
+    from fastdiff.diffusion.results import Step, Streams
 
 
 @dataclass(frozen=True)
@@ -95,26 +93,10 @@ def find_model(request: Request) -> ModelCard:
     return ModelCard.read(request.model, hub.resolve(request.model, revision=request.revision, variant=request.variant))
 
 
-def load_pipeline(card: ModelCard, request: Request, device: str, *, offload: bool = False) -> "Pipeline":
-    """The pipeline that draws a folder, with the scheduler that a request asks for. Raises as `Pipeline.from_card`."""
-    from fastdiff.checkpoints.loading import Load
-    from fastdiff.pipelines import Pipeline
-
-    load = Load.of(
-        device=device,
-        dtype=request.dtype,
-        variant=request.variant,
-        precision=request.precision,
-        offload=offload,
-        scheduler=request.scheduler,
-    )
-    return Pipeline.from_card(card, load)
-
-
 class Records:
     """The settings that a PNG keeps of each picture of a run, as JSON values."""
 
-    def __init__(self, run: Run, pipe: "Pipeline") -> None:
+    def __init__(self, run: Run, pipe: "Streams") -> None:
         self._shared = _shared_record(pipe, run.request)
         self._model_hash = begin_hash(run.card, run.request.variant) if run.card.reads_text else None
 
@@ -126,7 +108,7 @@ class Records:
         return self._shared | own
 
 
-def draw(run: Run, pipe: "Pipeline", records: Records | None = None, *, wait: bool = True) -> Iterator[Progress]:
+def draw(run: Run, pipe: "Streams", records: Records | None = None, *, wait: bool = True) -> Iterator[Progress]:
     """Draw the run batch by batch, and yield after each step of each batch; the last step has the batch's pictures.
 
     Once memory has run out, later batches are as small as the batch that fitted. Runs of the same request can share
@@ -163,11 +145,9 @@ def _results(step: "Step") -> list[tuple["Image", "np.ndarray | None"]]:
     return [(draw_lines(trajectory), trajectory) for trajectory in step.trajectories.trajectories]
 
 
-def explain(run: Run, pipe: "Pipeline") -> "Report":
-    """Report the kernels that a step of the run's first batch runs on. Nothing is drawn. Raises as `draw`."""
-    from fastdiff.runs.reporting import report
-
-    return report(pipe, **_batch_options(run.request, run.cells[: run.batch_size]))
+def first_batch(run: Run) -> dict[str, Any]:
+    """The options of `stream` for the run's first batch, whose step `--explain` reports."""
+    return _batch_options(run.request, run.cells[: run.batch_size])
 
 
 def _batch_options(request: Request, batch: Sequence[Cell]) -> dict[str, Any]:
@@ -185,7 +165,7 @@ def _batch_options(request: Request, batch: Sequence[Cell]) -> dict[str, Any]:
     return options | {name: value for name, value in settings.items() if value is not None}
 
 
-def _shared_record(pipe: "Pipeline", request: Request) -> dict[str, Any]:
+def _shared_record(pipe: "Streams", request: Request) -> dict[str, Any]:
     """The settings that all pictures of a run share, as JSON values."""
     from importlib import metadata  # slow to import
 

@@ -21,7 +21,6 @@ from fastdiff.errors import InputError
 from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import Request
-from fastdiff.runs.drawing import load_pipeline
 from fastdiff.sampler_names import SCHEDULER_OPTIONS, SCHEDULERS
 from fastdiff.verification.comparisons import (
     FINAL_TOLERANCE,
@@ -73,7 +72,7 @@ def compare_with_diffusers(request: Request, device: str) -> Verification:
 
 
 def _compare_pipeline(card: ModelCard, request: Request, cells: Sequence[Cell], device: str) -> Verification:
-    from fastdiff.pipelines import TrajectoryPipeline
+    from fastdiff.pipelines import TrajectoryPipeline, load_pipeline
 
     labels = [cell.label for cell in cells if cell.label is not None]
     diffusers = import_verified()

@@ -17,7 +17,7 @@ from fastdiff.errors import InputError
 from fastdiff.kinds import Precision
 from fastdiff.requests.defaults import COMMAND, PRECISION
 from fastdiff.requests.request import DtypeName, Request
-from fastdiff.runs.drawing import Run, draw, load_pipeline
+from fastdiff.runs.drawing import Run, draw
 from fastdiff.verification.comparisons import predict
 from fastdiff.verification.text_models import PROMPT, encoded_prompts
 
@@ -104,6 +104,8 @@ def _compare(run: Run, device: str) -> Precisions:
 
 
 def _load(run: Run, device: str, dtype: DtypeName, precision: Precision) -> Any:
+    from fastdiff.pipelines import load_pipeline
+
     return load_pipeline(run.card, replace(run.request, dtype=dtype, precision=precision), device)
 
 

@@ -20,7 +20,6 @@ from fastdiff.requests.defaults import (
     complete_sampling,
 )
 from fastdiff.requests.request import Request
-from fastdiff.runs.drawing import load_pipeline
 from fastdiff.sampler_names import SCHEDULER_OPTIONS, SCHEDULERS
 from fastdiff.verification.comparisons import (
     FINAL_TOLERANCE,
@@ -60,6 +59,8 @@ TEXTS = (  # on which tokenizers differ, if anywhere
 
 def compare_text_pipeline(card: ModelCard, request: Request, device: str) -> Verification:
     """Make every comparison for a folder of StableDiffusionPipeline or its SDXL kin; see `compare_with_diffusers`."""
+    from fastdiff.pipelines import load_pipeline
+
     steps = request.num_inference_steps or VERIFICATION_STEPS
     check_steps(steps, card)
     libraries = _import_transformers(), import_verified()

@@ -18,8 +18,9 @@ from fastdiff.bulk.stopping import Stop
 from fastdiff.bulk.worker import Worker
 from fastdiff.checkpoints.model_hash import begin_files_hash
 from fastdiff.cli import main
+from fastdiff.pipelines import load_pipeline
 from fastdiff.requests.request import Request
-from fastdiff.runs.drawing import find_model, load_pipeline
+from fastdiff.runs.drawing import find_model
 from tests.support.tiny import UNET, save_unet
 from tests.support.waiting import TIMEOUT
 

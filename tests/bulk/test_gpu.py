@@ -12,8 +12,9 @@ from fastdiff.bulk.plan import Plan
 from fastdiff.bulk.stopping import Stop
 from fastdiff.bulk.worker import Worker
 from fastdiff.checkpoints.model_hash import begin_files_hash
+from fastdiff.pipelines import load_pipeline
 from fastdiff.requests.request import Request
-from fastdiff.runs.drawing import Records, draw, find_model, load_pipeline, wait_for_pictures
+from fastdiff.runs.drawing import Records, draw, find_model, wait_for_pictures
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -13,8 +13,7 @@ import torch
 
 import fastdiff
 from fastdiff import cli
-from fastdiff.runs.drawing import load_pipeline
-from fastdiff.verification import models
+from fastdiff.pipelines import load_pipeline
 from tests.support.planners import policy, value_function
 
 
@@ -200,7 +199,7 @@ def test_a_wrong_weight_is_found(ddpm_folder, capsys, monkeypatch):
         pipe.denoiser.conv_out.bias.data += 2e-3
         return pipe
 
-    monkeypatch.setattr(models, "load_pipeline", load_wrong)
+    monkeypatch.setattr("fastdiff.pipelines.load_pipeline", load_wrong)
     assert cli.main(["verify", ddpm_folder, "--device", "cpu"]) == 1
     table = capsys.readouterr().out
     assert table.count(" FAILED\n") == 6 and table.endswith("\nNOT within tolerance\n")
@@ -299,7 +298,7 @@ def test_a_vae_that_fastdiff_loads_wrong_is_found(dit_folder, capsys, monkeypatc
         pipe.vae.decoder.conv_out.bias.data += 0.01
         return pipe
 
-    monkeypatch.setattr(models, "load_pipeline", load_wrong)
+    monkeypatch.setattr("fastdiff.pipelines.load_pipeline", load_wrong)
     assert cli.main(["verify", dit_folder, "--device", "cpu"]) == 1
     table = capsys.readouterr().out
     assert table.count(" FAILED\n") == 2 and table.count("VAE decode") == 1  # the picture and the decoding

@@ -11,10 +11,10 @@ from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import DenoiserPart, PipelineClass
 from fastdiff.diffusion.pictures import Subjects
+from fastdiff.diffusion.results import Step
 from fastdiff.models.unet2d import UNet2DModel
 from fastdiff.pipelines import Pipeline
 from fastdiff.pipelines.drawing import DrawingOptions
-from fastdiff.pipelines.results import Step
 from fastdiff.samplers.shared.scheduler import Scheduler
 
 MIRROR = DenoiserPart("mirror", ("MirrorModel",), UNet2DConfig)

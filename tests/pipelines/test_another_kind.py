@@ -7,9 +7,11 @@ import pytest
 
 from fastdiff import InputError, LabelPipeline, Pipeline
 from fastdiff.checkpoints import registry
+from fastdiff.pipelines import load_pipeline
+from fastdiff.pipelines.reporting import report
 from fastdiff.requests.defaults import COMMAND, PAGE
 from fastdiff.requests.request import Request
-from fastdiff.runs.drawing import Run, draw, explain, find_model, load_pipeline
+from fastdiff.runs.drawing import Run, draw, find_model, first_batch
 from tests.pipelines import another_kind
 from tests.pipelines.another_kind import MirrorModel, MirrorPipeline
 from tests.support.tiny import UNET, save_unet
@@ -57,7 +59,7 @@ def test_a_request_and_a_run_draw_it(folder):
     assert [each.record["seed"] for each in finished] == [3, 4]
     expected = pipe(seed=[3, 4], num_inference_steps=2).images
     assert [each.image.tobytes() for each in finished] == [image.tobytes() for image in expected]
-    assert explain(run, pipe).launches > 0
+    assert report(pipe, **first_batch(run)).launches > 0
     assert Run.prepare(Request(model=str(folder)), run.card, PAGE).request.num_inference_steps == 50
 
 

@@ -10,11 +10,12 @@ import torch
 
 from fastdiff.diffusion.loop import _Loop
 from fastdiff.errors import DeviceLostError, InputError
-from fastdiff.pipelines import Pipeline
+from fastdiff.pipelines import Pipeline, load_pipeline
+from fastdiff.pipelines.reporting import report
 from fastdiff.requests.completion import Cell
 from fastdiff.requests.defaults import COMMAND, LIBRARY, PAGE
 from fastdiff.requests.request import Request
-from fastdiff.runs.drawing import Progress, Run, draw, explain, find_model, load_pipeline
+from fastdiff.runs.drawing import Progress, Run, draw, find_model, first_batch
 from tests.support.tiny import UNET, save_unet
 
 ASKED = Request(model="emoji64", label=("noto food", 1), seed=(7, 8), num_inference_steps=2, dtype="float32")
@@ -168,7 +169,7 @@ def test_failures_of_a_device_are_one_line(tiny, fits, error, expected, message)
     card, pipe = tiny
     fits(0, error)
     run = Run.prepare(replace(ASKED, model=card.name, label=(0, 1)), card, COMMAND, batch_size=3)
-    for use in (lambda: list(draw(run, pipe)), lambda: explain(run, pipe)):
+    for use in (lambda: list(draw(run, pipe)), lambda: report(pipe, **first_batch(run))):
         with pytest.raises(expected, match=message) as failure:
             use()
         assert "\n" not in str(failure.value)

@@ -12,11 +12,9 @@ import transformers
 
 from fastdiff import cli
 from fastdiff.errors import InputError
-from fastdiff.pipelines import Pipeline
+from fastdiff.pipelines import Pipeline, load_pipeline
 from fastdiff.requests.request import Request
-from fastdiff.runs.drawing import load_pipeline
 from fastdiff.text.tokenizer import CLIPTokenizer
-from fastdiff.verification import text_models
 from fastdiff.verification.models import compare_with_diffusers
 from tests.support.text_pipelines import text_pipeline
 
@@ -85,7 +83,7 @@ def test_a_changed_weight_is_found_and_its_part_named(text_folder, monkeypatch, 
         weights += 0.3 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(0))
         return pipe
 
-    monkeypatch.setattr(text_models, "load_pipeline", load_wrong)
+    monkeypatch.setattr("fastdiff.pipelines.load_pipeline", load_wrong)
     report = verified(text_folder(kind))
     assert {each.what.split()[0] for each in report.comparisons if not each.passed} == parts
 
@@ -105,7 +103,7 @@ def test_a_changed_vocabulary_is_found(text_folder, copied, monkeypatch, place):
         pipe.encoders.tokenizers = (*right[:place], CLIPTokenizer(path.parent), *right[place + 1 :])
         return pipe
 
-    monkeypatch.setattr(text_models, "load_pipeline", load_wrong)
+    monkeypatch.setattr("fastdiff.pipelines.load_pipeline", load_wrong)
     failed = {each.what: each.error for each in verified(text_folder("sdxl")).comparisons if not each.passed}
     assert failed[f"{name} ids"] == 3  # both words in one text, and one of them in another
     assert {what.split()[0] for what in failed} == {name, "4"}

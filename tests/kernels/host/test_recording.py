@@ -20,7 +20,7 @@ from fastdiff.kernels.linear import linear
 from fastdiff.kernels.plans.choices import references_only
 from fastdiff.kernels.plans.tuning import Table, using
 from fastdiff.kernels.swiglu import swiglu
-from fastdiff.runs.reporting import Report, report
+from fastdiff.pipelines.reporting import Report, report
 from tests.support.planners import policy
 
 SMALL = {

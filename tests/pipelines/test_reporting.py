@@ -6,7 +6,7 @@ import torch
 import fastdiff
 from fastdiff.errors import InputError
 from fastdiff.pipelines import TextToImagePipeline
-from fastdiff.runs.reporting import Report, Row, report
+from fastdiff.pipelines.reporting import Report, Row, report
 from tests.support.text_pipelines import KINDS
 
 

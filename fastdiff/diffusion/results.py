@@ -1,10 +1,11 @@
-"""Results of a pipeline: the state after each step, and the finished pictures."""
+"""Results of a pipeline: the state after each step, and the finished pictures. `Streams` is what makes them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -50,3 +51,22 @@ class Step:
         Of large latents it is smaller than the pictures will be. InputError for trajectories, which are no pictures.
         """
         return self.decoder(self.x0 if self.small is None else self.small(self.x0), "pil")
+
+
+class Streams(Protocol):
+    """Draws, step by step: a pipeline, as a run needs it."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the models work."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the denoiser."""
+
+    @property
+    def scheduler_name(self) -> str:
+        """The scheduler's name in requests."""
+
+    def stream(self, **options: Any) -> Iterator[Step]:
+        """Draw pictures, and yield a Step after each step."""
