@@ -25,7 +25,7 @@ def loop(theirs: torch.nn.Module, noise: Tensor, labels: Tensor | None) -> Tenso
 
 def plan(ours: fastdiff.UNet1DModel, noise: Tensor) -> Tensor:
     """noise (N, C, L) -> trajectories (N, C, L)."""
-    pipe = fastdiff.LabelPipeline(ours, fastdiff.DDIMScheduler(**SCHEDULER))
+    pipe = fastdiff.TrajectoryPipeline(ours, fastdiff.DDIMScheduler(**SCHEDULER))
     return pipe(latents=noise, num_inference_steps=PLAN_STEPS, output_type="pt").trajectories
 
 

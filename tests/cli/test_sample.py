@@ -100,7 +100,7 @@ def test_explain_says_what_a_step_runs_on_and_draws_nothing(here, tiny, tmp_path
     done = here(*args)
     assert (done.returncode, files(tmp_path)) == (0, []), done.stderr
     head, *rows, share = done.stdout.splitlines()
-    assert head == "Pipeline, 2x8x8x3, float32, cpu", "the first batch"
+    assert head == "LabelPipeline, 2x8x8x3, float32, cpu", "the first batch"
     assert any(re.fullmatch(r"conv2d +1x8x8x3, .* no CUDA device", row) for row in rows)
     assert any(re.fullmatch(r"denoise_step +.*, unguided, .* 2 +\d+ torch +no CUDA device", row) for row in rows)
     assert re.fullmatch(r"0\.0% of [\d.]+ GFLOP of convolutions and linear layers on our kernels", share)
