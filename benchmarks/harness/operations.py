@@ -63,7 +63,7 @@ def print_confirmed(gains: Mapping[str, list[float]]) -> None:
 def kernel_row(
     workload: str, calls: Mapping[str, Call], truth: Tensor, *, ceiling: float, flop: float = 0, moved: float = 0
 ) -> dict[str, Any]:
-    """The row of an operation: times, errors, launches and memory of `calls`, of which one is "fastdiff".
+    """The row of an operation: times, errors, launches and memory of `calls`. One of them is named "fastdiff".
 
     Args:
         calls: each returns its output, (N, ...), or a tuple that begins with it.

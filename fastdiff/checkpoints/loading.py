@@ -33,7 +33,7 @@ class Load:
         offload: bool = False,
         scheduler: str | None = None,
     ) -> "Load":
-        """Return the choices as one value: auto is a GPU where there is one, and the dtype that suits the device.
+        """Return the choices as one value. auto takes a GPU if the machine has one, and the dtype that suits it.
 
         Raises InputError that names the one that cannot be. The variant is checked where its files are looked for.
         """

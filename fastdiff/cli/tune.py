@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=count, default=1, metavar="N", help="pictures of --model at once (default: 1)")
     add("--json", action="store_true", help="print each row as a JSON object, one a line")
     parser.epilog = (
-        "A choice is kept where its bits are those of the usual one and it takes at most 97 percent of the time. The "
+        "A choice is kept if it gives the same bits as the usual one and takes at most 97 percent of the time. The "
         "table is a file in $FASTDIFF_TABLES, by default ~/.cache/fastdiff/tables, and changes no picture. "
         "Exit codes: 0 every shape was tuned; 1 some could not be proven; 2 there is no GPU, or no such workload."
     )

@@ -109,7 +109,7 @@ def picture_shape(
 
 
 def completed_size(config: DenoiserConfig, height: int | None, width: int | None, scale: int = 1) -> tuple[int, int]:
-    """Return height and width in pixels, by default those of the config's sample_size. InputError where it has none."""
+    """Return height and width in pixels, by default the config's sample_size. InputError where it has none."""
     size = config.complete_size(height, width, scale)
     if size is None:
         raise InputError("height, width: this model's config has no sample_size; give both")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def rest_on_host(model: nn.Module) -> None:
-    """Keep a CPU's model in pinned memory, which a GPU reads at full speed, where there is one."""
+    """Keep a model that rests on the CPU in pinned memory, which a GPU reads at full speed."""
     if torch.cuda.is_available():
         for parameter in model.parameters():
             parameter.data = parameter.data.pin_memory()

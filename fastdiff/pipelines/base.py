@@ -50,11 +50,6 @@ def scheduler_of(card: ModelCard, name: str | None) -> Scheduler:
     return folder_scheduler(config, name, card.scheduler, card.pipeline.scheduler_options)
 
 
-def _class_of(card: ModelCard) -> "type[Pipeline]":
-    """Return the class that draws a folder, as the registry says."""
-    return Pipeline.kinds[card.drawn_by]
-
-
 class Pipeline(Parts, ABC):
     """Draws with the models of a folder that diffusers saved.
 
@@ -114,7 +109,7 @@ class Pipeline(Parts, ABC):
     @classmethod
     def from_card(cls: type[AnyPipeline], card: ModelCard, load: Load) -> AnyPipeline:
         """The pipeline of a model folder that was found and whose configs were read. Raises as `from_pretrained`."""
-        kind = _class_of(card)
+        kind = Pipeline.kinds[card.drawn_by]
         if not issubclass(kind, cls):
             raise InputError(f"{card.name}: a {kind.__name__} draws it; load it with Pipeline.from_pretrained")
         with naming_lost_device():
@@ -146,7 +141,7 @@ class Pipeline(Parts, ABC):
             eta, use_clipped_model_output: of DDIM. Default: the model's own, else 0 and False.
             seed: 0 to 2^32 - 1, or a list of seeds.
             batch_size: the number of pictures, each with a seed of its own.
-            height, width: pixels. Default: those of the model's sample_size.
+            height, width: pixels. Default: the model's sample_size.
             generator: torch draws all noise, in the order diffusers' pipelines draw, instead of `seed`; or a list with
                 one for each picture.
             latents: (N, C, H, W) or (N, C, L), the starting noise, of the size that the denoiser works at.
@@ -155,7 +150,7 @@ class Pipeline(Parts, ABC):
                 are queued at once, and `Step.images` waits.
 
         Where memory runs out, pictures that have seeds go on half as many at a time, with the same bits: see
-        `Step.at_once`. Those of a generator do not.
+        `Step.at_once`. Pictures of a generator end with the error.
 
         Raises InputError naming what cannot be drawn, at once; NonFiniteError naming the step whose output is NaN or
         infinite; OutOfMemoryError, which is Python's MemoryError and torch's OutOfMemoryError, where not even one

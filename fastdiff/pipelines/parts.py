@@ -26,7 +26,7 @@ from fastdiff.schema import checked
 
 AnyParts = TypeVar("AnyParts", bound="Parts")
 
-PREVIEW_SIDE = 32  # of latents: those of a preview are averaged down to about it, so that decoding costs little
+PREVIEW_SIDE = 32  # previews average larger latents down to about this side, so that decoding costs little
 
 
 class Parts:
@@ -141,5 +141,5 @@ class Parts:
 
     @property
     def _channels(self) -> int:
-        """Those of what is drawn."""
+        """The number of channels of a picture."""
         return self.denoiser.config.sample_channels if self.vae is None else self.vae.config.out_channels

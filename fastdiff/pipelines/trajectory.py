@@ -196,7 +196,7 @@ def _check_unguided(n_guide_steps: Any) -> None:
 
 
 def _values(value_function: Denoiser, x: Tensor) -> Tensor:
-    """Return the values (N,) float32 of x_0 (N, 1, L, C): those of timestep 0, the end of every run."""
+    """Return the values (N,) float32 of x_0 (N, 1, L, C), taken at timestep 0, the end of every run."""
 
     def values(each: Tensor) -> Tensor:
         return value_function(each.to(value_function.dtype), 0).sample.float()
