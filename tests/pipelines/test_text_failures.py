@@ -28,7 +28,7 @@ ANY = {  # for every kind
     "no-prompts": ({"prompt": []}, r"prompt: \[\] is not a text"),
     "bytes": ({"prompt": b"a"}, "prompt: b'a' is not a text"),
     "numbers": ({"prompt": ["a", 3]}, r"prompt: \['a', 3\] is not a text"),
-    "half-a-character": ({"prompt": "\ud800"}, "prompt: it holds half a surrogate pair"),
+    "half-a-character": ({"prompt": "\ud800"}, "prompt: it has half a surrogate pair"),
     "negatives": ({"negative_prompt": ["a", "b"]}, "negative_prompt: 2 given for 1 prompts; give one, or one for each"),
     "negative-number": ({"negative_prompt": 3}, "negative_prompt: 3 is not a text"),
     "odd-height": ({"height": 17}, "height 17, width 16: this model draws multiples of 2"),
