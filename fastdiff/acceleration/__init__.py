@@ -23,6 +23,12 @@ Accelerated = TypeVar("Accelerated")
 def accelerate(model_or_pipeline: Accelerated, precision: Precision = PRECISION) -> Accelerated:
     """Run a live diffusers model, or the denoiser and the VAE of a live diffusers pipeline, on fastdiff.
 
+    For example::
+
+        pipe = diffusers.StableDiffusionXLPipeline.from_pretrained(name).to("cuda")
+        fastdiff.accelerate(pipe)
+        image = pipe("a cat").images[0]
+
     The diffusers pipeline still runs its own loop, so callbacks, schedulers, `output_type` and all other arguments work
     as before. So do `state_dict()`, `save_pretrained`, `config`, `to()`, tiling and slicing of the VAE, and
     `enable_model_cpu_offload`. Changed weights, such as a fused LoRA, change the output.

@@ -54,8 +54,13 @@ class Pipeline(Parts, ABC):
     """The base class of all pipelines, which run model folders that diffusers saved.
 
     `Pipeline.from_pretrained` returns an instance of the subclass that matches the folder: a `LabelPipeline`, a
-    `TextToImagePipeline` or a `TrajectoryPipeline`. A new kind of pipeline is a subclass with `_of_card` and `stream`,
-    named by a row of `checkpoints.registry.PIPELINES`.
+    `TextToImagePipeline` or a `TrajectoryPipeline`::
+
+        pipe = fastdiff.Pipeline.from_pretrained("emoji-sd")
+        pipe("a cat", seed=7).images[0].save("cat.png")
+
+    A new kind of pipeline is a subclass with `_of_card` and `stream`, named by a row of
+    `checkpoints.registry.PIPELINES`.
     """
 
     kinds: ClassVar[dict[str, type["Pipeline"]]] = {}  # name -> subclass; filled when the subclass's module is imported
@@ -137,7 +142,8 @@ class Pipeline(Parts, ABC):
     def stream(self, **options: Any) -> Iterator[Step]:
         """Draw pictures and yield a `Step` after each step. The last step has the finished pictures.
 
-        Every kind of pipeline takes these arguments and adds its own. All defaults come from `requests.defaults`.
+        Every kind of pipeline takes these arguments and adds its own. The defaults of sampling come from
+        `requests.defaults`.
 
         If memory runs out, a run with seeds continues with half as many pictures at a time; the pictures keep the same
         bits (see `Step.at_once`). A run with a generator raises the error instead.
@@ -152,17 +158,18 @@ class Pipeline(Parts, ABC):
             batch_size: the number of pictures. Each has its own seed.
             height: in pixels. Default: the model's sample_size.
             width: in pixels. Default: the model's sample_size.
-            generator: a torch generator, which then draws all noise in the order of diffusers' pipelines, and `seed`
-                is not used; or a list with one generator for each picture.
+            generator: a torch generator that draws all noise instead of `seed`, in the order of diffusers' pipelines;
+                or a list with one generator for each picture.
             latents: the starting noise, (N, C, H, W) or (N, C, L), at the resolution of the denoiser.
             output_type: `"pil"` (the default), `"np"` or `"pt"`.
-            wait: wait for the GPU after each step, so that its queue holds only a few steps, and wait for the pictures
-                of the last step. With False all steps are queued at once, and `Step.images` waits.
+            wait: keep only a few steps in the GPU's queue, and wait for the pictures of the last step. With False, all
+                steps are queued at once, and `Step.images` waits.
 
         Raises:
             InputError: an argument is wrong. The message names it, and the error is raised before the first step.
             NonFiniteError: the output of a step is NaN or infinite. The message names the step.
-            OutOfMemoryError: not even one picture fits. It is a MemoryError and a torch.OutOfMemoryError.
+            OutOfMemoryError: not even one picture fits in memory, or a run with a generator does not fit. It is a
+                MemoryError and a torch.OutOfMemoryError.
             DeviceLostError: the GPU fails.
         """
 
@@ -215,7 +222,7 @@ class Pipeline(Parts, ABC):
         return complete_sampling(asked, facts, LIBRARY, labelled=self.denoiser.config.label_table is not None)
 
     def _conditions(self, drawing: Drawing) -> Conditions:
-        """Return the conditions of pictures whose subjects are labels. A picture without a label has the subject None.
+        """Return the conditions of the pictures of `drawing`, whose subjects are labels or None.
 
         Raises InputError for labels that the model does not have, and for guidance without a null label.
         """

@@ -59,7 +59,7 @@ class Drawing:
     latents: Tensor | None  # the starting noise, if the caller gave it
     portions: Portions
     output_type: str
-    wait: bool  # whether to wait for the GPU after each step, and for the pictures of the last step
+    wait: bool  # whether to keep only a few steps in the GPU's queue, and wait for the pictures of the last step
 
     @property
     def seeds(self) -> Sequence[int]:

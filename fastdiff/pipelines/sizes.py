@@ -11,7 +11,7 @@ from fastdiff.errors import InputError
 from fastdiff.schema import Wanted, checked
 
 _Number = Annotated[int, Interval(ge=0, le=2**16)]
-_Pair = Annotated[tuple[_Number, _Number], Wanted("two whole numbers from 0 to 65536, down and across")]
+_Pair = Annotated[tuple[_Number, _Number], Wanted("two whole numbers from 0 to 65536, the vertical first")]
 
 Pair = tuple[int, int] | None
 

@@ -160,11 +160,13 @@ class TextToImagePipeline(Pipeline):
                 It may be one of diffusers.callbacks.
             callback_on_step_end_tensor_inputs: any of `"latents"` and `"prompt_embeds"`, and for SDXL also
                 `"add_text_embeds"` and `"add_time_ids"`.
-            options: the arguments of `Pipeline.stream` except `use_clipped_model_output`; the other fields of
-                `PromptOptions` (`prompt_2`, `prompt_embeds`, `clip_skip` ...); and for SDXL the fields of `SizeOptions`
-                (`original_size` ...). `guidance_scale` defaults to the model's own, else to 7.5, or 5 for SDXL; a scale
-                of 1 or less is unguided. A U-Net with `time_cond_proj_dim` (LCM) takes the scale as an input instead.
-                `output_type` may also be `"latent"`, which returns the U-Net's result, (N, C, h, w) float32.
+            options: more arguments, with the names of diffusers: those of `Pipeline.stream` except
+                `use_clipped_model_output`; `prompt_2`, `negative_prompt_2`, `prompt_embeds`, `pooled_prompt_embeds`,
+                `negative_prompt_embeds`, `negative_pooled_prompt_embeds` and `clip_skip`; and for SDXL `original_size`,
+                `crops_coords_top_left`, `target_size` and their `negative_` forms (see `SizeOptions`).
+                `guidance_scale` defaults to the model's own, else to 7.5, or 5 for SDXL; a scale of 1 or less is
+                unguided. A U-Net with `time_cond_proj_dim` (LCM) takes the scale as an input instead. `output_type` may
+                also be `"latent"`, which returns the U-Net's result, (N, C, h, w) float32.
 
         Raises as `Pipeline.stream`, and NonFiniteError, which names the part, if the output of a part is NaN or
         infinite.

@@ -27,10 +27,10 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Comparison:
-    """One check: max |fastdiff - diffusers|, and the largest allowed error."""
+    """One check: the largest difference between fastdiff and diffusers, and how large it may be."""
 
     what: str
-    error: float
+    error: float  # max |fastdiff - diffusers|
     largest: float  # max |diffusers|
     tolerance: float  # absolute; relative to `largest` if that is over 1
 

@@ -150,7 +150,7 @@ def _encoders(pipe: "TextToImagePipeline", theirs: Any) -> Iterator[Comparison]:
 
 
 def _named(pipe: "TextToImagePipeline", parts: Sequence[Any], name: str) -> Iterator[tuple[str, Any]]:
-    """Yield each of the `parts`, the text encoders or their tokenizers, with its name, such as `name` or `name`_2."""
+    """Yield (name, part) for each text encoder or each tokenizer: `name` for the first, with _2 for the second."""
     for model, part in zip(pipe.encoders.models, parts, strict=True):
         yield model.part.name.replace("text_encoder", name), part
 

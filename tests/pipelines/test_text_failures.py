@@ -107,7 +107,7 @@ SDXL = {
     ),
     "second-prompts": ({"prompt_2": ["a", "b"]}, "prompt_2: 2 given for 1 prompts"),
     "second-with-embeds": (XL | {"prompt": None, "prompt_2": "a"}, "prompt_2: prompt_embeds are also given"),
-    "size": ({"original_size": 8}, "original_size: 8 is not two whole numbers from 0 to 65536, down and across"),
+    "size": ({"original_size": 8}, "original_size: 8 is not two whole numbers from 0 to 65536, the vertical fir"),
     "sizes": ({"negative_target_size": (8, 8, 8)}, r"negative_target_size: \(8, 8, 8\) is not two whole numbers"),
     "crop": ({"crops_coords_top_left": (-1, 0)}, r"crops_coords_top_left: \(-1, 0\) is not two whole numbers"),
 }
