@@ -1,7 +1,7 @@
-"""One line that speeds up the diffusers model or pipeline a program already has: `fastdiff.accelerate(pipe)`.
+"""`fastdiff.accelerate(pipe)`: one line that speeds up a diffusers model or pipeline that a program already has.
 
-The models stay the user's objects, of diffusers' classes. Their parameters keep their names, shapes and values and
-move, one at a time, into the memory layout of our models, which share them. Only what computes is ours.
+The models stay the user's objects, of diffusers' classes. Their parameters keep their names, shapes and values. They
+move, one at a time, into the memory layout of our models, which share their memory. Only the computation changes.
 """
 
 from typing import Any, TypeVar
@@ -21,39 +21,60 @@ Accelerated = TypeVar("Accelerated")
 
 
 def accelerate(model_or_pipeline: Accelerated, precision: Precision = PRECISION) -> Accelerated:
-    """Run a live diffusers model, or the denoiser and the VAE of a live pipeline, on fastdiff.
+    """Run a live diffusers model, or the denoiser and the VAE of a live diffusers pipeline, on fastdiff.
+
+    For example::
+
+        pipe = diffusers.StableDiffusionXLPipeline.from_pretrained(name).to("cuda")
+        fastdiff.accelerate(pipe)
+        image = pipe("a cat").images[0]
+
+    The diffusers pipeline still runs its own loop, so callbacks, schedulers, `output_type` and all other arguments work
+    as before. So do `state_dict()`, `save_pretrained`, `config`, `to()`, tiling and slicing of the VAE, and
+    `enable_model_cpu_offload`. Changed weights, such as a fused LoRA, change the output.
+
+    For inference only: a sample that requires grad is an error.
 
     Args:
         model_or_pipeline: a UNet2DModel, UNet2DConditionModel, UNet1DModel, DiTTransformer2DModel or AutoencoderKL, or
-            a pipeline of them: StableDiffusionPipeline, StableDiffusionXLPipeline, those from image to image, with a
-            ControlNet, ... A VAE of another class stays diffusers'.
-        precision: int8 keeps the weights of the model, or of a pipeline's denoiser, in 8 bits; fp8 too, and multiplies
-            in 8 bits, on a GPU of sm_89 or later. Diffusers' parameters give up their memory for those, so that they
-            cannot be saved, changed or moved until `restore`, which gives back what the 8 bits stand for. LoRAs are
-            fused before.
+            a pipeline that has one of them, such as StableDiffusionPipeline, StableDiffusionXLPipeline, an
+            image-to-image pipeline or a ControlNet pipeline. A VAE of another class still runs on diffusers.
+        precision: `"int8"` stores the weights of the model, or of the pipeline's denoiser, in 8 bits. `"fp8"` also
+            multiplies in 8 bits, and needs a GPU of sm_89 or later. With either, the diffusers parameters lose their
+            memory: they cannot be saved, changed or moved until `restore`, which returns the 8-bit values. Fuse LoRAs
+            before.
 
-    Returns the same object. The pipeline's own loop runs: callbacks, schedulers, `output_type` and all other arguments
-    do what they did, and so do `state_dict()`, `save_pretrained`, `config`, `to()`, tiling and slicing of the VAE, and
-    `enable_model_cpu_offload`. Weights that change, a fused LoRA among them, change the output. For inference only: a
-    sample that requires grad is an error.
+    Returns:
+        The same object.
 
-    Raises InputError for a model of another class or one that we cannot run, and where a change to it would be passed
-    over: LoRA layers that are not fused, IP-Adapter, FreeU, changed attention processors, hooks and offload of single
-    layers. A change that comes later, but for a forward hook, is refused at the next call, until it is undone.
+    Raises:
+        InputError: the model's class is not supported, fastdiff cannot run the model, or the model has changes that
+            fastdiff would ignore: LoRA layers that are not fused, IP-Adapter, FreeU, other attention processors, hooks,
+            or offload of single layers. Such a change after `accelerate` is refused at the next call, until it is
+            undone; a forward hook that is added later is not noticed.
     """
     checked("precision", precision, Precision)
     models = _models_of(model_or_pipeline)
-    precisions: list[Precision] = [precision, PRECISION]  # of the denoiser, and of the VAE
-    # the denoiser last: once its weights have 8 bits, nothing may be refused
+    precisions: list[Precision] = [precision, PRECISION]  # the denoiser's and the VAE's
+    # The denoiser comes last, as its weights cannot go back from 8 bits if the VAE is refused.
     for replacement in [replacement_for(*each) for each in reversed([*zip(models, precisions, strict=False)])]:
         replacement.install()
     return model_or_pipeline
 
 
 def restore(model_or_pipeline: Accelerated) -> Accelerated:
-    """Undo `accelerate`: diffusers computes again, over the same parameters. Returns the same object.
+    """Undo `accelerate`: diffusers' own code runs again, with the same parameters.
 
-    Weights that had 8 bits are those that the 8 bits stand for.
+    Weights that were in 8 bits keep the values of the 8 bits, in their old dtype.
+
+    Args:
+        model_or_pipeline: what `accelerate` was given.
+
+    Returns:
+        The same object.
+
+    Raises:
+        InputError: the model is not accelerated.
     """
     models = _models_of(model_or_pipeline)
     replacements = [replacement for model in models if (replacement := replacement_of(model)) is not None]
@@ -65,7 +86,7 @@ def restore(model_or_pipeline: Accelerated) -> Accelerated:
 
 
 def _models_of(model_or_pipeline: Any) -> list[nn.Module]:
-    """The models to run: that which was given, or the denoiser of a pipeline, and its VAE where it is one of ours."""
+    """Return the models to run: the model itself, or a pipeline's denoiser, and its VAE if we have its class."""
     denoisers = (getattr(model_or_pipeline, kind.part.name, None) for kind in DENOISERS.values())
     model = next((part for part in denoisers if part is not None), model_or_pipeline)
     if our_class(model) is None:

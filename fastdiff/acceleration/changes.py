@@ -1,6 +1,6 @@
-"""Changes that programs make to live models of diffusers: those that we would pass over are refused by name.
+"""Find changes to live diffusers models that our models would ignore, and refuse each with an error that names it.
 
-`check_changes` looks at every module. `Watch` tells between calls, cheaply, whether there is a reason to look again.
+`check_changes` looks at every module. `Watch` is a cheap check before each call of whether to look again.
 """
 
 from collections.abc import Iterator
@@ -11,15 +11,15 @@ from torch import nn
 
 from fastdiff.errors import InputError
 
-PLAIN_PROCESSORS = {"AttnProcessor", "AttnProcessor2_0"}  # which do what the config says, and no more
-LIBRARIES = {"torch", "diffusers"}  # whose layers we know
+PLAIN_PROCESSORS = {"AttnProcessor", "AttnProcessor2_0"}  # plain attention, as the config says
+LIBRARIES = {"torch", "diffusers"}  # layers of other libraries are refused
 
 
 class Watch:
-    """Notices that a model is no longer as it was: other modules, weights elsewhere, processors, FreeU or hooks.
+    """Notices changes to a model's modules, weight memory, attention processors, FreeU and diffusers hooks.
 
-    What is asked at each call is gathered once. It takes 30 us for the U-Net of Stable Diffusion 1.5 and 100 for that
-    of SDXL, which has 1930 modules (torch 2.13, one core of an AMD EPYC).
+    The constructor collects everything to compare, so that a check is fast: 30 us for the U-Net of Stable Diffusion 1.5
+    and 100 us for the U-Net of SDXL, which has 1930 modules (torch 2.13, one core of an AMD EPYC).
     """
 
     def __init__(self, model: nn.Module):
@@ -29,14 +29,14 @@ class Watch:
             (module._parameters, name)
             for module in modules
             for name, parameter in module._parameters.items()
-            if parameter is not None and parameter.ndim > 1  # vectors move with the weights beside them
+            if parameter is not None and parameter.ndim > 1  # a bias moves together with its layer's weight
         ]
         self._attentions = [vars(module) for module in modules if hasattr(module, "processor")]
         self._places = [vars(module) for module in (model, *model.children(), *_up_blocks(model))]
         self._modules, self._state = self._current_modules(), self._current_state()
 
     def sees_a_change(self) -> bool:
-        """Whether something is not as it was when this was made."""
+        """Whether the model has changed since the watch was made."""
         return self._current_modules() != self._modules or self._current_state() != self._state
 
     def _current_modules(self) -> list[nn.Module | None]:
@@ -51,7 +51,7 @@ class Watch:
 
 
 def check_changes(model: nn.Module) -> None:
-    """InputError where a live model does not do what its config says, with the way to undo that."""
+    """Raise InputError if a live model does not do what its config says. The message says how to undo the change."""
     _check_adapters(model)
     _check_attention(model)
     if any(getattr(block, "s1", None) is not None for block in _up_blocks(model)):
@@ -87,7 +87,7 @@ def _check_attention(model: nn.Module) -> None:
 
 
 def _check_layer(name: str, module: nn.Module) -> None:
-    """InputError where a module inside the model has another class, forward or hooks than its own."""
+    """Raise InputError if a module inside the model has an unknown class, a replaced forward, or hooks."""
     kind, forward = type(module), vars(module).get("forward")
     library = _library(kind)
     if hasattr(module, "_hf_hook"):
@@ -98,9 +98,9 @@ def _check_layer(name: str, module: nn.Module) -> None:
     if _hooks_of_diffusers(vars(module)) or module._forward_hooks or module._forward_pre_hooks:
         raise InputError(f"accelerate: hooks on {name} would not run; remove them first")
     if library not in LIBRARIES:
-        raise InputError(f"accelerate: {name} is a {kind.__name__} of {library}; put the layer of diffusers back first")
+        raise InputError(f"accelerate: {name} is a {kind.__name__} of {library}; restore diffusers' own layer first")
     if forward is not None and getattr(forward, "__self__", None) is not module:
-        raise InputError(f"accelerate: {name} has another forward than its class; undo that first")
+        raise InputError(f"accelerate: the forward of {name} was replaced; undo that first")
 
 
 def _is_plain(processor: type) -> bool:
@@ -112,15 +112,15 @@ def _library(kind: type) -> str:
 
 
 def _processors(model: nn.Module) -> set[type]:
-    """The classes of a model's attention processors."""
+    """Return the classes of a model's attention processors."""
     return {type(module.processor) for module in model.modules() if hasattr(module, "processor")}
 
 
 def _up_blocks(model: Any) -> Iterator[nn.Module]:
-    """The blocks that FreeU marks."""
+    """Return the blocks that FreeU changes."""
     return iter(getattr(model, "up_blocks", ()))
 
 
 def _hooks_of_diffusers(attributes: dict[str, Any]) -> Any:
-    """The hooks in diffusers' own registry, by name: group offload, layerwise casting, caches."""
+    """Return the hooks in diffusers' own registry, by name: group offload, layerwise casting, caches."""
     return getattr(attributes.get("_diffusers_hook"), "hooks", ())

@@ -1,4 +1,4 @@
-"""Our models in the place of the methods of live ones, until `restore`."""
+"""Run a live diffusers model's methods on our model, until `restore`."""
 
 import sys
 from typing import Any, ClassVar, NoReturn
@@ -19,26 +19,26 @@ TILING = ("use_tiling", "tile_sample_min_size", "tile_latent_min_size", "tile_ov
 
 
 class Replacement:
-    """Our model, over the parameters of a live one of diffusers, and the methods that call it."""
+    """Our model, which shares the parameters of a live diffusers model, and the methods that call our model."""
 
-    METHODS: ClassVar[tuple[str, ...]]  # of the live model, replaced by those of this name here
+    METHODS: ClassVar[tuple[str, ...]]  # the live model's methods that the methods of the same name here replace
 
     def __init__(self, model: nn.Module, precision: Precision):
         self.model, self.precision = model, precision
         self._strides = {name: parameter.stride() for name, parameter in model.named_parameters()}
         self._current: tuple[Model, Watch] | None = None
-        self._guard: RemovableHandle | None = None  # against reading parameters that have no memory
+        self._guard: RemovableHandle | None = None  # refuses `state_dict` while the parameters have no memory
 
     def check(self) -> None:
-        """InputError where our model cannot run in the place of the live one."""
+        """Raise InputError if our model cannot replace the live one."""
         for name in self.METHODS:
             owner = _owner(self.model, name)
             if owner is not self.model and owner is not self:
-                raise InputError(f"accelerate: the model's {name} was replaced by another; undo that first")
+                raise InputError(f"accelerate: the model's {name} was replaced; undo that first")
         self.ours()
 
     def install(self) -> None:
-        """Put the methods in their places."""
+        """Replace the live model's methods."""
         for name in self.METHODS:
             setattr(self.model, _slot(self.model, name), getattr(self, name))
         if self._guard is None and self.precision != PRECISION:
@@ -48,16 +48,16 @@ class Replacement:
         raise InputError(f"accelerate: a model in 8 bits cannot be {done}; call fastdiff.restore on it first")
 
     def remove(self) -> None:
-        """Give the model its own methods back, and its parameters their own memory, laid out as it was.
+        """Restore the model's own methods, and give its parameters their own memory with the old strides.
 
-        InputError where something else has taken the methods' places since.
+        Raises InputError if something else has replaced the methods since.
         """
         if any(_owner(self.model, name) is not self for name in self.METHODS):
             raise InputError("restore: a method of the model was replaced since it was accelerated; undo that first")
         for name in self.METHODS:
             slot = _slot(self.model, name)
             delattr(self.model, slot)
-            if slot != name:  # a hook calls it there
+            if slot != name:  # an accelerate hook calls this attribute
                 setattr(self.model, slot, getattr(type(self.model), name).__get__(self.model))
         if self._guard is not None and self._current is not None:
             self._guard.remove()
@@ -73,7 +73,7 @@ class Replacement:
             parameter.data = own.copy_(parameter.data)
 
     def ours(self) -> Model:
-        """Our model, which reads the parameters where they are now. InputError for changes that it would not follow."""
+        """Return our model, built again if the live model has changed. Raises InputError for unsupported changes."""
         if self._current is None or self._current[1].sees_a_change():
             if self._guard is not None:
                 check_changes(self.model)
@@ -84,7 +84,7 @@ class Replacement:
         return self._current[0]
 
     def _apply(self, *args: Any, **kwargs: Any) -> nn.Module:
-        """Move the model, as `to()` does; ours must not keep the memory that it leaves."""
+        """Move the model, as `to()` does. Drop our model first, so that the old memory is freed."""
         if self._guard is not None:
             self._refuse("moved")
         self._release()
@@ -98,10 +98,10 @@ class Replacement:
     def __getstate__(self) -> dict[str, Any]:
         if self._guard is not None:
             self._refuse("copied")
-        return vars(self) | {"_current": None}  # a copy of the model makes its own
+        return vars(self) | {"_current": None}  # a copy of the live model builds its own copy of ours
 
     def _in_their_words(self, output: Any) -> Any:
-        """Return an output of ours as diffusers' class of the same name; a plain tuple as it is."""
+        """Convert our output to the diffusers class of the same name. A plain tuple is returned as it is."""
         if not hasattr(output, "sample"):
             return output
         outputs = sys.modules[type(self.model).forward.__module__]
@@ -109,34 +109,34 @@ class Replacement:
 
 
 class DenoiserReplacement(Replacement):
-    """The forward of a denoiser."""
+    """Replaces the forward of a denoiser."""
 
     METHODS = ("forward", "_apply")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Predict once, called like diffusers' model."""
+        """Run the denoiser. The arguments and the output are those of diffusers' model."""
         return self._in_their_words(self.ours()(*args, **kwargs))
 
 
 class AutoencoderReplacement(Replacement):
-    """The two halves of a VAE. diffusers' own `encode`, `decode` and `forward` call them.
+    """Replaces `_encode` and `_decode` of a VAE.
 
-    So slicing, offload and what is returned stay theirs.
+    diffusers' own `encode`, `decode` and `forward` call them, so slicing, offload and the outputs stay as they are.
     """
 
     METHODS = ("_encode", "_decode", "_apply")
 
     def _encode(self, x: Tensor) -> Tensor:
-        """(N, C_in, H, W) -> (N, 2 C, h, w), means and logarithms of variances."""
+        """(N, C_in, H, W) -> (N, 2 C, h, w): means and log variances."""
         (distribution,) = self._autoencoder().encode(x, return_dict=False)
         return distribution.parameters
 
     def _decode(self, z: Tensor, return_dict: bool = True) -> Any:
-        """(N, C, h, w) -> (N, C_out, H, W), as diffusers returns it."""
+        """(N, C, h, w) -> (N, C_out, H, W), in diffusers' output class."""
         return self._in_their_words(self._autoencoder().decode(z, return_dict))
 
     def _autoencoder(self) -> AutoencoderKL:
-        """Our model, which tiles as the live one says."""
+        """Return our model with the live model's tiling options."""
         ours = self.ours()
         assert isinstance(ours, AutoencoderKL)
         for name in TILING:
@@ -145,29 +145,29 @@ class AutoencoderReplacement(Replacement):
 
 
 def replacement_for(model: nn.Module, precision: Precision) -> Replacement:
-    """The replacement that a live model has, or a new one for it. InputError for one that we cannot run so."""
+    """Return a live model's replacement, or a new one. Raises InputError if we cannot run the model this way."""
     kind = our_class(model)
     assert kind is not None
     new = AutoencoderReplacement if issubclass(kind, AutoencoderKL) else DenoiserReplacement
     replacement = replacement_of(model) or new(model, precision)
     if replacement.precision != precision:
-        raise InputError(f"precision: the model runs with {replacement.precision} already; restore it first")
+        raise InputError(f"precision: the model already runs with {replacement.precision}; restore it first")
     replacement.check()
     return replacement
 
 
 def replacement_of(model: nn.Module) -> Replacement | None:
-    """The replacement that a live model has; None where it runs on diffusers."""
+    """Return a live model's replacement; None if it runs on diffusers."""
     owner = _owner(model, "_apply")
     return owner if isinstance(owner, Replacement) else None
 
 
 def _slot(model: nn.Module, name: str) -> str:
-    """The attribute that holds a method: a hook of accelerate's keeps the forward that it calls under another name."""
+    """Return the attribute that holds a method. A hook of the accelerate library moves `forward` to `_old_forward`."""
     is_hooked = name == "forward" and "_hf_hook" in vars(model) and "_old_forward" in vars(model)
     return "_old_forward" if is_hooked else name
 
 
 def _owner(model: nn.Module, name: str) -> Any:
-    """Whose a method of the model is: its own, a replacement's, or None for a function that somebody put there."""
+    """Return the object that a method of the model is bound to: the model, a replacement, or None for a function."""
     return getattr(getattr(model, _slot(model, name)), "__self__", None)

@@ -1,4 +1,4 @@
-"""Our model of a live diffusers model, over the memory of its parameters."""
+"""Build our model of a live diffusers model. The two share the memory of their parameters."""
 
 import sys
 from collections.abc import Collection
@@ -18,11 +18,11 @@ from fastdiff.models.classes import DENOISERS
 from fastdiff.models.model import Model
 
 KINDS: dict[str, type[Model]] = {**DENOISERS, AutoencoderKL.__name__: AutoencoderKL}
-FUSED = {"to_qkv", "to_kv"}  # copies that diffusers' fuse_qkv_projections makes, and leaves when it is undone
+FUSED = {"to_qkv", "to_kv"}  # copies that diffusers' fuse_qkv_projections makes, and unfusing does not remove
 
 
 def our_class(model: Any) -> type[Model] | None:
-    """The class of ours that runs a live model of diffusers; None where there is none."""
+    """Return our class for a live diffusers model, or None."""
     diffusers = sys.modules.get("diffusers")
     if diffusers is None:
         return None
@@ -30,11 +30,13 @@ def our_class(model: Any) -> type[Model] | None:
 
 
 def share_parameters(model: nn.Module, precision: Precision) -> Model:
-    """Our model over the memory of diffusers' `model`, whose parameters become views of ours.
+    """Return our model of diffusers' `model`. The parameters of `model` become views of ours.
 
-    Those that ours has in another form stay where they are, and ours is made of them anew at each call. Those that ours
-    has in 8 bits keep their shapes, but no memory: see `_emptied`. Raises InputError where the parameters are not those
-    of the model's config, before anything is changed.
+    Two kinds of parameters are not shared. If our model stores a parameter in another form, the original stays where it
+    is, and ours is converted again at each call. If our model stores it in 8 bits, the original keeps its shape but
+    loses its memory (see `_emptied`).
+
+    Raises InputError, before anything is changed, if the parameters do not match the model's config.
     """
     theirs = dict(model.named_parameters())
     if len({(tensor.dtype, tensor.device) for tensor in theirs.values()}) != 1:
@@ -66,7 +68,7 @@ def share_parameters(model: nn.Module, precision: Precision) -> Model:
 
 
 def give_back(model: nn.Module, ours: Model) -> None:
-    """Give the parameters of a live model that ours has in 8 bits the values that those stand for."""
+    """Fill the parameters of a live model that ours has in 8 bits with the dequantised values."""
     theirs = dict(model.named_parameters())
     for path, layer in ours.named_modules():
         if isinstance(layer, Quantised):
@@ -77,29 +79,29 @@ def give_back(model: nn.Module, ours: Model) -> None:
 
 
 def _emptied(tensor: Tensor) -> Tensor:
-    """A tensor of the same kind whose elements are one in memory, NaN: torch refuses to write to it."""
+    """Return a tensor of the same shape, dtype and device that is one expanded NaN. torch refuses to write to it."""
     return tensor.new_full((1,) * tensor.ndim, float("nan")).expand(tensor.shape)
 
 
 def _check_keys(theirs: Collection[str], ours: Collection[str]) -> None:
-    """InputError where a live model has other parameters than its config says."""
+    """Raise InputError if a live model's parameters are not those of its config."""
     missing = [key for key in ours if key not in theirs]
     if missing:
         raise InputError(f"accelerate: the model has no {min(missing)}; undo changes to its layers first")
     unused = [key for key in theirs if FUSED.isdisjoint(key.split(".")) and key not in ours]
     if unused:
-        raise InputError(f"accelerate: the model's config knows no {min(unused)}; undo changes to its layers first")
+        raise InputError(f"accelerate: the model's config has no {min(unused)}; undo changes to its layers first")
 
 
 def _build(model: Any) -> Model:
-    """Our model of a live one's config, without weights. InputError where we cannot run it."""
+    """Build our model from a live model's config, without weights. Raises InputError if we cannot run it."""
     kind = our_class(model)
     assert kind is not None
     with on_meta():
         ours = kind.from_config(model.config)
     if getattr(ours.config, "is_value_function", False):
         raise InputError(
-            "accelerate: a value function stays diffusers', because planners differentiate it and fastdiff is for "
+            "accelerate: a value function is not accelerated, because planners differentiate it and fastdiff is for "
             "inference only; load it with fastdiff.UNet1DModel.from_pretrained to rate trajectories"
         )
     return ours

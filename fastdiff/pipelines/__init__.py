@@ -1,4 +1,4 @@
-"""Pipelines: from what is asked for to pictures. `Pipeline.from_pretrained` returns the class that draws a folder."""
+"""Pipelines. `Pipeline.from_pretrained` loads a model folder and returns the pipeline class that matches it."""
 
 from fastdiff.pipelines.base import Pipeline, load_pipeline
 from fastdiff.pipelines.label import LabelPipeline

@@ -1,4 +1,4 @@
-"""Pipeline, the base of all: loads the parts of a folder, and runs the denoising loop to pictures."""
+"""Pipeline, the base class: loads the parts of a model folder and runs the denoising loop."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -41,9 +41,9 @@ _log = logging.getLogger(__name__)
 
 
 def scheduler_of(card: ModelCard, name: str | None) -> Scheduler:
-    """Return the scheduler `name` of a model folder; for None the one that its pictures are drawn with by default.
+    """Return the scheduler `name`, made from a model folder's scheduler config. None: the model's default scheduler.
 
-    Raises InputError where the folder's scheduler config cannot be used.
+    Raises InputError if the scheduler config cannot be used.
     """
     config = read_json(hub.component_folder(card.folder, "scheduler") / "scheduler_config.json")
     name = name or ModelFacts.of(card).default_scheduler
@@ -51,13 +51,19 @@ def scheduler_of(card: ModelCard, name: str | None) -> Scheduler:
 
 
 class Pipeline(Parts, ABC):
-    """Draws with the models of a folder that diffusers saved.
+    """The base class of all pipelines, which run model folders that diffusers saved.
 
-    The base of all kinds: `from_pretrained` returns one of the class that draws a folder. A further kind is a subclass
-    with `_of_card` and `stream`, named by a row of `checkpoints.registry.PIPELINES`.
+    `Pipeline.from_pretrained` returns an instance of the subclass that matches the folder: a `LabelPipeline`, a
+    `TextToImagePipeline` or a `TrajectoryPipeline`::
+
+        pipe = fastdiff.Pipeline.from_pretrained("emoji-sd")
+        pipe("a cat", seed=7).images[0].save("cat.png")
+
+    A new kind of pipeline is a subclass with `_of_card` and `stream`, named by a row of
+    `checkpoints.registry.PIPELINES`.
     """
 
-    kinds: ClassVar[dict[str, type["Pipeline"]]] = {}  # the subclasses by name, once their modules are imported
+    kinds: ClassVar[dict[str, type["Pipeline"]]] = {}  # name -> subclass; filled when the subclass's module is imported
 
     def __init_subclass__(cls) -> None:
         Pipeline.kinds[cls.__name__] = cls
@@ -75,26 +81,30 @@ class Pipeline(Parts, ABC):
         precision: Precision = PRECISION,
         **hub_options: Any,
     ) -> AnyPipeline:
-        """A bundled name, a pipeline folder that diffusers saved, or a hub id; of the class that draws that folder.
+        """Load a pipeline. The class of the returned pipeline depends on the folder.
 
         Args:
-            device: auto takes a GPU where there is one.
-            dtype: auto is float32 on the CPU and bfloat16 on a GPU.
-            scheduler: a name such as ddim, ddpm, euler or euler-a (an unknown one is told all), made from the folder's
-                scheduler config. Default: what the folder says.
-            variant: of the weights' files, such as fp16.
-            offload: each part waits in the host's memory and is on the GPU only while it works. Same pictures, less
-                memory there, more time.
-            precision: int8 keeps the weights of the denoiser and of text encoders in 8 bits: half the memory of 16, and
-                an error, which `fastdiff verify MODEL --precision int8` measures. fp8 does too, and multiplies in 8
-                bits, on a GPU of sm_89 or later.
-            hub_options: `revision`, `token`, `local_files_only`.
+            name_or_path: the name of a bundled model, a pipeline folder that diffusers saved, or a Hugging Face Hub id.
+            device: `"auto"` uses a GPU if there is one, else the CPU.
+            dtype: `"auto"` is float32 on the CPU and bfloat16 on a GPU.
+            scheduler: a name such as `"ddim"`, `"ddpm"`, `"euler"` or `"euler-a"`. The scheduler is made from the
+                folder's scheduler config. The error for an unknown name lists all names. Default: the scheduler that
+                the folder names.
+            variant: the variant of the weight files, such as `"fp16"`.
+            offload: keep each part in host memory, and move it to the GPU only while it runs. The pictures are the
+                same; a run needs less GPU memory and more time.
+            precision: `"int8"` stores the weights of the denoiser and of the text encoders in 8 bits. They need half
+                the memory of 16-bit weights and cause an error, which `fastdiff verify MODEL --precision int8`
+                measures. `"fp8"` also multiplies in 8 bits, and needs a GPU of sm_89 or later.
+            hub_options: `revision`, `token` and `local_files_only`.
 
-        Raises InputError for whatever cannot be loaded, and for a folder that a class other than this one draws;
-        NonFiniteError for NaN in the weights; OutOfMemoryError, which is Python's MemoryError and torch's
-        OutOfMemoryError, and DeviceLostError where the GPU fails.
+        Raises:
+            InputError: the model cannot be loaded, or the folder needs another class than this one.
+            NonFiniteError: the weights contain NaN.
+            OutOfMemoryError: the weights do not fit. It is a MemoryError and a torch.OutOfMemoryError.
+            DeviceLostError: the GPU fails.
         """
-        load = Load.of(  # before anything is downloaded for it
+        load = Load.of(  # checks the arguments before anything is downloaded
             device=device, dtype=dtype, variant=variant, precision=precision, offload=offload, scheduler=scheduler
         )
         folder = hub.resolve(name_or_path, variant=variant, **hub_options)
@@ -108,10 +118,10 @@ class Pipeline(Parts, ABC):
 
     @classmethod
     def from_card(cls: type[AnyPipeline], card: ModelCard, load: Load) -> AnyPipeline:
-        """The pipeline of a model folder that was found and whose configs were read. Raises as `from_pretrained`."""
+        """Load the pipeline of a `ModelCard`: a folder whose configs are already read. Raises as `from_pretrained`."""
         kind = Pipeline.kinds[card.drawn_by]
         if not issubclass(kind, cls):
-            raise InputError(f"{card.name}: a {kind.__name__} draws it; load it with Pipeline.from_pretrained")
+            raise InputError(f"{card.name}: it needs a {kind.__name__}; load it with Pipeline.from_pretrained")
         with naming_lost_device():
             models = or_explain(
                 partial(load_models, card, load),
@@ -126,41 +136,51 @@ class Pipeline(Parts, ABC):
     def _of_card(
         cls: type[AnyPipeline], card: ModelCard, models: Mapping[str, Any], scheduler: Scheduler
     ) -> AnyPipeline:
-        """The pipeline of a folder's models, which go by the names of their parts: unet, vae, text_encoder ..."""
+        """Return the pipeline of a folder. `models`: part name (unet, vae, text_encoder ...) -> model."""
 
     @abstractmethod
     def stream(self, **options: Any) -> Iterator[Step]:
-        """Draw pictures and yield a Step after each step; the last one has what is finished.
+        """Draw pictures and yield a `Step` after each step. The last step has the finished pictures.
 
-        Every kind of pipeline takes these arguments. Each adds its own, and says which pictures there are.
+        Every kind of pipeline takes these arguments and adds its own. The defaults of sampling come from
+        `requests.defaults`.
+
+        If memory runs out, a run with seeds continues with half as many pictures at a time; the pictures keep the same
+        bits (see `Step.at_once`). A run with a generator raises the error instead.
 
         Args:
-            num_inference_steps: default: the model's own, else 50, and all training steps for DDPM; this and all other
-                defaults come from `requests.defaults`. A few samplers call the model more often.
+            num_inference_steps: default: the model's own number; else 50, or all training steps for DDPM. A few
+                samplers call the model more often.
             guidance_scale: 1 is unguided. Default: the model's own, else that of diffusers' pipeline, else 1.
-            eta, use_clipped_model_output: of DDIM. Default: the model's own, else 0 and False.
+            eta: of DDIM. Default: the model's own, else 0.
+            use_clipped_model_output: of DDIM. Default: the model's own, else False.
             seed: 0 to 2^32 - 1, or a list of seeds.
-            batch_size: the number of pictures, each with a seed of its own.
-            height, width: pixels. Default: the model's sample_size.
-            generator: torch draws all noise, in the order diffusers' pipelines draw, instead of `seed`; or a list with
-                one for each picture.
-            latents: (N, C, H, W) or (N, C, L), the starting noise, of the size that the denoiser works at.
-            output_type: pil, np or pt. Default: the first.
-            wait: for the GPU, whose queue has a few steps then, and for the pictures of the last one. If not, all steps
-                are queued at once, and `Step.images` waits.
+            batch_size: the number of pictures. Each has its own seed.
+            height: in pixels. Default: the model's sample_size.
+            width: in pixels. Default: the model's sample_size.
+            generator: a torch generator that draws all noise instead of `seed`, in the order of diffusers' pipelines;
+                or a list with one generator for each picture.
+            latents: the starting noise, (N, C, H, W) or (N, C, L), at the resolution of the denoiser.
+            output_type: `"pil"` (the default), `"np"` or `"pt"`.
+            wait: keep only a few steps in the GPU's queue, and wait for the pictures of the last step. With False, all
+                steps are queued at once, and `Step.images` waits.
 
-        Where memory runs out, pictures that have seeds go on half as many at a time, with the same bits: see
-        `Step.at_once`. Pictures of a generator end with the error.
-
-        Raises InputError naming what cannot be drawn, at once; NonFiniteError naming the step whose output is NaN or
-        infinite; OutOfMemoryError, which is Python's MemoryError and torch's OutOfMemoryError, where not even one
-        picture fits; DeviceLostError where the GPU fails.
+        Raises:
+            InputError: an argument is wrong. The message names it, and the error is raised before the first step.
+            NonFiniteError: the output of a step is NaN or infinite. The message names the step.
+            OutOfMemoryError: not even one picture fits in memory, or a run with a generator does not fit. It is a
+                MemoryError and a torch.OutOfMemoryError.
+            DeviceLostError: the GPU fails.
         """
 
     def __call__(self, *, return_dict: bool = True, **options: Any) -> Any:
-        """Draw pictures. Takes the options of `stream`, and returns what it ends with: a named tuple or a plain one.
+        """Draw pictures and return the output. Takes the arguments of `stream`.
 
-        Where memory runs out it computes fewer of them at a time, and logs a warning.
+        If memory runs out, fewer pictures are computed at a time, and a warning is logged.
+
+        Args:
+            return_dict: True returns a named tuple (`PipelineOutput`, or `TrajectoryOutput` for trajectories). False
+                returns a plain tuple.
         """
         checked("return_dict", return_dict, bool)
         warned = False
@@ -172,9 +192,10 @@ class Pipeline(Parts, ABC):
         return output if return_dict else tuple(output)
 
     def _begin(self, options: DrawingOptions, subjects: Subjects, **counts: int | None) -> Drawing:
-        """Return the pictures of a call: every argument checked, every default filled in, and no noise drawn yet.
+        """Return the `Drawing` of a call. Every argument is checked and every default is set; no noise is drawn yet.
 
-        counts: the number of pictures that each further argument gives. Raises InputError naming what cannot be drawn.
+        counts: argument name -> the number of pictures that the argument asks for. Raises InputError, which names the
+        wrong argument.
         """
         output_type = self._output_type(options.output_type)
         check_generators(options.generator, self.device)
@@ -189,7 +210,7 @@ class Pipeline(Parts, ABC):
         return Drawing(chosen, shape, sampling, schedule, noise, options.latents, portions, output_type, options.wait)
 
     def _complete(self, options: DrawingOptions) -> Sampling:
-        """Return the options of sampling with every choice made."""
+        """Return the sampling options with every default set."""
         asked = SamplingOptions(
             self.scheduler_name,
             options.num_inference_steps,
@@ -201,7 +222,7 @@ class Pipeline(Parts, ABC):
         return complete_sampling(asked, facts, LIBRARY, labelled=self.denoiser.config.label_table is not None)
 
     def _conditions(self, drawing: Drawing) -> Conditions:
-        """Return the conditions of pictures whose subjects are labels, or None for a picture that has none.
+        """Return the conditions of the pictures of `drawing`, whose subjects are labels or None.
 
         Raises InputError for labels that the model does not have, and for guidance without a null label.
         """
@@ -209,13 +230,13 @@ class Pipeline(Parts, ABC):
         return choose_conditions(drawing.subjects, drawing.seeds, scale, config, self.info, self.device)
 
     def _shape(self, options: DrawingOptions) -> tuple[int, int, int]:
-        """Return (C, H, W) of what the denoiser draws."""
+        """Return the shape (C, H, W) of the denoiser's output."""
         return picture_shape(self.denoiser.config, self.scale, options.height, options.width, options.latents)
 
     def _run(self, drawing: Drawing, steps: Iterator[tuple[Tensor, Tensor]]) -> Iterator[Step]:
-        """Yield a Step for each of the loop's; the last one has the pictures.
+        """Yield a `Step` for each step of the loop. The last one has the pictures.
 
-        If it should wait, the pictures are there, and a GPU has only a few steps in its queue.
+        With `drawing.wait` the GPU's queue holds only a few steps, and the pictures of the last step are finished.
         """
         schedule, portions = drawing.schedule, drawing.portions
         extremes = Extremes(schedule, self.device)
@@ -226,7 +247,7 @@ class Pipeline(Parts, ABC):
                 extremes.note(i, x)
                 finish = None
                 if i == len(schedule) - 1:
-                    steps.close()  # the denoiser has done its work, and may make room for the VAE
+                    steps.close()  # the denoiser is finished, and offloading may free its memory for the VAE
                     finish = self._begin_decoding(portions, extremes, x, drawing.output_type)
                 timestep = schedule.timesteps[i].item()
                 step = Step(i, len(schedule), timestep, x, x0, portions.size, finish, decoder, self._small)
@@ -236,16 +257,16 @@ class Pipeline(Parts, ABC):
                 yield step
 
     def _denoising(self, steps: Iterator[tuple[Tensor, Tensor]]) -> Generator[tuple[Tensor, Tensor]]:
-        """Yield the steps of the loop, the denoiser being where it works."""
+        """Yield the steps of the loop while the denoiser is on its device."""
         with self._working(self.denoiser):
             yield from steps
 
     def _decode(self, portions: Portions, extremes: Extremes, x: Tensor, output_type: str) -> Any:
-        """`decode` during a run: as many pictures at a time as fit, and an error names the step."""
+        """`decode` during a run: decodes as many pictures at a time as fit, and an error names the step."""
         return self._begin_decoding(portions, extremes, x, output_type)()
 
     def _begin_decoding(self, portions: Portions, extremes: Extremes, x: Tensor, output_type: str) -> Callable[[], Any]:
-        """Begin `_decode`; the function that is returned waits for the GPU."""
+        """Start `_decode`. Return a function that waits for the GPU and returns the pictures."""
         with naming_lost_device():
             ends = portions.map(lambda part: self._begin_decode(x[part], output_type), len(x))
 
@@ -265,14 +286,17 @@ class Pipeline(Parts, ABC):
         halves = (1, 2) if schedule.options.variance == "fixed" else (2,)
         if channels[1] not in [half * channels[0] for half in halves]:
             raise InputError(
-                f"the model has {channels[0]} input and {channels[1]} output channels, which does not fit the "
+                f"the model has {channels[0]} input and {channels[1]} output channels, which does not match the "
                 f"scheduler's {schedule.options.variance} variance; correct variance_type in its config"
             )
         return schedule.to(self.device)
 
 
 def load_pipeline(card: ModelCard, request: Request, device: str, *, offload: bool = False) -> Pipeline:
-    """The pipeline that draws a folder, with the scheduler that a request asks for. Raises as `Pipeline.from_card`."""
+    """Load the pipeline of a model folder as a request asks: its scheduler, dtype, variant and precision.
+
+    Raises as `Pipeline.from_card`.
+    """
     load = Load.of(
         device=device,
         dtype=request.dtype,

@@ -1,4 +1,4 @@
-"""A user's function after each step, called as diffusers calls `callback_on_step_end`."""
+"""Run a user's `callback_on_step_end` after each step, as diffusers does."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,16 +18,17 @@ from fastdiff.schema import checked
 Callback = Callable[[Any, int, Tensor, dict[str, Any]], Mapping[str, Any]]
 
 PROMPT_TENSORS = ("prompt_embeds", "add_text_embeds", "add_time_ids")
-TENSORS = ("latents", *PROMPT_TENSORS)  # that a callback is given by name and may give back
+TENSORS = ("latents", *PROMPT_TENSORS)  # tensors that a callback may read and return
 
 
 def check_callback(callback: Any, names: Any, *, of_sdxl: bool) -> tuple[str, ...]:
-    """Return the names of the tensors for a callback: `names`, or its own `tensor_inputs`, as diffusers' have.
+    """Return the names of the tensors that a callback reads: its `tensor_inputs` if it has them, else `names`.
 
-    Raises InputError for others, and for no function.
+    The callbacks of diffusers.callbacks have `tensor_inputs`. Raises InputError for an unknown name, or if the callback
+    is not callable.
     """
     if callback is not None and not callable(callback):
-        raise InputError(f"callback_on_step_end: {shown(callback)} is no function; give one, or leave it out")
+        raise InputError(f"callback_on_step_end: {shown(callback)} is not callable; give a function, or leave it out")
     names = getattr(callback, "tensor_inputs", names)
     known = TENSORS if of_sdxl else TENSORS[:2]
     is_list = isinstance(names, Sequence) and not isinstance(names, str)
@@ -40,13 +41,13 @@ def check_callback(callback: Any, names: Any, *, of_sdxl: bool) -> tuple[str, ..
 
 
 class RunningPipeline:
-    """A pipeline as its callback is given it: with all that it has, and what diffusers' have while they draw."""
+    """The pipeline as a callback sees it: its own attributes, and those that diffusers' pipelines have during a run."""
 
     def __init__(self, pipe: Any, num_timesteps: int, guidance_scale: float):
-        """num_timesteps: calls of the model, which may be more than num_inference_steps."""
+        """num_timesteps: the number of model calls, which may exceed num_inference_steps."""
         self._pipe = pipe
         self.num_timesteps = num_timesteps
-        self._guidance_scale = guidance_scale  # callbacks set it, as those of diffusers do
+        self._guidance_scale = guidance_scale  # callbacks may set it, as in diffusers
         self._interrupt = False
 
     @property
@@ -66,11 +67,11 @@ class RunningPipeline:
 
 
 class StepCallback:
-    """The function of a run, and the conditions as it has left them: an entry for each half of each picture.
+    """The callback of a run, and the conditions that its last call left.
 
-    Of the halves of a guided batch what guidance leads away from comes first, as in diffusers. Tensors may be edited in
-    place or given back, and `pipe._guidance_scale` may be set. Guidance ends where that is at most 1, or where the
-    prompts' half alone is given back.
+    A guided batch has two entries for each picture. The unconditional half comes first, as in diffusers. The callback
+    may edit tensors in place, return new ones, and set `pipe._guidance_scale`. Guidance ends when the callback sets the
+    scale to 1 or less, or returns the conditional half alone.
     """
 
     def __init__(
@@ -80,9 +81,9 @@ class StepCallback:
         self._conditions = _of_each(conditions)
 
     def __call__(self, step: int, x: Tensor) -> tuple[Tensor, Conditions | None]:
-        """Return x (N, H, W, C) and the conditions after the callback; None where it had no hold of them.
+        """Call the callback. Return x (N, H, W, C), and the conditions, or None if they are unchanged.
 
-        InputError for a return that no step can go on from.
+        Raises InputError if the next step cannot use what the callback returned.
         """
         own = {"latents": x.permute(0, 3, 1, 2)} | self._of_prompts()
         given = {name: own[name] for name in self._names}
@@ -90,7 +91,7 @@ class StepCallback:
         if not isinstance(returned, Mapping):
             raise InputError(f"callback_on_step_end: it returned {shown(returned)}; return a dictionary of tensors")
         if self._pipe._interrupt:
-            raise InputError("callback_on_step_end: _interrupt is not supported; draw with stream, and leave its loop")
+            raise InputError("callback_on_step_end: _interrupt is not supported; use stream, and break out of its loop")
         given |= {name: self._checked(name, value, own[name]) for name, value in returned.items() if name in own}
         if "latents" in given:
             x = given.pop("latents").to(x).permute(0, 2, 3, 1).contiguous()
@@ -101,21 +102,21 @@ class StepCallback:
 
     def _of_prompts(self) -> dict[str, Tensor]:
         prompt = self._conditions.prompt
-        assert prompt is not None  # of a model that reads a text
+        assert prompt is not None  # only text-to-image pipelines take a callback
         return dict(zip(PROMPT_TENSORS, (prompt.text, *prompt.added), strict=False))
 
     def _checked(self, name: str, value: Any, own: Tensor) -> Tensor:
-        """Return a tensor that was given back. InputError for one that cannot take the place of `own`."""
+        """Return a tensor that the callback returned. Raises InputError if it cannot replace `own`."""
         tensor(f"callback_on_step_end: {name}", value, REAL)
         counts = {len(own), len(self._conditions.of_pictures)}
         if value.shape[1:] != own.shape[1:] or len(value) not in counts:
             raise InputError(
-                f"callback_on_step_end: {name} came back of shape {tuple(value.shape)}; it was {tuple(own.shape)}"
+                f"callback_on_step_end: {name} has shape {tuple(value.shape)}; return it with shape {tuple(own.shape)}"
             )
         return value.to(own)
 
     def _set_guidance(self, *, ends: bool) -> None:
-        """Follow the scale that the callback has left on the pipeline."""
+        """Apply the guidance scale that the callback left on the pipeline, or end guidance."""
         conditions = self._conditions
         if conditions.guidance is None:
             return
@@ -126,7 +127,7 @@ class StepCallback:
             self._conditions = replace(conditions, guidance=replace(conditions.guidance, scale=scale))
 
     def _set_prompts(self, given: Mapping[str, Tensor]) -> None:
-        """Put these tensors in the place of their own, of the prompts' half alone where guidance has ended."""
+        """Replace the prompt's tensors by those in `given`. If guidance has ended, keep the conditional half alone."""
         if not given:
             return
         own, prompt = self._of_prompts(), self._conditions.prompt
@@ -136,7 +137,7 @@ class StepCallback:
 
 
 def _of_each(conditions: Conditions) -> Conditions:
-    """Return the same conditions with an entry for each half of each picture, which other pictures do not share."""
+    """Return the conditions with separate entries for each picture, one for each half, so that pictures share none."""
     halves = [conditions.of_pictures]
     if conditions.guidance is not None:
         halves.insert(0, conditions.guidance.null_conditions)

@@ -1,4 +1,4 @@
-"""Drawing: the pictures of one call, from its arguments to the states of the denoising loop."""
+"""Drawing: one call of a pipeline, from its arguments to the steps of the denoising loop."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from fastdiff.samplers.shared.schedule import Schedule
 
 @dataclass(frozen=True)
 class DrawingOptions:
-    """The arguments that `stream` takes in every pipeline, as they are given; `Pipeline.stream` describes them."""
+    """The arguments that every pipeline's `stream` takes, unchecked. `Pipeline.stream` describes them."""
 
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
@@ -39,7 +39,7 @@ class DrawingOptions:
 
     @property
     def counts(self) -> dict[str, int | None]:
-        """The number of pictures that each argument speaks of; None of one that says nothing."""
+        """Argument name -> the number of pictures that it asks for, or None if it leaves the number open."""
         return {
             "batch_size": self.batch_size,
             "generator": len(self.generator) if isinstance(self.generator, list) else None,
@@ -49,17 +49,17 @@ class DrawingOptions:
 
 @dataclass(frozen=True)
 class Drawing:
-    """The pictures of a call: its arguments are checked, and every choice that they leave open is made."""
+    """The pictures of a call, with all arguments checked and all defaults set."""
 
-    subjects: Sequence[Any]  # one a picture: its label, or the index of its prompt
-    shape: tuple[int, int, int]  # (C, H, W) of what the denoiser draws
+    subjects: Sequence[Any]  # for each picture: its label, or the index of its prompt
+    shape: tuple[int, int, int]  # (C, H, W) of the denoiser's output
     sampling: Sampling
-    schedule: Schedule  # its rows on the device
+    schedule: Schedule  # its rows are on the device
     noise: Noise
-    latents: Tensor | None  # the starting noise, where the call gives it
+    latents: Tensor | None  # the starting noise, if the caller gave it
     portions: Portions
     output_type: str
-    wait: bool  # for the GPU, and for the pictures of the last step
+    wait: bool  # whether to keep only a few steps in the GPU's queue, and wait for the pictures of the last step
 
     @property
     def seeds(self) -> Sequence[int]:
@@ -67,7 +67,7 @@ class Drawing:
         return self.noise.seeds
 
     def start(self) -> Tensor:
-        """Return x_T (N, H, W, C) float32, the noise that the first step sees. Raises OutOfMemoryError."""
+        """Return x_T (N, H, W, C) float32, the input of the first step. Raises OutOfMemoryError."""
         latents = None if self.latents is None else self.latents.reshape(-1, *self.shape)
         with naming_lost_device():
             x_t = or_explain(partial(self.noise.start, latents), self.portions.problem)
@@ -81,7 +81,7 @@ class Drawing:
         known: KnownValues | None = None,
         after_step: AfterStep | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return the steps of `diffusion.loop.denoise`; the starting noise is drawn at once."""
+        """Draw the starting noise, and return an iterator over the steps of `diffusion.loop.denoise`."""
         x_t = self.start()
         with naming_lost_device():
             noise = self.noise.of_steps(self.schedule.noise_dtype)
@@ -98,7 +98,10 @@ class Drawing:
 
 
 def refuse(options: dict[str, Any], reasons: Mapping[str, str]) -> None:
-    """Take arguments of other pipelines out of `options`. Raises InputError for one that asks for something."""
+    """Remove arguments of other pipelines from `options`. Raises InputError if one is neither None nor False.
+
+    reasons: argument name -> why it is refused.
+    """
     for name, reason in reasons.items():
         value = options.pop(name, None)
         if value is not None and value is not False:

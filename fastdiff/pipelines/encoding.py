@@ -1,4 +1,4 @@
-"""TextEncoders: prompts to what a U-Net reads of them, as diffusers' `encode_prompt` does. One prompt at a time."""
+"""TextEncoders: encode prompts as diffusers' `encode_prompt` does, one prompt at a time."""
 
 import logging
 from collections import OrderedDict
@@ -19,19 +19,19 @@ _log = logging.getLogger(__name__)
 
 
 class Encoded(NamedTuple):
-    """A text as a U-Net reads it."""
+    """An encoded prompt: the input of a U-Net's cross attention."""
 
     text: Tensor  # (L, text_width)
-    pooled: Tensor | None = None  # (width,), of SDXL
+    pooled: Tensor | None = None  # (width,), for SDXL
 
 
 class TextEncoders:
-    """The text encoders of a pipeline, each with its tokenizer: one of Stable Diffusion 1 and 2, two of SDXL."""
+    """The text encoders of a pipeline and their tokenizers. Stable Diffusion 1 and 2 have one encoder, SDXL has two."""
 
     def __init__(
         self, models: Sequence[CLIPTextModel], tokenizers: Sequence[CLIPTokenizer], config: UNet2DConditionConfig
     ):
-        """`config` is that of the U-Net. InputError where they do not fit it, or one another."""
+        """`config`: the U-Net's. Raises InputError if the encoders do not match it, or one another."""
         for model, tokenizer in zip(models, tokenizers, strict=True):
             instance("text_encoder", model, CLIPTextModel, "a CLIPTextModel of fastdiff")
             instance("tokenizer", tokenizer, CLIPTokenizer, "a CLIPTokenizer of fastdiff")
@@ -49,24 +49,24 @@ class TextEncoders:
             tokens, positions = model.config.vocab_size, model.config.max_position_embeddings
             if tokenizer.length > positions or tokenizer.size > tokens:
                 raise InputError(
-                    f"tokenizer: prompts of {tokenizer.length} out of {tokenizer.size} tokens, and its text encoder "
-                    f"knows {positions} places and {tokens} tokens; give the tokenizer that it was trained with"
+                    f"tokenizer: it makes prompts of {tokenizer.length} out of {tokenizer.size} tokens, and its text "
+                    f"encoder has {positions} positions and {tokens} tokens; give the tokenizer it was trained with"
                 )
         if len({tokenizer.length for tokenizer in self.tokenizers}) > 1:
-            raise InputError("tokenizer_2: its prompts have another length than the first's; save one of them again")
+            raise InputError("tokenizer_2: its length differs from the first tokenizer's; save one of them again")
 
     def _check_kinds(self, config: UNet2DConditionConfig) -> None:
         last = self.models[-1]
         if not self.of_sdxl:
             if len(self.models) > 1:
-                raise InputError("text_encoder_2: this U-Net is not SDXL's, and reads one text encoder; leave it out")
+                raise InputError("text_encoder_2: only an SDXL U-Net takes a second text encoder; leave it out")
             return
         if not isinstance(last, CLIPTextModelWithProjection):
-            raise InputError("text_encoder_2: this U-Net reads its text_embeds; give a CLIPTextModelWithProjection")
+            raise InputError("text_encoder_2: this U-Net needs its text_embeds; give a CLIPTextModelWithProjection")
         (pooled,) = config.prompt_shapes["text_embeds"]
         if last.config.projection_dim != pooled:
             raise InputError(
-                f"text_encoder_2: its projection has {last.config.projection_dim} channels, and the U-Net reads "
+                f"text_encoder_2: its projection has {last.config.projection_dim} channels, and the U-Net takes "
                 f"{pooled}; give the text encoders that it was trained with"
             )
 
@@ -74,16 +74,21 @@ class TextEncoders:
         widths = [model.config.hidden_size for model in self.models]
         if sum(widths) != config.text_width:
             raise InputError(
-                f"text_encoder: {' and '.join(map(str, widths))} channels of text, and the U-Net reads "
+                f"text_encoder: {' and '.join(map(str, widths))} channels of text, and the U-Net takes "
                 f"{config.text_width}; give the text encoders that it was trained with"
             )
 
     def encode(self, texts: Sequence[str], clip_skip: int = 0, name: str = "prompt") -> Encoded:
-        """Return a prompt, which each encoder is given a text of, as the U-Net reads it.
+        """Encode a prompt.
 
-        clip_skip: the last layers that are left out, beside those that the kind of pipeline leaves out itself. `name`
-        stands in the warning of an end that is cut. Raises InputError for more layers than there are, NonFiniteError
-        for NaN or infinity in what an encoder makes of it.
+        Args:
+            texts: one text for each encoder.
+            clip_skip: how many of the last layers to skip, in addition to the layers that this kind of pipeline always
+                skips.
+            name: what to call the prompt in the warning about a prompt that is cut.
+
+        Raises InputError if there are not so many layers, and NonFiniteError if an encoder's output has NaN or
+        infinity.
         """
         key = tuple(texts), clip_skip
         if key in self._remembered:
@@ -97,7 +102,7 @@ class TextEncoders:
         return encoded
 
     def remember(self, most: int) -> None:
-        """Keep what the last `most` texts were encoded to, for callers whose models stay as they are."""
+        """Cache the encodings of the `most` prompts used last. Only for callers that never change the weights."""
         self._most_remembered = most
 
     def _encode(self, texts: Sequence[str], clip_skip: int, name: str) -> Encoded:

@@ -1,4 +1,4 @@
-"""Conditions that pictures of prompts are drawn under, and what guidance leads them away from."""
+"""The conditions of a text-to-image run: the encoded prompts, and the negative prompts for guidance."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from fastdiff.models.unet2d_condition import UNet2DConditionModel
 from fastdiff.pipelines.encoding import Encoded
 from fastdiff.pipelines.prompts import Prompts
 
-Told = tuple[Encoded, Tensor | None]  # a text, and the six numbers of SDXL
+Told = tuple[Encoded, Tensor | None]  # a prompt, and the six size numbers of SDXL
 
 
 def make_conditions(
@@ -26,15 +26,16 @@ def make_conditions(
     unet: UNet2DConditionModel,
     device: torch.device,
 ) -> Conditions:
-    """Encode the prompts and return the conditions of pictures; those that are told the same share one.
+    """Encode the prompts and return the conditions of the pictures. Pictures with equal conditions share one.
 
     Args:
         of_pictures: the index of each picture's prompt.
-        scale, rescale: of the guidance, see `conditions.Guidance`; a scale up to 1 is unguided.
-        time_ids: of SDXL, what it is told beside the prompt and beside what guidance leads away from, (6,) each.
-        device: where the U-Net works.
+        scale: the guidance scale. A scale of 1 or less is unguided.
+        rescale: see `conditions.Guidance`.
+        time_ids: for SDXL, the size numbers of the conditional and of the unconditional half, (6,) each.
+        device: the U-Net's device.
 
-    Raises as `TextEncoders.encode`; InputError where the two halves have texts of two lengths.
+    Raises as `TextEncoders.encode`, and InputError if the two halves have different lengths in tokens.
     """
     ids, ids_away = time_ids or (None, None)
     encoded, is_told = prompts.encode(), unet.config.time_cond_proj_dim is not None
@@ -50,20 +51,20 @@ def make_conditions(
 
 
 def _list(told: Sequence[Told]) -> tuple[list[Told], list[int]]:
-    """Return the different ones of what pictures are told, and the place of each in that list."""
-    keys = [tuple(map(id, each)) for each in told]  # equal texts are one object
+    """Return the distinct entries of `told`, and for each entry its index among them."""
+    keys = [tuple(map(id, each)) for each in told]  # `Prompts` returns one object for equal texts
     different = dict(zip(keys, told, strict=True))
     order = list(different)
     return list(different.values()), [order.index(key) for key in keys]
 
 
 def _stack(listed: Sequence[Told], unet: UNet2DConditionModel, device: torch.device, scale: float | None) -> Prompt:
-    """Return what the U-Net is told, on `device`; `scale` is what one of LCM is told beside."""
+    """Return the U-Net's inputs for the distinct conditions, on `device`. `scale`: the guidance scale input of LCM."""
     lengths = sorted({len(encoded.text) for encoded, _ in listed})
     if len(lengths) > 1:
         raise InputError(
-            f"prompt_embeds, negative_prompt_embeds: texts of {lengths[0]} and of {lengths[1]} tokens; "
-            "give both of one length"
+            f"prompt_embeds, negative_prompt_embeds: they have {lengths[0]} and {lengths[1]} tokens; "
+            "give both the same length"
         )
     text = torch.stack([encoded.text.to(device, unet.dtype) for encoded, _ in listed])
     added = [
@@ -76,7 +77,7 @@ def _stack(listed: Sequence[Told], unet: UNet2DConditionModel, device: torch.dev
 
 
 def _embedded_scale(scale: float, unet: UNet2DConditionModel) -> Tensor:
-    """Return the embedding (1, width) of a guidance scale, as LCM's get_guidance_scale_embedding in diffusers."""
+    """Return the embedding (1, width) of a guidance scale, as diffusers' get_guidance_scale_embedding for LCM."""
     width = unet.config.time_cond_proj_dim
     assert width is not None
     waves = Timesteps(width, flip_sin_to_cos=False, freq_shift=1)

@@ -1,4 +1,4 @@
-"""LabelPipeline: seeds and labels in, pictures out.
+"""LabelPipeline: draws pictures from seeds and class labels.
 
 Seeds and labels -> noise, schedule and conditions -> the denoising loop -> pictures.
 """
@@ -29,10 +29,10 @@ NOT_HERE = {  # arguments of other pipelines, and why they are refused
 
 
 class LabelPipeline(Pipeline):
-    """A denoiser, its scheduler and its labels: draws as diffusers' DDPMPipeline, DDIMPipeline and DiTPipeline do.
+    """Unconditional and class-conditional pictures, as diffusers' DDPMPipeline, DDIMPipeline and DiTPipeline draw them.
 
-    Beyond what they do it guides class-conditional models that have a null label. The picture of a seed has the same
-    bits alone and at any place of any batch; a `generator` draws as diffusers does.
+    It also guides any class-conditional model that has a null label. A seed gives the same bits whatever the batch
+    size, and wherever in the batch it is. A `generator` gives the noise that diffusers draws with it.
     """
 
     def __init__(
@@ -43,15 +43,23 @@ class LabelPipeline(Pipeline):
         name: str = "model",
         vae: AutoencoderKL | None = None,
     ):
-        """`vae`: an AutoencoderKL, for a denoiser of latents. InputError where the models do not fit together."""
+        """Make a pipeline of loaded parts.
+
+        Args:
+            denoiser: a model of fastdiff, such as `fastdiff.UNet2DModel`.
+            scheduler: a scheduler of fastdiff or of diffusers.
+            info: the labels and the defaults of the model, as in its fastdiff.json.
+            name: the model's name.
+            vae: an AutoencoderKL of fastdiff, if the denoiser works on latents.
+
+        Raises InputError if the models do not match.
+        """
         super().__init__(denoiser, scheduler, info, name, vae)
         if denoiser.config.prompt_shapes:
-            raise InputError(
-                f"denoiser: a {type(denoiser).__name__} draws from prompts; make a TextToImagePipeline of it"
-            )
+            raise InputError(f"denoiser: a {type(denoiser).__name__} takes prompts; use it in a TextToImagePipeline")
         if denoiser.config.of_trajectories:
             raise InputError(
-                f"denoiser: a {type(denoiser).__name__} plans trajectories; make a TrajectoryPipeline of it"
+                f"denoiser: a {type(denoiser).__name__} plans trajectories; use it in a TrajectoryPipeline"
             )
 
     @classmethod
@@ -65,16 +73,20 @@ class LabelPipeline(Pipeline):
         num_images: int = LIBRARY.pictures,
         **options: Any,
     ) -> Iterator[Step]:
-        """Draw pictures and yield a Step after each step; the last one has the finished `images`.
+        """Draw pictures and yield a `Step` after each step. The last step has the finished `images`.
 
-        The pictures are labels x seeds, in that order. With `batch_size` (or a tensor of labels, a list of generators,
-        or latents) they are that many, each with a seed and a label of its own.
+        By default each label is drawn with each seed: `class_labels=[3, 7], num_images=2` draws label 3 with seeds 0
+        and 1, then label 7 with seeds 0 and 1. `batch_size`, a tensor of labels, a list of generators or latents set
+        the number of pictures instead, and then each picture has its own seed: with `batch_size=4` the same call draws
+        label 3 with seeds 0 and 1, then label 7 with seeds 2 and 3. Then there may be one label, one for each picture,
+        or one for each `num_images` pictures.
 
         Args:
-            class_labels: names, indices, None for the null label; or a tensor with a row for each picture. The labels
-                of a group take turns: the picture of seed s has the group's label s % len(group).
-            num_images: pictures per label; picture i has seed + i. A list of seeds takes its place.
-            options: those that every pipeline has, see `Pipeline.stream`.
+            class_labels: a label or a list of labels: a name, an index, or None for the null label; or a tensor with
+                one row for each picture. The name of a group stands for all its labels in turn: seed s draws label
+                `s % len(group)` of the group.
+            num_images: pictures for each label. Picture i has seed `seed + i`. A list of seeds replaces it.
+            options: the arguments of `Pipeline.stream`.
 
         Raises as `Pipeline.stream`.
         """

@@ -1,4 +1,4 @@
-"""Parts, what a pipeline is made of: its models, where they work, and what they decode."""
+"""Parts: the models and the scheduler of a pipeline, their device, offloading and decoding."""
 
 import copy
 from collections.abc import Callable
@@ -26,13 +26,13 @@ from fastdiff.schema import checked
 
 AnyParts = TypeVar("AnyParts", bound="Parts")
 
-PREVIEW_SIDE = 32  # previews average larger latents down to about this side, so that decoding costs little
+PREVIEW_SIDE = 32  # a preview averages larger latents down to about this side, so that it decodes quickly
 
 
 class Parts:
-    """A denoiser, its scheduler, and a VAE where the denoiser makes latents; a subclass may have more."""
+    """A denoiser, its scheduler, and a VAE if the denoiser works on latents. A subclass may have more parts."""
 
-    reads_text: ClassVar[bool] = False  # whether it draws from prompts
+    reads_text: ClassVar[bool] = False  # whether the pipeline takes prompts
 
     def __init__(
         self, denoiser: Denoiser, scheduler: Any, info: ModelInfo | None, name: str, vae: AutoencoderKL | None
@@ -43,66 +43,70 @@ class Parts:
         optional(instance, "vae", vae, AutoencoderKL, "an AutoencoderKL of fastdiff")
         if vae is not None and vae.config.latent_channels != denoiser.config.in_channels:
             raise InputError(
-                f"vae: it decodes {vae.config.latent_channels} channels and the model denoises "
+                f"vae: it decodes {vae.config.latent_channels} channels, and the model denoises "
                 f"{denoiser.config.in_channels}; give the VAE that the model was trained with"
             )
         self.denoiser, self.name, self.vae = denoiser, name, vae
         self.info = info or ModelInfo(null_label=denoiser.config.null_label)
         self.scheduler = scheduler
-        self._gpu: torch.device | None = None  # where the models work, if they do not stay there
+        self._gpu: torch.device | None = None  # the GPU that the models run on, if the pipeline is offloaded
 
     @property
     def scheduler(self) -> Scheduler:
+        """The scheduler. It can be set to one of fastdiff, or to one of diffusers, whose class and config are used."""
         return self._scheduler
 
     @scheduler.setter
     def scheduler(self, scheduler: Any) -> None:
-        """One of ours, or diffusers' class of the same name, whose config is taken over."""
         self._scheduler = scheduler if isinstance(scheduler, Scheduler) else scheduler_like(scheduler)
 
     def with_scheduler(self: AnyParts, scheduler: Any) -> AnyParts:
-        """Return a pipeline of the same models with a scheduler of its own."""
+        """Return a pipeline with the same models and another scheduler, of fastdiff or of diffusers."""
         other = copy.copy(self)
         other.scheduler = scheduler
         return other
 
     @property
     def scheduler_name(self) -> str:
-        """The scheduler's name in requests: ddim, ddpm, euler-karras."""
+        """The scheduler's name in requests, such as ddim, ddpm or euler-karras."""
         return name_of(self.scheduler)
 
     @property
     def device(self) -> torch.device:
-        """Where the models work."""
+        """The device that the models run on. An offloaded pipeline returns its GPU."""
         return self._gpu or self.denoiser.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the denoiser."""
         return self.denoiser.dtype
 
     @property
     def models(self) -> tuple[Model, ...]:
-        """The parts with weights."""
+        """The models: the parts that have weights."""
         return (self.denoiser, *(() if self.vae is None else (self.vae,)))
 
     def to(self: AnyParts, *args: Any, **kwargs: Any) -> AnyParts:
-        """Move the models to a device or dtype, as torch's Module.to does. InputError where they cannot go there."""
+        """Move the models to a device or dtype, as `torch.nn.Module.to` does, and return the pipeline itself.
+
+        Raises InputError if the models cannot be moved there, or if the pipeline is offloaded.
+        """
         check_move(*args, **kwargs)
         if self._gpu is not None:
-            raise InputError("to: an offloaded pipeline moves its parts itself; load it without offload to move it")
+            raise InputError("to: an offloaded pipeline moves its own parts; load it without offload to move it")
         for model in self.models:
             model.to(*args, **kwargs)
         return self
 
     def offloaded_from(self: AnyParts, gpu: torch.device) -> AnyParts:
-        """Let the models, which are on the CPU, be on this GPU only while they work. Returns the pipeline itself."""
+        """Keep the models, which are on the CPU, there, and move each to `gpu` only while it runs. Return `self`."""
         for model in self.models:
             rest_on_host(model)
         self._gpu = gpu
         return self
 
     def _working(self, *models: Model | None) -> AbstractContextManager[None]:
-        """Have models where they work during a block; nothing is done for those that stay there."""
+        """Return a context in which the models are on the GPU. It does nothing if the pipeline is not offloaded."""
         if self._gpu is None:
             return nullcontext()
         return on_gpu({model: model.release_graphs for model in models if model is not None}, self._gpu)
@@ -113,33 +117,33 @@ class Parts:
 
     @property
     def scale(self) -> int:
-        """Pixels of a picture for one of the denoiser's, in height and in width."""
+        """The number of pixels, in height and in width, for each position of the denoiser's input."""
         return 1 if self.vae is None else self.vae.config.scale
 
     def decode(self, x: Tensor, output_type: str) -> Any:
-        """Return what the denoiser ends with, (N, H, W, C) float32, as pictures; see `decoding.decode`.
+        """Decode the denoiser's result, (N, H, W, C) float32, to pictures, as `decoding.decode` does.
 
-        InputError where `x` is no such.
+        Raises InputError for an `x` of another shape or dtype.
         """
         return self._begin_decode(check_state(x, self.denoiser.config), self._output_type(output_type))()
 
     def _begin_decode(self, x: Tensor, output_type: str) -> Callable[[], Any]:
-        """Begin `decode` of what was checked; the function that is returned waits for the GPU."""
+        """Start to decode `x`, which is checked. Return a function that waits for the GPU and returns the pictures."""
         with self._working(self.vae):
             return begin_decode(x, output_type, self.vae)
 
     def _small(self, x0: Tensor) -> Tensor:
-        """Return x0 (N, H, W, C) for a preview: large latents averaged, as decoding those takes longer than a step."""
+        """Return x0 (N, H, W, C) for a preview. Average large latents, which take longer to decode than a step."""
         factor = 1 if self.vae is None else max(1, min(x0.shape[1:3]) // PREVIEW_SIDE)
         return x0 if factor == 1 else F.avg_pool2d(x0.permute(0, 3, 1, 2), factor).permute(0, 2, 3, 1)
 
     def _output_type(self, output_type: Any) -> str:
-        """Return one that it has; for None the first. Raises InputError for any other."""
+        """Return the checked output type; None is "pil". Raises InputError for a type that the pipeline lacks."""
         output_type = checked("output_type", "pil" if output_type is None else output_type, OutputType)
         check_channels(self._channels, output_type)
         return output_type
 
     @property
     def _channels(self) -> int:
-        """The number of channels of a picture."""
+        """The number of channels in a picture."""
         return self.denoiser.config.sample_channels if self.vae is None else self.vae.config.out_channels

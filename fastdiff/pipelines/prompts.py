@@ -1,6 +1,6 @@
-"""Prompts of a call, as texts or as embeddings: checked, then encoded.
+"""The prompts of a call, given as texts or as embeddings: check them, then encode them.
 
-The arguments have the names of diffusers' StableDiffusionPipeline and StableDiffusionXLPipeline.
+The arguments have the names that diffusers' StableDiffusionPipeline and StableDiffusionXLPipeline use.
 """
 
 import functools
@@ -28,7 +28,7 @@ _Texts = Annotated[
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """The arguments of a call that say what its pictures show, and what they do not."""
+    """The prompt arguments of a call, as in diffusers."""
 
     prompt: Texts = None
     prompt_2: Texts = None
@@ -42,20 +42,24 @@ class PromptOptions:
 
 
 class Prompts:
-    """The prompts of a call, `count` of them, and what guidance leads away from."""
+    """The prompts and negative prompts of a call. `count` is the number of prompts."""
 
     def __init__(
         self, options: PromptOptions, encoders: TextEncoders, config: UNet2DConditionConfig, *, zeros_for_none: bool
     ):
-        """config: of the U-Net. zeros_for_none: guidance without a negative prompt leads away from zeros, as SDXL's.
+        """Check the arguments. Nothing is encoded yet.
 
-        InputError for arguments that do not go together or do not fit the models. Nothing is encoded yet.
+        Args:
+            config: the U-Net's.
+            zeros_for_none: without a negative prompt, the unconditional embeddings are zeros, as for SDXL.
+
+        Raises InputError for arguments that do not match one another or the models.
         """
         self._encoders, self._config, self._zeros_for_none = encoders, config, zeros_for_none
         self._embeds = self._given(options, "prompt")
         self._negative_embeds = self._given(options, "negative_prompt")
         if self._embeds is None and options.prompt is None:
-            raise InputError("prompt: this model draws from a text; give a prompt, or prompt_embeds")
+            raise InputError("prompt: this model needs a prompt; give prompt or prompt_embeds")
         self._texts = _texts("prompt", options.prompt, None)
         self.count = len(self._texts) if self._embeds is None else len(self._embeds)
         self._second = self._second_texts("prompt_2", options.prompt_2)
@@ -65,20 +69,20 @@ class Prompts:
         self._check_counts()
 
     def encode(self) -> list[Encoded]:
-        """Return each prompt as the U-Net reads it; equal texts are one and the same object."""
+        """Return the encoded prompts. Equal texts share one object."""
         if self._embeds is not None:
             return self._embeds
         second = self._second or self._texts
         return [self._encode(pair, self._clip_skip, "prompt") for pair in zip(self._texts, second, strict=True)]
 
     def encode_negative(self, prompts: Sequence[Encoded]) -> list[Encoded]:
-        """Return what guidance leads away from, for each of the encoded `prompts`; clip_skip does not bear on it."""
+        """Return the unconditional embeddings for each of the encoded `prompts`. clip_skip does not apply to them."""
         if self._negative_embeds is not None:
             return self._negative_embeds
         if not self._negative and self._zeros_for_none:
             return _zeros_like(prompts)
         if not self._encoders.models:
-            raise InputError("negative_prompt_embeds: there is no text encoder, so guidance needs them; give them")
+            raise InputError("negative_prompt_embeds: guidance needs them, as there is no text encoder; give them")
         negative = self._negative or [""] * self.count
         pairs = zip(negative, self._second_negative or negative, strict=True)
         return [self._encode(pair, 0, "negative prompt") for pair in pairs]
@@ -94,18 +98,18 @@ class Prompts:
         return self._cache[key]
 
     def _given(self, options: PromptOptions, name: str) -> list[Encoded] | None:
-        """Return the embeddings of `prompt` or `negative_prompt`; None where texts stand for them."""
+        """Return the given embeddings of `prompt` or `negative_prompt`; None if the caller gave texts instead."""
         embeds, pooled = getattr(options, f"{name}_embeds"), getattr(options, f"{_pooled(name)}_embeds")
         if pooled is not None and not self._encoders.of_sdxl:
-            raise InputError(f"{_pooled(name)}_embeds: this model reads none; leave them out")
+            raise InputError(f"{_pooled(name)}_embeds: this model takes none; leave them out")
         if (pooled is not None) != (embeds is not None) and self._encoders.of_sdxl:
             missing, there = (f"{name}_embeds", f"{_pooled(name)}_embeds")[:: 1 if embeds is None else -1]
-            raise InputError(f"{missing}: missing beside {there}; give both, of the same encoders")
+            raise InputError(f"{missing}: {there} needs them too; give both, from the same encoders")
         if embeds is None:
             return None
         for text in (name, f"{name}_2"):
             if getattr(options, text) is not None:
-                raise InputError(f"{text}: {name}_embeds are given too; leave one of the two out")
+                raise InputError(f"{text}: {name}_embeds are also given; leave out one of the two")
         self._check_rows(f"{name}_embeds", embeds, ("P", "L", self._config.text_width))
         if pooled is None:
             return [Encoded(text) for text in embeds.detach()]
@@ -115,24 +119,24 @@ class Prompts:
 
     @staticmethod
     def _check_rows(name: str, value: Any, shape: tuple[int | str, ...]) -> None:
-        """InputError unless `value` is a tensor of finite numbers, of this shape; letters stand for any size."""
+        """Raise InputError unless `value` is a tensor of finite numbers with this shape. A letter matches any size."""
         tensor(name, value, FLOATS)
         fits = value.ndim == len(shape) and value.numel()
         if not fits or any(size not in (found, "P", "L") for size, found in zip(shape, value.shape, strict=True)):
             wanted = ", ".join(map(str, shape))
-            raise InputError(f"{name}: its shape is {tuple(value.shape)}; this model reads ({wanted})")
+            raise InputError(f"{name}: its shape is {tuple(value.shape)}; give shape ({wanted})")
         if not value.isfinite().all():
-            raise InputError(f"{name}: NaN or infinity in it; give numbers")
+            raise InputError(f"{name}: it has NaN or infinity; give finite numbers")
 
     def _second_texts(self, name: str, value: Texts) -> list[str]:
         if value is not None and len(self._encoders.models) < 2:
             raise InputError(f"{name}: this model has no second text encoder; leave it out")
-        is_empty = isinstance(value, str) and not value  # for which diffusers takes the first
+        is_empty = isinstance(value, str) and not value  # diffusers then uses the first prompt
         return _texts(name, None if is_empty else value, self.count)
 
     def _checked_skip(self, clip_skip: Any) -> int:
         if clip_skip is not None and self._embeds is not None:
-            raise InputError("clip_skip: prompt_embeds are encoded already; leave it out")
+            raise InputError("clip_skip: prompt_embeds are already encoded; leave it out")
         most = min((model.config.num_hidden_layers for model in self._encoders.models), default=MAX_LAYERS)
         return checked("clip_skip", clip_skip, whole(0, most - self._encoders.of_sdxl) | None) or 0
 
@@ -150,12 +154,12 @@ class Prompts:
 
 
 def _pooled(name: str) -> str:
-    """The name of a prompt's pooled embeddings without its end: prompt -> pooled_prompt."""
+    """Return the pooled form of an argument's name: negative_prompt -> negative_pooled_prompt."""
     return name.replace("prompt", "pooled_prompt")
 
 
 def _texts(name: str, value: Any, count: int | None) -> list[str]:
-    """Return `count` texts, of one for all or a list with one for each; none for None."""
+    """Return `count` texts; a single text is repeated. None gives no texts. `count` None: as many as are given."""
     if value is None:
         return []
     found = checked(name, value, _Texts)
@@ -167,7 +171,7 @@ def _texts(name: str, value: Any, count: int | None) -> list[str]:
 
 
 def _zeros_like(prompts: Sequence[Encoded]) -> list[Encoded]:
-    """Return zeros for each prompt, the same object for all that are of one shape."""
+    """Return zeros for each prompt. Prompts of one shape share one object."""
     zeros: dict[Any, Encoded] = {}
     for text, pooled in prompts:
         nothing = Encoded(torch.zeros_like(text), None if pooled is None else torch.zeros_like(pooled))

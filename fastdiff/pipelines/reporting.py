@@ -1,8 +1,6 @@
-"""`fastdiff.report(model)`: the kernel that each operation of a step runs on and why, launches, our share of the FLOPs.
+"""`fastdiff.report(model)`: which kernel runs each operation of a step and why, the launches, and our share of FLOPs.
 
-print(fastdiff.report(pipe, batch_size=8))
-
-The step runs once while `kernels.host.recording` listens; here its calls become the lines of a table.
+`kernels.host.recording` records one step; this module turns the recorded calls into a table.
 """
 
 from collections import Counter
@@ -30,19 +28,19 @@ from fastdiff.schema import checked
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a report: the calls of an operation that were alike."""
+    """A row of a report: all calls of an operation with the same shapes, options, kernels and reason."""
 
     operation: str
-    shape: str  # of its tensors, and its options
-    count: int
-    flop: int  # of one call's matrix products
+    shape: str  # the shapes of the tensors, and the options
+    count: int  # calls
+    flop: int  # in the matrix products of one call
     kernels: tuple[str, ...]  # launched by one call, in order
-    torch: tuple[str, ...]  # operations of torch in one call
-    why: str
+    torch: tuple[str, ...]  # torch operations in one call
+    why: str  # why these kernels run
 
     @property
     def runs_on(self) -> str:
-        """Our kernels and torch, each with how often a call launches it."""
+        """The kernels of one call, and torch, each with its number of launches."""
         names = [*self.kernels, *(["torch"] * len(self.torch))]
         counts = ((name, names.count(name)) for name in dict.fromkeys(names))
         return " + ".join(name if count == 1 else f"{count} {name}" for name, count in counts)
@@ -50,27 +48,30 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """The operations of one step of a model, and what they run on. An operation of torch counts as one launch."""
+    """The operations of one step of a model, and the kernels that run them. `print` shows it as a table.
+
+    A torch operation counts as one launch.
+    """
 
     what: str  # the model, its input, dtype and device
     rows: tuple[Row, ...]
-    variants: int | None  # compiled kernels; None where nothing compiles them
-    tiles: str = ""  # by what they are chosen: a GPU's table, or rules; "" where no kernel is launched
-    notice: str = ""  # that the fast kernels of the GPU are off, and what to do; "" where they are not
+    variants: int | None  # the number of compiled kernel variants; None if nothing is compiled
+    tiles: str = ""  # how the tiles are chosen: by a GPU's table, or by rules; "" if no kernel is launched
+    notice: str = ""  # says that the GPU's fast kernels are off, and what to do; "" if they are on
 
     @property
     def launches(self) -> int:
-        """Launches of our kernels and operations of torch."""
+        """The number of launches: of our kernels and of torch operations."""
         return self.kernel_launches + sum(row.count * len(row.torch) for row in self.rows)
 
     @property
     def kernel_launches(self) -> int:
-        """Launches of our kernels."""
+        """The number of launches of our kernels."""
         return sum(row.count * len(row.kernels) for row in self.rows)
 
     @property
     def flop(self) -> int:
-        """Floating-point operations of all convolutions and linear layers: all matrix products, but attention's."""
+        """Floating-point operations of all convolutions and linear layers: all matrix products except attention's."""
         return sum(row.count * row.flop for row in self.rows if row.operation != "attention")
 
     @property
@@ -80,7 +81,7 @@ class Report:
         return 1 - on_torch / self.flop if self.flop else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The rows and the totals, for JSON."""
+        """Return the rows and the totals as JSON values."""
         totals = ("launches", "kernel_launches", "flop", "share")
         rows = [vars(row) | {"runs_on": row.runs_on} for row in self.rows]
         return vars(self) | {"rows": rows} | {name: getattr(self, name) for name in totals}
@@ -123,24 +124,32 @@ def report(
     width: int | None = None,
     **options: Any,
 ) -> Report:
-    """Return what one step of `model` runs on, seen as it runs: without CUDA graphs, which change no kernel.
+    """Run one step of a model and report the kernels that run each operation.
+
+    `print` shows the report as a table::
+
+        print(fastdiff.report(pipe, batch_size=8))
+
+    The step runs without CUDA graphs, which do not change the kernels.
 
     Args:
-        model: a pipeline, for one denoising step; or a denoiser, for one prediction. What is made once for all steps,
-            before their loop, is left out: text encoders among it.
-        height, width: of the pictures or latents; default: the model's sample_size.
-        options: of a pipeline those of its `stream`, a prompt where it reads one is "" by default; of a denoiser
-            `class_labels` as its `conditioning` takes them, by default the first, and the `horizon` of trajectories,
-            by default the model's sample_size.
+        model: a pipeline, to report a denoising step; or a denoiser, to report a forward pass. Work that a pipeline
+            does once, before its loop, is not in the report: the text encoders, for example.
+        batch_size: the number of pictures.
+        height: of the pictures, or of a denoiser's input. Default: the model's sample_size.
+        width: of the pictures, or of a denoiser's input. Default: the model's sample_size.
+        options: for a pipeline, the arguments of its `stream`; a text-to-image pipeline's `prompt` defaults to `""`.
+            For a denoiser, `class_labels` as its `conditioning` takes them (default: the first label), and the
+            `horizon` of trajectories (default: the model's sample_size).
 
-    Raises InputError naming what the model cannot do.
+    Raises InputError, which names the argument that the model cannot run with.
     """
     batch_size = checked("batch_size", batch_size, Pictures)
     height, width = checked_side("height", height), checked_side("width", width)
     if isinstance(model, Denoiser):
         recorded, x = _prediction(model, batch_size, height, width, **options)
     else:
-        kind: Any = Pipeline  # abstract, which mypy takes for no class of an object
+        kind: Any = Pipeline  # mypy refuses an abstract class here
         instance("model", model, kind, f"a Pipeline, {' or '.join(DENOISERS)}")
         recorded, x = _denoising_step(model, batch_size, height, width, **options)
     what = f"{type(model).__name__}, {shape_text(x)}, {dtype_name(model.dtype)}, {device_name(model.device)}"
@@ -150,7 +159,7 @@ def report(
 
 
 def _rows(recorded: Recorder) -> tuple[Row, ...]:
-    """Return a row for calls that were alike, in the order of their operations; torch's own come last."""
+    """Group equal calls into rows, in the order in which their operations first run. torch's operations come last."""
     alike = Counter(
         (call.operation, call.shape, call.flop, tuple(call.kernels), tuple(call.torch), call.why)
         for call in recorded.calls
@@ -171,7 +180,7 @@ def _denoising_step(
     if pipe.reads_text and options.get("prompt_embeds") is None:
         usual["prompt"] = ""  # all prompts cost the same
     steps = pipe.stream(**usual | size | options)
-    if next(steps).num_steps == 1:  # the first, and what comes before the loop
+    if next(steps).num_steps == 1:  # the first step also runs the work before the loop, so the second is recorded
         raise InputError("num_inference_steps: a report shows the second step of a run; give at least 2")
     with record(pipe.device) as recorded:
         step = next(steps)
@@ -197,12 +206,12 @@ def _prediction(
 
 
 def _size(config: DenoiserConfig, height: int | None, width: int | None, horizon: int | None) -> tuple[int, int]:
-    """Height and width of a denoiser's input: those asked for, else those of its config."""
+    """Return the height and width of a denoiser's input. Default: those of its config."""
     if config.of_trajectories:
         if height is not None or width is not None:
-            raise InputError("height, width: a trajectory has none; give its horizon")
+            raise InputError("height, width: this model makes trajectories; give horizon instead")
         _, *size = trajectory_shape(config, horizon, None)
         return size[0], size[1]
     if horizon is not None:
-        raise InputError("horizon: this model makes pictures; give height and width")
+        raise InputError("horizon: this model makes pictures; give height and width instead")
     return completed_size(config, height, width)

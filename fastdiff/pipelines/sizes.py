@@ -1,4 +1,4 @@
-"""Sizes that SDXL is told beside its prompt, section 2.2 of Podell et al. 2023 (arXiv 2307.01952)."""
+"""The size conditioning of SDXL, section 2.2 of Podell et al. 2023 (arXiv 2307.01952)."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -11,19 +11,19 @@ from fastdiff.errors import InputError
 from fastdiff.schema import Wanted, checked
 
 _Number = Annotated[int, Interval(ge=0, le=2**16)]
-_Pair = Annotated[tuple[_Number, _Number], Wanted("two whole numbers from 0 to 65536, down and across")]
+_Pair = Annotated[tuple[_Number, _Number], Wanted("two whole numbers from 0 to 65536, the vertical first")]
 
 Pair = tuple[int, int] | None
 
 
 @dataclass(frozen=True)
 class SizeOptions:
-    """The arguments of a call of SDXL, (height, width) and (top, left), as diffusers' StableDiffusionXLPipeline."""
+    """The size arguments of SDXL, (height, width) and (top, left), as in diffusers' StableDiffusionXLPipeline."""
 
     original_size: Pair = None  # default: the height and width of the call, else the model's own
     crops_coords_top_left: Pair = None  # default: (0, 0)
-    target_size: Pair = None  # default: likewise
-    negative_original_size: Pair = None  # the negative ones count where both sizes are given
+    target_size: Pair = None  # default: as original_size
+    negative_original_size: Pair = None  # the negative values are used only if both negative sizes are given
     negative_crops_coords_top_left: Pair = None
     negative_target_size: Pair = None
 
@@ -32,13 +32,13 @@ class SizeOptions:
             object.__setattr__(self, name, checked(name, value, _Pair | None))
 
     def check_unused(self) -> None:
-        """Raise InputError for sizes given to a model that is told none."""
+        """Raise InputError if any size is set, for a model that takes none."""
         given = [name for name, value in vars(self).items() if value is not None]
         if given:
-            raise InputError(f"{given[0]}: this model is not told sizes, as SDXL is; leave it out")
+            raise InputError(f"{given[0]}: only SDXL takes it; leave it out")
 
     def time_ids(self, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Return the six numbers of pictures of this size, (6,) float32, and those that guidance leads away from."""
+        """Return the six size numbers, (6,) float32, of the conditional and of the unconditional half."""
         size = height, width
         ids = _ids(self.original_size or size, self.crops_coords_top_left, self.target_size or size)
         if self.negative_original_size is None or self.negative_target_size is None:

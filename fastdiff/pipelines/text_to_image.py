@@ -1,4 +1,4 @@
-"""TextToImagePipeline: prompts in, pictures out, of Stable Diffusion 1, 2 and SDXL.
+"""TextToImagePipeline: draws pictures from prompts with Stable Diffusion 1, 2 and SDXL.
 
 Prompts -> text encoders -> conditions; seeds -> noise; the denoising loop -> VAE -> pictures.
 """
@@ -36,15 +36,15 @@ from fastdiff.text.tokenizer import CLIPTokenizer
 
 AnyOptions = TypeVar("AnyOptions", DrawingOptions, PromptOptions, SizeOptions)
 
-LATENT = "latent"  # an output type: what the U-Net ends with
-NOT_HERE = {  # arguments of other pipelines and of diffusers', and why they are refused
-    "class_labels": "this model draws from prompts",
-    "num_images": "pictures are counted by num_images_per_prompt",
-    "callback": "callback_on_step_end has taken its place",
+LATENT = "latent"  # an output type: the U-Net's result, not decoded
+NOT_HERE = {  # arguments of other pipelines and of diffusers, and why they are refused
+    "class_labels": "this model takes prompts",
+    "num_images": "text-to-image pipelines use num_images_per_prompt",
+    "callback": "callback_on_step_end replaces it",
     "callback_steps": "callback_on_step_end is called after each step",
-    "timesteps": "steps of one's own are not supported",
-    "sigmas": "sigmas of one's own are not supported",
-    "denoising_end": "SDXL's refiner, which would go on from there, is not supported",
+    "timesteps": "custom timesteps are not supported",
+    "sigmas": "custom sigmas are not supported",
+    "denoising_end": "it hands over to SDXL's refiner, which is not supported",
     "ip_adapter_image": "IP-Adapters are not supported",
     "ip_adapter_image_embeds": "IP-Adapters are not supported",
     "cross_attention_kwargs": "there is no attention processor to take them",
@@ -52,10 +52,10 @@ NOT_HERE = {  # arguments of other pipelines and of diffusers', and why they are
 
 
 class TextToImagePipeline(Pipeline):
-    """Text encoders, a U-Net, a VAE and a scheduler: draws as diffusers' StableDiffusionPipeline and its SDXL kin.
+    """Text-to-image pictures, as diffusers' StableDiffusionPipeline and StableDiffusionXLPipeline draw them.
 
-    The picture of a prompt and a seed has the same bits alone, in any batch and at any place in it (given `seed`; a
-    `generator` draws as diffusers does). A safety checker is not run, and pictures get no watermark.
+    A prompt and a seed give the same bits whatever the batch size, and wherever in the batch they are. A `generator`
+    gives the noise that diffusers draws with it. The safety checker is not run, and pictures get no watermark.
     """
 
     reads_text: ClassVar[bool] = True
@@ -75,10 +75,22 @@ class TextToImagePipeline(Pipeline):
         info: ModelInfo | None = None,
         name: str = "model",
     ):
-        """The parts as fastdiff's classes; SDXL has a second encoder, and may have none, for prompt_embeds alone.
+        """Make a pipeline of loaded parts, which are objects of fastdiff's classes.
 
-        force_zeros_for_empty_prompt: of SDXL; without a negative prompt guidance leads away from zeros, rather than
-        from an empty text. InputError where the parts do not fit together.
+        Args:
+            unet: a UNet2DConditionModel.
+            scheduler: a scheduler of fastdiff or of diffusers.
+            vae: an AutoencoderKL.
+            text_encoder: without text encoders, every call needs `prompt_embeds`.
+            tokenizer: the tokenizer of `text_encoder`.
+            text_encoder_2: the second text encoder of SDXL.
+            tokenizer_2: the tokenizer of `text_encoder_2`.
+            force_zeros_for_empty_prompt: for SDXL. Without a negative prompt, the unconditional embeddings are zeros
+                rather than those of an empty text.
+            info: the prompts and the defaults of the model, as in its fastdiff.json.
+            name: the model's name.
+
+        Raises InputError if the parts do not match.
         """
         instance("unet", unet, UNet2DConditionModel, "a UNet2DConditionModel of fastdiff")
         instance("vae", vae, AutoencoderKL, "an AutoencoderKL of fastdiff")
@@ -86,7 +98,7 @@ class TextToImagePipeline(Pipeline):
         encoders = [(text_encoder, tokenizer), (text_encoder_2, tokenizer_2)]
         for (model, words), name_of_model in zip(encoders, ("text_encoder", "text_encoder_2"), strict=True):
             if (model is None) != (words is None):
-                raise InputError(f"{name_of_model}: it goes with a tokenizer of its own; give both")
+                raise InputError(f"{name_of_model}: it needs its tokenizer, and the tokenizer needs it; give both")
         there = [(model, words) for model, words in encoders if model is not None and words is not None]
         self.encoders = TextEncoders([model for model, _ in there], [words for _, words in there], unet.config)
         zeros = checked("force_zeros_for_empty_prompt", force_zeros_for_empty_prompt, bool)
@@ -96,7 +108,7 @@ class TextToImagePipeline(Pipeline):
     @classmethod
     def _of_card(cls, card: ModelCard, models: Mapping[str, Any], scheduler: Scheduler) -> "TextToImagePipeline":
         unet = models[card.denoiser.name]
-        unet.config = card.config  # whose sample_size is mended
+        unet.config = card.config  # the card has corrected its sample_size
         tokenizers = {part.name: CLIPTokenizer(card.folder / part.name) for part in card.tokenizers}
         return cls(
             unet,
@@ -115,7 +127,7 @@ class TextToImagePipeline(Pipeline):
         return (*super().models, *self.encoders.models)
 
     def __call__(self, prompt: Texts = None, *, return_dict: bool = True, **options: Any) -> Any:
-        """Draw pictures. Takes the options of `stream`; see `Pipeline.__call__`."""
+        """Draw pictures and return the output. Takes the arguments of `stream`; see `Pipeline.__call__`."""
         return super().__call__(prompt=prompt, return_dict=return_dict, **options)
 
     def stream(
@@ -129,26 +141,35 @@ class TextToImagePipeline(Pipeline):
         callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
         **options: Any,
     ) -> Iterator[Step]:
-        """Draw pictures and yield a Step after each step; the last one has the finished `images`.
+        """Draw pictures and yield a `Step` after each step. The last step has the finished `images`.
 
-        The pictures are prompts x seeds, in that order. With `batch_size` (or a list of generators, or latents) they
-        are that many, each with a seed and a prompt of its own.
+        By default each prompt is drawn with each seed: `prompt=["a cat", "a dog"], num_images_per_prompt=2` draws the
+        cat with seeds 0 and 1, then the dog with seeds 0 and 1. `batch_size`, a list of generators or latents set the
+        number of pictures instead, and then each picture has its own seed: with `batch_size=4` the same call draws the
+        cat with seeds 0 and 1, then the dog with seeds 2 and 3. Then there may be one prompt, one for each picture, or
+        one for each `num_images_per_prompt` pictures.
 
         Args:
-            prompt: one, or a list. Its end is cut, with a warning, where it is longer than the tokenizer's length.
-            negative_prompt: what guidance leads away from: one, or one for each prompt.
-            guidance_rescale: 0 to 1, Lin et al. 2024 (arXiv 2305.08891), section 3.4.
-            num_images_per_prompt: picture i of a prompt has seed + i. A list of seeds takes its place.
-            callback_on_step_end: called after each step as diffusers', with the pipeline, the number of the step, its
+            prompt: a prompt or a list of prompts. The end of a prompt that is longer than the tokenizer's length is
+                cut, with a warning.
+            negative_prompt: what to avoid: one text, or one for each prompt.
+            guidance_rescale: 0 to 1; Lin et al. 2024 (arXiv 2305.08891), section 3.4.
+            num_images_per_prompt: pictures for each prompt. Picture i has seed `seed + i`. A list of seeds replaces it.
+            callback_on_step_end: called after each step, as in diffusers, with the pipeline, the index of the step, its
                 timestep, and the tensors that `callback_on_step_end_tensor_inputs` names; see `callbacks.StepCallback`.
-                The callbacks of diffusers.callbacks fit.
-            options: those that every pipeline has, see `Pipeline.stream`, but use_clipped_model_output; further fields
-                of PromptOptions (prompt_2, prompt_embeds, clip_skip ...) and, of SDXL, those of SizeOptions
-                (original_size ...). A guidance_scale up to 1 is unguided; the default is 7.5, and 5 for SDXL, where the
-                model has none of its own; a U-Net that has time_cond_proj_dim, of LCM, is told the scale instead.
-                output_type may be latent, for what the U-Net ends with, (N, C, h, w) float32.
+                It may be one of diffusers.callbacks.
+            callback_on_step_end_tensor_inputs: any of `"latents"` and `"prompt_embeds"`, and for SDXL also
+                `"add_text_embeds"` and `"add_time_ids"`.
+            options: more arguments, with the names of diffusers: those of `Pipeline.stream` except
+                `use_clipped_model_output`; `prompt_2`, `negative_prompt_2`, `prompt_embeds`, `pooled_prompt_embeds`,
+                `negative_prompt_embeds`, `negative_pooled_prompt_embeds` and `clip_skip`; and for SDXL `original_size`,
+                `crops_coords_top_left`, `target_size` and their `negative_` forms (see `SizeOptions`).
+                `guidance_scale` defaults to the model's own, else to 7.5, or 5 for SDXL; a scale of 1 or less is
+                unguided. A U-Net with `time_cond_proj_dim` (LCM) takes the scale as an input instead. `output_type` may
+                also be `"latent"`, which returns the U-Net's result, (N, C, h, w) float32.
 
-        Raises as `Pipeline.stream`, and NonFiniteError naming the part whose output is NaN or infinite.
+        Raises as `Pipeline.stream`, and NonFiniteError, which names the part, if the output of a part is NaN or
+        infinite.
         """
         asked, prompts, sizes = self._read({"prompt": prompt, "negative_prompt": negative_prompt} | options)
         of_sdxl = self.encoders.of_sdxl
@@ -170,7 +191,7 @@ class TextToImagePipeline(Pipeline):
         return self._run(drawing, drawing.denoise(self.denoiser, conditions, after_step=after_step))
 
     def _read(self, options: Mapping[str, Any]) -> tuple[DrawingOptions, Prompts, SizeOptions]:
-        """Return the arguments of a call by what they are for. Raises InputError for what the model cannot be told."""
+        """Return the arguments of a call, sorted by purpose. Raises InputError for one that the model does not take."""
         kinds = DrawingOptions, PromptOptions, SizeOptions
         known = {field.name for kind in kinds for field in fields(kind)} - {"use_clipped_model_output", "horizon"}
         for name in sorted(options.keys() - known - {name for name in NOT_HERE if options.get(name) is None}):
@@ -185,7 +206,10 @@ class TextToImagePipeline(Pipeline):
         return _options_of(DrawingOptions, options), prompts, sizes
 
     def _told_size(self, options: DrawingOptions, shape: tuple[int, int, int]) -> tuple[int, int]:
-        """Return the height and width that SDXL is told: of latents alone not theirs but the default, as diffusers'."""
+        """Return the default height and width for SDXL's size conditioning.
+
+        As in diffusers, latents without a height or width give the model's default size, not their own.
+        """
         sides = self.denoiser.config.trained_size or shape[1:]
         return options.height or self.scale * sides[0], options.width or self.scale * sides[1]
 
@@ -194,7 +218,7 @@ class TextToImagePipeline(Pipeline):
         return LATENT if output_type == LATENT else super()._output_type(output_type)
 
     def _begin_decode(self, x: Tensor, output_type: str) -> Callable[[], Any]:
-        """As Parts'; `latent` returns x as (N, C, H, W)."""
+        """As in `Parts`; the output type `latent` returns x as (N, C, H, W)."""
         if output_type != LATENT:
             assert self.vae is not None
             return super()._begin_decode(with_mean_and_std(self.vae, x) if self.encoders.of_sdxl else x, output_type)
@@ -207,20 +231,20 @@ class TextToImagePipeline(Pipeline):
 
 
 def _options_of(kind: type[AnyOptions], options: Mapping[str, Any]) -> AnyOptions:
-    """Return those of the options that are fields of a kind."""
+    """Make a `kind` of those `options` that are its fields."""
     names = {field.name for field in fields(kind)}
     return kind(**{name: value for name, value in options.items() if name in names})
 
 
 def _check_unet(unet: UNet2DConditionModel, vae: AutoencoderKL) -> None:
-    """InputError for a U-Net that draws from more than a prompt."""
+    """Raise InputError for a U-Net that needs more than a prompt."""
     channels = unet.config.in_channels
     if channels != vae.config.latent_channels and channels > unet.config.out_channels:
         raise InputError(
-            f"unet: it takes {channels} channels, as those that paint into a picture or change one do; give a model "
-            f"that draws from a prompt alone, of {vae.config.latent_channels}"
+            f"unet: it has {channels} input channels, so it is for inpainting or image editing; give a text-to-image "
+            f"model, which has {vae.config.latent_channels}"
         )
     if unet.config.takes_labels:
         raise InputError(
-            "unet: it takes class labels beside a prompt, which no pipeline of diffusers gives; use it bare"
+            "unet: it takes class labels and a prompt, as no diffusers pipeline does; call the model directly"
         )

@@ -1,4 +1,4 @@
-"""TrajectoryPipeline: seeds in, trajectories out, of a model of one dimension that plans them.
+"""TrajectoryPipeline: plans trajectories from seeds with a one-dimensional model.
 
 Seeds -> noise, schedule and known values -> the denoising loop -> trajectories, the best first.
 """
@@ -49,10 +49,10 @@ NOT_HERE = {  # arguments of other pipelines, and why they are refused
 
 
 class TrajectoryPipeline(Pipeline):
-    """A UNet1DModel and its scheduler: plans as diffusers' ValueGuidedRLPipeline does without guidance.
+    """Trajectories of a UNet1DModel, as diffusers' ValueGuidedRLPipeline plans them without guidance.
 
-    Guidance by the value's gradient is not here, but `sort_by_value` puts the best trajectories first. The trajectory
-    of a seed has the same bits alone and at any place of any batch.
+    Guidance by the gradient of the value is not supported, but `sort_by_value` puts the best trajectories first. A seed
+    gives the same bits whatever the batch size, and wherever in the batch it is.
     """
 
     def __init__(
@@ -63,9 +63,16 @@ class TrajectoryPipeline(Pipeline):
         name: str = "model",
         value_function: Denoiser | None = None,
     ):
-        """`value_function`: a UNet1DModel that says what trajectories are worth.
+        """Make a pipeline of loaded parts.
 
-        InputError where the models do not fit together.
+        Args:
+            denoiser: a UNet1DModel of fastdiff that plans trajectories.
+            scheduler: a scheduler of fastdiff or of diffusers, DDIM or DDPM.
+            info: the defaults of the model, as in its fastdiff.json.
+            name: the model's name.
+            value_function: a UNet1DModel of fastdiff that rates trajectories.
+
+        Raises InputError if the models do not match.
         """
         super().__init__(denoiser, scheduler, info, name, None)
         _check_parts(denoiser, value_function)
@@ -90,23 +97,24 @@ class TrajectoryPipeline(Pipeline):
         num_images: int = LIBRARY.pictures,
         **options: Any,
     ) -> Iterator[Step]:
-        """Plan trajectories and yield a Step after each step; the last one has the finished `trajectories`.
+        """Plan trajectories and yield a `Step` after each step. The last step has the finished `trajectories`.
 
-        With `batch_size` (or a list of generators, latents, or conditions with a row for each) they are that many, each
-        with a seed of its own.
+        `num_images` is the number of trajectories. `batch_size`, a list of generators, latents, or conditions with one
+        row for each trajectory set the number instead. Each trajectory has its own seed.
 
         Args:
-            horizon: positions of a trajectory. Default: the model's sample_size, where that is not diffusers' default
-                of 65,536.
-            conditions: {position: values}, positions from 0, values (k,) or (N, k) of the last k channels, in the
-                numbers that the model was trained on: the caller normalises them. They are set in the noise and after
-                every step.
-            sort_by_value: the trajectories come best first, by the pipeline's value_function.
-            n_guide_steps: 0; guidance by the value's gradient, which diffusers has under this name, is not here.
-            num_images: trajectories; the i-th has seed + i. A list of seeds takes its place.
-            options: those that every pipeline has, see `Pipeline.stream`, but height and width. A generator draws in
-                the order (N, C, L), as a loop over diffusers' UNet1DModel; latents are (N, C, L); output_type is np
-                or pt.
+            horizon: the number of positions in a trajectory. Default: the model's sample_size, unless that is
+                diffusers' default of 65,536.
+            conditions: position -> the known values at that position, such as `{0: state}`. Positions count from 0.
+                The values, (k,) or (N, k), are those of the last k channels, and are set in the starting noise and
+                after every step. The caller normalises them, as the model's training data was.
+            sort_by_value: return the best trajectories first, by the pipeline's value_function.
+            n_guide_steps: must be 0. In diffusers it asks for guidance by the gradient of the value, which is not
+                supported.
+            num_images: the number of trajectories. Trajectory i has seed `seed + i`. A list of seeds replaces it.
+            options: the arguments of `Pipeline.stream` except `height` and `width`. A generator draws in the order
+                (N, C, L), as a loop over diffusers' UNet1DModel does; `latents` are (N, C, L); `output_type` is
+                `"np"` (the default) or `"pt"`.
 
         Raises as `Pipeline.stream`.
         """
@@ -122,7 +130,7 @@ class TrajectoryPipeline(Pipeline):
         return self._planned(self._run(drawing, steps), drawing.portions, ranking)
 
     def _planned(self, steps: Iterator[Step], portions: Portions, ranking: Denoiser | None) -> Iterator[Step]:
-        """Yield the steps; the last one has finished trajectories, the best first where a model ranks them."""
+        """Yield the steps. The last one has the finished trajectories, the best first if there is a `ranking`."""
         for step in steps:
             if step.finish is None:
                 yield step
@@ -132,7 +140,7 @@ class TrajectoryPipeline(Pipeline):
             yield replace(step, finish=None, trajectories=trajectories)
 
     def _sort(self, x: Tensor, trajectories: Any, portions: Portions, ranking: Denoiser | None) -> TrajectoryOutput:
-        """Return the finished trajectories of x (N, 1, L, C), the best first where a model ranks them."""
+        """Return the decoded `trajectories` of x (N, 1, L, C), the best first if there is a `ranking`."""
         if ranking is None:
             return TrajectoryOutput(trajectories)
         with self._working(ranking):
@@ -140,7 +148,7 @@ class TrajectoryPipeline(Pipeline):
         return sort_trajectories(trajectories, torch.cat(values))
 
     def _ranking(self, sort_by_value: bool, horizon: int) -> Denoiser | None:
-        """Return the model that trajectories are sorted by, None where they are not. Raises InputError."""
+        """Return the model that rates trajectories for sorting, or None. Raises InputError if there is none to use."""
         if not checked("sort_by_value", sort_by_value, bool):
             return None
         if self.value_function is None:
@@ -150,7 +158,7 @@ class TrajectoryPipeline(Pipeline):
         return self.value_function
 
     def _begin_decode(self, x: Tensor, output_type: str) -> Callable[[], Any]:
-        """As Parts'; trajectories, (N, 1, L, C), are returned as (N, C, L): see `decode_trajectories`."""
+        """As in `Parts`, for trajectories: x (N, 1, L, C) is returned as (N, C, L). See `decode_trajectories`."""
         return partial(decode_trajectories, x, output_type)
 
     def _output_type(self, output_type: Any) -> str:
@@ -158,50 +166,50 @@ class TrajectoryPipeline(Pipeline):
         return checked("output_type", default if output_type is None else output_type, TrajectoryOutputType)
 
     def _shape(self, options: DrawingOptions) -> tuple[int, int, int]:
-        """Return (C, 1, L) of what the denoiser plans."""
+        """Return the shape (C, 1, L) of the denoiser's output."""
         return trajectory_shape(self.denoiser.config, options.horizon, options.latents)
 
     def _schedule(self, sampling: Sampling) -> Schedule:
         schedule = super()._schedule(sampling)
         if schedule.scales_input or schedule.keeps_output is not None:
-            raise InputError(f"scheduler {self.scheduler_name}: trajectories are planned with ddim or ddpm; choose one")
+            raise InputError(f"scheduler {self.scheduler_name}: trajectories need ddim or ddpm; choose one of them")
         return schedule
 
 
 def _check_parts(denoiser: Denoiser, value_function: Any) -> None:
-    """Raise InputError where a model gives values instead of steps, or a value function does not fit its policy."""
+    """Raise InputError if the denoiser is a value function, or the value function does not match the denoiser."""
     if denoiser.config.is_value_function:
-        raise InputError("denoiser: this model gives values of trajectories; give the one that plans them")
+        raise InputError("denoiser: this model is a value function; give the model that plans trajectories")
     if value_function is None:
         if not denoiser.config.of_trajectories:
-            raise InputError(f"denoiser: a {type(denoiser).__name__} draws pictures; make a LabelPipeline of it")
+            raise InputError(f"denoiser: a {type(denoiser).__name__} draws pictures; use it in a LabelPipeline")
         return
     if not isinstance(value_function, Denoiser) or not value_function.config.is_value_function:
-        raise InputError(f"value_function: {type(value_function).__name__} gives no values; give a model that does")
+        raise InputError(f"value_function: {type(value_function).__name__} is no value function; give one")
     channels, known = denoiser.config.sample_channels, value_function.config.sample_channels
     if not denoiser.config.of_trajectories or channels != known:
         raise InputError(
-            f"value_function: it takes trajectories of {known} channels, and the denoiser makes no such; "
-            "give the one that was trained beside it"
+            f"value_function: it takes trajectories of {known} channels, and the denoiser does not make them; "
+            "give the value function that was trained with it"
         )
 
 
 def _check_unguided(n_guide_steps: Any) -> None:
-    """Raise InputError where steps should follow the value's gradient, which our kernels do not compute."""
+    """Raise InputError if guidance by the gradient of the value is asked for: our kernels have no backward pass."""
     if as_int(n_guide_steps) != 0:
         raise InputError(
-            f"n_guide_steps: {shown(n_guide_steps)} asks for guidance by the value's gradient, which is not here; "
-            "leave it out, and have the trajectories sorted with sort_by_value=True"
+            f"n_guide_steps: {shown(n_guide_steps)} asks for guidance by the value's gradient, which is not supported; "
+            "leave it out, and sort the trajectories with sort_by_value=True"
         )
 
 
 def _values(value_function: Denoiser, x: Tensor) -> Tensor:
-    """Return the values (N,) float32 of x_0 (N, 1, L, C), taken at timestep 0, the end of every run."""
+    """Return the values (N,) float32 of x_0 (N, 1, L, C), at timestep 0, where every run ends."""
 
     def values(each: Tensor) -> Tensor:
         return value_function(each.to(value_function.dtype), 0).sample.float()
 
     trajectories = x[:, 0].transpose(1, 2)
-    if x.device.type == "cpu":  # alone, as in the loop: the bits must not depend on the batch
+    if x.device.type == "cpu":  # one at a time, as in the loop, so that the bits do not depend on the batch
         return torch.cat(tuple(map_pictures(values, trajectories)))[:, 0]
     return values(trajectories)[:, 0]

@@ -1,7 +1,7 @@
-"""Prompts to the token ids that CLIP's text encoders read: byte pairs of words, by the `tokenizers` library.
+"""CLIPTokenizer: turns prompts into token ids for CLIP text encoders, with the BPE of the `tokenizers` library.
 
-The vocabulary, the special tokens and the length are a folder's. How text falls into words is CLIP's own, and fixed
-here as it is in transformers' CLIPTokenizer. Imports no torch.
+The vocabulary, the special tokens and the length come from a folder. The pattern that splits text into words is fixed,
+as in transformers' CLIPTokenizer. Imports no torch.
 """
 
 from pathlib import Path
@@ -16,28 +16,34 @@ if TYPE_CHECKING:
 
 WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
-END_OF_WORD = "</w>"  # behind the last letter of a word
+END_OF_WORD = "</w>"  # follows the last letter of a word
 
 
 class Tokens(NamedTuple):
-    """A prompt as a text encoder reads it."""
+    """The tokens of a prompt."""
 
-    ids: tuple[int, ...]  # as many as the tokenizer is long: the start token, the prompt, the end token, padding
-    cut: str = ""  # the end of the prompt, as it was given, that there was no room for
-    total: int = 0  # tokens of the whole prompt, what was cut included, without the start and the end
+    ids: tuple[int, ...]  # `CLIPTokenizer.length` ids: the start token, the prompt, the end token, padding
+    cut: str = ""  # the end of the prompt's text that did not fit
+    total: int = 0  # tokens of the whole prompt, with the end that did not fit, without the start and end tokens
 
     def warning(self, name: str = "prompt") -> str | None:
-        """The line that says what was cut of the text of this name; None where nothing was."""
+        """Return a warning that quotes what was cut; None if nothing was. `name`: what to call the text."""
         cut = " ".join(self.cut.split())
         return f"{name}: longer than the {len(self.ids)} tokens that the model reads; cut: {cut!r}" if cut else None
 
 
 class CLIPTokenizer:
-    """The tokenizer in a folder, a pipeline's `tokenizer` or `tokenizer_2`; the ids are those of transformers' class.
+    """The tokenizer of a folder, such as a pipeline's `tokenizer`. The ids are those of transformers' CLIPTokenizer.
 
-    `length` is the number of tokens that an encoder reads, `room` that of a prompt's own among them, `size` one more
-    than the largest id; `start`, `end` and `pad` are the ids of the tokens around a prompt. Raises InputError for files
-    that are missing, damaged, do not fit one another, or ask for a tokenizer of another kind.
+    Attributes:
+        length: the number of tokens that the text encoder reads.
+        room: the number of those tokens that the prompt itself can use.
+        size: one more than the largest id.
+        start: the id of the start token.
+        end: the id of the end token.
+        pad: the id of the padding token.
+
+    Raises InputError for files that are missing, damaged or inconsistent, and for another kind of tokenizer.
     """
 
     def __init__(self, folder: str | Path):
@@ -48,24 +54,24 @@ class CLIPTokenizer:
         self.room = self.length - 2
         try:
             self._tokenizer = _built(files)
-        except Exception as error:  # the library's own have no class: a merge of what the vocabulary lacks...
-            raise InputError(f"{folder}: it makes no tokenizer ({in_one_line(error)}); save it again") from None
+        except Exception as error:  # the library raises plain Exception, such as for a merge of unknown tokens
+            raise InputError(f"{folder}: it is no valid tokenizer ({in_one_line(error)}); save it again") from None
         ids = {token.content: cast(int, self._tokenizer.token_to_id(token.content)) for token in files.added}
         for token in files.added:
             there = ids[token.content]
             if token.id not in (None, there):
-                raise InputError(f"{folder}: the token {token.content!r} is {there}, not {token.id}; save it again")
+                raise InputError(f"{folder}: the token {token.content!r} has id {there}, not {token.id}; save it again")
         self.size = 1 + max((*files.vocabulary.values(), *ids.values()))
         self.start, self.end, self.pad = (
             ids[files.named[name].content] for name in ("bos_token", "eos_token", "pad_token")
         )
 
     def __call__(self, prompt: str) -> Tokens:
-        """Return the ids of a prompt, `length` of them, and the end of it that was cut."""
+        """Return the `length` ids of a prompt, and the end of the prompt that was cut."""
         try:
             instance("prompt", prompt, str, "a text").encode()
         except UnicodeEncodeError:
-            raise InputError("prompt: it holds half a surrogate pair, which is no character; remove it") from None
+            raise InputError("prompt: it has half a surrogate pair, which is not a character; remove it") from None
         encoding = self._tokenizer.encode(prompt, add_special_tokens=False)
         ids = (self.start, *encoding.ids[: self.room], self.end)
         cut = prompt[encoding.offsets[self.room][0] :] if len(encoding.ids) > self.room else ""
@@ -73,19 +79,17 @@ class CLIPTokenizer:
 
 
 def _check_letters(files: TokenizerFiles, folder: Path) -> None:
-    """InputError for a vocabulary that has no token for some letter: not its own, nor that of unknown ones."""
+    """Raise InputError for a vocabulary that lacks a letter and has no token for unknown letters."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     unknown = files.named["unk_token"].content
     letters = {f"{letter}{end}" for letter in ByteLevel.alphabet() for end in ("", END_OF_WORD)}
     if unknown not in files.vocabulary and not letters <= files.vocabulary.keys():
-        raise InputError(
-            f"{folder}: its vocabulary lacks letters, and the token {unknown!r} that stands for them; save it again"
-        )
+        raise InputError(f"{folder}: its vocabulary lacks letters, and the unknown token {unknown!r}; save it again")
 
 
 def _built(files: TokenizerFiles) -> "Tokenizer":
-    """Return the library's tokenizer, put together as transformers' CLIPTokenizer does."""
+    """Return the library's tokenizer, built as transformers' CLIPTokenizer builds it."""
     from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
     from tokenizers.models import BPE
 

@@ -1,4 +1,4 @@
-"""The files of a CLIP tokenizer: its vocabulary, merges, special tokens and length, read as transformers does.
+"""Read the files of a CLIP tokenizer as transformers does: its vocabulary, merges, special tokens and length.
 
 Imports neither torch nor the `tokenizers` library.
 """
@@ -15,8 +15,8 @@ from fastdiff.checkpoints.json_files import MAX_BYTES, read_json
 from fastdiff.errors import InputError
 from fastdiff.schema import Schema, Wanted, checked
 
-START, END = "<|startoftext|>", "<|endoftext|>"  # CLIP's own, where a folder names none
-LENGTH = 77  # CLIP's own, where a folder says none
+START, END = "<|startoftext|>", "<|endoftext|>"  # CLIP's defaults
+LENGTH = 77  # CLIP's default
 NAMED = {"bos_token": START, "eos_token": END, "unk_token": END, "pad_token": END}
 MAX_TOKENS = 2**20  # of a vocabulary; CLIP's has 49,408
 
@@ -29,20 +29,20 @@ _Objects = Annotated[tuple[dict[str, Any], ...], Wanted(f"a list of tokens with 
 
 @dataclass(frozen=True)
 class SpecialToken(Schema):
-    """A text that is one token wherever it stands; AddedToken of the `tokenizers` library."""
+    """A text that is always one token, as AddedToken of the `tokenizers` library."""
 
     content: Annotated[str, Len(1, 256)]
-    id: _Id | None = None  # that its folder says
+    id: _Id | None = None  # the id in the folder's files
     single_word: bool = False
     lstrip: bool = False
     rstrip: bool = False
-    normalized: bool | None = None  # looked for in lower case; None: unless it is special
+    normalized: bool | None = None  # whether to match it in lower case; None: only if it is not special
     special: bool = False
 
 
 @dataclass(frozen=True)
 class TokenizerConfig(Schema):
-    """The options of a tokenizer_config.json, other than tokens, that decide which ids a prompt has."""
+    """The options of a tokenizer_config.json that affect the ids of a prompt, except the special tokens."""
 
     model_max_length: Annotated[int, Interval(ge=2, le=2**16)] = LENGTH
     tokenizer_class: Literal["CLIPTokenizer", "CLIPTokenizerFast"] = "CLIPTokenizer"
@@ -53,19 +53,19 @@ class TokenizerConfig(Schema):
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """All that a folder says of a tokenizer."""
+    """The contents of a tokenizer's folder."""
 
-    length: int  # of a prompt in tokens, padding included
+    length: int  # of a prompt in tokens, with padding
     vocabulary: dict[str, int]
-    merges: tuple[tuple[str, str], ...]  # of two tokens, the first to be made first
+    merges: tuple[tuple[str, str], ...]  # pairs of tokens; earlier pairs are merged first
     named: dict[str, SpecialToken]  # by the keys of NAMED
-    added: tuple[SpecialToken, ...]  # every special token, in the order of their ids; then those without
+    added: tuple[SpecialToken, ...]  # every special token, in the order of the ids; then the tokens without an id
 
 
 def read_tokenizer(folder: Path) -> TokenizerFiles:
-    """Read tokenizer.json, or vocab.json and merges.txt, and the tokens that other files of the folder name.
+    """Read tokenizer.json, or vocab.json and merges.txt, and the special tokens in the folder's other files.
 
-    Raises InputError for a file that is missing, damaged, or asks for a tokenizer of another kind.
+    Raises InputError for a file that is missing or damaged, and for another kind of tokenizer.
     """
     whole = _read_optional(folder / "tokenizer.json")
     vocabulary, merges = _of_one_file(folder, whole) if whole else _of_two_files(folder)
@@ -82,11 +82,11 @@ def _read_optional(path: Path) -> dict[str, Any]:
 
 
 def _of_one_file(folder: Path, content: Mapping[str, Any]) -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
-    """Vocabulary and merges of a tokenizer.json. The rest of its model is CLIP's own, as in transformers."""
+    """Return the vocabulary and merges of a tokenizer.json. As transformers does, ignore the rest of its model."""
     with naming(str(folder / "tokenizer.json")):
         model = mapping("model", content.get("model"))
         pairs = model.get("merges")
-        if isinstance(pairs, list):  # of texts in older files
+        if isinstance(pairs, list):  # in older files a pair is one text
             pairs = [tuple(pair.split(" ")) if isinstance(pair, str) else pair for pair in pairs]
         return checked("vocab", model.get("vocab"), _Ids), checked("merges", pairs, _Merges)
 
@@ -107,7 +107,7 @@ def _of_two_files(folder: Path) -> tuple[dict[str, int], tuple[tuple[str, str], 
 def _read_text(path: Path) -> str:
     try:
         if not path.is_file():
-            raise InputError(f"{path} is not there, or no file; {_REMEDY}")
+            raise InputError(f"{path} is not a file; {_REMEDY}")
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
@@ -120,7 +120,7 @@ def _read_text(path: Path) -> str:
 def _special_tokens(
     folder: Path, options: dict[str, Any], whole: dict[str, Any]
 ) -> tuple[dict[str, SpecialToken], tuple[SpecialToken, ...]]:
-    """`named` and `added` of a TokenizerFiles. Files of before transformers 4.34 name tokens in several places."""
+    """Return `named` and `added` of TokenizerFiles. Before transformers 4.34 they were spread over several files."""
     named = {key: options.get(key, default) for key, default in NAMED.items()}
     path = folder / "tokenizer_config.json"
     sources = dict.fromkeys(named, path)
@@ -143,16 +143,16 @@ def _special_tokens(
             entries = checked("added_tokens", whole.get("added_tokens", ()), _Objects)
         found += [SpecialToken.from_mapping(entry, folder / "tokenizer.json") for entry in entries]
 
-    known = {token.id: token for token in found}  # a later file counts
+    known = {token.id: token for token in found}  # a later file replaces an earlier one
     added = {token.content: token for token in sorted(known.values(), key=lambda token: token.id or 0)}
     tokens = {key: _named_token(key, value, added, sources[key]) for key, value in named.items()}
-    for token in dict.fromkeys(tokens.values()):  # the last new way to look for a text counts, as in transformers
+    for token in dict.fromkeys(tokens.values()):  # of equal texts the last entry wins, as in transformers
         added[token.content] = token
     return tokens, tuple(added.values())
 
 
 def _named_token(key: str, value: Any, added: Mapping[str, SpecialToken], path: Path) -> SpecialToken:
-    """Return a special token that a file names by its text, or with its options."""
+    """Return the special token for an entry of a file: its text, or a mapping with its options."""
     token = SpecialToken.from_mapping(value if isinstance(value, dict) else {"content": value}, f"{path}: {key}")
     return replace(added.get(token.content, token), special=True)
 

@@ -1,4 +1,4 @@
-"""Comparisons of a model in fastdiff with the same one in diffusers, and how diffusers' side is loaded and run."""
+"""Compare a model in fastdiff with the same model in diffusers: load and run diffusers' side, and measure errors."""
 
 import contextlib
 import logging
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from fastdiff.models.autoencoder import AutoencoderKL
     from fastdiff.models.denoiser import Denoiser
 
-FORWARD_TOLERANCE = 1e-4  # of one call of the denoiser
-FINAL_TOLERANCE = 1e-3  # of the picture after the steps, in [-1, 1], or of the trajectory
+FORWARD_TOLERANCE = 1e-4  # for one forward pass
+FINAL_TOLERANCE = 1e-3  # for the picture after all steps, in [-1, 1], or for the trajectory
 SEED = 0
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One check: max |fastdiff - diffusers|, and how much of it is allowed."""
+    """One check: the largest difference between fastdiff and diffusers, and how large it may be."""
 
     what: str
-    error: float
+    error: float  # max |fastdiff - diffusers|
     largest: float  # max |diffusers|
-    tolerance: float  # absolute, and relative to `largest` where that is over 1
+    tolerance: float  # absolute; relative to `largest` if that is over 1
 
     @property
     def allowed(self) -> float:
@@ -49,14 +49,14 @@ class Verification:
 
     model: str
     device: str
-    versions: Mapping[str, str]  # of fastdiff, and of what it is compared with
+    versions: Mapping[str, str]  # of fastdiff, and of the libraries that it is compared with
     comparisons: Sequence[Comparison]
 
     @classmethod
     def of(
         cls, model: str, device: "Device", libraries: Sequence[ModuleType], made: Sequence[Comparison]
     ) -> "Verification":
-        """The comparisons `made` with these libraries of a model."""
+        """Return the verification of a model. `made`: its comparisons with these libraries."""
         versions = {library.__name__: library.__version__ for library in (fastdiff, *libraries)}
         return cls(model, str(device), versions, made)
 
@@ -65,7 +65,7 @@ class Verification:
         return all(comparison.passed for comparison in self.comparisons)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         comparisons = [
             vars(comparison) | {"allowed": comparison.allowed, "passed": comparison.passed}
             for comparison in self.comparisons
@@ -80,41 +80,41 @@ class Verification:
 
 
 def import_verified() -> ModuleType:
-    """diffusers, told to keep silent. InputError where it is missing."""
+    """Import diffusers with logging turned off. Raises InputError if it is not installed."""
     diffusers = import_diffusers("verify")
-    diffusers.utils.logging.set_verbosity(logging.CRITICAL)  # what it logs of an error, the error says too
+    diffusers.utils.logging.set_verbosity(logging.CRITICAL)  # its errors say what it would log
     diffusers.utils.logging.disable_progress_bar()
     return diffusers
 
 
 def explained(name: str, make: Callable[[], Verification]) -> Verification:
-    """Return what `make` does; where the device fails, an error of one line."""
+    """Return the result of `make`. If the device fails or memory runs out, raise an error of one line."""
     from fastdiff.execution.devices import naming_lost_device
     from fastdiff.execution.memory import or_explain
 
     with naming_lost_device():
         return or_explain(
             make,
-            f"out of memory: verify holds {name} twice, for fastdiff and for diffusers, in float32; end what else "
-            "runs on the device or give another one, such as --device cpu",
+            f"out of memory: verify loads {name} twice, for fastdiff and for diffusers, in float32; free memory on "
+            "the device or give another one, such as --device cpu",
         )
 
 
 def load(kind: Any, folder: Path, variant: str | None) -> Any:
-    """A model of diffusers' class `kind`, float32. InputError for what diffusers refuses."""
+    """Load a model of diffusers' class `kind` in float32. Raises InputError if diffusers cannot load it."""
     import torch
 
     options = {"variant": variant, "torch_dtype": torch.float32}
     with refusals(f"diffusers cannot load {folder}"):
         model = kind.from_pretrained(folder, low_cpu_mem_usage=False, local_files_only=True, **options)
-        return model.float().eval()  # of shards each tensor has kept its own dtype
+        return model.float().eval()  # tensors of a sharded checkpoint keep their own dtype without it
 
 
 @contextlib.contextmanager
 def refusals(problem: str) -> Iterator[None]:
-    """Turn whatever diffusers raises, which is of any kind, into an InputError of one line, opening with `problem`.
+    """Turn any exception of diffusers into an InputError of one line that begins with `problem`.
 
-    Not so where memory runs out or a GPU fails, which is not for the model's files to mend.
+    Out-of-memory errors and GPU failures pass through, because they are no fault of the model's files.
     """
     from fastdiff.execution.devices import is_lost
     from fastdiff.execution.memory import is_out_of_memory
@@ -128,7 +128,7 @@ def refusals(problem: str) -> Iterator[None]:
 
 
 def noise(config: DenoiserConfig, count: int) -> "Tensor":
-    """Starting noise as diffusers has it, (N, C, H, W) or (N, C, L), float32 on the CPU."""
+    """Return starting noise in diffusers' layout, (N, C, H, W) or (N, C, L), float32 on the CPU."""
     import torch
 
     size = config.usual_size[-len(config.AXES) :]
@@ -141,13 +141,13 @@ def compare(what: str, ours: "Tensor", theirs: "Tensor", tolerance: float) -> Co
 
 
 def predict(model: Any, x_t: "Tensor", t: "Tensor", classes: "Tensor | None", **prompt: Any) -> "Tensor":
-    """The output of a model of either side, of which some take no labels."""
+    """Return the output of a model of fastdiff or diffusers. `classes` None: call it without class labels."""
     labels = {} if classes is None else {"class_labels": classes}
     return model(x_t, t, **labels, **prompt).sample
 
 
 def random_prompt(ours: "Denoiser", count: int) -> dict[str, Any]:
-    """A random text, and what goes with it, where the model is told one: arguments of its call."""
+    """Return arguments of a call: random prompt embeddings and added conditions, if the model takes them."""
     import torch
 
     generator = torch.Generator().manual_seed(SEED)
@@ -166,9 +166,13 @@ def forwards(
     what: str = "forward",
     prompt: Mapping[str, Any] | None = None,
 ) -> Iterator[Comparison]:
-    """Compare one call for each of five of the `steps` of training and, where there are labels, for each of these.
+    """Compare forward passes at five of the training timesteps, and at each of them for each label.
 
-    prompt: arguments of the call, for a batch of two; by default a random text where the model reads one.
+    Args:
+        steps: the number of training timesteps.
+        choices: the labels; none for a model without labels.
+        what: the name of the comparison.
+        prompt: prompt arguments of the call, for a batch of two. Default: random embeddings if the model takes any.
     """
     import torch
 
@@ -186,7 +190,7 @@ def forwards(
 
 
 def halves(name: str, config: DenoiserConfig, ours: "AutoencoderKL", theirs: Any) -> Iterator[Comparison]:
-    """Compare one decoding and one encoding, both of noise."""
+    """Compare the decoder and the encoder of a VAE, each on noise."""
     import torch
 
     z = noise(config, 2).to(ours.device)

@@ -1,8 +1,8 @@
-"""A model in fastdiff against the same model in diffusers, in float32, number by number.
+"""`fastdiff verify`: compare a model in fastdiff with the same model in diffusers, in float32, on the same inputs.
 
-Checks on the same inputs: the denoiser alone, at several timesteps and labels, a VAE alone, and, of a folder that has a
-scheduler too, a few steps of sampling, where the reference is a loop written out over diffusers' model and scheduler
-(its pipelines cannot guide a U-Net by labels). Folders that are drawn from prompts: text_models.
+It compares the denoiser at several timesteps and labels, the VAE, and, if the folder has a scheduler, a few steps of
+sampling. The reference for sampling is a loop over diffusers' model and scheduler, because no diffusers pipeline guides
+a U-Net by labels. `text_models` compares text-to-image models.
 """
 
 import functools
@@ -45,15 +45,19 @@ if TYPE_CHECKING:
 
     from fastdiff.pipelines import Pipeline
 
-TRAIN_STEPS = 1000  # of a model without a scheduler
+TRAIN_STEPS = 1000  # for a model without a scheduler
 
 
 def compare_with_diffusers(request: Request, device: str) -> Verification:
-    """Make every comparison for the model and sampling of `request`, in float32 whatever its dtype.
+    """Make all comparisons for the model and the sampling options of `request`, in float32 whatever its dtype.
 
-    The folder of a model without a scheduler is compared by its predictions alone. What fastdiff cannot load it refuses
-    first, as it does when it samples. InputError also for what diffusers cannot load or run, and where diffusers is not
-    installed; OutOfMemoryError, DeviceLostError.
+    A model without a scheduler is compared by its forward passes alone. A model that fastdiff cannot load is refused
+    first, with the same error as in sampling.
+
+    Raises:
+        InputError: fastdiff or diffusers cannot load or run the model, or diffusers is not installed.
+        OutOfMemoryError: the models do not fit in memory.
+        DeviceLostError: the GPU fails.
     """
     request = replace(request, dtype="float32")
     folder = hub.resolve(request.model, revision=request.revision, variant=request.variant)
@@ -91,7 +95,7 @@ def _compare_pipeline(card: ModelCard, request: Request, cells: Sequence[Cell], 
 
 
 def _compare_model(request: Request, folder: Path, part: registry.DenoiserPart, device: str) -> Verification:
-    """Compare a model alone: a denoiser, or a value function."""
+    """Compare a single model: a denoiser or a value function."""
     from fastdiff.execution.devices import resolve_device
     from fastdiff.models.classes import model_class
     from fastdiff.models.denoiser import Denoiser
@@ -108,14 +112,14 @@ def _compare_model(request: Request, folder: Path, part: registry.DenoiserPart, 
 
 def _check_labels(name: str, config: DenoiserConfig) -> None:
     if config.class_embed_type is not None:
-        raise InputError(f"{name}: verify knows no labels for class_embed_type {config.class_embed_type}")
+        raise InputError(f"{name}: verify cannot make labels for class_embed_type {config.class_embed_type}")
 
 
 class Reference:
-    """The parts of a folder as diffusers' own loaders make them, float32, on the CPU until `to` is called."""
+    """The parts of a folder in diffusers' classes, loaded by diffusers, in float32, on the CPU until `to` is called."""
 
     def __init__(self, diffusers: ModuleType, card: ModelCard, request: Request, scheduler: str) -> None:
-        """InputError for what diffusers refuses."""
+        """Load the parts. Raises InputError if diffusers cannot load one."""
         self.card, self.request = card, request
         denoiser = hub.component_folder(card.folder, card.denoiser.name)
         self.denoiser = load(getattr(diffusers, card.denoiser.class_name), denoiser, request.variant)
@@ -134,7 +138,7 @@ class Reference:
             model.to(device)
 
     def sample(self, x_t: "Tensor", labels: Sequence[int], generator: "Generator") -> "Tensor":
-        """x_0 after all steps from the noise x_t, of its shape; guided as Ho and Salimans 2022 (arXiv 2207.12598)."""
+        """Return x_0, with the shape of the noise x_t; guided as in Ho and Salimans 2022 (arXiv 2207.12598)."""
         import torch
 
         request, null_label = self.request, self.card.info.null_label
@@ -144,7 +148,7 @@ class Reference:
         classes = torch.tensor(labels, device=x_t.device) if labels else None
         null_classes = None if classes is None or null_label is None else torch.full_like(classes, null_label)
         self.scheduler.set_timesteps(request.num_inference_steps)
-        # DDIM keeps the option in its config, and makes nothing of it
+        # DDIM has variance_type in its config, but ignores it.
         learned = request.scheduler == "ddpm" and self.scheduler.config.variance_type.startswith("learned")
         x_t = x_t * self.scheduler.init_noise_sigma
         for t in self.scheduler.timesteps:
@@ -158,13 +162,13 @@ class Reference:
         return x_t
 
     def predict(self, x_t: "Tensor", t: "Tensor", classes: "Tensor | None") -> tuple["Tensor", "Tensor"]:
-        """The output, of the shape of x_t, and the learned variance, which has no channels where there is none."""
+        """Return the output, with the shape of x_t, and the learned variance, with no channels if there is none."""
         output = predict(self.denoiser, x_t, t.to(x_t.device).expand(len(x_t)), classes)
         return output[:, : x_t.shape[1]], output[:, x_t.shape[1] :]
 
 
 def _loop(pipe: "Pipeline", reference: Reference, labels: Sequence[int]) -> Comparison:
-    """A few steps from one starting noise; a generator makes fastdiff draw step noise as diffusers does."""
+    """Compare a few steps from the same noise. With a generator fastdiff draws the step noise as diffusers does."""
     import torch
 
     request = reference.request

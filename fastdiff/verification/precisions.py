@@ -1,7 +1,7 @@
-"""The error of weights in 8 bits: a model of such a precision, and of bfloat16, against the same in float32.
+"""Measure the error of 8-bit weights: compare a model in 8 bits, and in bfloat16, with the same model in float32.
 
-Measured are the text encoders, single predictions at places that the float32 run came through, given the texts that it
-was given, and whole pictures, which differ by all that the steps add up.
+The comparison covers the text encoders, single predictions on states and prompts of the float32 run, and finished
+pictures, in which the errors of all steps add up.
 """
 
 import math
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from fastdiff.pipelines import Pipeline
 
-PLACES = 5  # on the way from noise to pictures, where predictions are compared
-BESIDE: DtypeName = "bfloat16"  # the dtype that the precision is compared with, and is computed in
+PLACES = 5  # the number of steps whose predictions are compared
+BESIDE: DtypeName = "bfloat16"  # the dtype to compare the precision with; the precision also computes in it
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Difference:
     """The errors of two formats against float32."""
 
     what: str
-    unit: str  # %: RMS error, of the RMS of what float32 makes; dB: peak signal-to-noise ratio
-    beside: float  # of BESIDE
-    error: float  # of the precision
+    unit: str  # %: RMS error relative to the RMS of the float32 output; dB: peak signal-to-noise ratio
+    beside: float  # the error of BESIDE
+    error: float  # the error of the precision
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class Precisions:
 
     @property
     def passed(self) -> bool:
-        """Whether all is a number: how large an error may be is for whoever looks at the pictures."""
+        """Whether all errors are numbers. There is no limit: look at the pictures to judge the errors."""
         return all(math.isfinite(each.beside) and not math.isnan(each.error) for each in self.differences)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values; an infinite ratio, of equal pictures, is null."""
+        """Return JSON values. The infinite ratio of equal pictures is null."""
         differences = [
             {key: None if value == math.inf else value for key, value in vars(each).items()}
             for each in self.differences
@@ -65,13 +65,13 @@ class Precisions:
 
 
 def compare_precisions(request: Request, device: str) -> Precisions:
-    """Measure what the precision of `request` costs. InputError for a folder that draws nothing."""
+    """Measure the error of the precision of `request`. Raises InputError for a folder that is no pipeline."""
     from fastdiff.execution.devices import naming_lost_device
     from fastdiff.execution.memory import or_explain
 
     folder = hub.resolve(request.model, revision=request.revision, variant=request.variant)
     if not (folder / "model_index.json").is_file():
-        raise InputError(f"precision: {folder} has no model_index.json, and pictures are what it is measured by")
+        raise InputError(f"precision: {folder} has no model_index.json; give a pipeline folder, which draws pictures")
     card = ModelCard.read(request.model, folder)
     if card.reads_text:
         request = replace(request, prompt=(PROMPT,))
@@ -81,8 +81,8 @@ def compare_precisions(request: Request, device: str) -> Precisions:
     with naming_lost_device():
         return or_explain(
             partial(_compare, run, device),
-            f"out of memory: verify holds {card.name} in float32; end what else runs on the device or give another "
-            "one, such as --device cpu",
+            f"out of memory: verify loads {card.name} in float32; free memory on the device or give another one, such "
+            "as --device cpu",
         )
 
 
@@ -94,7 +94,7 @@ def _compare(run: Run, device: str) -> Precisions:
     errors: list[dict[str, float]] = []
     ratios: list[float] = []
     for precision in (PRECISION, run.request.precision):
-        del pipe  # one at a time
+        del pipe  # frees its memory before the next one is loaded
         pipe = _load(run, device, BESIDE, precision)
         errors.append({what: _relative(y, truth[what]) for what, y in _outputs(pipe, run, path, prompt)})
         ratios.append(_ratio(_drawn(pipe, run)[1], pictures))
@@ -110,7 +110,7 @@ def _load(run: Run, device: str, dtype: DtypeName, precision: Precision) -> Any:
 
 
 def _drawn(pipe: "Pipeline", run: Run) -> tuple[list[tuple[float, "Tensor"]], "np.ndarray"]:
-    """Timestep and state (N, H, W, C) before some steps of the first batch, and all that was drawn."""
+    """Return (timestep, state (N, H, W, C)) before up to PLACES steps of the first batch, and all pictures."""
     import numpy as np
 
     states: list[tuple[float, Tensor]] = []
@@ -128,7 +128,7 @@ def _drawn(pipe: "Pipeline", run: Run) -> tuple[list[tuple[float, "Tensor"]], "n
 def _outputs(
     pipe: Any, run: Run, path: Sequence[tuple[float, "Tensor"]], prompt: Mapping[str, Any]
 ) -> Iterator[tuple[str, "Tensor"]]:
-    """Yield by name, in float32, a text encoder's states and predictions on the path, all of the same inputs."""
+    """Yield (name, output in float32) for each text encoder, and for the denoiser at each state of `path`."""
     import torch
 
     if pipe.reads_text:
@@ -141,14 +141,14 @@ def _outputs(
         x = scheduler.scale_model_input(denoiser.channels_first(x_t), timestep).to(denoiser.dtype)
         labels = [cell.label for cell in run.cells[: len(x)]]
         classes = None if None in labels else torch.tensor(labels, device=x.device)
-        x = x.expand(2, *x.shape[1:]) if prompt else x  # a prompt, and a negative one
+        x = x.expand(2, *x.shape[1:]) if prompt else x  # for the prompt and the negative prompt
         with torch.inference_mode():
             y = predict(denoiser, x, t.to(x.device), classes, **_in_dtype(prompt, denoiser.dtype))
         yield f"{denoiser.part.name} t={timestep:g}", y.float()
 
 
 def _in_dtype(prompt: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
-    """Arguments of a call with their tensors in a dtype."""
+    """Return the arguments of a call with their tensors in a dtype."""
     return {
         name: _in_dtype(value, dtype) if isinstance(value, Mapping) else value.to(dtype)
         for name, value in prompt.items()
@@ -156,12 +156,12 @@ def _in_dtype(prompt: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
 
 
 def _relative(y: "Tensor", truth: "Tensor") -> float:
-    """RMS error, in per cent of the truth's RMS."""
+    """Return the RMS error, in per cent of the RMS of `truth`."""
     return 100 * ((y.double() - truth.double()).square().mean() / truth.double().square().mean()).sqrt().item()
 
 
 def _ratio(drawn: "np.ndarray", truth: "np.ndarray") -> float:
-    """Peak signal-to-noise ratio of pictures of 8 bits, in dB; of trajectories the peak is their range."""
+    """Return the peak signal-to-noise ratio of 8-bit pictures in dB. For trajectories the peak is their range."""
     error = ((drawn.astype("float64") - truth) ** 2).mean()
     peak = 255.0 if truth.dtype == "uint8" else float(truth.max() - truth.min())
     return math.inf if error == 0 else 10 * math.log10(peak**2 / error)

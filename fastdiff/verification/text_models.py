@@ -1,4 +1,4 @@
-"""A folder that is drawn from prompts in fastdiff, against transformers and diffusers: each part, then the whole."""
+"""Compare a text-to-image model in fastdiff with transformers and diffusers: each part, then the whole pipeline."""
 
 import logging
 import operator
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from fastdiff.pipelines import TextToImagePipeline
 
 PROMPT, NEGATIVE = "a photo of an astronaut riding a horse", "blurry"
-TEXTS = (  # on which tokenizers differ, if anywhere
+TEXTS = (  # texts on which tokenizers are likely to differ
     "",
     PROMPT,
     "  Two   SPACES,\ttabs\nand lines ",
@@ -58,7 +58,7 @@ TEXTS = (  # on which tokenizers differ, if anywhere
 
 
 def compare_text_pipeline(card: ModelCard, request: Request, device: str) -> Verification:
-    """Make every comparison for a folder of StableDiffusionPipeline or its SDXL kin; see `compare_with_diffusers`."""
+    """Make all comparisons for a Stable Diffusion or SDXL folder; see `compare_with_diffusers`."""
     from fastdiff.pipelines import load_pipeline
 
     steps = request.num_inference_steps or VERIFICATION_STEPS
@@ -66,7 +66,7 @@ def compare_text_pipeline(card: ModelCard, request: Request, device: str) -> Ver
     libraries = _import_transformers(), import_verified()
     pipe = cast("TextToImagePipeline", load_pipeline(card, request, device))
     assert pipe.vae is not None
-    with warnings.catch_warnings():  # diffusers says which options of old folders it changes; so do we
+    with warnings.catch_warnings():  # diffusers warns about old scheduler options that it changes
         warnings.simplefilter("ignore")
         theirs = _load_theirs(card, request, pipe.scheduler_name, *libraries)
         theirs.to(pipe.device)
@@ -90,9 +90,9 @@ def _import_transformers() -> ModuleType:
 def _load_theirs(
     card: ModelCard, request: Request, scheduler: str, transformers: ModuleType, diffusers: ModuleType
 ) -> Any:
-    """diffusers' pipeline of the folder, float32, on the CPU. InputError for what it refuses.
+    """Load diffusers' pipeline of the folder in float32 on the CPU. Raises InputError if diffusers cannot load it.
 
-    Its parts are loaded one by one, as the classes that the registry knows: nothing else of the folder is run.
+    Each part is loaded by itself, in a class from the registry, so that no other code that the folder names runs.
     """
     pipeline, libraries = card.pipeline, {"transformers": transformers, "diffusers": diffusers}
     options = {"requires_safety_checker": False, "add_watermarker": False}
@@ -118,7 +118,7 @@ def _load_theirs(
 
 
 def _tokens(pipe: "TextToImagePipeline", theirs: Any) -> Iterator[Comparison]:
-    """Compare the ids of texts; the error is the number of ids that differ."""
+    """Compare the token ids of TEXTS. The error is the number of ids that differ."""
     for name, ours in _named(pipe, pipe.encoders.tokenizers, "tokenizer"):
         pairs = [(ours(text).ids, _their_ids(getattr(theirs, name), [text])[0].tolist()) for text in TEXTS]
         wrong = sum(sum(map(operator.ne, *pair)) + abs(len(pair[0]) - len(pair[1])) for pair in pairs)
@@ -126,14 +126,14 @@ def _tokens(pipe: "TextToImagePipeline", theirs: Any) -> Iterator[Comparison]:
 
 
 def _their_ids(tokenizer: Any, texts: Sequence[str]) -> "Tensor":
-    """(N, L), as diffusers' pipelines make them."""
+    """Return the ids (N, L) as diffusers' pipelines make them."""
     options = {"padding": "max_length", "max_length": tokenizer.model_max_length, "truncation": True}
     with refusals("transformers cannot run the tokenizer"):
         return tokenizer(list(texts), return_tensors="pt", **options).input_ids
 
 
 def _encoders(pipe: "TextToImagePipeline", theirs: Any) -> Iterator[Comparison]:
-    """Compare all that each text encoder hands out for a few texts."""
+    """Compare all outputs of each text encoder for a few texts."""
     import torch
 
     for name, ours in _named(pipe, pipe.encoders.models, "text_encoder"):
@@ -150,19 +150,19 @@ def _encoders(pipe: "TextToImagePipeline", theirs: Any) -> Iterator[Comparison]:
 
 
 def _named(pipe: "TextToImagePipeline", parts: Sequence[Any], name: str) -> Iterator[tuple[str, Any]]:
-    """Text encoders, or their tokenizers, with their names in a folder, the first of which is `name`."""
+    """Yield (name, part) for each text encoder or each tokenizer: `name` for the first, with _2 for the second."""
     for model, part in zip(pipe.encoders.models, parts, strict=True):
         yield model.part.name.replace("text_encoder", name), part
 
 
 def _predictions(card: ModelCard, pipe: "TextToImagePipeline", theirs: Any) -> Iterator[Comparison]:
-    """Compare the U-Nets, told a prompt and a negative one."""
+    """Compare forward passes of the U-Nets, with a prompt and a negative prompt."""
     steps, prompt = card.num_train_timesteps, encoded_prompts(pipe)
     return forwards(card.name, pipe.denoiser, theirs.unet, steps, what="U-Net", prompt=prompt)
 
 
 def encoded_prompts(pipe: "TextToImagePipeline") -> dict[str, Any]:
-    """Arguments of a U-Net's call: the texts of a prompt and of a negative one, encoded."""
+    """Return arguments of a U-Net call: an encoded prompt and an encoded negative prompt."""
     import torch
 
     given = random_prompt(pipe.denoiser, 2)
@@ -178,7 +178,7 @@ def encoded_prompts(pipe: "TextToImagePipeline") -> dict[str, Any]:
 
 
 def _pictures(pipe: "TextToImagePipeline", theirs: Any, card: ModelCard, steps: int) -> Comparison:
-    """Compare a picture after a few guided steps; a generator makes fastdiff draw step noise as diffusers does."""
+    """Compare a picture after a few guided steps. With a generator fastdiff draws the step noise as diffusers does."""
     import torch
 
     sampling = complete_sampling(
@@ -205,7 +205,7 @@ def _pictures(pipe: "TextToImagePipeline", theirs: Any, card: ModelCard, steps: 
 
 
 def _prompts(pipe: "TextToImagePipeline") -> dict[str, Any]:
-    """Arguments of a pipeline's call: a prompt and a negative one, embeddings where there are no text encoders."""
+    """Return arguments of a pipeline call: a prompt and a negative prompt, as embeddings without text encoders."""
     if pipe.encoders.models:
         return {"prompt": PROMPT, "negative_prompt": NEGATIVE}
     given = random_prompt(pipe.denoiser, 2)

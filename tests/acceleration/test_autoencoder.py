@@ -1,4 +1,4 @@
-"""accelerate on a live AutoencoderKL of diffusers, alone."""
+"""accelerate on a live diffusers AutoencoderKL."""
 
 import diffusers
 import pytest
@@ -23,7 +23,7 @@ def vae(randomise):
 
 @torch.no_grad()
 def both(vae, function):
-    """Return what diffusers gives, then what we give."""
+    """Return the result of diffusers, then ours."""
     expected = function(vae)
     return expected, function(fastdiff.accelerate(vae))
 
@@ -58,7 +58,7 @@ def test_plain_tuples_and_forward(vae):
 
 
 def test_slices(vae):
-    """diffusers' own slicing hands picture after picture over."""
+    """diffusers' own slicing calls our `_decode` with one picture at a time."""
     seen = []
     vae.enable_slicing()
     expected, found = both(vae, lambda vae: vae.decode(Z).sample)
@@ -90,7 +90,7 @@ def test_tiles_of_any_size(vae, when):
     expected, found = both(vae, lambda vae: (vae.decode(large_z).sample, vae.encode(large_x).latent_dist.parameters))
     for ours, theirs in zip(found, expected, strict=True):
         close(ours, theirs)
-    assert (found[0] - whole).abs().max() > 1e-2  # tiles show
+    assert (found[0] - whole).abs().max() > 1e-2  # tiling changes the output
     vae.disable_tiling()
     close(vae.decode(large_z).sample, whole)
 
@@ -115,7 +115,7 @@ def test_names_values_and_restore(vae):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 def test_a_vae_that_moves(vae, dtype):
-    """To 16 bits, where force_upcast has float16 computed in float32, and back."""
+    """The VAE moves to 16 bits and back. With force_upcast, float16 is computed in float32."""
     expected, _ = both(vae, lambda vae: vae.decode(Z).sample)
     output = vae.to(dtype).decode(Z.to(dtype)).sample
     assert output.dtype == dtype

@@ -1,4 +1,4 @@
-"""Changes to a live pipeline, before accelerate and after it: followed, or refused by name until they are undone."""
+"""Changes to a live pipeline before and after accelerate take effect, or are refused by name until they are undone."""
 
 import functools
 import re
@@ -32,7 +32,7 @@ class CustomProcessor(AttnProcessor):
 
 
 class LoraLinear(nn.Module):
-    """As PEFT wraps a layer."""
+    """Wraps a layer as PEFT does."""
 
     def __init__(self, base_layer: nn.Linear):
         super().__init__()
@@ -81,7 +81,7 @@ def fused(part):
 
 
 def ip_adapter(pipe):
-    """Leave what load_ip_adapter leaves in the U-Net."""
+    """Change the U-Net as load_ip_adapter does."""
     from diffusers.models.attention_processor import IPAdapterAttnProcessor2_0
     from diffusers.models.embeddings import ImageProjection, MultiIPAdapterImageProjection
 
@@ -98,7 +98,7 @@ def ip_adapter(pipe):
 
 
 def lora(pipe):
-    """Leave what PEFT leaves in the U-Net, and take it back."""
+    """Change the U-Net as PEFT does, and return a function that undoes it."""
     unet, (parent, name) = pipe.unet, (pipe.unet.get_submodule(ATTENTION), "to_q")
     layer = parent.to_q
     parent.to_q, unet.peft_config = LoraLinear(layer), {"default": object()}
@@ -125,7 +125,7 @@ def more_layers(pipe):
 
 
 def single_layers_offloaded(pipe):
-    """Leave what enable_sequential_cpu_offload leaves: hooks on single layers, whose weights are elsewhere."""
+    """Change the U-Net as enable_sequential_cpu_offload does: hooks on single layers, and weights in other memory."""
     layer = pipe.unet.conv_out
     layer._hf_hook, weight = object(), layer.weight
     layer.weight = nn.Parameter(weight.detach().clone())
@@ -138,7 +138,7 @@ def single_layers_offloaded(pipe):
 
 
 def hooks_of_diffusers(pipe):
-    """Leave what group offload and layerwise casting leave."""
+    """Add a hook as group offload and layerwise casting do."""
     registry = HookRegistry.check_if_exists_or_initialize(pipe.unet.conv_in)
     registry.register_hook(ModelHook(), "layerwise_casting")
     return lambda: registry.remove_hook("layerwise_casting")
@@ -156,9 +156,9 @@ REFUSED = {
     "lora-without-adapters": (another_layer(PeftLinear), "LoRA layers are not supported unless they are fused"),
     "another-layer": (
         another_layer(LoraLinear),
-        f"{ATTENTION}.to_k is a LoraLinear of tests; put the layer of diffusers back",
+        f"{ATTENTION}.to_k is a LoraLinear of tests; restore diffusers' own layer first",
     ),
-    "more-layers": (more_layers, "the model's config knows no position_net.bias"),
+    "more-layers": (more_layers, "the model's config has no position_net.bias"),
     "offload-of-layers": (
         single_layers_offloaded,
         "offload of single layers (conv_out) is not supported; call remove_all_hooks()",
@@ -209,8 +209,8 @@ def quantised(pipe):
 
 BEFORE_ONLY = {
     "hook": (hooked_layer, "hooks on mid_block would not run; remove them first"),
-    "patched-layer": (patched_layer, f"{ATTENTION}.to_v has another forward than its class; undo that"),
-    "patched-model": (patched_model, "the model's forward was replaced by another; undo that first"),
+    "patched-layer": (patched_layer, f"the forward of {ATTENTION}.to_v was replaced; undo that first"),
+    "patched-model": (patched_model, "the model's forward was replaced; undo that first"),
     "quantised": (quantised, "conv_in.weight is a FloatParameter; use a model that is not quantised"),
 }
 
@@ -239,7 +239,7 @@ def test_both_plain_processors_are_followed(pipe, kind):
 
 
 def test_a_lora_that_was_fused_counts(pipe):
-    """Loaded, fused and unloaded between two calls, in place and as other memory."""
+    """A LoRA is loaded, fused and unloaded between two calls. It changes the weights in place, or replaces them."""
     before = draw(fastdiff.accelerate(pipe))
     unload = lora(pipe)
     layer = pipe.unet.get_submodule(ATTENTION).to_q.base_layer
@@ -255,7 +255,7 @@ def test_a_lora_that_was_fused_counts(pipe):
 
 
 class Offload:
-    """The hook and the functions of accelerate's model offload, its moves made copies: here is one device."""
+    """Imitates the accelerate library's model offload on one device: a move is a copy of the weights."""
 
     def __init__(self):
         self.moves = 0
@@ -281,7 +281,7 @@ class Offload:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_offload_of_whole_models_goes_on(pipe, when):
-    """accelerate's hook keeps the forward that it wraps: ours goes where that is, and both may leave in any order."""
+    """The hook keeps the forward that it wraps, and ours replaces that one. Both can be removed in any order."""
     expected, hook = draw(pipe), Offload()
     if when == "before":
         hook.add(pipe.unet)
@@ -292,7 +292,7 @@ def test_offload_of_whole_models_goes_on(pipe, when):
     assert abs(draw(pipe) - expected).max() <= 1e-4
     moves = hook.moves
     assert moves > 0
-    hook.remove(pipe.unet)  # as diffusers does after each drawing, to add it anew
+    hook.remove(pipe.unet)  # diffusers removes the hook after each call and adds it again
     hook.add(pipe.unet)
     with pytest.raises(fastdiff.InputError, match="inference only"):
         pipe.unet(torch.zeros(1, 4, 8, 8, requires_grad=True), 1, torch.zeros(1, 4, 32))

@@ -1,4 +1,4 @@
-"""accelerate and restore: diffusers' own objects, run by us."""
+"""accelerate and restore on live diffusers denoisers."""
 
 import copy
 
@@ -33,7 +33,7 @@ def expected(model):
 
 
 def runs_on_fastdiff(model) -> bool:
-    """Ours refuses a sample that requires grad, diffusers takes it."""
+    """fastdiff refuses a sample that requires grad; diffusers accepts it."""
     try:
         model(SAMPLE.clone().requires_grad_(), 10, LABELS)
     except fastdiff.InputError:
@@ -59,7 +59,7 @@ def test_parameters_keep_names_shapes_and_values(model):
 
 
 def test_memory_is_shared(model, expected):
-    """A parameter changed in place, a fused one among them, changes the output: there is no second copy."""
+    """An in-place change to a parameter, even one that we stack, changes the output: there is no second copy."""
     fastdiff.accelerate(model)
     for name in ("conv_in.weight", "mid_block.attentions.0.to_k.weight"):
         with torch.no_grad():
@@ -94,7 +94,7 @@ def test_a_model_that_moves_afterwards(model, expected):
 @pytest.mark.parametrize("kind", ["DDPM", "DDIM"])
 def test_pipelines_draw_the_same_pictures(kind, randomise):
     unet = randomise(diffusers.UNet2DModel(**CONFIG | {"num_class_embeds": None}))
-    unet.conv_out.weight.data *= 0.02  # tame, as in parity/conftest.py
+    unet.conv_out.weight.data *= 0.02  # keeps the values small, as in parity/conftest.py
     pipe = getattr(diffusers, f"{kind}Pipeline")(unet, getattr(diffusers, f"{kind}Scheduler")())
     pipe.set_progress_bar_config(disable=True)
 
@@ -152,7 +152,7 @@ class TestPrecision:
             pytest.param(lambda model: model.to(torch.float16), "cannot be moved", id="to"),
             pytest.param(lambda model: model.state_dict(), "cannot be saved", id="state_dict"),
             pytest.param(copy.deepcopy, "cannot be copied", id="copy"),
-            pytest.param(fastdiff.accelerate, "runs with int8 already; restore it first", id="accelerate"),
+            pytest.param(fastdiff.accelerate, "already runs with int8; restore it first", id="accelerate"),
         ],
     )
     def test_what_would_read_the_weights_is_refused(self, model, change, message):
@@ -165,7 +165,7 @@ class TestPrecision:
     def test_weights_that_change_are_refused(self, model):
         fastdiff.accelerate(model, precision="int8")
         parameter = model.get_parameter("mid_block.resnets.0.conv1.weight")
-        with pytest.raises(RuntimeError, match="single memory location"):  # as a LoRA is fused
+        with pytest.raises(RuntimeError, match="single memory location"):  # fusing a LoRA does this
             parameter.data += 1
         parameter.data = torch.zeros(parameter.shape)
         with pytest.raises(fastdiff.InputError, match=r"cannot be changed; call fastdiff\.restore on it first"):
@@ -175,7 +175,7 @@ class TestPrecision:
         with pytest.raises(fastdiff.InputError, match="precision: 'fp4' is not one of full, int8, fp8"):
             fastdiff.accelerate(model, precision="fp4")
         model.mid_block.extra = torch.nn.Linear(2, 2)
-        with pytest.raises(fastdiff.InputError, match="config knows no mid_block"):
+        with pytest.raises(fastdiff.InputError, match="config has no mid_block"):
             fastdiff.accelerate(model, precision="int8")
         del model.mid_block.extra
         with torch.no_grad():
@@ -205,7 +205,7 @@ class TestPolicy:
 
     @pytest.mark.parametrize("change", ["in place", "through data", "moved"])
     def test_changed_parameters_change_the_output(self, policy, change):
-        """Transposed convolutions too, of which fastdiff has another form."""
+        """This includes transposed convolutions, whose weights fastdiff stores in another form."""
         fastdiff.accelerate(policy)
         names = ("down_blocks.0.downsample.conv.weight", "up_blocks.0.upsample.conv.weight")
         names += ("up_blocks.1.upsample.conv.bias", "mid_block.resnets.0.time_emb.weight")
@@ -224,9 +224,9 @@ class TestPolicy:
         torch.testing.assert_close(changed, expected, rtol=0, atol=1e-4)
 
     def test_a_value_guided_pipeline_plans_the_same(self, save_value_guided):
-        """Its policy runs on fastdiff; its value function stays diffusers', whose gradient it follows."""
+        """The policy runs on fastdiff. The value function runs on diffusers, as the planner needs its gradient."""
         pipe, _ = save_value_guided()
-        pipe.unet.out_block.final_conv1d_2.weight.data *= 0.02  # tame
+        pipe.unet.out_block.final_conv1d_2.weight.data *= 0.02  # keeps the values small
         pipe.scheduler.set_timesteps(4)
 
         def plan():
@@ -243,7 +243,7 @@ class TestPolicy:
     def test_a_value_function_stays_diffusers(self, randomise):
         value = randomise(diffusers.UNet1DModel(**VALUE))
         with pytest.raises(
-            fastdiff.InputError, match="a value function stays diffusers', because planners differentia"
+            fastdiff.InputError, match="a value function is not accelerated, because planners different"
         ):
             fastdiff.accelerate(value)
         sample = self.GIVEN[0].clone().requires_grad_()
@@ -346,7 +346,7 @@ def test_several_dtypes(model):
 
 
 class TestTextUNet:
-    """A live UNet2DConditionModel."""
+    """accelerate on a live UNet2DConditionModel."""
 
     GIVEN = torch.randn(2, 4, 8, 8), 10, torch.randn(2, 5, 12)
 

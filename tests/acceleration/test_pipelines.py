@@ -1,4 +1,4 @@
-"""accelerate on live pipelines of Stable Diffusion: diffusers' own loop, over our U-Net and our VAE."""
+"""accelerate on live Stable Diffusion pipelines: diffusers' own loop, with our U-Net and our VAE."""
 
 import copy
 import gc
@@ -12,7 +12,7 @@ import fastdiff
 from tests.support.pairwise import product
 from tests.support.text_pipelines import KINDS, text_pipeline
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")  # diffusers'
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")  # diffusers
 PROMPT = "a photo of the cat"
 
 
@@ -27,7 +27,7 @@ def draw(pipe, seed=3, **options):
 
 
 def assert_as_before(pipe, **options):
-    """Latents and pictures are those that diffusers drew."""
+    """Check that accelerate changes neither the latents nor the pictures."""
     latents, pictures = draw(pipe, output_type="latent", **options), draw(pipe, **options)
     fastdiff.accelerate(pipe)
     error = (draw(pipe, output_type="latent", **options) - latents).abs().max()
@@ -36,7 +36,7 @@ def assert_as_before(pipe, **options):
 
 
 def runs_on_fastdiff(pipe) -> bool:
-    """Ours refuses what requires grad, diffusers takes it."""
+    """fastdiff refuses a sample that requires grad; diffusers accepts it."""
     refused = 0
     for call in (lambda x: pipe.vae.decode(x), lambda x: pipe.vae.encode(torch.cat([x[:, :3]] * 4, 2))):
         try:
@@ -53,7 +53,7 @@ def test_pictures_are_those_of_diffusers(pipe):
     assert_as_before(pipe)
     assert runs_on_fastdiff(pipe)
     assert fastdiff.accelerate(pipe) is pipe
-    assert abs(draw(pipe) - draw(pipe, prompt="the astronaut riding")).mean() > 1e-2  # the text counts
+    assert abs(draw(pipe) - draw(pipe, prompt="the astronaut riding")).mean() > 1e-2  # the prompt has an effect
 
 
 OPTIONS = {
@@ -130,7 +130,7 @@ def replace_latents(pipe, step, t, tensors):
 
 
 def end_guidance(pipe, step, t, tensors):
-    """Leave guidance midway, as diffusers' guide does: half the batch from there on."""
+    """End guidance midway, as diffusers' guide does. Half the batch remains."""
     if step != 1:
         return {}
     pipe._guidance_scale = 0.0
@@ -195,7 +195,7 @@ def test_a_folder_saved_while_accelerated(pipe, tmp_path):
 
 
 def test_another_pipeline_of_the_same_parts():
-    """It encodes pictures too; the parts are shared, so that one call accelerates both."""
+    """Two pipelines share their parts, so one call accelerates both. The second also encodes pictures."""
     pipe = text_pipeline("sd1")
     other = diffusers.StableDiffusionImg2ImgPipeline(**pipe.components, requires_safety_checker=False)
     other.set_progress_bar_config(disable=True)
@@ -207,7 +207,7 @@ def test_another_pipeline_of_the_same_parts():
 
 
 def test_a_controlnet_is_followed(randomise):
-    """It stays diffusers'; what it adds to the U-Net is an argument of each call."""
+    """The ControlNet runs on diffusers. Its outputs are arguments of each U-Net call."""
     pipe = text_pipeline("sd1")
     controlnet = diffusers.ControlNetModel.from_unet(pipe.unet, conditioning_embedding_out_channels=(8, 16))
     parts = pipe.components | {"controlnet": randomise(controlnet)}
@@ -247,7 +247,7 @@ def test_nothing_is_swapped_where_one_part_is_refused():
 @pytest.mark.slow
 class TestMoves:
     def test_half_precision(self, pipe):
-        """SDXL's pipeline moves its VAE to float32 to decode, and back."""
+        """SDXL's pipeline moves its VAE to float32 to decode, and then back."""
         exact = draw(pipe)
         theirs = abs(draw(pipe.to(torch.bfloat16)) - exact).mean()
         assert abs(draw(fastdiff.accelerate(pipe)) - exact).mean() <= 2 * theirs + 1e-3
@@ -267,7 +267,7 @@ class TestMoves:
         assert (drawn - (expected / 2 + 0.5).clamp(0, 1)).abs().max() <= 2e-3
 
     def test_nothing_keeps_the_memory_that_weights_leave(self, pipe):
-        """Or an offload would free none."""
+        """Otherwise an offload would free no memory."""
         draw(fastdiff.accelerate(pipe))
         gc.disable()
         try:
@@ -304,7 +304,7 @@ class TestMoves:
         "pipe", ["sd1", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])], indirect=True
     )
     def test_weights_that_change_change_the_picture(self, pipe):
-        """In place, through data, by other memory, and of the VAE."""
+        """Weights of the U-Net and of the VAE change in place, through `data`, or by new memory."""
         fastdiff.accelerate(pipe)
         for part, name in ((pipe.unet, "mid_block.attentions.0.proj_in"), (pipe.vae, "decoder.conv_in")):
             for change in ("in place", "through data", "elsewhere", "loaded"):

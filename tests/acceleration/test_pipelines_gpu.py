@@ -1,4 +1,4 @@
-"""accelerate on live pipelines on a GPU: 16 bits, CUDA graphs under callbacks, memory, offload."""
+"""accelerate on live pipelines on a GPU: 16 bits, CUDA graphs with callbacks, memory and offload."""
 
 import gc
 
@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.usefixtures("exact_matmuls"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),  # diffusers'
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),  # from diffusers
     pytest.mark.filterwarnings("ignore:`upcast_vae` is deprecated"),
 ]
 
@@ -30,7 +30,7 @@ def draw(pipe, **options):
 def test_float32(pipe):
     latents, pictures = draw(pipe, output_type="latent"), draw(pipe)
     fastdiff.accelerate(pipe)
-    for _ in range(2):  # the second goes through graphs from its first step
+    for _ in range(2):  # the second run uses CUDA graphs from its first step
         assert (draw(pipe, output_type="latent") - latents).abs().max() <= 1e-4 * latents.abs().max()
         assert (draw(pipe) - pictures).abs().max() <= 1e-3
 
@@ -54,7 +54,7 @@ def replace(pipe, step, t, tensors):
 
 
 def less_guidance(pipe, step, t, tensors):
-    """Another batch of the U-Net midway."""
+    """End guidance midway, which halves the U-Net's batch."""
     if step == 4:
         pipe._guidance_scale = 0.0
         return {name: tensors[name].chunk(2)[1] for name in tensors if name != "latents"}

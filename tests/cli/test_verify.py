@@ -272,9 +272,9 @@ def test_an_error_of_diffusers_while_it_runs_is_one_line(ddpm_folder, capfd, mon
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory.\nSee"), "out of memory: verify holds .* twice, .* --device cpu"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out of memory: verify holds"),
-        (MemoryError(), "out of memory: verify holds"),
+        (torch.OutOfMemoryError("CUDA out of memory.\nSee"), "out of memory: verify loads .* twice, .* --device cpu"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out of memory: verify loads"),
+        (MemoryError(), "out of memory: verify loads"),
         (
             torch.AcceleratorError("CUDA error: unspecified launch failure\nSee"),
             "the GPU failed, .* start fastdiff again",

@@ -1,4 +1,4 @@
-"""A kind of pipeline that fastdiff does not have, with a model of its own: what a new kind needs, and no more."""
+"""A new kind of pipeline with a model of its own: the least code that a new kind needs."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,13 +22,13 @@ ROW = PipelineClass("MirrorPipeline", {MIRROR: "MirrorPipeline"}, options=("mirr
 
 
 class MirrorModel(UNet2DModel):
-    """A U-Net under another name, in a place of its own."""
+    """A U-Net with another class name and part name."""
 
     part = MIRROR
 
 
 class MirrorPipeline(Pipeline):
-    """Draws pictures without labels, and turns left and right around where model_index.json says so."""
+    """Draws pictures without labels, and mirrors them if model_index.json says so."""
 
     mirrored = False
 

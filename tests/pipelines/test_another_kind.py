@@ -1,4 +1,4 @@
-"""A third kind of pipeline is a row of the registry and its file: nothing else knows of it, and everything draws it."""
+"""A new kind of pipeline needs only its own file and a row of the registry to be loaded, run and reported."""
 
 import json
 
@@ -19,13 +19,13 @@ from tests.support.tiny import UNET, save_unet
 
 @pytest.fixture
 def plain(tmp_path):
-    """A folder of a kind that there is."""
+    """A folder of an existing kind."""
     return save_unet(tmp_path / "plain", **UNET)
 
 
 @pytest.fixture
 def folder(plain, tmp_path, monkeypatch):
-    """The same model as a folder of the new kind, whose row is in the registry."""
+    """The same model as a folder of the new kind, which is in the registry."""
     monkeypatch.setitem(registry.PIPELINES, another_kind.ROW.name, another_kind.ROW)
     folder = tmp_path / "mirror"
     plain.rename(tmp_path / "moved")
@@ -65,7 +65,7 @@ def test_a_request_and_a_run_draw_it(folder):
 
 def test_a_class_loads_the_folders_that_it_draws(folder):
     assert isinstance(MirrorPipeline.from_pretrained(folder, device="cpu"), MirrorPipeline)
-    with pytest.raises(InputError, match=r"a MirrorPipeline draws it; load it with Pipeline\.from_pretrained"):
+    with pytest.raises(InputError, match=r"it needs a MirrorPipeline; load it with Pipeline\.from_pretrained"):
         LabelPipeline.from_pretrained(folder, device="cpu")
 
 

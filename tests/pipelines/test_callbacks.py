@@ -1,4 +1,4 @@
-"""Callbacks of TextToImagePipeline: equal to diffusers' with the same callback, and what they may not return."""
+"""Callbacks of TextToImagePipeline have the same effect as in diffusers, and wrong return values are refused."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from tests.support.text_pipelines import KINDS
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),  # theirs
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),  # from diffusers
 ]
 
 NAMES = {
@@ -39,7 +39,7 @@ TWO = {"prompt": ["a cat", "riding"], "negative_prompt": ["dog", "dog"], "num_in
 
 
 def assert_the_same_callback_draws_the_same(pipes, make_callback, names, **options):
-    """`make_callback` makes one for each library, as callbacks may count."""
+    """`make_callback` makes a new callback for each library, because a callback may keep state."""
     theirs, ours = pipes
     expected = draw(theirs, make_callback(), names, **options)
     assert_same(draw(ours, make_callback(), names, **options), expected)
@@ -53,7 +53,7 @@ def other(tensor):
 
 @EACH
 def test_a_tensor_is_replaced(kind, name, text_pipes):
-    """At one step: what the callback gave stays for all that follow."""
+    """A tensor that is returned at one step is used in all later steps."""
 
     def make():
         def replace(pipe, step, timestep, tensors):
@@ -68,7 +68,7 @@ def test_a_tensor_is_replaced(kind, name, text_pipes):
 @pytest.mark.slow
 @EACH
 def test_a_tensor_is_edited_in_place(kind, name, text_pipes):
-    """At each step, and the edits add up."""
+    """Edits at each step add up."""
 
     def make():
         def edit(pipe, step, timestep, tensors):
@@ -106,7 +106,7 @@ def test_a_scale_of_1_ends_guidance(text_pipes):
 
 @MOST
 def test_guidance_ends_where_the_prompts_half_is_given_back(kind, text_pipes):
-    """As in diffusers' documentation, "dynamic classifier-free guidance", and the last edits count."""
+    """As in "dynamic classifier-free guidance" in diffusers' documentation. Later edits still apply."""
 
     def make():
         def cut(pipe, step, timestep, tensors):
@@ -124,7 +124,7 @@ def test_guidance_ends_where_the_prompts_half_is_given_back(kind, text_pipes):
 
 @pytest.mark.parametrize("kind", [pytest.param("sd1", marks=pytest.mark.slow), "sdxl"])
 def test_either_way_to_end_guidance_is_enough(kind, text_pipes):
-    """diffusers needs both."""
+    """diffusers needs both the scale and the half."""
     theirs, ours = text_pipes(kind)
     names = NAMES[kind][1:]
 
@@ -188,7 +188,7 @@ def test_tensors_that_come_back_as_they_were_change_no_bit(kind, text_pipes):
 
 
 def test_the_next_run_knows_nothing_of_a_callback(text_pipes):
-    """Neither the scale it set nor the tensors it edited."""
+    """The next run uses neither the scale that a callback set nor the tensors that it edited."""
     _, ours = text_pipes("sdxl")
     embeds = torch.randn(1, 24, 72), torch.randn(1, 24)
     copies = [each.clone() for each in embeds]
@@ -207,7 +207,7 @@ def test_the_next_run_knows_nothing_of_a_callback(text_pipes):
 
 
 def test_a_callback_is_given_what_diffusers_gives(text_pipes):
-    """By the same names, in the same shapes and of the same values, the halves of guidance too."""
+    """The tensors have the same names, shapes and values as in diffusers, and the same order of the two halves."""
     theirs, ours = text_pipes("sdxl")
     seen = []
 
@@ -240,10 +240,10 @@ def test_a_callback_asks_the_pipeline_whether_it_is_guided(scale, text_pipes):
 RETURNS = {
     "nothing": (None, "it returned None; return a dictionary of tensors"),
     "no-tensor": ({"latents": 3}, "latents: 3 is not a tensor"),
-    "another-size": ({"latents": torch.zeros(1, 4, 9, 8)}, r"latents came back of shape \(1, 4, 9, 8\); it was"),
-    "another-count": ({"latents": torch.zeros(2, 4, 8, 8)}, r"latents came back of shape \(2, 4, 8, 8\); it was"),
-    "another-length": ({"prompt_embeds": torch.zeros(2, 9, 32)}, r"prompt_embeds came back of shape \(2, 9, 32\)"),
-    "too-many-prompts": ({"prompt_embeds": torch.zeros(3, 24, 32)}, "prompt_embeds came back of shape"),
+    "another-size": ({"latents": torch.zeros(1, 4, 9, 8)}, r"latents has shape \(1, 4, 9, 8\); return it with"),
+    "another-count": ({"latents": torch.zeros(2, 4, 8, 8)}, r"latents has shape \(2, 4, 8, 8\); return it with"),
+    "another-length": ({"prompt_embeds": torch.zeros(2, 9, 32)}, r"prompt_embeds has shape \(2, 9, 32\)"),
+    "too-many-prompts": ({"prompt_embeds": torch.zeros(3, 24, 32)}, "prompt_embeds has shape"),
     "no-numbers": ({"prompt_embeds": torch.zeros(2, 24, 32, dtype=torch.complex64)}, "prompt_embeds: it is"),
 }
 
@@ -266,20 +266,20 @@ def test_a_bad_scale_is_one_line(text_pipes):
 
 
 def test_an_interruption_is_refused(text_pipes):
-    """A run has no early end of its own; who draws with `stream` leaves its loop."""
+    """A run cannot be interrupted by a callback. Breaking out of the loop over `stream` ends it."""
 
     def interrupt(pipe, *others):
         pipe._interrupt = True
         return {}
 
-    with pytest.raises(InputError, match=r"^callback_on_step_end: _interrupt is not supported; draw with stream"):
+    with pytest.raises(InputError, match=r"^callback_on_step_end: _interrupt is not supported; use stream"):
         text_pipes("sd1")[1]("a cat", callback_on_step_end=interrupt)
 
 
 @pytest.mark.parametrize(
     ("kind", "options", "line"),
     [
-        ("sd1", {"callback_on_step_end": 3}, "callback_on_step_end: 3 is no function"),
+        ("sd1", {"callback_on_step_end": 3}, "callback_on_step_end: 3 is not callable"),
         ("sd1", {"callback_on_step_end_tensor_inputs": "latents"}, "tensor_inputs: 'latents' is not one of latents, "),
         ("sd1", {"callback_on_step_end_tensor_inputs": ["add_time_ids"]}, "'add_time_ids' is not one of latents, prom"),
         ("sd1", {"callback_on_step_end_tensor_inputs": ["negative_prompt_embeds"]}, "'negative_prompt_embeds' is not"),

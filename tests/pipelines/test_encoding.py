@@ -1,4 +1,4 @@
-"""Prompts on their way to the text encoders: the warnings of ends that are cut."""
+"""TextEncoders: warnings about prompts that are cut, and the cache of encodings."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ CUT = "longer than the 24 tokens that the model reads; cut: "
 @pytest.mark.parametrize("kind", ["sd1", "sdxl"])
 def test_each_end_that_is_cut_is_logged_once_by_its_name(text_folder, caplog, kind):
     pipe = Pipeline.from_pretrained(text_folder(kind), device="cpu")
-    caplog.clear()  # of what saving the folder logs
+    caplog.clear()  # saving the folder logs too
     options = {"num_inference_steps": 1, "output_type": "latent"}
     pipe([LONG, "a cat", LONG], negative_prompt=f"bad {LONG}", **options)
     assert caplog.messages == [f"prompt: {CUT}'an of the cat'", f"negative prompt: {CUT}'ocean of the cat'"]
@@ -31,6 +31,6 @@ def test_texts_are_remembered_where_that_is_asked_for(text_folder, monkeypatch):
     made.clear()
     encoders.remember(2)
     assert all(torch.equal(encoders.encode(text).text, each) for text, each in zip(texts, expected, strict=True))
-    assert made == [("a", "a"), ("b", "b"), ("c", "c"), ("b", "b")]  # the one that was used last is kept
+    assert made == [("a", "a"), ("b", "b"), ("c", "c"), ("b", "b")]  # the cache keeps the prompts used last
     encoders.encode(("b", "b"), 1)
     assert len(made) == 5

@@ -1,4 +1,4 @@
-"""Pipeline: one picture per seed whatever its company, its arguments, and what it refuses."""
+"""LabelPipeline: a seed's picture does not depend on the batch; its arguments, and what it refuses."""
 
 import diffusers
 import numpy as np
@@ -70,7 +70,7 @@ def make_dit(randomise):
 
 @pytest.fixture
 def vae(randomise):
-    """A tiny one, two pixels of a picture for each latent."""
+    """A tiny VAE with two pixels for each latent."""
     blocks = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
     return randomise(AutoencoderKL.from_config(blocks | {"block_out_channels": (8, 16), "norm_num_groups": 4}))
 
@@ -90,7 +90,7 @@ COMPANY = {
 @pytest.mark.parametrize("model", ["small", pytest.param("emoji64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", COMPANY)
 def test_same_seed_same_bits_in_any_company(emoji, make, model, case):
-    """Alone, in a batch of four, and at another place in it: with small weights and the real ones, in float32."""
+    """A seed gives the same bits alone and at any place of a batch of four, in float32."""
     scheduler, options = COMPANY[case]
     options = {"num_inference_steps": 2, "output_type": "pt"} | options
     pipe = make(info=emoji.info, num_class_embeds=217, sample_size=16) if model == "small" else emoji
@@ -140,7 +140,7 @@ DIT_COMPANY = {
 
 @pytest.mark.parametrize(("case", "chunk"), product(list(DIT_COMPANY), [1, 3, 16], together=1))
 def test_same_bits_of_a_transformer_in_any_company(make_dit, vae, monkeypatch, case, chunk):
-    """Other labels and seeds beside it, and another chunk of the table of conditioning."""
+    """A picture's bits depend neither on the other labels and seeds nor on the chunks of the conditioning table."""
     scheduler, options = DIT_COMPANY[case]
     pipe = make_dit(scheduler, vae=vae, in_channels=4, out_channels=8)
     options = {"num_inference_steps": 20, "output_type": "pt"} | options
@@ -248,7 +248,7 @@ def test_latents_become_pictures_of_the_vaes_size(make_dit, vae):
 
 
 def test_a_vae_of_other_latents_is_refused(make_dit, vae):
-    with pytest.raises(InputError, match="decodes 4 channels and the model denoises 3"):
+    with pytest.raises(InputError, match="decodes 4 channels, and the model denoises 3"):
         make_dit(vae=vae)
 
 

@@ -1,4 +1,4 @@
-"""Pipeline where a run fails on the way: memory that runs out, output that is not finite."""
+"""LabelPipeline when a run fails: memory runs out, or the output is not finite."""
 
 from itertools import islice
 
@@ -52,7 +52,7 @@ def unet(randomise):
 
 @pytest.fixture
 def latent(randomise):
-    """A transformer of latents, with a VAE."""
+    """A transformer that works on latents, with a VAE."""
     denoiser = randomise(DiTTransformer2DModel.from_config(TINY_DIT))
     return LabelPipeline(denoiser, DDIMScheduler(), vae=randomise(AutoencoderKL.from_config(TINY_VAE)))
 
@@ -81,13 +81,13 @@ def test_the_step_that_went_wrong_is_named(unet, monkeypatch, scheduler, value):
 
 @pytest.fixture
 def fits(monkeypatch):
-    """Make `step_by_picture` of the loop or `decode_latents` of more than `most` pictures at once run out of memory."""
+    """Make a function, such as `step_by_picture` of the loop, run out of memory for more than `most` pictures."""
 
     def fits(most, where, what):
         function = getattr(where, what)
 
         def run_if_it_fits(given, x, *others):
-            together = x[others[-1]] if others else x  # whose last is a part
+            together = x[others[-1]] if others else x  # the last argument of `step_by_picture` is a slice
             if len(together) > most:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
             return function(given, x, *others)

@@ -1,4 +1,4 @@
-"""offload: each part is on the card only while it works, and draws the same pictures."""
+"""offload: each part is on the GPU only while it runs, and the pictures are the same."""
 
 import gc
 from contextlib import contextmanager
@@ -45,7 +45,7 @@ def test_parts_take_turns_and_draw_the_same(text_folder, monkeypatch):
     assert torch.equal(draw(pipe.offloaded_from(CPU)), expected)
     encoders = ["CLIPTextModel", "CLIPTextModelWithProjection"]
     assert turns == [encoders, "away", ["UNet2DConditionModel"], "away", ["AutoencoderKL"], "away"]
-    with pytest.raises(InputError, match="to: an offloaded pipeline moves its parts itself"):
+    with pytest.raises(InputError, match="to: an offloaded pipeline moves its own parts"):
         pipe.to("cpu")
 
 
@@ -55,12 +55,12 @@ def test_parts_take_turns_and_draw_the_same(text_folder, monkeypatch):
 def test_a_gpu_holds_one_part_at_a_time(text_folder, kind):
     pictures, peaks = [], []
     for offload in (False, True):
-        gc.collect()  # the pipeline before has cycles
+        gc.collect()  # the previous pipeline has reference cycles
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         pipe = Pipeline.from_pretrained(text_folder(kind), device="cuda", dtype=torch.bfloat16, offload=offload)
-        pictures += [draw(pipe, seed=[1, 2]), draw(pipe, seed=[1, 2])]  # the second by graphs
+        pictures += [draw(pipe, seed=[1, 2]), draw(pipe, seed=[1, 2])]  # the second call uses CUDA graphs
         steps = list(pipe.stream(PROMPT, num_inference_steps=3, seed=3))
         assert all(step.preview() for step in steps)
         peaks.append(torch.cuda.max_memory_allocated() - before)

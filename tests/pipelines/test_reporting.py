@@ -1,4 +1,4 @@
-"""`fastdiff.report` of pipelines that draw from prompts; tests/kernels/host/test_recording.py has all else."""
+"""`fastdiff.report` of text-to-image pipelines. tests/kernels/host/test_recording.py tests everything else."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_prompts_and_sizes_are_those_of_a_call(pipe):
     [
         ({"num_inference_steps": 1}, "num_inference_steps: a report shows the second step"),
         ({"height": 9}, "height"),
-        ({"class_labels": 1}, "class_labels: this model draws from prompts"),
+        ({"class_labels": 1}, "class_labels: this model takes prompts"),
         ({"prompt": 7}, "prompt: 7 is not"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

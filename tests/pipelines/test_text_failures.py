@@ -1,4 +1,4 @@
-"""TextToImagePipeline where it cannot draw: arguments, folders and parts that do not fit, one line each, and NaN."""
+"""TextToImagePipeline: wrong arguments, folders and parts are errors of one line, and so is NaN."""
 
 import json
 import shutil
@@ -22,13 +22,13 @@ def embeds(*shape, **options):
     return torch.ones(shape, **options)
 
 
-ANY = {  # of each kind
-    "no-prompt": ({"prompt": None}, "prompt: this model draws from a text; give a prompt, or prompt_embeds"),
+ANY = {  # for every kind
+    "no-prompt": ({"prompt": None}, "prompt: this model needs a prompt; give prompt or prompt_embeds"),
     "number": ({"prompt": 3}, "prompt: 3 is not a text, or a list of 1 to 50000 of them"),
     "no-prompts": ({"prompt": []}, r"prompt: \[\] is not a text"),
     "bytes": ({"prompt": b"a"}, "prompt: b'a' is not a text"),
     "numbers": ({"prompt": ["a", 3]}, r"prompt: \['a', 3\] is not a text"),
-    "half-a-character": ({"prompt": "\ud800"}, "prompt: it holds half a surrogate pair"),
+    "half-a-character": ({"prompt": "\ud800"}, "prompt: it has half a surrogate pair"),
     "negatives": ({"negative_prompt": ["a", "b"]}, "negative_prompt: 2 given for 1 prompts; give one, or one for each"),
     "negative-number": ({"negative_prompt": 3}, "negative_prompt: 3 is not a text"),
     "odd-height": ({"height": 17}, "height 17, width 16: this model draws multiples of 2"),
@@ -50,64 +50,64 @@ ANY = {  # of each kind
     "clip-skip": ({"clip_skip": 4}, "clip_skip: 4 is not a whole number from 0 to"),
     "clip-skip-negative": ({"clip_skip": -1}, "clip_skip: -1 is not a whole number"),
     "clip-skip-half": ({"clip_skip": 0.5}, "clip_skip: 0.5 is not a whole number"),
-    "labels": ({"class_labels": 3}, "class_labels: this model draws from prompts; leave it out"),
-    "num-images": ({"num_images": 2}, "num_images: pictures are counted by num_images_per_prompt"),
+    "labels": ({"class_labels": 3}, "class_labels: this model takes prompts; leave it out"),
+    "num-images": ({"num_images": 2}, "num_images: text-to-image pipelines use num_images_per_prompt"),
     "unknown": ({"strength": 0.5}, "strength: text-to-image pipelines have no such argument; leave it out"),
     "unknown-none": ({"strength": None}, "strength: text-to-image pipelines have no such argument"),
-    "timesteps": ({"timesteps": [3, 2]}, "timesteps: steps of one's own are not supported"),
-    "sigmas": ({"sigmas": [3.0]}, "sigmas: sigmas of one's own are not supported"),
-    "denoising-end": ({"denoising_end": 0.8}, "denoising_end: SDXL's refiner, .* is not supported"),
+    "timesteps": ({"timesteps": [3, 2]}, "timesteps: custom timesteps are not supported"),
+    "sigmas": ({"sigmas": [3.0]}, "sigmas: custom sigmas are not supported"),
+    "denoising-end": ({"denoising_end": 0.8}, "denoising_end: .* SDXL's refiner, which is not supported"),
     "ip-adapter": ({"ip_adapter_image": 1}, "ip_adapter_image: IP-Adapters are not supported"),
     "ip-embeds": ({"ip_adapter_image_embeds": []}, "ip_adapter_image_embeds: IP-Adapters are not supported"),
     "attention": ({"cross_attention_kwargs": {"scale": 1}}, "cross_attention_kwargs: there is no attention processor"),
-    "callback": ({"callback": print}, "callback: callback_on_step_end has taken its place"),
+    "callback": ({"callback": print}, "callback: callback_on_step_end replaces it"),
     "return-dict": ({"return_dict": 1}, "return_dict: 1 is not true or false"),
 }
 SD1 = {
     "prompt-2": ({"prompt_2": "a"}, "prompt_2: this model has no second text encoder"),
     "negative-2": ({"negative_prompt_2": "a"}, "negative_prompt_2: this model has no second text encoder"),
-    "pooled": ({"pooled_prompt_embeds": embeds(1, 24)}, "pooled_prompt_embeds: this model reads none"),
-    "sizes": ({"target_size": (8, 8)}, "target_size: this model is not told sizes, as SDXL is"),
-    "both": ({"prompt_embeds": embeds(1, 24, 32)}, "prompt: prompt_embeds are given too; leave one of the two out"),
+    "pooled": ({"pooled_prompt_embeds": embeds(1, 24)}, "pooled_prompt_embeds: this model takes none"),
+    "sizes": ({"target_size": (8, 8)}, "target_size: only SDXL takes it; leave it out"),
+    "both": ({"prompt_embeds": embeds(1, 24, 32)}, "prompt: prompt_embeds are also given; leave out one of the two"),
     "eta": ({"eta": 0.5}, "eta is an option of ddim, not of PNDMScheduler; leave it out or choose ddim"),
     "both-negative": (
         {"negative_prompt": "a", "negative_prompt_embeds": embeds(1, 24, 32)},
-        "negative_prompt: negative_prompt_embeds are given too",
+        "negative_prompt: negative_prompt_embeds are also given",
     ),
     "negative-length": (
         {"negative_prompt_embeds": embeds(1, 20, 32)},
-        "prompt_embeds, negative_prompt_embeds: texts of 20 and of 24 tokens; give both of one length",
+        "prompt_embeds, negative_prompt_embeds: they have 20 and 24 tokens; give both the same length",
     ),
 }
 EMBEDS = {
-    "width": (embeds(1, 24, 31), r"its shape is \(1, 24, 31\); this model reads \(P, L, 32\)"),
-    "axes": (embeds(24, 32), r"its shape is \(24, 32\); this model reads \(P, L, 32\)"),
-    "none": (embeds(0, 24, 32), r"its shape is \(0, 24, 32\); this model reads"),
+    "width": (embeds(1, 24, 31), r"its shape is \(1, 24, 31\); give shape \(P, L, 32\)"),
+    "axes": (embeds(24, 32), r"its shape is \(24, 32\); give shape \(P, L, 32\)"),
+    "none": (embeds(0, 24, 32), r"its shape is \(0, 24, 32\); give shape"),
     "dtype": (embeds(1, 24, 32, dtype=torch.int64), "it is torch.int64; give a tensor of float32"),
     "list": ([[0.0]], r"\[\[0.0\]\] is not a tensor"),
     "meta": (embeds(1, 24, 32, device="meta"), "it is a .* tensor on meta"),
-    "nan": (embeds(1, 24, 32) * NAN, "NaN or infinity in it; give numbers"),
+    "nan": (embeds(1, 24, 32) * NAN, "it has NaN or infinity; give finite numbers"),
     "count": (embeds(2, 24, 32), None),
 }
 SDXL = {
     "clip-skip": ({"clip_skip": 3}, "clip_skip: 3 is not a whole number from 0 to 2"),
     "pooled": (
         XL | {"prompt": None, "pooled_prompt_embeds": None},
-        "pooled_prompt_embeds: missing beside prompt_embed",
+        "pooled_prompt_embeds: prompt_embeds needs them too",
     ),
-    "no-embeds": (XL | {"prompt": None, "prompt_embeds": None}, "prompt_embeds: missing beside pooled_prompt_embeds"),
-    "negative-pooled": ({"negative_prompt_embeds": embeds(1, 24, 72)}, "negative_pooled_prompt_embeds: missing beside"),
+    "no-embeds": (XL | {"prompt": None, "prompt_embeds": None}, "prompt_embeds: pooled_prompt_embeds needs them"),
+    "negative-pooled": ({"negative_prompt_embeds": embeds(1, 24, 72)}, "negative_pooled_prompt_embeds: negative_promp"),
     "pooled-width": (
         XL | {"prompt": None, "pooled_prompt_embeds": embeds(1, 23)},
-        r"pooled_prompt_embeds: its shape is \(1, 23\); this model reads \(1, 24\)",
+        r"pooled_prompt_embeds: its shape is \(1, 23\); give shape \(1, 24\)",
     ),
     "pooled-nan": (
         XL | {"prompt": None, "pooled_prompt_embeds": embeds(1, 24) * NAN},
-        "pooled_prompt_embeds: NaN or infinity in it",
+        "pooled_prompt_embeds: it has NaN or infinity",
     ),
     "second-prompts": ({"prompt_2": ["a", "b"]}, "prompt_2: 2 given for 1 prompts"),
-    "second-with-embeds": (XL | {"prompt": None, "prompt_2": "a"}, "prompt_2: prompt_embeds are given too"),
-    "size": ({"original_size": 8}, "original_size: 8 is not two whole numbers from 0 to 65536, down and across"),
+    "second-with-embeds": (XL | {"prompt": None, "prompt_2": "a"}, "prompt_2: prompt_embeds are also given"),
+    "size": ({"original_size": 8}, "original_size: 8 is not two whole numbers from 0 to 65536, the vertical fir"),
     "sizes": ({"negative_target_size": (8, 8, 8)}, r"negative_target_size: \(8, 8, 8\) is not two whole numbers"),
     "crop": ({"crops_coords_top_left": (-1, 0)}, r"crops_coords_top_left: \(-1, 0\) is not two whole numbers"),
 }
@@ -124,7 +124,7 @@ def assert_one_line(error) -> None:
 
 @pytest.mark.parametrize(("kind", "options", "line"), BAD)
 def test_what_cannot_be_drawn_is_one_line(kind, options, line, text_pipes):
-    """Before anything is drawn."""
+    """The error comes before anything is drawn."""
     _, pipe = text_pipes(kind)
     with pytest.raises(InputError, match=f"^{line}") as error:
         (pipe if "return_dict" in options else pipe.stream)(**{"prompt": "a cat"} | options)
@@ -158,7 +158,7 @@ def test_a_prompt_for_a_model_of_labels_is_one_line():
 
 @pytest.fixture
 def folder(text_folder, tmp_path):
-    """Return a copy of a pipeline's folder, of which some parts are put in the place of their own."""
+    """Return a function that copies a pipeline's folder and replaces or removes some of its parts."""
 
     def folder(kind, **parts):
         path = tmp_path / kind
@@ -182,48 +182,48 @@ PARTS = {
     "inpainting": (
         "sd1",
         {"unet": lambda: tiny_unet("sd1", in_channels=9)},
-        "unet: it takes 9 channels, as those that",
+        "unet: it has 9 input channels, so it is for",
     ),
-    "editing": ("sd1", {"unet": lambda: tiny_unet("sd1", in_channels=8)}, "unet: it takes 8 channels, as those that"),
+    "editing": ("sd1", {"unet": lambda: tiny_unet("sd1", in_channels=8)}, "unet: it has 8 input channels, so it is fo"),
     "labels": (
         "sd1",
         {"unet": lambda: tiny_unet("sd1", num_class_embeds=5)},
-        "unet: it takes class labels beside a pr",
+        "unet: it takes class labels and a prompt",
     ),
     "vae": (
         "sd1",
         {"vae": lambda: tiny_vae("sd1", latent_channels=16)},
-        "vae: it decodes 16 channels and the model den",
+        "vae: it decodes 16 channels, and the model den",
     ),
     "width": (
         "sd1",
         {"text_encoder": lambda: tiny_encoder(CLIP | {"hidden_size": 40})},
-        "text_encoder: 40 channels of text, and the U-Net reads 32; give the text encoders",
+        "text_encoder: 40 channels of text, and the U-Net takes 32; give the text encoders",
     ),
     "widths": (
         "sdxl",
         {"text_encoder": lambda: tiny_encoder(CLIP | {"hidden_size": 40})},
-        "text_encoder: 40 and 40 channels of text, and the U-Net reads 72",
+        "text_encoder: 40 and 40 channels of text, and the U-Net takes 72",
     ),
     "projection": (
         "sdxl",
         {"text_encoder_2": lambda: tiny_encoder(OPEN_CLIP | {"hidden_size": 40, "projection_dim": 20}, PROJECTING)},
-        "text_encoder_2: its projection has 20 channels, and the U-Net reads 24",
+        "text_encoder_2: its projection has 20 channels, and the U-Net takes 24",
     ),
     "vocabulary": (
         "sd1",
         {"text_encoder": lambda: tiny_encoder(CLIP | {"vocab_size": 300})},
-        "tokenizer: prompts of 24 out of 548 tokens, and its text encoder knows 24 places and 300 tokens",
+        "tokenizer: it makes prompts of 24 out of 548 tokens, and its text encoder has 24 positions and 300 tokens",
     ),
     "unet-of-sd": (
         "sdxl",
         {"unet": lambda: tiny_unet("sd1", cross_attention_dim=72)},
-        "text_encoder_2: this U-Net is not SDXL's, and reads one text encoder",
+        "text_encoder_2: only an SDXL U-Net takes a second text encoder; leave it out",
     ),
     "unet-of-sdxl": (
         "sd1",
         {"unet": lambda: tiny_unet("sdxl", cross_attention_dim=32)},
-        "text_encoder_2: this U-Net reads its text_embeds; give a CLIPTextModelWithProjection",
+        "text_encoder_2: this U-Net needs its text_embeds; give a CLIPTextModelWithProjection",
     ),
 }
 
@@ -240,8 +240,8 @@ def test_parts_that_do_not_fit_are_one_line(case, folder):
 @pytest.mark.parametrize(
     ("kind", "name", "length", "line"),
     [
-        ("sdxl", "tokenizer_2", 20, "tokenizer_2: its prompts have another length than the first's"),
-        ("sd1", "tokenizer", 30, "tokenizer: prompts of 30 out of 548 tokens, and its text encoder knows 24 places"),
+        ("sdxl", "tokenizer_2", 20, "tokenizer_2: its length differs from the first tokenizer's"),
+        ("sd1", "tokenizer", 30, "tokenizer: it makes prompts of 30 out of 548 tokens, and its text encoder has 24"),
     ],
 )
 def test_tokenizers_of_another_length_are_one_line(kind, name, length, line, folder):
@@ -288,7 +288,7 @@ def test_sdxl_without_text_encoders_draws_from_embeddings_alone(folder):
     ):
         pipe.stream(**XL, negative_prompt="a cat")
     pipe.zeros_for_no_prompt = False
-    with pytest.raises(InputError, match=r"^negative_prompt_embeds: there is no text encoder, so guidance needs them"):
+    with pytest.raises(InputError, match=r"^negative_prompt_embeds: guidance needs them, as there is no text encoder"):
         pipe.stream(**XL)
     assert len(pipe(**XL, num_inference_steps=1, guidance_scale=1).images) == 1
 
@@ -314,8 +314,8 @@ def parts(text_folder):
         ({"vae": None}, "vae: None is none; give an AutoencoderKL of fastdiff"),
         ({"text_encoder": 3}, "text_encoder: 3 is none; give a CLIPTextModel of fastdiff"),
         ({"tokenizer": "a"}, "tokenizer: 'a' is none; give a CLIPTokenizer of fastdiff"),
-        ({"tokenizer": None}, "text_encoder: it goes with a tokenizer of its own; give both"),
-        ({"text_encoder": None}, "text_encoder: it goes with a tokenizer of its own; give both"),
+        ({"tokenizer": None}, "text_encoder: it needs its tokenizer, .*; give both"),
+        ({"text_encoder": None}, "text_encoder: it needs its tokenizer, .*; give both"),
         ({"scheduler": 3}, "scheduler: int is none; give one of fastdiff's"),
         ({"force_zeros_for_empty_prompt": 3}, "force_zeros_for_empty_prompt: 3 is not true or false"),
     ],
@@ -364,5 +364,5 @@ def test_nan_while_drawing_names_the_part(name, key, line, parts):
 
 def test_the_pipeline_of_labels_takes_no_unet_that_reads_text(text_pipes):
     _, ours = text_pipes("sd1")
-    with pytest.raises(InputError, match="denoiser: a UNet2DConditionModel draws from prompts; make a TextToImagePip"):
+    with pytest.raises(InputError, match="denoiser: a UNet2DConditionModel takes prompts; use it in a TextToImagePip"):
         LabelPipeline(ours.denoiser, ours.scheduler)

@@ -1,4 +1,4 @@
-"""TextToImagePipeline: one picture of a prompt and a seed whatever its company, its pictures' order, and previews."""
+"""TextToImagePipeline: a picture does not depend on its batch; the order of the pictures, and previews."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ STEPS = {"num_inference_steps": 3, "output_type": "pt"}
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),  # theirs
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),  # from diffusers
 ]
 
 
@@ -49,7 +49,7 @@ COMPANY = {
     "case", [pytest.param(case, marks=pytest.mark.slow if case in ("sd1", "sdxl") else []) for case in COMPANY]
 )
 def test_same_bits_in_any_company(load, case, device, dtype):
-    """Alone, in batches, at other places, beside other prompts, other negative ones, and the same ones."""
+    """The bits are the same alone and in batches, at any place, beside other prompts and negative prompts."""
     kind, scheduler, given = COMPANY[case]
     pipe, options = load(kind, device, dtype, scheduler=scheduler), STEPS | given
     alone = pipe("a cat", negative_prompt="dog", seed=7, **options).images[0]
@@ -60,13 +60,13 @@ def test_same_bits_in_any_company(load, case, device, dtype):
         assert not torch.equal(batch[place - 1], alone)
     prompts, negatives = ["riding", "a cat", "a cat", "a cat"], ["dog", "dog", "", "dog"]
     mixed = pipe(prompts, negative_prompt=negatives, seed=[7, 7, 7, 8], batch_size=4, **options).images
-    unguided = case == "sdxl-unguided"  # where the negative prompt does not bear on it
+    unguided = case == "sdxl-unguided"  # then the negative prompt has no effect
     assert [torch.equal(picture, alone) for picture in mixed] == [False, True, unguided, False]
 
 
 @pytest.mark.parametrize(("guidance_scale", "pictures"), [(5.0, 2), (1.0, 1)], ids=["guided", "unguided"])
 def test_on_the_cpu_a_picture_is_one_call_of_the_model(load, monkeypatch, guidance_scale, pictures):
-    """It holds both halves where it is guided, so that all threads work on a single one, and no other picture."""
+    """The call has both halves of a guided picture, so that all threads work on one picture at a time."""
     pipe, calls = load("sd1"), []
     predict = pipe.denoiser.predict
 
@@ -82,7 +82,7 @@ def test_on_the_cpu_a_picture_is_one_call_of_the_model(load, monkeypatch, guidan
 @ON
 @ALL
 def test_same_bits_again(load, kind, device, dtype):
-    """Three times, as the first call on a GPU runs as it is, the second captures graphs, and the third replays them."""
+    """Three calls: on a GPU the first runs without graphs, the second captures graphs, and the third replays them."""
     pipe = load(kind, device, dtype)
     first, *others = (pipe("a cat", seed=[7, 8], **STEPS).images for _ in range(3))
     pipe("another", negative_prompt="dog", guidance_scale=2.0, **STEPS)
@@ -93,7 +93,7 @@ def test_same_bits_again(load, kind, device, dtype):
 @ON
 @ALL
 def test_a_callback_is_followed(load, kind, device, dtype):
-    """Through graphs too: what it replaces, what it edits in place, and where it ends guidance."""
+    """A callback replaces tensors, edits them in place and ends guidance, with CUDA graphs too."""
     pipe, names = load(kind, device, dtype), ["latents", "prompt_embeds"]
     embeds = torch.randn(2, 24, pipe.denoiser.config.text_width, generator=torch.Generator().manual_seed(1))
 
@@ -133,7 +133,7 @@ def test_pictures_are_prompts_times_seeds_in_that_order(text_pipes):
 
 
 def test_generators_and_latents_of_prompts_times_pictures(text_pipes):
-    """As diffusers' pipelines take them: for each picture of the first prompt, then of the second."""
+    """The order is that of diffusers' pipelines: the pictures of the first prompt, then those of the second."""
     theirs, ours = text_pipes("sd2")
 
     def draw(pipe, **options):
@@ -147,7 +147,7 @@ def test_generators_and_latents_of_prompts_times_pictures(text_pipes):
 
 @pytest.mark.parametrize(("kind", "steps", "guidance"), [("sd1", 51, 7.5), ("sd2", 50, 7.5), ("sdxl", 50, 5.0)])
 def test_defaults_are_those_of_diffusers(kind, steps, guidance, text_pipes):
-    """PNDM calls the model once more than there are steps."""
+    """PNDM calls the model one more time than there are steps."""
     scales = []
 
     def note(pipe, *others):
@@ -186,7 +186,7 @@ def test_a_preview_of_every_step_changes_no_bit(kind, text_pipes):
 
 
 def test_the_preview_of_large_latents_is_small(text_pipes):
-    """Latents of 64 x 80 are averaged to 32 x 40: of flat ones the same colour, in a quarter of the work."""
+    """Latents of 64 x 80 are averaged to 32 x 40, a quarter of the work. Flat latents keep their values."""
     _, pipe = text_pipes("sdxl")
     options = {"height": 128, "width": 160, "num_inference_steps": 1, "guidance_scale": 1, "output_type": "pt"}
     (step,) = pipe.stream("a cat", **options)
@@ -218,7 +218,7 @@ def test_the_end_of_a_long_prompt_is_cut_with_a_warning(text_pipes, caplog):
 
 
 def test_each_text_is_encoded_once(text_pipes, monkeypatch):
-    """However many pictures it has."""
+    """Each text is encoded once, however many pictures it has."""
     _, pipe = text_pipes("sdxl")
     encoded, encode = [], type(pipe.encoders).encode
 

@@ -1,4 +1,4 @@
-"""Trajectories of a pipeline: what is known of them, their horizon, their order, and what is refused."""
+"""TrajectoryPipeline: known values, the horizon, the order of the trajectories, and what is refused."""
 
 import numpy as np
 import pytest
@@ -69,7 +69,7 @@ def test_known_values_hold_after_every_step_and_the_bits_of_a_seed_in_any_batch(
 def test_the_noise_is_set_before_the_first_step_and_latents_stay_as_they_are(pipe):
     latents = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(0))
     other, before = latents.clone(), latents.clone()
-    other[:, -2:, 4] += 3  # where the known values go
+    other[:, -2:, 4] += 3  # the known values are set here
     first, second = (plan(pipe, latents=x, conditions={4: [0.5, 1]}).trajectories for x in (latents, other))
     assert np.array_equal(first, second) and torch.equal(latents, before)
     assert not np.array_equal(first, plan(pipe, latents=latents).trajectories)
@@ -151,7 +151,7 @@ def test_conditions_that_cannot_be_set(case, pipe):
         pytest.param({"output_type": "pil"}, "output_type: 'pil' is not one of np, pt", id="pictures"),
         pytest.param({"class_labels": 1}, "class_labels: this model is unconditional", id="labels"),
         pytest.param({"guidance_scale": 2}, "guidance_scale: 2.0 needs a model with a null label", id="guidance"),
-        pytest.param({"n_guide_steps": 2}, "n_guide_steps: 2 asks for .* gradient, which is not here", id="gradient"),
+        pytest.param({"n_guide_steps": 2}, "n_guide_steps: 2 asks for .* gradient, which is not sup", id="gradient"),
         pytest.param({"sort_by_value": 1}, "sort_by_value: 1 is not true or false", id="sort"),
         pytest.param({"latents": torch.zeros(1, 5, 1, 8)}, r"latents: expected \(N, 5, L\)", id="latents-of-pictures"),
         pytest.param({"latents": torch.zeros(1, 4, 8)}, r"latents: expected \(N, 5, L\)", id="latents-channels"),
@@ -172,7 +172,7 @@ def test_options_that_are_refused(options, message, pipe):
 @pytest.mark.parametrize("scheduler", [EulerDiscreteScheduler, UniPCMultistepScheduler])
 def test_schedulers_that_scale_the_input_or_keep_outputs_are_refused(pipe, scheduler):
     pipe.scheduler = scheduler()
-    with pytest.raises(InputError, match="trajectories are planned with ddim or ddpm; choose one"):
+    with pytest.raises(InputError, match="trajectories need ddim or ddpm; choose one of them"):
         plan(pipe)
 
 
@@ -192,13 +192,13 @@ def test_models_of_pictures_have_no_trajectories(name):
 
 def test_parts_that_do_not_fit_together(policy, randomise):
     values = UNet1DModel.from_config(VALUES)
-    with pytest.raises(InputError, match="denoiser: this model gives values"):
+    with pytest.raises(InputError, match="denoiser: this model is a value function"):
         TrajectoryPipeline(values, DDIMScheduler())
-    with pytest.raises(InputError, match="value_function: UNet1DModel gives no values"):
+    with pytest.raises(InputError, match="value_function: UNet1DModel is no value function"):
         TrajectoryPipeline(policy, DDIMScheduler(), value_function=policy)
     with pytest.raises(InputError, match=r"value_function: .* of 6 channels"):
         TrajectoryPipeline(policy, DDIMScheduler(), value_function=UNet1DModel.from_config(VALUES | {"in_channels": 6}))
-    with pytest.raises(InputError, match=r"value_function: .* of 5 channels, and the denoiser makes no such"):
+    with pytest.raises(InputError, match=r"value_function: .* of 5 channels, and the denoiser does not make"):
         blocks = {"block_out_channels": (32,), "down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",)}
         unet = UNet2DModel.from_config(blocks | {"in_channels": 5, "out_channels": 5})
         TrajectoryPipeline(unet, DDIMScheduler(), value_function=values)

@@ -1,4 +1,4 @@
-"""The calls whose kernels are compiled for each card: an operation on meta tensors, by the name of the case."""
+"""The calls whose kernels are compiled for each GPU: case name -> a call of an operation with meta tensors."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def convolution(n, height, channels, out_channels, kernel=3, dtype=torch.bfloat16, **options):
-    """A call of conv2d; `channels` is a pair for a skip connection."""
+    """Return a call of conv2d. `channels` is a pair for a skip connection."""
     channels = channels if isinstance(channels, tuple) else (channels,)
     parts = tuple(meta(n, height, height, c, dtype=dtype) for c in channels)
     weight = meta(out_channels, sum(channels), kernel, kernel, dtype=dtype)
@@ -35,7 +35,7 @@ def convolution(n, height, channels, out_channels, kernel=3, dtype=torch.bfloat1
 
 
 def row(n, length, channels, out_channels, dtype=torch.bfloat16, stride=1):
-    """A call of conv2d as a planner's: 5 taps over rows of pixels, norm, Mish, temb and residual."""
+    """Return a call of conv2d as in a UNet1DModel: a 1 x 5 kernel over single rows, norm, Mish, temb and residual."""
     x, bias = meta(n, 1, length, channels, dtype=dtype), meta(out_channels, dtype=dtype)
     weight = meta(out_channels, channels, 1, 5, dtype=dtype).contiguous(memory_format=torch.channels_last)
     weight = k_first(weight) if dtype == torch.float32 else weight
@@ -46,7 +46,7 @@ def row(n, length, channels, out_channels, dtype=torch.bfloat16, stride=1):
 
 
 def norm(n, height, channels, pixels=None, dtype=torch.bfloat16, activation="silu", conditioned=False):
-    """A call of group_norm; `channels` is a pair for a skip connection, `pixels` the tile of given moments."""
+    """Return a call of group_norm. `channels` is a pair for a skip connection; `pixels`: the tile of given moments."""
     channels = channels if isinstance(channels, tuple) else (channels,)
     parts = tuple(meta(n, height, height, c, dtype=dtype) for c in channels)
     moments = None
@@ -70,7 +70,7 @@ def attend(n, tokens, heads, width, keys=None, dtype=torch.bfloat16, causal=Fals
 
 
 def project(n, tokens, channels, out_channels, dtype=torch.bfloat16, gated=False, activation=None, rms_norm=None):
-    """A call of linear's kernel; `gated`: with gate and residual."""
+    """Return a call of linear's kernel. `gated`: with a gate and a residual."""
     x, weight = meta(n, tokens, channels, dtype=dtype), meta(out_channels, channels, dtype=dtype)
     options = {"bias": meta(out_channels, dtype=dtype), "activation": activation, "rms_norm": rms_norm}
     if gated:
@@ -80,14 +80,14 @@ def project(n, tokens, channels, out_channels, dtype=torch.bfloat16, gated=False
 
 
 def in_8_bits(*shape, dtype):
-    """A weight in 8 bits, laid out for convolutions where it is one's."""
+    """Return an 8-bit weight. The weight of a convolution is channels-last."""
     values = meta(*shape, dtype=dtype)
     values = values.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else values
     return Quantised(values, meta(shape[0], dtype=torch.float32))
 
 
 def eight_bits(operation, x_shape, weight_shape, dtype=torch.bfloat16, weight=INT8, **options):
-    """A call with a weight in 8 bits."""
+    """Return a call with an 8-bit weight."""
     x, bias = meta(*x_shape, dtype=dtype), meta(weight_shape[0], dtype=dtype)
     return lambda: operation.kernel(x, in_8_bits(*weight_shape, dtype=weight), bias, **options)
 
@@ -101,7 +101,7 @@ def two_products(operation, n, tokens, channels, out_channels, dtype=torch.bfloa
 
 
 def token_norm(n, tokens, channels, dtype=torch.bfloat16, rms=False, added=False):
-    """A call of layer_norm, modulated; `added`: after a gated residual."""
+    """Return a call of layer_norm with scale and shift. `added`: it also adds a gated residual first."""
     x, table = meta(n, tokens, channels, dtype=dtype), meta(n, 3 * channels, dtype=dtype)
     gate, scale, shift = table.chunk(3, dim=1)
     branch = {"residual": x, "gate": gate} if added else {}

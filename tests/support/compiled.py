@@ -1,4 +1,4 @@
-"""Kernels compiled without a card: what a launch would have Triton make, and whether it does."""
+"""Compile the kernels of a launch without a GPU, and check the result."""
 
 import math
 import re
@@ -8,7 +8,7 @@ from tempfile import NamedTemporaryFile
 
 import torch
 
-SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}  # bytes of a program, by compute capability
+SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}  # bytes for a program, by compute capability
 TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int64: "i64", torch.int32: "i32",
     torch.int8: "i8", torch.float8_e4m3fn: "fp8e4nv",
@@ -16,12 +16,12 @@ TYPES = {
 
 
 def variant(kernel, args, kwargs) -> tuple[dict, dict, dict, dict]:
-    """Types, constants and alignments of these arguments, which decide the code that Triton makes of `kernel`."""
+    """Return the signature, constants, attributes and options that decide the code that Triton compiles."""
     values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
     signature, constants, attributes = {}, {}, {}
 
     def kind(value, place, specialised):
-        """The type of an argument, or those of a tuple's elements; its constant or its alignment go to its place."""
+        """Return the type of an argument, or of each element of a tuple. Note its constant or its alignment."""
         if isinstance(value, tuple):
             return tuple(kind(item, (*place, i), specialised) for i, item in enumerate(value))
         name, aligned = type_of(value)
@@ -44,7 +44,7 @@ def variant(kernel, args, kwargs) -> tuple[dict, dict, dict, dict]:
 
 
 def type_of(value) -> tuple[str, bool]:
-    """Triton's name for the type of an argument, and whether it is a multiple of 16."""
+    """Return Triton's name for the type of an argument, and whether the argument is a multiple of 16."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
     from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -60,16 +60,16 @@ def type_of(value) -> tuple[str, bool]:
 
 
 def variants(found) -> dict[str, tuple]:
-    """The variants among the launches `found`, each once: a kernel, and what `variant` says of it."""
+    """Return the distinct variants among the launches `found`: (kernel, *the result of `variant`)."""
     each = [(kernel, *variant(kernel, args, kwargs)) for kernel, args, kwargs in found]
     return {repr(one): one for one in each}
 
 
 def kinds_of(found) -> dict[tuple[str, str], int]:
-    """Each kernel among the launches `found` with the numbers that it computes with, and its largest tile.
+    """Return (kernel name, number formats) -> the size of the largest tile, for the launches `found`.
 
-    The code of a kernel differs between 16 and 32 bits, and where weights or all numbers have 8. The size of a tile
-    counts the elements that lie in shared memory: all stages of the two tiles of a product, of attention one of Q.
+    The code of a kernel differs between 16 and 32 bits, and if weights or all numbers have 8 bits. The size of a tile
+    is its number of elements in shared memory: all stages of both operands of a product. Attention has one tile of Q.
     """
     sizes: dict[tuple[str, str], int] = {}
     for kernel, signature, constants, _, options in variants(found).values():
@@ -92,10 +92,10 @@ def _size(tile: dict, stages: int) -> int:
 
 
 def assert_compiles(found, capability, *, spills=math.inf, part=(0, 1)) -> list:
-    """Compile every variant among the launches `found` once, and return what is made of each.
+    """Compile every variant among the launches `found` once, and return the compiled kernels.
 
-    spills: bytes that a thread may keep beside its registers.
-    part: a number and how many parts there are, where a test compiles one part of the variants.
+    spills: bytes that a thread may spill from its registers.
+    part: (i, n) compiles only the i-th of n parts of the variants.
     """
     assert found
     (first, parts), made = part, []
@@ -104,16 +104,16 @@ def assert_compiles(found, capability, *, spills=math.inf, part=(0, 1)) -> list:
         name, shared = compiled.metadata.name, compiled.metadata.shared
         assert shared <= SHARED_MEMORY[capability], f"{name} takes {shared} bytes"
         assert spills == math.inf or stack_bytes(compiled) <= spills, f"{name} keeps numbers in memory"
-        if not kernel.is_gluon():  # which counts its buffers itself
+        if not kernel.is_gluon():  # a Gluon kernel allocates its own buffers
             assert_no_buffer_is_filled_too_early(compiled.asm["ttgir"], options["num_stages"])
         made.append(compiled)
     return made
 
 
 def assert_lowers(found, capability, monkeypatch) -> None:
-    """Every variant among the launches `found` reaches LLVM, which would take ten times as long as all before it.
+    """Compile every variant among the launches `found` up to LLVM, which would take ten times as long as all before it.
 
-    Until then a kernel's language, its types and its layouts are checked.
+    This checks the kernel's syntax, types and layouts.
     """
     from triton.backends.nvidia.compiler import CUDABackend
 
@@ -126,7 +126,7 @@ def assert_lowers(found, capability, monkeypatch) -> None:
     assert found
     monkeypatch.setattr(CUDABackend, "make_llir", end)
     for kernel, *code, options in variants(found).values():
-        with suppress(Reached):  # not raised where Triton's files hold the kernel
+        with suppress(Reached):  # not raised if the kernel is in Triton's cache
             _compile(kernel, *code, options, capability)
 
 
@@ -142,7 +142,7 @@ def _compile(kernel, signature, constants, attributes, options, capability):
 
 
 def stack_bytes(compiled) -> int:
-    """Bytes of memory of a thread of a compiled kernel: what does not fit its registers."""
+    """Return the stack of a thread of a compiled kernel in bytes: what it spills from its registers."""
     import triton
 
     with NamedTemporaryFile(suffix=".cubin") as file:
@@ -153,7 +153,10 @@ def stack_bytes(compiled) -> int:
 
 
 def assert_no_buffer_is_filled_too_early(code: str, num_stages: int) -> None:
-    """A product that runs on while the next loads begin reads its tiles in place: they have a buffer for each stage."""
+    """Assert that the operands of each asynchronous product have a buffer for each stage.
+
+    Such a product still reads its tiles while the next loads begin.
+    """
     buffers = dict(re.findall(r"(%\w+) = ttg\.memdesc_index .*?: !ttg\.memdesc<(\d+)x", code))
     views = dict(re.findall(r"(%\w+) = ttg\.memdesc_(?:trans|subslice) (%\w+)", code))
     for operands in re.findall(r"= ttng\.warp_group_dot (%\w+), (%\w+), .*isAsync = true", code):

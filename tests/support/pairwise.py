@@ -1,4 +1,4 @@
-"""Products of independent axes: some rows of a product cover every pair of values, and the rest are marked slow."""
+"""Pairwise tests: the fast rows of a product of axes cover every pair of values, and the other rows are marked slow."""
 
 import itertools
 from collections import Counter
@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
-Axis = Mapping[str, Any] | Iterable[Any]  # a value for each id; or values, which are their own ids; pytest.param too
+Axis = Mapping[str, Any] | Iterable[Any]  # id -> value; or values that are their own ids. A value may be a pytest.param
 
 
 def combinations(row: Sequence[Hashable], together: int = 2) -> set[Hashable]:
-    """Return every `together` values of a row that stand in columns of their own; all of a shorter row as one."""
+    """Return every combination of `together` columns of a row, with their values. A shorter row is one combination."""
     chosen = itertools.combinations(range(len(row)), min(together, len(row)))
     return {(columns, *(row[i] for i in columns)) for columns in chosen}
 
 
 def cover(rows: Iterable[set[Hashable]], kinds: Sequence[Hashable] | None = None) -> list[int]:
-    """Choose rows, by their numbers, that together hold all that any row holds.
+    """Return the indices of rows that together hold everything that any row holds.
 
-    Greedy, and always the same: the row that adds the most is next; of several the one whose kind was chosen least,
-    then the first.
+    Greedy and deterministic: the next row is the one that adds the most. Between equal rows it is the one whose kind
+    was chosen least, then the first.
     """
     missing = [set(row) for row in rows]
     kinds = kinds or [None] * len(missing)
@@ -38,10 +38,10 @@ def cover(rows: Iterable[set[Hashable]], kinds: Sequence[Hashable] | None = None
 
 
 def product(*axes: Axis, together: int = 2) -> list[ParameterSet]:
-    """Return a pytest.param for each row of the product, with its id; those beyond a cover of pairs are marked slow.
+    """Return a pytest.param with an id for each row of the product. Rows that the cover of pairs leaves out are slow.
 
-    With `together=1` every value is in a row, and those of the shorter axes take turns beside those of the longest. A
-    row with a value that is marked gpu or slow keeps its marks, and covers nothing.
+    With `together=1` every value is in a fast row, and the values of the shorter axes alternate along the longest axis.
+    A row with a value that is marked gpu or slow keeps its marks, and covers nothing.
     """
     params = [_params(axis) for axis in axes]
     longest = max(range(len(params)), key=lambda i: len(params[i]))
@@ -62,9 +62,9 @@ def product(*axes: Axis, together: int = 2) -> list[ParameterSet]:
 
 
 def each_option(cases: Mapping[str, Any]) -> list[ParameterSet]:
-    """Return a pytest.param for each case: options by their names, or a tuple of what has them and the options.
+    """Return a pytest.param for each case. A case is a dict of options, or a tuple of their owner and such a dict.
 
-    Cases whose every option an earlier case has are marked slow.
+    A case is marked slow if earlier cases have all its options.
     """
     seen: set[tuple[str, str]] = set()
     params = []

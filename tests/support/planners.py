@@ -1,10 +1,10 @@
-"""Configs of UNet1DModels, as diffusers saves them: policies that plan trajectories, and value functions of them."""
+"""Configs of UNet1DModels as diffusers saves them: policies that plan trajectories, and their value functions."""
 
 from typing import Any
 
 
 def policy(*widths: int, **options: Any) -> dict[str, Any]:
-    """Return the config of a policy of 14 channels, as Hopper's; `widths` of its levels."""
+    """Return the config of a policy with 14 channels, as for Hopper. `widths`: the channels of each level."""
     levels = len(widths)
     return {
         "in_channels": 14,
@@ -23,7 +23,7 @@ def policy(*widths: int, **options: Any) -> dict[str, Any]:
 
 
 def value_function(*widths: int, **options: Any) -> dict[str, Any]:
-    """Return the config of a value function of such trajectories."""
+    """Return the config of a value function for the trajectories of `policy`."""
     of_values = {
         "up_block_types": (),
         "mid_block_type": "ValueFunctionMidBlock1D",

@@ -1,4 +1,4 @@
-"""The oracle of the kernel tests fails what is wrong, also where its peer is as wrong."""
+"""`assert_accurate` fails a wrong output, even if torch's output is just as wrong."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ dtypes = pytest.mark.parametrize("dtype", CAPS, ids=str)
 
 
 def rounded(dtype):
-    """Numbers in float64, and as the dtype has them."""
+    """Return numbers in float64, and the same numbers rounded to the dtype."""
     truth = torch.randn(5, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return truth, truth.to(dtype)
 

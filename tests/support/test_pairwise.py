@@ -1,4 +1,4 @@
-"""Rows that cover a product hold every pair of its values, and are few."""
+"""The rows that cover a product hold every pair of values, and there are few of them."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Text pipelines of diffusers and ours side by side: the same noise, the latents of every step, and the pictures."""
+"""Compare text-to-image pipelines of diffusers and ours: the latents of every step and the pictures, from one noise."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,16 +7,16 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-LATENTS = 1e-5  # of the largest value of a step
+LATENTS = 1e-5  # relative to the largest value of a step
 PICTURES = 1e-3
 
 Drawn = tuple[list[tuple[float, Tensor]], Any]  # the timestep and the latents of each step, and the pictures
 
 
 def draw(pipe: Any, edit: Callable | None = None, names: Sequence[str] = (), seed: Any = 5, **options: Any) -> Drawn:
-    """Return what a pipeline of either library draws by a generator of this seed, or by one for each of a list.
+    """Run a pipeline of either library with a generator of this seed, or one generator for each seed of a list.
 
-    `edit` is a callback, which is given the latents, and beside them the tensors of these names.
+    `edit` is a callback. It gets the latents and the tensors in `names`.
     """
     states = []
 
@@ -39,7 +39,7 @@ def draw(pipe: Any, edit: Callable | None = None, names: Sequence[str] = (), see
 
 
 def assert_same(drawn: Drawn, expected: Drawn) -> None:
-    """Fail where a step's latents or the pictures are not near enough."""
+    """Fail if the latents of a step or the pictures differ by more than the tolerance."""
     (ours, our_pictures), (theirs, their_pictures) = drawn, expected
     assert [timestep for timestep, _ in ours] == [timestep for timestep, _ in theirs]
     for i, ((_, x), (_, wanted)) in enumerate(zip(ours, theirs, strict=True)):
@@ -49,7 +49,7 @@ def assert_same(drawn: Drawn, expected: Drawn) -> None:
 
 
 def assert_both_draw_the_same(theirs: Any, ours: Any, **options: Any) -> Drawn:
-    """Return what both draw."""
+    """Assert that both pipelines draw the same, and return it."""
     expected = draw(theirs, **options)
     assert_same(draw(ours, **options), expected)
     return expected

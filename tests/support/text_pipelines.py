@@ -1,4 +1,4 @@
-"""Tiny pipelines of Stable Diffusion 1.x, 2.x and XL, as diffusers makes them, of random weights that hide no error."""
+"""Tiny diffusers pipelines of Stable Diffusion 1.x, 2.x and XL, with random weights that do not hide errors."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import nn
 
 LENGTH = 24  # tokens of a prompt
-MERGED = ("the", "photo", "of", "cat", "astronaut", "riding", "trending", "'s", "'ll", "!!", "ne")  # of the vocabulary
+MERGED = ("the", "photo", "of", "cat", "astronaut", "riding", "trending", "'s", "'ll", "!!", "ne")  # single tokens
 
 UNET = {
     "sample_size": 8,
@@ -57,15 +57,15 @@ CLIP = {
     "num_attention_heads": 4,
     "max_position_embeddings": LENGTH,
     "bos_token_id": 0,
-    "eos_token_id": 2,  # what the old configs say, whatever the end token is
+    "eos_token_id": 2,  # as in old configs, whatever the end token is
 }
 OPEN_CLIP = CLIP | {"hidden_act": "gelu"}
 BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
 
 
 def vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """CLIP's vocabulary in small: every byte, within a word and at its end, and a few words, merged from the left."""
-    letters = ["!", *sorted(set(ByteLevel.alphabet()) - {"!"})]  # "!" is 0, as CLIP has it
+    """Return a small vocabulary like CLIP's: every byte, inside a word and at its end, and a few merged words."""
+    letters = ["!", *sorted(set(ByteLevel.alphabet()) - {"!"})]  # "!" has id 0, as in CLIP
     merges: dict[tuple[str, str], None] = {}
     for word in MERGED:
         parts = [*word[:-1], f"{word[-1]}</w>"]
@@ -77,7 +77,7 @@ def vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 
 def save_tokenizer(folder: Path, layout: str = "two-files", pad: str = "<|endoftext|>", length: int = LENGTH) -> Path:
-    """Save a CLIP tokenizer of the vocabulary in one of the layouts that folders have; returns the folder."""
+    """Save a CLIP tokenizer with the vocabulary, in one of the file layouts of real folders. Return the folder."""
     ids, merges = vocabulary()
     folder.mkdir(parents=True, exist_ok=True)
     if layout in ("one-file", "both"):
@@ -89,7 +89,7 @@ def save_tokenizer(folder: Path, layout: str = "two-files", pad: str = "<|endoft
     if layout == "both":
         return folder
 
-    def as_object(content):  # as transformers 4 wrote them
+    def as_object(content):  # as in the files of transformers 4
         return {"content": content, "lstrip": False, "normalized": True, "rstrip": False, "single_word": False}
 
     named: dict[str, Any] = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
@@ -107,9 +107,10 @@ def save_tokenizer(folder: Path, layout: str = "two-files", pad: str = "<|endoft
 
 
 def text_pipeline(kind: str, **parts: Any) -> diffusers.DiffusionPipeline:
-    """Return a live pipeline: `kind` is sd1, sd2 (predicts v) or sdxl. `parts` replace some of it by name.
+    """Return a live pipeline. `kind` is sd1, sd2 (predicts v) or sdxl. `parts` replace parts by name.
 
-    Pictures are 16 x 16. The U-Net is tame, so that rounding does not grow from step to step, and reads its text.
+    Pictures are 16 x 16. The U-Net's outputs are small, so that rounding errors do not grow from step to step. The
+    prompt has an effect.
     """
     given = {"unet": tiny_unet(kind), "vae": tiny_vae(kind)}
     pipe = _PIPELINES[kind](given | parts)
@@ -133,7 +134,7 @@ def _sd2(parts: dict[str, Any]) -> diffusers.DiffusionPipeline:
 def _stable_diffusion(parts: dict[str, Any]) -> diffusers.DiffusionPipeline:
     unused = {"safety_checker": None, "feature_extractor": None, "image_encoder": None}
     pipe = diffusers.StableDiffusionPipeline(**unused | parts, requires_safety_checker=False)
-    pipe.text_encoder.__dict__["text_model"] = pipe.text_encoder  # that clip_skip asks for; transformers 5 has it not
+    pipe.text_encoder.__dict__["text_model"] = pipe.text_encoder  # clip_skip reads it; transformers 5 lacks it
     return pipe
 
 
@@ -158,19 +159,19 @@ KINDS = tuple(_PIPELINES)
 
 
 def tiny_unet(kind: str, **options: Any) -> nn.Module:
-    """Return the U-Net of a kind, with some other options."""
+    """Return the U-Net of a kind, with changed options."""
     unet = _randomised(diffusers.UNet2DConditionModel(**UNETS[kind] | options), seed=2)
     unet.conv_out.weight.data *= 0.3
     return unet
 
 
 def tiny_vae(kind: str, **options: Any) -> nn.Module:
-    """Return the VAE of a kind, with some other options."""
+    """Return the VAE of a kind, with changed options."""
     return _randomised(diffusers.AutoencoderKL(**VAES[kind] | options), seed=3)
 
 
 def tiny_encoder(config: dict[str, Any], model: type = transformers.CLIPTextModel, seed: int = 0) -> nn.Module:
-    """Return a text encoder of the vocabulary, unless the config says of another."""
+    """Return a text encoder with the size of the vocabulary, unless the config sets another vocab_size."""
     config = {"vocab_size": len(vocabulary()[0])} | config
     return _randomised(model(transformers.CLIPTextConfig(**config)), seed)
 
@@ -181,7 +182,7 @@ def _tokenizer(pad: str, length: int = LENGTH) -> transformers.CLIPTokenizer:
 
 @torch.no_grad()
 def _randomised(model: nn.Module, seed: int) -> nn.Module:
-    """Give every parameter a random value, none zero: weights that keep the scale of what they read, norms about 1."""
+    """Give every parameter random values, none zero. Weights keep their input's scale; norm weights are about 1."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)

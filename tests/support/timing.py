@@ -1,4 +1,4 @@
-"""The time that a piece of code works."""
+"""Limits on the CPU time of a block of code."""
 
 import gc
 import time
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def at_once(seconds: float) -> Iterator[None]:
-    """Fail if the block works for so long. Neither other processes nor a collection of all older objects count."""
+    """Fail if the block takes `seconds` of CPU time or more. Other processes and garbage collection do not count."""
     collects = gc.isenabled()
     gc.disable()
     start = time.process_time()

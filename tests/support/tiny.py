@@ -1,4 +1,4 @@
-"""Tiny networks of random weights, saved as diffusers saves a pipeline."""
+"""Tiny networks with random weights, saved as diffusers pipelines."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ UNET = {
 
 
 def save_unet(folder: Path, **options) -> Path:
-    """Save one of these options as a DDIM pipeline; returns the folder."""
+    """Save a U-Net with these options as a DDIM pipeline. Return the folder."""
     import diffusers
     import torch
 
@@ -29,12 +29,12 @@ def save_unet(folder: Path, **options) -> Path:
     return folder
 
 
-CLASS_MODELS = {  # the networks of bundled models, in small
+CLASS_MODELS = {  # small versions of the bundled models' networks
     "emoji64": (
         "unet",
         "UNet2DModel",
         {
-            "block_out_channels": (8,) * 4,  # multiples of 8 pixels, as the bundled one draws
+            "block_out_channels": (8,) * 4,  # multiples of 8 pixels, as for the bundled model
             "down_block_types": ("DownBlock2D",) * 4,
             "up_block_types": ("UpBlock2D",) * 4,
             "norm_num_groups": 4,
@@ -51,7 +51,7 @@ CLASS_MODELS = {  # the networks of bundled models, in small
 
 
 def save_small_bundled(folder: Path) -> Path:
-    """Fill a folder with the bundled models, where those that draw labels have small networks of random weights."""
+    """Fill a folder with the bundled models. Class-conditional models get small networks with random weights."""
     import diffusers
     import torch
 

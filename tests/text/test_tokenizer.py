@@ -1,4 +1,4 @@
-"""CLIPTokenizer against transformers' own, on a vocabulary made by hand, in every layout of its files."""
+"""CLIPTokenizer against transformers' CLIPTokenizer, on a small vocabulary, in every layout of the files."""
 
 import itertools
 import json
@@ -20,11 +20,11 @@ ALPHABETS = (
     "<|startoftext|> <|endoftext|> <|ENDOFTEXT|> 's 't 're 've 'm 'll 'd 'S 'LL",
 )
 WORDS = ("photo", "of a", "cat", "the cat's", "astronaut", "riding", "<|endoftext|>", "it'll", "4k", "!!!", "trending")
-WORDS += ("<|EndOfText|>", "<|StartOfText|>")  # lower case or not, as the folder says
+WORDS += ("<|EndOfText|>", "<|StartOfText|>")  # the folder says whether case matters
 
 
 def strings(count: int, seed: int = 0) -> list[str]:
-    """Texts of letters and words of many scripts, and of any characters at all but surrogates."""
+    """Return random texts: letters and words of many scripts, and any characters except surrogates."""
     rng = random.Random(seed)
 
     def piece() -> str:
@@ -62,7 +62,7 @@ def test_ids_are_those_of_transformers(folder, count):
 
 @pytest.mark.parametrize("said", list(itertools.product(("text", "lowered", "kept"), repeat=3)), ids="-".join)
 def test_one_token_of_several_names_is_looked_for_as_transformers_does(tmp_path, save_tokenizer, said):
-    """The end token stands for the unknown one and the padding too, and each of the three may say how it is found."""
+    """The end token is also the unknown and the padding token. Each of the three may say how to match its text."""
     folder = save_tokenizer(tmp_path / "tokenizer", layout="old")
     end = {"content": "<|endoftext|>", "lstrip": False, "rstrip": False, "single_word": False}
     names = ("eos_token", "unk_token", "pad_token")
@@ -135,14 +135,14 @@ def options(**changes):
 
 
 BROKEN = {
-    "no-merges": ("merges.txt", lambda _: "#version: 0.2\nca x</w>\n", "it makes no tokenizer"),
+    "no-merges": ("merges.txt", lambda _: "#version: 0.2\nca x</w>\n", "it is no valid tokenizer"),
     "half-a-merge": ("merges.txt", lambda text: text + "\nalone", "merges.txt: merges: .* is not a list of pairs"),
     "vocabulary-of-texts": ("vocab.json", options(a="1"), "vocab.json: vocab: .* is not an object of tokens"),
     "id-below-0": ("vocab.json", options(a=-1), "vocab.json: vocab: .* is not an object of tokens"),
     "no-letter-and-none-for-it": (
         "vocab.json",
         lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k not in ("ð", "<|endoftext|>")}),
-        r"its vocabulary lacks letters, and the token '<\|endoftext\|>' that stands for them",
+        r"its vocabulary lacks letters, and the unknown token '<\|endoftext\|>'; save it again",
     ),
     "another-class": (
         "tokenizer_config.json",
@@ -166,7 +166,7 @@ BROKEN = {
     "another-id": (
         "tokenizer_config.json",
         options(added_tokens_decoder={"7": {"content": "<sks>"}}),
-        "the token '<sks>' is .*, not 7",
+        "the token '<sks>' has id .*, not 7",
     ),
     "no-json": ("vocab.json", lambda _: "{", "not readable JSON"),
 }
@@ -182,7 +182,7 @@ def test_a_broken_file_is_named(tmp_path, save_tokenizer, name, change, message)
 
 @pytest.mark.parametrize(
     ("missing", "message"),
-    [("vocab.json", "neither tokenizer.json nor vocab.json"), ("merges.txt", "merges.txt is not there")],
+    [("vocab.json", "neither tokenizer.json nor vocab.json"), ("merges.txt", "merges.txt is not a file")],
 )
 def test_a_missing_file_is_named(tmp_path, save_tokenizer, missing, message):
     (save_tokenizer(tmp_path) / missing).unlink()

@@ -1,13 +1,14 @@
-"""The floors of the package: which folder imports which, and how far down a chain of imports goes.
+"""The floors of the package: which folder imports which, and how many folders a chain of imports goes through.
 
     python -m tests.tree.floors
 
 A folder is one floor above the highest folder that it imports from. An import counts wherever it is in a file, and so
-does a string that is the name of a module. The files right below `fastdiff/` are one folder, the ground. Two files are
-in no folder: `__init__.py`, the public names, and `__main__.py`.
+does a string that is the name of a module. The files directly in `fastdiff/` are one folder, the ground. Two files are
+in no folder: `__init__.py` (the public names) and `__main__.py`.
 
-Also prints what says how large the house is: the longest chain of imports of files, the statements of each folder
-without docstrings, and the modules that one other module imports. Exit code 1 where folders import in a circle.
+The command also prints the longest chain of imports between files, the number of statements in each folder without
+docstrings, and the modules that only one other module imports. The exit code is 1 if folders import each other in a
+cycle.
 """
 
 import ast
@@ -26,7 +27,7 @@ PACKAGE = sorted(
 )
 GROUND = "fastdiff"
 DOORS = ("__init__", "__main__")
-REGISTRIES = (  # folders with a file for each plug-in, which one table or one parser imports
+REGISTRIES = (  # folders with one file for each plug-in; a single table or parser imports the files
     "fastdiff/checkpoints/configs",
     "fastdiff/cli",
     "fastdiff/models",
@@ -35,16 +36,16 @@ REGISTRIES = (  # folders with a file for each plug-in, which one table or one p
     "tests/samplers",
 )
 
-Graph = Mapping[str, AbstractSet[str]]  # of folders or modules: what each imports
+Graph = Mapping[str, AbstractSet[str]]  # folder or module -> what it imports
 
 
 def name_of(path: Path) -> str:
-    """Return the path below the root of the tree."""
+    """Return a path relative to the root of the tree."""
     return path.relative_to(ROOT).as_posix()
 
 
 def module_of(path: Path) -> str:
-    """Return the dotted name below `fastdiff`: runs.drawing, kernels.plans.dispatch; runs of `runs/__init__.py`."""
+    """Return the dotted name below `fastdiff`, such as runs.drawing; `runs/__init__.py` is runs."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     parts = parts[1:] if parts[0] == "fastdiff" else parts
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
@@ -54,7 +55,7 @@ MODULES = {module_of(path): path for path in PACKAGE}
 
 
 def folder_of(module: str) -> str | None:
-    """Return the folder that a module counts to, below the root of the tree; None for DOORS."""
+    """Return the folder of a module, relative to the root of the tree; None for DOORS."""
     return None if module in DOORS else name_of(MODULES[module].parent)
 
 
@@ -67,7 +68,7 @@ def nodes_of(path: Path) -> tuple[ast.AST, ...]:
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the statements below a node; no expression holds one."""
+    """Yield all statements below a node. Expressions are skipped, as they contain no statements."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
             yield child
@@ -76,7 +77,7 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
 
 @functools.cache
 def imports_of(path: Path) -> dict[str, int]:
-    """Return the modules of fastdiff that a file names in its imports, wherever in the file, and their first lines."""
+    """Return the fastdiff modules that a file imports, anywhere in the file, and the line of the first import."""
     found: dict[str, int] = {}
     for name, line in imported_names(path):
         found.setdefault(name.removeprefix("fastdiff."), line)
@@ -84,7 +85,7 @@ def imports_of(path: Path) -> dict[str, int]:
 
 
 def imported_names(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield each name that a file imports, with its line; of `from a import b` both a and a.b."""
+    """Yield each name that a file imports, with its line. `from a import b` yields a and a.b."""
     for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -94,7 +95,7 @@ def imported_names(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def named_in_strings(path: Path) -> set[str]:
-    """Return the modules of fastdiff whose whole names are strings of a file, as an import by name has them."""
+    """Return the fastdiff modules whose full names are strings in a file, such as for `import_module`."""
     strings = (node.value for node in ast.walk(nodes_of(path)[0]) if isinstance(node, ast.Constant))
     names = (each for each in strings if isinstance(each, str) and each.startswith("fastdiff."))
     return {name.removeprefix("fastdiff.") for name in names} & MODULES.keys()
@@ -111,7 +112,7 @@ def module_graph() -> dict[str, frozenset[str]]:
 
 
 def folder_edges() -> dict[tuple[str, str], list[str]]:
-    """Return each pair of folders of which the first imports from the second, and by which modules."""
+    """Return (folder, folder it imports from) -> the imports, one line each."""
     edges: dict[tuple[str, str], list[str]] = defaultdict(list)
     for module, imported in module_graph().items():
         for other in sorted(imported):
@@ -130,7 +131,7 @@ def folder_graph() -> dict[str, set[str]]:
 
 
 def reach(graph: Graph, start: str) -> set[str]:
-    """Return all that `start` imports, directly or through others."""
+    """Return everything that `start` imports, directly or indirectly."""
     found: set[str] = set()
     waiting = list(graph[start])
     while waiting:
@@ -142,14 +143,14 @@ def reach(graph: Graph, start: str) -> set[str]:
 
 
 def circles(graph: Graph) -> list[frozenset[str]]:
-    """Return the largest sets of folders that all import each other, directly or through others, of two and more."""
+    """Return the import cycles: the largest sets of folders that all import each other, directly or indirectly."""
     below = {each: reach(graph, each) for each in graph}
     found = {frozenset(other for other in below[each] if each in below[other]) for each in graph}
     return sorted((circle for circle in found if circle), key=sorted)
 
 
 def floors(graph: Graph) -> dict[str, int]:
-    """Return the floor of each folder, from 1. Folders that import in a circle are on one floor."""
+    """Return the floor of each folder, from 1. The folders of an import cycle are on one floor."""
     circle_of = {each: circle for circle in circles(graph) for each in circle}
 
     @functools.cache
@@ -161,7 +162,7 @@ def floors(graph: Graph) -> dict[str, int]:
 
 
 def longest_chain(graph: Graph) -> list[str]:
-    """Return the longest chain in which each module imports the next. graphlib.CycleError where there is a circle."""
+    """Return the longest chain in which each module imports the next. Raises graphlib.CycleError for a cycle."""
     chains: dict[str, list[str]] = {}
     for module in graphlib.TopologicalSorter(graph).static_order():
         chains[module] = [module, *max((chains[other] for other in sorted(graph[module])), key=len, default=[])]
@@ -178,7 +179,7 @@ def count_statements(source: str) -> int:
 
 
 def imported_by_one(graph: Graph) -> list[tuple[str, str]]:
-    """Return the modules that exactly one other imports, with that one; files of REGISTRIES are left out."""
+    """Return (module, its importer) for each module that only one other imports, except files of REGISTRIES."""
     importers: dict[str, list[str]] = defaultdict(list)
     for module, imported in graph.items():
         for other in imported:
@@ -188,7 +189,7 @@ def imported_by_one(graph: Graph) -> list[tuple[str, str]]:
 
 
 def describe(circle: AbstractSet[str]) -> list[str]:
-    """Return a line for each import inside a circle of folders."""
+    """Return a line for each import inside a cycle of folders."""
     inside = sorted(edge for edge in folder_edges() if circle.issuperset(edge))
     return [f"{above} -> {below}: {', '.join(folder_edges()[above, below])}" for above, below in inside]
 
@@ -200,7 +201,7 @@ def main() -> int:
     for number in range(max(of_folder.values()), 0, -1):
         print(f"{number:>3}  {', '.join(sorted(folder for folder, floor in of_folder.items() if floor == number))}")
     for circle in found:
-        print("", f"a circle: {', '.join(sorted(circle))}", *describe(circle), sep="\n")
+        print("", f"an import cycle: {', '.join(sorted(circle))}", *describe(circle), sep="\n")
     _print_sizes(longest_chain(module_graph()), imported_by_one(module_graph()))
     return int(bool(found))
 
@@ -212,7 +213,7 @@ def _print_sizes(chain: Sequence[str], alone: Sequence[tuple[str, str]]) -> None
         counts[folder_of(module) or GROUND] += count_statements(path.read_text(encoding="utf-8"))
     print(f"\nstatements without docstrings, {counts.total()}:")
     print(*(f"{count:>6}  {folder}" for folder, count in sorted(counts.items())), sep="\n")
-    print(f"\nmodules that one other imports, {len(alone)}:")
+    print(f"\nmodules that only one other imports, {len(alone)}:")
     print(*(f"{module} by {by}" for module, by in alone), sep="\n")
 
 

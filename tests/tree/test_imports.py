@@ -1,4 +1,4 @@
-"""Commands that come at once import nothing heavy, and the library needs neither triton nor diffusers."""
+"""Quick commands import no heavy packages, and the library needs neither triton nor diffusers."""
 
 import json
 import subprocess
@@ -52,7 +52,7 @@ COMMANDS = {
     "verify emoji64 --steps 1001": 2,
     "tune no-such-workload": 2,
 }
-# `import fastdiff`, then `python -m fastdiff` for each of the commands: the exit code, stderr and the modules so far.
+# `import fastdiff`, then `python -m fastdiff` for each command. Prints the exit code, stderr and the modules so far.
 PROGRAM = """
 import contextlib, io, json, runpy, sys
 import fastdiff
@@ -74,7 +74,7 @@ def python(*args: str) -> subprocess.CompletedProcess:
 
 
 def test_what_comes_at_once_imports_nothing_heavy():
-    """One interpreter runs all; of those that are listed the first one imported too much."""
+    """One interpreter runs all commands, so the first command in a failure is the one that imported too much."""
     done = python("-c", PROGRAM, *COMMANDS)
     assert done.returncode == 0, done.stderr
     package, *rows = json.loads(done.stdout)
@@ -91,7 +91,7 @@ def test_what_comes_at_once_imports_nothing_heavy():
 def test_every_public_name_is_there_without_triton_and_diffusers():
     code = (
         "import sys\n"
-        "sys.modules.update(triton=None, diffusers=None)\n"  # importing them raises, as where they are not installed
+        "sys.modules.update(triton=None, diffusers=None)\n"  # importing them raises, as if they were not installed
         "import fastdiff\n"
         "print(*(name for name in fastdiff.__all__ if getattr(fastdiff, name) is None))"
     )
@@ -110,7 +110,7 @@ def test_loading_a_model_has_torch_import_no_compiler():
 
 @pytest.mark.parametrize("error", [ModuleNotFoundError, ImportError], ids=["not-there", "of-another-version"])
 def test_a_package_that_cannot_be_imported_is_named_with_its_remedy(monkeypatch, error):
-    """A package that finds another one too old raises an ImportError of its own."""
+    """A package that needs a newer version of another package raises a plain ImportError."""
 
     def fail(name):
         raise error(name)

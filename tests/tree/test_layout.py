@@ -1,4 +1,4 @@
-"""The shape of the tree that CONTRIBUTING.md describes: rooms, one stem in three places, imports that point down."""
+"""The layout of the tree, as CONTRIBUTING.md describes it: rooms, one name in three places, imports that point down."""
 
 import ast
 import graphlib
@@ -12,13 +12,13 @@ KERNELS = sorted(path.stem for path in (ROOT / "kernels").glob("*.py"))
 SOURCES = sorted(
     {*PACKAGE, *(path for folder in ("benchmarks", "training", "tests") for path in (ROOT / folder).rglob("*.py"))}
 )
-MOST_FILES = 12  # of a room
+MOST_FILES = 12  # in a room
 MOST_FLOORS = 9
-CIRCLES = ()  # folders that import each other, to be taken apart
-LONG = {  # files of more than 400 lines, and why
+CIRCLES = ()  # known import cycles of folders, still to be removed
+LONG = {  # file of more than 400 lines -> why
 }
 SUB_ROOMS = ("kernels.plans", "kernels.host", "kernels.device", "models.blocks", "ui.parts", "ui.serving")
-# The rooms, from the roof to the ground: each imports from itself and from those below it.
+# The rooms, from top to bottom. Each imports only from its own line and from the lines below.
 FLOORS = (
     ("app", "__main__"),
     ("cli",),
@@ -26,7 +26,7 @@ FLOORS = (
     ("bulk", "verification", "doctor", "tuning"),
     ("runs", "pipelines", "acceleration"),
     ("models",),
-    ("diffusion",),  # beside the models, which do not import it
+    ("diffusion",),  # the models do not import it
     ("samplers", "models.blocks", "ui.parts", "ui.serving"),
     ("requests", "text"),
     ("checkpoints",),
@@ -49,7 +49,7 @@ def floor_of(module: str) -> int:
 
 
 def assert_none(offenders: Iterable[str]) -> None:
-    """Fail with a line for each offender; pytest would cut a long list short."""
+    """Fail with a line for each offender. pytest itself would truncate a long list."""
     lines = [*offenders]
     assert not lines, "\n".join(lines)
 
@@ -91,7 +91,7 @@ def test_there_are_few_floors():
 def test_no_folders_import_in_a_circle():
     found = floors.circles(floors.folder_graph())
     assert_none(line for circle in found if circle not in CIRCLES for line in floors.describe(circle))
-    assert len(found) == len(CIRCLES), "a circle is gone: take it out of CIRCLES"
+    assert len(found) == len(CIRCLES), "an import cycle is gone: remove it from CIRCLES"
 
 
 def test_no_imports_go_in_circles():
@@ -100,10 +100,10 @@ def test_no_imports_go_in_circles():
 
 
 def test_no_module_has_the_name_of_a_public_function():
-    """It would take the function's place in its package as soon as somebody imported the module."""
+    """Importing such a module would replace the function in its package."""
     taken = [name_of(path) for path in PACKAGE if path.stem in fastdiff.__all__]
     for path in PACKAGE:
-        if path.parent != ROOT / "kernels":  # whose stems are the operations' names
+        if path.parent != ROOT / "kernels":  # these files are named after their operations
             functions = [node for node in nodes_of(path)[0].body if isinstance(node, ast.FunctionDef)]
             taken += [f"{name_of(path)}:{node.lineno}" for node in functions if node.name == path.stem]
     assert_none(taken)
@@ -120,13 +120,13 @@ def test_docstrings_begin_with_a_verb_or_with_what_they_return():
 
 
 def test_no_source_imports_diffusers():
-    """`extras` does, by name, when something needs it."""
+    """`extras` imports it by name, when something needs it."""
     imports = [(path, name, line) for path in PACKAGE for name, line in imported_names(path)]
     assert_none(f"{name_of(path)}:{line}: {name}" for path, name, line in imports if name.split(".")[0] == "diffusers")
 
 
 def test_the_bare_name_kernels_is_never_imported():
-    """It belongs to Hugging Face's package."""
+    """The name belongs to Hugging Face's package."""
     bare = []
     for path in SOURCES:
         for node in nodes_of(path):

@@ -1,4 +1,4 @@
-"""Wheel, source distribution, checkouts with symbolic links and without: each is built, imported and run."""
+"""Build, import and run the wheel, the source distribution, and checkouts with and without symbolic links."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ def run(command: Sequence[str | Path], folder: Path) -> str:
 
 
 def build(tree: Path, folder: Path) -> tuple[Path, Path]:
-    """The wheel and the source distribution of a tree, built into a folder."""
+    """Build the wheel and the source distribution of a tree into a folder, and return both paths."""
     run([sys.executable, "-I", "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", folder], tree)
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return wheel, sdist
@@ -46,14 +46,14 @@ def unpack(sdist: Path, folder: Path) -> Path:
 
 
 def assert_convolves(command: Sequence[str | Path], folder: Path, package: Path, kernels: Path) -> None:
-    """The command runs CONVOLVE in a folder, with the package and the kernels of these folders."""
+    """Run CONVOLVE in a folder, and check that it imports the package and the kernels from the expected folders."""
     places = [Path(line).resolve() for line in run([*command, CONVOLVE], folder).splitlines()]
     assert places == [(package / "__init__.py").resolve(), (kernels / "conv2d.py").resolve()]
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Wheel and source distribution of this tree."""
+    """The wheel and the source distribution of this tree."""
     return build(ROOT, tmp_path_factory.mktemp("built"))
 
 
@@ -65,7 +65,7 @@ def unpacked(built, tmp_path_factory):
 
 @pytest.fixture
 def tree(request, unpacked):
-    """The unpacked source distribution, or what git writes with core.symlinks=false: a text file where the link is."""
+    """The unpacked source distribution; or with a text file instead of the link, as git writes it without symlinks."""
     link = unpacked / LINK
     if request.param == "without-links":
         link.write_text("../kernels")
@@ -142,24 +142,24 @@ def test_a_tree_runs_installed_editable(tree, tmp_path):
     packages = Path(
         run([python, "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], tmp_path).strip()
     )
-    # What this interpreter has (torch, hatchling, pip) stands behind the tree, whose .pth file is read first.
+    # The tree's .pth file is read before z.pth, so the tree comes before this interpreter's packages (torch, pip ...).
     (packages / "z.pth").write_text("\n".join(sys.path))
     options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--ignore-installed"]
     run([python, "-I", "-m", "pip", "install", *options, "--editable", tree], tmp_path)
-    assert not (packages / "fastdiff").exists()  # nothing was copied that an edit would not reach
+    assert not (packages / "fastdiff").exists()  # an editable install copies nothing
     assert_convolves([python, "-I", "-c"], tmp_path, tree / "fastdiff", tree / "kernels")
 
 
 @pytest.mark.slow
 def test_the_unpacked_source_distribution_runs_its_tests(unpacked):
-    """The quickest ones run."""
+    """It runs the quickest tests."""
     run([*PYTEST, "tests/tree/test_layout.py"], unpacked)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(3))
 def test_the_unpacked_source_distribution_holds_what_its_tests_import(unpacked, part):
-    """Each of its files of tests is imported, by one of three processes; they need benchmarks/ and training/ too."""
+    """Three processes import all test files, which also need benchmarks/ and training/."""
     files = sorted((unpacked / "tests").rglob("*.py"))
     names = [".".join(path.relative_to(unpacked).with_suffix("").parts) for path in files if path.stem != "__main__"]
     assert len(names) > 200

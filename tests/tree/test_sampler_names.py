@@ -1,4 +1,4 @@
-"""The list of samplers: what is read of their files is what the classes say, and a new file is known everywhere."""
+"""The list of samplers: it agrees with the sampler classes, and a new file is in every list."""
 
 import re
 import shutil
@@ -66,7 +66,7 @@ def test_a_name_is_found_by_its_class_and_its_options(name):
 
 def test_an_option_that_is_left_out_has_its_default():
     assert scheduler_name("DPMSolverMultistepScheduler", {}) == "dpm++2m"
-    assert scheduler_name("PNDMScheduler", {}) is None  # Runge-Kutta steps, which are not here
+    assert scheduler_name("PNDMScheduler", {}) is None  # Runge-Kutta steps, which are not supported
     assert scheduler_name("EulerDiscreteScheduler", {"use_karras_sigmas": None}) == "euler"
     assert scheduler_name("NoSuchScheduler", {}) is None
 
@@ -114,7 +114,7 @@ assert len(ours.schedule(3)) == 3
 
 
 def test_a_new_sampler_is_its_file(tmp_path):
-    """A copy of the package with one more file in fastdiff/samplers; all else is linked."""
+    """A new sampler needs only its file. The test copies fastdiff/samplers, adds a file, and links everything else."""
     package = tmp_path / "fastdiff"
     package.mkdir()
     for path in PACKAGE.iterdir():

@@ -1,4 +1,4 @@
-"""Comparisons with diffusers: how much error passes, and what they say of a model."""
+"""Comparisons with diffusers: the tolerance, and the report about a model."""
 
 import math
 

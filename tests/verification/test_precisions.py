@@ -1,4 +1,4 @@
-"""The two errors that `fastdiff verify --precision` tells: of predictions in per cent, of pictures in dB."""
+"""The two errors that `fastdiff verify --precision` reports: predictions in per cent, and pictures in dB."""
 
 import math
 

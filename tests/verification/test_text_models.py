@@ -1,4 +1,4 @@
-"""`fastdiff verify` of folders that are drawn from prompts: every part agrees, and what differs is named."""
+"""`fastdiff verify` of text-to-image models: every part agrees, and a part that differs is named."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ from fastdiff.verification.models import compare_with_diffusers
 from tests.support.text_pipelines import text_pipeline
 
 SLOW = pytest.mark.slow
-pytestmark = SLOW  # tests/cli/test_verify.py has the quick ones
+pytestmark = SLOW  # tests/cli/test_verify.py has the quick tests
 ENCODER = ["text_encoder hidden_states", "text_encoder last_hidden_state", "text_encoder pooler_output"]
 ENCODER_2 = ["text_encoder_2 hidden_states", "text_encoder_2 last_hidden_state", "text_encoder_2 text_embeds"]
 OTHERS = [*(f"U-Net t={t}" for t in (0, 249, 499, 749, 999)), "VAE decode", "VAE encode"]
@@ -50,7 +50,7 @@ def copied(text_folder, tmp_path):
 @pytest.mark.parametrize("kind", ROWS)
 def test_every_part_agrees(text_folder, capfd, kind):
     folder = str(text_folder(kind))
-    capfd.readouterr()  # of what saved it
+    capfd.readouterr()  # drops the output of saving the folder
     assert cli.main(["verify", folder, "--device", "cpu", "--json"]) == 0
     out, err = capfd.readouterr()
     report = json.loads(out)
@@ -59,7 +59,7 @@ def test_every_part_agrees(text_folder, capfd, kind):
     assert all(row["error"] <= row["allowed"] < 1.1e-3 for row in report["comparisons"])
 
 
-PLANTED = {  # the parameter that is changed, and the parts that fail then
+PLANTED = {  # the parameter to change, and the parts that then fail
     "text-encoder": ("sd1", "encoders.models", 0, "encoder.layers.0.mlp.fc1.weight", {"text_encoder", "4"}),
     "text-encoders-norm": ("sd2", "encoders.models", 0, "final_layer_norm.bias", {"text_encoder", "4"}),
     "norm-that-sdxl-leaves-out": ("sdxl", "encoders.models", 0, "final_layer_norm.bias", {"text_encoder"}),
@@ -70,7 +70,7 @@ PLANTED = {  # the parameter that is changed, and the parts that fail then
 }
 
 
-QUICK = ("text-encoder", "unet", "vae-decoder")  # in make test
+QUICK = ("text-encoder", "unet", "vae-decoder")  # `make test` runs these
 
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=SLOW) for name in PLANTED if name not in QUICK)])
@@ -125,7 +125,7 @@ def test_a_variant_agrees(tmp_path):
     "scheduler", ["ddpm", *(pytest.param(name, marks=SLOW) for name in ("euler-a", "dpm++2m-karras"))]
 )
 def test_another_scheduler_of_an_old_folder_agrees(copied, scheduler):
-    """StableDiffusionPipeline changes the options that the old file leaves out, and hands others on."""
+    """StableDiffusionPipeline sets the options that the old file lacks, and passes the others to a new scheduler."""
     folder = copied("sd1")
     path = folder / "scheduler" / "scheduler_config.json"
     config = {key: value for key, value in json.loads(path.read_bytes()).items() if key != "steps_offset"}
