@@ -332,7 +332,7 @@ REFUSED = {
     "row-on-another-device": ((X, X, ROW.to("meta")), {}, "row is on meta"),
     "step-of-int64": ((X, X, ROW[None]), {"step": STEP.long()}, "step is torch.int64"),
     "row-for-a-step": ((X, X, ROW), {"step": STEP}, rf"row has shape \({len(COLUMNS)},\)"),
-    "too-few-earlier": ((X, X, ROW), {"earlier": (X, X)}, "earlier has 2 tensors; it is 4"),
+    "too-few-earlier": ((X, X, ROW), {"earlier": (X, X)}, "earlier has 2 tensors; give 4"),
     "earlier-of-another-shape": ((X, X, ROW), {"earlier": (X, X, X, X[:1])}, "earlier has shape"),
     "earlier-of-another-dtype": ((X, X, ROW), {"earlier": (X, X, X, X.half())}, "earlier is torch.float16"),
     "seeds-without-a-step": ((X, X, ROW), {"noise": SEEDS}, "noise is torch.int64"),
