@@ -59,9 +59,8 @@ class LinearCall(Call[Tensor]):
             arXiv 2212.09748); rows may be strided (columns of a wider table).
         residual: (N, L, C_out), the dtype of x.
         rms_norm: (weight (C_in,) or None, eps): x is RMS-normalised first (Zhang and Sennrich 2019, arXiv 1910.07467).
-            Without a norm weight (it can be folded into the linear weight) this is one kernel: the mean square is
-            summed while x streams through, and scales the product at the end. On sm_90 two launches are faster in
-            16 bits.
+            Without a norm weight (fold it into `weight`) this is one kernel: the mean square is summed while x streams
+            through, and scales the product at the end. On sm_90 two launches are faster in 16 bits.
 
     Returns:
         (N, L, C_out), contiguous, the dtype of x.
@@ -272,15 +271,13 @@ class TokenTile(NamedTuple):
 
 TileList = tuple[tuple[float, TokenTile], ...]
 
-# 16-bit, with descriptors: the best on one H200 (README, "Transformers"). Each comes with the fewest tiles per
-# multiprocessor for which it is chosen.
+# 16-bit, with descriptors: the best on one H200 (README, "Transformers"), each from that many tiles per multiprocessor.
 TILES: TileList = (
     (2, TokenTile(128, 128, 64, 64, warps=4, stages=3, resident=2)),
     (0.5, TokenTile(64, 128, 128, 128, warps=4, stages=4)),
     (0, TokenTile(64, 64, 128, 64, warps=4, stages=3, resident=2)),
 )
-# With a residual, or RMSNorm before: both need registers. RMSNorm sums step by step, so its steps are equally long in
-# all tiles.
+# With a residual, or RMSNorm before: both need registers. RMSNorm sums step by step, so all tiles have equal steps.
 ADDED_TILES: TileList = ((2, TokenTile(128, 256, 64, 128, warps=8, stages=3)), *TILES[1:])
 NORMED_TILES: TileList = tuple((fewest, tile._replace(block=64)) for fewest, tile in ADDED_TILES)
 DUAL_TILES: TileList = ((0, TokenTile(128, 128, 64, 128, warps=8, stages=3)),)
@@ -317,9 +314,7 @@ def launch_products(
 ) -> Tensor:
     """Launch the kernel: `linear` for a weight (1, C_out, C_in), `swiglu` and `geglu` for one of (2, C_out, C_in).
 
-    Args:
-        activation2: applied to the second product, if there are two.
-        rms_eps: if given, x is divided by its root mean square.
+    activation2: applied to the second product, if any. rms_eps: if given, x is divided by its root mean square.
     """
     n, tokens, channels = x.shape
     parts, out_channels, _ = weight.shape

@@ -8,7 +8,7 @@ import importlib.util
 
 
 class Absent:
-    """Return itself for every attribute and every call: `@triton.jit`, `tl.constexpr`, `tl.constexpr(1)`."""
+    """An object that returns itself for every attribute and call: `@triton.jit`, `tl.constexpr`, `tl.constexpr(1)`."""
 
     def __getattr__(self, name: str) -> "Absent":
         return self

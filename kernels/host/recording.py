@@ -116,7 +116,7 @@ def record(device: torch.device, listener: Recorder | None = None) -> Iterator[R
 
 
 class _TorchOperations(TorchDispatchMode):
-    """Call tell(name, shape, flop) for each torch operation on a device that computes or copies."""
+    """Dispatch mode that calls tell(name, shape, flop) for each torch operation on a device that computes or copies."""
 
     def __init__(self, device: str, tell: Callable[[str, str, int], None]):
         super().__init__()
