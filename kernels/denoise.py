@@ -225,6 +225,6 @@ def _check_tensor(
     if tensor.dtype != dtype if dtype is not None else not tensor.is_floating_point():
         raise ValueError(f"{name} is {tensor.dtype}; it must be {dtype or 'a float dtype'}")
     if tuple(tensor.shape) not in shapes:
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; {setting} expected {' or '.join(map(str, shapes))}")
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {' or '.join(map(str, shapes))} {setting}")
     if tensor.device != x_t.device:
         raise ValueError(f"{name} is on {tensor.device}, but x_t is on {x_t.device}")

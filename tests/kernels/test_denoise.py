@@ -322,7 +322,7 @@ REFUSED = {
     "half-precision-picture": ((X, X.half(), ROW), {}, "x_t is torch.float16"),
     "integer-output": ((X.long(), X, ROW), {}, "model_output is torch.int64"),
     "output-of-another-shape": ((X[:1], X, ROW), {}, "model_output has shape"),
-    "output-without-learned-variance": ((X, X, ROW, OPTIONS["learned"]), {}, r"learned variance it is \(2, 4, 4, 6\)"),
+    "output-without-learned-variance": ((X, X, ROW, OPTIONS["learned"]), {}, r"expected \(2, 4, 4, 6\) with x_t"),
     "learned-output-for-a-fixed-variance": ((torch.cat([X, X], -1), X, ROW), {}, "model_output has shape"),
     "noise-of-another-shape": ((X, X, ROW), {"noise": X[..., :1]}, "noise has shape"),
     "integer-noise": ((X, X, ROW), {"noise": X.int()}, "noise is torch.int32"),
