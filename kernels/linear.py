@@ -141,7 +141,7 @@ class LinearCall(Call[Tensor]):
 
     def hopper_obstacle(self) -> str | None:
         fused = "norm" if self.rms_norm is not None else "gate" if self.gate is not None else None
-        return f"no {fused}" if fused else on_hopper.obstacle(self.x, self.weight, self.weight.shape[0])
+        return f"kernel has no {fused}" if fused else on_hopper.obstacle(self.x, self.weight, self.weight.shape[0])
 
     def hopper(self) -> Tensor:
         return _by_tiles(self.x, self.weight, self.bias, residual=self.residual, activation=self.activation)

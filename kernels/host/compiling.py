@@ -29,7 +29,7 @@ GLUON_CODE = f"{DEVICE_CODE}hopper."
 PATIENCE = 30.0  # seconds to wait for workers that still compile when nothing else is left to do
 WORKER = "import sys; sys.path[:] = sys.argv[1:]; from fastdiff.kernels.host.compile_worker import main; main()"
 
-only_compiles: ContextVar[bool] = ContextVar("only_compiles", default=False)  # asked by `launch`
+only_compiles: ContextVar[bool] = ContextVar("only_compiles", default=False)  # read by `launch`
 _compiling = RLock()  # one function at a time: its workers use all cores
 _forge: "_Forge | None" = None  # forks the workers of this process
 _readiness: Thread | None = None  # prepares what the first kernel needs
