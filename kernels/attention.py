@@ -1,7 +1,8 @@
 """Scaled dot-product attention over tokens, read in place from a fused projection (no transposes, no head copies).
 
-The kernel is FlashAttention (Dao 2023, arXiv 2307.08691): a block of queries walks over the keys with a running maximum
-and sum, so the scores never leave the chip. A head width between two powers of two is split into two products.
+The kernel is FlashAttention (Dao 2023, arXiv 2307.08691): a block of queries loops over the keys with a running maximum
+and sum, so the scores never leave the chip. A head width that is not a power of two is split into two products where
+that saves padding.
 """
 
 from dataclasses import KW_ONLY, dataclass
@@ -22,25 +23,28 @@ from fastdiff.kernels.plans.choices import Choice, attention_plan, plan_of
 from fastdiff.kernels.plans.dispatch import Operation
 from fastdiff.kernels.plans.tuning import named, tuned
 
-MAX_WIDTH = {torch.float32: 256, torch.float16: 512, torch.bfloat16: 512}  # of a head, for registers and shared memory
+# The widest head that fits registers and shared memory.
+MAX_WIDTH = {torch.float32: 256, torch.float16: 512, torch.bfloat16: 512}
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall(Call[Tensor]):
     """softmax(q k^T / sqrt(d) + bias) v for each head, Vaswani et al. 2017 (arXiv 1706.03762).
 
-    diffusers' AttnProcessor2_0.
+    The computation of diffusers' AttnProcessor2_0. Scores are float32 for every dtype, so they do not overflow.
 
     Args:
         q: (N, L, heads * d), float32, float16 or bfloat16; rows may be strided (a slice of a fused projection).
         k, v: (N, L_keys, heads * d), the dtype of q.
-        causal: token i sees keys 0 to i only.
-        bias: (N, L_keys), the dtype of q, finite: added to the scores of a key, for every query and head; a large
-            negative number hides the key.
+        causal: token i attends to keys 0 to i only.
+        bias: (N, L_keys), the dtype of q, finite: added to the scores of each key, for every query and head. A large
+            negative value masks the key.
 
-    Scores are float32 whatever the dtype: none overflows.
+    Returns:
+        (N, L, heads * d), contiguous, the dtype of q.
 
-    Returns: (N, L, heads * d), contiguous, the dtype of q. Raises ValueError naming the argument that does not fit.
+    Raises:
+        ValueError: an argument does not fit; the message names it.
     """
 
     name = "attention"
@@ -59,7 +63,7 @@ class AttentionCall(Call[Tensor]):
 
     @property
     def width(self) -> int:
-        """Channels of a head."""
+        """Channels per head."""
         return self.q.shape[2] // self.heads
 
     def check(self) -> None:
@@ -71,7 +75,8 @@ class AttentionCall(Call[Tensor]):
                 raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, but q is {q.dtype} on {q.device}")
             if tensor.ndim != 3 or tensor.shape != k.shape or tensor.shape[::2] != q.shape[::2] or tensor.shape[1] < 1:
                 raise ValueError(
-                    f"{name}: {tuple(tensor.shape)} does not fit q {tuple(q.shape)} (N, L, heads * d) or the other"
+                    f"{name}: {tuple(tensor.shape)} does not fit q {tuple(q.shape)} (N, L, heads * d), "
+                    "or k and v differ"
                 )
         if heads < 1 or q.shape[2] % heads:
             raise ValueError(f"heads: {heads} does not divide the width {q.shape[2]}")
@@ -81,7 +86,7 @@ class AttentionCall(Call[Tensor]):
         if self.bias is None:
             return
         if self.causal:
-            raise ValueError("bias: not together with causal")
+            raise ValueError("bias: it cannot be combined with causal; leave one of them out")
         if self.bias.shape != self.k.shape[:2]:
             raise ValueError(f"bias: expected {tuple(self.k.shape[:2])}, got {tuple(self.bias.shape)}")
         if (self.bias.dtype, self.bias.device) != (self.q.dtype, self.device):
@@ -98,9 +103,9 @@ class AttentionCall(Call[Tensor]):
     def obstacle(self) -> str | None:
         dtype = self.q.dtype
         if dtype not in DTYPES:
-            return f"{dtype} has no kernel"
+            return f"no kernel for {dtype}"
         if self.width > MAX_WIDTH[dtype]:
-            return f"{dtype}: heads are {self.width} wide, the kernel's up to {MAX_WIDTH[dtype]}"
+            return f"{dtype}: head width {self.width} exceeds the maximum of {MAX_WIDTH[dtype]}"
         return None
 
     def facts(self) -> dict[str, Any]:
@@ -112,7 +117,7 @@ class AttentionCall(Call[Tensor]):
         }  # fmt: skip
 
     def _plan(self) -> Choice | None:
-        """The row whose plan has these sizes, whatever the mask."""
+        """Return the row whose plan covers these sizes, for any mask."""
         sizes = {"width": self.width, "keys": self.k.shape[1], "elements": self.q.numel()}
         return plan_of("attention", bits=8 * self.q.itemsize, **sizes)
 
@@ -169,7 +174,7 @@ attention = Operation("attention", AttentionCall)
 
 
 class Blocks(NamedTuple):
-    """The queries of a program, and the keys of a step of its walk."""
+    """Queries per program, keys per step of its loop, and launch options."""
 
     queries: int
     keys: int
@@ -178,7 +183,7 @@ class Blocks(NamedTuple):
 
 
 def _blocks(width: int, dtype: torch.dtype, queries: int, keys: int, device: torch.device) -> Blocks:
-    """Depends on the picture's shape, never on the batch: the blocks of keys decide the bits of a sum."""
+    """Choose block sizes from the picture's shape, never from the batch: key blocks set the order of every sum."""
     if dtype == torch.float32:
         blocks = Blocks(32, 32, 4, 1) if width <= 80 else Blocks(32, 16, 8, 1)
     elif width <= 64:
@@ -196,7 +201,7 @@ def _blocks(width: int, dtype: torch.dtype, queries: int, keys: int, device: tor
 
 
 def _alternatives(usual: Blocks, queries: int) -> list[Blocks]:
-    """Blocks of the same keys whose warps have whole rows of scores, as the usual ones: the order of the sums stays."""
+    """Return tuning candidates that keep the order of every sum: same key block, whole rows of scores per warp."""
     sizes = {(usual.queries, usual.warps)}
     if usual.queries >= 16 * usual.warps:
         sizes |= {size for size in ((64, 4), (128, 4), (128, 8)) if size[0] <= triton.next_power_of_2(queries)}
@@ -204,11 +209,12 @@ def _alternatives(usual: Blocks, queries: int) -> list[Blocks]:
 
 
 def _split(width: int, dtype: torch.dtype, *, aligned: bool) -> tuple[int, int]:
-    """Two powers of two, or one and 0, that cover the head width; tensor cores take 16 columns or more.
+    """Split the head width into two powers of two that cover it; the second is 0 if one is enough.
 
-    In float32 two even where one would do: shorter sums round less. Beyond 128 the registers would not do. In 16 bits
-    one where rows are not `aligned` to 16 elements: there the second part came out wrong on an H200 (Triton 3.6, heads
-    of 40 and 160), as if most of the keys were not summed; its code up to PTX shows no fault.
+    Each part has at least 16 columns, the minimum for tensor cores. float32 uses two parts even where one would do,
+    because shorter sums round less; beyond 128 columns registers do not allow it. 16-bit dtypes use one part if rows
+    are not `aligned` to 16 elements: on an H200 (Triton 3.6, heads of 40 and 160) the second part was wrong in that
+    case, as if most keys were missing from the sum. The generated code up to PTX shows no fault.
     """
     whole = max(16, triton.next_power_of_2(width))
     if not aligned and dtype != torch.float32:

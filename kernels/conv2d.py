@@ -1,7 +1,7 @@
 """2-D convolution with the epilogue of a U-Net block: bias, time embedding, residual, and moments for the next norm.
 
-A channels-last implicit GEMM. The nearest 2x upsample before it and a skip connection read from two tensors are index
-arithmetic, so that neither is ever materialised.
+The kernel is a channels-last implicit GEMM. A nearest 2x upsample before it, and the concatenation of a skip
+connection, are index arithmetic, so neither is ever materialised.
 """
 
 from dataclasses import KW_ONLY, dataclass, replace
@@ -39,11 +39,11 @@ from fastdiff.kernels.to_fp8 import as_multiplied, to_fp8
 NORM_STRIDES = ("norm_scale_stride", "norm_shift_stride", "norm_temb_stride")
 
 Padding = int | tuple[int, int, int, int]  # one width for all sides, or (left, right, top, bottom)
-Scales = tuple[Tensor | None, Tensor | None]  # of a weight in 8 bits (C_out,), and of an x in fp8 (N,)
+Scales = tuple[Tensor | None, Tensor | None]  # of an 8-bit weight (C_out,), and of an fp8 x (N,)
 
 
 class Shortcut(NamedTuple):
-    """A 1x1 convolution of another picture, of the output's size: conv_shortcut of diffusers' ResnetBlock2D."""
+    """A 1x1 convolution of another input of the output's size: conv_shortcut of diffusers' ResnetBlock2D."""
 
     x: Tensor | tuple[Tensor, Tensor]  # (N, H_out, W_out, C), or a pair
     weight: Tensor  # (C_out, C, 1, 1)
@@ -51,7 +51,7 @@ class Shortcut(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """The GroupNorm that follows a convolution, and what follows that: arguments of `kernels.group_norm`."""
+    """The GroupNorm, activation and additions after a convolution, as arguments of `kernels.group_norm`."""
 
     num_groups: int
     weight: Tensor | None = None
@@ -66,12 +66,12 @@ class Norm(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
-    """(conv(x) + bias + temb + residual or shortcut) / output_scale, as diffusers' ResnetBlock2D and resamplers.
+    """(conv(x) + bias + temb + residual or shortcut) / output_scale, as in diffusers' ResnetBlock2D and resamplers.
 
     Args:
         x: (N, H, W, C_in), float32, float16 or bfloat16; or a pair of such tensors, read as their concatenation over C.
-        weight: (C_out, C_in, kH, kW), the dtype of x, or `Quantised`; fastest when its memory format is channels-last,
-            in float32 when it is that of `host.weights.k_first`.
+        weight: (C_out, C_in, kH, kW), the dtype of x, or `Quantised`. The fastest memory format is channels-last, or in
+            float32 that of `host.weights.k_first`.
         bias: (C_out,), the dtype of x.
         stride: 1 or 2.
         padding: zeros around the picture.
@@ -80,13 +80,15 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
         residual: (N, H_out, W_out, C_out), the dtype of x.
         shortcut: a 1x1 convolution whose output is added, instead of a residual; the dtype of x.
         output_scale: divides the sum.
-        norm: normalise and activate the sum and add to it, which in a small picture takes no launch of its own.
-        moments: return the moments of y too, which the next GroupNorm would otherwise read y for.
+        norm: the norm, activation and additions applied to the sum. For a small picture they need no extra launch.
+        moments: also return the moments of y, so that the next GroupNorm need not read y to compute them.
 
-    Returns: y (N, H_out, W_out, C_out), contiguous, the dtype of x; with `moments`, (y, its Moments or None). They are
-        those of the float32 values of which y is the rounding. None: not made here, left to the norm.
+    Returns:
+        y (N, H_out, W_out, C_out), contiguous, the dtype of x; with `moments`, (y, its Moments or None). The moments
+        are those of the float32 values before y is rounded. None means that the norm has to compute them.
 
-    Raises: ValueError naming the argument that does not fit.
+    Raises:
+        ValueError: an argument does not fit; the message names it.
     """
 
     name = "conv2d"
@@ -120,21 +122,21 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
         parts, weight = self.parts, self.weight
         check_pictures(parts)
         if not parts[0].is_floating_point():
-            raise ValueError(f"x: {parts[0].dtype} is no float dtype")
+            raise ValueError(f"x: {parts[0].dtype} is not a float dtype")
         channels = sum(part.shape[3] for part in parts)
         if weight.ndim != 4 or weight.shape[1] != channels:
             raise ValueError(f"weight: expected (C_out, {channels}, kH, kW), got {tuple(weight.shape)}")
         if self.stride not in (1, 2):
-            raise ValueError(f"stride: {self.stride} is neither 1 nor 2")
+            raise ValueError(f"stride: {self.stride} is not supported; use 1 or 2")
         problem = self.problem
         if min(problem.out_height, problem.out_width) < 1:
             size, kernel = f"{problem.height} x {problem.width}", list(problem.kernel)
-            raise ValueError(f"padding: {self.padding} leaves nothing of {size} pixels for a {kernel} filter")
+            raise ValueError(f"padding: with {self.padding}, {size} pixels are too few for a {kernel} filter")
         self._check_tensors(problem)
         if self.shortcut is not None:
             self._check_shortcut(self.shortcut, problem.out_shape)
         if self.norm is not None and self.moments:
-            raise ValueError("moments: they are for a norm that follows; leave them out, or norm")
+            raise ValueError("moments: the call already applies a norm; leave out moments or norm")
 
     def _check_tensors(self, problem: Problem) -> None:
         first = self.parts[0]
@@ -152,13 +154,13 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
 
     def _check_shortcut(self, shortcut: Shortcut, out_shape: tuple[int, ...]) -> None:
         if self.residual is not None:
-            raise ValueError("shortcut: it stands in the place of a residual; give one of them")
+            raise ValueError("shortcut: it replaces the residual; give only one of them")
         try:
             shape = Conv2dCall(*shortcut).problem.out_shape
         except ValueError as error:
             raise ValueError(f"shortcut: {error}") from None
         if shape != out_shape or shortcut.weight.shape[2:] != (1, 1):
-            raise ValueError(f"shortcut: expected a 1x1 convolution to {out_shape}, got one to {shape}")
+            raise ValueError(f"shortcut: expected a 1x1 convolution with output {out_shape}, got output {shape}")
         weight, x = shortcut.weight, self.parts[0]
         if (weight.dtype, weight.device) != (x.dtype, x.device):
             raise ValueError(f"shortcut: {weight.dtype} on {weight.device}, but x is {x.dtype} on {x.device}")
@@ -183,10 +185,10 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
     def obstacle(self) -> str | None:
         dtype = self.parts[0].dtype
         if dtype not in DTYPES:
-            return f"{dtype} has no kernel"
+            return f"no kernel for {dtype}"
         if self.weight.dtype == FP8 and (reason := fp8_obstacle(self.device)) is not None:
             return reason
-        return None if self.problem.fits_int32 else "no pictures, or one of 2^31 elements or more"
+        return None if self.problem.fits_int32 else "empty batch, or a picture of 2^31 elements or more"
 
     def kernel(self) -> Tensor | tuple[Tensor, Moments | None]:
         problem, device, shortcut = self.problem, self.device, self.shortcut
@@ -203,7 +205,7 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
         if shortcut is not None and not _fuses(problem, tiling, shortcut):
             residual, shortcut = _only(conv2d(*shortcut)), None
         normed = after is not None and tiling.normalises(problem)
-        because(lambda: tiling.describe() + normed * ", normalised there")
+        because(lambda: tiling.describe() + normed * ", norm in its epilogue")
         moments = _empty_moments(problem, tiling, device) if self.moments or (after and not normed) else None
         outputs = (y, None if moments is None else (moments.mean, moments.m2))
         epilogue = _epilogue(bias, self.temb, self.output_scale)
@@ -245,7 +247,7 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
         return (y, moments) if self.moments else y
 
     def _factors(self) -> tuple[tuple[Tensor, ...], Filters, Scales]:
-        """The parts of x and the weight as kernels load them: beside a weight in fp8 the parts are made so."""
+        """Return the parts of x and the weight as kernels load them. An fp8 weight needs fp8 parts, made here."""
         parts, filters = tuple(part.contiguous() for part in self.parts), weight_memory(self.weight)
         filters = filters._replace(values=as_loaded(filters.values, parts[0].dtype))
         if self.weight.dtype != FP8:
@@ -268,22 +270,22 @@ conv2d = Operation("conv2d", Conv2dCall)
 
 
 def _only(y: Tensor | tuple[Tensor, Moments | None]) -> Tensor:
-    """The output of a convolution that makes no moments."""
+    """Return the output of a convolution that returns no moments."""
     return y if isinstance(y, Tensor) else y[0]
 
 
 def _descriptor_obstacle(loaded: tuple[Tensor, ...]) -> str | None:
-    """Why tensor descriptors cannot load these, whatever their sizes."""
+    """Say why tensor descriptors cannot load these tensors at any size, or return None."""
     if not has_descriptors(loaded[0].device):
         return "sm_{}{}".format(*capability(loaded[0].device))
     aligned = all(tensor.data_ptr() % 16 == 0 for tensor in loaded)
     if any(tensor.itemsize == 1 and tensor[0].numel() % 16 for tensor in loaded):
-        return "a channel's weights in 8 bits are no multiple of 16 bytes"
-    return None if aligned else "an address is no multiple of 16 bytes"
+        return "the 8-bit weights of a channel are not a multiple of 16 bytes"
+    return None if aligned else "an address is not a multiple of 16 bytes"
 
 
 def _fuses(problem: Problem, tiling: ConvTiling, shortcut: Shortcut) -> bool:
-    """Whether the shortcut joins the sum over k; depends on the picture's shape alone."""
+    """Whether the shortcut joins the sum over k. For aligned, contiguous tensors only the picture's shape decides."""
     parts = parts_of(shortcut.x)
     fits = tiling.descriptors and tiling.chunks == 1 and problem.mode == "same" and problem.out_channels > 16
     fits = fits and problem.itemsize == 2
@@ -292,7 +294,7 @@ def _fuses(problem: Problem, tiling: ConvTiling, shortcut: Shortcut) -> bool:
 
 
 def _epilogue(bias: Tensor | None = None, temb: Tensor | None = None, output_scale: float = 1.0) -> tuple[Any, ...]:
-    """Bias, temb and its stride, and the factor after them, as the kernels take them."""
+    """Return bias, temb, the stride of temb and the final factor, as the kernels take them."""
     temb = side_by_side(temb)
     return bias, temb, 0 if temb is None else temb.stride(0), None if output_scale == 1.0 else 1 / output_scale
 
@@ -308,7 +310,7 @@ def _launch_products(
     scales: Scales, epilogue: tuple[Any, ...], residual: Tensor | None, shortcut: Shortcut | None = None,
     norm: GroupNormCall | None = None,
 ) -> None:  # fmt: skip
-    """One chunk a program, or all of them with the shortcut and the epilogue."""
+    """Launch one program per tile and chunk, or one per tile that also does the shortcut and the epilogue."""
     weight, tile = filters.values, tiling.tile
     pictures, tile_height, tile_width = tiling.tile_shape
     left, _, top, _ = problem.padding
@@ -342,7 +344,7 @@ def _launch_products(
 
 def _shortcut_arguments(problem: Problem, tiling: ConvTiling, shortcut: Shortcut | None) -> dict[str, Any]:
     names = ("shortcut_desc", "shortcut2_desc", "shortcut_w_desc", "shortcut")
-    block = tiling.tile.block // 2 if problem.fp8 else tiling.tile.block  # as many bytes: a shortcut has 16 bits
+    block = tiling.tile.block // 2 if problem.fp8 else tiling.tile.block  # equal bytes: a shortcut is 16-bit
     if shortcut is None:
         return dict.fromkeys(names[:3]) | {"shortcut": (None, None, None), "SHORTCUT_BK": block}
     parts = parts_of(shortcut.x)
@@ -365,7 +367,7 @@ def _norm_arguments(problem: Problem, tiling: ConvTiling, norm: GroupNormCall | 
 
 def _input_descriptors(problem: Problem, tiling: ConvTiling, parts: tuple[Tensor, ...]) -> list[Any]:
     pictures, height, width = tiling.tile_shape
-    if problem.mode == "down":  # the pixels of one parity are a block of (N, H / 2, 2, W / 2, 2 C)
+    if problem.mode == "down":  # pixels of one parity are a block of (N, H / 2, 2, W / 2, 2 C)
         rows = 1 if problem.row else 2
         parts = tuple(part.view(part.shape[0], part.shape[1] // rows, rows, part.shape[2] // 2, -1) for part in parts)
         return [descriptor(part, [pictures, height, 1, width, tiling.tile.block]) for part in parts]
@@ -374,7 +376,7 @@ def _input_descriptors(problem: Problem, tiling: ConvTiling, parts: tuple[Tensor
 
 def _output_descriptor(problem: Problem, tiling: ConvTiling, y: Tensor) -> Any:
     pictures, height, width = tiling.tile_shape
-    if problem.mode == "up" and tiling.descriptors:  # the pixels of a quarter are a block of (N, H / 2, 2, W / 2, 2 C)
+    if problem.mode == "up" and tiling.descriptors:  # pixels of a quarter are a block of (N, H / 2, 2, W / 2, 2 C)
         y = y.view(problem.pictures, tiling.rows, 2, tiling.columns, -1)
         return descriptor(y, [pictures, height, 1, width, tiling.tile.channels])
     y = y.view(problem.pictures, tiling.rows, tiling.columns, problem.out_channels)

@@ -1,8 +1,8 @@
-"""Denoise step: guidance, x0, clipping and x_{t-1} in one go, driven by one row of coefficients, and its noise.
+"""Denoise step: guidance, x0, clipping, x_{t-1} and noise in one launch, driven by one row of coefficients.
 
-All samplers are the same arithmetic with other numbers in the row, which `device.denoise.COLUMNS` names. The noise is
-counter-based (`host.philox`), so a picture's noise depends on its seed, the step and the element alone: not on the
-batch, not on the device.
+All samplers share this arithmetic and differ only in the coefficients, which `device.denoise.COLUMNS` names. The noise
+is counter-based (`host.philox`): it depends only on a picture's seed, the step and the element, not on the batch or the
+device.
 """
 
 import math
@@ -20,44 +20,51 @@ from fastdiff.kernels.host.launching import launch
 from fastdiff.kernels.host.philox import philox_normal
 from fastdiff.kernels.plans.dispatch import Operation
 
-EARLIER = 4  # tensors that an earlier call kept: s, h1, h2 and h3
+EARLIER = 4  # tensors kept by earlier calls: s, h1, h2 and h3
 
 VARIANCES = ("fixed", "learned", "learned_range")
-BLOCK = 512  # elements of a program; chosen, not measured
+BLOCK = 512  # elements per program; chosen, not measured
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """The options that are the same in every step of a run."""
+    """The options shared by all steps of a run."""
 
     clip_range: float | None = None  # x0 is clamped to [-clip_range, clip_range]
-    threshold_ratio: float | None = None  # x0 is scaled by this quantile of |x0| over the picture, instead of clamped
+    threshold_ratio: float | None = None  # x0 is scaled by this quantile of |x0| over the picture instead of clamped
     threshold_max: float = 1.0  # upper bound of that quantile
-    variance: str = "fixed"  # of VARIANCES; a learned one is the second half of the model output's channels
+    variance: str = "fixed"  # one of VARIANCES; the second half of the model output's channels holds a learned one
 
     def __post_init__(self) -> None:
         if self.variance not in VARIANCES:
-            raise ValueError(f"variance is {self.variance!r}; it is one of {', '.join(VARIANCES)}")
+            raise ValueError(f"variance is {self.variance!r}; use one of {', '.join(VARIANCES)}")
         if self.clip_range is not None and self.threshold_ratio is not None:
             raise ValueError("clip_range and threshold_ratio exclude each other; leave one of them None")
 
 
 @dataclass(frozen=True, eq=False)
 class DenoiseStepCall(Call[tuple[Tensor, ...]]):
-    """One step of a sampler, such as DDPM (Ho et al. 2020, eq. 7) or DDIM (Song et al. 2021, eq. 12), as `row` says.
+    """One sampler step with the coefficients of `row`.
 
-    model_output    (N, ..., C) of any float dtype, or (N, ..., 2C) where `options` says the variance is learned
-    x_t             (N, ..., C) float32 (or float64, then all arithmetic is)
-    row             (len(COLUMNS),) float32 on the same device; with `step` the table of all rows, (steps, len(COLUMNS))
-    noise           (N, ..., C) of any float dtype, unit normal; or with `step` (N,) int64, the pictures' seeds, for the
-                    noise of `philox_normal`. None adds none, which is the last step of a chain
-    unguided        like model_output: what the model says of the null label (Ho & Salimans 2022, eq. 6)
-    guidance_scale  1 is the guided output as it is
-    step            (1,) int32 on the same device: which step this is, read when the step runs
-    earlier         of a sampler of several steps: s, h1, h2 and h3, like x_t; zeros where no call has kept one yet
+    The sampler is, for example, DDPM (Ho et al. 2020, eq. 7) or DDIM (Song et al. 2021, eq. 12).
 
-    Returns x_{t-1} and x0, both (N, ..., C) in x_t's dtype, and given `earlier` the next call's s and h1.
-    Raises ValueError naming the argument that does not fit.
+    Args:
+        model_output: (N, ..., C) of any float dtype, or (N, ..., 2C) if `options` has a learned variance.
+        x_t: (N, ..., C) float32; with float64 all arithmetic is float64.
+        row: (len(COLUMNS),) float32 on the same device; with `step`, the table of all rows, (steps, len(COLUMNS)).
+        options: the `StepOptions` of the run.
+        noise: (N, ..., C) of any float dtype, unit normal; or, with `step`, the pictures' seeds, (N,) int64, for the
+            noise of `philox_normal`. None adds no noise, as in the last step of a chain.
+        unguided: the unconditional prediction, like model_output (Ho & Salimans 2022, eq. 6).
+        guidance_scale: 1 leaves the conditional prediction unchanged.
+        step: (1,) int32 on the same device: the index of this step, read when the step runs.
+        earlier: for a multistep sampler: s, h1, h2 and h3, each like x_t; zeros for those not kept yet.
+
+    Returns:
+        x_{t-1} and x0, both (N, ..., C) in the dtype of x_t; with `earlier`, also the next call's s and h1.
+
+    Raises:
+        ValueError: an argument does not fit; the message names it.
     """
 
     model_output: Tensor
@@ -77,15 +84,15 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
 
     @property
     def seeded(self) -> bool:
-        """Whether the noise is given as the pictures' seeds."""
+        """Whether `noise` holds the pictures' seeds."""
         return self.step is not None and self.noise is not None and self.noise.dtype == torch.int64
 
     def check(self) -> None:
         x_t, row, variance = self.x_t, self.row, self.options.variance
         if x_t.dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"x_t is {x_t.dtype}; it is float32 (or float64)")
+            raise ValueError(f"x_t is {x_t.dtype}; it must be float32 (or float64)")
         if x_t.ndim < 1:
-            raise ValueError("x_t is a scalar; its shape is (N, ..., C)")
+            raise ValueError("x_t is a scalar; its shape must be (N, ..., C)")
         shape, width = tuple(x_t.shape), len(COLUMNS)
         output_shape = (*shape[:-1], (1 if variance == "fixed" else 2) * shape[-1])
         check = partial(_check_tensor, x_t, f"with x_t {shape} and {variance} variance")
@@ -94,7 +101,7 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
         check("row", row, [(width,) if self.step is None else (len(row), width)], torch.float32)
         check("step", self.step, [(1,)], torch.int32)
         if self.earlier is not None and len(self.earlier) != EARLIER:
-            raise ValueError(f"earlier has {len(self.earlier)} tensors; it is {EARLIER}: s, h1, h2 and h3")
+            raise ValueError(f"earlier has {len(self.earlier)} tensors; give {EARLIER}: s, h1, h2 and h3")
         for each in self.earlier or ():
             check("earlier", each, [shape], x_t.dtype)
         if self.seeded:
@@ -111,7 +118,7 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
         return self._by_row(row, noise)
 
     def _by_row(self, row: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
-        """The step by one row (len(COLUMNS),), with noise (N, ..., C)."""
+        """Compute the step from one row (len(COLUMNS),) and noise (N, ..., C)."""
         c = dict(zip(COLUMNS, row.unbind(), strict=True))
         x_t, options, channels = self.x_t, self.options, self.x_t.shape[-1]
         eps = self.model_output[..., :channels].to(x_t.dtype)
@@ -133,8 +140,8 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
         return x_prev, x0, *kept
 
     def _keep(self, c: Mapping[str, Tensor], x0: Tensor, eps: Tensor, x_prev: Tensor) -> tuple[Tensor, Tensor]:
-        """Add what earlier calls kept to `x_prev`, and return what this one keeps: s and h1 of the next call."""
-        s, h1, h2, h3 = self.earlier  # type: ignore[misc]  # of a call that has them
+        """Add the terms of earlier calls to `x_prev`, and return what this call keeps: the next call's s and h1."""
+        s, h1, h2, h3 = self.earlier  # type: ignore[misc]  # only called if there are any
         y = (c["y_x"] * self.x_t).add_(c["y_x0"] * x0).add_(c["y_s"] * s)
         y.add_(c["y_h1"] * h1).add_(c["y_h2"] * h2).add_(c["y_h3"] * h3)
         x_prev.add_(c["prev_y"] * y).add_(c["prev_h1"] * h1).add_(c["prev_h2"] * h2).add_(c["prev_h3"] * h3)
@@ -154,14 +161,14 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
             low, high = c["log_variance_min"], c["log_variance_max"]
             log_variance = low + (learned + 1) / 2 * (high - low)
             std = sigma * (log_variance / 2).exp()
-        x_prev.add_(torch.where(sigma > 0, std * noise, 0))  # at sigma 0 the model may say anything
+        x_prev.add_(torch.where(sigma > 0, std * noise, 0))  # at sigma 0 the learned variance may be anything
 
     def obstacle(self) -> str | None:
         if self.options.threshold_ratio is not None:
-            return "the quantile of dynamic thresholding is a sort"
+            return "dynamic thresholding needs a sort"
         tensors = (self.model_output, self.unguided, self.x_t, self.noise)  # `earlier` has the dtype of x_t
         if any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors):
-            return "torch.float64 has no kernel"
+            return "no kernel for torch.float64"
         return None
 
     def kernel(self) -> tuple[Tensor, ...]:
@@ -184,18 +191,18 @@ denoise_step = Operation("denoise_step", DenoiseStepCall)
 
 
 def keep(earlier: tuple[Tensor, ...], kept: Sequence[Tensor], keeps_output: bool) -> tuple[Tensor, ...]:
-    """Return the next call's `earlier`, of this one's and what it kept: y, and its output where that is kept."""
+    """Return the next call's `earlier`: this call's, updated with its y and, if `keeps_output`, with its output."""
     sample, output = kept
     _, *outputs = earlier
     return (sample, output, *outputs[:-1]) if keeps_output else (sample, *outputs)
 
 
 def dynamic_threshold(x0: Tensor, ratio: float, maximum: float) -> Tensor:
-    """Imagen's dynamic thresholding (Saharia et al. 2022, section 2.3) of x0 (N, ...), picture by picture.
+    """Apply Imagen's dynamic thresholding (Saharia et al. 2022, section 2.3) to x0 (N, ...), picture by picture.
 
-    s is the quantile `ratio` of |x0| in [1, maximum]; x0 is clamped to [-s, s] and divided by s.
+    s is the quantile `ratio` of `|x0|`, clamped to [1, maximum]; x0 is clamped to [-s, s] and divided by s.
     """
-    # torch.quantile refuses pictures of more than 2^24 elements, kthvalue torch's deterministic mode
+    # torch.quantile refuses pictures of more than 2^24 elements, and kthvalue fails in torch's deterministic mode
     magnitude = x0.abs().flatten(1).sort(dim=1).values
     rank = ratio * (magnitude.shape[1] - 1)
     low, high = magnitude[:, math.floor(rank)], magnitude[:, math.ceil(rank)]
@@ -212,12 +219,12 @@ def _check_tensor(
     shapes: list[tuple[int, ...]],
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Raises ValueError unless `tensor` is None or of one of the shapes, of `dtype` (None: any float), beside x_t."""
+    """Raise ValueError unless `tensor` is None or has one of `shapes`, `dtype` (None: any float) and x_t's device."""
     if tensor is None:
         return
     if tensor.dtype != dtype if dtype is not None else not tensor.is_floating_point():
-        raise ValueError(f"{name} is {tensor.dtype}; it is {dtype or 'a float dtype'}")
+        raise ValueError(f"{name} is {tensor.dtype}; it must be {dtype or 'a float dtype'}")
     if tuple(tensor.shape) not in shapes:
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; {setting} it is {' or '.join(map(str, shapes))}")
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {' or '.join(map(str, shapes))} {setting}")
     if tensor.device != x_t.device:
-        raise ValueError(f"{name} is on {tensor.device}; x_t is on {x_t.device}")
+        raise ValueError(f"{name} is on {tensor.device}, but x_t is on {x_t.device}")

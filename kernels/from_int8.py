@@ -1,4 +1,4 @@
-"""The numbers of an int8 weight in 16 bits, where a product takes them so."""
+"""Convert an int8 weight to 16 bits before a product that needs 16-bit operands."""
 
 from dataclasses import dataclass
 
@@ -13,18 +13,19 @@ from fastdiff.kernels.host.weights import INT8, NAMES
 from fastdiff.kernels.plans.choices import first
 from fastdiff.kernels.plans.dispatch import Operation
 
-BLOCK = 8192  # numbers of a program; chosen, not measured
+BLOCK = 8192  # elements per program; chosen, not measured
 
 
 @dataclass(frozen=True, eq=False)
 class FromInt8Call(Call[Tensor]):
-    """The same whole numbers in another dtype, which float16 and bfloat16 hold exactly.
+    """Convert int8 values to another dtype. float16 and bfloat16 represent them exactly.
 
     Args:
-        values: int8, of any shape, contiguous.
-        dtype: that of the result.
+        values: int8, any shape, contiguous.
+        dtype: the dtype of the result.
 
-    Raises ValueError for values of another dtype, or not contiguous.
+    Raises:
+        ValueError: `values` is not int8 or not contiguous.
     """
 
     values: Tensor
@@ -51,9 +52,10 @@ from_int8 = Operation("from_int8", FromInt8Call)
 
 
 def as_loaded(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a weight's numbers as a kernel loads them, which multiplies them by an x of `dtype`.
+    """Return a weight's values as a kernel that multiplies them by an x of `dtype` loads them.
 
-    Numbers in int8 become the dtype of x in registers, or before the launch where the table of choices says so.
+    A kernel converts int8 values to the dtype of x in registers. Where the table of choices says so, they are converted
+    here, before the launch.
     """
     format = NAMES.get(values.dtype)
     row = first("weight", values.device, format=format, bits=8 * dtype.itemsize) if format else None

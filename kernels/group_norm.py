@@ -1,20 +1,22 @@
-"""GroupNorm with the scale and shift of a time embedding and the activation that follow it, in one read and one write.
+"""GroupNorm fused with a time embedding's scale and shift and an activation, in one read and one write.
 
-Moments are float32, per channel a mean and the sum of squared distances from it (M2), merged over a group by Chan's
-formula. Sums of squares would cancel on a large mean: torch's own channels-last GroupNorm on the CPU is off by 3e3 at
-mean 1e3 and deviation 1. Per channel, because a group may straddle the seam of a skip connection.
+Moments are float32: per channel a mean and the sum of squared distances from it (M2), merged over a group by Chan's
+formula. Plain sums of squares would cancel on a large mean: torch's own channels-last GroupNorm on the CPU is off by
+3e3 at mean 1e3 and deviation 1. Moments are per channel because a group may straddle the seam of a skip connection.
 
-How a norm on the GPU gets them:
+How the moments reach a norm on the GPU::
 
-    conv2d's epilogue makes a mean and M2           +- many tiles: merge_kernel -+-> mean, a, b -> apply_kernel -> y
-    of each channel and tile of pixels -+           |  makes them one tile       |
+    conv2d's epilogue computes mean and M2          +- many tiles: merge_kernel -+-> mean, a, b -> apply_kernel -> y
+    of each channel and tile of pixels -+           |  merges them into one      |
     (device.conv2d_epilogue)            +- Moments -+                            +-> mean, M2 -+
-    moments_kernel, where nobody did, --+  in the   |                                          |
-    reads x for them                       Feature  +- few: as they are -----------------------+-> normalise_kernel -> y
+    otherwise moments_kernel reads x  --+  in the   |                                          |
+    to compute them                        Feature  +- few tiles: unchanged -------------------+-> normalise_kernel -> y
                                            of x     (host.moments, models/blocks/layers.py)        merges them, a, b
-    A small picture, all of whose groups are in one program, conv2d's epilogue normalises itself: y, and no Moments.
 
-y is activation(a * (x - mean) + b), with a and b of each channel.
+If one program holds all pixels of a small picture and whole groups, conv2d's epilogue normalises y itself and makes no
+Moments.
+
+y is activation(a * (x - mean) + b), with a and b per channel.
 """
 
 from collections.abc import Callable
@@ -43,17 +45,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "relu": lambda x: F.relu(x, inplace=True),
 }
-# Chosen by times of whole norms on one H200 (README, "GroupNorm + SiLU"); those of other values were not kept.
-FOLDED = 32  # tiles of a channel, or of its group, up to which each program of `normalise_kernel` merges them
-LARGE = 2**23  # elements from which they are merged beforehand all the same, where channels make whole groups
-PROGRAMS = 256  # of `normalise_kernel`, at least, where there are blocks of pixels enough
+# Chosen by timing whole norms on one H200 (README, "GroupNorm + SiLU"); the times of other values were not kept.
+FOLDED = 32  # most tiles of a channel, or of its group, that each program of `normalise_kernel` merges by itself
+LARGE = 2**23  # elements from which whole groups are merged beforehand even if they have fewer tiles
+PROGRAMS = 256  # fewest programs of `normalise_kernel`, if there are enough blocks of pixels
 
 
 @dataclass(frozen=True, eq=False)
 class GroupNormCall(PartsCall[Tensor]):
     """activation(GroupNorm(x) * (1 + scale) + shift) + temb + residual, Wu and He 2018 (arXiv 1803.08494).
 
-    As in diffusers' ResnetBlock2D, and, with temb and residual, ResidualTemporalBlock1D.
+    Used in diffusers' ResnetBlock2D and, with temb and residual, in ResidualTemporalBlock1D.
 
     Args:
         x: (N, H, W, C), float32, float16 or bfloat16; or a pair of such tensors, read as their concatenation over C.
@@ -64,9 +66,13 @@ class GroupNormCall(PartsCall[Tensor]):
         scale, shift: (N, C) of any float dtype, both or neither; rows may be strided.
         temb: (N, C) of any float dtype, added to every pixel after the activation; rows may be strided.
         residual: (N, H, W, C), the dtype of x, added after the activation.
-        moments: the mean and M2 of x, for a pair a pair; those that are None are computed.
+        moments: the mean and M2 of x, as a pair for a pair. Any that are None are computed.
 
-    Returns: (N, H, W, C), contiguous, the dtype of x. Raises ValueError naming the argument that does not fit.
+    Returns:
+        (N, H, W, C), contiguous, the dtype of x.
+
+    Raises:
+        ValueError: an argument does not fit; the message names it.
     """
 
     x: Tensor | tuple[Tensor, Tensor]
@@ -99,7 +105,7 @@ class GroupNormCall(PartsCall[Tensor]):
         if self.num_groups < 1 or channels % self.num_groups:
             raise ValueError(f"num_groups: {self.num_groups} does not divide the {channels} channels of x")
         if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation: {self.activation!r} is none of {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"activation: {self.activation!r} is unknown; use {', '.join(ACTIVATIONS)}")
         self._check_pair(("weight", "bias"), (self.weight, self.bias), (channels,))
         row = (first.shape[0], channels)
         self._check_pair(("scale", "shift"), (self.scale, self.shift), row)
@@ -141,7 +147,7 @@ class GroupNormCall(PartsCall[Tensor]):
         return self._by_moments() if y is None else y
 
     def _by_torch(self) -> Tensor | None:
-        """Return what torch's own GroupNorm makes; None where it would be off."""
+        """Return the result of torch's own GroupNorm, or None where it would be inaccurate."""
         x = _side_by_side(self.parts)
         y = cpu.normalised(x, self.num_groups, self.weight, self.bias, self.eps)
         return None if y is None else ACTIVATIONS[self.activation](y)
@@ -166,11 +172,11 @@ class GroupNormCall(PartsCall[Tensor]):
 
     def obstacle(self) -> str | None:
         dtype = self.parts[0].dtype
-        return None if dtype in DTYPES else f"{dtype} has no kernel"
+        return None if dtype in DTYPES else f"no kernel for {dtype}"
 
     def kernel(self) -> Tensor:
         given = self.given
-        because("reads the tensor for its moments" if None in given else "moments by its convolution")
+        because("computes its own moments" if None in given else "moments from the convolution")
         parts = [_as_rows(part) for part in self.parts]
         n, height, width, _ = parts[0].shape
         hw, widths = height * width, [part.shape[-1] for part in parts]
@@ -197,14 +203,14 @@ group_norm = Operation("group_norm", GroupNormCall)
 
 
 def _channel_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x (N, H, W, C) -> x less the mean of every channel; that mean and M2, each (N, C)."""
+    """Return x (N, H, W, C) minus each channel's mean; that mean and M2, each (N, C)."""
     mean = x.mean(dim=(1, 2))
     centred = x - mean[:, None, None, :]
     return centred, mean, centred.square().sum(dim=(1, 2))
 
 
 def _merge(x: Tensor, moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
-    """As `_channel_moments`, of moments of tiles of x."""
+    """Return the results of `_channel_moments`, computed from the moments of tiles of x."""
     hw = x.shape[1] * x.shape[2]
     starts = torch.arange(moments.mean.shape[1], device=moments.mean.device) * moments.pixels
     counts = (hw - starts).clamp(max=moments.pixels).to(torch.float32)[:, None]  # (tiles, 1)
@@ -220,7 +226,7 @@ def _side_by_side(tensors: tuple[Tensor, ...]) -> Tensor:
 def _affine(
     mean: Tensor, m2: Tensor, pixels: int, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """a and b, each (N, C), such that GroupNorm(x) = a * (x - mean) + b with the channel's own mean."""
+    """Return a and b, each (N, C), with GroupNorm(x) = a * (x - mean) + b for each channel's own mean."""
     n, channels = mean.shape
     means = mean.view(n, num_groups, -1)  # (N, G, C / G)
     offsets = means - means.mean(dim=-1, keepdim=True)
@@ -233,7 +239,7 @@ def _affine(
 
 
 def _apply(centred: tuple[Tensor, ...], a: Tensor, b: Tensor) -> Tensor:
-    """a * centred + b, (N, H, W, C), in the place of a single tensor."""
+    """Return a * centred + b, (N, H, W, C); in place if there is a single tensor."""
     a, b = a[:, None, None, :], b[:, None, None, :]
     if len(centred) == 1:
         return torch.addcmul(b, centred[0], a, out=centred[0])
@@ -245,15 +251,15 @@ def _apply(centred: tuple[Tensor, ...], a: Tensor, b: Tensor) -> Tensor:
 
 
 class NormTiling(NamedTuple):
-    """Sizes that depend on the picture's shape and dtype alone: with them every sum has its order."""
+    """Tile sizes. They fix the order of every sum, so they depend only on the picture's shape and dtype."""
 
-    channels: int  # of a program
-    pixels: int  # of one step of a program's loop
+    channels: int  # per program
+    pixels: int  # per step of a program's loop
     warps: int
 
 
 def _tiling(hw: int, widths: list[int], blocks: tuple[int, ...] = (64, 32)) -> NormTiling:
-    # the widest block that wastes no lanes, for whole lines of memory
+    # the block that wastes the fewest lanes; of equals the widest, to read whole cache lines
     waste = {block: sum(-width % block for width in widths) for block in blocks}
     return NormTiling(min(waste, key=waste.__getitem__), min(32, triton.next_power_of_2(hw)), 4)
 
@@ -273,7 +279,7 @@ def _make_moments(x: Tensor, tiling: NormTiling) -> Moments:
 
 
 def _moments_arguments(known: list[Moments]) -> dict[str, Any]:
-    """The moments of a tensor, or of a pair, as the kernels take them."""
+    """Return the moments of a tensor or a pair as kernel arguments."""
     moments, moments2 = _pair([(m.mean, m.m2) for m in known], (None, None))
     tiles, tiles2 = _pair([m.mean.shape[1] for m in known], 0)
     pixels, pixels2 = _pair([m.pixels for m in known], 0)
@@ -281,7 +287,7 @@ def _moments_arguments(known: list[Moments]) -> dict[str, Any]:
 
 
 def affine_arguments(call: GroupNormCall) -> dict[str, Any]:
-    """The weight, bias, scale, shift and eps of a norm, as the kernels take them."""
+    """Return the weight, bias, scale, shift and eps of a norm as kernel arguments."""
     scale, shift = side_by_side(call.scale), side_by_side(call.shift)
     return dict(
         norm=(call.weight, call.bias, scale, shift, call.eps),
@@ -291,20 +297,20 @@ def affine_arguments(call: GroupNormCall) -> dict[str, Any]:
 
 
 def after_arguments(call: GroupNormCall) -> dict[str, Any]:
-    """Return temb and residual, which are added after the activation of a norm, as the kernels take them."""
+    """Return temb and residual, which are added after a norm's activation, as kernel arguments."""
     temb, residual = side_by_side(call.temb), None if call.residual is None else call.residual.contiguous()
     return dict(temb=temb, residual=residual, temb_stride=0 if temb is None else temb.stride(0))
 
 
 def _rows(entries: int, whole: int) -> int:
-    """Tiles, or tiles and channels of a group, that `normalise_kernel` merges at a time."""
+    """Return how many entries `normalise_kernel` merges at a time: tiles, or (tile, channel) pairs of a group."""
     return 4 if entries <= 4 else 16 if whole else 8
 
 
 def _merge_tiles(
     known: list[Moments], hw: int, affine: dict[str, Any], whole: int, *, rows: int, columns: int, tree: bool
 ) -> Tensor:
-    """All tiles of a picture as one: (2, N, C) mean and M2; for whole groups (3, N, C), mean, a and b of the norm."""
+    """Merge all tiles of a picture: return (2, N, C), mean and M2; for whole groups (3, N, C), mean, a and b."""
     n, widths = len(known[0].mean), [m.mean.shape[2] for m in known]
     merged = known[0].mean.new_empty(3 if whole else 2, n, sum(widths))
     mean, m2, b = merged if whole else (*merged, None)
@@ -317,7 +323,7 @@ def _merge_tiles(
 
 
 def _tensor_arguments(parts: list[Tensor]) -> dict[str, Any]:
-    """A tensor, or a pair, as the kernels take it."""
+    """Return a tensor or a pair as kernel arguments."""
     x, x2 = _pair([(part, part.stride(0), part.stride(2)) for part in parts], (None, None, None))
     channels, channels2 = _pair([part.shape[-1] for part in parts], 0)
     return dict(x=x, x2=x2, channels=channels, channels2=channels2, hw=parts[0].shape[1] * parts[0].shape[2])
@@ -343,7 +349,7 @@ def _normalise(
     hw, widths, merged = y.shape[1] * y.shape[2], [p.shape[-1] for p in parts], [m.mean.shape[2] for m in known]
     tiling, entries = _tiling(hw, widths), max(m.mean.shape[1] for m in known) * (1 if whole else group_width)
     blocks = len(y) * sum(triton.cdiv(width, tiling.channels) for width in widths)
-    # several blocks of pixels share a merge, where that leaves programs enough
+    # several blocks of pixels share a merge if that leaves enough programs
     most = 16 if entries > 4 else 8
     span = tiling.pixels * min(most, max(1, blocks * triton.cdiv(hw, tiling.pixels) // PROGRAMS))
     launch(
@@ -357,16 +363,16 @@ def _normalise(
 
 
 def _whole_groups(group_width: int, widths: list[int]) -> int:
-    """The width of a group, where groups fill each program's channels; else 0."""
+    """Return the group width if whole groups fill each program's channels, else 0."""
     return group_width if 32 % group_width == 0 and all(width % group_width == 0 for width in widths) else 0
 
 
 def _pair(values: list[T], absent: Any) -> tuple[T, Any]:
-    """The value of each of two tensors, as the kernels take it; `absent` for the second, where there is one."""
+    """Return the values of a tensor and of a second one, or `absent` if there is no second."""
     return values[0], values[1] if len(values) == 2 else absent
 
 
 def _as_rows(x: Tensor) -> Tensor:
-    """x (N, H, W, C) with its pixels one stride apart and its channels side by side: itself, or a copy."""
+    """Return x (N, H, W, C) with one stride between pixels and contiguous channels; a copy only if necessary."""
     rows = x.stride(3) == 1 and (x.stride(1) == x.shape[2] * x.stride(2) or x.shape[1] == 1)
     return x if rows else x.contiguous()

@@ -1,7 +1,7 @@
-"""LayerNorm and RMSNorm of tokens in one pass, with gate and residual before, the scale and shift of adaLN after.
+"""LayerNorm and RMSNorm over tokens in one pass, with gate and residual before and the adaLN scale and shift after.
 
-A program holds a token in registers and reads it once: the mean, then the squared distances from it, both float32.
-Sums of squares would cancel on a large mean.
+A program reads a token once and holds it in registers. It computes the mean, then the squared distances from it, both
+in float32, because plain sums of squares would cancel on a large mean.
 """
 
 from dataclasses import KW_ONLY, dataclass
@@ -19,30 +19,33 @@ from fastdiff.kernels.plans.dispatch import Operation
 from fastdiff.kernels.to_fp8 import FORMAT, to_fp8
 
 Normed = Tensor | Scaled | tuple[Tensor | Scaled, Tensor]
-MAX_WIDTH = 16384  # channels that a program holds; chosen, not measured
-NARROW = 512  # channels, at most, of tokens that a program makes several of: to begin one costs more than a token
-PROGRAMS = 4224  # that narrow tokens have at most: as many as an H200 runs at once
+MAX_WIDTH = 16384  # most channels that a program holds; chosen, not measured
+NARROW = 512  # channels up to which a program loops over tokens: starting a program costs more than such a token
+PROGRAMS = 4224  # most programs for narrow tokens: as many as an H200 runs at once
 
 
 @dataclass(frozen=True, eq=False)
 class LayerNormCall(Call[Normed]):
-    """norm(x * gate + residual) * (1 + scale) + shift, the norms of transformers; diffusers' AdaLayerNormZero.
+    """norm(x * gate + residual) * (1 + scale) + shift: the norms of transformers, as in diffusers' AdaLayerNormZero.
 
-    LayerNorm is Ba et al. 2016 (arXiv 1607.06450), RMSNorm Zhang and Sennrich 2019 (arXiv 1910.07467), the gate of a
-    branch that is added to the residual Peebles and Xie 2022 (arXiv 2212.09748).
+    LayerNorm is from Ba et al. 2016 (arXiv 1607.06450), RMSNorm from Zhang and Sennrich 2019 (arXiv 1910.07467), and
+    the gate on a residual branch from Peebles and Xie 2022 (arXiv 2212.09748).
 
     Args:
         x: (N, L, C), float32, float16 or bfloat16; tokens may be strided.
         weight, bias: (C,) of any float dtype; None for 1 and 0. RMSNorm has no bias.
         eps: added to the variance, or to the mean square.
-        rms: RMSNorm: no mean is subtracted.
-        residual: (N, L, C), the dtype of x; the sum, rounded to that dtype, is what is normalised.
+        rms: use RMSNorm, which does not subtract the mean.
+        residual: (N, L, C), the dtype of x. The sum is rounded to that dtype, then normalised.
         gate: (N, C) of any float dtype, only with `residual`; rows may be strided.
         scale, shift: (N, C) of any float dtype, both or neither; rows may be strided (columns of a wider table).
-        in_fp8: y is for products in fp8, and `Scaled`: what `to_fp8` makes of it, without a pass of its own.
+        in_fp8: return y as `Scaled`, for fp8 products: the result of `to_fp8`, without a separate pass.
 
-    Returns: y (N, L, C), contiguous, the dtype of x; with `residual`, (y, the sum). Raises ValueError naming the
-        argument that does not fit.
+    Returns:
+        y (N, L, C), contiguous, the dtype of x; with `residual`, (y, the sum).
+
+    Raises:
+        ValueError: an argument does not fit; the message names it.
     """
 
     x: Tensor
@@ -66,11 +69,11 @@ class LayerNormCall(Call[Normed]):
         if x.ndim != 3 or not x.is_floating_point() or x.shape[-1] < 1:
             raise ValueError(f"x: expected floats (N, L, C), got {x.dtype} {tuple(x.shape)}")
         if self.rms and self.bias is not None:
-            raise ValueError("bias: RMSNorm has none")
+            raise ValueError("bias: RMSNorm has none; leave it out")
         if (self.scale is None) != (self.shift is None):
             raise ValueError("scale, shift: give both or neither")
         if self.gate is not None and self.residual is None:
-            raise ValueError("gate: give residual too; x is gated before it is added")
+            raise ValueError("gate: give residual too; the gate scales x before x is added to it")
         row, table = (x.shape[2],), (x.shape[0], x.shape[2])
         given = {
             "weight": (self.weight, row),
@@ -106,7 +109,7 @@ class LayerNormCall(Call[Normed]):
 
     def obstacle(self) -> str | None:
         if self.x.dtype not in DTYPES or self.x.numel() == 0 or self.x.shape[2] > MAX_WIDTH:
-            return f"{tuple(self.x.shape)} of {self.x.dtype} has no kernel"
+            return f"no kernel for {self.x.dtype} of {tuple(self.x.shape)}"
         return fp8_obstacle(self.device) if self.in_fp8 else None
 
     def kernel(self) -> Normed:
@@ -117,7 +120,7 @@ class LayerNormCall(Call[Normed]):
         y = torch.empty(n, tokens, channels, dtype=FP8 if self.in_fp8 else x.dtype, device=x.device)
         y_scale = torch.empty(n, tokens, dtype=torch.float32, device=x.device) if self.in_fp8 else None
         total = None if residual is None else x.new_empty(n, tokens, channels)
-        warps = 1 if channels <= 2048 else 8  # by the width alone: the lanes decide the bits of a sum
+        warps = 1 if channels <= 2048 else 8  # from the width alone: the number of lanes sets the bits of a sum
         first = max(1, triton.next_power_of_2(channels) // 2)
         rest = max(1, triton.next_power_of_2(channels - first))
         loop = channels <= NARROW

@@ -1,6 +1,6 @@
-"""Linear layers of tokens with what transformers do around them: RMSNorm before, activation, gate and residual after.
+"""Linear layers over tokens, fused with RMSNorm before and activation, gate and residual after.
 
-One matrix product and one epilogue; the normalised, the activated and the gated tokens are never written.
+One matrix product and one epilogue: the normalised, activated and gated tokens are never written to memory.
 """
 
 from collections.abc import Callable
@@ -46,23 +46,27 @@ ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, eq=False)
 class LinearCall(Call[Tensor]):
-    """activation(x weight^T + bias) * gate + residual, as the projections of diffusers' BasicTransformerBlock.
+    """activation(x weight^T + bias) * gate + residual, like the projections of diffusers' BasicTransformerBlock.
 
     Args:
-        x: (N, L, C_in), float32, float16 or bfloat16; tokens may be strided. For a weight in fp8 it may be `Scaled`, or
-            else is made so.
-        weight: (C_out, C_in), the dtype of x, or `Quantised`. Q, K and V are one linear of 3 C rows, which attention
-            reads in place.
+        x: (N, L, C_in), float32, float16 or bfloat16; tokens may be strided. For an fp8 weight it may be `Scaled`;
+            otherwise it is quantised first.
+        weight: (C_out, C_in), the dtype of x, or `Quantised`. Q, K and V are one linear with 3 C rows, and attention
+            reads its output in place.
         bias: (C_out,), the dtype of x.
-        activation: None, gelu (by erf), gelu_tanh, quick_gelu (x sigmoid(1.702 x), of CLIP) or silu.
+        activation: None, gelu (erf), gelu_tanh, quick_gelu (x sigmoid(1.702 x), used in CLIP) or silu.
         gate: (N, C_out) of any float dtype, one row for all tokens of a picture: adaLN-Zero (Peebles and Xie 2022,
             arXiv 2212.09748); rows may be strided (columns of a wider table).
         residual: (N, L, C_out), the dtype of x.
         rms_norm: (weight (C_in,) or None, eps): x is RMS-normalised first (Zhang and Sennrich 2019, arXiv 1910.07467).
-            Without a weight, which can be folded into the linear's, it is one kernel: the mean square is summed while
-            x streams through, and scales the product at the end. On sm_90 in 16 bits two launches are faster.
+            Without a norm weight (fold it into `weight`) this is one kernel: the mean square is summed while x streams
+            through, and scales the product at the end. On sm_90 two launches are faster in 16 bits.
 
-    Returns: (N, L, C_out), contiguous, the dtype of x. Raises ValueError naming the argument that does not fit.
+    Returns:
+        (N, L, C_out), contiguous, the dtype of x.
+
+    Raises:
+        ValueError: an argument does not fit; the message names it.
     """
 
     name = "linear"
@@ -83,14 +87,14 @@ class LinearCall(Call[Tensor]):
     def check(self) -> None:
         x, weight = self.x, self.weight
         if isinstance(x, Scaled) and (weight.dtype != FP8 or self.rms_norm is not None):
-            raise ValueError("x: it is in fp8, which goes with a weight in fp8 and no rms_norm")
+            raise ValueError("x: it is in fp8; give an fp8 weight, and no rms_norm")
         if len(x.shape) != 3 or not x.dtype.is_floating_point or x.shape[-1] < 1:
             raise ValueError(f"x: expected floats (N, L, C_in), got {x.dtype} {tuple(x.shape)}")
         n, tokens, channels = x.shape
         if weight.ndim != 2 or weight.shape[1] != channels:
             raise ValueError(f"weight: expected (C_out, {channels}), got {tuple(weight.shape)}")
         if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation: {self.activation!r} is none of {', '.join(map(str, ACTIVATIONS))}")
+            raise ValueError(f"activation: {self.activation!r} is unknown; use {', '.join(map(str, ACTIVATIONS))}")
         out_channels = weight.shape[0]
         shapes = {
             "weight": (weight, (out_channels, channels)),
@@ -114,7 +118,7 @@ class LinearCall(Call[Tensor]):
     def reference(self) -> Tensor:
         x = self.x
         if self.rms_norm is not None:
-            assert isinstance(x, Tensor)  # by its check
+            assert isinstance(x, Tensor)  # see `check`
             x = _only(layer_norm.reference(x, self.rms_norm[0], eps=self.rms_norm[1], rms=True))
         y = ACTIVATIONS[self.activation](_product(x, self.weight, self.bias))
         if self.gate is not None:
@@ -137,14 +141,14 @@ class LinearCall(Call[Tensor]):
 
     def hopper_obstacle(self) -> str | None:
         fused = "norm" if self.rms_norm is not None else "gate" if self.gate is not None else None
-        return f"no {fused}" if fused else on_hopper.obstacle(self.x, self.weight, self.weight.shape[0])
+        return f"kernel has no {fused}" if fused else on_hopper.obstacle(self.x, self.weight, self.weight.shape[0])
 
     def hopper(self) -> Tensor:
         return _by_tiles(self.x, self.weight, self.bias, residual=self.residual, activation=self.activation)
 
     def kernel(self) -> Tensor:
         weight, eps = self.rms_norm or (None, None)
-        if weight is not None or (eps is not None and self.weight.dtype == FP8):  # which the kernel has no place for
+        if weight is not None or (eps is not None and self.weight.dtype == FP8):  # not in the kernel
             return self._normed().kernel()
         return launch_products(
             self.x, self.weight.unflatten(0, (1, -1)), self.bias, activation=self.activation, gate=self.gate,
@@ -152,10 +156,10 @@ class LinearCall(Call[Tensor]):
         )  # fmt: skip
 
     def _normed(self) -> "LinearCall":
-        """The same call with RMSNorm a launch of its own, before it."""
+        """Return the same call without RMSNorm, after a separate launch for the norm."""
         if self.rms_norm is None:
             return self
-        assert isinstance(self.x, Tensor)  # by its check
+        assert isinstance(self.x, Tensor)  # see `check`
         x = _only(layer_norm(self.x, self.rms_norm[0], eps=self.rms_norm[1], rms=True))
         return replace(self, x=x, rms_norm=None)
 
@@ -164,13 +168,13 @@ linear = Operation("linear", LinearCall)
 
 
 def _only(y: Tensor | Scaled | tuple[Tensor | Scaled, Tensor]) -> Tensor:
-    """The output of a norm that makes no sum."""
+    """Return the output of a norm that returns no sum."""
     assert isinstance(y, Tensor)
     return y
 
 
 def _by_tiles(x: Tensor | Scaled, weight: Weight, bias: Tensor | None, dual: bool = False, **options: Any) -> Tensor:
-    """Return what the kernel for sm_90 makes, (N, L, C_out)."""
+    """Run the kernel for sm_90; return (N, L, C_out)."""
     tiles = on_hopper.tiles_of(x.shape[0] * x.shape[1], weight, dual=dual)
     y = torch.empty(*x.shape[:2], weight.shape[0] // (1 + dual), dtype=x.dtype, device=x.device)
     on_hopper.launch_tiles(tiles, y, factors(x, weight), bias, **options)
@@ -178,7 +182,7 @@ def _by_tiles(x: Tensor | Scaled, weight: Weight, bias: Tensor | None, dual: boo
 
 
 def product_facts(x: Tensor | Scaled, weight: Weight, *, dual: bool = False) -> dict[str, Any]:
-    """Return what the table of choices knows a product by; dual: two products."""
+    """Return the facts of a product that the table of choices matches on. dual: two products."""
     (n, tokens, channels), rows = x.shape, weight.shape[0]
     return {
         "channels": channels, "rows": rows, "tokens": n * tokens, "picture": tokens, "dtype": x.dtype,
@@ -188,7 +192,7 @@ def product_facts(x: Tensor | Scaled, weight: Weight, *, dual: bool = False) -> 
 
 
 def product_plan_of(operation: str, x: Tensor | Scaled, weight: Weight, *, residual: bool = False) -> str | None:
-    """Name the plan of a product; None where x has not 16 bits."""
+    """Name the plan of a product, or return None if x is not 16-bit."""
     rows, channels = weight.shape
     if x.dtype.itemsize != 2:
         return None
@@ -196,21 +200,21 @@ def product_plan_of(operation: str, x: Tensor | Scaled, weight: Weight, *, resid
 
 
 def _product(x: Tensor | Scaled, weight: Weight, bias: Tensor | None) -> Tensor:
-    """Return what torch makes of x and the weight."""
+    """Return the product of x and the weight, computed by torch."""
     (tokens,) = as_multiplied(x, weight)
     return cpu.product(tokens, plain(weight, tokens.dtype), bias)
 
 
 def products_obstacle(x: Tensor | Scaled, weight: Weight) -> str | None:
-    """Say why the kernel of `linear`, `swiglu` and `geglu` does not take these tokens and weights, if it does not."""
+    """Say why the kernel of `linear`, `swiglu` and `geglu` does not take these inputs, or return None."""
     if x.dtype not in DTYPES or 0 in x.shape:
-        return f"{tuple(x.shape)} of {x.dtype} has no kernel"
+        return f"no kernel for {x.dtype} of {tuple(x.shape)}"
     return fp8_obstacle(x.device) if weight.dtype == FP8 else None
 
 
 @dataclass(frozen=True, eq=False)
 class GatedCall(Call[Tensor]):
-    """Two linear layers of the same tokens as one product, multiplied: what `swiglu` and `geglu` share."""
+    """Two linear layers over the same tokens as one product, multiplied: the common part of `swiglu` and `geglu`."""
 
     x: Tensor | Scaled
     weight: Weight
@@ -229,7 +233,7 @@ class GatedCall(Call[Tensor]):
             raise ValueError(f"weight: expected (2 C_out, C_in), got {tuple(self.weight.shape)}")
 
     def products(self) -> tuple[Tensor, ...]:
-        """Return what torch makes of the two layers, (N, L, C_out) each."""
+        """Return the outputs of the two layers, (N, L, C_out) each, computed by torch."""
         return _product(self.x, self.weight, self.bias).chunk(2, dim=-1)
 
     def obstacle(self) -> str | None:
@@ -254,38 +258,37 @@ class GatedCall(Call[Tensor]):
 
 
 class TokenTile(NamedTuple):
-    """The piece of the output that one program makes at a time, and how."""
+    """The output tile that one program computes at a time, and its launch options."""
 
     tokens: int
     channels: int
-    block: int  # input channels of a step
-    out: int  # output channels that the epilogue finishes at a time
+    block: int  # input channels per step
+    out: int  # output channels that the epilogue handles at a time
     warps: int
     stages: int
-    resident: int = 1  # programs that a multiprocessor holds at once
+    resident: int = 1  # programs resident on a multiprocessor
 
 
 TileList = tuple[tuple[float, TokenTile], ...]
 
-# By descriptors, in 16 bits, the best on one H200 (README, "Transformers"): each with the tiles that a multiprocessor
-# must at least have of it.
+# 16-bit, with descriptors: the best on one H200 (README, "Transformers"), each from that many tiles per multiprocessor.
 TILES: TileList = (
     (2, TokenTile(128, 128, 64, 64, warps=4, stages=3, resident=2)),
     (0.5, TokenTile(64, 128, 128, 128, warps=4, stages=4)),
     (0, TokenTile(64, 64, 128, 64, warps=4, stages=3, resident=2)),
 )
-# With a residual, or RMSNorm before: both take registers. The sum of RMSNorm has the order of its steps, all as long.
+# With a residual, or RMSNorm before: both need registers. RMSNorm sums step by step, so all tiles have equal steps.
 ADDED_TILES: TileList = ((2, TokenTile(128, 256, 64, 128, warps=8, stages=3)), *TILES[1:])
 NORMED_TILES: TileList = tuple((fewest, tile._replace(block=64)) for fewest, tile in ADDED_TILES)
 DUAL_TILES: TileList = ((0, TokenTile(128, 128, 64, 128, warps=8, stages=3)),)
-# By pointers, chosen the same way.
+# With pointers, chosen the same way.
 POINTER_TILES: TileList = (
     (1, TokenTile(128, 64, 32, 64, warps=4, stages=3, resident=2)),
     (0, TokenTile(64, 64, 32, 64, warps=4, stages=3, resident=2)),
 )
 FLOAT32_DUAL_TILES: TileList = ((0, TokenTile(32, 32, 32, 32, warps=4, stages=2, resident=2)),)
 FLOAT32_TILES: TileList = ((1, TokenTile(64, 64, 32, 64, warps=4, stages=2, resident=2)), *FLOAT32_DUAL_TILES)
-# In fp8; chosen, not measured. A step is added to the float32 sum on its own, so that all are as long.
+# fp8; chosen, not measured. Each step is added to the float32 sum separately, so steps are equally long in all tiles.
 FP8_TILES: TileList = (
     (2, TokenTile(128, 128, 128, 64, warps=8, stages=5)),
     (0.5, TokenTile(64, 128, 128, 64, warps=4, stages=4, resident=2)),
@@ -293,9 +296,9 @@ FP8_TILES: TileList = (
 )
 FP8_DUAL_TILES: TileList = ((0, TokenTile(128, 128, 128, 128, warps=8, stages=3)),)
 FP8_POINTER_TILES: TileList = ((0, TokenTile(64, 64, 128, 64, warps=4, stages=3)),)
-FLOAT32_CHUNK = 128  # input channels: one long float32 sum would be thrice as far off as torch's
-MEMORY = 192 * 1024  # bytes that the tiles which a program loads ahead may take, on the largest card
-GROUP_M = 8  # rows of tiles that share the weights they find in the L2; chosen, not measured
+FLOAT32_CHUNK = 128  # input channels: the error of one long float32 sum would be three times torch's
+MEMORY = 192 * 1024  # most bytes of a program's prefetched tiles, on the largest GPU
+GROUP_M = 8  # rows of tiles that share weights in the L2; chosen, not measured
 
 
 def launch_products(
@@ -311,14 +314,13 @@ def launch_products(
 ) -> Tensor:
     """Launch the kernel: `linear` for a weight (1, C_out, C_in), `swiglu` and `geglu` for one of (2, C_out, C_in).
 
-    activation2: of the second product, where there are two.
-    rms_eps: where it is given, x is divided by its root mean square.
+    activation2: applied to the second product, if any. rms_eps: if given, x is divided by its root mean square.
     """
     n, tokens, channels = x.shape
     parts, out_channels, _ = weight.shape
     y = torch.empty(n, tokens, out_channels, dtype=x.dtype, device=x.device)
     x, values, x_scale, scale = factors(x, weight)
-    shape = (n, tokens) if gate is not None else (1, n * tokens)  # only a gate tells one picture from another
+    shape = (n, tokens) if gate is not None else (1, n * tokens)  # only a gate distinguishes pictures
     x = side_by_side(x.reshape(*shape, channels))
     bias, gate = side_by_side(bias), side_by_side(gate)
     residual = None if residual is None else residual.reshape(*shape, out_channels).contiguous()
@@ -364,7 +366,7 @@ def _tiles_for(itemsize: int, by_descriptors: bool, dual: bool, normed: bool, ad
 
 
 def _programs(tile: TokenTile, out: Tensor) -> int:
-    """Tiles of the output."""
+    """Return the number of output tiles."""
     pictures, tokens, channels = out.shape
     return pictures * -(-tokens // tile.tokens) * -(-channels // tile.channels)
 
@@ -376,10 +378,10 @@ def _first_busy(tiles: TileList, out: Tensor) -> TokenTile:
 def _alternatives(
     usual: TokenTile, itemsize: int, by_descriptors: bool, parts: int, *, normed: bool
 ) -> list[TokenTile]:
-    """Tiles that leave every sum its order; in float32, in fp8 and beside RMSNorm the block stays.
+    """Return tuning candidates that keep the order of every sum. float32, fp8 and RMSNorm keep the usual block.
 
-    A single product in float32, or in 16 bits by pointers, sums otherwise in tiles that are over 64 both ways, or over
-    128 channels wide: seen on an H200, where such a tile gave other bits than the usual one.
+    A single product in float32, or in 16 bits with pointers, sums in another order if a tile is over 64 both ways or
+    over 128 channels wide: on an H200 such a tile gave other bits than the usual one.
     """
     narrow = parts == 1 and (itemsize == 4 or (itemsize == 2 and not by_descriptors))
     sides = (32, 64, 128) if itemsize == 4 else (64, 128, 256)

@@ -1,4 +1,4 @@
-"""SwiGLU: two linear layers of the same tokens as one matrix product, multiplied in its epilogue."""
+"""SwiGLU: two linear layers over the same tokens as one matrix product; the epilogue multiplies their outputs."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,16 @@ class SwigluCall(GatedCall):
     """silu(x W1^T + b1) * (x W2^T + b2), Shazeer 2020 (arXiv 2002.05202).
 
     Args:
-        x: (N, L, C_in), float32, float16 or bfloat16; tokens may be strided. `Scaled` as in `linear`.
-        weight: (2 C_out, C_in), the dtype of x, or `Quantised`: the rows of W1, which silu is applied to,
-            then the rows of W2.
+        x: (N, L, C_in), float32, float16 or bfloat16; tokens may be strided. May be `Scaled`, as in `linear`.
+        weight: (2 C_out, C_in), the dtype of x, or `Quantised`: the rows of W1, then the rows of W2. SiLU applies to
+            the product with W1.
         bias: (2 C_out,), the dtype of x.
 
-    Returns: (N, L, C_out), contiguous, the dtype of x. Raises ValueError naming the argument that does not fit.
+    Returns:
+        (N, L, C_out), contiguous, the dtype of x.
+
+    Raises:
+        ValueError: an argument does not fit; the message names it.
     """
 
     name = "swiglu"

@@ -1,6 +1,6 @@
-"""Activations in 8 bits: e4m3, and a factor for each token or picture, by its largest magnitude.
+"""Quantise activations to fp8 (e4m3), with one scale per token or picture taken from its largest magnitude.
 
-The factor is of a token or a picture alone, so that neither depends on what else is in the batch.
+Scales are per token or per picture, so a picture's bits do not depend on its batch.
 """
 
 from dataclasses import dataclass
@@ -17,25 +17,29 @@ from fastdiff.kernels.host.launching import DTYPES, fp8_obstacle, launch, side_b
 from fastdiff.kernels.host.weights import FP8, MOST, Factors, Quantised, Scaled, Weight
 from fastdiff.kernels.plans.dispatch import Operation
 
-# Of the largest magnitude of a row, what is 1 in e4m3, and the least that it is taken for, so that zeros have a factor.
+# STEP: the scale for a largest magnitude of 1. LEAST: a lower bound on that magnitude, so a row of zeros has a scale.
 FORMAT: dict[str, Any] = {"STEP": 1 / MOST[FP8], "LEAST": 1e-30}
 # Chosen, not measured.
-LONGEST = 8192  # elements of a row that a program holds
-BLOCK = 4096  # elements of a longer one that a program takes at a time
-SHARES = 256  # of a longer row, at most, whose largest are found side by side
+LONGEST = 8192  # elements of the longest row that one program holds
+BLOCK = 4096  # elements of a longer row that a program handles at a time
+SHARES = 256  # programs, at most, that reduce a longer row in parallel
 
 
 @dataclass(frozen=True, eq=False)
 class ToFp8Call(PartsCall[tuple[Scaled, ...]]):
     """x / scale in e4m3 (Micikevicius et al. 2022, arXiv 2209.05433), where scale makes the largest magnitude 448.
 
-    NaN stays where it is; of an infinity the whole token or picture is NaN, as its products would be.
+    NaN stays where it is. An infinity makes its whole token or picture NaN, as it would make the products.
 
     Args:
-        x: tokens (N, L, C), or pictures (N, H, W, C), float32, float16 or bfloat16; or a pair of pictures, which are
-            read as their concatenation over C and have one factor.
+        x: tokens (N, L, C) or pictures (N, H, W, C), float32, float16 or bfloat16; or a pair of picture tensors, read
+            as their concatenation over C with one scale per picture.
 
-    Returns: a `Scaled` for each part of x. Raises ValueError for an x of another shape.
+    Returns:
+        A `Scaled` for each part of x.
+
+    Raises:
+        ValueError: x has another shape.
     """
 
     x: Tensor | tuple[Tensor, ...]
@@ -46,7 +50,7 @@ class ToFp8Call(PartsCall[tuple[Scaled, ...]]):
 
     @property
     def rows(self) -> list[Tensor]:
-        """Views, or copies, (rows, elements), of a factor each."""
+        """The parts as (rows, elements) with one scale per row; views if possible, else copies."""
         return [side_by_side(part.flatten(0, -2) if part.ndim == 3 else part.flatten(1)) for part in self.parts]
 
     def reference(self) -> tuple[Scaled, ...]:
@@ -57,7 +61,7 @@ class ToFp8Call(PartsCall[tuple[Scaled, ...]]):
         return self._shaped([(part * factor).to(FP8) for part in rows], scale)
 
     def _shaped(self, values: list[Tensor], scale: Tensor) -> tuple[Scaled, ...]:
-        """The values of rows in the shapes of x."""
+        """Reshape the rows' values and scales to the shapes of x."""
         shape = self.parts[0].shape
         scale = scale.view(shape[:2] if len(shape) == 3 else shape[:1])
         made = zip(values, self.parts, strict=True)
@@ -65,7 +69,7 @@ class ToFp8Call(PartsCall[tuple[Scaled, ...]]):
 
     def obstacle(self) -> str | None:
         if any(part.dtype not in DTYPES or part.numel() == 0 for part in self.parts):
-            return f"{[tuple(part.shape) for part in self.parts]} of {self.parts[0].dtype} has no kernel"
+            return f"no kernel for {self.parts[0].dtype} of {[tuple(part.shape) for part in self.parts]}"
         return fp8_obstacle(self.device)
 
     def kernel(self) -> tuple[Scaled, ...]:
@@ -92,7 +96,7 @@ def _scale_short(values: Tensor, scale: Tensor, x: Tensor) -> None:
 
 
 def _scale_long(values: list[Tensor], scale: Tensor, rows: list[Tensor]) -> None:
-    """Each row by several programs: their largest first."""
+    """Quantise long rows, with several programs per row: first find the largest magnitudes, then write the values."""
     blocks = [triton.cdiv(part.shape[1], BLOCK) for part in rows]
     shares = [min(count, SHARES) for count in blocks]
     largest = scale.new_empty(len(scale), sum(shares))
@@ -110,7 +114,7 @@ def _scale_long(values: list[Tensor], scale: Tensor, rows: list[Tensor]) -> None
 
 
 def factors(x: Tensor | Scaled, weight: Weight) -> Factors:
-    """Return tokens and a weight as kernels load them: beside a weight in fp8 the tokens are made so."""
+    """Return tokens and a weight as kernels load them. An fp8 weight needs fp8 tokens, which are made here."""
     scaled = to_fp8(x)[0] if isinstance(x, Tensor) and weight.dtype == FP8 else x
     values, x_scale = (scaled.values, scaled.scale) if isinstance(scaled, Scaled) else (scaled, None)
     columns, scale = (weight.values, weight.scale) if isinstance(weight, Quantised) else (weight, None)
@@ -118,7 +122,7 @@ def factors(x: Tensor | Scaled, weight: Weight) -> Factors:
 
 
 def as_multiplied(x: Tensor | Scaled | tuple[Tensor, ...], weight: Weight) -> tuple[Tensor, ...]:
-    """Return the parts of x as they are multiplied by a weight, for references: what 8 bits leave of them, or all."""
+    """Return the parts of x for a reference product with `weight`: rounded through fp8 if the weight is fp8."""
     if isinstance(x, Scaled):
         return (x.dequantised(x.dtype),)
     parts = parts_of(x)

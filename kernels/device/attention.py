@@ -1,4 +1,4 @@
-"""The Triton kernel of `attention`: FlashAttention (Dao 2023, arXiv 2307.08691), a head width in one part or two."""
+"""The Triton kernel of `attention`: FlashAttention (Dao 2023, arXiv 2307.08691), head width in one or two parts."""
 
 from typing import Any, NamedTuple
 
@@ -7,18 +7,18 @@ from fastdiff.kernels.device.math import LOG2_E, await_inputs
 
 
 class Walk(NamedTuple):
-    """The state of a block of queries on its way over the keys: its sums, and where it is."""
+    """The state of a block of queries in the loop over keys: running sums and pointers."""
 
-    acc: Any  # (BM, D1) the output so far, of the first part of the head width
-    acc2: Any  # (BM, D2) of the second
-    top: Any  # (BM,) the largest score
-    total: Any  # (BM,) the sum of exponentials
+    acc: Any  # (BM, D1) the output so far, first part of the head width
+    acc2: Any  # (BM, D2) second part
+    top: Any  # (BM,) the running maximum of the scores
+    total: Any  # (BM,) the running sum of exponentials
     k_ptrs: Any
     v_ptrs: Any
 
 
 class Width(NamedTuple):
-    """The constants of a head: its width, and the two parts that the products are split into."""
+    """Constants: the head width, and the two parts into which products split it."""
 
     D: Any
     D1: Any
@@ -27,7 +27,7 @@ class Width(NamedTuple):
 
 @triton.jit
 def _load_rows(ptr, rows, first, D: tl.constexpr, WIDTH: tl.constexpr, limit, MASKED: tl.constexpr):
-    """Columns first to first + WIDTH of some rows; 0 from column D on and, if MASKED, from row `limit` on."""
+    """Load columns first to first + WIDTH of some rows; 0 from column D on and, if MASKED, from row `limit` on."""
     mask = None
     if MASKED:
         mask = (rows < limit)[:, None]
@@ -39,9 +39,9 @@ def _load_rows(ptr, rows, first, D: tl.constexpr, WIDTH: tl.constexpr, limit, MA
 
 @triton.jit
 def _accumulate(acc, a, b):
-    """acc + a b; in float32 the product is summed by itself first, as shorter sums round less."""
+    """Return acc + a b. In float32 the product is summed separately first, because shorter sums round less."""
     if a.dtype == tl.float32:
-        # from a zero that the compiler cannot see, or it would go on from acc
+        # acc - acc is a zero that the compiler cannot fold; otherwise it would accumulate into acc
         return acc + tl.dot(a, b, acc - acc, input_precision="ieee")
     return tl.dot(a, b, acc)
 
@@ -51,7 +51,7 @@ def _attend(
     walk, q, q2, rows, start, stop, keys, bias_ptr, k_row, v_row, scale,
     CAUSAL: tl.constexpr, width: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The walk after keys start to stop."""
+    """Advance the walk over keys start to stop."""
     acc, acc2, top, total, k_ptrs, v_ptrs = walk.acc, walk.acc2, walk.top, walk.total, walk.k_ptrs, walk.v_ptrs
     for first in range(start, stop, BN):
         columns = first + tl.arange(0, BN)
@@ -90,7 +90,7 @@ def attention_kernel(
     q_picture, q_row, k_picture, k_row, v_picture, v_row,
     CAUSAL: tl.constexpr, D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """BM queries of one head. D is the head width, D1 + D2 >= D the two parts that the products are split into."""
+    """Attend BM queries of one head. D is the head width; products split it into two parts, D1 + D2 >= D."""
     await_inputs()
     blocks = tl.cdiv(queries, BM)
     pid = tl.program_id(0)
@@ -104,12 +104,12 @@ def attention_kernel(
     acc = tl.zeros((BM, D1), tl.float32)
     top = tl.full((BM,), -float("inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
-    q2, acc2 = q, total  # unused, where the width is not split
+    q2, acc2 = q, total  # placeholders, unused if the width is not split
     if D2 > 0:
         q2 = _load_rows(q_ptrs, rows, D1, D, D2, queries, True)
         acc2 = tl.zeros((BM, D2), tl.float32)
 
-    seen, clear = keys, keys // BN * BN  # keys before `clear` are there and visible to all of these queries
+    seen, clear = keys, keys // BN * BN  # keys before `clear` need no mask for any of these queries
     if CAUSAL:
         seen = tl.minimum(keys, (pid % blocks + 1) * BM)
         clear = tl.minimum(clear, pid % blocks * BM // BN * BN)

@@ -1,14 +1,14 @@
-"""The convolution's Triton kernels: two main loops, by tensor descriptors and by pointers, and one epilogue.
+"""The Triton kernels of the convolution: two main loops, with tensor descriptors and with pointers, and one epilogue.
 
-A program makes BM pixels x BN channels as an implicit matrix product over k = (filter tap, input channel). Its pixels
-are BI pictures x BH rows x BW columns of a grid, rows x columns: the output's pixels, where MODE is "same" or "down"
-(stride 2); where it is "up" (nearest 2x before the filter), those of one of the four interleaved quarters of the
-output, each of which is a plain convolution of the smaller input. By pointers the grid's rows are BW consecutive
-pixels, whatever row of the picture they lie in.
+A program computes a tile of BM pixels x BN channels as an implicit GEMM over k = (filter tap, input channel). The
+pixels of a tile are BI pictures x BH rows x BW columns of a grid of rows x columns. If MODE is "same" or "down"
+(stride 2), the grid is the output. If MODE is "up" (nearest 2x before the filter), the grid is one of the four
+interleaved quarters of the output; each quarter is a plain convolution of the smaller input. With pointers, a row of
+the grid is BW consecutive pixels, which may cross rows of the picture.
 
-Bits: k is cut into chunks of `steps` steps, each summed on its own and added to the others in order. Chunks and the
-tiles of moments depend on the picture's shape alone; the tile, and whether one program makes all chunks or each its
-own for `sum_chunks` to add up, do not change a bit.
+Bits: k is cut into chunks of `steps` steps. Each chunk is summed separately, and chunks are added in order. Chunks and
+the tiles of moments depend only on the picture's shape. Neither the tile nor the split of chunks changes a bit: one
+program may compute all chunks, or each its own, which `sum_chunks` adds.
 """
 
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from fastdiff.kernels.device.group_norm import Affine
 from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.device.math import await_inputs, prefetch
 
-# Run-time numbers whose divisibility is not worth a kernel variant. In a tuple they would make variants.
+# Run-time arguments not worth a kernel variant for their divisibility. Inside a tuple they would be specialised.
 SIZES = [
     "pictures", "rows", "columns", "pixels", "height", "width", "out_width", "pad_top", "pad_left", "steps",
     "norm_scale_stride", "norm_shift_stride", "norm_temb_stride",
@@ -36,7 +36,7 @@ SIZES = [
 
 
 class Source(NamedTuple):
-    """An input of the sum over k: a picture by descriptor or pointer, and its channels' place in the weight."""
+    """An input of the sum over k: a descriptor or pointer, and where its channels start in the weight."""
 
     x: Any
     channels: Any
@@ -44,7 +44,7 @@ class Source(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """The weight, (out_channels, KH, KW, channels) by descriptor or pointer; or as `Loop.K_FIRST` says."""
+    """The weight, (out_channels, KH, KW, channels), or as `Loop.K_FIRST` says, by descriptor or pointer."""
 
     w: Any
     channels: Any  # of all inputs
@@ -56,17 +56,17 @@ class Loop(NamedTuple):
     KH: Any
     KW: Any
     MODE: Any
-    SWAP: Any  # channels on the matrix unit's M side
+    SWAP: Any  # output channels are the M dimension of the matrix product
     BI: Any
     BM: Any
     BK: Any
-    FLAT: Any  # by pointers: a step is of any (tap, channel) pairs, not of one tap's channels
-    K_FIRST: Any  # by pointers: the weight's memory is (KH, KW, channels, out_channels)
+    FLAT: Any  # with pointers: a step may span taps; otherwise it has channels of one tap
+    K_FIRST: Any  # with pointers: the weight's memory is (KH, KW, channels, out_channels)
 
 
 @triton.jit
 def _locate(tile, rows, columns, n, shape: tl.constexpr):
-    """The `Place` of a tile by its index."""
+    """Return the `Place` of the tile with this index."""
     quarter = 0
     if shape.MODE == "up":
         quarter = tile % 4
@@ -78,9 +78,10 @@ def _locate(tile, rows, columns, n, shape: tl.constexpr):
 
 @triton.jit
 def _dot(x, w, acc, SWAP: tl.constexpr):
-    """acc + x w^T, or transposed: the channels on the matrix unit's M side.
+    """Return acc + x w^T, or with SWAP its transpose, with output channels as the M dimension.
 
-    w may be whole numbers of 8 bits, or all is fp8, whose products the matrix unit sums in 14 bits: those of a step.
+    w may be int8, or both operands fp8. Tensor cores sum fp8 products in 14 bits, so only those of one step are summed
+    there.
     """
     w = w.to(x.dtype)
     if x.dtype == tl.float8e4nv:
@@ -95,9 +96,9 @@ def _dot(x, w, acc, SWAP: tl.constexpr):
 
 @triton.jit
 def _sum_by_descriptors(acc, source, weight, place, top, left, first, steps, loop: tl.constexpr):
-    """acc plus `steps` steps of the sum over k from the `first` on.
+    """Return acc plus `steps` steps of the sum over k, from step `first` on.
 
-    Where a tile lies outside the picture the copy engine reads zeros.
+    TMA reads zeros where a tile lies outside the picture.
     """
     channels = source.channels
     blocks = tl.cdiv(channels, loop.BK)
@@ -122,7 +123,7 @@ def _sum_by_descriptors(acc, source, weight, place, top, left, first, steps, loo
 
 @triton.jit
 def _add_shortcut(acc, x_desc, x2_desc, w_desc, place, channels, channels2, loop: tl.constexpr, BK: tl.constexpr):
-    """acc plus a 1x1 convolution of a picture, or of a pair of them, BK channels a step."""
+    """Return acc plus a 1x1 convolution of an input or a pair of inputs, BK channels per step."""
     plain: tl.constexpr = Loop(1, 1, "same", loop.SWAP, loop.BI, loop.BM, BK, False, False)
     weight = Weight(w_desc, channels + channels2)
     acc = _sum_by_descriptors(acc, Source(x_desc, channels, 0), weight, place, 0, 0, 0, channels, plain)
@@ -142,12 +143,13 @@ def conv_by_descriptors(
     BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MOMENTS: tl.constexpr,
     SHORTCUT_BK: tl.constexpr, NORM: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """NORM: the width of the groups in which the output is normalised, all pixels of a picture in a program; or 0.
+    """Compute a tile of the convolution, loading with tensor descriptors.
 
-    scales: of `rescale`; None where the sum over k is not whole yet.
+    NORM: the group width of the norm in the epilogue, for which a program holds all pixels of a picture; or 0.
+    scales: see `rescale`; None while the sum over k is partial.
     moments: pointers to mean and M2. epilogue: pointers to bias and temb, the stride of temb, the scale.
-    shortcut: pointer to its bias, the channels of its one picture or two. norm: the first five of `Affine`;
-    norm_temb and norm_residual are added after its activation.
+    shortcut: pointer to its bias, and the channels of its one or two inputs. norm: the first five of `Affine`.
+    norm_temb and norm_residual are added after the norm's activation.
     """
     prefetch(w_ptr, out_channels * KH * KW * (channels + channels2))
     await_inputs()
@@ -192,7 +194,7 @@ def conv_by_descriptors(
 
 @triton.jit
 def _sum_by_pointers(acc, source, weight, h, w, n, first, steps, height, width, out_channels, loop: tl.constexpr):
-    """`_sum_by_descriptors` for any sizes; h, w (BM,) are each pixel's place in the (upsampled) picture, at tap 0.
+    """`_sum_by_descriptors` for any size. h, w (BM,): each pixel's position in the (upsampled) picture at tap 0.
 
     source.x points to the first of the tile's BI pictures.
     """
@@ -245,9 +247,10 @@ def conv_by_pointers(
     SWAP: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     K_FIRST: tl.constexpr, RAGGED: tl.constexpr, NORM: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """A tile is BH tiles of moments, of BW consecutive pixels each, whatever rows of the picture they lie in.
+    """Compute a tile of the convolution, loading with pointers.
 
-    scales, moments, epilogue, NORM and its arguments: as in `conv_by_descriptors`. BI > 1: of whole pictures.
+    The tile is BH tiles of moments, each of BW consecutive pixels, which may cross rows of the picture. If BI > 1, it
+    covers BI whole pictures. scales, moments, epilogue, NORM and its arguments are as in `conv_by_descriptors`.
     """
     await_inputs()
     BM: tl.constexpr = BI * BH * BW
@@ -263,7 +266,7 @@ def conv_by_pointers(
     if MODE == "down":
         h, w = 2 * h, 2 * w
     h, w = h - pad_top, w - pad_left
-    if BI > 1:  # of pictures that are not there no row is inside
+    if BI > 1:  # mask pictures beyond the batch: none of their rows is inside
         h = tl.where(place.picture + tl.arange(0, BM) // (BH * BW) < pictures, h, -KH)
     x_ptr += place.picture.to(tl.int64) * height * width * channels
     first = tl.program_id(1) * CHUNKS * steps
@@ -299,7 +302,7 @@ def sum_chunks(
     CHUNKS: tl.constexpr, MODE: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr,
     MOMENTS: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """The ordered sum of a spread convolution's chunks, partial (CHUNKS, N, H_out, W_out, C_out), and its epilogue.
+    """Sum the chunks of a spread convolution, (CHUNKS, N, H_out, W_out, C_out), in order, and run its epilogue.
 
     scales, moments, epilogue: as in `conv_by_descriptors`.
     """

@@ -1,6 +1,6 @@
-"""The epilogue of a convolution: bias, temb and residual, the norm, the output and its moments.
+"""The epilogue of a convolution: bias, temb, residual, norm, the store of the output, and its moments.
 
-The tiles are those of `device.conv2d`.
+`device.conv2d` describes the tiles.
 """
 
 from typing import Any, NamedTuple
@@ -16,21 +16,21 @@ class Place(NamedTuple):
     picture: Any
     row: Any
     column: Any
-    quarter: Any  # of the output of an upsampling convolution, to which the tile belongs
+    quarter: Any  # the tile's quarter of the output, in an upsampling convolution
     n: Any  # channel
 
 
 class Sizes(NamedTuple):
-    """The sizes of the output that the tiles are cut from."""
+    """The sizes of the output."""
 
     pictures: Any
     columns: Any  # of the grid of pixels
-    pixels: Any  # of a picture
+    pixels: Any  # per picture
     out_channels: Any
 
 
 class TileShape(NamedTuple):
-    """The shape of a tile, in constants."""
+    """The constants of a tile."""
 
     MODE: Any  # of the convolution: same, down or up
     BI: Any  # pictures
@@ -42,7 +42,7 @@ class TileShape(NamedTuple):
 
 @triton.jit
 def pixels_of(place, columns, tile: tl.constexpr):
-    """(BH * BW,) index in the output picture of each pixel of a tile."""
+    """Return the index in the output picture of each pixel of a tile, (BH * BW,)."""
     inner = tl.arange(0, tile.BH * tile.BW)
     row, column = place.row + inner // tile.BW, place.column + inner % tile.BW
     if tile.MODE == "up":
@@ -53,7 +53,7 @@ def pixels_of(place, columns, tile: tl.constexpr):
 
 @triton.jit
 def _spread(x, GROUPS: tl.constexpr, LENGTH: tl.constexpr, BN: tl.constexpr):
-    """x (GROUPS, LENGTH, BN) -> its means (GROUPS, BN), what it is off them, the sums of the squares of that."""
+    """Return the means (GROUPS, BN) of x (GROUPS, LENGTH, BN), the deviations from them, and M2 (GROUPS, BN)."""
     mean = tree_sum(x, GROUPS, LENGTH, BN) / LENGTH
     off = x - mean[:, None, :]
     return mean, off, tree_sum(off * off, GROUPS, LENGTH, BN)
@@ -61,7 +61,7 @@ def _spread(x, GROUPS: tl.constexpr, LENGTH: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def _ragged_spread(x, count, GROUPS: tl.constexpr, LENGTH: tl.constexpr, BN: tl.constexpr):
-    """`_spread` of the first `count` (GROUPS, 1) of LENGTH pixels; the others are 0 off."""
+    """`_spread` over the first `count` (GROUPS, 1) of LENGTH pixels; the deviations of the others are 0."""
     inside = (tl.arange(0, LENGTH)[None, :] < count)[:, :, None]
     mean = tree_sum(tl.where(inside, x, 0.0), GROUPS, LENGTH, BN) / count
     off = tl.where(inside, x - mean[:, None, :], 0.0)
@@ -70,7 +70,7 @@ def _ragged_spread(x, count, GROUPS: tl.constexpr, LENGTH: tl.constexpr, BN: tl.
 
 @triton.jit
 def _store_moments(moments, acc, place, sizes, tile: tl.constexpr, MOMENTS: tl.constexpr):
-    """Mean and M2 of each channel over each MOMENTS pixels of acc (BI, BH * BW, BN): whole rows of the tile."""
+    """Store mean and M2 per channel and MOMENTS pixels (whole rows of the tile) of acc (BI, BH * BW, BN)."""
     tiles = tl.cdiv(sizes.pixels, MOMENTS)
     n = place.n + tl.arange(0, tile.BN)
     EACH: tl.constexpr = tile.BH * tile.BW // MOMENTS
@@ -94,9 +94,9 @@ def _store_moments(moments, acc, place, sizes, tile: tl.constexpr, MOMENTS: tl.c
 
 @triton.jit
 def rescale(acc, scales, place, sizes, tile: tl.constexpr, SWAP: tl.constexpr):
-    """The sum over k, before all that is added to it, by its `scales`.
+    """Multiply the sum over k by its `scales`, before anything is added to it.
 
-    Pointers: for a weight in 8 bits to the factor of each channel, for an x in fp8 to that of each picture.
+    scales: pointers to the scale of each channel of an 8-bit weight, and to the scale of each picture of an fp8 x.
     """
     if scales[0] is not None:
         n = place.n + tl.arange(0, tile.BN)
@@ -111,7 +111,7 @@ def rescale(acc, scales, place, sizes, tile: tl.constexpr, SWAP: tl.constexpr):
 
 @triton.jit
 def load_addend(bias_ptr, temb_ptr, temb_stride, place, sizes, tile: tl.constexpr):
-    """(BI, BN) float32, bias + temb, where there are any: asked for before the main loop, it is there after it."""
+    """Return bias + temb, (BI, BN) float32, 0 for those absent. Loaded before the main loop to hide the latency."""
     n = place.n + tl.arange(0, tile.BN)
     inside_n = n < sizes.out_channels
     addend = tl.zeros((tile.BI, tile.BN), tl.float32)
@@ -127,7 +127,7 @@ def load_addend(bias_ptr, temb_ptr, temb_stride, place, sizes, tile: tl.constexp
 
 @triton.jit
 def _places(place, sizes, tile: tl.constexpr):
-    """The offset of a tile's first picture in the output; those from there (BI, BH * BW, BN), and which are inside."""
+    """Return the offset of a tile's first picture, the offsets from there (BI, BH * BW, BN), and a mask."""
     n, each = place.n + tl.arange(0, tile.BN), tl.arange(0, tile.BI)
     pixel = pixels_of(place, sizes.columns, tile)
     offset = ((each * sizes.pixels)[:, None] + pixel[None, :])[:, :, None] * sizes.out_channels + n[None, None, :]
@@ -139,9 +139,9 @@ def _places(place, sizes, tile: tl.constexpr):
 
 @triton.jit
 def add(acc, addend, residual, scale, place, sizes, tile: tl.constexpr):
-    """(acc + addend + residual) * scale, (BI, BH * BW, BN), of what is there.
+    """Return (acc + addend + residual) * scale, (BI, BH * BW, BN); residual and scale are optional.
 
-    The residual, like the output, is a descriptor where it can be: by pointers, the accumulator changes its layout.
+    The residual, like the output, is a descriptor where possible: with pointers the accumulator changes its layout.
     """
     PIXELS: tl.constexpr = tile.BH * tile.BW
     acc = acc.reshape(tile.BI, PIXELS, tile.BN) + addend[:, None, :]
@@ -158,7 +158,7 @@ def add(acc, addend, residual, scale, place, sizes, tile: tl.constexpr):
 
 @triton.jit
 def store(y, moments, acc, place, sizes, tile: tl.constexpr, MOMENTS: tl.constexpr):
-    """acc (BI, BH * BW, BN) as the output, and its moments per MOMENTS pixels, where there are pointers for them."""
+    """Store acc (BI, BH * BW, BN) as the output and, if `moments` has pointers, its moments per MOMENTS pixels."""
     if not isinstance(y, tl.tensor_descriptor):
         base, offset, inside = _places(place, sizes, tile)
         tl.store(y + base + offset, acc.to(y.dtype.element_ty), mask=inside)
@@ -175,9 +175,9 @@ def store(y, moments, acc, place, sizes, tile: tl.constexpr, MOMENTS: tl.constex
 
 @triton.jit
 def normalise(acc, affine, place, sizes, tile: tl.constexpr, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr):
-    """GroupNorm and activation of whole pictures, acc (BI, BH * BW, BN), in groups of WIDTH channels, all of each here.
+    """Apply GroupNorm and activation to whole pictures, acc (BI, BH * BW, BN), with whole groups of WIDTH channels.
 
-    As in `kernels.group_norm`: a mean and M2 of each channel, merged by Chan's formula.
+    As in `kernels.group_norm`, each channel's mean and M2 are merged by Chan's formula.
     """
     PIXELS: tl.constexpr = tile.BH * tile.BW
     if tile.RAGGED:

@@ -1,18 +1,19 @@
-"""The Triton kernel of `denoise_step`, with its noise."""
+"""The Triton kernel of `denoise_step`, including its noise."""
 
 from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.device.math import await_inputs
 
-# One row of the table, for a model output m, the current picture x_t and unit noise z:
+# The coefficients in a row of the table, for a model output m, the current picture x_t and unit noise z:
 #   x0      = clip((x0_x * x_t + x0_m * m) / x0_div)
 #   x_{t-1} = prev_x0 * x0 + prev_x * x_t + prev_m * m + std * z
-# std is sigma, or with a learned variance sigma times what the model says, between the two log variances.
+# std is sigma, or with a learned variance sigma times the model's deviation; "learned_range" interpolates between the
+# two log variances.
 #
-# A sampler of several steps also reads a sample s that an earlier call kept, and what the three calls before this one
-# kept of their outputs, h1 (the latest), h2 and h3. x_{t-1} is what stands above and prev_y * y + prev_h1 * h1 + ...:
+# A multistep sampler also reads a sample s kept by an earlier call, and the outputs kept by the three calls before this
+# one: h1 (the latest), h2 and h3. It adds prev_y * y + prev_h1 * h1 + prev_h2 * h2 + prev_h3 * h3 to x_{t-1}, with:
 #   y      = y_x * x_t + y_x0 * x0 + y_s * s + y_h1 * h1 + y_h2 * h2 + y_h3 * h3, kept as the next call's s
 #   output = keep_x * x_t + keep_x0 * x0 + keep_m * m, kept as the next call's h1
-# input_div is what x_t is divided by for the model, outside of the step.
+# input_div divides x_t to give the model's input, outside of the step.
 COLUMNS = (
     "x0_x", "x0_m", "x0_div", "prev_x0", "prev_x", "prev_m", "sigma", "log_variance_min", "log_variance_max",
     "prev_y", "prev_h1", "prev_h2", "prev_h3", "y_x", "y_x0", "y_s", "y_h1", "y_h2", "y_h3",
@@ -21,7 +22,7 @@ COLUMNS = (
 
 
 def _offsets(*names: str) -> list[tl.constexpr]:
-    """Return the places of these columns in a row, as constants that Triton's cache keys know."""
+    """Return the offsets of these columns in a row, as constants that are part of Triton's cache keys."""
     return [tl.constexpr(COLUMNS.index(name)) for name in names]
 
 
@@ -35,7 +36,7 @@ KEEP_X, KEEP_X0, KEEP_M = _offsets("keep_x", "keep_x0", "keep_m")
 
 @triton.jit
 def _box_muller_pair(word0, word1):
-    """`host.philox._box_muller` of two uint32 words, in float64 like it."""
+    """Apply `host.philox._box_muller` to two uint32 words, also in float64."""
     u = (word0.to(tl.float32) * 2.0**-32 + 2.0**-33).to(tl.float64)
     angle = (word1.to(tl.float32) * 2.0**-32 + 2.0**-33).to(tl.float64) * 6.283185307179586
     radius = tl.sqrt(-2.0 * tl.log(u))
@@ -44,7 +45,7 @@ def _box_muller_pair(word0, word1):
 
 @triton.jit
 def _philox_normal(seed, step, first, BLOCK: tl.constexpr):
-    """Elements `first` to `first + BLOCK` of `philox_normal`; first is a multiple of 4."""
+    """Return elements `first` to `first + BLOCK` of `philox_normal`; `first` is a multiple of 4."""
     counter = (first // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
     zero = counter * 0
     w0, w1, w2, w3 = tl.philox(seed, counter, zero + step.to(tl.uint32), zero, zero)
@@ -60,7 +61,7 @@ def denoise_kernel(
     elements, channels, guidance_scale, clip_range,
     WIDTH: tl.constexpr, VARIANCE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK elements of one picture: `DenoiseStepCall._by_row` in its order of operations, without thresholding."""
+    """Compute BLOCK elements of one picture, in the operation order of `DenoiseStepCall._by_row`; no thresholding."""
     await_inputs()
     blocks = tl.cdiv(elements, BLOCK)
     n, first = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK
@@ -72,7 +73,7 @@ def denoise_kernel(
     x_t = tl.load(x_t_ptr + n * elements + e, mask=mask, other=0.0)
     place = n * elements + e
     if VARIANCE != "fixed":
-        place += (n * (elements // channels) + e // channels) * channels  # each pixel has its C variances behind its C
+        place += (n * (elements // channels) + e // channels) * channels  # a pixel's C variances follow its C outputs
     eps = tl.load(output_ptr + place, mask=mask, other=0.0).to(tl.float32)
     if unguided_ptr is not None:
         null = tl.load(unguided_ptr + place, mask=mask, other=0.0).to(tl.float32)

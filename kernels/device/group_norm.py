@@ -1,8 +1,8 @@
-"""The device code of GroupNorm: moments of a tensor, many tiles made one, normalising.
+"""The Triton kernels of GroupNorm: compute moments, merge tiles of moments, normalise.
 
-A norm is a * (x - mean) + b before its activation. Where channels make whole groups in a program, mean is that of the
-channel, else that of the group. Launched without the compiler's own fused multiply-adds: it would fuse a lane's product
-into the first sum across lanes, and these, which end up with copies of one sum, would not agree on its last bit.
+A norm is a * (x - mean) + b before its activation. If a program holds whole groups, mean is the channel's mean,
+otherwise the group's. The kernels are launched without the compiler's fused multiply-adds: it would fuse a lane's
+product into the first sum across lanes, and lanes that end up with copies of one sum would differ in its last bit.
 """
 
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.device.math import activate, await_inputs, tree_sum
 
-# One compiled variant for all their values: a new resolution compiles nothing. In a tuple they would not be so.
+# One compiled variant serves all values: a new resolution compiles nothing. Inside a tuple they would be specialised.
 SIZES = (
     "tiles",
     "tiles2",
@@ -26,17 +26,17 @@ SIZES = (
 
 
 class TiledMoments(NamedTuple):
-    """Moments as kernels read them: pointers to (N, tiles, channels), None where there is no second tensor."""
+    """Moments as kernel arguments: pointers to (N, tiles, channels), None if there is no second tensor."""
 
     mean: Any
     m2: Any
     channels: Any
     tiles: Any
-    pixels: Any  # of a whole tile
+    pixels: Any  # per full tile
 
 
 class Affine(NamedTuple):
-    """The weight and bias of a norm, the scale and shift after it, as pointers or None, and the eps in it."""
+    """The weight and bias of a norm, and the scale and shift after it, as pointers or None; and its eps."""
 
     weight: Any  # (C,)
     bias: Any
@@ -48,12 +48,12 @@ class Affine(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A block of channels of a tensor, or of one of a pair."""
+    """A block of channels of a tensor, or of one tensor of a pair."""
 
-    second: Any  # whether it is the second tensor's
-    own: Any  # (BC,) channels there
-    c: Any  # (BC,) channels in the pair
-    inside: Any  # (BC,) which of them exist
+    second: Any  # whether it belongs to the second tensor
+    own: Any  # (BC,) channels in that tensor
+    c: Any  # (BC,) channels in the concatenation
+    inside: Any  # (BC,) mask
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -61,7 +61,7 @@ def moments_kernel(
     mean_ptr, m2_ptr, x_ptr, hw, channels, tiles, pixels, picture_stride, pixel_stride,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Moments of one tile and BC channels: Welford's recurrence down BP rows side by side, then Chan's across them."""
+    """Compute moments of one tile and BC channels: BP parallel Welford recurrences, merged by Chan's formula."""
     await_inputs()
     blocks = tl.cdiv(channels, BC)
     pid = tl.program_id(0)
@@ -81,7 +81,7 @@ def moments_kernel(
         m2 = tl.fma(delta, x - mean, m2)
         x_ptrs += BP * pixel_stride
 
-    weights = ((count - rows + BP - 1) // BP).to(tl.float32)[:, None]  # pixels that each row has seen
+    weights = ((count - rows + BP - 1) // BP).to(tl.float32)[:, None]  # pixels seen by each row
     total = tl.sum(mean * weights, axis=0) / count
     distance = mean - total[None, :]
     out = picture_tile.to(tl.int64) * channels + c
@@ -99,9 +99,10 @@ def _block(block, channels, channels2, BC: tl.constexpr):
 
 @triton.jit
 def _merge(known, known2, n, block, hw, TREE: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr):
-    """(BC,) mean and M2 of a `Block` of picture n over all tiles; in order, BT at a time.
+    """Return mean and M2, (BC,), of a `Block` of picture n, merged over all tiles in order, BT at a time.
 
-    The sums are about the mean of the first tile. TREE: no layout changes their order, for more kernels than one.
+    The sums are relative to the mean of the first tile. TREE: the order of the sums does not depend on the layout, so
+    several kernels get the same bits.
     """
     mean_ptr, m2_ptr, channels, tiles, pixels = known.mean, known.m2, known.channels, known.tiles, known.pixels
     second, own, inside = block.second, block.own, block.inside
@@ -131,11 +132,11 @@ def _merge(known, known2, n, block, hw, TREE: tl.constexpr, BT: tl.constexpr, BC
 
 @triton.jit
 def whole_groups(mean, m2, pixels, eps, WIDTH: tl.constexpr):
-    """Mean and M2 of channels, whole groups of WIDTH side by side -> a and b."""
+    """Return a and b from the mean and M2 of channels that form whole, adjacent groups of WIDTH."""
     GROUPS: tl.constexpr = mean.numel // WIDTH
     members = mean.reshape(GROUPS, WIDTH)
     center = tree_sum(mean, GROUPS, WIDTH, 1) / WIDTH  # (GROUPS, 1)
-    distance = (members - center).reshape(mean.shape)  # of a channel's mean from its group's
+    distance = (members - center).reshape(mean.shape)  # of a channel's mean from its group's mean
     total = tree_sum(m2 + pixels * distance * distance, GROUPS, WIDTH, 1)
     a = tl.broadcast_to(tl.rsqrt(total / (pixels * WIDTH) + eps), members.shape).reshape(mean.shape)
     return a, distance * a
@@ -143,7 +144,7 @@ def whole_groups(mean, m2, pixels, eps, WIDTH: tl.constexpr):
 
 @triton.jit
 def modulate(a, b, affine, row, c, inside_c, inside):
-    """a and b with the norm's weight and bias of channels c, and the scale and shift of pictures `row`, if any."""
+    """Return a and b with the norm's weight and bias (channels c), and the scale and shift (pictures `row`), if any."""
     if affine.weight is not None:
         weight = tl.load(affine.weight + c, mask=inside_c, other=0.0).to(tl.float32)
         a, b = a * weight, b * weight + tl.load(affine.bias + c, mask=inside_c, other=0.0).to(tl.float32)
@@ -159,9 +160,9 @@ def merge_kernel(
     out_mean_ptr, out_m2_ptr, out_b_ptr, moments, moments2, norm, channels, channels2, tiles, tiles2, pixels, pixels2,
     hw, scale_stride, shift_stride, WHOLE: tl.constexpr, TREE: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """All tiles of a picture as one, for BC channels of a tensor, or of one of a pair: (N, C + C2) mean and M2.
+    """Merge all tiles of a picture for BC channels of a tensor, or of one of a pair: (N, C + C2) mean and M2.
 
-    WHOLE: the width of groups that fill each program, or 0. With it a and b take the place of M2.
+    WHOLE: the group width if whole groups fill each program, else 0. If set, a and b are stored instead of M2.
     """
     await_inputs()
     known = TiledMoments(moments[0], moments[1], channels, tiles, pixels)
@@ -182,7 +183,7 @@ def merge_kernel(
 
 @triton.jit
 def _load_pair(ptr, ptr2, known, known2, n, t, c, mask):
-    """Rows t and columns c of moments (N, tiles, C), or of those of a pair side by side; 0 where masked."""
+    """Load rows t and columns c of moments (N, tiles, C), or of a pair's concatenated moments; 0 where masked."""
     channels = known.channels
     values = tl.load(ptr + (n * known.tiles + t) * channels + c, mask=mask & (c < channels), other=0.0)
     if ptr2 is not None:
@@ -193,10 +194,10 @@ def _load_pair(ptr, ptr2, known, known2, n, t, c, mask):
 
 @triton.jit
 def _any_groups(known, known2, n, block, hw, group_width, eps, BJ: tl.constexpr):
-    """mean and a of the group of each channel of picture n: groups may lie across programs and the seam of a pair.
+    """Return mean and a of each channel's group, in picture n. Groups may cross programs and the seam of a pair.
 
-    Chan's formula over the tiles and channels of a group, BJ at a time in order, as sums about the mean of the first:
-    it is one of the entries merged, so no more digits can cancel than there are in their number.
+    Chan's formula over the tiles and channels of a group, BJ at a time in order, with sums relative to the mean of the
+    first entry. That is one of the merged entries, so cancellation is bounded by their number.
     """
     group = block.c // group_width * group_width
     base = _load_pair(known.mean, known2.mean, known, known2, n, 0, group, block.inside)
@@ -221,10 +222,10 @@ def _any_groups(known, known2, n, block, hw, group_width, eps, BJ: tl.constexpr)
 
 @triton.jit
 def _place(pid, x, x2, channels, channels2, hw, span, BP: tl.constexpr, BC: tl.constexpr):
-    """The picture, first pixel and `Block` of channels of a program.
+    """Return a program's picture, first pixel and `Block` of channels.
 
-    And, for its first BP pixels, offsets in y, pointers to x, and the stride of x. x, x2: a pointer, the strides of
-    pictures and of pixels.
+    Also return, for its first BP pixels, the offsets in y, the pointers to x, and the pixel stride of x. x, x2: each a
+    pointer, the stride of pictures and the stride of pixels.
     """
     width, blocks = channels + channels2, tl.cdiv(channels, BC) + tl.cdiv(channels2, BC)
     spans = tl.cdiv(hw, span)
@@ -243,7 +244,7 @@ def _place(pid, x, x2, channels, channels2, hw, span, BP: tl.constexpr, BC: tl.c
 
 @triton.jit
 def _load_temb(temb_ptr, temb_stride, n, block):
-    """(1, BC) float32 of picture n, where there is any: asked for before it is needed."""
+    """Load temb of picture n, (1, BC) float32, 0 if absent. Called early to hide the latency."""
     temb = tl.zeros(block.c.shape, tl.float32)
     if temb_ptr is not None:
         temb = tl.load(temb_ptr + n * temb_stride + block.c, mask=block.inside, other=0.0).to(tl.float32)
@@ -252,7 +253,7 @@ def _load_temb(temb_ptr, temb_stride, n, block):
 
 @triton.jit
 def _store(y_ptr, offset, y, temb_ptr, temb, residual_ptr, inside):
-    """y + temb + residual, of what is there."""
+    """Store y + temb + residual; temb and residual are optional."""
     if temb_ptr is not None:
         y += temb
     if residual_ptr is not None:
@@ -266,9 +267,9 @@ def normalise_kernel(
     hw, group_width, scale_stride, shift_stride, temb, residual, temb_stride, span,
     ACTIVATION: tl.constexpr, WHOLE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
-    """`span` pixels of one picture and BC channels, all of the first tensor or all of the second.
+    """Normalise `span` pixels of one picture and BC channels, all of the first tensor or all of the second.
 
-    The moments are of the tensors' channels, or merged into those of one, (N, 1, C + C2), whose group may be any.
+    The moments are either those of each tensor, or merged into one, (N, 1, C + C2), for groups of any width.
     """
     await_inputs()
     affine = Affine(norm[0], norm[1], norm[2], norm[3], norm[4], scale_stride, shift_stride)
@@ -277,7 +278,7 @@ def normalise_kernel(
     )  # fmt: skip
     stop = tl.minimum(first + span, hw)
     rows, there = tl.arange(0, BP)[:, None], block.inside[None, :]
-    values = tl.load(x_ptrs, mask=(first + rows < stop) & there, other=0.0)  # on its way while the tiles are merged
+    values = tl.load(x_ptrs, mask=(first + rows < stop) & there, other=0.0)  # in flight while the tiles are merged
     row = _load_temb(temb, temb_stride, n, block)
 
     if WHOLE:
@@ -305,10 +306,10 @@ def apply_kernel(
     y_ptr, x, x2, mean_ptr, a_ptr, b_ptr, channels, channels2, hw, temb, residual, temb_stride,
     ACTIVATION: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """`normalise_kernel` of BP pixels by mean, a and b, each (N, C + C2).
+    """Normalise BP pixels given mean, a and b, each (N, C + C2).
 
-    From the last pixel to the first: what a convolution wrote last is in the cache still, and so will be what the next
-    reads first.
+    Programs run from the last pixel to the first: what the convolution wrote last is still in the cache, and so will be
+    what the next one reads first.
     """
     await_inputs()
     n, first, block, out, x_ptrs, _ = _place(

@@ -1,6 +1,6 @@
-"""Triton where it is installed (Linux); elsewhere a stand-in with which kernels can be defined, but not launched.
+"""Triton if it is installed (Linux); otherwise a stand-in that lets kernels be defined but not launched.
 
-Kernels import from here: `from fastdiff.kernels.device.language import tl, triton`. `plans.choices` knows whether they
+Kernels import from here: `from fastdiff.kernels.device.language import tl, triton`. `plans.choices` checks whether they
 can run.
 """
 
@@ -8,7 +8,7 @@ import importlib.util
 
 
 class Absent:
-    """Answers every attribute and every call with itself: `@triton.jit`, `tl.constexpr`, `tl.constexpr(1)`."""
+    """An object that returns itself for every attribute and call: `@triton.jit`, `tl.constexpr`, `tl.constexpr(1)`."""
 
     def __getattr__(self, name: str) -> "Absent":
         return self

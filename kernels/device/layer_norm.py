@@ -1,6 +1,6 @@
-"""The Triton kernel of `layer_norm`: a program holds a token in registers, in two parts, and reads it once.
+"""The Triton kernel of `layer_norm`: a program reads a token once and holds it in registers, in two parts.
 
-The parts are powers of two, so that few lanes have no channel: 1280 are 1024 and 256.
+The parts are powers of two chosen to leave few lanes idle: 1280 channels are 1024 + 256.
 """
 
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from fastdiff.kernels.device.to_fp8 import magnitudes, narrow
 
 
 class Inputs(NamedTuple):
-    """Pointers to the tensors that tokens are made of, None for one that is not there; or their strides, or values."""
+    """A field per input tensor: its pointer (None if absent), its stride or its loaded values."""
 
     x: Any
     residual: Any
@@ -32,7 +32,7 @@ def _load(ptr, offset, c, inside):
 
 @triton.jit
 def _load_all(at, offsets, c, inside):
-    """The values of some channels; no load waits for another."""
+    """Load all inputs for some channels, so that no load waits for another."""
     return Inputs(
         _load(at.x, offsets.x, c, inside),
         _load(at.residual, offsets.residual, c, inside),
@@ -46,7 +46,7 @@ def _load_all(at, offsets, c, inside):
 
 @triton.jit
 def _add_residual(at, values, sum_ptr, out, inside):
-    """x, or the rounded sum of the gated x and the residual, which is stored."""
+    """Return x, or the rounded sum of the gated x and the residual, which is also stored."""
     y = values.x.to(tl.float32)
     if at.gate is not None:
         y *= values.gate.to(tl.float32)
@@ -59,14 +59,14 @@ def _add_residual(at, values, sum_ptr, out, inside):
 
 @triton.jit
 def _normalise(y, y2, inside, inside2, eps, C: tl.constexpr, RMS: tl.constexpr):
-    """Both parts of a token of C channels less their mean, over their deviation."""
+    """Normalise both parts of a token of C channels."""
     count: tl.constexpr = float(C)
     if RMS:
         variance = tl.div_rn(tl.sum(y * y) + tl.sum(y2 * y2), count)
     else:
         mean = tl.div_rn(tl.sum(y) + tl.sum(y2), count)
         y, y2 = tl.where(inside, y - mean, 0.0), tl.where(inside2, y2 - mean, 0.0)
-        left = tl.div_rn(tl.sum(y) + tl.sum(y2), count)  # of the mean, which float32 rounds where it is large
+        left = tl.div_rn(tl.sum(y) + tl.sum(y2), count)  # rounding error of the mean, if the mean is large
         variance = tl.div_rn(tl.sum(y * y) + tl.sum(y2 * y2), count) - left * left
         y, y2 = y - left, y2 - left
     factor = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))
@@ -86,7 +86,7 @@ def _modulate(y, at, values):
 
 @triton.jit
 def _rounded(y, inside, dtype: tl.constexpr):
-    """y as what `to_fp8` reads would be."""
+    """Round y to the dtype in which `to_fp8` would read it."""
     return tl.where(inside, y, 0.0).to(dtype).to(tl.float32)
 
 
@@ -95,7 +95,7 @@ def _write_token(
     token, tokens, c, c2, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps,
     RMS: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
-    """Norm a token of all pictures'. at, by_picture, by_token: pointers to the first one, and their strides."""
+    """Normalise one token. at: pointers to the first token; by_picture, by_token: strides."""
     inside, inside2 = c < C, c2 < C
     picture, row = tl.cast(token // tokens, tl.int64), tl.cast(token % tokens, tl.int64)
     first = tl.cast(token, tl.int64) * C
@@ -131,9 +131,9 @@ def layer_norm_kernel(
     LOOP: tl.constexpr, RMS: tl.constexpr, C: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr, STEP: tl.constexpr,
     LEAST: tl.constexpr,
 ):  # fmt: skip
-    """A token of C channels, in parts of B1 and up to B2; LOOP: each so many-th, one after another.
+    """Normalise a token of C channels, in parts of B1 and up to B2. LOOP: a program loops over tokens.
 
-    y_scale_ptr: of y in fp8, of which STEP and LEAST are those of `to_fp8`.
+    y_scale_ptr: the scales of y if y is fp8; STEP and LEAST as in `to_fp8`.
     """
     await_inputs()
     at = Inputs(x_ptr, residual_ptr, gate_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr)

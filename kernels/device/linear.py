@@ -1,9 +1,10 @@
 """The Triton kernel of `linear`, `swiglu` and `geglu`: one main loop and one epilogue.
 
-Loads are by descriptors or by pointers.
+Loads use descriptors or pointers.
 
-A program makes tiles of BM tokens of one picture x BN output channels, one after the other: the loads of the next begin
-while the last is finished. Every sum over the input channels has one order, whatever the tile: the tile changes no bit.
+The kernel is persistent: a program computes one tile after another, each of BM tokens of one picture x BN output
+channels, and starts the loads of the next tile during the epilogue of the last. Every sum over input channels has the
+same order in every tile, so tiles do not change a bit.
 """
 
 from typing import Any, NamedTuple
@@ -11,12 +12,12 @@ from typing import Any, NamedTuple
 from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.device.math import activate, await_inputs, tree_sum
 
-# Run-time numbers whose divisibility is not worth a kernel variant.
+# Run-time arguments not worth a kernel variant for their divisibility.
 SIZES = ("pictures", "tokens", "gate_stride")
 
 
 class Matrix(NamedTuple):
-    """A tensor (parts, rows, columns), given as a descriptor or as a pointer; columns are side by side."""
+    """A tensor (parts, rows, columns), as a descriptor or a pointer; columns are contiguous."""
 
     source: Any
     rows: Any
@@ -34,9 +35,9 @@ class Place(NamedTuple):
 
 
 class Affine(NamedTuple):
-    """The arithmetic of each output channel: pointers, None where there is none."""
+    """Pointers to the per-channel scale and bias; None if absent."""
 
-    scale: Any  # of a weight in 8 bits
+    scale: Any  # of an 8-bit weight
     bias: Any
 
 
@@ -44,8 +45,8 @@ class Sums(NamedTuple):
     """The sums of a tile over the input channels."""
 
     acc: Any  # (BM, BN) products
-    acc2: Any  # (BM, BN) those of the second weight, where there is one
-    squares: Any  # (BM, BK) of the inputs, where they are to be normalised
+    acc2: Any  # (BM, BN) products with the second weight, if any
+    squares: Any  # (BM, BK) of the inputs, if they are normalised
 
 
 class TileShape(NamedTuple):
@@ -55,12 +56,12 @@ class TileShape(NamedTuple):
     NORMED: Any
     BM: Any  # tokens
     BN: Any  # output channels
-    BK: Any  # input channels of a step
+    BK: Any  # input channels per step
 
 
 @triton.jit
 def _place(tile, row_tiles, column_tiles, GROUP_M: tl.constexpr):
-    """Row and column of a tile: GROUP_M rows of tiles at a time, so that neighbours find their inputs in the L2."""
+    """Return a tile's row and column, GROUP_M rows of tiles at a time so that neighbours share inputs in the L2."""
     first = tile // (GROUP_M * column_tiles) * GROUP_M
     height = tl.minimum(row_tiles - first, GROUP_M)
     inner = tile % (GROUP_M * column_tiles)
@@ -69,7 +70,7 @@ def _place(tile, row_tiles, column_tiles, GROUP_M: tl.constexpr):
 
 @triton.jit
 def _offsets(matrix, part, row, column, BR: tl.constexpr, BC: tl.constexpr):
-    """The offsets of a (BR, BC) tile of a matrix, and which of them are inside."""
+    """Return the offsets of a (BR, BC) tile of a matrix, and its mask."""
     r, c = row + tl.arange(0, BR)[:, None], column + tl.arange(0, BC)[None, :]
     offsets = tl.cast(part, tl.int64) * matrix.part_stride + r.to(tl.int64) * matrix.row_stride + c
     return offsets, (r < matrix.rows) & (c < matrix.columns)
@@ -77,7 +78,7 @@ def _offsets(matrix, part, row, column, BR: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def _load(matrix, part, row, column, BR: tl.constexpr, BC: tl.constexpr):
-    """A (BR, BC) tile of a matrix; 0 outside."""
+    """Load a (BR, BC) tile of a matrix; 0 outside."""
     if isinstance(matrix.source, tl.tensor_descriptor):
         tile = matrix.source.load([part, row, column]).reshape(BR, BC)
     else:
@@ -88,9 +89,9 @@ def _load(matrix, part, row, column, BR: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def _dot(rows, columns, acc):
-    """acc + rows columns^T. The columns may be whole numbers of 8 bits, or all is fp8."""
+    """Return acc + rows columns^T. The columns may be int8, or both operands fp8."""
     columns = columns.to(rows.dtype)
-    if rows.dtype == tl.float8e4nv:  # whose products the matrix unit sums in 14 bits: those of a step alone
+    if rows.dtype == tl.float8e4nv:  # tensor cores sum fp8 products in 14 bits: only within a step
         return acc + tl.dot(rows, columns.T, max_num_imprecise_acc=rows.shape[1])
     else:
         return tl.dot(rows, columns.T, acc, input_precision="ieee")
@@ -98,13 +99,13 @@ def _dot(rows, columns, acc):
 
 @triton.jit
 def _add_products(sums, x, weight, out_channels, place, start, stop, shape: tl.constexpr):
-    """The sums after the input channels start to stop."""
+    """Return the sums after input channels start to stop."""
     acc, acc2, squares = sums.acc, sums.acc2, sums.squares
     for k in tl.range(start, stop, shape.BK):
         rows = _load(x, place.picture, place.row, k, shape.BM, shape.BK)
         if shape.NORMED:
-            # by way of a step in registers, or Triton (3.6 to 3.9) would count the buffers of x by this use alone, and
-            # fill again what the product still reads in place
+            # without this step in registers, Triton (3.6 to 3.9) counts the buffers of x by this use alone, and refills
+            # buffers that the product still reads in place
             rows = tl.where((k + tl.arange(0, shape.BK) < x.columns)[None, :], rows, 0.0)
             squares += rows.to(tl.float32) * rows.to(tl.float32)
         weights = Matrix(weight, out_channels, x.columns, out_channels * x.columns, x.columns)
@@ -131,7 +132,7 @@ def _finish(
     ACTIVATION: tl.constexpr, ACTIVATION2: tl.constexpr, DUAL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BY: tl.constexpr,
 ):  # fmt: skip
-    """The epilogue, BY columns at a time: what it loads and stores takes less shared memory then."""
+    """Run the epilogue BY columns at a time, so that its loads and stores need less shared memory."""
     if BN > BY:
         tl.static_assert(not DUAL, "the second product is not cut")
         half: tl.constexpr = BN // 2
@@ -145,7 +146,7 @@ def _finish(
         EXACT: tl.constexpr = not isinstance(y.source, tl.tensor_descriptor) and y.source.dtype.element_ty == tl.float32
         acc = activate(_apply(affine, acc, n, n < out_channels), ACTIVATION, EXACT)
         if DUAL:
-            # the second product's channels stand behind the first's
+            # the second product's channels follow the first's
             acc *= activate(_apply(affine, acc2, out_channels + n, n < out_channels), ACTIVATION2, EXACT)
         if gate_ptr is not None:
             acc *= tl.load(gate_ptr + n, mask=n < out_channels, other=0.0).to(tl.float32)[None, :]
@@ -166,13 +167,13 @@ def linear_kernel(
     ACTIVATION: tl.constexpr, ACTIVATION2: tl.constexpr, DUAL: tl.constexpr, NORMED: tl.constexpr, CHUNK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BY: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
-    """y (pictures, tokens, out_channels) of x (pictures, tokens, channels) and weight (1, out_channels, channels).
+    """y (pictures, tokens, out_channels) from x (pictures, tokens, channels) and weight (1, out_channels, channels).
 
-    DUAL (SwiGLU, GEGLU): weight is (2, out_channels, channels), and the product of the first, under ACTIVATION,
-    multiplies that of the second, under ACTIVATION2.
-    scale_ptr: of a weight in 8 bits, a factor of each output channel; x_scale_ptr: of an x in fp8, of each token.
-    NORMED: x is divided by its root mean square, which is to say that its products are.
-    CHUNK: so many channels are summed on their own, then added to the sum of those before; 0 for all in one.
+    DUAL (SwiGLU, GEGLU): weight is (2, out_channels, channels); y is ACTIVATION of the first product times ACTIVATION2
+    of the second.
+    scale_ptr: the scale of each output channel of an 8-bit weight. x_scale_ptr: the scale of each token of an fp8 x.
+    NORMED: x is divided by its root mean square; the division is applied to the products.
+    CHUNK: channels summed separately before they are added to the total; 0 for a single sum.
     """
     await_inputs()
     shape: tl.constexpr = TileShape(DUAL, NORMED, BM, BN, BK)

@@ -1,4 +1,4 @@
-"""Device functions that several kernels share."""
+"""Device functions shared by several kernels."""
 
 from fastdiff.kernels.device.language import cuda, target_info, tl, triton
 
@@ -8,9 +8,9 @@ FEW_PROGRAMS = tl.constexpr(132)  # one for each multiprocessor of an H100 or H2
 
 @triton.jit
 def prefetch(ptr, elements):
-    """Ask for a tensor that no kernel writes, of 16-bit or 8-bit elements, before `await_inputs`.
+    """Prefetch a 16-bit or 8-bit tensor that no kernel writes into the L2, before `await_inputs`.
 
-    Where few programs run they would wait for memory line by line: each asks for its share of the whole.
+    If few programs run, each would wait for memory line by line, so each prefetches its share of the whole tensor.
     """
     programs = tl.num_programs(0) * tl.num_programs(1)
     if target_info.cuda_capability_geq(9, 0) and programs <= FEW_PROGRAMS:
@@ -25,10 +25,11 @@ def prefetch(ptr, elements):
 
 @triton.jit
 def await_inputs():
-    """The first line of every kernel: `launch` lets it begin before the kernel that makes its inputs has ended.
+    """Wait for the kernel that computes the inputs; every kernel calls this before it reads them.
 
-    Programmatic dependent launch: all but the wait for memory is done early. Few programs leave room for the next
-    kernel's, so they let these begin at once; many would be held up by them.
+    With programmatic dependent launch, `launch` lets a kernel start before the previous one ends, so everything but the
+    wait for memory happens early. A grid of few programs leaves room for the next kernel and lets it start at once; a
+    larger grid would be slowed down by it.
     """
     if target_info.cuda_capability_geq(9, 0):
         cuda.gdc_wait()
@@ -38,7 +39,7 @@ def await_inputs():
 
 @triton.jit
 def tree_sum(x, GROUPS: tl.constexpr, LENGTH: tl.constexpr, BN: tl.constexpr):
-    """(GROUPS * LENGTH, BN) -> (GROUPS, BN), halves onto halves: no layout of x changes the order of the sum."""
+    """Sum (GROUPS * LENGTH, BN) to (GROUPS, BN) by halving, so that the order does not depend on the layout of x."""
     half: tl.constexpr = LENGTH // 2
     if LENGTH == 1:
         return x.reshape(GROUPS, BN)
@@ -48,16 +49,16 @@ def tree_sum(x, GROUPS: tl.constexpr, LENGTH: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def activate(x, ACTIVATION: tl.constexpr, EXACT: tl.constexpr = False):
-    """The activation named `ACTIVATION` of x, float32; the names of `group_norm.ACTIVATIONS` and `linear`'s.
+    """Apply an activation to x, float32; the names are those of `group_norm.ACTIVATIONS` and `linear.ACTIVATIONS`.
 
-    EXACT: SiLU's division is rounded once, not twice; for a float32 result of one sum.
+    EXACT: round SiLU's division once, not twice; for a float32 result of a single sum.
     """
     if ACTIVATION == "silu":
-        # exp2 is one instruction, exp five; e^-x may be infinite, then x / (1 + e^-x) is -0
+        # exp2 is one instruction, exp five. e^-x may be infinite; then x / (1 + e^-x) is -0
         divisor = 1 + tl.exp2(x * -LOG2_E)
         x = tl.div_rn(x, divisor) if EXACT else x / divisor
     elif ACTIVATION == "mish":
-        # x tanh(log(1 + e^x)) without the logarithm; from 20 on it is x, and e^x stays finite
+        # x tanh(log(1 + e^x)) without the logarithm. From 20 on the result is x; the clamp keeps e^x finite
         e = tl.exp2(tl.minimum(x, 20.0) * LOG2_E)
         x = x * (e * (e + 2) / (e * (e + 2) + 2))
     elif ACTIVATION == "gelu":

@@ -1,4 +1,4 @@
-"""The Triton kernels of `to_fp8`: a program holds a short row, or finds the largest of a share of a long one."""
+"""The Triton kernels of `to_fp8`: a program holds a short row, or reduces a share of a long one."""
 
 from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.device.math import await_inputs
@@ -6,13 +6,13 @@ from fastdiff.kernels.device.math import await_inputs
 
 @triton.jit
 def magnitudes(x):
-    """Magnitudes of x; of NaN 0, as it is to stay where it is."""
+    """Return the magnitudes of x, with 0 for NaN, so that NaN does not spread to the row."""
     return tl.where(x == x, tl.abs(x), 0.0)
 
 
 @triton.jit
 def narrow(y_ptrs, x, largest, inside, STEP: tl.constexpr, LEAST: tl.constexpr):
-    """Store x, float32, divided by STEP of the largest magnitude, and of LEAST at least. Return what divided it."""
+    """Store x (float32) divided by the scale, max(largest, LEAST) * STEP. Return the scale."""
     scale = tl.maximum(largest, LEAST) * STEP
     tl.store(y_ptrs, (x * tl.div_rn(1.0, scale)).to(y_ptrs.dtype.element_ty), mask=inside)
     return scale
@@ -22,7 +22,7 @@ def narrow(y_ptrs, x, largest, inside, STEP: tl.constexpr, LEAST: tl.constexpr):
 def row_kernel(
     y_ptr, scale_ptr, x_ptr, elements, x_row, B: tl.constexpr, STEP: tl.constexpr, LEAST: tl.constexpr
 ):  # fmt: skip
-    """A row in a program."""
+    """Quantise one row per program."""
     await_inputs()
     row, i = tl.program_id(0).to(tl.int64), tl.arange(0, B)
     inside = i < elements
@@ -33,7 +33,7 @@ def row_kernel(
 
 @triton.jit(do_not_specialize=("first", "shares"))
 def largest_kernel(largest_ptr, x_ptr, elements, x_row, share_count, first, shares, B: tl.constexpr):
-    """The largest magnitude of each of a row's shares, (rows, shares), of which this tensor's begin at the `first`."""
+    """Store the largest magnitude of each share of a row, (rows, shares); this tensor's shares start at `first`."""
     await_inputs()
     row, share = (tl.program_id(0) // share_count).to(tl.int64), tl.program_id(0) % share_count
     x_ptr += row * x_row
@@ -50,7 +50,7 @@ def scale_kernel(
     y_ptr, scale_ptr, x_ptr, largest_ptr, elements, x_row, blocks, shares,
     B: tl.constexpr, BS: tl.constexpr, STEP: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
-    """A block of a row, by the largest of its shares."""
+    """Quantise a block of a row, given the largest magnitude of each share."""
     await_inputs()
     row, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     share, i = tl.arange(0, BS), block * B + tl.arange(0, B)

@@ -1,4 +1,4 @@
-"""Compiles the kernels that a function launches, all side by side, before it launches them."""
+"""Compile the kernels that a function launches, in parallel, before it launches them."""
 
 import atexit
 import hashlib
@@ -26,23 +26,23 @@ from fastdiff.kernels.host.compile_worker import ANSWER, Description, Launch
 
 DEVICE_CODE = "fastdiff.kernels.device."
 GLUON_CODE = f"{DEVICE_CODE}hopper."
-PATIENCE = 30.0  # seconds for the kernels that workers still compile when there is nothing else left to do
+PATIENCE = 30.0  # seconds to wait for workers that still compile when nothing else is left to do
 WORKER = "import sys; sys.path[:] = sys.argv[1:]; from fastdiff.kernels.host.compile_worker import main; main()"
 
-only_compiles: ContextVar[bool] = ContextVar("only_compiles", default=False)  # asked by `launch`
-_compiling = RLock()  # one function at a time: its workers take all cores
-_forge: "_Forge | None" = None  # of the workers of this process
-_readiness: Thread | None = None  # makes ready what the first kernel needs
+only_compiles: ContextVar[bool] = ContextVar("only_compiles", default=False)  # read by `launch`
+_compiling = RLock()  # one function at a time: its workers use all cores
+_forge: "_Forge | None" = None  # forks the workers of this process
+_readiness: Thread | None = None  # prepares what the first kernel needs
 _once = Lock()
 
 
 @contextmanager
 def only_compiling() -> Iterator[None]:
-    """Inside, kernels are not launched but compiled, all side by side; the block ends when they are ready.
+    """Compile kernels in parallel instead of launching them inside the block, which ends when all are ready.
 
-    What a function is about to launch takes seconds this way instead of ten. What it computes is undefined. A kernel
-    that does not compile is an error where it is launched. An error inside the block ends it, and the compiling, at
-    once.
+    Compiling a function's kernels takes seconds this way instead of ten. Results computed inside the block are
+    undefined. A kernel that does not compile raises when it is launched later. An error inside the block ends the block
+    and the compilation at once.
     """
     get_ready().join()
     compiler = _Compiler()
@@ -56,15 +56,15 @@ def only_compiling() -> Iterator[None]:
 
 
 class _Job:
-    """A kernel that Triton submits, or C code of its launch: `make` compiles it, or reads it where its files are there.
+    """A kernel submitted by Triton, or the C code of its launch. `make` compiles it, or reads its cached files.
 
-    A worker hears `described`; where that is None, or of a kind that cannot be pickled, it is compiled here.
+    A worker gets `described`. If that is None or cannot be pickled, the job is compiled in this process.
     """
 
     def __init__(self, make: Callable, described: Description | Launch | None):
         self.future: Future = Future()
         self.make, self.pickled = make, _pickled(described)
-        self.answered = Event()  # by a worker, or because none will be
+        self.answered = Event()  # set by a worker, or when no worker will compile it
 
     def run(self) -> None:
         if not self.future.done():
@@ -76,10 +76,10 @@ class _Job:
 
 
 def get_ready() -> Thread:
-    """Begin, in the background, what comes before the first kernel and is not ours: half a second while weights load.
+    """Start Triton's own preparation in the background; it takes half a second, while weights load.
 
-    That is Triton's driver, which it compiles, and a hash of its files; where it has compiled nothing yet also the
-    process that forks workers. The thread ends when it is done, once in a process.
+    Triton compiles its driver and hashes its files. If its cache is empty, the process that forks workers starts too.
+    This runs once per process; the returned thread ends when it is done.
     """
     global _readiness
     with _once:
@@ -90,12 +90,12 @@ def get_ready() -> Thread:
 
 
 def _prepare() -> None:
-    with suppress(Exception):  # it is raised where a kernel is launched
+    with suppress(Exception):  # the launch of a kernel raises it again
         if not any(Path(triton.knobs.cache.dir).glob("*")):
             _start_forge()
         hashing = Thread(target=triton.runtime.cache.triton_key, daemon=True)
         hashing.start()
-        triton.runtime.driver.active  # noqa: B018  which makes it
+        triton.runtime.driver.active  # noqa: B018  creates the driver
         hashing.join()
 
 
@@ -108,7 +108,7 @@ def _closed_on_error(end: socket.socket) -> Iterator[None]:
 
 
 class _Forge:
-    """A process that has Triton ready, and forks workers; see `compile_worker`."""
+    """A process that has imported Triton and forks workers; see `compile_worker`."""
 
     def __init__(self, command: list[str]):
         self.start = command, dict(os.environ)
@@ -117,7 +117,7 @@ class _Forge:
             self.process = Popen(command, stdin=theirs.fileno(), stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
 
     def fork(self) -> socket.socket:
-        """A worker, by its socket. OSError where the process has ended."""
+        """Fork a worker and return its socket. Raise OSError if the process has exited."""
         ours, theirs = socket.socketpair()
         with theirs, _closed_on_error(ours):
             socket.send_fds(self.control, [ANSWER], [theirs.fileno()])
@@ -130,12 +130,12 @@ class _Forge:
 
 
 class _Worker:
-    """A process that compiles, and the thread that hands it one job of a queue after another."""
+    """A compiling process, and the thread that feeds it jobs from a queue."""
 
     def __init__(self, worker: socket.socket, queue: "_Queue"):
         self.socket, self.queue = worker, queue
         self.was_ready = False
-        self.number: int | None = None  # of the process, from when it is ready until it ends
+        self.number: int | None = None  # the process id, from when it is ready until it exits
         self.thread = Thread(target=self._feed, daemon=True)
         self.thread.start()
 
@@ -148,7 +148,7 @@ class _Worker:
                     return
 
     def _has_compiled(self, job: _Job, answers: BinaryIO) -> bool:
-        """Hand it a job; return whether the process is still there when that is done."""
+        """Send the process a job, and return whether it is still alive when the job is done."""
         try:
             self.socket.sendall(job.pickled)
             return bool(answers.readline())
@@ -158,7 +158,7 @@ class _Worker:
             job.answered.set()
 
     def close(self) -> None:
-        """End the process with all that it started, and the thread, which the queue has to let go."""
+        """Kill the process and its children, and join the thread; the queue must have released it."""
         number = self.number
         if number is not None:
             with suppress(ProcessLookupError, PermissionError):
@@ -179,17 +179,17 @@ class Turn(IntEnum):
 
 
 class _Queue:
-    """Jobs in the order in which they came, but the longest first, so that all end at once: by their `Turn`."""
+    """Jobs by `Turn`, longest first so that workers finish together, then by arrival."""
 
     def __init__(self) -> None:
         self.jobs: PriorityQueue[tuple[int, int, _Job | None]] = PriorityQueue()
-        self.numbers = itertools.count()  # none twice, so that jobs are never compared
+        self.numbers = itertools.count()  # unique, so jobs are never compared
 
     def put(self, job: _Job, turn: Turn) -> None:
         self.jobs.put((turn, next(self.numbers), job))
 
     def end_one(self) -> None:
-        """Have one thread that gets a job next get None."""
+        """Make the next thread that asks for a job get None."""
         self.jobs.put((Turn.END, next(self.numbers), None))
 
     def get(self) -> _Job | None:
@@ -203,17 +203,17 @@ class _Queue:
 
 
 class _Compiler:
-    """An executor for Triton: has kernels compiled by workers, for the files that Triton keeps; then reads these.
+    """An executor for Triton: workers compile kernels into Triton's cache, and this process reads the files.
 
-    By threads it would take seconds: Python's part of a compilation, and more of it, holds the interpreter's lock. A
-    worker that is late, fails or hangs costs time alone, as its kernels are then compiled here.
+    Threads would take seconds, because much of a compilation holds the interpreter lock. A worker that is late, fails
+    or hangs only costs time: its kernels are then compiled in this process.
     """
 
     def __init__(self) -> None:
         self.jobs: list[_Job] = []
-        self.queue = _Queue()  # what any worker may take, and this process in the end
+        self.queue = _Queue()  # workers take jobs from it, and in the end this process
         self.workers: list[_Worker] = []
-        self.launches: dict[tuple, _Job] = {}  # C code by its arguments
+        self.launches: dict[tuple, _Job] = {}  # C code by its argument types
 
     def submit(self, make: Callable) -> Future:
         description = _description(make)
@@ -236,7 +236,7 @@ class _Compiler:
 
     def _hand_out(self, job: _Job, turn: Turn) -> None:
         self.queue.put(job, turn)
-        if len(self.workers) < _cores() - 1:  # one core is this process's own
+        if len(self.workers) < _cores() - 1:  # this process uses one core
             self._start_worker()
 
     def _start_worker(self) -> None:
@@ -247,7 +247,7 @@ class _Compiler:
                     self.workers.append(_Worker(worker, self.queue))
 
     def finish(self) -> None:
-        """Compile here what no worker has taken yet, wait for the rest, and read all that they made."""
+        """Compile here what no worker has taken yet, wait for the rest, and read the results."""
         while (job := self.queue.get_if_any()) is not None:
             job.run()
         deadline = time.monotonic() + PATIENCE
@@ -258,30 +258,30 @@ class _Compiler:
             job.run()
 
     def close(self) -> None:
-        """End the workers, and tell Triton that what is not made yet never will be."""
+        """End the workers, and cancel the jobs that are not done."""
         for _ in self.workers:
             self.queue.end_one()
         for worker in self.workers:
             worker.close()
         if not all(worker.was_ready for worker in self.workers):
-            _end_forge()  # which may hang
+            _end_forge()  # it may be hanging
         for job in self.jobs:
             if job.future.cancel():
                 job.future.set_running_or_notify_cancel()
 
 
 def _fork() -> socket.socket | None:
-    """A new worker, by its socket; None where there can be none. OSError where it fails."""
+    """Fork a worker and return its socket, or None where workers are not possible. Raise OSError if it fails."""
     with suppress(OSError):
         forge = _start_forge()
         return None if forge is None else forge.fork()
-    _end_forge()  # it has ended, as it was idle for long
+    _end_forge()  # it has exited after being idle
     forge = _start_forge()
     return None if forge is None else forge.fork()
 
 
 def _start_forge() -> _Forge | None:
-    """The process that forks workers; None where there can be none. It is new if there is none of this environment."""
+    """Return the process that forks workers, or None where that is not possible. A new environment starts a new one."""
     global _forge
     command = _worker_command()
     if _forge is not None and _forge.start != (command, os.environ):
@@ -300,15 +300,15 @@ def _end_forge() -> None:
 
 
 def _cores() -> int:
-    """Those that this process may use, which may be fewer than the machine has."""
+    """Return the number of cores that this process may use, which may be fewer than the machine has."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _description(make: Callable) -> Description | None:
-    """The kernel that `make` is to compile, as a worker needs it; None where its files are there or it is not ours.
+    """Describe the kernel that `make` compiles for a worker; None if it is cached or not ours.
 
-    `make` is a closure of Triton's, in which are the kernel and all that decides its code.
+    `make` is one of Triton's closures. It holds the kernel and everything that determines its code.
     """
     try:
         known = inspect.getclosurevars(make).nonlocals
@@ -325,7 +325,7 @@ def _description(make: Callable) -> Description | None:
 
 
 def _pickled(described: Description | Launch | None) -> bytes:
-    """Nothing where there is nothing, or what has an argument of a kind that cannot be pickled."""
+    """Return the pickled description; empty if there is none or it cannot be pickled."""
     try:
         return b"" if described is None else pickle.dumps(described)
     except (AttributeError, TypeError, pickle.PicklingError):
@@ -333,16 +333,16 @@ def _pickled(described: Description | Launch | None) -> bytes:
 
 
 def _is_cached(source, target, options, environment: dict[str, str]) -> bool:
-    """Whether `triton.compile` would read this kernel from its files, which it finds by this key."""
+    """Whether `triton.compile` would find this kernel in its cache."""
     key = triton.compiler.get_cache_key(source, triton.compiler.make_backend(target), options, environment)
     files = triton.runtime.cache.get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
     return bool(files.get_group(f"{source.name[:150]}.json"))
 
 
 def _worker_command() -> list[str] | None:
-    """The program of workers, which imports from where this process does; None where there can be none."""
+    """Return the workers' command line, with this process's import paths; None where workers are not possible."""
     if not Path(sys.executable or "").name.lower().startswith("python"):
-        return None  # Python is part of another program, which must not be started again
+        return None  # Python is embedded in another program, which must not be started again
     if not hasattr(os, "fork"):
         return None
     package = str(Path(sys.modules["fastdiff"].__path__[0]).parent)

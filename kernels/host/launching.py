@@ -1,4 +1,4 @@
-"""How every kernel is launched, and what the card it is launched on can do."""
+"""Launch kernels, and report what the GPU supports."""
 
 from functools import partial
 from threading import Lock
@@ -12,25 +12,25 @@ from fastdiff.kernels.host.compiling import only_compiles
 from fastdiff.kernels.host.recording import recorder
 from fastdiff.kernels.host.weights import FP8
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # that kernels take
-FP8_CAPABILITY = (8, 9)  # from which on cards multiply e4m3
-# Triton's interpreter stands for a small card that can do all.
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # supported by the kernels
+FP8_CAPABILITY = (8, 9)  # the first that multiplies e4m3
+# Triton's interpreter acts as a small GPU that supports everything.
 INTERPRETER_CAPABILITY = (9, 0)
 INTERPRETER_MULTIPROCESSORS = 8
 
-_interpreter = Lock()  # which runs one kernel at a time
+_interpreter = Lock()  # the interpreter runs one kernel at a time
 
 
 def launch(
     kernel, grid: tuple[int, ...], *args, num_warps: int, num_stages: int = 1, fp_fusion: bool = True, **constexprs
 ) -> None:
-    """kernel[grid](*args, **constexprs) on the device of the first tensor, which need not be the current device.
+    """Run `kernel[grid](*args, **constexprs)` on the device of the first tensor, which need not be the current device.
 
-    fp_fusion: multiplications and additions become one operation; without it each rounds on its own.
+    fp_fusion: fuse multiplications with additions; without it each operation rounds separately.
     """
-    tensors = (getattr(arg, "base", arg) for arg in args)  # `base`: of a descriptor
+    tensors = (getattr(arg, "base", arg) for arg in args)  # a descriptor's tensor is its `base`
     device, listener = next(tensor.device for tensor in tensors if isinstance(tensor, Tensor)), recorder()
-    # fp_fusion always said, because Triton's default changes with version 3.10, and with it the bits
+    # always pass fp_fusion: Triton's default changes in version 3.10, and the bits would change with it
     options = dict(num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=fp_fusion)
     options["launch_pdl"] = capability(device) >= (9, 0)  # see `await_inputs`
     compiles = only_compiles.get()
@@ -48,7 +48,7 @@ def side_by_side(tensor: None) -> None: ...
 @overload
 def side_by_side(tensor: Tensor | None) -> Tensor | None: ...
 def side_by_side(tensor: Tensor | None) -> Tensor | None:
-    """The tensor with its channels side by side, as kernels read them: itself, or a copy."""
+    """Return the tensor with contiguous channels, as kernels read it; a copy only if necessary."""
     return tensor if tensor is None or tensor.stride(-1) == 1 else tensor.contiguous()
 
 
@@ -57,20 +57,20 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 
 def fp8_obstacle(device: torch.device) -> str | None:
-    """Say why a device multiplies no numbers of fp8, if it does not."""
+    """Say why a device cannot multiply in fp8, or return None."""
     major, minor = capability(device)
     return None if (major, minor) >= FP8_CAPABILITY else f"sm_{major}{minor} and has no fp8"
 
 
 def is_sm_90(device: torch.device) -> bool:
-    """Whether it is such a card as our kernels and torch's library were measured on."""
+    """Whether the device is an sm_90 GPU, on which our kernels and torch's library were measured."""
     return device.type == "cuda" and capability(device) == (9, 0)
 
 
 def has_descriptors(device: torch.device) -> bool:
-    """Whether the card copies tiles by tensor descriptors, and has the shared memory for such tiles.
+    """Whether the GPU copies tiles with tensor descriptors and has enough shared memory for these tiles.
 
-    That is sm_90 to sm_110; consumer cards from sm_120 on have 99 KB.
+    That is sm_90 to sm_110. Consumer GPUs from sm_120 on have only 99 KB.
     """
     return (9, 0) <= capability(device) < (12, 0)
 
@@ -82,8 +82,8 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def descriptor(tensor: Tensor, block: list[int]):
-    """A tensor descriptor of a contiguous tensor, read in blocks of this shape; outside the tensor are zeros."""
-    from triton.tools.tensor_descriptor import TensorDescriptor  # absent where triton is
+    """Return a tensor descriptor of a contiguous tensor for blocks of this shape; reads outside it give zeros."""
+    from triton.tools.tensor_descriptor import TensorDescriptor  # Triton may not be installed
 
     return TensorDescriptor.from_tensor(tensor, block)
 
@@ -91,11 +91,11 @@ def descriptor(tensor: Tensor, block: list[int]):
 def gluon_descriptor(
     tensor: Tensor, block: list[int], *, shape: list[int] | None = None, strides: list[int] | None = None
 ):
-    """A tensor descriptor for a kernel in Gluon: the tensor, or another view of its memory, in blocks of this shape.
+    """Return a tensor descriptor for a Gluon kernel, with blocks of this shape.
 
-    Outside the tensor are zeros; nothing is written there.
+    `shape` and `strides` give another view of the tensor's memory. Reads outside it give zeros; writes are dropped.
     """
-    from triton.experimental.gluon import language as gl  # absent where triton is
+    from triton.experimental.gluon import language as gl  # Triton may not be installed
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     dtype = gl.float8e4nv if tensor.dtype == FP8 else getattr(gl, str(tensor.dtype).removeprefix("torch."))
@@ -104,7 +104,7 @@ def gluon_descriptor(
 
 
 def suits_descriptors(tensor: Tensor) -> bool:
-    """Whether the copy engine can read the tensor: 16 or 8 bits, side by side, whole 16 bytes between rows."""
+    """Whether TMA can read the tensor: 16-bit or 8-bit, contiguous channels, base and strides aligned to 16 bytes."""
     *strides, last = tensor.stride()
     aligned = tensor.data_ptr() % 16 == 0 and all(stride * tensor.itemsize % 16 == 0 for stride in strides)
     return tensor.itemsize <= 2 and last == 1 and aligned

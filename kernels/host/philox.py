@@ -1,6 +1,6 @@
-"""Philox, the counter-based random numbers of the denoise step, in torch: the mirror of those in its kernel.
+"""Philox, the counter-based random numbers of the denoise step, in torch; the step's kernel computes the same.
 
-The noise of an element depends on the picture's seed, the step and the element alone: not on the batch, nor the device.
+The noise of an element depends only on the picture's seed, the step and the element, not on the batch or the device.
 """
 
 import math
@@ -16,14 +16,14 @@ MASK32 = 0xFFFFFFFF
 
 
 def philox4x32(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox4x32-10 (Salmon et al. 2011): four counter words and two key words to four random words.
+    """Philox4x32-10 (Salmon et al. 2011): map four counter words and two key words to four random words.
 
-    Words are uint32 values held in int64 tensors, which broadcast. The integers of Random123 and of `tl.philox`.
+    Words are uint32 values in int64 tensors, which broadcast. The results equal those of Random123 and `tl.philox`.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
-        # an int64 product wraps modulo 2^64, so all of its bits are those of the unsigned product
+        # an int64 product wraps modulo 2^64, so its bits equal those of the unsigned product
         product0, product1 = MULTIPLIERS[0] * c0, MULTIPLIERS[1] * c2
         c0, c2 = (product1 >> 32) & MASK32 ^ c1 ^ k0, (product0 >> 32) & MASK32 ^ c3 ^ k1
         c1, c3 = product1 & MASK32, product0 & MASK32
@@ -32,16 +32,21 @@ def philox4x32(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor
 
 
 def philox_normal(seeds: Tensor, step: int | Tensor, shape: Sequence[int]) -> Tensor:
-    """Unit normal noise of a step for pictures of `shape`, each from its own seed.
+    """Return the unit normal noise of a step for pictures of `shape`, each from its own seed.
 
-    seeds  (N,) int64, the bits of a 64-bit key each
-    step   index of the step, 0 to 2^32 - 1: an int or an int64 scalar tensor on the seeds' device
-    shape  of one picture, (H, W, C): element e of it, counted in that order, is word e % 4 of counter (e // 4, step)
+    Args:
+        seeds: (N,) int64; the bits of each are a 64-bit key.
+        step: index of the step, 0 to 2^32 - 1: an int, or an int64 scalar tensor on the seeds' device.
+        shape: (H, W, C) of one picture. Element e, counted in that order, is word e % 4 of counter (e // 4, step).
 
-    Returns (N, *shape) float32. Raises ValueError where the seeds are not (N,) int64.
+    Returns:
+        `(N, *shape)` float32.
+
+    Raises:
+        ValueError: the seeds are not (N,) int64.
     """
     if seeds.dtype != torch.int64 or seeds.ndim != 1:
-        raise ValueError(f"seeds are {seeds.dtype} of shape {tuple(seeds.shape)}; they are (N,) int64")
+        raise ValueError(f"seeds are {seeds.dtype} of shape {tuple(seeds.shape)}; they must be (N,) int64")
     elements = math.prod(shape)
     zero = seeds.new_zeros(1, 1)
     counter = (torch.arange(-(-elements // 4), device=seeds.device)[None], zero + step, zero, zero)
@@ -51,10 +56,10 @@ def philox_normal(seeds: Tensor, step: int | Tensor, shape: Sequence[int]) -> Te
 
 
 def _box_muller(words: Tensor) -> Tensor:
-    """Two pairs of uint32 words to two pairs of unit normals: (..., 4) int64 to (..., 4) float32."""
-    # in (0, 1] as cuRAND's uniforms: 2^-33 keeps the logarithm finite
+    """Map two pairs of uint32 words to two pairs of unit normals: (..., 4) int64 to (..., 4) float32."""
+    # in (0, 1] like cuRAND's uniforms: 2^-33 keeps the logarithm finite
     uniform = words.to(torch.float32) * 2.0**-32 + 2.0**-33
-    # in float64, so that the rounded results hardly ever depend on a device's logarithm, sine and cosine
+    # in float64, so the rounded results hardly ever depend on a device's logarithm, sine and cosine
     radius, angle = uniform.to(torch.float64).unflatten(-1, (2, 2)).unbind(-1)
     radius, angle = (-2 * radius.log()).sqrt(), 2 * math.pi * angle
     return torch.stack((radius * angle.cos(), radius * angle.sin()), dim=-1).flatten(-2).to(torch.float32)

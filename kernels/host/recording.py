@@ -1,6 +1,6 @@
-"""Recording what a context runs: calls of operations with their kernels, and what torch does outside of them.
+"""Record what a context runs: calls of operations with their kernels, and torch operations outside of them.
 
-Operations, launches and `because` tell the recorder of this context, while one listens; without one they tell nobody.
+Operations, launches and `because` report to the context's recorder, if there is one.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,33 +15,33 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastdiff.kernels.host.weights import NAMES, Quantised, Scaled
 
-TORCH = "torch."  # the names of its operations begin with it
-# Operations that neither compute nor copy, besides views.
+TORCH = "torch."  # prefix of the names of torch operations
+# Operations other than views that neither compute nor copy.
 NO_LAUNCH = {"empty", "empty_like", "empty_strided", "new_empty", "set_", "_unsafe_view"}
 
 
 @dataclass
 class Recorded:
-    """One call of an operation, or one of torch's own outside of any."""
+    """One call of an operation, or a torch operation outside of any call."""
 
     operation: str
     shape: str
-    flop: int = 0  # of its matrix products, as its torch reference makes them
-    kernels: list[str] = field(default_factory=list)  # that it launched, in order
-    torch: list[str] = field(default_factory=list)  # operations of torch that it made
+    flop: int = 0  # of its matrix products, counted in its torch reference
+    kernels: list[str] = field(default_factory=list)  # launched by it, in order
+    torch: list[str] = field(default_factory=list)  # torch operations run by it
     why: str = ""
 
 
 class Recorder:
-    """The calls of a context, in the order in which they began."""
+    """The calls of a context, in the order in which they started."""
 
     def __init__(self) -> None:
         self.calls: list[Recorded] = []
-        self.variants: set[str] = set()  # compiled kernels that were launched
+        self.variants: set[str] = set()  # hashes of the compiled kernels launched
         self.open: list[Recorded] = []  # calls that have not ended, the innermost last
 
     def launch(self, kernel: Any, run: Callable[[], Any]) -> None:
-        """`run` launches `kernel` and returns it compiled, or None in Triton's interpreter, which works by torch."""
+        """Record a launch. `run` launches `kernel` and returns it compiled, or None in Triton's interpreter."""
         if not self.open:
             self.calls.append(Recorded("kernel", ""))
         (self.open or self.calls)[-1].kernels.append(kernel.__name__)
@@ -61,7 +61,7 @@ class Recorder:
     @contextmanager
     def call(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
         call = Recorded(operation.__name__, describe(args, kwargs), _flop(operation.reference, args, kwargs))
-        if self.open:  # the reference of the operation that makes this call did its work too
+        if self.open:  # the enclosing call's reference already counted this work
             self.open[-1].flop -= call.flop
         self.calls.append(call)
         self.open.append(call)
@@ -75,7 +75,7 @@ _recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 
 
 def recorder() -> Recorder | None:
-    """The one that listens in this context."""
+    """Return the recorder of this context, if any."""
     return _recorder.get()
 
 
@@ -89,14 +89,14 @@ def _unheard() -> Iterator[None]:
 
 
 def because(reason: str | Callable[[], str]) -> None:
-    """Say why the operation that is running runs as it does; a function is called where somebody listens."""
+    """Record why the current operation runs the way it does. A function is only called if there is a recorder."""
     listener = recorder()
     if listener is not None and listener.open:
         listener.open[-1].why = reason if isinstance(reason, str) else reason()
 
 
 def besides(reason: str) -> None:
-    """Add to what `because` said of the operation that is running."""
+    """Append to the reason that `because` recorded for the current operation."""
     listener = recorder()
     if listener is not None and listener.open:
         call = listener.open[-1]
@@ -105,7 +105,7 @@ def besides(reason: str) -> None:
 
 @contextmanager
 def record(device: torch.device, listener: Recorder | None = None) -> Iterator[Recorder]:
-    """Record what this context runs on the device inside the block; no CUDA graph is replayed there."""
+    """Record what this context runs on the device inside the block. No CUDA graph is replayed there."""
     listener = listener or Recorder()
     token = _recorder.set(listener)
     try:
@@ -116,7 +116,7 @@ def record(device: torch.device, listener: Recorder | None = None) -> Iterator[R
 
 
 class _TorchOperations(TorchDispatchMode):
-    """Calls tell(name, shape, flop) for each operation of torch on a device that computes or copies."""
+    """Dispatch mode that calls tell(name, shape, flop) for each torch operation on a device that computes or copies."""
 
     def __init__(self, device: str, tell: Callable[[str, str, int], None]):
         super().__init__()
@@ -129,7 +129,7 @@ class _TorchOperations(TorchDispatchMode):
 
         kwargs, packet = kwargs or {}, function._overloadpacket
         if packet not in flop_registry:
-            with self:  # in inference mode torch does not take an operation apart before it gets here
+            with self:  # in inference mode torch does not decompose operations before dispatch
                 result = function.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
@@ -145,7 +145,7 @@ class _TorchOperations(TorchDispatchMode):
 
 
 def _flop(reference: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """The floating-point operations of a call's matrix products; it is made on tensors without memory."""
+    """Count the floating-point operations of a call's matrix products, by running it on meta tensors."""
     counts: list[int] = []
     with _unheard(), _TorchOperations("meta", lambda name, shape, flop: counts.append(flop)):
         reference(*_without_memory(args), **_without_memory(kwargs))
@@ -166,7 +166,7 @@ def _without_memory(value: Any) -> Any:
 
 
 def describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The shapes of the larger tensors among `args`, the other arguments that are plain, the names of given tensors."""
+    """Describe a call: shapes of `args` with more than one dimension, then the keyword arguments that are set."""
     parts = []
     for value in args:
         if isinstance(value, tuple) and value and all(isinstance(item, Tensor) for item in value):

@@ -238,7 +238,7 @@ def test_wider_heads_are_the_references(draw):
     for width, most, dtype in ((320, 256, torch.float32), (640, 512, torch.float16)):
         q, k, v = draw(1, 4, 4, 1, width, dtype)
         assert (
-            AttentionCall(q, k, v, heads=1).obstacle() == f"{dtype}: heads are {width} wide, the kernel's up to {most}"
+            AttentionCall(q, k, v, heads=1).obstacle() == f"{dtype}: head width {width} exceeds the maximum of {most}"
         )
 
 
@@ -348,7 +348,7 @@ REFUSED = {
     [
         pytest.param({"bias": torch.zeros(2, 3)}, r"bias: expected \(2, 4\)", id="of-other-keys"),
         pytest.param({"bias": torch.zeros(2, 4).half()}, "bias: torch.float16", id="of-another-dtype"),
-        pytest.param({"bias": torch.zeros(2, 4), "causal": True}, "bias: not together with causal", id="causal"),
+        pytest.param({"bias": torch.zeros(2, 4), "causal": True}, "bias: it cannot be combined", id="causal"),
     ],
 )
 def test_a_bias_that_does_not_fit_is_named(options, message):

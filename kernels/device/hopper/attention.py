@@ -1,11 +1,11 @@
 """The Gluon kernel of `attention` over many keys: FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608).
 
-One warp has the copy engine (TMA) load blocks of keys and values; one to three warpgroups, each with 64 queries,
-multiply (wgmma) and take the softmax. They issue their products in turn, so that the exponentials of one fall into the
-products of another. Where programs are persistent, the loads of a tile fall into the work on the one before.
+A producer warp loads blocks of keys and values with TMA. One to three consumer warpgroups, each with 64 queries, do the
+products (wgmma) and the softmax. They issue their products in turn, so the exponentials of one warpgroup overlap with
+the products of another. If programs are persistent, the loads of a tile overlap with the work on the previous tile.
 
-The bits of a query depend on the order of its sums over keys, so on the block of keys alone: neither the tiles of
-queries, nor the warpgroups, nor the split of a head's width into D1 + D2 columns change a bit.
+The bits of a query depend on the order of its sums over keys, and so only on the key block. Neither the tiles of
+queries, nor the warpgroups, nor the split of a head's width into D1 + D2 columns changes a bit.
 """
 
 from typing import Any, NamedTuple
@@ -34,35 +34,35 @@ from fastdiff.kernels.device.hopper.language import (
 from fastdiff.kernels.device.language import cuda
 from fastdiff.kernels.device.math import LOG2_E
 
-# Run-time numbers that are not worth a kernel variant.
+# Run-time arguments not worth a kernel variant.
 SIZES = ("heads", "pairs", "full_tiles", "small_tiles", "keys")
 
 
 class Walk(NamedTuple):
-    """The state of 64 queries on their way over the keys."""
+    """The state of 64 queries in the loop over keys."""
 
-    acc: Any  # (64, D1) the output so far, of the first part of the width
-    acc2: Any  # (64, D2) of the second
-    top: Any  # (64,) the largest score
-    total: Any  # (64,) the sum of exponentials
-    p: Any  # (64, BN) those of the last scores, whose values are not yet in the output
+    acc: Any  # (64, D1) the output so far, first part of the width
+    acc2: Any  # (64, D2) second part
+    top: Any  # (64,) the running maximum of the scores
+    total: Any  # (64,) the running sum of exponentials
+    p: Any  # (64, BN) exponentials of the last block, not yet multiplied by its values
 
 
 @gluon.constexpr_function
 def _product(columns):
-    """The layout of a warpgroup's product, (64, columns)."""
+    """Return the layout of a warpgroup's product, (64, columns)."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
 
 
 @gluon.jit
 def _keep(x):
-    """No instruction: x stays in its registers until here, where the product that reads them is known to be done."""
+    """Emit no instruction, but keep x in its registers until here, when the asynchronous product has read them."""
     return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=2)
 
 
 @gluon.jit
 def _begin_scores(own, keys, stage, shape: gl.constexpr):
-    """q k^T, begun."""
+    """Start q k^T, asynchronously."""
     BN: gl.constexpr = shape.BN
     scores = gl.zeros([64, BN], gl.float32, _product(BN))
     k = keys.parts.first.index(stage).reshape([BN, shape.D1]).permute((1, 0))
@@ -75,7 +75,7 @@ def _begin_scores(own, keys, stage, shape: gl.constexpr):
 
 @gluon.jit
 def _begin_values(p, values, stage, acc, acc2, shape: gl.constexpr):
-    """The output plus p v, begun."""
+    """Start adding p v to the output, asynchronously."""
     acc = warpgroup_mma(p, values.parts.first.index(stage).reshape([shape.BN, shape.D1]), acc, is_async=True)
     if shape.D2 > 0:
         acc2 = warpgroup_mma(p, values.parts.second.index(stage).reshape([shape.BN, shape.D2]), acc2, is_async=True)
@@ -84,7 +84,7 @@ def _begin_values(p, values, stage, acc, acc2, shape: gl.constexpr):
 
 @gluon.jit
 def _end_values(p, values, stage, acc, acc2, shape: gl.constexpr):
-    """The output when p v is in it; its buffer of values is free then."""
+    """Wait until p v is added to the output, and release the buffer of values."""
     if shape.D2 > 0:
         acc, acc2 = warpgroup_mma_wait(0, deps=[acc, acc2])
     else:
@@ -96,23 +96,24 @@ def _end_values(p, values, stage, acc, acc2, shape: gl.constexpr):
 
 @gluon.jit
 def _times(acc, factor):
-    """Each row of a product times its factor."""
+    """Multiply each row of a product by its factor."""
     return acc * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, acc.type.layout)), 1)
 
 
 @gluon.jit
 def _operand(p, dtype: gl.constexpr, shape: gl.constexpr):
-    """Probabilities as the product with the values reads them, from registers."""
+    """Return the probabilities as the register operand of the product with the values."""
     return gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, _product(shape.D1), 2))
 
 
 @gluon.jit
 def _visible(scores, block, tile, WG: gl.constexpr, work, shape: gl.constexpr):
-    """The scores with the bias of their keys, and without keys that come after their query.
+    """Add the bias of the keys to the scores, and apply the causal mask.
 
-    None is -infinity: a query may see no key of the blocks that come first, each of which counts about 1 then, until a
-    score takes them out again, times 0. So the least bias is so small that its rounding does not count. The score of a
-    key that comes later is less than any other, and its product with the scale exact.
+    Masked scores are finite, not -infinity. A query may attend to no key of the first blocks it visits; then each of
+    those keys counts about 1, until a real score rescales their sum by 0. LEAST_BIAS is so low that the rounding of
+    scores at that bias does not matter. LATER, for keys after the query, is below every other score, and its product
+    with the scale is exact.
     """
     LEAST_BIAS: gl.constexpr = -(2.0**20)
     LATER: gl.constexpr = -(2.0**100)
@@ -131,7 +132,7 @@ def _visible(scores, block, tile, WG: gl.constexpr, work, shape: gl.constexpr):
 
 @gluon.jit
 def _first_block(own, inputs, work, tile, free_before, WG: gl.constexpr, shape: gl.constexpr):
-    """The walk after the scores of the last block of keys: it alone has keys that are not there."""
+    """Start the walk with the scores of the last block of keys, the only one that may be partial."""
     LAYOUT: gl.constexpr = _product(shape.BN)
     W2: gl.constexpr = shape.D2 if shape.D2 > 0 else 16
     acc = gl.zeros([64, shape.D1], gl.float32, _product(shape.D1))
@@ -139,7 +140,7 @@ def _first_block(own, inputs, work, tile, free_before, WG: gl.constexpr, shape: 
     stage = tile.done % shape.STAGES
     mbarrier.wait(inputs.k.loaded.index(stage), tile.done // shape.STAGES & 1)
     scores = _begin_scores(own, inputs.k, stage, shape)
-    if shape.TILES > 1:  # the tile before is written by now: its buffer may have the queries of the next
+    if shape.TILES > 1:  # the previous tile is written by now; release its buffer for the next queries
         store_wait(0)
         mbarrier.arrive(free_before, count=1, pred=tile.turn > 0)
     scores = warpgroup_mma_wait(0, deps=[scores])
@@ -155,7 +156,7 @@ def _first_block(own, inputs, work, tile, free_before, WG: gl.constexpr, shape: 
 
 @gluon.jit
 def _next_block(walk, i, own, inputs, work, tile, turns, WG: gl.constexpr, shape: gl.constexpr):
-    """The walk after the scores of the i-th block of keys from the end, and the values of the one before."""
+    """Advance the walk by the scores of the i-th block of keys from the end and the values of the previous block."""
     count = tile.done + i
     stage, stage_before = count % shape.STAGES, (count - 1) % shape.STAGES
     if shape.IN_TURN:
@@ -182,7 +183,7 @@ def _next_block(walk, i, own, inputs, work, tile, turns, WG: gl.constexpr, shape
 
 @gluon.jit
 def _finish(walk, out, pieces, own, inputs, work, tile, WG: gl.constexpr, shape: gl.constexpr):
-    """Add the values of the first block of keys, the last to come; the output takes the queries' place and leaves."""
+    """Add the values of the first block of keys, which comes last, and store the output via the queries' buffer."""
     count = tile.done + tile.last
     stage = count % shape.STAGES
     mbarrier.wait(inputs.v.loaded.index(stage), count // shape.STAGES & 1)
@@ -195,14 +196,14 @@ def _finish(walk, out, pieces, own, inputs, work, tile, WG: gl.constexpr, shape:
     fence_async_shared()
     place = place_of(tile.number, work, shape)
     row = place.row + WG * 64
-    async_store(out.first, [place.picture, place.head, row, 0], pieces.first)  # no rows or columns outside
+    async_store(out.first, [place.picture, place.head, row, 0], pieces.first)  # TMA drops rows and columns outside
     if shape.D2 > 0:
         async_store(out.second, [place.picture, place.head, row, shape.D1], pieces.second)
 
 
 @gluon.jit
 def _attend(out, pieces, inputs, work, tile, free_before, turns, WG: gl.constexpr, shape: gl.constexpr):
-    """A warpgroup's 64 queries of a tile, in shared memory, against all keys."""
+    """Attend a warpgroup's 64 queries of a tile, in shared memory, to all keys."""
     own = Parts(pieces.first.reshape([64, shape.D1]), pieces.first.reshape([64, shape.D1]))
     if shape.D2 > 0:
         own = Parts(own.first, pieces.second.reshape([64, shape.D2]))
@@ -214,7 +215,7 @@ def _attend(out, pieces, inputs, work, tile, free_before, turns, WG: gl.constexp
 
 @gluon.jit
 def _stand_by(inputs, tile, free_before, turns, WG: gl.constexpr, shape: gl.constexpr):
-    """The last warpgroup while a tile has no queries for it: it gives up its buffers and its turns."""
+    """Release buffers and turns of a tile that has no queries for the last warpgroup."""
     if shape.TILES > 1:
         store_wait(0)
         mbarrier.arrive(free_before, count=1, pred=tile.turn > 0)
@@ -232,7 +233,7 @@ def _stand_by(inputs, tile, free_before, turns, WG: gl.constexpr, shape: gl.cons
 
 @gluon.jit
 def _consume(out, inputs, work, turns, WG: gl.constexpr, shape: gl.constexpr):
-    """A warpgroup: its 64 queries of each tile of this program."""
+    """Consumer warpgroup: process its 64 queries of each tile of this program."""
     queries = inputs.q
     turn = 0
     done = 0
@@ -264,9 +265,9 @@ def hopper_attention_kernel(
     WGS: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
     TILES: gl.constexpr, EVEN: gl.constexpr, IN_TURN: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """softmax(q k^T scale + bias) v, descriptors of (pictures, heads, rows, width), in blocks of D1 columns, and of D2.
+    """softmax(q k^T scale + bias) v. Descriptors of (pictures, heads, rows, width), with blocks of D1 and D2 columns.
 
-    scale is for powers of two; bias, of every key, for powers of e.
+    scale includes log2(e), for exp2; bias, one value per key, does not.
     """
     shape: gl.constexpr = Shape(WGS, D1, D2, BN, STAGES, TILES, EVEN, IN_TURN, CAUSAL)
     out, q, k, v = Parts(out, out2), Parts(q, q2), Parts(k, k2), Parts(v, v2)
@@ -284,8 +285,8 @@ def hopper_attention_kernel(
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
     THIRD: gl.constexpr = 2
-    # constants by their names: a literal would lose that it is one. At the end are the warps and the registers of all
-    # but the first; that has the four warps of the launch, and the registers that are left
+    # named constants, because literals would not stay constexpr. The last lists give warps and registers of all
+    # partitions but the first, which has the launch's four warps and the remaining registers
     if WGS == 1:
         gl.warp_specialize([
             (_consume, (out, inputs, work, turns, FIRST, shape)),

@@ -1,18 +1,18 @@
-"""The Triton kernel of `attention` over so few keys that all of them stay on chip while the queries go by."""
+"""The Triton kernel of `attention` for few keys: all keys and values stay on chip while programs loop over queries."""
 
 from typing import Any, NamedTuple
 
 from fastdiff.kernels.device.language import cuda, target_info, tl, triton
 from fastdiff.kernels.device.math import LOG2_E
 
-# Run-time numbers that are not worth a kernel variant.
+# Run-time arguments not worth a kernel variant.
 SIZES = ("heads", "queries", "keys", "chunks", "length")
 
 
 class Head(NamedTuple):
     """The rows of one head of one picture, in memory."""
 
-    ptr: Any  # of its first row
+    ptr: Any  # to its first row
     row_stride: Any
     rows: Any
 
@@ -24,7 +24,7 @@ def _head(ptr, n, head, picture_stride, row_stride, rows, D: tl.constexpr):
 
 @triton.jit
 def _offsets(head, row, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The offsets of ROWS rows from `row` on and COLUMNS >= D columns, and which of them are there."""
+    """Return the offsets of ROWS rows from `row` on and COLUMNS >= D columns, and their mask."""
     r, c = row + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     inside = (r < head.rows)[:, None]
     if COLUMNS > D:
@@ -34,7 +34,7 @@ def _offsets(head, row, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constex
 
 @triton.jit
 def _load(head, row, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Rows of a head; 0 where there are none."""
+    """Load rows of a head; 0 where masked."""
     offsets, inside = _offsets(head, row, D, ROWS, COLUMNS)
     return tl.load(head.ptr + offsets, mask=inside, other=0.0)
 
@@ -44,7 +44,7 @@ def _scores(
     q, k, bias_ptr, rows, first, keys, scale,
     CAUSAL: tl.constexpr, WHOLE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """q k^T + bias / scale of KEYS keys from `first` on; -inf where a key is not there, or not for this row."""
+    """Return q k^T + bias / scale for KEYS keys from `first` on; -inf for masked keys."""
     columns = first + tl.arange(0, KEYS)
     scores = tl.dot(q, k.T, input_precision="ieee")
     if bias_ptr is not None:
@@ -64,9 +64,9 @@ def few_keys_attention_kernel(
     CAUSAL: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     BM: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`length` tiles of BM queries of one head, one after another; a head's tiles are cut into `chunks` programs.
+    """Attend `length` tiles of BM queries of one head, one after another; `chunks` programs share a head's tiles.
 
-    B1 + B2 >= keys (WHOLE: equal) are the two parts that all keys are loaded in, WIDTH >= D the columns of a product.
+    All keys are loaded in two parts, B1 + B2 >= keys (WHOLE: equal). WIDTH >= D is the number of columns of a product.
     """
     if target_info.cuda_capability_geq(9, 0):
         cuda.gdc_wait()

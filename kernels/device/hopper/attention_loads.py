@@ -1,4 +1,4 @@
-"""The loads of `hopper.attention`: which tiles of queries a program has, its shared memory, the warp that fills it."""
+"""The producer side of `hopper.attention`: a program's tiles of queries, its shared memory, and the warp that loads."""
 
 from typing import Any, NamedTuple
 
@@ -10,24 +10,24 @@ class Shape(NamedTuple):
 
     WGS: Any  # warpgroups, each with 64 queries of a tile
     D1: Any  # columns of the first part of a head's width, a power of two
-    D2: Any  # of the second; 0 where there is one part alone
-    BN: Any  # keys of a block
+    D2: Any  # columns of the second part; 0 if there is only one
+    BN: Any  # keys per block
     STAGES: Any  # blocks of keys, and of values, in shared memory
-    TILES: Any  # tiles of queries in shared memory: 2 where programs are persistent
-    EVEN: Any  # whether the last block of keys is whole
+    TILES: Any  # tiles of queries in shared memory: 2 if programs are persistent
+    EVEN: Any  # whether the last block of keys is full
     IN_TURN: Any  # whether the warpgroups issue their products in turn
     CAUSAL: Any
 
 
 class Parts(NamedTuple):
-    """The two parts of a head's width: descriptors or shared memory. Where there is one alone, `second` is `first`."""
+    """The two parts of a head's width, as descriptors or shared memory. If there is only one, `second` is `first`."""
 
     first: Any
     second: Any
 
 
 class Buffers(NamedTuple):
-    """Shared memory that is filled and read in turn, a piece an index, and the barriers of its pieces."""
+    """A ring of pieces of shared memory, and their barriers."""
 
     parts: Parts  # (pieces, 1, 1, rows, columns)
     loaded: Any  # (pieces, 1)
@@ -35,7 +35,7 @@ class Buffers(NamedTuple):
 
 
 class Streams(NamedTuple):
-    """Queries, keys and values on their way through shared memory."""
+    """The shared memory of queries, keys and values."""
 
     q: Buffers  # TILES * WGS pieces
     k: Buffers  # STAGES pieces
@@ -43,25 +43,25 @@ class Streams(NamedTuple):
 
 
 class Work(NamedTuple):
-    """All that is to be done: so many tiles of queries of each pair of a picture and a head."""
+    """The work of all programs: each (picture, head) pair has full_tiles + small_tiles tiles of queries."""
 
     pairs: Any
     heads: Any
-    full_tiles: Any  # of WGS warpgroups
-    small_tiles: Any  # of one less
+    full_tiles: Any  # with WGS warpgroups
+    small_tiles: Any  # with one warpgroup less
     keys: Any
-    last: Any  # block of keys
+    last: Any  # index of the last block of keys
     scale: Any
     bias_ptr: Any  # (pictures, keys), or None
 
 
 class Tile(NamedTuple):
-    """A tile of queries, among those of a program."""
+    """A tile of queries of a program."""
 
-    number: Any  # among those of all programs
-    last: Any  # block of keys that its queries see, and the first to come
-    turn: Any  # tiles of this program before it
-    done: Any  # their blocks of keys
+    number: Any  # its index over all programs
+    last: Any  # the last block of keys that its queries see, which is visited first
+    turn: Any  # number of earlier tiles of this program
+    done: Any  # number of their blocks of keys
 
 
 class Place(NamedTuple):
@@ -74,13 +74,13 @@ class Place(NamedTuple):
 
 @gluon.jit
 def tiles_of(work):
-    """All tiles of all programs."""
+    """Return the number of tiles of all programs."""
     return work.pairs * (work.full_tiles + work.small_tiles)
 
 
 @gluon.jit
 def place_of(number, work, shape: gl.constexpr):
-    """The place of a tile. All full tiles come first, a pair's side by side, then the small ones."""
+    """Return the place of a tile. All full tiles come first, pair by pair, then the small ones."""
     pair = number // gl.maximum(work.full_tiles, 1)
     row = number % gl.maximum(work.full_tiles, 1) * (shape.WGS * 64)
     if number >= work.full_tiles * work.pairs:
@@ -93,19 +93,19 @@ def place_of(number, work, shape: gl.constexpr):
 
 @gluon.jit
 def tile_of(number, turn, done, work, shape: gl.constexpr):
-    """A tile by its number, of a program that did `turn` tiles with `done` blocks of keys before."""
+    """Return a tile by its number, in a program that has done `turn` tiles with `done` blocks of keys."""
     last = work.last
     if shape.CAUSAL:  # up to the last query's own key
         row = place_of(number, work, shape).row
         last = gl.minimum(last, (row + shape.WGS * 64 - 1) // shape.BN)
-    else:  # the same number, which takes no register from one tile to the next
+    else:  # the same value, without a register that lives across tiles
         done = turn * (last + 1)
     return Tile(number, last, turn, done)
 
 
 @gluon.jit
 def buffers(tensor, PIECES: gl.constexpr, ROWS: gl.constexpr, READS: gl.constexpr, shape: gl.constexpr):
-    """Shared memory for pieces of (ROWS, D1 + D2), with their barriers, of which READS are for readers."""
+    """Allocate shared memory for PIECES pieces of (ROWS, D1 + D2), with PIECES `loaded` and READS `read` barriers."""
     dtype: gl.constexpr = tensor.first.dtype
     first = gl.allocate_shared_memory(dtype, [PIECES, 1, 1, ROWS, shape.D1], tensor.first.layout)
     parts = Parts(first, first)
@@ -123,7 +123,7 @@ def buffers(tensor, PIECES: gl.constexpr, ROWS: gl.constexpr, READS: gl.constexp
 
 @gluon.jit
 def _load(tensor, buffers, piece, place, row, ROWS: gl.constexpr, shape: gl.constexpr):
-    """Begin to load rows of a head into a piece of the buffers."""
+    """Start to load rows of a head into a piece of the buffers."""
     loaded = buffers.loaded.index(piece)
     mbarrier.expect(loaded, ROWS * (shape.D1 + shape.D2) * 2)
     async_load(tensor.first, [place.picture, place.head, row, 0], loaded, buffers.parts.first.index(piece))
@@ -133,7 +133,7 @@ def _load(tensor, buffers, piece, place, row, ROWS: gl.constexpr, shape: gl.cons
 
 @gluon.jit
 def _load_block(tensor, buffers, count, place, row, shape: gl.constexpr):
-    """Begin to load a block of keys or values, the count-th of this program, when a buffer is free."""
+    """Start to load the count-th block of keys or values of this program as soon as a buffer is free."""
     stage = count % shape.STAGES
     mbarrier.wait(buffers.read.index(stage), (count // shape.STAGES & 1) ^ 1)
     _load(tensor, buffers, stage, place, row, shape.BN, shape)
@@ -141,7 +141,7 @@ def _load_block(tensor, buffers, count, place, row, shape: gl.constexpr):
 
 @gluon.jit
 def produce(q, k, v, inputs, work, shape: gl.constexpr):
-    """One warp: queries, and blocks of keys and values from the last to the first."""
+    """Producer warp: load queries, and blocks of keys and values from the last to the first."""
     turn = 0
     done = 0
     for number in range(gl.program_id(0), tiles_of(work), gl.num_programs(0)):
@@ -157,7 +157,7 @@ def produce(q, k, v, inputs, work, shape: gl.constexpr):
                 for group in gl.static_range(1, shape.WGS):
                     piece = buffer * shape.WGS + group
                     _load(q, inputs.q, piece, place, place.row + group * 64, 64, shape)
-            else:  # values one step later, as they are wanted
+            else:  # values one step later, when they are needed
                 _load_block(v, inputs.v, tile.done + i - 1, place, (tile.last + 1 - i) * shape.BN, shape)
         turn += 1  # noqa: SIM113 (Triton has no enumerate)
         done += tile.last + 1

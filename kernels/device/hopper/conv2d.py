@@ -1,24 +1,24 @@
-"""The 3x3 convolution for sm_90: warp-specialised, persistent, ping-pong, as CUTLASS's matrix products are.
+"""The 3x3 convolution for sm_90: a warp-specialised, persistent, ping-pong kernel in the manner of CUTLASS GEMMs.
 
-One warp asks the copy engine for pixels and weights; two warpgroups multiply. Each owns a tile of the output, 64
-channels x (TH rows x 16 columns), and they take turns: while one multiplies, the other ends its tile (bias, time
+A producer warp loads pixels and weights with TMA; two consumer warpgroups multiply. Each warpgroup owns an output tile,
+64 channels x (TH rows x 16 columns), and they take turns: while one multiplies, the other runs its epilogue (bias, time
 embedding, residual, moments for the next norm, store).
 
-- A load brings, of 64 channels, TH + 2 rows of 16 columns, begun at a tap's column; the three taps of that column read
-  the same shared memory, each begun a row (16 pixels, 2 KB, whole swizzle atoms) further down. So three loads do the
-  work of nine. Outside the picture the copy engine reads zeros, and it writes nothing there.
-- The channels are on the matrix unit's M side: out^T = W X^T. So the moments of a channel are sums along a row of the
-  accumulator, in registers and two shuffles.
-- Upsampled (nearest 2x before the filter), a tile is of one of the output's four interleaved quarters, each a filter of
-  the smaller input; one warpgroup makes even rows, the other odd ones.
-- A 1x1 shortcut joins the sum after the filter, a load for each product.
-- In fp8 a load is of 128 channels, as many bytes. Each product is a sum of its own, which needs registers: so both
-  warpgroups make one tile, each half of its rows, from the same loads; while one adds, the other multiplies.
-- What a warp computes from the kernel's own arguments stays in its uniform registers, from which the copy engine and
-  the matrix unit take their addresses; what is computed before the warps part does not. So little is.
+- A load brings TH + 2 rows of 16 columns of 64 channels, starting at a tap's column. The three taps of that column read
+  the same shared memory, each starting one row (16 pixels, 2 KB, whole swizzle atoms) further down, so three loads do
+  the work of nine. TMA reads zeros outside the picture and writes nothing there.
+- Channels are the M dimension: out^T = W X^T. The moments of a channel are therefore sums along a row of the
+  accumulator, in registers plus two shuffles.
+- With upsampling (nearest 2x before the filter), a tile lies in one of the output's four interleaved quarters, each of
+  which filters the smaller input. One warpgroup computes even rows, the other odd rows.
+- A 1x1 shortcut is added to the sum after the filter, with one load per product.
+- In fp8 a load has 128 channels, the same number of bytes. Each product is summed separately, which needs registers, so
+  both warpgroups share a tile, half of its rows each, and its loads; while one adds, the other multiplies.
+- Values that a warp computes from the kernel arguments stay in its uniform registers, which TMA and wgmma use for
+  addresses. Values computed before warp specialisation do not, so little is computed there.
 
-Bits: the sum over k is in the order (64 or 128 channels, column of the tap, row of the tap); so the bits of a picture
-and of its moments depend neither on the batch nor on the tiles.
+Bits: the sum over k has the order (64 or 128 channels, column of the tap, row of the tap), so the bits of a picture and
+of its moments depend neither on the batch nor on the tiles.
 """
 
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ from fastdiff.kernels.device.hopper.language import (
 )
 from fastdiff.kernels.device.language import cuda
 
-# Numbers of which one compiled variant serves all values.
+# One compiled variant serves all values of these.
 SIZES = [
     "x_channels", "x2_channels", "shortcut_channels", "shortcut2_channels", "out_channels",
     "tiles", "whole", "across", "down", "wide", "moments_rows", "temb_stride", "scale",
@@ -47,7 +47,7 @@ SIZES = [
 
 
 class Outputs(NamedTuple):
-    """The output and the residual by descriptors of a tile and of half a tile, and pointers to its moments."""
+    """The output and the residual, as descriptors for a tile and for half a tile, and pointers to the moments."""
 
     y: Any
     y_half: Any
@@ -60,19 +60,19 @@ class Outputs(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """Rows of channels that are added, and the factor after them."""
+    """Per-channel terms that are added, and the scales."""
 
     bias: Any
     temb: Any
     temb_stride: Any
     shortcut_bias: Any
     scale: Any
-    w_scale: Any  # of a weight in 8 bits, of each output channel: the first factor of the sum over k
-    x_scale: Any  # in fp8, of each picture
+    w_scale: Any  # for each output channel of an 8-bit weight; multiplies the sum over k first
+    x_scale: Any  # for each picture, in fp8
 
 
 class Depth(NamedTuple):
-    """The channels of each picture of the sum over k."""
+    """The number of channels of each input of the sum over k."""
 
     x: Any
     x2: Any
@@ -86,11 +86,11 @@ def _multiply(
     WG: gl.constexpr, TAPS: gl.constexpr, UP: gl.constexpr, FIRST: gl.constexpr, PASSES: gl.constexpr,
     ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr,
 ):  # fmt: skip
-    """acc plus `loads` loads from `load` on, of TAPS products each, the first of them `product`; and the next one.
+    """Add `loads` loads from `load` on, with TAPS products each from `product` on; return acc and the next product.
 
-    When a load's products have begun, those of the load before are done, and its buffers are free; or, where weights
-    have barriers of their own, when a product has begun, the one before. FIRST: row of a load. PASSES: when the last
-    has begun, it is the other warpgroup's turn.
+    Once a load's products are issued, those of the previous load are done, and its buffers are released. If weights
+    have their own barriers, this happens per product. FIRST: the first row of a load to use. PASSES: pass the turn to
+    the other warpgroup once the last product is issued.
     """
     B: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     SIZE: gl.constexpr = shared.x.shape[0] // XS
@@ -102,7 +102,7 @@ def _multiply(
             slot = buffer * 3 + r if JOINT else product % WS
             if not JOINT:
                 mbarrier.wait(shared.w_full.index(slot), product // WS & 1)
-            # upsampled, two taps of a column are of the same row; which two, the parity of the output's row says
+            # upsampled, two taps of a column read the same row; the parity of the output row decides which two
             rows = pieces(shared.x, buffer, SIZE, (r + 1 - WG) // 2 if UP else FIRST + r, ROWS)
             pixels = reinterpret(rows, shared.y.dtype, [ROWS * 16, 64], B)
             filters = reinterpret(shared.w.index(slot), shared.y.dtype, [64, 64], B)
@@ -130,7 +130,7 @@ def _multiply(
 def _begin_fp8(
     shared, buffer, product: gl.constexpr, FIRST: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr
 ):  # fmt: skip
-    """A product of a load, of ROWS of its rows from FIRST on, from zero: under way."""
+    """Start a product of ROWS rows of a load from FIRST on, accumulated from zero."""
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 32])
     B: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     rows = pieces(shared.x, buffer, shared.x.shape[0] // XS, FIRST, ROWS)
@@ -144,10 +144,10 @@ def _multiply_fp8(
     acc, shared, load, loads,
     UP: gl.constexpr, BELOW: gl.constexpr, FIRST: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr,
 ):  # fmt: skip
-    """acc plus `loads` loads from `load` on, of three products each, of ROWS rows of them from FIRST on.
+    """Add `loads` loads from `load` on, with three products each, over ROWS of their rows from FIRST on.
 
-    The matrix unit sums the 128 channels of a product from zero, in some 14 bits. Each sum is added to acc while the
-    next one is made; the last of a load, while the other warpgroup multiplies.
+    Tensor cores sum the 128 channels of a product from zero, in about 14 bits. Each sum is added to acc while the next
+    product runs, and the last sum of a load while the other warpgroup multiplies.
     """
     for at in range(load, load + loads):
         buffer = at % XS
@@ -165,7 +165,7 @@ def _multiply_fp8(
 
 @gluon.jit
 def _addend(epilogue, picture, n, channels, L: gl.constexpr):
-    """(64,) float32 from channel n on: bias, time embedding and the shortcut's bias, where there are any."""
+    """Return bias + time embedding + the shortcut's bias, those given, for 64 channels from n on: (64,) float32."""
     channel = n + gl.arange(0, 64, L)
     inside = channel < channels
     addend = gl.zeros([64], gl.float32, L)
@@ -181,14 +181,14 @@ def _addend(epilogue, picture, n, channels, L: gl.constexpr):
 
 @gluon.jit
 def _channel_factors(epilogue, n, channels, L: gl.constexpr):
-    """(64, 1) float32 of a weight in 8 bits, from channel n on."""
+    """Return the scales of an 8-bit weight for 64 channels from n on, (64, 1) float32."""
     channel = n + gl.arange(0, 64, gl.SliceLayout(1, L))
     return gl.expand_dims(gl.load(epilogue.w_scale + channel, mask=channel < channels, other=0.0), 1)
 
 
 @gluon.jit
 def _store_moments(acc, out, place, top, tiles, ROWS: gl.constexpr, PX: gl.constexpr, UP: gl.constexpr):
-    """Mean and M2 of each channel over each PX pixels of acc (64, ROWS 16), from row `top` on, before it is rounded."""
+    """Store mean and M2 per channel and PX pixels of acc (64, ROWS 16), which is not rounded yet, from row `top` on."""
     PARTS: gl.constexpr = ROWS * 16 // PX
     parts = acc.reshape([64, PARTS, PX])
     mean = gl.sum(parts, 2) * (1 / PX)
@@ -198,7 +198,7 @@ def _store_moments(acc, out, place, top, tiles, ROWS: gl.constexpr, PX: gl.const
     channel = gl.expand_dims(place.n + gl.arange(0, 64, gl.SliceLayout(1, S)), 1)
     row = gl.expand_dims(top // (PX // 16) + gl.arange(0, PARTS, gl.SliceLayout(0, S)), 0)
     first = place.picture.to(gl.int64)
-    if UP:  # a quarter after another
+    if UP:  # quarter by quarter
         first = first * 4 + place.below * 2 + place.right
     offset = ((first * out.moments_rows + row) * tiles.wide + place.column // 16) * out.channels + channel
     mask = (row < out.moments_rows) & (channel < out.channels)
@@ -211,15 +211,15 @@ def _sum_tile(
     shared, turn, depth,
     WG: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
-    """(64, ROWS 16) float32, the sum over k of the program's `turn`-th tile, when it is this warpgroup's turn."""
+    """Wait for this warpgroup's turn, then return the sum over k of tile `turn`, (64, ROWS 16) float32."""
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 16])
     ADDED: gl.constexpr = depth.shortcut is not None
     loads = 3 * (blocks_of(depth.x, 64) + blocks_of(depth.x2, 64))
-    later = blocks_of(depth.shortcut, 64) + blocks_of(depth.shortcut2, 64)  # of one product each
+    later = blocks_of(depth.shortcut, 64) + blocks_of(depth.shortcut2, 64)  # one product each
     first = turn * (loads + later)
     product = turn * (loads * 3 + later)
     acc = gl.zeros([64, ROWS * 16], gl.float32, L)
-    # this one looks at the barriers only when the other has passed its own: parity alone does not tell rounds apart
+    # wait until the other warpgroup has passed its barriers, because parity alone does not tell rounds apart
     mbarrier.wait(shared.turn.index(WG), turn // 2 & 1)
     acc, product = _multiply(
         acc, shared, first, product, loads, WG, 3, MODE == "up", 0, not ADDED, ROWS, XS, WS
@@ -236,11 +236,11 @@ def _sum_tile_fp8(
     shared, turn, depth, epilogue, place, channels,
     WG: gl.constexpr, BELOW: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
-    """`_sum_tile` of this warpgroup's rows of a tile that both make, by its scales. The shortcut has 16 bits."""
+    """`_sum_tile` for this warpgroup's rows of a tile that both share, with scales applied. The shortcut is 16-bit."""
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 16])
     L8: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 32])
     loads = 3 * (blocks_of(depth.x, 128) + blocks_of(depth.x2, 128))
-    later = blocks_of(depth.shortcut, 64) + blocks_of(depth.shortcut2, 64)  # of one product each
+    later = blocks_of(depth.shortcut, 64) + blocks_of(depth.shortcut2, 64)  # one product each
     first = turn * (loads + later)
     w_scale = _channel_factors(epilogue, place.n, channels, L)
     x_scale = gl.load(epilogue.x_scale + place.picture)
@@ -261,9 +261,9 @@ def _make_tile(
     WG: gl.constexpr, BELOW: gl.constexpr, ROWS: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, PX: gl.constexpr,
     MODE: gl.constexpr,
 ):  # fmt: skip
-    """A warpgroup's tile of ROWS rows; all after its sum is done while the other multiplies.
+    """Compute a warpgroup's tile of ROWS rows. The epilogue runs while the other warpgroup multiplies.
 
-    In fp8, its ROWS rows of a tile that both make; upsampled, BELOW says in a constant whether of the odd rows.
+    In fp8 these are the warpgroup's ROWS rows of a shared tile; with upsampling, BELOW says whether its rows are odd.
     """
     FP8: gl.constexpr = epilogue.x_scale is not None
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS * 16, 16])
@@ -276,7 +276,7 @@ def _make_tile(
         at = [place.picture, row, place.below, place.column, place.right * out.channels + place.n]
     else:
         at = [place.picture, row, place.column, place.n]
-    if residual is not None:  # into the buffer of the output, where it waits for the sum
+    if residual is not None:  # loaded into the output's buffer in advance
         store_wait(0)
         mbarrier.expect(shared.residual_full.index(WG), ROWS * 16 * 128)
         async_load(residual, at, shared.residual_full.index(WG), staged)
@@ -307,12 +307,12 @@ def _consume(
     out, epilogue, shared, tiles, depth,
     WG: gl.constexpr, TH: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, PX: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
-    """One warpgroup: every second tile of this program; in fp8, half the rows of each."""
-    cuda.gdc_wait()  # it may have begun before the kernel that makes its inputs has ended
+    """Consumer warpgroup: every second tile of this program; in fp8, half the rows of each tile."""
+    cuda.gdc_wait()  # this kernel may have started before the one that computes its inputs ended
     FP8: gl.constexpr = epilogue.x_scale is not None
     ROWS: gl.constexpr = TH // 2 if FP8 else TH
     HALF: gl.constexpr = ROWS // 2
-    TURNS: gl.constexpr = 2 if FP8 and MODE == "up" else 1  # an iteration, which alternate between even and odd rows
+    TURNS: gl.constexpr = 2 if FP8 and MODE == "up" else 1  # per iteration; they alternate between even and odd rows
     for first in range(0 if FP8 else WG, turns_of(tiles, MODE == "up"), TURNS if FP8 else 2):
         for BELOW in gl.static_range(TURNS):
             turn = first + BELOW
@@ -346,9 +346,9 @@ def hopper_conv(
     tiles, whole, across, down, wide, moments_rows,
     MODE: gl.constexpr, TH: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, PX: gl.constexpr,
 ):  # fmt: skip
-    """Pictures, rows and moments that are not there are None, as are their channels.
+    """Compute the convolution. Unused inputs, moments and numbers of channels are None.
 
-    XS, WS: buffers of loads, of weights. PX: pixels of a tile of moments.
+    XS, WS: number of buffers of loads and of weights. PX: pixels per tile of moments.
     """
     shared = share(x.dtype, y.dtype, w.block_shape[2], TH, XS, WS)
     source, source2 = Source(x, x_half, x_edge, x_channels), Source(x2, x2_half, x2_edge, x2_channels)
@@ -360,7 +360,7 @@ def hopper_conv(
     depth = Depth(x_channels, x2_channels, shortcut_channels, shortcut2_channels)
     WG0: gl.constexpr = 0
     WG1: gl.constexpr = 1
-    # written out: a tuple made beforehand would lose that its numbers are constants
+    # spelled out: in a tuple built beforehand, numbers would not stay constexpr
     gl.warp_specialize([
         (_consume, (out, epilogue, shared, output_tiles, depth, WG0, TH, XS, WS, PX, MODE)),
         (_consume, (out, epilogue, shared, output_tiles, depth, WG1, TH, XS, WS, PX, MODE)),

@@ -1,6 +1,6 @@
-"""The loads of the convolution for sm_90: its shared memory, the place of each tile, and the warp that fills it.
+"""The producer side of the convolution for sm_90: shared memory, the place of each tile, and the warp that loads.
 
-`device.hopper.conv2d` describes the whole.
+`device.hopper.conv2d` describes the kernel.
 """
 
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from fastdiff.kernels.device.language import cuda
 
 
 class Source(NamedTuple):
-    """Descriptors that load one input picture: a whole tile's rows, half of them, and the rows below that taps read."""
+    """Descriptors of one input: for a tile's rows, for half of them, and for the rows below that taps read."""
 
     whole: Any
     half: Any
@@ -27,25 +27,25 @@ class Source(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """The shared memory of a program: pixels, weights, output; and the barriers that say full, free, and whose turn."""
+    """The shared memory of a program: pixels, weights, output, and the barriers `full`, `free` and `turn`."""
 
-    x: Any  # (XS (TH + 2), 16, BK), XS loads; BK, channels of a step: 64, in fp8 128
+    x: Any  # (XS (TH + 2), 16, BK), XS loads; BK channels per step: 64, in fp8 128
     w: Any  # (WS, 64, BK)
-    y: Any  # (2, rows of a warpgroup 16, 64), the residual's before the output's
-    x_full: Any  # of a load, and of its weights where WS has three for each load
+    y: Any  # (2, rows of a warpgroup 16, 64), first for the residual, then for the output
+    x_full: Any  # per load, including its weights if WS has three per load
     x_free: Any
-    w_full: Any  # else of the weights of a product
+    w_full: Any  # otherwise per product, for its weights
     w_free: Any
     residual_full: Any
     turn: Any
 
 
 class TileCounts(NamedTuple):
-    """Numbers of output tiles. Tiles from `whole` on have TH / 2 rows."""
+    """Numbers of output tiles. Tiles from index `whole` on have TH / 2 rows."""
 
     number: Any
     whole: Any
-    across: Any  # tiles of channels; upsampled, of left pixels and of right ones
+    across: Any  # tiles along the channels; upsampled, those of left and of right pixels
     down: Any
     wide: Any
 
@@ -57,13 +57,13 @@ class Place(NamedTuple):
     row: Any
     column: Any
     n: Any  # channel
-    below: Any  # upsampled: whether of the odd rows
-    right: Any  # upsampled: whether of the odd columns
-    half: Any  # whether the tile is half a tile
+    below: Any  # upsampled: whether it has the odd rows
+    right: Any  # upsampled: whether it has the odd columns
+    half: Any  # whether it is half a tile
 
 
 class Pixel(NamedTuple):
-    """Where a load begins."""
+    """The first pixel of a load."""
 
     row: Any
     column: Any
@@ -73,8 +73,8 @@ class Pixel(NamedTuple):
 def share(
     dtype: gl.constexpr, out_dtype: gl.constexpr, BK: gl.constexpr, TH: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr
 ):  # fmt: skip
-    """The `Shared` memory of a program, its barriers set up; the first turn is the first warpgroup's."""
-    READERS: gl.constexpr = BK // 64  # of a load
+    """Allocate the `Shared` memory of a program and initialise its barriers; the first warpgroup has the first turn."""
+    READERS: gl.constexpr = BK // 64  # warpgroups that read a load
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     IN: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=1024 // BK, rank=2)
     OUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -105,14 +105,14 @@ def share(
 
 @gluon.jit
 def turns_of(tiles, UP: gl.constexpr):
-    """Tiles of this program, which its warpgroups take in turn; upsampled, each is two."""
+    """Return the number of turns of this program: its tiles, which warpgroups take in turn; upsampled, two per tile."""
     count = (tiles.number - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0)
     return count * 2 if UP else count
 
 
 @gluon.jit
 def locate(turn, tiles, TH: gl.constexpr, UP: gl.constexpr):
-    """The `Place` of this program's tile of that turn."""
+    """Return the `Place` of this program's tile in a turn."""
     below = turn % 2 if UP else 0
     tile = gl.program_id(0) + (turn // 2 if UP else turn) * gl.num_programs(0)
     rest = gl.maximum(tile - tiles.whole, 0)
@@ -127,7 +127,7 @@ def locate(turn, tiles, TH: gl.constexpr, UP: gl.constexpr):
 
 @gluon.jit
 def blocks_of(channels, BK: gl.constexpr):
-    """Blocks of BK channels in `channels`; 0 for a picture that is not there."""
+    """Return the number of blocks of BK channels; 0 for an absent input."""
     if channels is None:
         return 0
     else:
@@ -136,7 +136,7 @@ def blocks_of(channels, BK: gl.constexpr):
 
 @gluon.jit
 def _tap(place, j, MODE: gl.constexpr):
-    """The `Pixel` of a tile's first pixel at the tap (0, j)."""
+    """Return the `Pixel` that a tile's first pixel reads at tap (0, j)."""
     if MODE == "up":
         return Pixel(place.row + ((place.below - 1) >> 1), place.column + ((place.right + j - 1) >> 1))
     else:
@@ -145,7 +145,7 @@ def _tap(place, j, MODE: gl.constexpr):
 
 @gluon.jit
 def _load_rows(x, into, full, picture, pixel, c, DOWN: gl.constexpr):
-    """Rows of pixels, `DOWN` from the first, and a block of channels from c on."""
+    """Load rows of pixels, from `DOWN` rows below `pixel` on, for a block of channels from c on."""
     into = reinterpret(into, x.dtype, x.block_shape, x.layout)
     async_load(x, [picture, pixel.row + DOWN, pixel.column, c], full, into)
 
@@ -154,9 +154,9 @@ def _load_rows(x, into, full, picture, pixel, c, DOWN: gl.constexpr):
 def _load_pixels(
     x, source, shared, place, buffer, full, pixel, c, XS: gl.constexpr, EDGE: gl.constexpr, WEIGHTS: gl.constexpr
 ):  # fmt: skip
-    """A tile's rows, x, and EDGE more of its source: two loads, as the rows of one are a power of two.
+    """Load a tile's rows, with descriptor x, and EDGE more: two loads, because a load's rows are a power of two.
 
-    WEIGHTS: how many follow that the same barrier waits for.
+    WEIGHTS: number of blocks of weights that follow on the same barrier.
     """
     ROWS: gl.constexpr = x.block_shape[1]
     SIZE: gl.constexpr = shared.x.shape[0] // XS
@@ -172,10 +172,10 @@ def _load_source(
     source, w, shared, place, load, product, offset,
     POINT: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
-    """All loads of a source, each as soon as its buffer is free; returns the next load's number and product's.
+    """Issue all loads of a source, each as soon as its buffer is free; return the next load's and product's index.
 
-    POINT: without a filter: a load is of the next channels and has one product, not three.
-    offset: of the source's first channel in the weight.
+    POINT: a 1x1 convolution: each load takes the next channels and has one product, not three.
+    offset: the index of the source's first channel in the weight.
     """
     PRODUCTS: gl.constexpr = 1 if POINT else 3
     COLUMNS: gl.constexpr = 1 if POINT else 3
@@ -215,10 +215,10 @@ def produce(
     x, x2, w, shortcut, shortcut2, shortcut_w, shared, tiles,
     TH: gl.constexpr, XS: gl.constexpr, WS: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
-    """One warp: the pixels and weights of one tile after another.
+    """Producer warp: load the pixels and weights of one tile after another.
 
-    The next kernel may begin early only where this one leaves it half of an H200: else all of a small one would run on
-    the few multiprocessors that are done first.
+    The next kernel may start early only if this one leaves it half of an H200. Otherwise all programs of a small kernel
+    would run on the few multiprocessors that finish first.
     """
     HALF_OF_A_CARD: gl.constexpr = 66
     cuda.gdc_wait()

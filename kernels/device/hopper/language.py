@@ -1,8 +1,7 @@
-"""Gluon, the part of Triton that kernels for sm_90 alone are written in: copies, barriers and products said one by one.
+"""Gluon, Triton's lower-level language with explicit copies, barriers and products, for the sm_90 kernels.
 
-Its names are those of Triton 3.9; 3.6 calls some otherwise. Where there is no Triton, or one whose Gluon has moved on,
-a stand-in takes their place, with which kernels can be defined, but not launched: `plans.confirmation` knows
-the versions in which they can.
+Names are those of Triton 3.9; some differ in 3.6. Without Triton, or with an incompatible Gluon, a stand-in lets
+kernels be defined but not launched. `plans.confirmation` lists the versions in which they can be launched.
 """
 
 from fastdiff.kernels.device.language import Absent
@@ -33,10 +32,11 @@ except (ImportError, AttributeError):
 
 @gluon.jit
 def pieces(memory, buffer, SIZE: gl.constexpr, FIRST: gl.constexpr, COUNT: gl.constexpr):
-    """COUNT pieces of shared memory from the FIRST of a buffer on, of SIZE pieces each, for `reinterpret`.
+    """Return COUNT pieces of shared memory, from piece FIRST of a buffer of SIZE pieces on, for `reinterpret`.
 
-    Triton 3.6 and 3.7 cannot slice what has no power of two of pieces, but reinterpret past a piece; 3.9 the reverse,
-    and slices only where constants say. 3.8 can do neither, so that convolutions do not compile there.
+    Triton 3.6 and 3.7 cannot slice memory whose number of pieces is not a power of two, but they can reinterpret past
+    the end of a piece. 3.9 is the reverse, and slices only at constant offsets. 3.8 can do neither, so convolutions do
+    not compile there.
     """
     if SLICES:
         found = memory.slice(FIRST, COUNT, 0)

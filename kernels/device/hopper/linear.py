@@ -1,22 +1,24 @@
 """The Gluon kernel of `linear`, `swiglu` and `geglu`: y = activation(x weight^T + bias) + residual, tile by tile.
 
-A tile is 128 tokens x (B1 + B2) output channels, two products side by side: its width need be no power of two, so that
-tiles can share out a card. One warp has the copy engine (TMA) load a step of BK input channels after another, as soon
-as a buffer is free; two warpgroups multiply (wgmma):
+A tile is 128 tokens x (B1 + B2) output channels, computed as two products side by side. Its width need not be a power
+of two, so tiles can be sized to fill the GPU. A producer warp loads steps of BK input channels with TMA as buffers
+become free; two consumer warpgroups multiply (wgmma):
 
-- TURNS, where a program has several tiles: each makes its own, and while one multiplies, the other ends its tile.
-- Else each makes half of the tokens of one tile, which is done sooner.
+- With TURNS, for programs with several tiles, each warpgroup computes its own tiles (ping-pong): while one multiplies,
+  the other runs its epilogue.
+- Otherwise each warpgroup computes half of the tokens of one tile, which finishes sooner.
 
-Where there are two products (DUAL), half of the columns of B1, and of B2, belong to each; the second product multiplies
-the first.
+With two products (DUAL), half of the columns of B1, and half of B2, belong to each; the second product multiplies the
+first.
 
-In fp8 the sum of a step, which the matrix unit makes in some 14 bits, is added to a float32 sum in registers; while one
-warpgroup adds, the other multiplies. So both multiply at any time, also where each makes its own tiles: then each has
-buffers and a warp that loads of its own, and they only begin one after the other, so that they end tiles in turn.
+In fp8, tensor cores sum a step in about 14 bits, and the result is added to a float32 sum in registers; while one
+warpgroup adds, the other multiplies. So both may multiply at any time, even if each computes its own tiles. In that
+case each has its own ring of buffers and its own producer warp, and only their starts are staggered, so that they
+finish tiles alternately.
 
-Every sum over the input channels has one order, whatever the tile: the tile changes no bit. What a warp computes from
-the kernel's own arguments stays in its uniform registers, of which the copy engine and the matrix unit take their
-addresses; what is computed before the warps part does not.
+Every sum over input channels has the same order in every tile, so tiles do not change a bit. Values that a warp
+computes from the kernel arguments stay in its uniform registers, which TMA and wgmma use for addresses; values computed
+before warp specialisation do not.
 """
 
 from fastdiff.kernels.device.hopper.language import (
@@ -43,27 +45,27 @@ from fastdiff.kernels.device.hopper.linear_loads import (
 )
 from fastdiff.kernels.device.math import activate
 
-SIZES = ("tokens", "channels", "down", "across")  # run-time numbers that are not worth a variant
+SIZES = ("tokens", "channels", "down", "across")  # run-time arguments not worth a kernel variant
 
 
 @gluon.constexpr_function
 def _layout(columns, step):
-    """How the sums of so many columns lie in the registers of a warpgroup, which makes a step in four."""
+    """Return the register layout of a warpgroup's sums with `columns` columns; a step takes four instructions."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, step // 4])
 
 
 @gluon.jit
 def _sum(shared, turn, count, WG: gl.constexpr, ROWS: gl.constexpr, tile: gl.constexpr):
-    """The sums over the input channels of a warpgroup's rows of the program's tile of that turn: float32, in two parts.
+    """Return the float32 sums over input channels, in two parts, of a warpgroup's rows of the tile in a turn.
 
-    When the products of a step have begun, those of the step before are done, and its buffers are free.
+    Once the products of a step are issued, those of the previous step are done, and its buffers are released.
     """
     C2: gl.constexpr = tile.B2 if tile.B2 > 0 else 16
     acc = gl.zeros([ROWS, tile.B1], gl.float32, _layout(tile.B1, tile.BK))
     acc2 = gl.zeros([ROWS, C2], gl.float32, _layout(C2, tile.BK))
     first = turn * count
     if tile.TURNS:
-        # this one looks at the buffers only when the other has passed its own: parity alone does not tell rounds apart
+        # wait until the other warpgroup has passed its buffers, because parity alone does not tell rounds apart
         mbarrier.wait(shared.turn.index(WG), turn // 2 & 1)
     for at in range(first, first + count):
         stage = at % tile.STAGES
@@ -90,7 +92,7 @@ def _sum(shared, turn, count, WG: gl.constexpr, ROWS: gl.constexpr, tile: gl.con
 
 @gluon.jit
 def _multiply(x, w, tile: gl.constexpr):
-    """The product of a step, summed from zero."""
+    """Return the product of a step, accumulated from zero."""
     ROWS: gl.constexpr = x.shape[0]
     COLUMNS: gl.constexpr = w.shape[0]
     zeros = gl.zeros([ROWS, COLUMNS], gl.float32, _layout(COLUMNS, tile.BK))
@@ -100,9 +102,10 @@ def _multiply(x, w, tile: gl.constexpr):
 
 @gluon.jit
 def _sum_fp8(shared, turn, count, WG: gl.constexpr, ROWS: gl.constexpr, tile: gl.constexpr):
-    """The sums of `_sum` in fp8: each step is summed on its own, then added.
+    """Compute the sums of `_sum` in fp8: each step is summed separately, then added.
 
-    Of a tile of its own a warpgroup has the rows in two parts, else its rows of either part of the columns.
+    The two parts are halves of the rows if the warpgroup has its own tile; otherwise both parts of the columns, for its
+    own rows.
     """
     OWN: gl.constexpr = tile.RINGS == 2
     C2: gl.constexpr = tile.B1 if OWN else tile.B2 if tile.B2 > 0 else 16
@@ -110,7 +113,7 @@ def _sum_fp8(shared, turn, count, WG: gl.constexpr, ROWS: gl.constexpr, tile: gl
     acc = gl.zeros([ROWS, tile.B1], gl.float32, _layout(tile.B1, tile.BK))
     acc2 = gl.zeros([ROWS, C2], gl.float32, _layout(C2, tile.BK))
     if OWN and WG == 1:
-        mbarrier.wait(shared.turn.index(1), 0)  # for the first tile of the other, once
+        mbarrier.wait(shared.turn.index(1), 0)  # once, for the other warpgroup's first tile
     first = turn // tile.RINGS * count
     for at in range(first, first + count):
         stage = RING + at % tile.STAGES
@@ -119,7 +122,7 @@ def _sum_fp8(shared, turn, count, WG: gl.constexpr, ROWS: gl.constexpr, tile: gl
         x = reinterpret(x, x.dtype, [2, ROWS, tile.BK], x.layout)
         product = _multiply(x.index(0 if OWN else WG), w, tile)
         if OWN or tile.B2 > 0:
-            acc += product  # before the next begins: there are no registers for two
+            acc += product  # before the next product starts: there are no registers for two
             w2 = w if OWN else shared.w2.index(stage)
             product2 = _multiply(x.index(1 if OWN else WG), w2, tile)
             mbarrier.arrive(shared.read.index(stage), count=1)
@@ -134,7 +137,7 @@ def _sum_fp8(shared, turn, count, WG: gl.constexpr, ROWS: gl.constexpr, tile: gl
 
 @gluon.jit
 def _load_row(ptr, column, out_channels, COLUMNS: gl.constexpr, tile: gl.constexpr):
-    """(1, COLUMNS), from `column` on; DUAL: half of them, and as many of the second product."""
+    """Load a row (1, COLUMNS) from `column` on. DUAL: half of it is for the first product, half for the second."""
     EACH: gl.constexpr = COLUMNS // 2 if tile.DUAL else COLUMNS
     i = gl.arange(0, COLUMNS, gl.SliceLayout(0, _layout(COLUMNS, tile.BK)))
     n = column + i % EACH
@@ -143,7 +146,7 @@ def _load_row(ptr, column, out_channels, COLUMNS: gl.constexpr, tile: gl.constex
 
 @gluon.jit
 def _load_bias(bias_ptr, column, out_channels, tile: gl.constexpr):
-    """The bias of either part of a tile; 0 where there is none."""
+    """Load the bias of both parts of a tile; 0 if absent."""
     if bias_ptr is None:
         return 0, 0
     elif tile.B2 > 0:
@@ -155,7 +158,7 @@ def _load_bias(bias_ptr, column, out_channels, tile: gl.constexpr):
 
 @gluon.jit
 def _scale(acc, out, row, column, sizes, tile: gl.constexpr):
-    """Multiply sums by the factors of their tokens, where these are in fp8, and of their channels."""
+    """Multiply sums by the scales of their channels and, if tokens are fp8, of their tokens."""
     if out.x_scale is not None:
         i = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
         acc *= gl.expand_dims(gl.load(out.x_scale + i, mask=i < sizes.tokens, other=0.0), 1)
@@ -174,7 +177,7 @@ def _add_residual(acc, residual_ptr, row, column, sizes):
 
 @gluon.jit
 def _halves(acc):
-    """The left and the right columns of a tile."""
+    """Return the left and the right half of the columns of a tile."""
     HALF: gl.constexpr = acc.shape[1] // 2
     return acc.reshape([acc.shape[0], 2, HALF]).permute((0, 2, 1)).split()
 
@@ -184,7 +187,7 @@ def _store_parts(
     out, y, y_s, acc, row, column, sizes,
     ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, DUAL: gl.constexpr,
 ):  # fmt: skip
-    """Do what comes after the bias, as many columns at a time as `y_s` has, and send them out by `y_s`."""
+    """Run the epilogue after the bias and store through `y_s`, as many columns at a time as it holds."""
     if acc.shape[1] > y.block_shape[1] and not DUAL:
         COLUMNS: gl.constexpr = acc.shape[1] // 2
         left, right = _halves(acc)
@@ -200,7 +203,7 @@ def _store_parts(
         acc = _add_residual(acc, out.residual, row, column, sizes)
         y_s.store(acc.to(y.dtype))
         fence_async_shared()
-        async_store(y, [row, column], y_s)  # writes nothing outside
+        async_store(y, [row, column], y_s)  # TMA drops what is outside
 
 
 @gluon.jit
@@ -208,7 +211,7 @@ def _finish(
     out, y, y_s, acc, bias, row, column, sizes,
     ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, tile: gl.constexpr,
 ):  # fmt: skip
-    """The end of a part of a warpgroup's tile."""
+    """Run the epilogue of one part of a warpgroup's tile."""
     if out.scale is not None:
         acc = _scale(acc, out, row, column, sizes, tile)
     if out.bias is not None:
@@ -222,7 +225,7 @@ def _finish(
 def _consume(
     out, shared, sizes, WG: gl.constexpr, ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, tile: gl.constexpr
 ):
-    """A warpgroup: every second tile of the program, or half of each."""
+    """Consumer warpgroup: every second tile of the program, or half of each tile."""
     ROWS: gl.constexpr = out.y.block_shape[0]
     FIRST: gl.constexpr = WG if tile.TURNS else 0
     STRIDE: gl.constexpr = 2 if tile.TURNS else 1
@@ -234,14 +237,14 @@ def _consume(
         column = place.column
         if FP8:
             acc, acc2 = _sum_fp8(shared, turn, count, WG, ROWS, tile)
-            bias, bias2 = 0, 0  # loaded when they are needed: the sums need all registers
-        elif tile.TURNS:  # nobody waits for it, but the sums need all registers
+            bias, bias2 = 0, 0  # loaded when needed: the sums use all registers
+        elif tile.TURNS:  # load the bias late: its latency is hidden, and the sums use all registers
             acc, acc2 = _sum(shared, turn, count, WG, ROWS, tile)
             bias, bias2 = _load_bias(out.bias, column, sizes.out_channels, tile)
         else:
             bias, bias2 = _load_bias(out.bias, column, sizes.out_channels, tile)
             acc, acc2 = _sum(shared, turn, count, WG, ROWS, tile)
-        store_wait(0)  # the tile before has left the buffers
+        store_wait(0)  # the previous tile has left the buffers
         y_s, y2_s = shared.y.index(WG), shared.y2.index(WG)
         _finish(out, out.y, y_s, acc, bias, row, column, sizes, ACTIVATION, ACTIVATION2, tile)
         if tile.RINGS == 2:
@@ -259,12 +262,12 @@ def hopper_linear_kernel(
     ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr,
     STAGES: gl.constexpr, TURNS: gl.constexpr, DUAL: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
-    """y (tokens, out_channels) of x (tokens, channels) and w (out_channels or, DUAL, twice as many, channels).
+    """y (tokens, out_channels) from x (tokens, channels) and w (out_channels, channels); DUAL: w has twice the rows.
 
-    These are descriptors; where B2 is 0 nothing is read of y2 and w2. ACTIVATION2 is of the second of DUAL.
-    x_scale, scale: factors of tokens, in fp8, and of w's rows, where these stand for weights in 8 bits.
-    down, across: tiles of y. A program makes a tile in every round; in fp8 at least two, where
-    warpgroups make their own.
+    These are descriptors; y2 and w2 are unused if B2 is 0. ACTIVATION2 is for the second product of DUAL.
+    x_scale, scale: scales of fp8 tokens, and of the rows of an 8-bit weight.
+    down, across: tiles of y. A program computes one tile in every round; in fp8 it has at least two if warpgroups
+    compute their own tiles.
     """
     RINGS: gl.constexpr = 2 if TURNS and x_scale is not None else 1
     EARLY: gl.constexpr = scale is None or x_scale is not None
@@ -274,8 +277,8 @@ def hopper_linear_kernel(
     shared = share(x.dtype, inputs, out, tile)
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
-    # constants by their names: a literal would lose that it is one. At the end are the warps and the registers of all
-    # but the first; that has the four warps of the launch, and the registers that are left
+    # named constants, because literals would not stay constexpr. The last lists give warps and registers of all
+    # partitions but the first, which has the launch's four warps and the remaining registers
     if RINGS == 2:
         gl.warp_specialize([
             (_consume, (out, shared, sizes, FIRST, ACTIVATION, ACTIVATION2, tile)),

@@ -1,4 +1,4 @@
-"""The parts of a Gluon program of `linear`, `swiglu` and `geglu`: its shared memory, its tiles, and their loads."""
+"""The producer side of the Gluon kernel of `linear`, `swiglu` and `geglu`: shared memory, tiles, and their loads."""
 
 from typing import Any, NamedTuple
 
@@ -16,18 +16,18 @@ from fastdiff.kernels.device.language import cuda
 class Shared(NamedTuple):
     """The shared memory of a program."""
 
-    x: Any  # (RINGS STAGES, 128, BK), of the steps under way
+    x: Any  # (RINGS STAGES, 128, BK), the steps in flight
     w: Any  # (RINGS STAGES, B1, BK)
     w2: Any  # (RINGS STAGES, B2, BK)
     y: Any  # (2, rows, columns that a warpgroup stores at a time)
-    y2: Any  # (2, rows, such columns of the second product)
+    y2: Any  # (2, rows, columns of the second product)
     loaded: Any  # (RINGS STAGES, 1)
     read: Any  # (RINGS STAGES, 1)
     turn: Any  # (2, 1), a barrier for each warpgroup
 
 
 class Operands(NamedTuple):
-    """Descriptors of the factors; w2 is w in blocks of B2 channels."""
+    """Descriptors of the operands; w2 is w with blocks of B2 channels."""
 
     x: Any
     w: Any
@@ -35,12 +35,12 @@ class Operands(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Where sums go, and what is done on the way; y2 is y in the blocks of the second product's channels."""
+    """The output and the operands of the epilogue; y2 is y with blocks of the second product's channels."""
 
     y: Any
     y2: Any
-    x_scale: Any  # of tokens in fp8, a factor of each
-    scale: Any  # of weights in 8 bits, a factor of each output channel
+    x_scale: Any  # the scale of each fp8 token
+    scale: Any  # the scale of each output channel of an 8-bit weight
     bias: Any
     residual: Any
 
@@ -71,13 +71,13 @@ class TileShape(NamedTuple):
     STAGES: Any
     TURNS: Any
     DUAL: Any
-    RINGS: Any  # of STAGES buffers: 2 where each warpgroup has its own
-    GROUP_M: Any  # rows of tiles that share the weights they find in the L2
+    RINGS: Any  # rings of STAGES buffers: 2 if each warpgroup has its own
+    GROUP_M: Any  # rows of tiles that share weights in the L2
 
 
 @gluon.jit
 def share(dtype: gl.constexpr, inputs, out, tile: gl.constexpr):
-    """The `Shared` memory of a program, its barriers set up; the first turn is the first warpgroup's."""
+    """Allocate the `Shared` memory of a program and initialise its barriers; the first warpgroup has the first turn."""
     ROWS: gl.constexpr = out.y.block_shape[0]
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     BUFFERS: gl.constexpr = tile.RINGS * tile.STAGES
@@ -103,13 +103,13 @@ def share(dtype: gl.constexpr, inputs, out, tile: gl.constexpr):
 
 @gluon.jit
 def turns(sizes):
-    """Tiles of this program."""
+    """Return the number of tiles of this program."""
     return gl.cdiv(sizes.down * sizes.across - gl.program_id(0), gl.num_programs(0))
 
 
 @gluon.jit
 def locate(turn, sizes, tile: gl.constexpr):
-    """The `Place` of this program's tile of that turn: neighbours find their inputs in the L2."""
+    """Return the `Place` of this program's tile in a turn; neighbouring tiles share inputs in the L2."""
     COLUMNS: gl.constexpr = (tile.B1 + tile.B2) // 2 if tile.DUAL else tile.B1 + tile.B2
     i = gl.program_id(0) + turn * gl.num_programs(0)
     first = i // (tile.GROUP_M * sizes.across) * tile.GROUP_M
@@ -120,14 +120,14 @@ def locate(turn, sizes, tile: gl.constexpr):
 
 @gluon.jit
 def column2_of(column, tile: gl.constexpr):
-    """Where the second product of a tile begins that begins at `column`."""
+    """Return the first column of the second product, for a tile that starts at `column`."""
     FIRST: gl.constexpr = tile.B1 // 2 if tile.DUAL else tile.B1
     return column + FIRST
 
 
 @gluon.jit
 def _load_part(source, buffer, loaded, sizes, column, k, tile: gl.constexpr):
-    """Load a step's weights of one of a tile's two products."""
+    """Load a step's weights for one of a tile's two products."""
     if tile.DUAL:
         EACH: gl.constexpr = source.block_shape[0]
         halves = reinterpret(buffer, source.dtype, [2, EACH, tile.BK], source.layout)
@@ -139,7 +139,7 @@ def _load_part(source, buffer, loaded, sizes, column, k, tile: gl.constexpr):
 
 @gluon.jit
 def _load_weights(inputs, shared, sizes, place, step, stage, tile: gl.constexpr):
-    """Announce all that a step loads, and load its weights."""
+    """Set the byte count that a step's barrier expects, and load its weights."""
     loaded, k = shared.loaded.index(stage), step * tile.BK
     mbarrier.expect(loaded, (128 + tile.B1 + tile.B2) * 128)
     _load_part(inputs.w, shared.w.index(stage), loaded, sizes, place.column, k, tile)
@@ -149,10 +149,10 @@ def _load_weights(inputs, shared, sizes, place, step, stage, tile: gl.constexpr)
 
 @gluon.jit
 def produce(inputs, shared, sizes, RING: gl.constexpr, EARLY: gl.constexpr, tile: gl.constexpr):
-    """One warp: the steps of one tile after another, into a ring's buffers as they become free.
+    """Producer warp: load the steps of its tiles into a ring's buffers as they become free.
 
-    EARLY: the first weights come before the kernel that makes x has ended, as no kernel makes weights; but those of
-    int8 are made by the one before.
+    EARLY: load the first weights before the kernel that computes x has ended. This is safe because no kernel writes
+    weights, except those converted from int8 by the previous kernel.
     """
     RINGS: gl.constexpr = tile.RINGS
     count = gl.cdiv(sizes.channels, tile.BK)
