@@ -59,9 +59,9 @@ def test_machines(monkeypatch, here, platform, wrong):
 
 def test_remedies_name_what_is_wrong(monkeypatch):
     without = found(machine.findings(replace(BARE, driver="570.1")), "card")
-    assert "it is built without CUDA; install torch for CUDA" in str(without)
+    assert "torch is built without CUDA; install torch for CUDA" in str(without)
     hidden = found(machine.findings(replace(BARE, driver="570.1", cuda="13.0", problem="too old")), "card")
-    assert "torch sees no card (too old); see whether nvidia-smi lists one" in str(hidden)
+    assert "torch sees no card (too old); check whether nvidia-smi lists a card" in str(hidden)
     monkeypatch.setattr(sys, "platform", "win32")
     assert not found(machine.findings(replace(CARD, triton=None)), "triton").is_wrong, "Windows has no Triton"
 
@@ -114,7 +114,7 @@ def test_a_folder_that_cannot_be_written_is_wrong(tmp_path):
     (tmp_path / "file").touch()
     finding = folders.folder_finding("hub cache", tmp_path / "file" / "below", "HF_HOME")
     assert finding.is_wrong and "cannot be written" in finding.text
-    assert finding.remedy == "name another folder in HF_HOME"
+    assert finding.remedy == "set HF_HOME to another folder"
 
 
 def test_a_full_disk_is_wrong(monkeypatch, tmp_path):
@@ -184,7 +184,7 @@ def test_the_command_says_in_its_exit_code_whether_something_is_wrong(monkeypatc
     assert cli.main(["doctor"]) == int(wrong)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "  card          none" and lines[-1] == (
-        "wrong, marked by !: triton" if wrong else "nothing is wrong"
+        "problems, marked with !: triton" if wrong else "no problems found"
     )
     assert ("! triton        not" in lines[1]) is wrong
     assert cli.main(["doctor", "--json"]) == int(wrong)

@@ -122,7 +122,7 @@ def test_a_portion_that_is_done_is_not_done_again():
 )
 def test_what_does_not_fit_is_one_error(count, halves, expected, line):
     sizes = []
-    with pytest.raises(OutOfMemoryError, match=f"{line}, use dtype bfloat16 or take another device$") as error:
+    with pytest.raises(OutOfMemoryError, match=f"{line}, use dtype bfloat16 or use another device$") as error:
         portions(count, halves).map(fitting(0, sizes), count)
     assert sizes == expected
     assert error.value.__context__ is None, "its frames would keep what the attempt held"
@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_one_error(count, halves, expected, line):
 
 def test_the_error_is_pythons_and_torchs():
     assert issubclass(OutOfMemoryError, MemoryError) and issubclass(OutOfMemoryError, torch.OutOfMemoryError)
-    with pytest.raises(OutOfMemoryError, match="height or width or take another device"):
+    with pytest.raises(OutOfMemoryError, match="height or width or use another device"):
         portions(1, dtype=torch.bfloat16).map(fitting(0, []), 1)
 
 
@@ -174,7 +174,7 @@ def test_or_explain_says_its_line():
 def test_the_line_of_smaller_portions():
     assert smaller_portions(4, 4) is None
     assert smaller_portions(64, 8) == (
-        "out of memory for 64 pictures at a time; going on with at most 8, which draws the same pictures"
+        "out of memory for 64 pictures at a time; continuing with at most 8; the pictures are the same"
     )
 
 

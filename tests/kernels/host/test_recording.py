@@ -138,7 +138,7 @@ def test_on_kernels_or_on_torch_and_why(model, found, runs_triton):
     assert found.launches == found.kernel_launches >= len(convolutions)
     (first,) = [row for row in convolutions if row.shape.startswith("2x8x8x3,")]
     assert (first.kernels, first.torch) == (("conv_by_pointers",), ())
-    assert first.why.startswith("by pointers (3 channels, no multiple of 8), ")
+    assert first.why.startswith("by pointers (3 channels, not a multiple of 8), ")
     others = [row for row in convolutions if row is not first]
     assert others and all(row.kernels[0] == "conv_by_descriptors" for row in others)
     norms = [row for row in found.rows if row.operation == "group_norm"]
@@ -198,7 +198,7 @@ def test_it_is_called_as_documented_and_printed(smaller):
 
 
 def test_it_says_what_tiles_are_chosen_by(smaller, found, runs_triton):
-    assert ("tiles by the rules built in" in str(found)) == runs_triton
+    assert ("tiles by the built-in rules" in str(found)) == runs_triton
     with using(Table("a-card.json")):
         assert report(smaller).tiles == ("a-card.json" if runs_triton else "")
 
@@ -290,8 +290,8 @@ def test_references_are_a_reason_too():
     [
         ((1, 4, 4, 8), 8, {"padding": 1}, "by pointers (float32), "),
         ((1, 5, 7, 8), 8, {"padding": 1}, "by pointers (tiles would cross the border of 5x7 pixels), "),
-        ((1, 4, 4, 8), 8, {"padding": 1, "stride": 2}, "by pointers (stride 2 of an odd size, or of channels no "),
-        ((1, 4, 4, 8), 8, {"padding": 2, "upsample": True}, "by pointers (upsampling with another padding than 1), "),
+        ((1, 4, 4, 8), 8, {"padding": 1, "stride": 2}, "by pointers (stride 2 with an odd size, or with "),
+        ((1, 4, 4, 8), 8, {"padding": 2, "upsample": True}, "by pointers (upsampling with padding other than 1), "),
         ((1, 4, 4, 1024), 32, {"padding": 1}, "by descriptors, 64 pixels x 64 channels a program, sum in 4 parts"),
     ],
     ids=["float32", "odd", "down", "up", "chunks"],

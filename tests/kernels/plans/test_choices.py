@@ -301,11 +301,11 @@ def test_tiles_cover_a_product_and_its_steps_fit(tokens, out_channels, dual, fp8
 
 
 def test_gluon_is_for_sm_90_alone():
-    assert confirmation.gluon_obstacle(CPU) == "Gluon: the device is no sm_90"
+    assert confirmation.gluon_obstacle(CPU) == "Gluon: the device is not sm_90"
 
 
 def test_products_are_of_rows_aligned_to_16_bytes():
-    unaligned = "rows are not side by side or aligned to 16 bytes"
+    unaligned = "rows are not contiguous, or not aligned to 16 bytes"
     for channels, out_channels, reason in ((16, 24, None), (12, 24, unaligned), (16, 12, unaligned)):
         x, weight = torch.zeros(1, 2, channels).half(), torch.zeros(out_channels, channels).half()
         assert hopper_linear.obstacle(x, weight, out_channels) == reason, (channels, out_channels)

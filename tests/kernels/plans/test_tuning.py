@@ -61,7 +61,7 @@ def test_a_file_is_named_after_its_card():
 
 def test_a_table_of_another_triton_is_not_used(folder):
     file = write(folder, {"linear": {"1": [1]}}, version="2.0")
-    assert read_table(file) == Table(f"the rules built in; {file} is of Triton 2.0, not {VERSION}")
+    assert read_table(file) == Table(f"the built-in rules; {file} was made with Triton 2.0, not {VERSION}")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_table_of_another_triton_is_not_used(folder):
 def test_a_broken_table_is_not_used(folder, text):
     file = write(folder, {})
     file.write_text(text)
-    assert read_table(file) == Table(f"the rules built in; {file} is no table")
+    assert read_table(file) == Table(f"the built-in rules; {file} is not a tuning table")
 
 
 def test_a_table_chooses_among_the_candidates_alone():
