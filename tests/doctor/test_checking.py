@@ -1,4 +1,4 @@
-"""Plans in child processes that hang, crash, fail and pass, and the verdict that is written of them."""
+"""Plans that hang, crash, fail and pass in child processes, and the resulting verdict."""
 
 import json
 import os
@@ -40,7 +40,7 @@ serve(judge)
 
 @pytest.fixture
 def command(tmp_path, monkeypatch):
-    """The child process of tests; it imports no torch and starts at once."""
+    """The command of the tests' child process, which imports no torch and so starts quickly."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     script = tmp_path / "child.py"
     script.write_text(CHILD)
@@ -123,7 +123,7 @@ def test_a_verdict_replaces_the_earlier_one_whole_or_not_at_all(file, monkeypatc
 def test_there_is_nothing_to_check_without_such_a_card(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(checking, "find_spec", lambda name: object())
-    with pytest.raises(InputError, match=r"^--check-kernels: the fast kernels are for sm_90"):
+    with pytest.raises(InputError, match=r"^--check-kernels: the fast kernels need an sm_90"):
         checking.find_card()
     monkeypatch.setattr(checking, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"^--check-kernels: Triton is not installed; pip install triton$"):

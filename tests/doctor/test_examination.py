@@ -1,4 +1,4 @@
-"""`fastdiff doctor`: its findings on machines of every kind, and the command."""
+"""`fastdiff doctor`: its findings on all kinds of machines, and the command."""
 
 import json
 import os
@@ -26,7 +26,7 @@ CARD = Machine(cards=("NVIDIA H200",), device=CPU, driver="570.1", triton="3.6.0
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Measure nothing large, and describe cards that are not there."""
+    """Measure only small sizes, and describe cards that do not exist."""
     monkeypatch.setattr(speed, "SECONDS", 0.0)
     monkeypatch.setattr(speed, "SIDE", {"cpu": 8})
     monkeypatch.setattr(speed, "BYTES", {"cpu": 64})
@@ -72,7 +72,7 @@ def test_kernels_are_off_without_a_card():
 
 
 class TestFastKernels:
-    """On the device of the tests, which is taken for an sm_90."""
+    """On the tests' device, mocked as an sm_90."""
 
     @pytest.fixture(autouse=True)
     def on_sm_90(self, unknown_triton, monkeypatch):
@@ -198,14 +198,14 @@ def test_other_arguments_are_refused(capsys, args):
     assert capsys.readouterr().err.startswith("fastdiff: error: ")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a card is here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a card")
 def test_kernels_cannot_be_checked_without_a_card(capsys):
     assert cli.main(["doctor", "--check-kernels"]) == 2
     assert re.fullmatch(r"fastdiff: error: --check-kernels: .*\n", capsys.readouterr().err)
 
 
 def test_the_command_as_a_program_without_optional_packages(tmp_path):
-    """Neither Triton nor gradio nor diffusers can be imported there."""
+    """Triton, gradio, diffusers and transformers cannot be imported."""
     program = (
         "import sys; sys.modules.update(triton=None, gradio=None, diffusers=None, transformers=None)\n"
         "import importlib.util as u; find = u.find_spec\n"

@@ -1,4 +1,4 @@
-"""The check of a plan finds what is wrong with it: errors, bits that move or depend on the batch, unwritten outputs."""
+"""The check of a plan finds errors, bits that change or depend on the batch, and outputs that are not written."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ HALF = torch.bfloat16
 
 @dataclass(frozen=True, eq=False)
 class Doubled(Call):
-    """2 x, by a plan with a fault."""
+    """2 x, by a faulty plan."""
 
     x: torch.Tensor
     fault: str = ""
@@ -83,7 +83,7 @@ def test_each_fault_is_found(monkeypatch, fault, said):
     assert str(caught.value) == said
 
 
-ULP = 2.0**-6  # of numbers from 2 to 4, and a multiple of that of numbers from 1 to 2
+ULP = 2.0**-6  # of numbers from 2 to 4, and a multiple of the ulp of numbers from 1 to 2
 TRUTH = 1 + ULP * torch.arange(64, dtype=torch.float64)
 
 
@@ -100,7 +100,7 @@ TRUTH = 1 + ULP * torch.arange(64, dtype=torch.float64)
     ],
 )
 def test_the_bound_on_errors(error, twins_error, wrong, said):
-    """`wrong`: the numbers of 64 that have the errors."""
+    """`wrong` of 64 numbers have the error."""
 
     def output(error):
         made = TRUTH.clone()

@@ -1,4 +1,4 @@
-"""Devices and dtypes by their names."""
+"""Devices and dtypes by name."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Which candidates the tuner refuses, and which one it chooses."""
+"""Which candidates the tuner refuses, and which candidate it chooses."""
 
 import json
 

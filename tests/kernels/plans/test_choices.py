@@ -1,4 +1,4 @@
-"""The table of choices: which way a call runs, and what a report says of it; the plans of kernels for sm_90."""
+"""The table of choices: how a call runs, and what a report says about it. The plans of the sm_90 kernels."""
 
 import json
 import re
@@ -24,7 +24,7 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 @dataclass(frozen=True, eq=False)
 class Way(Call[str]):
-    """Returns the way it ran."""
+    """A call that returns the way in which it ran."""
 
     name = "way"
 
@@ -165,7 +165,7 @@ class TestTheTable:
         assert all(set(each.off_in) <= set(confirmation.VERSIONS) for each in plans)
 
     def test_a_measurement_is_saved_where_the_row_says(self):
-        """And names the plan."""
+        """The file also names the plan."""
         texts = {}
         for each in CHOICES.rows:
             if each.measured.endswith(".json"):
@@ -207,7 +207,7 @@ def attention_plan(width: int, keys: int) -> Choice | None:
 
 @pytest.mark.parametrize("width", range(8, 257, 8))
 def test_a_block_of_keys_follows_from_width_and_keys(width):
-    """Also where a plan has tiles for few queries."""
+    """Also for plans with tiles for few queries."""
     for keys in (1, 64, 77, 80, 81, 256, 257, 1023, 1024, 8192, 8193, 10**6):
         row = attention_plan(width, keys)
         if row is None:

@@ -1,4 +1,4 @@
-"""The verdict file: when it counts, that a process reads it once, and that no bit changes half way."""
+"""The verdict file: when it applies, that a process reads it once, and that no bits change during a process."""
 
 import json
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ PLANS = ("thirds", "halves")
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    """The verdict file of the test, which is not there yet."""
+    """The path of the test's verdict file, which does not exist yet."""
     monkeypatch.setenv(verdict.VARIABLE, str(tmp_path / "kernels.json"))
     verdict.forget()
     yield tmp_path / "kernels.json"
@@ -30,7 +30,7 @@ def file(tmp_path, monkeypatch):
 
 @pytest.fixture
 def unknown_triton(file, monkeypatch):
-    """A card of sm_90, as far as anybody asks, and a Triton that nobody confirmed."""
+    """The verdict file's path on a mocked sm_90 machine with an unconfirmed Triton."""
     monkeypatch.setattr(confirmation, "is_sm_90", lambda device: True)
     monkeypatch.setattr(choices, "card_of", lambda device: choices.SM_90)
     monkeypatch.setattr(choices, "unavailable", lambda device: None)
@@ -47,7 +47,7 @@ def content(passed=PLANS, failed=(), **others):
 
 @dataclass(frozen=True, eq=False)
 class Thirds(Call):
-    """x / 3: the kernel for sm_90 rounds otherwise than the kernel of all cards."""
+    """x / 3. The sm_90 kernel rounds differently from the kernel for all cards."""
 
     name = "thirds"
 
@@ -86,7 +86,7 @@ def test_bits_change_at_a_restart_alone(unknown_triton):
     assert torch.equal(first, X * (1 / 3)) and confirmation.in_force(CPU) is None
     unknown_triton.write_text(content())
     assert torch.equal(thirds(X), first) and confirmation.in_force(CPU) is None
-    verdict.forget()  # another process
+    verdict.forget()  # as in a new process
     then = thirds(X)
     assert torch.equal(then, X / 3) and not torch.equal(then, first)
     assert confirmation.in_force(CPU).digest
