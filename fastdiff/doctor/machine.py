@@ -14,13 +14,13 @@ from fastdiff.doctor.packages import version_of
 from fastdiff.kernels.host.launching import capability
 from fastdiff.kernels.plans.verdict import driver_version
 
-# How fastdiff runs on each platform, as the README says.
+# How fastdiff runs on each platform; the README has the same table.
 PLATFORMS = {
-    "CUDA": "Triton kernels on the card, and torch's functions where there is none for a shape",
-    "CUDA without Triton": "torch's own functions on the card, slower; nobody has measured them",
-    "ROCm": "nobody has run fastdiff on ROCm; --device cpu runs torch's own functions",
-    "MPS": "torch's own functions on the CPU; fastdiff does not use the Apple GPU",
-    "CPU": "torch's own functions on the CPU",
+    "CUDA": "Triton kernels on the card, and torch functions for shapes without a kernel",
+    "CUDA without Triton": "torch functions on the card; slower, and not measured",
+    "ROCm": "untested; --device cpu runs torch functions",
+    "MPS": "torch functions on the CPU; fastdiff does not use the Apple GPU",
+    "CPU": "torch functions on the CPU",
 }
 
 
