@@ -1,4 +1,4 @@
-"""`fastdiff doctor --check-kernels`: each plan for sm_90 in a child process, and the verdict file."""
+"""`fastdiff doctor --check-kernels`: try each sm_90 plan in a child process, and write the verdict file."""
 
 import contextlib
 import json
@@ -22,28 +22,31 @@ from fastdiff.kernels.plans import choices, verdict
 from fastdiff.runs import temporaries
 
 COMMAND = (sys.executable, "-m", "fastdiff.doctor.judging")
-LIMIT = 300.0  # seconds of a plan, which Triton compiles first
-GROUP = 10  # plans that a child is given
+LIMIT = 300.0  # seconds for a plan, including its compilation
+GROUP = 10  # plans per child
 MOST_CHILDREN = 8
 
-Report = Callable[[str, str | None], None]  # of a plan, and why it failed, None where it passed
+Report = Callable[[str, str | None], None]  # takes a plan and why it failed, None if it passed
 
 
 def find_card() -> torch.device:
-    """The first card that the plans are made for. InputError where there is none, or no Triton."""
+    """Return the first card that the plans are made for. Raises InputError without such a card or without Triton."""
     if find_spec("triton") is None:
         raise InputError("--check-kernels: Triton is not installed; pip install triton")
     devices = (torch.device("cuda", i) for i in range(torch.cuda.device_count()))
     found = next(filter(is_sm_90, devices), None)
     if found is None:
-        raise InputError("--check-kernels: the fast kernels are for sm_90 (H100, H200), and no such card is here")
+        raise InputError("--check-kernels: the fast kernels need an sm_90 card (H100, H200), and none was found")
     return found
 
 
 def check_kernels(device: torch.device, report: Report) -> verdict.Verdict:
-    """Try all confirmed plans on the device and write the verdict file. OSError where that cannot be done.
+    """Try all plans on the device and write the verdict file.
 
-    report: called after each plan, from one thread at a time.
+    Raises OSError if the file cannot be written, or if no child process starts.
+
+    Args:
+        report: called after each plan, from one thread at a time.
     """
     plans = choices.CHOICES.plans
     failed = check_plans(sorted(plans), str(device), report)
@@ -53,22 +56,25 @@ def check_kernels(device: torch.device, report: Report) -> verdict.Verdict:
 
 
 def write(path: Path, made: verdict.Verdict) -> None:
-    """Write the verdict file whole or not at all. OSError of one line where the disk refuses."""
+    """Write the verdict file atomically. Raises OSError, with a one-line message, if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporaries.holding(path.parent, (json.dumps(made.as_dict(), indent=1) + "\n").encode()) as temporary:
             os.replace(temporary, path)
     except OSError as error:
-        remedy = f"make room, or name another file in {verdict.VARIABLE}"
+        remedy = f"make room, or set {verdict.VARIABLE} to another file"
         raise OSError(f"cannot write the verdict {path} ({error.strerror}); {remedy}") from None
 
 
 def check_plans(
     plans: Sequence[str], device: str, report: Report, *, command: Sequence[str] = COMMAND, limit: float = LIMIT
 ) -> dict[str, str]:
-    """Try plans in children, several at a time; returns the plans that failed, and why.
+    """Try plans in child processes, several at a time. Return the plans that failed, and why.
 
-    limit: seconds after which a plan hangs. OSError where no child starts.
+    Raises OSError if no child starts.
+
+    Args:
+        limit: the seconds after which a plan counts as hung.
     """
     groups = [plans[i : i + GROUP] for i in range(0, len(plans), GROUP)]
     failed: dict[str, str] = {}
@@ -90,7 +96,7 @@ def check_plans(
 def _results(
     plans: Sequence[str], device: str, command: Sequence[str], limit: float
 ) -> Iterator[tuple[str, str | None]]:
-    """Yield each plan and why it failed. A plan that ends its child, or hangs, is followed by another child."""
+    """Yield each plan and why it failed. After a plan that hangs or ends its child, a new child tries the rest."""
     rest = list(plans)
     while rest:
         with _Child(command, {"device": device, "plans": rest}, limit) as child:
@@ -102,7 +108,7 @@ def _results(
 
 
 class _Child:
-    """A child process, until the end of a block."""
+    """A child process that lives until the end of a block."""
 
     def __init__(self, command: Sequence[str], asked: Mapping[str, Any], limit: float) -> None:
         self._command, self._asked, self._limit = command, asked, limit
@@ -115,7 +121,7 @@ class _Child:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        with contextlib.suppress(OSError):  # of a child that has ended already
+        with contextlib.suppress(OSError):  # the child may have ended already
             self._tell(json.dumps(self._asked) + "\n")
         problem = self.answer()["why"]
         if problem is not None:
@@ -132,11 +138,11 @@ class _Child:
                 stream and stream.close()
 
     def answer(self) -> dict[str, Any]:
-        """Wait for the next line. Where none comes, the answer says why, and is the last."""
+        """Return the child's next answer. If none comes, return a last answer that says why."""
         try:
             line = self._lines.get(timeout=self._limit)
         except queue.Empty:
-            return {"why": f"did not end in {self._limit:g} s", "last": True}
+            return {"why": f"did not finish in {self._limit:g} s", "last": True}
         return {"why": None, "last": False, **json.loads(line)} if line else {"why": self._end(), "last": True}
 
     def _tell(self, text: str) -> None:
@@ -151,7 +157,7 @@ class _Child:
         self._lines.put("")
 
     def _end(self) -> str:
-        """Say how the process ended, and the last that it said."""
+        """Return how the process ended, with its last line on stderr."""
         code = self._process.wait()
         self._errors.seek(0)
         said = self._errors.read()[-2000:].decode(errors="replace").split("\n")

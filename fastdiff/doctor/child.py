@@ -1,10 +1,12 @@
-"""The process in which plans are tried: what hangs or crashes here harms nobody else.
+"""The child process that tries plans, so that a hang or crash stays in it.
 
-    stdin   one line of JSON, {"device": "cuda:0", "plans": [...]}; at its end the process ends
+Its protocol is::
+
+    stdin   one line of JSON, {"device": "cuda:0", "plans": [...]}; the process ends when stdin ends
     stdout  a line of JSON when it is ready, then one for each plan: {"plan": ..., "why": null or a text, "last": bool}
 
-After an error that is not a wrong output the card may be of no use to the process, so that line is its last. Imports
-no torch: `judging` is run as the process.
+After an error other than a wrong output the process may be unable to use the card, so that line is its last. This
+module does not import torch. The process runs `judging`.
 """
 
 import json
@@ -17,13 +19,13 @@ from fastdiff.errors import in_one_line
 
 
 class WrongError(Exception):
-    """A plan that gives something else than it should; the message says what."""
+    """A plan gave a wrong output; the message says how."""
 
 
 def serve(judge: Callable[[str, str], None]) -> None:
-    """Have `judge(plan, device)` try the plans that stdin names, and say on stdout what came of each."""
+    """Call `judge(plan, device)` for each plan from stdin, and write each result to stdout."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # the output of libraries must not mix with the answers
     asked = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     print(json.dumps({"ready": True}), file=answers, flush=True)
@@ -37,7 +39,7 @@ def serve(judge: Callable[[str, str], None]) -> None:
             why, is_last = in_one_line(error), True
         print(json.dumps({"plan": plan, "why": why, "last": is_last}), file=answers, flush=True)
         if is_last:
-            os._exit(1)  # the end of Python would wait for the card
+            os._exit(1)  # a normal exit would wait for the card
 
 
 def _end_with_parent() -> None:

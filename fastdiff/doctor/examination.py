@@ -1,4 +1,4 @@
-"""All that `fastdiff doctor` looks at, in order, as a table and as JSON."""
+"""All findings of `fastdiff doctor`, in order, as a table and as JSON."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from fastdiff.doctor.finding import Finding
 
 
 def examine() -> list[Finding]:
-    """Look at this machine. Takes about a second, most of it to measure speed; draws nothing, reads no model."""
+    """Examine this machine. Takes about a second, mostly to measure speed. Draws nothing, and reads no model."""
     found = machine.Machine.look()
     return [
         *machine.findings(found),
@@ -21,14 +21,14 @@ def examine() -> list[Finding]:
 
 
 def as_table(findings: Sequence[Finding]) -> str:
-    """A line for each finding, then how many are wrong."""
+    """Return a line for each finding, then a line that names the ones with a problem."""
     wrong = [finding.name for finding in findings if finding.is_wrong]
-    end = f"wrong, marked by !: {', '.join(wrong)}" if wrong else "nothing is wrong"
+    end = f"problems, marked with !: {', '.join(wrong)}" if wrong else "no problems found"
     return "\n".join([*map(str, findings), end])
 
 
 def as_dict(findings: Sequence[Finding]) -> dict[str, Any]:
-    """One JSON object."""
+    """Return the findings as one JSON object."""
     return {
         "fastdiff": fastdiff.__version__,
         "ok": not any(finding.is_wrong for finding in findings),

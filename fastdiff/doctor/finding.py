@@ -1,4 +1,4 @@
-"""A finding of `fastdiff doctor`: one thing that was looked at."""
+"""A finding of `fastdiff doctor`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     text: str  # in plain English
-    remedy: str = ""  # where something is wrong: what to do
-    values: Mapping[str, Any] = field(default_factory=dict)  # the same as JSON values, for bug reports
+    remedy: str = ""  # what to do about a problem; "" if there is none
+    values: Mapping[str, Any] = field(default_factory=dict)  # the facts in `text` as JSON values, for bug reports
 
     @property
     def is_wrong(self) -> bool:
@@ -23,5 +23,5 @@ class Finding:
         return f"{mark:<2}{self.name:<14}{self.text}{remedy}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The finding, for JSON."""
+        """Return the finding as JSON values."""
         return {"name": self.name, "text": self.text, "remedy": self.remedy, **self.values}

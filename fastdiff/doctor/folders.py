@@ -1,4 +1,4 @@
-"""The folders of caches: where they are, whether they can be written, and how much room their disk has."""
+"""The cache folders: where they are, whether they can be written, and the free space on their disks."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ LEAST_FREE = 2**30  # bytes
 
 
 def findings() -> list[Finding]:
-    """A finding for each folder."""
+    """Return a finding for each folder."""
     from huggingface_hub import constants
 
     triton = os.environ.get("TRITON_CACHE_DIR") or os.path.join(
@@ -27,11 +27,15 @@ def findings() -> list[Finding]:
 
 
 def folder_finding(name: str, folder: Path, variable: str) -> Finding:
-    """A finding about a folder, which need not exist; `variable` is the environment's that names another one."""
+    """Return a finding about a folder, which need not exist.
+
+    Args:
+        variable: the environment variable that sets another folder.
+    """
     nearest = folder.absolute()
     while not os.path.lexists(nearest) and nearest != nearest.parent:
         nearest = nearest.parent
-    remedy = f"name another folder in {variable}"
+    remedy = f"set {variable} to another folder"
     try:
         free = shutil.disk_usage(nearest).free
         with tempfile.TemporaryFile(dir=nearest):

@@ -1,7 +1,7 @@
-"""Whether a plan for sm_90 gives what it should: its errors and its bits, beside the kernel of all cards.
+"""Check an sm_90 plan: its errors and its bits, compared with the kernel for all cards.
 
-The truth is the reference in float64. The kernels' tests have the same bound on errors (CONTRIBUTING.md, rule 6).
-`python -m fastdiff.doctor.judging` is the child process that `checking` starts.
+The truth is the reference in float64. The kernel tests use the same error bound (CONTRIBUTING.md, rule 6). `checking`
+runs `python -m fastdiff.doctor.judging` as its child process.
 """
 
 from collections.abc import Iterator
@@ -21,19 +21,19 @@ from fastdiff.kernels.host.weights import FP8, Quantised
 from fastdiff.kernels.to_fp8 import to_fp8
 
 RUNS = 3
-NORM = {"num_groups": 32, "eps": 1e-5}  # that reads the moments of a convolution
-# The largest error of an output in 16 bits, in the largest number of the truth: two eps.
+NORM = {"num_groups": 32, "eps": 1e-5}  # of the norm that reads a convolution's moments
+# The largest error of a 16-bit output, relative to the largest value of the truth: two eps.
 CAPS = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
 def judge(plan: str, device: str) -> None:
-    """Run a plan on the device at its shapes. WrongError where an output is not what it should be.
+    """Run a plan on the device, at its shapes. Raises WrongError if an output is wrong.
 
-    Raises whatever the compiler and the card raise, too.
+    Errors of the compiler and the card are raised too.
     """
     for trial in trials_of(plan, torch.device(device)):
         if trial.call().hopper_plan() != plan:
-            raise WrongError(f"{trial.call().hopper_plan()} runs at its shapes")
+            raise WrongError(f"{trial.call().hopper_plan()} runs at its shapes instead")
         with poisoned(), exact_products():
             _judge(trial)
 
@@ -46,35 +46,36 @@ def _judge(trial: Trial) -> None:
         if problem is not None:
             raise WrongError(f"in {dtype_of(actual)}{what} {problem}")
     if not all(map(_equal, ours[1:], ours)):
-        raise WrongError(f"its bits in {dtype_of(ours[0][0])} move from run to run")
+        raise WrongError(f"its bits in {dtype_of(ours[0][0])} change from run to run")
     alone = _outputs(replace(trial, pictures=_last(trial.pictures)), "hopper")
     if not _equal(alone, [each[-1:] for each in ours[0]]):
-        raise WrongError(f"a picture alone in {dtype_of(alone[0])} has other bits than in a batch")
+        raise WrongError(f"a picture in {dtype_of(alone[0])} has different bits alone and in a batch")
     if trial.operation not in (attention, conv2d) and not _equal(ours[0], twins):
-        raise WrongError(f"its bits in {dtype_of(ours[0][0])} are not the bits of the kernel of all cards")
+        raise WrongError(f"its bits in {dtype_of(ours[0][0])} differ from the kernel for all cards")
 
 
 def error_of(actual: Tensor, twin: Tensor, truth: Tensor) -> str | None:
-    """Say how an output breaks the bound, if it does.
+    """Return how an output breaks the error bound; None if it does not.
+
+    Each error may be at most twice the twin's largest error plus an ulp, and at most CAPS. The RMS error may be at most
+    1.5 times the twin's plus half an ulp.
 
     Args:
         actual: the output of the plan.
-        twin: the output of the kernel of all cards in the same dtype, a 16-bit one.
+        twin: the output of the kernel for all cards in the same dtype, a 16-bit one.
         truth: the output in float64.
-
-    Errors are at most twice the twin's plus an ulp, their RMS 1.5 times plus half an ulp, and all are below CAPS.
     """
     eps, cap = torch.finfo(actual.dtype).eps, CAPS[actual.dtype] * truth.abs().max()
     ulp, error, twins_error = eps * truth.abs(), (actual - truth).abs(), (twin - truth).abs()
     if not error.isfinite().all():
-        return "numbers are NaN or infinite, or were not written"
+        return "some elements are NaN or infinite, or were not written"
     if (error - ulp).max() > 2 * twins_error.max():
-        return f"the error is {error.max():.3g}, of the kernel of all cards {twins_error.max():.3g}"
+        return f"the error is {error.max():.3g}; the kernel for all cards has {twins_error.max():.3g}"
     if error.max() > cap:
-        return f"the error is {error.max():.3g}, and may be {cap:.3g}"
+        return f"the error is {error.max():.3g}, above the allowed {cap:.3g}"
     rms, twins_rms, ulps = (each.square().mean().sqrt() for each in (error, twins_error, ulp))
     if rms > 1.5 * twins_rms + ulps / 2:
-        return f"the RMS error is {rms:.3g}, of the kernel of all cards {twins_rms:.3g}"
+        return f"the RMS error is {rms:.3g}; the kernel for all cards has {twins_rms:.3g}"
     return None
 
 
@@ -83,7 +84,7 @@ def dtype_of(tensor: Tensor) -> str:
 
 
 def _outputs(trial: Trial, way: str) -> list[Tensor]:
-    """Run the trial one way and return y; of a convolution also the norm of y, which reads the moments of y."""
+    """Run the trial in one way and return y; for a convolution also the norm of y, which reads its moments."""
     run, arguments = getattr(trial.operation, way), trial.pictures | trial.shared
     if trial.operation is not conv2d:
         return [run(**arguments)]
@@ -96,7 +97,7 @@ def _norm(way: str, y: Tensor, **options: Any) -> Tensor:
 
 
 def _truths(trial: Trial) -> Iterator[Tensor]:
-    """Yield the same in float64; an x that is multiplied in e4m3 is rounded to e4m3 first."""
+    """Yield the same outputs in float64. For an fp8 weight, x is rounded to e4m3 first, as the kernels do."""
     arguments = trial.pictures | trial.shared
     if trial.shared.get("weight") is not None and trial.shared["weight"].dtype == FP8:
         arguments["x"] = to_fp8(arguments["x"])[0].dequantised(torch.float64)
@@ -107,7 +108,7 @@ def _truths(trial: Trial) -> Iterator[Tensor]:
 
 
 def _double(value: Any) -> Any:
-    """The value with its tensors of floats in float64, inside dicts and tuples too."""
+    """Return the value with its tensors in float64, including tensors in dicts and tuples."""
     if isinstance(value, dict):
         return {name: _double(item) for name, item in value.items()}
     if isinstance(value, tuple):
@@ -118,7 +119,7 @@ def _double(value: Any) -> Any:
 
 
 def _last(value: Any) -> Any:
-    """The arguments of the last picture alone, in memory of their own."""
+    """Return the arguments of the last picture alone, as copies."""
     if isinstance(value, dict):
         return {name: _last(item) for name, item in value.items()}
     return value._replace(x=_last(value.x)) if isinstance(value, Shortcut) else value[-1:].clone()
@@ -130,7 +131,7 @@ def _equal(some: list[Tensor], others: list[Tensor]) -> bool:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Have torch.empty and its kin give NaN inside the block, so that an element that nobody writes is seen."""
+    """Make torch.empty and similar functions return NaN inside the block, to expose elements that are not written."""
     places = ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty"))
     before = [(owner, name, getattr(owner, name)) for owner, name in places]
 
@@ -152,7 +153,7 @@ def poisoned() -> Iterator[None]:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Have torch multiply float32 in float32, never in TF32, inside the block."""
+    """Make torch multiply float32 without TF32 inside the block."""
     backends: tuple[Any, ...] = torch.backends.cudnn, torch.backends.cuda.matmul
     before = [backend.allow_tf32 for backend in backends]
     try:

@@ -1,4 +1,4 @@
-"""Which kernels run on this machine and which do not, and why."""
+"""Which kernels run on this machine, and why the others do not."""
 
 import torch
 
@@ -10,7 +10,7 @@ from fastdiff.kernels.plans.tuning import current
 
 
 def findings(machine: Machine) -> list[Finding]:
-    """Findings about the kernels of all cards, products in fp8, and the fast kernels for sm_90."""
+    """Return findings about the kernels for all cards, fp8 products, and the fast kernels for sm_90."""
     if machine.platform != "CUDA":
         return [Finding("kernels", "off: they need a CUDA card and Triton", values={"on": False})]
     device = machine.device
@@ -23,7 +23,7 @@ def findings(machine: Machine) -> list[Finding]:
 
 
 def fast_kernels(device: torch.device) -> Finding:
-    """A finding about the kernels for sm_90 on the device."""
+    """Return a finding about the sm_90 kernels on the device."""
     if not is_sm_90(device):
         text = "off: they are for sm_90 (H100, H200), the card is sm_{}{}".format(*capability(device))
         return Finding("fast kernels", text, values={"on": 0})
@@ -36,7 +36,7 @@ def fast_kernels(device: torch.device) -> Finding:
     if found is None:
         reason = f"nobody has confirmed them in this Triton{problem and f', and {problem}'}"
         return Finding("fast kernels", f"off: {reason}", f"run {confirmation.REMEDY}", {"on": 0})
-    text = f"on: {len(found.passed)} of {len(plans)} plans, by the verdict {verdict.file()}"
+    text = f"on: {len(found.passed)} of {len(plans)} plans, according to {verdict.file()}"
     values = {"on": len(found.passed), "failed": dict(found.failed), "digest": found.digest}
     if not found.failed:
         return Finding("fast kernels", text, values=values)

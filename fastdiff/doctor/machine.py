@@ -1,4 +1,4 @@
-"""The machine: its cards, their driver, torch, Triton, and what of fastdiff runs on such a machine."""
+"""The machine: its cards and driver, torch, Triton, and how fastdiff runs on it."""
 
 import os
 import platform
@@ -14,25 +14,25 @@ from fastdiff.doctor.packages import version_of
 from fastdiff.kernels.host.launching import capability
 from fastdiff.kernels.plans.verdict import driver_version
 
-# What runs where, in the words of the README. Nobody has run what is said to be untried.
+# How fastdiff runs on each platform; the README has the same table.
 PLATFORMS = {
-    "CUDA": "Triton kernels on the card, and torch's functions where there is none for a shape",
-    "CUDA without Triton": "torch's own functions on the card, slower; nobody has measured them",
-    "ROCm": "nobody has run fastdiff on ROCm; --device cpu runs torch's own functions",
-    "MPS": "torch's own functions on the CPU; fastdiff does not use the Apple GPU",
-    "CPU": "torch's own functions on the CPU",
+    "CUDA": "Triton kernels on the card, and torch functions for shapes without a kernel",
+    "CUDA without Triton": "torch functions on the card; slower, and not measured",
+    "ROCm": "untested; --device cpu runs torch functions",
+    "MPS": "torch functions on the CPU; fastdiff does not use the Apple GPU",
+    "CPU": "torch functions on the CPU",
 }
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The cards, versions and drivers of this machine, as torch and the driver tell them."""
+    """The cards, versions and driver of this machine, as torch and the driver report them."""
 
-    cards: tuple[str, ...]  # that torch sees, by name
-    device: torch.device  # that `--device auto` takes
+    cards: tuple[str, ...]  # names of the cards that torch sees
+    device: torch.device  # the device of `--device auto`
     driver: str | None  # NVIDIA's
     triton: str | None
-    problem: str = ""  # that torch tells about its cards
+    problem: str = ""  # torch's warning about the cards
     cuda: str | None = None  # the version that torch was built with
     hip: str | None = None
     has_mps: bool = False
@@ -57,7 +57,7 @@ class Machine:
 
     @property
     def platform(self) -> str:
-        """The name in PLATFORMS."""
+        """The platform's name in PLATFORMS."""
         if self.hip is not None:
             return "ROCm"
         if self.cards:
@@ -66,14 +66,14 @@ class Machine:
 
 
 def findings(machine: Machine) -> list[Finding]:
-    """Findings about versions, cards, torch and Triton."""
+    """Return findings about versions, cards, torch and Triton."""
     system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     text = f"{fastdiff.__version__}, Python {platform.python_version()}, {system}"
     values = {"version": fastdiff.__version__, "python": platform.python_version(), "system": platform.platform()}
     return [
         Finding("fastdiff", text, values=values),
         _card(machine),
-        Finding("driver", machine.driver or "no NVIDIA driver is here", values={"driver": machine.driver}),
+        Finding("driver", machine.driver or "no NVIDIA driver found", values={"driver": machine.driver}),
         _torch(machine),
         _triton(machine),
         Finding("runs", f"{machine.platform}: {PLATFORMS[machine.platform]}", values={"platform": machine.platform}),
@@ -87,10 +87,10 @@ def _card(machine: Machine) -> Finding:
     none: dict[str, list[str]] = {"cards": []}
     if machine.driver is None:
         return Finding("card", "none that torch can use" if machine.has_mps else "none", values=none)
-    text = "an NVIDIA driver is here, and torch sees no card" + (f" ({machine.problem})" if machine.problem else "")
-    remedy = "see whether nvidia-smi lists one, and whether CUDA_VISIBLE_DEVICES hides it"
+    text = "there is an NVIDIA driver, but torch sees no card" + (f" ({machine.problem})" if machine.problem else "")
+    remedy = "check whether nvidia-smi lists a card, and whether CUDA_VISIBLE_DEVICES hides it"
     if machine.cuda is None:
-        text, remedy = f"{text}: it is built without CUDA", "install torch for CUDA from https://pytorch.org"
+        text, remedy = f"{text}: torch is built without CUDA", "install torch for CUDA from https://pytorch.org"
     return Finding("card", text, remedy, none)
 
 
@@ -113,5 +113,5 @@ def _triton(machine: Machine) -> Finding:
     if machine.triton:
         return Finding("triton", machine.triton, values=values)
     if machine.platform == "CUDA without Triton" and sys.platform == "linux":
-        return Finding("triton", "not installed, so that no kernel runs on the card", "pip install triton", values)
+        return Finding("triton", "not installed, so no kernel runs on the card", "pip install triton", values)
     return Finding("triton", "not installed, and not needed here", values=values)

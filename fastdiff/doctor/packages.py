@@ -1,11 +1,11 @@
-"""Packages that fastdiff can do without: whether they are there, and of which version. None is imported."""
+"""The versions of fastdiff's optional and required packages. None is imported."""
 
 import re
 from importlib import metadata
 
 from fastdiff.doctor.finding import Finding
 
-# Name -> the oldest version that works, and the feature that needs it. pyproject.toml has the same versions.
+# Package -> the oldest version that works, and the feature that needs it. pyproject.toml has the same versions.
 OPTIONAL = {
     "gradio": ("6.20", "fastdiff ui"),
     "diffusers": ("0.38", "fastdiff verify, fastdiff.accelerate"),
@@ -17,7 +17,7 @@ REQUIRED = ("safetensors", "tokenizers", "huggingface_hub", "numpy", "pydantic",
 
 
 def version_of(package: str) -> str | None:
-    """The version of an installed package; None where it is not installed."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -25,7 +25,7 @@ def version_of(package: str) -> str | None:
 
 
 def findings() -> list[Finding]:
-    """A finding for each optional package, and one for the others."""
+    """Return a finding for each optional package, and one for the required packages."""
     required = {name: version_of(name) for name in REQUIRED}
     text = ", ".join(f"{name} {version}" for name, version in required.items())
     return [*map(_optional, OPTIONAL), Finding("packages", text, values={"versions": required})]

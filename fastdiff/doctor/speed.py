@@ -1,4 +1,4 @@
-"""The speed of products and copies, measured in about a second, beside what such a card reaches."""
+"""The speed of products and copies, measured in about a second, compared with the card's data sheet."""
 
 import time
 from collections.abc import Callable
@@ -8,9 +8,9 @@ import torch
 from fastdiff.doctor.finding import Finding
 from fastdiff.execution.memory import is_out_of_memory
 
-# Words of a card's name -> TFLOP/s of dense products in bfloat16 with sums in float32, and TB/s of its memory: NVIDIA's
-# data sheets of H200, H100, A100, L40S, L4 and A10 (half of a number with sparsity), and its white papers on the
-# architectures of Blackwell, Ada and Ampere (GA102) for the RTX cards.
+# Words of a card's name -> TFLOP/s of dense bfloat16 products with float32 sums, and TB/s of its memory. The sources
+# are NVIDIA's data sheets of H200, H100, A100, L40S, L4 and A10 (half of the numbers with sparsity); for RTX cards, its
+# white papers on the Blackwell, Ada and Ampere (GA102) architectures.
 REACHES = {
     "B200": (2250.0, 8.0),
     "H200": (989.0, 4.8),
@@ -34,7 +34,7 @@ BYTES = {"cuda": 2**30, "cpu": 2**27}  # of a copy
 
 
 def findings(device: torch.device) -> list[Finding]:
-    """Findings about products and copies on the device."""
+    """Return findings about products and copies on the device."""
     if torch.version.hip is not None:
         return []
     try:
@@ -42,7 +42,7 @@ def findings(device: torch.device) -> list[Finding]:
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        return [Finding("speed", "not measured: other processes have the card's memory")]
+        return [Finding("speed", "not measured: other processes use the card's memory")]
     reached = reach(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     format = "bfloat16" if device.type == "cuda" else "float32"
     return [
@@ -52,7 +52,7 @@ def findings(device: torch.device) -> list[Finding]:
 
 
 def reach(card: str) -> tuple[float, float] | None:
-    """TFLOP/s and TB/s in the data sheet of a card; None of a card that REACHES does not have."""
+    """Return the TFLOP/s and TB/s of a card's data sheet; None if the card is not in REACHES."""
     words = set(card.lower().replace("-", " ").split())
     fitting = [name for name in REACHES if words.issuperset(name.lower().split())]
     return REACHES[max(fitting, key=lambda name: len(name.split()))] if fitting else None
@@ -61,7 +61,7 @@ def reach(card: str) -> tuple[float, float] | None:
 def _finding(what: str, measured: float, unit: str, reached: float | None) -> Finding:
     text = f"{what}: {measured:.3g} {unit}"
     if reached is not None:
-        text += f", {measured / reached:.0%} of the data sheet's {reached:g}; other work on the card takes its share"
+        text += f", {measured / reached:.0%} of the data sheet's {reached:g}; other work on the card lowers it"
     return Finding("speed", text, values={"what": what, "measured": measured, "unit": unit, "data sheet": reached})
 
 
@@ -78,7 +78,7 @@ def _copies(device: torch.device) -> float:
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """The seconds of one run, by many after a warm-up."""
+    """Return the mean seconds of a run, after a warm-up."""
 
     def timed(count: int) -> float:
         start = time.perf_counter()

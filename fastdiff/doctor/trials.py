@@ -1,6 +1,6 @@
-"""Inputs for each plan for sm_90: shapes that the plan is for, by the plan's name.
+"""Inputs for each sm_90 plan, with shapes that follow from the plan's name.
 
-Each trial is a batch in which the pictures differ. The last picture alone takes other tiles than the batch.
+Each trial is a batch of different pictures. The last picture alone uses other tiles than the batch.
 """
 
 import re
@@ -24,28 +24,28 @@ from fastdiff.kernels.swiglu import swiglu
 DTYPES = (torch.bfloat16, torch.float16)
 PRODUCTS: dict[str, Operation] = {"linear": linear, "swiglu": swiglu, "geglu": geglu}
 FORMATS = {name: dtype for dtype, name in NAMES.items()}
-PIXELS = 2**16  # of all pictures of a convolution
-MOST_CHANNELS = 640  # of a convolution whose plan has no upper bound
-PICTURES, TOKENS = 4, 77  # of a batch of tokens; TOKENS is doubled until the picture alone fills the card's tiles
+PIXELS = 2**16  # in all pictures of a convolution
+MOST_CHANNELS = 640  # for convolution plans without an upper bound
+PICTURES, TOKENS = 4, 77  # for products; TOKENS is doubled until a picture's tokens fill the card
 QUERIES, HEADS = 1000, 8
-KEYS = 128  # of a step of attention: a multiple of it has kernels of its own
+KEYS = 128  # per step of attention; a multiple of it compiles to different kernels
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The arguments of one call of an operation that has the plan."""
+    """The arguments of one call that runs by the plan."""
 
     operation: Operation
     pictures: dict[str, Any]  # arguments with a row for each picture: tensors, or a Shortcut
-    shared: dict[str, Any]  # the others
+    shared: dict[str, Any]  # the other arguments
 
     def call(self) -> Call:
-        """The call of the whole batch."""
+        """Return the call with the whole batch."""
         return self.operation.parse(**self.pictures, **self.shared)
 
 
 class Numbers:
-    """Normal numbers of one seed; without memory on the meta device."""
+    """Normal random numbers with a fixed seed; tensors without memory on the meta device."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
@@ -59,14 +59,18 @@ class Numbers:
         return torch.randn(shape, generator=self._random, device=self.device)
 
     def weight(self, *shape: int, format: str | None) -> Weight:
-        """A weight whose products are about 1, in memory as convolutions read it; `format` is int8, fp8 or None."""
+        """Return a weight whose products are about 1, in the memory layout of convolutions.
+
+        Args:
+            format: int8, fp8 or None.
+        """
         made = self.normal(*shape, scale=(torch.Size(shape).numel() / shape[0]) ** -0.5)
         made = made.contiguous(memory_format=torch.channels_last) if made.ndim == 4 else made
         return made if format is None else quantise(made, FORMATS[format])
 
 
 def trials_of(plan: str, device: torch.device) -> Iterator[Trial]:
-    """Yield the trials of a plan in both 16-bit dtypes. ValueError for a name that no plan has."""
+    """Yield the trials of a plan in both 16-bit dtypes. Raises ValueError if there is no plan of this name."""
     for dtype in DTYPES:
         numbers = Numbers(device, dtype)
         if plan.startswith("attention "):
@@ -80,7 +84,7 @@ def trials_of(plan: str, device: torch.device) -> Iterator[Trial]:
 def _attention(plan: str, numbers: Numbers) -> Iterator[Trial]:
     found = next((row.facts for row in choices.CHOICES.rows if row.plan == plan), None)
     if found is None:
-        raise ValueError(f"{plan} is no plan")
+        raise ValueError(f"{plan} is not a plan")
     first, last, mask = found["keys"].start, found["keys"].stop - 1, found["mask"]
     whole = -(-first // KEYS) * KEYS
     for keys in dict.fromkeys(min(last, most) for most in (first + 76, whole)):
@@ -95,7 +99,7 @@ def _attention(plan: str, numbers: Numbers) -> Iterator[Trial]:
 def _convolution(plan: str, numbers: Numbers) -> Trial:
     found = re.fullmatch(r"conv2d-(same|up)-(\d+)-(\d+|more)(-shortcut)?(?:, (fp8|int8))?", plan)
     if found is None:
-        raise ValueError(f"{plan} is no plan")
+        raise ValueError(f"{plan} is not a plan")
     mode, pixels, depth, shortcut, format = found.groups()
     side, channels = int(int(pixels) ** 0.5), MOST_CHANNELS if depth == "more" else int(depth)
     n, read = max(PICTURES, PIXELS // int(pixels)), side // 2 if mode == "up" else side
@@ -115,7 +119,7 @@ def _convolution(plan: str, numbers: Numbers) -> Trial:
 def _product(plan: str, numbers: Numbers) -> Trial:
     found = re.fullmatch(r"(linear|swiglu|geglu) (\d+) to (\d+)(, residual)?(?:, (fp8|int8))?", plan)
     if found is None:
-        raise ValueError(f"{plan} is no plan")
+        raise ValueError(f"{plan} is not a plan")
     name, channels, rows, residual, format = found.groups()
     weight = numbers.weight(int(rows), int(channels), format=format)
     tokens = TOKENS

@@ -1,4 +1,4 @@
-"""Pictures on the CPU, each computed alone, as its bits must not depend on its batch: side by side, or in turn."""
+"""Compute CPU pictures one by one, in parallel or in turn, so a picture's bits do not depend on its batch."""
 
 import functools
 import threading
@@ -15,27 +15,28 @@ Result = TypeVar("Result")
 
 
 def map_pictures(function: Callable[..., Result], *batches: Tensor) -> Iterator[Result]:
-    """Return `function` of each picture of the batches (N, ...) alone; on the CPU they run side by side, from now on.
+    """Yield `function` of each picture (1, ...) of the batches (N, ...). On the CPU they start now and run in parallel.
 
-    function takes a picture (1, ...) of each batch. A batched convolution of torch on the CPU gives a picture other
-    bits in other company, so there it is called alone.
+    On the CPU, torch's batched convolutions give a picture bits that depend on its batch, so each picture is computed
+    alone.
     """
-    side_by_side = batches[0].device.type == "cpu" and recorder() is None  # which listens in this thread alone
+    side_by_side = batches[0].device.type == "cpu" and recorder() is None  # a recorder listens only in this thread
     if not side_by_side:
         return map(function, *_pictures(batches))
     return _cpu_workers().map(_inferring(function), *_pictures(batches))
 
 
 def map_in_turn(function: Callable[..., Result], *batches: Tensor) -> Iterator[Result]:
-    """As `map_pictures`, but one after another, each by all threads: a single one is done in half of the time.
+    """Yield the same as `map_pictures`, but one picture after another, each with all threads.
 
-    Side by side, threads of Python wait for one another between the operations, the longer the shorter those are.
+    A single picture takes half of the time. In parallel, Python threads wait for each other between operations, and the
+    wait is relatively longer for short operations.
     """
     return map(_inferring(function), *_pictures(batches))
 
 
 def _inferring(function: Callable[..., Result]) -> Callable[..., Result]:
-    """`function` without what torch notes for gradients: its results may be read, and not be changed in place."""
+    """Return `function` in inference mode: its results can be read, but not changed in place outside that mode."""
     return torch.inference_mode()(function)
 
 
@@ -45,9 +46,9 @@ def _pictures(batches: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
 
 @functools.cache
 def _cpu_workers() -> ThreadPoolExecutor:
-    """Return Python threads that each run torch with the same number of threads, whatever there is to do.
+    """Return a pool of Python threads, each of which runs torch with the same fixed number of threads.
 
-    The number decides how oneDNN splits a sum, so it depends on the machine alone: one thread each up to four cores.
+    The number affects how oneDNN splits a sum, so it depends only on the machine: one each on up to four cores.
     """
     cores = torch.get_num_threads()
     workers = min(cores, 4)
@@ -55,10 +56,10 @@ def _cpu_workers() -> ThreadPoolExecutor:
     all_started = threading.Barrier(workers)
 
     def set_up() -> None:
-        all_started.wait()  # every worker takes one of these tasks
+        all_started.wait()  # so every worker gets exactly one of these tasks
         torch.get_num_threads()  # a thread's first call copies the process's setting over its own
         torch.set_num_threads(cores // workers)
 
     wait([pool.submit(set_up) for _ in range(workers)])
-    torch.set_num_threads(cores)  # the setting of this thread, and of threads to come
+    torch.set_num_threads(cores)  # the setting for this thread, and for later threads
     return pool

@@ -1,6 +1,6 @@
-"""CUDA graphs of a function of tensors: captured on the second call for its shapes, replayed after that.
+"""CUDA graphs of a function of tensors: captured on the second call with the same shapes, then replayed.
 
-A replay is one launch where the function was hundreds. The same kernels run in the same order: the bits are the same.
+A replay is one launch instead of hundreds. It runs the same kernels in the same order, so the bits are the same.
 """
 
 import threading
@@ -14,17 +14,17 @@ from torch import Tensor
 from fastdiff.kernels.host.compiling import only_compiling
 from fastdiff.kernels.host.recording import recorder
 
-# Tensors, or tuples and named tuples of such: a value of several tensors is one argument.
+# A tensor, or a tuple or named tuple of `Tensors`: one argument may have several tensors.
 Tensors = Tensor | tuple[Any, ...]
 Function = Callable[..., Tensors]
 
-# Graphs kept of a function, the least recently used goes first: each holds the memory of its intermediate results. The
-# number is chosen, not measured: steps with noise and without it, at four sizes of a batch.
+# Graphs per function; the least recently used is dropped. Each holds the memory of its intermediate results. The number
+# is chosen, not measured: steps with and without noise, at four batch sizes.
 CAPACITY = 8
 
 
 def map_tensors(function: Callable[..., Any], *trees: Tensors) -> Any:
-    """Return `function` of each tensor, or of the tensors at one place of several trees, in the shape of the first."""
+    """Apply `function` to each tensor of a tree, or to corresponding tensors of several trees, like `tree_map`."""
     first = trees[0]
     if isinstance(first, Tensor):
         return function(*trees)
@@ -37,17 +37,17 @@ def _describe(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
 
 
 class _Graph:
-    """One captured call, with inputs and outputs in memory of its own."""
+    """One captured call, with its own input and output memory."""
 
     def __init__(self, function: Function, inputs: Tensors):
-        # what the function would lay out anew at each replay, the copy into these does
+        # contiguous, so that the copy into these makes the layout change that each replay would make otherwise
         self.inputs = map_tensors(lambda tensor: tensor.clone(memory_format=torch.contiguous_format), inputs)
         self.graph = torch.cuda.CUDAGraph()
         self.idle = torch.cuda.Event()
         torch.cuda.current_stream().synchronize()
-        stream = torch.cuda.Stream()  # torch's own for captures is on the device of the process's first
+        stream = torch.cuda.Stream()  # torch's default capture stream is on the device of the process's first capture
         capturing = torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local")
-        # A capture that fails may leave its stream the current one.
+        # A failed capture may leave its stream as the current stream.
         with torch.cuda.stream(torch.cuda.current_stream()), capturing:
             self.outputs = function(*self.inputs)
 
@@ -61,24 +61,24 @@ class _Graph:
 
 
 class Graphed:
-    """`function` of tensors, a pure launch of kernels, called through a CUDA graph once its shapes came twice.
+    """Call `function` through a CUDA graph, from the second call with the same shapes on.
 
-    Its arguments and its result are Tensors. Calls from several threads and streams take turns. It must be thrown away
-    when the memory behind the function moves.
+    The function may only launch kernels. Its arguments and its result are `Tensors`. Calls from several threads and
+    streams take turns. Discard this object when memory that the function uses, such as weights, moves.
     """
 
     def __init__(self, function: Function):
         self._function = function
-        self._graphs: OrderedDict[tuple, _Graph | None] = OrderedDict()  # None: the shapes came once
+        self._graphs: OrderedDict[tuple, _Graph | None] = OrderedDict()  # None: called once, not captured yet
         self._lock = threading.Lock()
 
     def __call__(self, x: Tensor, *others: Tensors) -> Any:
         inputs = (x, *others)
-        if recorder() is not None:  # which a replay tells nothing
+        if recorder() is not None:  # a replay would report no calls to it
             return self._function(*inputs)
         key = map_tensors(_describe, inputs)
         with self._lock, torch.cuda.device(x.device):
-            if key not in self._graphs:  # the first call compiles the kernels, which no capture may do
+            if key not in self._graphs:  # the first call compiles the kernels, which a capture must not do
                 with only_compiling():
                     self._function(*inputs)
                 outputs = self._function(*inputs)

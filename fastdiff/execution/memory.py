@@ -1,7 +1,7 @@
-"""Memory that runs out, of a GPU or the host: less is computed at a time, else one line says what to lower.
+"""Handle GPU and host memory that runs out: compute fewer pictures at a time, or say in one line what to lower.
 
-An error keeps the frames that it went through, and these keep their tensors. So whatever is done about it is done after
-its `except` block has ended.
+An error keeps its frames alive, and the frames keep their tensors alive. So all handling happens after the `except`
+block has ended.
 """
 
 import gc
@@ -13,26 +13,26 @@ import torch
 
 Result = TypeVar("Result")
 
-_SIGNS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # of CUDA and Triton, of the host, of its libraries
+_SIGNS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # CUDA and Triton, the host, CUDA's libraries
 
 
 class OutOfMemoryError(MemoryError, torch.OutOfMemoryError):
-    """No memory is left on the device or the host: both Python's error and torch's. The message is one line."""
+    """The device or the host is out of memory. Both Python's and torch's error; the message is one line."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error says that memory ran out, in whatever words."""
+    """Whether an error says that memory ran out, from any library."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     if not isinstance(error, RuntimeError):
         return False
-    if "captur" in str(error):  # a CUDA graph whose capture was cut short complains too, and its error comes last
+    if "captur" in str(error):  # an interrupted CUDA graph capture raises its own error on top of the cause
         return is_out_of_memory(error.__context__)
     return any(sign in str(error) for sign in _SIGNS)
 
 
 def or_explain(function: Callable[[], Result], problem: str) -> Result:
-    """Return what `function` returns. Where memory runs out, let it go and raise OutOfMemoryError with this line."""
+    """Return the result of `function`. If memory runs out, free it and raise OutOfMemoryError with `problem`."""
     result = _attempt(function)
     if result is None:
         _let_go()
@@ -41,21 +41,27 @@ def or_explain(function: Callable[[], Result], problem: str) -> Result:
 
 
 class Portions:
-    """The pictures of a run in portions that fit in memory: all at once; half as many whenever it runs out.
+    """Split a run's pictures into portions that fit in memory: first all of them, then half as many when it runs out.
 
-    A picture's bits do not depend on the portion that it is computed in, and a portion that is done stays done.
+    A picture's bits do not depend on its portion, and finished portions are kept.
     """
 
     def __init__(
         self, count: int, device: torch.device, dtype: torch.dtype, *, halves: bool, release: Callable[[], None]
     ):
-        """count: of pictures; halves: whether portions may shrink; release: lets go what models keep for later."""
+        """Start with one portion.
+
+        Args:
+            count: the number of pictures.
+            halves: whether portions may shrink.
+            release: frees what models keep for later.
+        """
         self.size = count
         self._device, self._dtype = device, dtype
         self._halves, self._release, self._released = halves, release, False
 
     def map(self, function: Callable[[slice], Result], count: int) -> list[Result]:
-        """Return `function` of the slices that make up `count` pictures, in order. Raises OutOfMemoryError."""
+        """Return the results of `function` for consecutive slices of `count` pictures. Raises OutOfMemoryError."""
         results: list[Result] = []
         first = 0
         while first < count:
@@ -70,13 +76,17 @@ class Portions:
 
     @property
     def problem(self) -> str:
-        """The line of an error: where memory ran out, and what to lower."""
+        """The error message: where memory ran out, and what to lower."""
         pictures = "1 picture" if self.size == 1 else f"{self.size} pictures"
         lower = "lower height or width" if self.size == 1 else "lower batch size, height or width"
         return f"{self._device}: out of memory for {pictures} at a time; {remedies(lower, self._dtype)}"
 
     def _make_room(self) -> None:
-        """Let go what is held and halve the portions. A single picture is tried again if nothing was let go before."""
+        """Free what models keep, and halve the portions.
+
+        A single picture is tried again, unless this freed memory before. Raises OutOfMemoryError if nothing is left to
+        try.
+        """
         tried_all, self._released = self._released, True
         self._release()
         _let_go()
@@ -87,19 +97,19 @@ class Portions:
 
 
 def smaller_portions(count: int, size: int) -> str | None:
-    """Return the line that says that `count` pictures are computed `size` at a time; None where that is all of them."""
+    """Return a line that says that `count` pictures are computed `size` at a time; None if that is all of them."""
     if size >= count:
         return None
-    return f"out of memory for {count} pictures at a time; going on with at most {size}, which draws the same pictures"
+    return f"out of memory for {count} pictures at a time; continuing with at most {size}; the pictures are the same"
 
 
 def remedies(first: str, dtype: torch.dtype) -> str:
-    """Return what can be done about memory, as words of a line: `first`, and what always helps."""
-    return f"{first}{', use dtype bfloat16' if dtype.itemsize > 2 else ''} or take another device"
+    """Return the remedies for a message about memory: `first`, then the ones that always help."""
+    return f"{first}{', use dtype bfloat16' if dtype.itemsize > 2 else ''} or use another device"
 
 
 def _attempt(function: Callable[[], Result]) -> Result | None:
-    """Return what `function` returns, or None where memory runs out."""
+    """Return the result of `function`, or None if memory runs out."""
     try:
         return function()
     except (MemoryError, RuntimeError) as error:
@@ -109,6 +119,6 @@ def _attempt(function: Callable[[], Result]) -> Result | None:
 
 
 def _let_go() -> None:
-    """Give memory that nobody uses any more back to the device."""
+    """Return unused memory to the device."""
     gc.collect()
     torch.cuda.empty_cache()

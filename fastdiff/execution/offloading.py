@@ -1,4 +1,4 @@
-"""Models that wait in the host's memory and are on the GPU only while they work."""
+"""Offloading: keep models in host memory, and on the GPU only while they run."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def rest_on_host(model: nn.Module) -> None:
-    """Keep a model that rests on the CPU in pinned memory, which a GPU reads at full speed."""
+    """Move a CPU model's parameters to pinned memory, which a GPU reads at full speed."""
     if torch.cuda.is_available():
         for parameter in model.parameters():
             parameter.data = parameter.data.pin_memory()
@@ -16,9 +16,12 @@ def rest_on_host(model: nn.Module) -> None:
 
 @contextmanager
 def on_gpu(models: Mapping[nn.Module, Callable[[], None]], device: torch.device) -> Iterator[None]:
-    """Have CPU models on `device` during the block. Each comes with a function that frees all else that it keeps there.
+    """Keep CPU models on `device` during the block.
 
-    Nothing is copied on the way back: their weights on the host stayed where they were.
+    Nothing is copied back: the weights also stay on the host.
+
+    Args:
+        models: each model, with a function that frees everything else that the model keeps on the device.
     """
     homes: list[tuple[nn.Parameter, Tensor]] = [
         (parameter, parameter.data) for model in models for parameter in model.parameters()

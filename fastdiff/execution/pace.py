@@ -1,21 +1,21 @@
-"""The pace of a run on a GPU: the host queues a few steps, and no more."""
+"""Limit how many steps the host queues on a GPU."""
 
 from collections import deque
 
 import torch
 
-AHEAD = 8  # steps that may be queued, so that the GPU need not wait for the host; chosen, not measured
+AHEAD = 8  # steps in the queue, so that the GPU need not wait for the host; chosen, not measured
 
 
 class Pace:
-    """Holds the host back, so that a run that is stopped soon ends, and the steps that it tells of are nearly done."""
+    """Hold the host back, so that a stopped run ends soon, and reported steps are nearly finished."""
 
     def __init__(self, device: torch.device):
         self._device = device
-        self._ends: deque[torch.cuda.Event] = deque()  # of the steps that may still be queued
+        self._ends: deque[torch.cuda.Event] = deque()  # ends of the steps that may still be queued
 
     def note(self) -> None:
-        """Note that a step is queued, and wait until the one `AHEAD` before it is done."""
+        """Note that a step is queued, and wait until the step `AHEAD` before it has ended."""
         if self._device.type != "cuda":
             return
         end = torch.cuda.Event()

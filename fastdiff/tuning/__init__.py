@@ -1,1 +1,1 @@
-"""`fastdiff tune`: the tiles, warps and stages that are fastest on the card at hand, as a table."""
+"""`fastdiff tune`: find the fastest tiles, warps and stages on this card, and keep them in a table."""

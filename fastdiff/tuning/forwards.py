@@ -1,7 +1,7 @@
-"""The forward of a workload: a model of its config with random weights, and what the model is given.
+"""The forward of a workload: a model with the workload's config and random weights, and its inputs.
 
-This file imports nothing of fastdiff but its public names and `tuning`: `python benchmarks/bench_models.py --base REV`
-runs it over the code of other commits too.
+This module imports only fastdiff's public names and `tuning`, because `python benchmarks/bench_models.py --base REV`
+runs it with the code of other commits too.
 """
 
 from collections.abc import Callable
@@ -14,33 +14,33 @@ import fastdiff
 from fastdiff.tuning import timing
 from fastdiff.tuning.models import class_name
 
-TEXT_LENGTH, TIME_IDS = 77, 6  # tokens of a prompt, and SDXL's numbers beside it
+TEXT_LENGTH, TIME_IDS = 77, 6  # tokens of a prompt, and the number of SDXL's time ids
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return the dtype of a workload: float32 on a CPU and where the name says so, else bfloat16."""
+    """Return the dtype of a workload: float32 on a CPU or if the name ends in _fp32, otherwise bfloat16."""
     on_gpu = timing.DEVICE.type == "cuda"
     return torch.bfloat16 if on_gpu and not name.endswith("_fp32") else torch.float32
 
 
 def forward(config: dict[str, Any], batch: int, dtype: torch.dtype) -> Callable[[], Any]:
-    """Return a call of our model of a config, on the same random numbers in every run."""
+    """Return a call of our model with a config. Weights and inputs are random, and the same in every run."""
     model, given = random_model(config, dtype), in_dtype(inputs(config, batch), dtype)
     return lambda: model(*given)
 
 
 def random_model(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
-    """Return our model of a config, with the same random weights in every run."""
+    """Return our model with a config, and with the same random weights in every run."""
     torch.manual_seed(0)
-    with timing.DEVICE:  # random numbers of a large model take the CPU long
+    with timing.DEVICE:  # the CPU takes long to draw the weights of a large model
         return getattr(fastdiff, class_name(config)).from_config(config).to(dtype)
 
 
 def inputs(config: dict[str, Any], batch: int) -> tuple[Any, ...]:
-    """Return the arguments of a forward in float32.
+    """Return the arguments of a forward, in float32.
 
-    Sample (N, C, H, W), or (N, C, L) of a planner; timesteps (N,); then labels (N,) or None of a model of pictures, or
-    the text of a model of prompts.
+    They are the sample (N, C, H, W), or (N, C, L) for a planner, and timesteps (N,). A label model also gets labels
+    (N,) or None, and a text model its text.
     """
     timesteps = torch.full((batch,), 500, device=timing.DEVICE)
     if class_name(config) == "UNet1DModel":
@@ -54,7 +54,7 @@ def inputs(config: dict[str, Any], batch: int) -> tuple[Any, ...]:
 
 
 def _text_inputs(config: dict[str, Any], timesteps: Tensor) -> tuple[Any, ...]:
-    """Return sample, timesteps, a text (N, 77, C), and as diffusers' eighth argument SDXL's pooled text and numbers."""
+    """Return sample, timesteps and text (N, 77, C). SDXL's pooled text and time ids are diffusers' eighth argument."""
     batch, side = len(timesteps), config["sample_size"]
     text = torch.randn(batch, TEXT_LENGTH, config["cross_attention_dim"], device=timing.DEVICE)
     added = {}
@@ -67,7 +67,7 @@ def _text_inputs(config: dict[str, Any], timesteps: Tensor) -> tuple[Any, ...]:
 
 
 def in_dtype(value: Any, dtype: torch.dtype) -> Any:
-    """Return a tensor, or a tuple or dict that holds some, with all floats in `dtype`."""
+    """Return a tensor, or a tuple or dict with tensors, with all floating-point tensors in `dtype`."""
     if isinstance(value, dict):
         return {name: in_dtype(each, dtype) for name, each in value.items()}
     if isinstance(value, tuple):

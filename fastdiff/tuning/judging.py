@@ -1,7 +1,7 @@
-"""Which candidates of a shape are right, and which of them is the fastest.
+"""Check the candidates of a shape, and find the fastest correct one.
 
-The usual choice must hold against torch in a wider dtype, every other candidate must give its bits in each of some
-repeats, over poisoned memory.
+The usual choice must agree with torch in a wider dtype. Every other candidate must give the usual choice's bits in each
+of several repeats, in poisoned memory.
 """
 
 from functools import partial
@@ -14,14 +14,14 @@ from fastdiff.tuning import timing
 from fastdiff.tuning.forwards import in_dtype
 from fastdiff.tuning.shapes import Shape
 
-REPEATS = 5  # a race shows as bits that move
-GAIN = 0.97  # of the usual time, that a choice may take to be worth an entry
+REPEATS = 5  # a race shows as bits that change between repeats
+GAIN = 0.97  # a choice gets an entry if it takes at most this share of the usual time
 
 
 def tune(shape: Shape) -> dict[str, Any]:
-    """Prove and time the candidates of a shape: a row of the results, of which `choice` is None for the usual.
+    """Check and time the candidates of a shape. Return a row of results, whose `choice` is None to keep the usual one.
 
-    Raises ArithmeticError where the usual choice is wrong.
+    Raises ArithmeticError if the usual choice is wrong.
     """
     expected = proven(shape)
     refused = {candidate: why for candidate in shape.candidates[1:] if (why := fault(shape, candidate, expected))}
@@ -44,7 +44,7 @@ def tune(shape: Shape) -> dict[str, Any]:
 
 
 def timed(shape: Shape, candidates: list[tuple], seconds: float = 0.01) -> dict[tuple, float]:
-    """Return the milliseconds of each candidate, by turns."""
+    """Return the milliseconds of each candidate, measured in turns."""
 
     def call(candidate: tuple) -> Any:
         with shape.choosing(candidate):
@@ -56,9 +56,10 @@ def timed(shape: Shape, candidates: list[tuple], seconds: float = 0.01) -> dict[
 
 
 def proven(shape: Shape) -> list[Tensor]:
-    """Return the outputs of the usual choice, whose error is at most twice torch's own plus an ulp in every repeat.
+    """Return the outputs of the usual choice, after checking them.
 
-    Raises ArithmeticError where it is larger: then no candidate that has the same bits is right.
+    In every repeat its error must be at most twice torch's own error plus an ulp. Raises ArithmeticError if it is
+    larger: then a candidate with the same bits is wrong too.
     """
     eager = tensors(_reference(shape, None))[0]
     truth = tensors(_reference(shape, torch.float64 if eager.dtype == torch.float32 else torch.float32))[0]
@@ -67,18 +68,18 @@ def proven(shape: Shape) -> list[Tensor]:
         outputs = poisoned(shape, shape.candidates[0])
         error = (outputs[0] - truth).abs().max()
         if not error <= allowed:
-            raise ArithmeticError(f"the usual choice is off by {error:.3g}, allowed are {allowed:.3g}")
+            raise ArithmeticError(f"the usual choice has an error of {error:.3g}, above the allowed {allowed:.3g}")
     return outputs
 
 
 def _reference(shape: Shape, dtype: torch.dtype | None) -> Any:
-    """Return what torch makes of the shape's arguments, in a dtype or as they are."""
+    """Return the reference's output for the shape's arguments, in `dtype` or as they are."""
     args, options = shape.arguments if dtype is None else in_dtype(shape.arguments, dtype)
     return shape.reference(*args, **options)
 
 
 def fault(shape: Shape, candidate: tuple, expected: list[Tensor]) -> str | None:
-    """Return why a candidate must not be chosen, if it must not: it fails, or has other bits in one of some repeats."""
+    """Return why a candidate must not be chosen: it fails, or a repeat gives other bits. None if it may be chosen."""
     for _ in range(REPEATS):
         try:
             outputs = poisoned(shape, candidate)
@@ -91,8 +92,8 @@ def fault(shape: Shape, candidate: tuple, expected: list[Tensor]) -> str | None:
 
 
 def poisoned(shape: Shape, candidate: tuple) -> list[Tensor]:
-    """Return the outputs of a candidate, NaN where it writes nothing."""
-    torch.use_deterministic_algorithms(True, warn_only=True)  # which fills new memory
+    """Return the outputs of a candidate, with NaN in elements that it does not write."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory
     try:
         with shape.choosing(candidate):
             return tensors(shape.run())

@@ -1,6 +1,6 @@
-"""The workloads of `fastdiff tune`: the configs of published and bundled models, each with batch sizes.
+"""The workloads of `fastdiff tune`: the configs of published and bundled models, with batch sizes.
 
-Every name is the one of a row in the benchmarks of models. This file imports no torch.
+A workload has the name of its row in the model benchmarks. This module does not import torch.
 """
 
 import json
@@ -11,7 +11,7 @@ BUNDLED = Path(__file__).parents[1] / "bundled"
 
 
 def saved_config(name: str, part: str) -> dict[str, Any]:
-    """Return the config of a part of a bundled model, without the entries that diffusers adds for itself."""
+    """Return the config of a component of a bundled model, without the entries that diffusers adds for its own use."""
     saved = json.loads((BUNDLED / name / part / "config.json").read_text(encoding="utf-8"))
     return {option: value for option, value in saved.items() if not option.startswith("_")}
 
@@ -34,7 +34,7 @@ DDPM256 = DDPM32 | {  # google/ddpm-celebahq-256
     "down_block_types": ("DownBlock2D",) * 4 + ("AttnDownBlock2D", "DownBlock2D"),
     "up_block_types": ("UpBlock2D", "AttnUpBlock2D") + ("UpBlock2D",) * 4,
 }
-EMOJI64: dict[str, Any] = {  # the bundled model of labels
+EMOJI64: dict[str, Any] = {  # the bundled label model
     "sample_size": 64,
     "block_out_channels": (48, 96, 128, 128),
     "layers_per_block": 2,
@@ -45,8 +45,8 @@ EMOJI64: dict[str, Any] = {  # the bundled model of labels
     "up_block_types": ("AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D", "UpBlock2D"),
 }
 EMOJI64_DIT = saved_config("emoji64-dit", "transformer")  # the bundled transformer
-EMOJI_SD = saved_config("emoji-sd", "unet")  # the bundled model of prompts
-SD15: dict[str, Any] = {  # stable-diffusion-v1-5; what is missing here and in SDXL is the class's default
+EMOJI_SD = saved_config("emoji-sd", "unet")  # the bundled text model
+SD15: dict[str, Any] = {  # stable-diffusion-v1-5; entries that SD15 and SDXL lack are the class's defaults
     "sample_size": 64,
     "cross_attention_dim": 768,
 }
@@ -74,7 +74,7 @@ DIT_XL2: dict[str, Any] = {  # facebook/DiT-XL-2-256
     "num_embeds_ada_norm": 1000,
     "activation_fn": "gelu-approximate",
 }
-HOPPER32: dict[str, Any] = {  # the policy of bglick13/hopper-medium-v2-value-function-hor32, of its horizon
+HOPPER32: dict[str, Any] = {  # the policy of bglick13/hopper-medium-v2-value-function-hor32, with its horizon
     "sample_size": 32,
     "in_channels": 14,
     "out_channels": 14,
@@ -92,14 +92,14 @@ HOPPER32: dict[str, Any] = {  # the policy of bglick13/hopper-medium-v2-value-fu
     "up_block_types": ("UpResnetBlock1D",) * 3,
     "out_block_type": "OutConv1DBlock",
 }
-HOPPER128 = HOPPER32 | {  # of horizon 128
+HOPPER128 = HOPPER32 | {  # with horizon 128
     "sample_size": 128,
     "block_out_channels": (32, 128, 256),
     "down_block_types": ("DownResnetBlock1D",) * 3,
     "up_block_types": ("UpResnetBlock1D",) * 2,
 }
 
-# workload -> config and batch size; a workload whose name ends in _fp32 is in float32
+# workload -> config and batch size; names that end in _fp32 run in float32
 WORKLOADS: dict[str, tuple[dict[str, Any], int]] = {
     f"{name}_b{batch}{dtype}": (config, batch)
     for name, config, batches, dtypes in (
@@ -120,7 +120,7 @@ WORKLOADS: dict[str, tuple[dict[str, Any], int]] = {
 
 
 def class_name(config: dict[str, Any]) -> str:
-    """Return the name of a config's class, in diffusers and here."""
+    """Return the class name of a config, in diffusers and in fastdiff."""
     if "cross_attention_dim" in config:
         return "UNet2DConditionModel"
     if "mid_block_type" in config:

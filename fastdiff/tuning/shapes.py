@@ -1,4 +1,4 @@
-"""The shapes that ask a table for a choice in a forward, and their candidates."""
+"""The shapes for which a forward looks up a tuning table, and their candidates."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,26 +12,26 @@ from fastdiff.tuning import timing
 
 
 class Shape(NamedTuple):
-    """A shape of an operation, one call of it, and what may be chosen for it."""
+    """A shape of an operation, one call with this shape, and the candidates for it."""
 
     operation: str
     name: str
     candidates: list[tuple]  # the usual one first
     run: Callable[[], Any]
-    reference: Callable[..., Any]  # of the arguments, in any dtype
+    reference: Callable[..., Any]  # takes the arguments in any dtype
     arguments: tuple[tuple, dict[str, Any]]
 
     def choosing(self, candidate: tuple) -> Any:
-        """Return a context in which the operation takes a candidate."""
+        """Return a context in which the operation uses a candidate."""
         return using(Table("one candidate", {self.operation: {self.name: list(candidate)}}))
 
 
 class Asked(Recorder):
-    """A table that chooses nothing, and keeps the call that first asked it for a shape."""
+    """A table that always returns the usual choice, and keeps the first call of each shape."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.arguments: list[tuple] = []  # of calls that have not ended, the innermost last
+        self.arguments: list[tuple] = []  # of the calls in progress, the innermost last
         self.shapes: dict[tuple[str, str], Shape] = {}
 
     @contextmanager
@@ -42,7 +42,7 @@ class Asked(Recorder):
         self.arguments.pop()
 
     def choose(self, operation: str, name: str, usual: Any, candidates: Callable) -> Any:
-        """Return the usual choice; see kernels.host.tuning.Table."""
+        """Return the usual choice; see `kernels.plans.tuning.Table.choose`."""
         if (operation, name) not in self.shapes:
             called, args, kwargs = self.arguments[-1]
             each = list(dict.fromkeys([usual, *candidates()]))
@@ -52,7 +52,7 @@ class Asked(Recorder):
 
 
 def shapes_of(forward: Callable[[], Any]) -> list[Shape]:
-    """Return the shapes that ask for a table in a forward."""
+    """Return the shapes for which a forward looks up a table."""
     asked: Any = Asked()
     with using(asked), record(timing.DEVICE, asked):
         forward()
@@ -60,7 +60,7 @@ def shapes_of(forward: Callable[[], Any]) -> list[Shape]:
 
 
 def compile_candidates(shapes: list[Shape]) -> None:
-    """Compile the kernels of all candidates side by side; one that does not compile is an error when it is tried."""
+    """Compile the kernels of all candidates in parallel. A candidate that does not compile fails later, when tried."""
     with only_compiling():
         for shape in shapes:
             for candidate in shape.candidates:

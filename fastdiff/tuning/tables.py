@@ -1,4 +1,4 @@
-"""The user's table of a card: the choice for each shape that was tuned."""
+"""The user's table for a card: the choice for each tuned shape."""
 
 import json
 import os
@@ -13,10 +13,10 @@ from fastdiff.runs import temporaries
 
 
 def keep(card: str, row: dict[str, Any]) -> None:
-    """Write the choice in a row of the results into the card's table, or take an older one out where there is none.
+    """Write the choice of a result row to the card's table; a row without a choice removes the shape's old entry.
 
-    What the table has for other shapes stays, if it was made with this Triton. OSError of one line where the disk
-    refuses.
+    Entries for other shapes stay, if the table was made with this Triton. Raises OSError, with a one-line message, if
+    the table cannot be written.
     """
     file = table_of(card)
     choices: dict[str, dict[str, list]] = {name: dict(shapes) for name, shapes in _known(file).items()}
@@ -30,15 +30,15 @@ def keep(card: str, row: dict[str, Any]) -> None:
         with temporaries.holding(file.parent, (json.dumps(table, indent=1) + "\n").encode()) as temporary:
             os.replace(temporary, file)
     except OSError as error:
-        remedy = "make room, or name another folder in FASTDIFF_TABLES"
+        remedy = "make room, or set FASTDIFF_TABLES to another folder"
         raise OSError(f"cannot write the table {file} ({error.strerror}); {remedy}") from None
 
 
 def table_of(card: str) -> Path:
-    """Return the file of a card's table."""
+    """Return the path of a card's table."""
     return user_folder() / file_name(card)
 
 
 def _known(file: Path) -> Choices:
-    """Return the choices of the table in a file, if it is one of this Triton."""
+    """Return the choices of the table in a file; none if the file is missing or not for this Triton."""
     return read_table(file).choices if file.is_file() else NO_TABLE.choices

@@ -1,4 +1,4 @@
-"""The time of calls on one device, measured in turns. The benchmarks measure by the same functions."""
+"""Measure the time of calls on one device, in turns. The benchmarks use the same functions."""
 
 import statistics
 import time
@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 
-GROUPS = 5  # a time is the median of so many groups of calls
+GROUPS = 5  # a time is the median of this many groups of calls
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 Call = Callable[[], Any]
 
 
 def measure(calls: Mapping[str, Call], *, graph: bool = True, seconds: float = 0.1) -> dict[str, float]:
-    """Return the milliseconds of each call, warm. Groups of `seconds` take turns, so all calls meet the same machine.
+    """Return the milliseconds of each call, after a warm-up.
 
-    On a GPU it is the time of a CUDA graph's replay; without `graph`, of calls as they are, launches included.
+    Groups of calls, each about `seconds` long, take turns, so changes of the machine affect all calls alike. On a GPU
+    the time is that of a CUDA graph replay. Without `graph` it is that of plain calls, with their launches.
     """
     for call in calls.values():
         for _ in range(3):
@@ -30,7 +31,7 @@ def measure(calls: Mapping[str, Call], *, graph: bool = True, seconds: float = 0
 
 
 def capture(call: Call) -> Call:
-    """Return a replay of the kernels that `call`, which has run before, launches."""
+    """Capture the kernels that `call` launches, and return their replay. `call` must have run before."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
@@ -38,7 +39,7 @@ def capture(call: Call) -> Call:
 
 
 def seconds_each(call: Call, count: int) -> float:
-    """Return the seconds of one of `count` calls in a row."""
+    """Return the seconds per call of `count` calls in a row."""
     if DEVICE.type == "cpu":
         start = time.perf_counter()
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""Tune forwards: find their shapes, judge the candidates of each, and keep the choices in the table."""
+"""Tune forwards: find their shapes, judge each shape's candidates, and keep the choices in the table."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -16,25 +16,25 @@ from fastdiff.tuning.models import WORKLOADS
 from fastdiff.tuning.shapes import compile_candidates, shapes_of
 from fastdiff.tuning.tables import keep
 
-Make = Callable[[], Callable[[], Any]]  # makes a model, and returns a call of it
+Make = Callable[[], Callable[[], Any]]  # builds a model, and returns a call of it
 
 
 def find_card() -> str:
-    """Return the name of the card that is tuned. InputError where there is none, or no Triton."""
+    """Return the name of the card to tune. Raises InputError without a GPU or without Triton."""
     if find_spec("triton") is None:
         raise InputError("tune: Triton is not installed; pip install triton")
     if not torch.cuda.is_available():
-        raise InputError("tune: no GPU was found; only kernels of a GPU have anything to tune")
+        raise InputError("tune: no GPU was found; only GPU kernels can be tuned")
     return torch.cuda.get_device_name(timing.DEVICE)
 
 
 def of_workloads(names: list[str]) -> dict[str, Make]:
-    """Return what makes the forward of each workload."""
+    """Return a function for each workload that builds its forward."""
     return {name: partial(forward, *WORKLOADS[name], dtype_of(name)) for name in names}
 
 
 def of_model(folder: str, batch_size: int) -> dict[str, Make]:
-    """Return what makes a drawing of a folder's pipeline. Calls of it raise InputError for what cannot be loaded."""
+    """Return a function that loads a folder's pipeline and returns a drawing call. It raises InputError if it fails."""
     return {folder: partial(_drawing, folder, batch_size)}
 
 
@@ -46,11 +46,12 @@ def _drawing(folder: str, batch_size: int) -> Callable[[], Any]:
 
 
 def rows(forwards: Mapping[str, Make], card: str, wrong: list[str]) -> Iterator[dict[str, Any]]:
-    """Tune all shapes of each forward, and yield a row for each once its choice is in the table.
+    """Tune all shapes of each forward, and yield a row for each shape after its choice is in the table.
 
-    wrong: a line is added for each shape that cannot be proven, and for a forward that the card has no memory for.
+    Args:
+        wrong: receives a line for each shape that fails its checks, and for each forward that runs out of memory.
     """
-    torch.backends.cudnn.allow_tf32 = False  # candidates are held against float32 without it
+    torch.backends.cudnn.allow_tf32 = False  # the check compares with exact float32
     for workload, make in forwards.items():
         with torch.inference_mode():
             try:

@@ -1,13 +1,15 @@
-"""Which way an operation runs: one table, and the functions that read it. Nothing else chooses.
+"""The table that decides how each operation runs, and the functions that read it. Nothing else decides.
 
-    reference  torch's own functions, where no kernel of ours runs or takes the arguments
+The ways to run an operation are::
+
+    reference  torch functions, where none of our kernels can run or take the arguments
     library    torch's library, where it was measured faster; for `linear` with RMSNorm, two launches
-    hopper     a kernel made for sm_90 alone, by a plan, which is the kernel and its tiles for some shapes
-    kernel     the Triton kernel of all cards, where no row says otherwise
+    hopper     a kernel for sm_90 only, launched by a plan: the kernel and its tiles for some shapes
+    kernel     the Triton kernel for all cards, where no row says otherwise
 
-A row is for calls that have its `facts`. The first row that fits, and whose way nothing obstructs, decides. Further
-rows, such as "weight", "convolution" and "conv2d tile", say how a weight is loaded, which functions of torch a
-reference uses on the CPU, and which tile some shapes have.
+A row matches calls with its `facts`. The first row that matches, and whose way has no obstacle, decides. Other rows
+("weight", "convolution", "conv2d tile" and so on) say how a weight is loaded, which torch functions a reference uses
+on the CPU, and which tile some shapes have.
 """
 
 import functools
@@ -28,7 +30,7 @@ from fastdiff.kernels.plans.conv2d_tiles import TILES, WIDE_TILE, ConvTile
 from fastdiff.kernels.plans.hopper_attention import AttentionPlan, AttentionTiles, FewKeys
 
 CPU, SM_90, ANY_CARD = "cpu", "sm_90", ""
-# The measurement behind a row: a file of benchmarks/results, kernels/README.md where the numbers are there alone, or
+# The source of a row: a file in benchmarks/results, or one of these. README: the numbers are only in kernels/README.md.
 README, UNSAVED, CHOSEN = "kernels/README.md", "measured, not saved", "chosen, not measured"
 
 
@@ -37,16 +39,16 @@ class Choice(NamedTuple):
 
     operation: str
     card: str
-    facts: Mapping[str, Any]  # by name: a value, or a range or tuple that has it
+    facts: Mapping[str, Any]  # name -> a value, or a range or tuple of allowed values
     way: str
     measured: str
-    plan: str = ""  # its name, as reports, `fastdiff doctor` and verdict files tell it
-    why: str = ""  # of a way that does not say so itself, with facts in braces
-    tiles: Any = None  # where the row has them
-    off_in: tuple[tuple[int, int], ...] = ()  # versions of Triton where a plan failed, or was slower than the others
+    plan: str = ""  # its name in reports, `fastdiff doctor` and verdict files
+    why: str = ""  # a template with facts in braces, for a way that does not explain itself
+    tiles: Any = None
+    off_in: tuple[tuple[int, int], ...] = ()  # Triton versions in which the plan failed, or was slower than the others
 
     def fits(self, facts: Mapping[str, Any]) -> bool:
-        """Whether all facts that are given are the row's."""
+        """Whether the row matches all given facts; facts that are missing match."""
         return all(
             facts[name] in wanted if isinstance(wanted, range | tuple) else facts[name] == wanted
             for name, wanted in self.facts.items()
@@ -55,7 +57,7 @@ class Choice(NamedTuple):
 
 
 class ChoiceTable:
-    """Rows, the first of which counts."""
+    """An ordered list of rows; the first match decides."""
 
     def __init__(self, rows: Iterable[Choice]) -> None:
         self.rows = tuple(rows)
@@ -64,22 +66,22 @@ class ChoiceTable:
         self.fitting = functools.lru_cache(4096)(self._fitting)
 
     def only(self, plans: frozenset[str]) -> "ChoiceTable":
-        """Return the table with these plans alone, and all rows without a plan."""
+        """Return a table with only these plans, and all rows without a plan."""
         return ChoiceTable(row for row in self.rows if not row.plan or row.plan in plans)
 
     def _fitting(self, operation: str, card: str, **facts: Any) -> tuple[Choice, ...]:
-        """The rows for an operation on a card, in order. Facts that are not given are not asked."""
+        """Return the rows for an operation on a card, in order. Facts that are not given are not checked."""
         rows = self.of.get(operation, ())
         return tuple(row for row in rows if row.card in (card, ANY_CARD) and row.fits(facts))
 
 
 def span(first: int, last: int = sys.maxsize - 1) -> range:
-    """The numbers from the first to the last."""
+    """Return the range from `first` to `last`, inclusive."""
     return range(first, last + 1)
 
 
 def _attention(name: str, widths: range, keys: range, plan: AttentionPlan, *how: str) -> Iterator[Choice]:
-    """Rows of a plan, without a mask and with the masks `how`, where it was ahead too."""
+    """Yield the rows of a plan: one without a mask, and one for each mask in `how` with which it was faster too."""
     for mask in ("", *how):
         facts = {"bits": 16, "width": widths, "keys": keys, "mask": mask, "elements": span(1)}
         plan_name = attention_plan(name, mask)
@@ -87,28 +89,31 @@ def _attention(name: str, widths: range, keys: range, plan: AttentionPlan, *how:
 
 
 def attention_plan(name: str, mask: str) -> str:
-    """Name a plan of attention with a mask: none, causal or masked."""
+    """Return the name of an attention plan. `mask` is "" (none), "causal" or "masked"."""
     return f"{name}, {mask}" if mask else name
 
 
 def _attention_by_library(widths: range, keys: range) -> Choice:
-    """A row for heads of whole 16 bytes. SDPA makes others by batched products, whose bits vary with the batch."""
+    """Return a row for heads whose size is a multiple of 16 bytes.
+
+    For other heads SDPA uses batched products, whose bits vary with the batch.
+    """
     facts = {"bits": 16, "width": widths, "head_bytes": range(0, 2**16, 16), "keys": keys, "mask": ("", "causal")}
     why = "{keys} keys, {width} wide: torch's library is faster on sm_90"
     return Choice("attention", SM_90, facts, "library", "attention.json", why=why)
 
 
-# The sizes of convolutions in a plan's name: the least pixels of an output picture and the most channels of the input.
+# The sizes in the names of convolution plans: the minimum output pixels of a picture, and the maximum input channels.
 PIXELS, DEPTHS, MORE = (65536, 16384, 4096, 1024, 256), (128, 256, 512), sys.maxsize - 1
 
 
-# Plans that lost over 2.5 % to what runs in their place, at the largest size of `bench_tritons.py plans`, in these
+# Plans that were over 2.5 % slower than what runs instead, at the largest size of `bench_tritons.py plans`, in these
 # versions of Triton (tritons.json). The bits are the same either way.
 SLOWER_IN = {"linear 320 to 960": ((3, 7),), "geglu 640 to 5120, fp8": ((3, 7),)}
 
 
 def convolution_plan(mode: str, pixels: int, channels: int, *, shortcut: bool, format: str | None) -> str | None:
-    """Name the plan of a convolution by its output pixels and input channels; None for fewer pixels than any plan's."""
+    """Return the name of a convolution's plan, by output pixels and input channels; None if `pixels` is below all."""
     least = next((least for least in PIXELS if pixels >= least), None)
     depth = next((str(most) for most in DEPTHS if channels <= most), "more")
     name = f"conv2d-{mode}-{least}-{depth}" + "-shortcut" * shortcut + (f", {format}" if format else "")
@@ -118,10 +123,13 @@ def convolution_plan(mode: str, pixels: int, channels: int, *, shortcut: bool, f
 def _convolutions(
     mode: str, least: int, most: int, formats: str, shortcuts: str = "", measured: str = "conv2d.json"
 ) -> Iterator[Choice]:
-    """Rows for 3x3 convolutions by a weight in these formats; `shortcuts`: the formats where a 1x1 shortcut is added.
+    """Yield the rows for 3x3 convolutions with a weight in these formats.
 
-    The bits of a picture may not depend on its batch, so a row is for all batches: the plan was the faster over the
-    batches that were measured. kernels/README.md says where it loses a little.
+    A picture's bits may not depend on its batch, so a row is for all batches: over the measured batches the plan was
+    faster. kernels/README.md says where it is a little slower.
+
+    Args:
+        shortcuts: the formats with a row for an added 1x1 shortcut.
     """
     pixels = range(least, min((other for other in PIXELS if other > least), default=sys.maxsize))
     channels = range(max((other + 1 for other in DEPTHS if other < most), default=1), most + 1)
@@ -135,14 +143,14 @@ def _convolutions(
 
 
 def product_plan(operation: str, channels: int, rows: int, *, residual: bool, format: str | None) -> str:
-    """Name the plan of an operation by the input channels and rows of its weight."""
+    """Return the name of the plan for a product, by the input channels and rows of its weight."""
     return f"{operation} {channels} to {rows}" + ", residual" * residual + (f", {format}" if format else "")
 
 
 def _products(
     operation: str, channels: int, rows: int, formats: str, *, residual: bool = False, measured: str = UNSAVED
 ) -> Iterator[Choice]:
-    """Rows for products by a weight in these formats; the kernel of all cards has the same bits."""
+    """Yield the rows for products with a weight in these formats; the kernel for all cards gives the same bits."""
     for format in (None if name == "16" else name for name in formats.split()):
         facts = {"channels": channels, "rows": rows, "residual": residual, "format": format, "bits": 16}
         facts |= {"gate": False, "norm": False, "fills_card": True}
@@ -152,7 +160,10 @@ def _products(
 
 
 def _products_by_library(channels: int, rows: int, tokens: int) -> Choice:
-    """A row for at most `tokens`; the library's bits were ours at each power of two from 256 to 32768 tokens."""
+    """Return a row for at most `tokens` tokens.
+
+    The library's bits equalled ours at each power of two from 256 to 32768 tokens.
+    """
     facts = {"channels": channels, "rows": rows, "tokens": span(0, tokens), "picture": range(0, 2**31, 256)}
     facts |= {"dtype": torch.bfloat16, "format": None, "activation": None}
     facts |= {"gate": False, "residual": False, "norm": False}
@@ -161,14 +172,14 @@ def _products_by_library(channels: int, rows: int, tokens: int) -> Choice:
 
 
 def _tile(side: int, channels: int, out_channels: int, pictures: int, tile: ConvTile) -> Choice:
-    """A row for `pictures` or more, where a tile was faster than the one that the times in `conv2d_tiles` name."""
+    """Return a row for at least `pictures`, where `tile` beat the tile that the times in `conv2d_tiles` select."""
     facts = {"mode": "same", "pixels": side * side, "channels": channels, "out_channels": out_channels}
     return Choice("conv2d tile", ANY_CARD, facts | {"pictures": span(pictures)}, "kernel", UNSAVED, tiles=tile)
 
 
-# Measured on one H200 with Triton 3.6 and torch 2.11, in bfloat16. A plan has the best of the tiles tried.
-# Shapes without a row were not tried, or lost; heads of up to 24 were not, and few keys of heads of 8 do not compile.
-# The library's bits were equal at batch 1, 3, 8 and 64.
+# Measured on one H200 with Triton 3.6 and torch 2.11, in bfloat16. A plan has the best of the tiles that were tried.
+# Shapes without a row were slower, or were not tried: heads of up to 24 channels were not tried, and the kernel for
+# few keys does not compile for heads of 8 channels. The library's bits were equal at batch 1, 3, 8 and 64.
 CHOICES = ChoiceTable((
     *_attention("attention to 80 keys", span(25, 64), span(65, 80),
                 AttentionPlan(FewKeys((64, 16), stages=2, resident=4)), "causal", "masked"),
@@ -224,7 +235,7 @@ CHOICES = ChoiceTable((
     *_convolutions("up", 1024, MORE, "16 fp8 int8"),
 
     Choice("linear", SM_90, {"norm": True, "bits": 16}, "library", "linear.json",
-           why="RMSNorm is faster apart on sm_90"),
+           why="a separate RMSNorm is faster on sm_90"),
     _products_by_library(320, 960, 4096),
     _products_by_library(640, 640, 8192),
     _products_by_library(640, 1920, 1024),
@@ -253,8 +264,8 @@ CHOICES = ChoiceTable((
     *_products("geglu", 640, 5120, "16 fp8 int8"),
     *_products("geglu", 1280, 10240, "16 fp8 int8", measured=README),
 
-    # With an int8 operand from registers Triton 3.6 made NaN of some U-Nets on sm_90, and ptxas ran many products one
-    # after another: a forward took 1.3 to 2.7 times as long as in bfloat16.
+    # With an int8 operand in registers, Triton 3.6 gave NaN for some U-Nets on sm_90, and ptxas serialised many
+    # products: a forward took 1.3 to 2.7 times as long as in bfloat16.
     Choice("weight", SM_90, {"format": "int8", "bits": 16}, "from_int8", README),
 
     _tile(128, 320, 320, 2, TILES[1]),
@@ -266,8 +277,8 @@ CHOICES = ChoiceTable((
     _tile(32, 128, 64, 50, WIDE_TILE),
     _tile(32, 192, 64, 50, WIDE_TILE),
 
-    # References on the CPU, in float32 where a model asks for it (`plans.cpu`). oneDNN lays a weight out anew at each
-    # product; torch leaves it for a slower function where a convolution has few elements.
+    # CPU references in float32, for models that ask for them (`plans.cpu`). oneDNN reorders the weight in each product.
+    # For convolutions with few elements torch would use a slower function instead of oneDNN.
     Choice("product", CPU, {"by_onednn": True, "multiplications": span(2**23)}, "onednn", UNSAVED),
     Choice("convolution", CPU, {"by_onednn": True}, "onednn", UNSAVED),
     Choice("convolution", CPU, {"elements": span(0, 20480), "upsample": False}, "patches", CHOSEN),
@@ -276,15 +287,15 @@ CHOICES = ChoiceTable((
 
 
 class Decision(NamedTuple):
-    """The way of a call, and why."""
+    """The way in which a call runs, and why."""
 
     way: str
-    why: str = ""  # "" where the way itself says what it does
-    passed_over: str = ""  # the plan that something was in the way of, and what
+    why: str = ""  # "" where the way explains itself
+    passed_over: str = ""  # the plan that would have run, and its obstacle
 
 
 def decide(call: Call[Any]) -> Decision:
-    """Choose the way of a call, and explain it: `--explain` and `fastdiff.report` tell what is said here."""
+    """Choose how a call runs, and say why; `--explain` and `fastdiff.report` show these words."""
     reason = unavailable(call.device) or call.obstacle()
     if reason is not None:
         return Decision("reference", reason)
@@ -302,31 +313,36 @@ def decide(call: Call[Any]) -> Decision:
 
 
 def hopper_obstacle(call: Call[Any]) -> str | None:
-    """Say why the kernel for sm_90 does not run a call: its Triton or card, or the tensors."""
+    """Return why the sm_90 kernel cannot run a call (the Triton version, the card or the tensors); None if it can."""
     reason = confirmation.gluon_obstacle(call.device) if call.in_gluon else None
     return reason or call.hopper_obstacle()
 
 
 def first(operation: str, device: torch.device | None, **facts: Any) -> Choice | None:
-    """The first row with these facts, if there is one, for what an operation is made of; device: None for any card."""
+    """Return the first row of `operation` that matches these facts; None if there is none.
+
+    Args:
+        operation: also a part of an operation, such as "weight" or "conv2d tile".
+        device: None for rows of any card.
+    """
     card = ANY_CARD if device is None else card_of(device)
     return next(iter(CHOICES.fitting(operation, card, **facts)), None)
 
 
 def plan_of(operation: str, **facts: Any) -> Choice | None:
-    """The first row with a plan for these facts, whatever the others; None where there is none."""
+    """Return the first matching row with a plan, even if a row without one comes before it; None if there is none."""
     return next((row for row in CHOICES.fitting(operation, SM_90, **facts) if row.plan), None)
 
 
 def confirmed_plans() -> frozenset[str]:
-    """The names of the plans that are taken in the Triton that is installed, where a verdict is not needed."""
+    """Return the names of the plans that run in the installed Triton, if it needs no verdict."""
     version = confirmation.known_version()
     return frozenset(row.plan for row in CHOICES.rows if row.plan and version not in row.off_in)
 
 
 @functools.cache
 def card_of(device: torch.device) -> str:
-    """The card as rows name it: cpu, sm_90 and so on."""
+    """Return the card's name in rows: cpu, sm_90 and so on."""
     return "sm_{}{}".format(*capability(device)) if device.type == "cuda" else device.type
 
 
@@ -335,7 +351,7 @@ _references_only: ContextVar[bool] = ContextVar("references_only", default=False
 
 @contextmanager
 def references_only() -> Iterator[None]:
-    """Run every operation by its torch reference inside the block: the oracle of kernel tests and benchmarks."""
+    """Run every operation by its torch reference inside the block. Kernel tests and benchmarks compare with it."""
     token = _references_only.set(True)
     try:
         yield
@@ -349,7 +365,7 @@ def _has_triton() -> bool:
 
 
 def unavailable(device: torch.device) -> str | None:
-    """Say why no kernel can run there, if none can: Triton needs a GPU, or its interpreter."""
+    """Return why no kernel can run on the device; None if one can. Triton needs a GPU or its interpreter."""
     if _references_only.get():
         return "references_only"
     if not _has_triton():

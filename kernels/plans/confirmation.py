@@ -1,4 +1,4 @@
-"""Whether plans for sm_90 run in the Triton that is installed: by `VERSIONS`, or else by a verdict."""
+"""Decide whether plans for sm_90 run in the installed Triton: by `VERSIONS`, otherwise by a verdict."""
 
 import torch
 
@@ -15,40 +15,43 @@ VERSIONS = ((3, 6), (3, 7))
 
 
 def known_version() -> tuple[int, int] | None:
-    """The version of Triton that is installed, where the kernels in Gluon are known to work in it."""
+    """Return the installed version of Triton if the Gluon kernels are known to work in it, otherwise None."""
     return next((version for version in VERSIONS if triton.__version__.startswith("{}.{}.".format(*version))), None)
 
 
 def needs_verdict(device: torch.device) -> bool:
-    """Whether the device is an sm_90 and nobody has confirmed the kernels in Gluon in this Triton."""
+    """Whether the device is an sm_90, and the Gluon kernels are not known to work in this Triton."""
     return is_sm_90(device) and isinstance(triton.__version__, str) and known_version() is None
 
 
 def in_force(device: torch.device) -> verdict.Verdict | None:
-    """The verdict that decides on the device; None where there is none, or where none is needed."""
+    """Return the verdict that decides for the device; None if there is none, or if none is needed."""
     return verdict.reading(device).verdict if needs_verdict(device) else None
 
 
 def plan_obstacle(plan: str, device: torch.device) -> str | None:
-    """Say why a verdict has a plan off on the device, if it does. Without a verdict `gluon_obstacle` says why."""
+    """Return why a verdict turns a plan off on the device; None if it does not.
+
+    None without a verdict too: `gluon_obstacle` covers that case.
+    """
     found = in_force(device)
     if found is None or plan in found.passed:
         return None
-    how = "failed" if plan in found.failed else "was not in"
+    how = "failed" if plan in found.failed else "was not tried by"
     return f"it {how} {REMEDY} in triton {triton.__version__}"
 
 
 def gluon_obstacle(device: torch.device) -> str | None:
-    """Say why kernels in Gluon are not launched on the device, if they are not."""
+    """Return why Gluon kernels are not launched on the device; None if they are."""
     if not is_sm_90(device):
-        return "Gluon: the device is no sm_90"
+        return "Gluon: the device is not sm_90"
     if known_version() is None and verdict.reading(device).verdict is None:
         return f"Gluon: not known to work in triton {triton.__version__}"
     return None
 
 
 def notice(device: torch.device) -> str | None:
-    """The line that says that the fast kernels are off on the device, why, and what to do; None where they are on."""
+    """Return a line that says why the fast kernels are off on the device and what to do; None if they are on."""
     if not needs_verdict(device):
         return None
     found, problem = verdict.reading(device)

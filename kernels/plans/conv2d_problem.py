@@ -1,4 +1,4 @@
-"""The sizes of a convolution, by which its tiles are chosen."""
+"""The sizes of a convolution, which determine its tiles."""
 
 import math
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class Problem:
     padding: tuple[int, int, int, int]  # left, right, top, bottom
     upsample: bool
     itemsize: int  # of the output
-    group: int = 0  # channels of a group of the norm that follows, if one does
-    fp8: bool = False  # what is multiplied
+    group: int = 0  # channels in a group of the norm that follows; 0 without a norm
+    fp8: bool = False  # whether the operands are fp8
 
     @property
     def x_itemsize(self) -> int:
@@ -45,7 +45,7 @@ class Problem:
 
     @property
     def fits_int32(self) -> bool:
-        """Whether there are pictures, and 32 bits count the elements of one, as the kernels do."""
+        """Whether there are pictures, and a picture's elements fit the 32-bit offsets of the kernels."""
         most = max(self.height * self.width * max(self.channels), self.pixels * self.out_channels)
         return self.pictures > 0 and most < 2**31
 
@@ -55,7 +55,7 @@ class Problem:
 
     @property
     def row(self) -> bool:
-        """Whether pictures are one row of pixels: a convolution of one dimension."""
+        """Whether pictures are one row of pixels: a one-dimensional convolution."""
         return self.height == self.kernel[0] == 1 and self.padding[2:] == (0, 0) and not self.upsample
 
     @property

@@ -1,30 +1,31 @@
-"""The tiles that convolutions are cut into, and the numbers that choose among them.
+"""The tiles of convolutions, and the numbers that choose among them.
 
-Times are of one NVIDIA H200 with torch 2.11 and triton 3.6; kernels/README.md has the times of whole convolutions.
+Times were measured on one NVIDIA H200 with torch 2.11 and triton 3.6. kernels/README.md has the times of whole
+convolutions.
 """
 
 from typing import NamedTuple
 
 
 class ConvTile(NamedTuple):
-    """The piece of the output that one program makes, and how; the time that it takes, in microseconds.
+    """The part of the output that one program computes, its launch options, and its time in microseconds.
 
-    A program alone on its multiprocessor waits for its loads; several at once are held up by each other's products.
+    A program that is alone on its multiprocessor waits for its loads; several programs wait for each other's products.
     """
 
     pixels: int
     channels: int
-    block: int  # input channels of a step
+    block: int  # input channels per step
     warps: int
     stages: int
-    swap: bool = True  # channels on the matrix unit's M side
-    resident: int = 1  # programs that a multiprocessor holds at once
-    alone: tuple[float, float] = (0.0, 0.0)  # 64 channels of a step, and all else, of a program that runs alone
-    busy: tuple[float, float] = (0.0, 0.0)  # the same of each program on a full multiprocessor
+    swap: bool = True  # channels on the M side of the matrix unit
+    resident: int = 1  # programs per multiprocessor
+    alone: tuple[float, float] = (0.0, 0.0)  # time of 64 channels of a step, and of the rest, for a lone program
+    busy: tuple[float, float] = (0.0, 0.0)  # the same for each program on a full multiprocessor
 
 
 class Candidate(NamedTuple):
-    """The part of a tiling that changes no bit."""
+    """The part of a tiling that does not affect any bit of the result."""
 
     pixels: int
     channels: int
@@ -44,31 +45,33 @@ TILES = (
     ConvTile(64, 64, 128, warps=4, stages=6, resident=1, alone=(0.075, 3.9), busy=(0.13, 2.5)),
 )
 WIDE_TILE = ConvTile(256, 64, 64, warps=4, stages=2, resident=2, alone=(0.51, 5.1), busy=(0.47, 3.4))
-# Descriptors, fp8. The times were not measured: a step takes half of its time in 16 bits, the rest as long.
+# Descriptors, fp8. The times were not measured: they assume half of the 16-bit time for a step, and the same for the
+# rest.
 FP8_TILES = (
     ConvTile(128, 128, 128, warps=8, stages=4, resident=1, alone=(0.16, 4.8), busy=(0.19, 2.7)),
     ConvTile(128, 64, 128, warps=4, stages=4, resident=2, alone=(0.1, 4.0), busy=(0.13, 1.2)),
     ConvTile(64, 64, 128, warps=4, stages=6, resident=2, alone=(0.08, 3.2), busy=(0.07, 1.6)),
 )
 SUM_MICROSECONDS = 3.0  # of `sum_chunks`
-CHUNK_MICROSECONDS = 0.7  # of a chunk more in a program: its loads start anew
-# Up to 16 output channels, the last convolution of a U-Net: the first that fills the card, else the last. These and
-# all below were chosen; no measurement of the choices is kept, but for the chunks of float32.
+CHUNK_MICROSECONDS = 0.7  # of each further chunk in a program, which restarts its loads
+# Up to 16 output channels, as in the last convolution of a U-Net: the first tile that fills the card, otherwise the
+# last. No measurement is kept for these tiles and all numbers below, except for the chunks in float32.
 NARROW_TILES = (
     ConvTile(256, 16, 64, warps=4, stages=3, swap=False),
     ConvTile(64, 16, 64, warps=4, stages=4, swap=False),
 )
-# By pointers, chosen the same way: any channels; less than a block of them, the first convolution of a U-Net; float32.
+# By pointers, selected in the same way. POINTER_TILES: any number of channels. FLAT_TILES: fewer channels than a block,
+# as in the first convolution of a U-Net.
 POINTER_TILES = (ConvTile(128, 64, 32, warps=4, stages=3), ConvTile(64, 64, 32, warps=4, stages=3))
 FLAT_TILES = (ConvTile(128, 128, 32, warps=4, stages=2), ConvTile(64, 64, 32, warps=4, stages=2))
 FLOAT32_TILES = (
     ConvTile(64, 64, 32, warps=4, stages=2, swap=False),
     ConvTile(32, 32, 32, warps=4, stages=2, swap=False),
 )
-# Pictures of one row, whole rows in a program: the first that fills the card, else the last. A tile has the pixels of
-# several pictures where a row is shorter, of one where it is longer. Chosen by the times of a planner's convolutions at
-# batches of 1, 64 and 1024, with norm, Mish, time embedding and residual in them; POINTER_ROW_TILES, for rows and
-# channels of other numbers, were not measured.
+# Pictures of one row, whole rows per program: the first tile that fills the card, otherwise the last. A tile covers
+# several pictures if a row is shorter than the tile, and one picture if it is longer. Chosen by the times of a
+# planner's convolutions at batches of 1, 64 and 1024, fused with norm, Mish, time embedding and residual.
+# POINTER_ROW_TILES, for other numbers of pixels and channels, were not measured.
 ROW_TILES = (
     ConvTile(64, 64, 64, warps=4, stages=5, resident=2),
     ConvTile(64, 64, 128, warps=4, stages=4),
@@ -86,24 +89,27 @@ FLOAT32_ROW_TILES = (
     ConvTile(16, 16, 64, warps=4, stages=4, swap=False),
     ConvTile(4, 8, 64, warps=4, stages=5, swap=False),
 )
-ROW_MEMORY, POINTER_ROW_MEMORY = 192 * 1024, 80 * 1024  # bytes of the tiles that a program loads ahead
-LONGEST_ROW = 256  # pixels, up to which a program takes whole rows
-WIDEST_GROUP = 64  # channels, up to which a program takes whole groups
+ROW_MEMORY, POINTER_ROW_MEMORY = 192 * 1024, 80 * 1024  # bytes of the tiles that a program prefetches
+LONGEST_ROW = 256  # most pixels in a row that a program computes whole
+WIDEST_GROUP = 64  # most channels in a group that a program computes whole
 
-M_SIDE = 64  # of a tile, the least of Hopper's own matrix instructions: channels where they are swapped, else pixels
-MOST_FILLED = 2048  # pixels that the tiles of a picture alone may take, where only more pictures would fill them
-SUM_CHANNELS = 32  # of a program of `sum_chunks`
-SMALL_PICTURE = 256  # pixels, up to which k may be cut into chunks
-SMALL_MOMENTS = 64  # pixels of a tile of moments of such a picture, at most
-LARGEST_NORMALISED = 64  # pixels of a picture, up to which a program takes all and may normalise
-CHUNK_STEPS = 30  # of 64 channels each, of a chunk at least
-FLOAT32_CHUNK_STEPS = 4  # of 32 channels each: one long float32 sum would be thrice as far off as cuDNN's
+M_SIDE = 64  # least M of Hopper's own matrix instructions: a tile's channels if swapped, otherwise its pixels
+MOST_FILLED = 2048  # most pixels in the tiles of one picture, if they are full only with further pictures
+SUM_CHANNELS = 32  # per program of `sum_chunks`
+SMALL_PICTURE = 256  # most pixels in a picture for which k may be cut into chunks
+SMALL_MOMENTS = 64  # most pixels in a moments tile of such a picture
+LARGEST_NORMALISED = 64  # most pixels in a picture that a program computes whole and may normalise
+CHUNK_STEPS = 30  # fewest steps in a chunk, of 64 channels each
+FLOAT32_CHUNK_STEPS = 4  # of 32 channels each: the error of one long float32 sum would be three times cuDNN's
 
 
 def descriptor_tiles(out_channels: int, whole: bool, fp8: bool) -> list[ConvTile]:
-    """Return the tiles by descriptors to choose among; `whole`: 128 channels of a step waste none.
+    """Return the tiles to choose among when descriptors load.
 
-    In fp8 a step is added to the float32 sum on its own, so that the steps of all are as long.
+    In fp8 each step is added to the float32 sum on its own, so all tiles have steps of the same length.
+
+    Args:
+        whole: whether steps of 128 channels waste none.
     """
     if fp8:
         tiles = [tile._replace(block=128 if whole else 64) for tile in FP8_TILES]
@@ -113,7 +119,10 @@ def descriptor_tiles(out_channels: int, whole: bool, fp8: bool) -> list[ConvTile
 
 
 def row_tiles(out_channels: int, itemsize: int, flat: bool, descriptors: bool) -> tuple[ConvTile, ...]:
-    """Return the tiles of rows, the largest first; of fp8 that one alone, whatever the batch, as steps are as long."""
+    """Return the tiles for pictures of one row, the largest first.
+
+    In fp8, return only the largest, so that steps have the same length at every batch.
+    """
     tiles: tuple[ConvTile, ...]
     if descriptors:
         tiles = NARROW_ROW_TILES if out_channels <= 32 else ROW_TILES

@@ -1,7 +1,7 @@
-"""How a convolution is cut into programs: which main loop, which tile, how many chunks of k.
+"""How a convolution is divided among programs: the main loop, the tile and the number of chunks of k.
 
-The tiles of moments and the chunks of k decide bits, and depend on the picture's shape alone. The tile, and whether
-chunks are spread over programs, depend on the batch too, and change no bit: the tests compare.
+The moments tiles and the chunks of k affect the bits, so they depend only on the picture's shape. The tile, and whether
+chunks are spread over programs, depend on the batch too, and do not affect the bits; tests check this.
 """
 
 import math
@@ -40,18 +40,18 @@ from fastdiff.kernels.plans.tuning import named, tuned
 class ConvTiling(NamedTuple):
     """How one convolution is launched."""
 
-    descriptors: bool  # loads by tensor descriptor, else by pointer
-    flat: bool  # by pointer: a step is of any (tap, channel) pairs, not of one tap's channels
-    rows: int  # of the grid of pixels; by pointer, its columns are the pixels of a tile of moments
+    descriptors: bool  # whether tensor descriptors load; otherwise pointers do
+    flat: bool  # pointers only: a step has any (tap, channel) pairs, not the channels of one tap
+    rows: int  # of the pixel grid; with pointers, a row of the grid is a moments tile
     columns: int
-    tile_width: int  # columns of a tile; rows, then pictures, fill it up
-    moments: int  # pixels of a tile of moments: one mean and M2 of each channel
+    tile_width: int  # columns of a tile; rows, then pictures, fill the rest
+    moments: int  # pixels in a moments tile, which has one mean and M2 for each channel
     tile: ConvTile
     chunks: int  # of the sum over k
-    steps: int  # of a chunk
-    spread: bool  # a program makes one chunk, not all
-    obstacle: str = ""  # why descriptors do not load
-    may_store: bool = True  # by descriptors
+    steps: int  # per chunk
+    spread: bool  # whether a program computes one chunk instead of all
+    obstacle: str = ""  # why descriptors cannot load
+    may_store: bool = True  # whether descriptors may store
 
     def describe(self) -> str:
         tile = f"{self.tile.pixels} pixels x {self.tile.channels} channels a program"
@@ -61,12 +61,12 @@ class ConvTiling(NamedTuple):
 
     @property
     def candidate(self) -> Candidate:
-        """The part of the tiling that a table of tiles may choose."""
+        """The part of the tiling that a tuning table may choose."""
         tile = self.tile
         return Candidate(tile.pixels, tile.channels, tile.block, tile.warps, tile.stages, self.spread)
 
     def with_candidate(self, candidate: Candidate) -> "ConvTiling":
-        """The tiling with another candidate, one of `alternatives`."""
+        """Return the tiling with another candidate, one of `alternatives`."""
         pixels, channels, block, warps, stages, spread = candidate
         swap = self.tile.swap and (channels >= M_SIDE or self.tile.channels < M_SIDE)
         tile = self.tile._replace(pixels=pixels, channels=channels, block=block, warps=warps, stages=stages, swap=swap)
@@ -74,7 +74,7 @@ class ConvTiling(NamedTuple):
 
     @property
     def tile_shape(self) -> tuple[int, int, int]:
-        """Pictures, rows and columns of a tile."""
+        """The pictures, rows and columns of a tile."""
         height = self.tile.pixels // self.tile_width
         if self.descriptors or self.rows == 1:
             height = min(height, _power_of_two_in(self.rows))
@@ -82,11 +82,11 @@ class ConvTiling(NamedTuple):
 
     @property
     def moments_tile(self) -> tuple[int, int]:
-        """Rows and columns of a tile of moments, as wide as a tile."""
+        """The rows and columns of a moments tile, which is as wide as a tile."""
         return self.moments // self.tile_width, self.tile_width
 
     def moments_tiles(self, problem: Problem) -> int:
-        """Tiles of moments in a picture."""
+        """Return the number of moments tiles in a picture."""
         return -(-problem.pixels // self.moments)
 
     def ragged(self, problem: Problem) -> bool:
@@ -99,14 +99,14 @@ class ConvTiling(NamedTuple):
         return self.descriptors and not self.spread and problem.mode != "up" and fits
 
     def stores_by_descriptor(self, problem: Problem) -> bool:
-        """Whether the copy engine stores the output's tiles. For tiles of 8 warps it was slower."""
+        """Whether the copy engine stores the output tiles. For tiles of 8 warps it was slower."""
         whole = self.descriptors or self.rows * self.columns == problem.pixels
-        unit = self.tile.channels if self.descriptors and problem.mode == "up" else 8  # channels that none may exceed
+        unit = self.tile.channels if self.descriptors and problem.mode == "up" else 8
         fits = whole and problem.itemsize == 2 and problem.out_channels % unit == 0
         return fits and self.may_store and not self.spread and self.tile.warps == 4
 
     def normalises(self, problem: Problem) -> bool:
-        """Whether a program has all of each group it makes, of whole pictures; depends on the picture's shape alone."""
+        """Whether a program computes whole groups of whole pictures. Depends only on the picture's shape."""
         if problem.row:
             whole = self.moments >= problem.pixels and not self.spread
         else:
@@ -116,11 +116,11 @@ class ConvTiling(NamedTuple):
         return whole and WIDEST_GROUP % problem.group == 0
 
     def least_pixels(self, problem: Problem) -> int:
-        """The fewest pixels of a tile: a tile of moments, or a whole picture where the tile is to be normalised."""
+        """Return the fewest pixels of a tile: a moments tile, or a whole picture if the program normalises."""
         return problem.pixels if problem.group and self.normalises(problem) else self.moments
 
     def programs(self, problem: Problem) -> int:
-        """Programs of one chunk, or of all."""
+        """Return the number of programs for one chunk (`spread`), or for all chunks."""
         pictures, height, width = self.tile_shape
         quarters = 4 if self.descriptors and problem.upsample else 1
         pixel_tiles = -(-problem.pictures // pictures) * -(-self.rows // height) * (self.columns // width) * quarters
@@ -128,7 +128,11 @@ class ConvTiling(NamedTuple):
 
 
 def make_tiling(problem: Problem, *, obstacle: str | None, multiprocessors: int) -> ConvTiling:
-    """Cut a convolution. `obstacle`: why the card or the tensors' addresses rule descriptors out, if they do."""
+    """Choose the tiling of a convolution.
+
+    Args:
+        obstacle: why the card or the tensors' addresses rule out descriptors; None if they do not.
+    """
     grid = obstacle or _descriptor_grid(problem)
     if problem.row and problem.out_width <= LONGEST_ROW:
         return _row_tiling(problem, obstacle, grid if isinstance(grid, str) else "", multiprocessors)
@@ -138,22 +142,22 @@ def make_tiling(problem: Problem, *, obstacle: str | None, multiprocessors: int)
 
 
 def _descriptor_grid(problem: Problem) -> tuple[int, int, int] | str:
-    """Rows and columns of the grid of pixels, and a tile's columns; or why descriptors do not fit."""
+    """Return the rows and columns of the pixel grid and the columns of a tile, or why descriptors cannot load."""
     rows, columns = problem.out_height, problem.out_width
     if problem.x_itemsize == 4:
         return "float32"
     unit = 16 // problem.x_itemsize
     if any(channels % unit for channels in problem.channels):  # a descriptor's strides are multiples of 16 bytes
-        return f"{min(problem.channels, key=_power_of_two_in)} channels, no multiple of {unit}"
+        return f"{min(problem.channels, key=_power_of_two_in)} channels, not a multiple of {unit}"
     if problem.mode == "up":
         if (rows, columns) != (2 * problem.height, 2 * problem.width):
-            return "upsampling with another padding than 1"
+            return "upsampling with padding other than 1"
         rows, columns = problem.height, problem.width
     odd = problem.width % 2 or (problem.height % 2 and not problem.row)
     if problem.mode == "down" and (odd or problem.channels[0] % 32):
-        return "stride 2 of an odd size, or of channels no multiple of 32"
+        return "stride 2 with an odd size, or with channels that are not a multiple of 32"
     tile_width = min(LONGEST_ROW if problem.row else 32, _power_of_two_in(columns))
-    patch = tile_width * _power_of_two_in(rows)  # pixels of a picture in a tile, which other pictures fill up
+    patch = tile_width * _power_of_two_in(rows)  # pixels of one picture in a tile; other pictures fill the rest
     if patch < min(64, rows * columns) and rows * columns * 64 // patch > MOST_FILLED:
         return f"tiles would cross the border of {rows}x{columns} pixels"
     return rows, columns, tile_width
@@ -166,7 +170,7 @@ def _descriptor_tiling(problem: Problem, rows: int, columns: int, tile_width: in
     block = 32 if problem.mode == "down" and problem.channels[0] % 64 else 64
     depth = _depth(problem, block)
     chunks = depth // CHUNK_STEPS if _may_chunk(problem) and depth >= 4 * CHUNK_STEPS else 1
-    steps = depth if chunks == 1 else -(-depth // (2 * chunks)) * 2  # even, for tiles of twice the block
+    steps = depth if chunks == 1 else -(-depth // (2 * chunks)) * 2  # even, for tiles with twice the block
     chunks = -(-depth // steps)
     if problem.out_channels <= NARROW_TILES[0].channels:
         tiles = [_first_busy(NARROW_TILES, problem, multiprocessors)]
@@ -186,9 +190,9 @@ def _descriptor_tiling(problem: Problem, rows: int, columns: int, tile_width: in
 
 
 def _row_tiling(problem: Problem, obstacle: str | None, no_descriptors: str, multiprocessors: int) -> ConvTiling:
-    """Whole rows in each program, and of the channels whole groups, so that it can normalise what it makes."""
+    """Give each program whole rows and whole groups of channels, so that it can normalise its output."""
     row = 1 << (problem.out_width - 1).bit_length()
-    why = no_descriptors or ("" if row == problem.out_width else f"{problem.out_width} pixels, no power of two")
+    why = no_descriptors or ("" if row == problem.out_width else f"{problem.out_width} pixels, not a power of two")
     flat = bool(why) and max(problem.channels) < 32
     tile = _row_tile(problem, row, flat, not why, multiprocessors)
     depth = _depth(problem, tile.block, flat)
@@ -198,7 +202,7 @@ def _row_tiling(problem: Problem, obstacle: str | None, no_descriptors: str, mul
 
 
 def _row_tile(problem: Problem, row: int, flat: bool, descriptors: bool, multiprocessors: int) -> ConvTile:
-    """The first tile that gives most multiprocessors as many programs as they hold at once, else the last."""
+    """Return the first tile that gives most multiprocessors as many programs as they can hold, otherwise the last."""
     tiles = row_tiles(problem.out_channels, problem.x_itemsize, flat, descriptors)
     fitted = [_fitted(tile, problem, row, descriptors) for tile in tiles]
 
@@ -210,10 +214,10 @@ def _row_tile(problem: Problem, row: int, flat: bool, descriptors: bool, multipr
 
 
 def _fitted(tile: ConvTile, problem: Problem, row: int, descriptors: bool) -> ConvTile:
-    """The tile with pixels for a row, and warps and memory for them; channels as there are, and no fewer than a group.
+    """Return the tile with at least a row of pixels, no channels beyond the output's, and at least a group's channels.
 
-    In float32 the block depends on the input alone, for chunks that end at the same channels. At stride 2 a step of
-    more channels than there are would read into the next pixel.
+    Warps and stages follow from the tile's size. In float32 the block depends only on the input, so that chunks end at
+    the same channels. At stride 2, a step of more channels than the input has would read into the next pixel.
     """
     pixels = max(tile.pixels, row)
     channels = min(tile.channels, _tile_channels(problem))
@@ -231,7 +235,7 @@ def _fitted(tile: ConvTile, problem: Problem, row: int, descriptors: bool) -> Co
 
 
 def _measured_tile(problem: Problem) -> ConvTile | None:
-    """The tile that the table of choices has for a convolution, if it has one."""
+    """Return the convolution's tile in the table of choices; None if it has none."""
     if problem.kernel != (3, 3) or problem.fp8:
         return None
     row = first(
@@ -242,7 +246,7 @@ def _measured_tile(problem: Problem) -> ConvTile | None:
 
 
 def tuned_tiling(tiling: ConvTiling, problem: Problem, call: Any) -> ConvTiling:
-    """The tiling, with the candidate that the table of the card names for this `Conv2dCall`."""
+    """Return the tiling with the candidate that the card's tuning table names for this `Conv2dCall`."""
 
     def shape() -> str:
         loads = "descriptors" if tiling.descriptors else "pointers"
@@ -255,10 +259,12 @@ def tuned_tiling(tiling: ConvTiling, problem: Problem, call: Any) -> ConvTiling:
 
 
 def alternatives(tiling: ConvTiling, problem: Problem) -> list[Candidate]:
-    """Candidates that leave every sum its order: moments, parts of k and all but whole blocks of 16 bits stay.
+    """Return candidates that keep the order of every sum.
 
-    A tile has whole tiles of moments, and whole groups and pictures where it normalises. Its M side, channels or else
-    pixels, is long enough for Hopper's own instructions, or too short as the usual one's is: they may round otherwise.
+    They keep the moments tiles and the chunks of k, and change the block only in 16 bits, between whole blocks. A tile
+    has whole moments tiles, and whole groups and pictures if it normalises. Hopper's own matrix instructions may round
+    differently from others, so a candidate's M side (channels or pixels) is long enough for them if and only if the
+    usual tile's is.
     """
     tile, small = tiling.tile, problem.row or problem.x_itemsize == 4
     wide, common = tiling.descriptors and not small, math.gcd(*problem.channels)
@@ -286,7 +292,7 @@ def alternatives(tiling: ConvTiling, problem: Problem) -> list[Candidate]:
 
 
 def _microseconds(tiling: ConvTiling, problem: Problem, multiprocessors: int) -> float:
-    """The time of a tiling by descriptors, by that of its tile."""
+    """Estimate the time of a tiling with descriptors from its tile's times."""
     tile = tiling.tile
     parts = tiling.chunks if tiling.spread else 1
     most = -(-tiling.programs(problem) * parts // multiprocessors)  # programs of the busiest multiprocessor
@@ -315,7 +321,7 @@ def _pointer_tiling(problem: Problem, multiprocessors: int) -> ConvTiling:
 
 
 def _first_busy(tiles: tuple[ConvTile, ...], problem: Problem, multiprocessors: int) -> ConvTile:
-    """The first tile that makes a program for every multiprocessor, else the last."""
+    """Return the first tile that gives every multiprocessor a program, otherwise the last."""
     return next((tile for tile in tiles if _programs(tile, problem) >= multiprocessors), tiles[-1])
 
 
@@ -332,11 +338,11 @@ def _may_chunk(problem: Problem) -> bool:
 
 
 def _depth(problem: Problem, block: int, flat: bool = False) -> int:
-    """Steps of the whole sum over k, of the wider tensor."""
+    """Return the number of steps in the whole sum over k, for the wider tensor."""
     channels = max(problem.channels)
     return -(-problem.taps * channels // block) if flat else problem.taps * -(-channels // block)
 
 
 def _power_of_two_in(n: int) -> int:
-    """The largest power of two that divides n."""
+    """Return the largest power of two that divides n."""
     return n & -n

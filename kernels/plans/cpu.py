@@ -1,10 +1,10 @@
-"""The fastest functions of torch on the CPU, of which references are made where a model asks for them.
+"""Faster torch functions for the CPU references, for models that ask for them.
 
-They round otherwise than the usual functions, so a model asks by `fast_on_cpu`; a model that people drew with before
-they were here does not ask, and keeps its bits. All are for float32; `choices` says where each of them is taken.
+They round differently from the usual functions, so a model must ask with `fast_on_cpu`. Models that were released
+before these functions do not ask, and keep their bits. All are for float32; `choices` says when each one is used.
 
-oneDNN makes products and convolutions. torch makes products by BLAS, and convolutions of few elements too: MKL on x86,
-which is half as fast on AMD's processors, as it does not use AVX-512 there.
+oneDNN computes products and convolutions here. torch itself uses BLAS for products, and for convolutions with few
+elements. On x86 its BLAS is MKL, which is half as fast on AMD processors, where it does not use AVX-512.
 """
 
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ from torch import Tensor
 
 from fastdiff.kernels.plans.choices import CHOICES
 
-MOST_MEAN = 4.0  # of a group, in its deviations, up to which torch's GroupNorm is as good as ours
+MOST_MEAN = 4.0  # largest |mean| / standard deviation of a group for which torch's GroupNorm is as accurate as ours
 
 _wanted: ContextVar[bool] = ContextVar("fast_on_cpu", default=False)
 
 
 @contextmanager
 def fast_on_cpu() -> Iterator[None]:
-    """Run references with the functions of this file inside the block, or in what this decorates."""
+    """Run references with the functions of this module, inside the block or the decorated function."""
     token = _wanted.set(True)
     try:
         yield
@@ -33,14 +33,14 @@ def fast_on_cpu() -> Iterator[None]:
 
 
 def _takes(x: Tensor) -> bool:
-    """Whether these functions are wanted, and are for x."""
+    """Whether the model asks for these functions, and they support x."""
     return x.device.type == "cpu" and x.dtype == torch.float32 and _wanted.get()  # last: dynamo cannot trace it
 
 
 def _way(operation: str, x: Tensor, **sizes: int | bool) -> str:
-    """The way of a reference on x, by the table of choices; "torch" where no row has it.
+    """Return the way of a reference on x from the table of choices; "torch" if no row matches.
 
-    torch.compile traces it, so that no cache is asked.
+    torch.compile traces this function, so it must not use a cache.
     """
     if x.device.type != "cpu":
         return "torch"
@@ -70,7 +70,7 @@ def convolve(
     padding: int | tuple[int, int, int, int],
     upsample: bool,
 ) -> Tensor:
-    """Return what `kernels.conv2d` says of these, (N, H_out, W_out, C_out), on any device, by what suits x."""
+    """Return the convolution that `kernels.conv2d` documents, (N, H_out, W_out, C_out), on any device."""
     if weight.shape[2:] == (1, 1) and stride == 1 and padding == 0 and not upsample:
         return product(x, weight.flatten(1), bias)
     way = _way("convolution", x, elements=x.numel(), upsample=upsample)
@@ -89,7 +89,7 @@ def convolve(
 def _convolve_patches(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int | tuple[int, int, int, int]
 ) -> Tensor:
-    """As one matrix product over the patches of x, (kH, kW, C_in) each."""
+    """Convolve by one matrix product over the patches of x, each (kH, kW, C_in)."""
     left, right, top, bottom = (padding,) * 4 if isinstance(padding, int) else padding
     x = F.pad(x, (0, 0, left, right, top, bottom))
     patches = x.unfold(1, weight.shape[2], stride).unfold(2, weight.shape[3], stride)  # (N, H, W, C_in, kH, kW)
@@ -97,14 +97,18 @@ def _convolve_patches(
 
 
 def normalises(x: Tensor, *, plain: bool) -> bool:
-    """Whether `normalised` is for x; plain: nothing but the norm's own weight and bias is applied or given."""
+    """Whether `normalised` supports x.
+
+    Args:
+        plain: whether nothing but the norm's own weight and bias is applied or given.
+    """
     return _takes(x) and any(row.fits({"plain": plain}) for row in CHOICES.of["normalisation"])
 
 
 def normalised(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
-    """Return F.group_norm of pictures x (N, H, W, C), contiguous; None where it would be off.
+    """Return F.group_norm of pictures x (N, H, W, C), contiguous; None where it would be inaccurate.
 
-    It makes the variance of sums of squares, which cancel on a large mean.
+    torch computes the variance from sums of squares, which cancel if the mean is large.
     """
     n, height, width, channels = x.shape
     y, mean, rstd = torch.native_group_norm(

@@ -1,4 +1,4 @@
-"""Operations: functions of the arguments of a call, which run it the way that `choices` says."""
+"""Operations: callables that run a call in the way that `choices` decides."""
 
 from collections.abc import Callable
 from typing import Generic, ParamSpec, TypeVar
@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 class Operation(Generic[P, R]):
-    """An operation, called with the fields of its `Call`; each way to run it is there by its name, for tests."""
+    """An operation, called with the fields of its `Call`. Tests call a way directly, by the method of its name."""
 
     def __init__(self, name: str, parse: Callable[P, Call[R]]):
         self.__name__, self.__doc__, self.__module__ = name, parse.__doc__, parse.__module__
@@ -39,7 +39,7 @@ class Operation(Generic[P, R]):
 
 
 def run(call: Call[R]) -> R:
-    """Run a call the way that is chosen, and tell a recorder why."""
+    """Run a call in the chosen way, and tell the recorder why."""
     decision = decide(call)
     if decision.why:
         because(decision.why)

@@ -1,6 +1,6 @@
-"""How attention is cut on sm_90, by a plan of `choices`, and launched: `attention.hopper`.
+"""The tiles and launches of attention on sm_90 (`attention.hopper`), by a plan of `choices`.
 
-Only the keys that are taken at a time decide a bit, so they follow from a head's width and the number of keys alone.
+Only the number of keys in a block affects the bits, so it depends only on a head's width and the number of keys.
 """
 
 from functools import cache
@@ -19,17 +19,17 @@ from fastdiff.kernels.host.recording import because
 class AttentionTiles(NamedTuple):
     """Tiles of the Gluon kernel, which streams blocks of keys past the queries."""
 
-    parts: tuple[int, int]  # columns of the two parts of a head's width
-    keys: int  # of a block
-    groups: int  # warpgroups, each of 64 queries
+    parts: tuple[int, int]  # columns in the two parts of a head's width
+    keys: int  # in a block
+    groups: int  # warp groups, each with 64 queries
     stages: int = 2
     in_turn: bool = True
     persistent: bool = True
-    resident: int = 1  # programs that a multiprocessor holds at once
+    resident: int = 1  # programs per multiprocessor
 
 
 class FewKeys(NamedTuple):
-    """All keys, which the Triton kernel holds on chip, in one part or two."""
+    """Tiles of the Triton kernel, which keeps all keys on chip, in one part or two."""
 
     parts: tuple[int, int]
     stages: int
@@ -40,7 +40,7 @@ class AttentionPlan(NamedTuple):
     """The tiles of a plan."""
 
     tiles: AttentionTiles | FewKeys
-    few: AttentionTiles | None = None  # where the queries make no more than `busy` tiles of 128 for each multiprocessor
+    few: AttentionTiles | None = None  # if the queries fill at most `busy` tiles of 128 per multiprocessor
     busy: float = 0
 
     @property
@@ -48,19 +48,19 @@ class AttentionPlan(NamedTuple):
         return not isinstance(self.tiles, FewKeys)
 
 
-BLOCK = 64  # queries of a warpgroup, and of a tile where keys are few
-FULL_TIME, SMALL_TIME = 5, 4  # of a tile of 3 warpgroups, and of one of 2
-# The registers of a thread that the compiler may use at the launch, of which a lone warpgroup is given more, by the
-# programs of a multiprocessor; and what each of several warpgroups but the first is given.
+BLOCK = 64  # queries of a warp group, and of a tile of the kernel for few keys
+FULL_TIME, SMALL_TIME = 5, 4  # relative times of a tile of 3 warp groups and of 2
+# Registers per thread. REGISTERS_AT_LAUNCH: programs per multiprocessor -> the compiler's limit at the launch with one
+# warp group, which gets more later. REGISTERS: number of warp groups -> registers of each warp group but the first.
 REGISTERS_AT_LAUNCH = {1: 168, 2: 128, 3: 80}
 REGISTERS = {1: 0, 2: 240, 3: 160}
 
 
 def obstacle(plan: AttentionPlan, heads: int, q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """Say why the plan's kernel does not take these tensors, if it does not."""
-    if isinstance(plan.tiles, FewKeys):  # tried with no others; the Triton kernel of all cards was wrong with some
+    """Return why the plan's kernel cannot take these tensors; None if it can."""
+    if isinstance(plan.tiles, FewKeys):  # other strides were not tried; the Triton kernel for all cards failed on some
         aligned = all(tensor.stride(1) % 16 == 0 for tensor in (q, k, v))
-        near = q.shape[1] * q.stride(1) < 2**31  # offsets within a picture are 32-bit numbers
+        near = q.shape[1] * q.stride(1) < 2**31  # offsets within a picture are 32-bit
         return None if aligned and near else "rows are not aligned to 16 channels, or are too far apart"
     aligned = q.shape[2] // heads % 8 == 0 and all(map(suits_descriptors, (q, k, v)))
     return None if aligned else "heads or rows are not aligned to 16 bytes"
@@ -76,7 +76,7 @@ def launch_plan(
     causal: bool = False,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Launch the kernel of a plan: softmax(q k^T / sqrt(d) + bias) v."""
+    """Launch a plan's kernel: softmax(q k^T / sqrt(d) + bias) v."""
     out = q.new_empty(q.shape)
     if isinstance(plan.tiles, FewKeys):
         _launch_few_keys(plan.tiles, out, q, k, v, bias, heads, causal)
@@ -110,7 +110,10 @@ def _launch_tiles(
 
 
 def _parts(tensor: Tensor, heads: int, rows: int, tiles: AttentionTiles) -> tuple:
-    """Descriptors (N, heads, L, d) of blocks of rows, one for either part of the width; without a second the first."""
+    """Return descriptors (N, heads, L, d) of blocks of rows, one for each part of the width.
+
+    Without a second part, the second descriptor is the first.
+    """
     n, length, channels = tensor.shape
     width, (picture, row, _) = channels // heads, tensor.stride()
     view = {"shape": [n, heads, length, width], "strides": [picture, width, row, 1]}
@@ -123,16 +126,16 @@ def _sum(parts: tuple[int, int]) -> str:
 
 @cache
 def _split(blocks: int, pairs: int, programs: int) -> tuple[int, int]:
-    """Tiles of 3 and of 2 warpgroups for the blocks of queries of each pair, so that the last program ends early."""
+    """Return how many tiles of 3 and of 2 warp groups each (picture, head) pair gets, for the earliest end of all."""
     halves = range(-(-blocks // 2) + 1)
     splits = [(max(0, -(-(blocks - 2 * small) // 3)), small) for small in halves]
     return min(splits, key=lambda split: _end(split[0] * pairs, split[1] * pairs, programs))
 
 
 def _end(full: int, small: int, programs: int) -> int:
-    """When the last of the programs ends, each of which takes a tile when it is free, the full ones first."""
+    """Return when the last program ends, if free programs take the next tile, the full ones first."""
     rounds, ahead = divmod(full, programs)
-    ends = {rounds * FULL_TIME: programs - ahead, (rounds + 1) * FULL_TIME: ahead}  # programs by their end
+    ends = {rounds * FULL_TIME: programs - ahead, (rounds + 1) * FULL_TIME: ahead}  # end -> number of programs
     ends = {end: count for end, count in ends.items() if count}
     while small > 0:
         first = min(ends)

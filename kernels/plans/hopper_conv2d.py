@@ -1,7 +1,7 @@
-"""How a convolution is cut and launched on sm_90 in Gluon: the shapes that the kernel has, their tiles and descriptors.
+"""The launch of the Gluon convolution kernel on sm_90: the supported shapes, their tiles and descriptors.
 
-Whether the kernel has a shape, and the tiles of moments, decide bits and depend on the picture's shape alone. The tiles
-depend on the batch too, and change no bit.
+Whether the kernel supports a shape, and the moments tiles, affect the bits, so they depend only on the picture's shape.
+The tiles depend on the batch too, and do not affect the bits.
 """
 
 from typing import Any, NamedTuple
@@ -17,17 +17,17 @@ from fastdiff.kernels.plans.conv2d_problem import Problem
 
 FEWEST_CHANNELS = 32  # of the input and output
 WIDTH, CHANNELS = 16, 64  # columns and channels of a tile
-SWIZZLED = 128  # bytes of the channels of a step
-# Rows of a tile -> buffers of loads and of weights in shared memory, three for each load where they fit, and the time
-# of a tile in that of 8 x 16 pixels: of an H200.
+SWIZZLED = 128  # bytes of the channels in a step
+# Rows of a tile -> shared-memory buffers for loads and for weights (three per load where they fit), and the time of a
+# tile in units of 8 x 16 pixels. Measured on an H200.
 BUFFERS = {16: (3, 6), 8: (4, 12)}
 COSTS = {16: 2.0, 8: 1.06}
-HALF_ROUND = 0.55  # of a round's time, where all its tiles are halves
-FP8_ROWS, FP8_BUFFERS = 16, (3, 9)  # the same of fp8, whose tiles have one height: chosen, not measured
+HALF_ROUND = 0.55  # relative time of a round in which all tiles are halves
+FP8_ROWS, FP8_BUFFERS = 16, (3, 9)  # the same for fp8, whose tiles have one height: chosen, not measured
 
 
 class ConvTiles(NamedTuple):
-    """How an output is cut: first `whole` tiles of `rows` rows, then tiles of half as many rows."""
+    """The tiles of an output: first `whole` tiles of `rows` rows, then tiles with half as many rows."""
 
     rows: int
     whole: int
@@ -39,33 +39,36 @@ class ConvTiles(NamedTuple):
 
 
 class ConvTensors(NamedTuple):
-    """The tensors of a convolution, contiguous, as its kernel reads them."""
+    """The contiguous tensors that the kernel reads."""
 
     parts: tuple[Tensor, ...]  # (N, H, W, C) each
     weight: Tensor  # (C_out, kH, kW, C_in)
     dtype: torch.dtype  # of the output
     residual: Tensor | None = None  # (N, H_out, W_out, C_out)
-    shortcut: tuple[Tensor, ...] = ()  # (N, H_out, W_out, C), of one picture or a pair
+    shortcut: tuple[Tensor, ...] = ()  # one or two tensors (N, H_out, W_out, C)
     shortcut_weight: Tensor | None = None  # (C_out, C)
     shortcut_bias: Tensor | None = None
-    scales: tuple[Tensor | None, Tensor | None] = None, None  # in 8 bits, of the weight (C_out,), of the parts (N,)
+    scales: tuple[Tensor | None, Tensor | None] = None, None  # in 8 bits: for the weight (C_out,), for the parts (N,)
 
     def obstacle(self) -> str | None:
-        """Say why the copy engine cannot read them, if it cannot."""
+        """Return why the copy engine cannot read the tensors; None if it can."""
         read = (*self.parts, self.weight, self.residual, *self.shortcut, self.shortcut_weight)
         suited = all(suits_descriptors(tensor) for tensor in read if tensor is not None)
         return None if suited else "rows are not aligned to 16 bytes"
 
 
 def has(problem: Problem, *, shortcut: bool, int8: bool) -> bool:
-    """Whether the kernel has a convolution of these sizes: 3x3, its channels in whole 16 bytes.
+    """Whether the kernel supports a convolution of these sizes: 3x3, channels a multiple of 16 bytes.
 
-    int8: of weights in int8, whose factors a shortcut in the same sum does not have.
+    Args:
+        shortcut: whether a 1x1 shortcut is added. Not supported with int8, because the weight's scales would apply to
+            the shortcut in the same sum.
+        int8: whether the weight is int8.
     """
     widths = (*problem.channels, problem.out_channels)
     if problem.kernel != (3, 3) or problem.itemsize != 2 or min(widths) < FEWEST_CHANNELS or (shortcut and int8):
         return False
-    units = (16 // problem.x_itemsize,) * len(problem.channels) + (8,)  # 16 bytes of each
+    units = (16 // problem.x_itemsize,) * len(problem.channels) + (8,)  # elements in 16 bytes
     if any(width % unit for width, unit in zip(widths, units, strict=True)) or problem.padding != (1, 1, 1, 1):
         return False
     if problem.mode == "up":  # a block of channels would reach into the next pixel's
@@ -74,13 +77,13 @@ def has(problem: Problem, *, shortcut: bool, int8: bool) -> bool:
 
 
 def grid_of(problem: Problem) -> tuple[int, int]:
-    """Rows and columns of the grid that tiles are cut from: the pixels of the output, or of a quarter of the output."""
+    """Return the rows and columns of the tiled grid: the output pixels, or a quarter of them for upsampling."""
     shift = problem.mode == "up"
     return problem.out_height >> shift, problem.out_width >> shift
 
 
 def moments_pixels(problem: Problem) -> int | None:
-    """Return the pixels of a tile of moments, rows of 16 columns; None where tiles do not share out a picture."""
+    """Return the pixels of a moments tile, which is 16 columns wide; None if such tiles do not divide a picture."""
     rows, columns = grid_of(problem)
     fitting = [pixels for pixels in (128, 64) if rows % (pixels // WIDTH) == 0 and columns % WIDTH == 0]
     if problem.pixels <= 64 * 64:
@@ -89,7 +92,10 @@ def moments_pixels(problem: Problem) -> int | None:
 
 
 def cut(problem: Problem, multiprocessors: int) -> ConvTiles:
-    """The tiles that take the fewest rounds of the multiprocessors, in time; the last round may be of halves."""
+    """Return the tiles with the least estimated time, in rounds of the multiprocessors.
+
+    The last round may consist of half tiles.
+    """
     rows, columns = grid_of(problem)
     columns_of_tiles = problem.pictures * -(-columns // WIDTH) * _across(problem)
     found: list[tuple[float, ConvTiles]] = []
@@ -98,7 +104,7 @@ def cut(problem: Problem, multiprocessors: int) -> ConvTiles:
         count = whole = columns_of_tiles * -(-rows // height)
         rounds: float = -(-count // multiprocessors)
         rest = count % multiprocessors
-        half = height // 2 // _warpgroups(problem) * WIDTH  # pixels of a warpgroup
+        half = height // 2 // _warpgroups(problem) * WIDTH  # pixels of a warp group
         if 0 < 2 * rest <= multiprocessors and half >= (moments_pixels(problem) or 0):
             whole, rounds = count - rest, count // multiprocessors + HALF_ROUND
         found.append((rounds * cost, ConvTiles(height, whole, 2 * count - whole)))
@@ -106,12 +112,12 @@ def cut(problem: Problem, multiprocessors: int) -> ConvTiles:
 
 
 def _warpgroups(problem: Problem) -> int:
-    """Warpgroups that share out the rows of a tile."""
+    """Return the number of warp groups that share the rows of a tile."""
     return 2 if problem.fp8 else 1
 
 
 def _across(problem: Problem) -> int:
-    """The number of tiles across the channels. Upsampling has two for each: left pixels and right pixels."""
+    """Return the number of tiles across the channels. Upsampling doubles it: left pixels and right pixels."""
     return -(-problem.out_channels // CHANNELS) << (problem.mode == "up")
 
 
@@ -121,9 +127,10 @@ def convolve(
     epilogue: tuple[Tensor | None, Tensor | None, int, float | None],
     measured: bool,
 ) -> tuple[Tensor, Moments | None]:
-    """Return y, and its moments where they are asked for and can be made.
+    """Return y and its moments; None for the moments if `measured` is False or their tiles do not divide a picture.
 
-    epilogue: bias, temb, the stride of its rows, and the factor after them.
+    Args:
+        epilogue: bias, temb, the stride of temb's rows, and the scale that is applied after them.
     """
     first = inputs.parts[0]
     y = first.new_empty(problem.out_shape, dtype=inputs.dtype)
@@ -154,34 +161,37 @@ def convolve(
 
 
 def _blocks(pictures: Tensor | None, rows: int, halves: bool) -> tuple[Any, Any]:
-    """Descriptors of (N, H, W, C), or of (N, H / 2, 2, W / 2, 2 C), in blocks of `rows` and, for `halves`, of half."""
+    """Return descriptors of (N, H, W, C) or (N, H / 2, 2, W / 2, 2 C), in blocks of `rows` and of half as many rows.
+
+    Without `halves` the second descriptor is None.
+    """
     if pictures is None:
         return None, None
     return _rows(pictures, rows), _rows(pictures, rows // 2) if halves else None
 
 
 def _rows(pictures: Tensor, height: int) -> Any:
-    """A descriptor in blocks of `height` rows."""
+    """Return a descriptor with blocks of `height` rows."""
     return gluon_descriptor(pictures, [1, height, *[1] * (pictures.ndim - 4), WIDTH, SWIZZLED // pictures.itemsize])
 
 
 def _by_parity(pictures: Tensor) -> Tensor:
-    """(N, H, W, C) as (N, H / 2, 2, W / 2, 2 C), a block of which are pixels of one parity."""
+    """View (N, H, W, C) as (N, H / 2, 2, W / 2, 2 C), whose blocks have pixels of one parity."""
     n, height, width, _ = pictures.shape
     return pictures.view(n, height // 2, 2, width // 2, -1)
 
 
 def _outputs(problem: Problem, tiles: ConvTiles, y: Tensor, residual: Tensor | None) -> list[Any]:
-    """Descriptors of the output and of the residual, if there is one, of a warpgroup's rows and of half of them."""
+    """Return descriptors of the output and the residual, in blocks of a warp group's rows and of half of them."""
     height = tiles.rows // _warpgroups(problem)
     views = [each if each is None or problem.mode != "up" else _by_parity(each) for each in (y, residual)]
     return [block for view in views for block in _blocks(view, height, tiles.halves)]
 
 
 def _sources(problem: Problem, tiles: ConvTiles, inputs: ConvTensors) -> dict[str, Any]:
-    """Pictures and weights of the sum over k, as arguments; None for a picture or weight that is not there."""
+    """Return the kernel arguments for the pictures and weights in the sum over k. Unused ones are None."""
     found: dict[str, Any] = {}
-    after = 2 if problem.mode == "same" else 1  # rows more than a tile's that a filter reads
+    after = 2 if problem.mode == "same" else 1  # rows that a filter reads beyond a tile's
     parts = dict(zip(("x", "x2", "shortcut", "shortcut2"), (*_two(inputs.parts), *_two(inputs.shortcut)), strict=True))
     for name, part in parts.items():
         found[name], found[f"{name}_half"] = _blocks(part, tiles.rows, tiles.halves)
@@ -199,5 +209,5 @@ def _two(parts: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _filters(weight: Tensor) -> Any:
-    """A descriptor of (C_out, taps, C_in) in blocks of one tap."""
+    """Return a descriptor of (C_out, taps, C_in) with blocks of one tap."""
     return gluon_descriptor(weight, [CHANNELS, 1, SWIZZLED // weight.itemsize])

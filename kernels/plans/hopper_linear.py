@@ -1,4 +1,4 @@
-"""How the products of `linear`, `swiglu` and `geglu` are cut on sm_90, and launched."""
+"""The tiles and launches of the products in `linear`, `swiglu` and `geglu` on sm_90."""
 
 from typing import NamedTuple
 
@@ -15,36 +15,35 @@ from fastdiff.kernels.host.launching import (
 from fastdiff.kernels.host.recording import because
 from fastdiff.kernels.host.weights import FP8, Factors, Quantised, Scaled, Weight
 
-TOKENS = 128  # of a tile, of two warpgroups
-STEP = 128  # bytes of a row of a step: 64 input channels, in fp8 128
-STAGES = 6  # steps in shared memory, at most
-MEMORY = 226 * 1024  # bytes for them and for what is stored
-GROUP_M = 8  # rows of tiles that share the weights they find in the L2
+TOKENS = 128  # of a tile, which two warp groups compute
+STEP = 128  # bytes of a row in a step: 64 input channels, or 128 in fp8
+STAGES = 6  # most steps in shared memory
+MEMORY = 226 * 1024  # bytes for the steps and the stored output
+GROUP_M = 8  # rows of tiles that reuse the same weights from L2
 SINGLE_WIDTHS = ((64, 32), (128, 0), (128, 16), (128, 32), (128, 64))
-# (whether there are two products, whether in fp8) -> output channels of a tile, in two parts; each of two products has
-# half of them.
+# (two products, fp8) -> output channels of a tile, in two parts. With two products, each has half of the channels.
 WIDTHS = {
     (False, False): SINGLE_WIDTHS,
     (True, False): ((128, 0),),
     (False, True): (*SINGLE_WIDTHS, (128, 128)),
     (True, True): ((128, 0), (128, 64), (128, 128)),
 }
-# In fp8 both warpgroups share a tile. But where a program has FEWEST_OWN tiles or more of the width OWN, each warpgroup
-# has its own, and ends it while the other multiplies: on one H200 in 0.87 to 1.03 of the time.
+# In fp8 both warp groups share a tile. But if a program has at least FEWEST_OWN tiles of width OWN, each warp group has
+# its own tile, and runs its epilogue while the other multiplies: on one H200, in 0.87 to 1.03 of the time.
 OWN, FEWEST_OWN = (128, 0), 4
-# Output channels of tiles that a card may have one of for each program, or fewer. Such few or narrow tiles wait for one
-# product after another, and are left to the kernel of all cards, which holds several on a multiprocessor.
+# The kernel needs more tiles of this many output channels than programs. Fewer tiles would wait for one product after
+# another, so they are left to the kernel for all cards, which runs several programs on a multiprocessor.
 NARROW = {False: 80, True: 64}
 
 
 class ProductTiles(NamedTuple):
-    """The tiles of an output, which cut its tokens and channels."""
+    """The tiles of an output: how its tokens and channels are divided."""
 
-    parts: tuple[int, int]  # channels of the two products of a tile
+    parts: tuple[int, int]  # channels in the two parts of a tile
     down: int
     across: int
-    turns: bool  # whether the warpgroups of a program take turns, each with tiles of its own
-    dual: bool = False  # of two products, half of the channels of each
+    turns: bool  # whether the warp groups of a program take turns, each with its own tiles
+    dual: bool = False  # whether a tile has two products, each with half of the channels
     fp8: bool = False
 
     @property
@@ -53,28 +52,29 @@ class ProductTiles(NamedTuple):
 
     @property
     def stored(self) -> tuple[int, int, int]:
-        """Tokens that a warpgroup stores at a time, and channels of each part."""
+        """The tokens that a warp group stores at a time, and the channels of each part."""
         most = 64 if self.turns or self.fp8 else 128
         first, second = (min(part // (1 + self.dual), most) for part in self.parts)
         return TOKENS if self.turns and not self.fp8 else TOKENS // 2, first, second
 
     @property
     def stages(self) -> int:
-        """Steps in shared memory; in fp8, where each warpgroup has its own tiles, of one warpgroup."""
+        """The number of steps in shared memory; per warp group in fp8, if each warp group has its own tiles."""
         rows, first, second = self.stored
         stored, rings = 2 * rows * (first + second) * 2, 2 if self.turns and self.fp8 else 1
         return min(STAGES, (MEMORY - stored) // (rings * (TOKENS + sum(self.parts)) * STEP))
 
 
 def fills(tokens: int, out_channels: int, programs: int, *, dual: bool = False) -> bool:
-    """Whether the tiles of an output keep all programs busy; fewer tokens are for the kernel of all cards."""
+    """Whether the tiles of an output keep all programs busy. If not, the kernel for all cards runs."""
     return -(-tokens // TOKENS) * -(-out_channels // NARROW[dual]) > programs
 
 
 def cut(tokens: int, out_channels: int, programs: int, *, dual: bool = False, fp8: bool = False) -> ProductTiles:
-    """The tiles that the programs should be done with first: a tile takes as long as its operands take to load.
+    """Return the tiles with the least estimated time: a tile's time is proportional to the operands that it loads.
 
-    dual: of two products.
+    Args:
+        dual: whether there are two products.
     """
     down = -(-tokens // TOKENS)
 
@@ -90,26 +90,26 @@ def cut(tokens: int, out_channels: int, programs: int, *, dual: bool = False, fp
 
 
 def obstacle(x: Tensor | Scaled, weight: Weight, out_channels: int) -> str | None:
-    """Say why the kernel does not take these tensors, if it does not."""
+    """Return why the kernel cannot take these tensors; None if it can."""
     loaded = [weight.values if isinstance(weight, Quantised) else weight]
-    if isinstance(x, Tensor) and weight.dtype != FP8:  # for which it is made with rows as long as the weight's
+    if isinstance(x, Tensor) and weight.dtype != FP8:  # the fp8 copy of x gets rows as long as the weight's
         loaded.append(_rows(x))
     aligned = all(map(suits_descriptors, loaded)) and out_channels % 8 == 0
-    return None if aligned else "rows are not side by side or aligned to 16 bytes"
+    return None if aligned else "rows are not contiguous, or not aligned to 16 bytes"
 
 
 def _rows(x: Tensor) -> Tensor:
-    """x, (N, L, C), as (N L, C), channels side by side."""
+    """Return x (N, L, C) as (N L, C), with contiguous channels."""
     return side_by_side(x.reshape(-1, x.shape[-1]))
 
 
 def fills_card(tokens: int, weight: Weight, *, dual: bool = False) -> bool:
-    """Whether the product of `tokens` and a weight (C_out, C_in), or (2 C_out, C_in), keeps the card busy."""
+    """Whether the product of `tokens` and a weight (C_out, C_in), or (2 C_out, C_in) if `dual`, keeps the card busy."""
     return fills(tokens, weight.shape[0] // (1 + dual), multiprocessors(weight.device), dual=dual)
 
 
 def tiles_of(tokens: int, weight: Weight, *, dual: bool = False) -> ProductTiles:
-    """The tiles of the product of `tokens` and a weight (C_out, C_in), or (2 C_out, C_in)."""
+    """Return the tiles for the product of `tokens` and a weight (C_out, C_in), or (2 C_out, C_in) if `dual`."""
     out_channels, fp8 = weight.shape[0] // (1 + dual), weight.dtype == FP8
     return cut(tokens, out_channels, multiprocessors(weight.device), dual=dual, fp8=fp8)
 
@@ -126,14 +126,15 @@ def launch_tiles(
 ) -> None:
     """Write activation(x weight^T + bias) + residual, (N, L, C_out), into y.
 
-    activation2: of the second product, where the tiles are of two.
+    Args:
+        activation2: the activation of the second product, if there are two.
     """
     x, y, weight = _rows(factors.x), _rows(y), factors.weight
     (tokens, channels), out_channels = x.shape, y.shape[1]
     bias, residual = side_by_side(bias), None if residual is None else residual.contiguous()
     first, second = tiles.parts
     how = "apart" if tiles.turns and tiles.fp8 else "in turn" if tiles.turns else "together"
-    because(lambda: f"Gluon, {TOKENS} tokens x {first} + {second} channels a tile, two warpgroups {how}")
+    because(lambda: f"Gluon, {TOKENS} tokens x {first} + {second} channels a tile, two warp groups {how}")
     rows, *columns = tiles.stored
     step = STEP // x.itemsize
     launch(

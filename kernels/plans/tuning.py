@@ -1,9 +1,11 @@
-"""Tables of tiles, warps and stages: a file a card, which `fastdiff tune` writes and operations read.
+"""Tuning tables: the tiles, warps and stages that `fastdiff tune` found for a card.
 
-They are in `$FASTDIFF_TABLES`, by default in `~/.cache/fastdiff/tables`: `nvidia-h200.json`. Without a table of its
-card an operation chooses by its own rules. A table changes no bit: it chooses among the candidates that an operation
-itself names, which differ in nothing that orders a sum, and an entry that is none of them is ignored. A table made with
-another version of Triton is not used, as its choices were proven with that one alone.
+`fastdiff tune` writes one file per card, such as `nvidia-h200.json`, to `$FASTDIFF_TABLES` (default:
+`~/.cache/fastdiff/tables`). Without a table for its card, an operation uses its built-in rules.
+
+A table does not affect any bit. It chooses among the candidates that an operation offers, none of which changes the
+order of a sum; entries that are not candidates are ignored. A table made with another version of Triton is not used,
+because its choices were checked only with that version.
 """
 
 import functools
@@ -30,11 +32,11 @@ Choices = Mapping[str, Mapping[str, list[Any]]]  # operation -> shape -> the fie
 class Table:
     """The choices for a card."""
 
-    source: str  # by what tiles are chosen, in words
+    source: str  # where the tiles come from, for reports
     choices: Choices = field(default_factory=dict)
 
     def choose(self, operation: str, shape: str, usual: T, candidates: Callable[[], Iterable[T]]) -> T:
-        """The candidate that the table names for this shape, else the usual one."""
+        """Return the candidate that the table names for this shape, otherwise the usual one."""
         chosen = self.choices.get(operation, {}).get(shape)
         if chosen is None:
             return usual
@@ -46,7 +48,7 @@ _table: ContextVar[Table | None] = ContextVar("table", default=None)
 
 @contextmanager
 def using(table: Table) -> Iterator[None]:
-    """Have operations ask this table inside the block, whatever their card."""
+    """Make operations on every card use this table inside the block."""
     token = _table.set(table)
     try:
         yield
@@ -57,23 +59,23 @@ def using(table: Table) -> Iterator[None]:
 def tuned(
     operation: str, device: torch.device, shape: Callable[[], str], usual: T, candidates: Callable[[], Iterable[T]]
 ) -> T:
-    """Return what the table of the device chooses for an operation.
+    """Return the choice of the device's table for an operation.
 
     Args:
-        shape: names all that decides the kernel and the time of this call.
+        shape: returns a name of everything that affects the kernel and the time of this call.
         usual: the choice without a table.
-        candidates: others that give the same bits.
+        candidates: returns the choices that give the same bits.
     """
     table = current(device)
     return usual if table is NO_TABLE else table.choose(operation, shape(), usual, candidates)
 
 
-RULES = "the rules built in"
+RULES = "the built-in rules"
 NO_TABLE = Table(RULES)
 
 
 def current(device: torch.device) -> Table:
-    """The table that operations on the device ask."""
+    """Return the table that operations on the device use."""
     return _table.get() or _table_of(device)
 
 
@@ -83,13 +85,13 @@ def _table_of(device: torch.device) -> Table:
 
 
 def card_table(card: str) -> Table:
-    """The table of a card by its name."""
+    """Return the table of the card with this name."""
     file = user_folder() / file_name(card)
     return read_table(file) if file.is_file() else NO_TABLE
 
 
 def read_table(file: Path) -> Table:
-    """Read a table. One that cannot be used chooses nothing, and its `source` says why."""
+    """Read a table. A table that cannot be used has no choices, and its `source` says why."""
     try:
         content = json.loads(file.read_text())
         made_with, choices = content["triton"], content["choices"]
@@ -97,24 +99,24 @@ def read_table(file: Path) -> Table:
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         usable = False
     if not usable:
-        return Table(f"{RULES}; {file} is no table")
+        return Table(f"{RULES}; {file} is not a tuning table")
     if made_with != triton.__version__:
-        return Table(f"{RULES}; {file} is of Triton {made_with}, not {triton.__version__}")
+        return Table(f"{RULES}; {file} was made with Triton {made_with}, not {triton.__version__}")
     return Table(str(file), choices)
 
 
 def user_folder() -> Path:
-    """The folder of the tables that a user made."""
+    """Return the folder of the user's tables."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(os.environ.get(VARIABLE) or Path(cache, "fastdiff", "tables"))
 
 
 def file_name(card: str) -> str:
-    """The name of the file of a card's table: NVIDIA H200 -> nvidia-h200.json."""
+    """Return the file name of a card's table: NVIDIA H200 -> nvidia-h200.json."""
     return "-".join("".join(c if c.isalnum() else " " for c in card.lower()).split()) + ".json"
 
 
 def named(*parts: Any, **given: Any) -> str:
-    """The name of a shape: its numbers and words but None, then the names of what is given and not None."""
+    """Return the name of a shape: its `parts`, then the names of the `given` arguments. None is left out of both."""
     words = [str(part).removeprefix("torch.") for part in parts if part is not None]
     return " ".join(words + [name for name, value in given.items() if value is not None])

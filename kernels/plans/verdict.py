@@ -1,7 +1,7 @@
-"""The verdict file: which plans for sm_90 passed on this machine, in a Triton that is not in `gluon.VERSIONS`.
+"""The verdict file: which sm_90 plans passed on this machine, in a Triton that is not in `confirmation.VERSIONS`.
 
-`fastdiff doctor --check-kernels` alone writes `$FASTDIFF_VERDICT`, by default `~/.cache/fastdiff/kernels.json`. A
-process reads the file once, so that no bit changes while the process lives.
+Only `fastdiff doctor --check-kernels` writes the file, `$FASTDIFF_VERDICT` (default: `~/.cache/fastdiff/kernels.json`).
+A process reads the file once, so no bits change during the process.
 """
 
 import ctypes
@@ -24,44 +24,44 @@ VARIABLE = "FASTDIFF_VERDICT"
 SCHEMA = 1
 MOST_BYTES = 2**20  # of a file
 
-_lock = Lock()  # two threads that ask first read one file
+_lock = Lock()  # the first calls of two threads must see the same file
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The plans that passed and failed, and what they were run with."""
+    """The plans that passed and failed, and the versions they were run with."""
 
     made_with: Mapping[str, str]  # card, driver, torch, triton and fastdiff
     passed: frozenset[str]  # names of plans
-    failed: Mapping[str, str]  # names of plans, and why
+    failed: Mapping[str, str]  # name of a plan -> why it failed
 
     @property
     def digest(self) -> str:
-        """A short name of the plans that passed and of those that failed, which decide the bits of a picture."""
+        """A short hash of the plans that passed and failed, which affect the bits of a picture."""
         plans = json.dumps([sorted(self.passed), sorted(self.failed)])
         return hashlib.sha256(plans.encode()).hexdigest()[:16]
 
     def as_dict(self) -> dict[str, Any]:
-        """The content of the file, for JSON."""
+        """Return the content of the JSON file."""
         plans = {"passed": sorted(self.passed), "failed": dict(sorted(self.failed.items()))}
         return {"schema": SCHEMA, **self.made_with, **plans}
 
 
 class Reading(NamedTuple):
-    """The verdict that counts, if one does; else why the file does not count, "" where there is no file."""
+    """The verdict that applies, or why the file's verdict does not apply ("" if there is no file)."""
 
     verdict: Verdict | None
     problem: str = ""
 
 
 def file() -> Path:
-    """The path of the verdict file, which need not exist."""
+    """Return the path of the verdict file, which need not exist."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(os.environ.get(VARIABLE) or Path(cache, "fastdiff", "kernels.json"))
 
 
 def reading(device: torch.device) -> Reading:
-    """The verdict as this process found it when it first asked. Later changes of the file do not count."""
+    """Return the verdict as of this process's first call. Later changes to the file are ignored."""
     with _lock:
         return _reading(device)
 
@@ -78,13 +78,13 @@ def _first_look() -> Reading:
 
 
 def forget() -> None:
-    """Have the next question read the file again, as a new process would: for tests."""
+    """Make the next call read the file again, as a new process would. For tests."""
     _reading.cache_clear()
     _first_look.cache_clear()
 
 
 def read(path: Path) -> Reading:
-    """Read a verdict file, whatever the file holds."""
+    """Read a verdict file, whatever its content."""
     try:
         with open(path, "rb") as opened:
             content = json.loads(opened.read(MOST_BYTES))
@@ -96,7 +96,7 @@ def read(path: Path) -> Reading:
     except FileNotFoundError:
         return Reading(None)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return Reading(None, f"{path} is no verdict")
+        return Reading(None, f"{path} is not a verdict file")
     return Reading(Verdict(made_with, passed - failed.keys(), failed))
 
 
@@ -107,15 +107,15 @@ def _text(value: Any) -> str:
 
 
 def compare(verdict: Verdict, here: Mapping[str, str]) -> Reading:
-    """Keep a verdict that was made with what is here: card, driver, torch, Triton and fastdiff."""
+    """Accept a verdict only if it was made with this card, driver, torch, Triton and fastdiff."""
     for name, value in here.items():
         if verdict.made_with[name] != value:
-            return Reading(None, f"the verdict is of {name} {verdict.made_with[name]:.80}, not {value}")
+            return Reading(None, f"the verdict was made with {name} {verdict.made_with[name]:.80}, not {value}")
     return Reading(verdict)
 
 
 def surroundings(device: torch.device) -> dict[str, str]:
-    """The card, driver, torch, Triton and fastdiff of this process, by which a verdict counts."""
+    """Return the card, driver, torch, Triton and fastdiff of this process. A verdict must match them all."""
     return {
         "card": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "driver": driver_version() or "unknown",
@@ -127,7 +127,7 @@ def surroundings(device: torch.device) -> dict[str, str]:
 
 @functools.cache
 def driver_version() -> str | None:
-    """The version of NVIDIA's driver as its library tells it ("570.86.15"); None where there is no such library."""
+    """Return the version of NVIDIA's driver ("570.86.15") from its library; None if the library is missing."""
     for name in ("libnvidia-ml.so.1", "nvml.dll"):
         try:
             nvml = ctypes.CDLL(name)

@@ -262,7 +262,7 @@ def test_a_batch_that_does_not_fit_is_said_once(make_plan, pipes, worker, monkey
 
     monkeypatch.setattr(worker_module, "draw", halved)
     drawing.work()
-    assert said == ["out of memory for 4 pictures at a time; going on with at most 2, which draws the same pictures"]
+    assert said == ["out of memory for 4 pictures at a time; continuing with at most 2; the pictures are the same"]
 
 
 def test_the_gpus_seconds_are_those_of_steps_alone(make_plan, monkeypatch):

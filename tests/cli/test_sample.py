@@ -152,7 +152,7 @@ def test_bad_input_is_one_line_and_exit_code_2(here, tmp_path, args, message, re
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to ask for")
 def test_cuda_where_there_is_none(here, tmp_path, refused, files):
-    refused(here("sample", "--device", "cuda"), "device: cuda is not there .* use cpu or auto")
+    refused(here("sample", "--device", "cuda"), "device: cuda does not exist .* use cpu or auto")
     assert files(tmp_path) == []
 
 
@@ -242,7 +242,7 @@ def test_out_of_memory_is_said_once_and_the_pictures_are_the_same(tiny, tmp_path
     assert cli.main([*args, str(tmp_path / "halved")]) == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 6
-    said = "fastdiff: out of memory for 4 pictures at a time; going on with at most 1, which draws the same pictures\n"
+    said = "fastdiff: out of memory for 4 pictures at a time; continuing with at most 1; the pictures are the same\n"
     assert err.count(said) == err.count("out of memory") == 1
     assert len(files(tmp_path / "whole")) == 6
     for name in files(tmp_path / "whole"):
@@ -253,7 +253,7 @@ def test_out_of_memory_is_said_once_and_the_pictures_are_the_same(tiny, tmp_path
     ("error", "line"),
     [
         (MEMORY, "cpu: out of memory for 1 picture at a time; lower height or width"),
-        (LOST, r"the GPU failed, .*\(CUDA error: device-side assert triggered\); start fastdiff again"),
+        (LOST, r"the GPU failed, .*\(CUDA error: device-side assert triggered\); restart fastdiff"),
     ],
     ids=["memory", "lost-device"],
 )
@@ -300,7 +300,7 @@ def test_a_lost_gpu_is_one_line_and_no_hang(tmp_path, environment, files, call):
         capture_output=True, text=True, timeout=TIMEOUT, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
-    line = r"fastdiff: error: the GPU failed, .*\(.*device-side assert triggered.*\); start fastdiff again"
+    line = r"fastdiff: error: the GPU failed, .*\(.*device-side assert triggered.*\); restart fastdiff"
     assert re.match(line, done.stderr.splitlines()[-1]), done.stderr
     assert done.stderr.count("fastdiff: ") == 1 and "Traceback" not in done.stderr
     assert files(tmp_path) == []

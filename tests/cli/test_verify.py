@@ -277,7 +277,7 @@ def test_an_error_of_diffusers_while_it_runs_is_one_line(ddpm_folder, capfd, mon
         (MemoryError(), "out of memory: verify loads"),
         (
             torch.AcceleratorError("CUDA error: unspecified launch failure\nSee"),
-            "the GPU failed, .* start fastdiff again",
+            "the GPU failed, .* restart fastdiff",
         ),
     ],
     ids=["GPU", "host", "Python", "lost-device"],

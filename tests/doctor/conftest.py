@@ -1,4 +1,4 @@
-"""A machine whose card is an sm_90, as far as anybody asks, with a Triton that nobody confirmed."""
+"""Fixtures for a mocked sm_90 machine with an unconfirmed Triton."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from fastdiff.kernels.plans import choices, confirmation, verdict
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    """The verdict file of the test, which is not there yet."""
+    """The path of the test's verdict file, which does not exist yet."""
     monkeypatch.setenv(verdict.VARIABLE, str(tmp_path / "cache" / "kernels.json"))
     verdict.forget()
     yield tmp_path / "cache" / "kernels.json"
@@ -20,7 +20,7 @@ def file(tmp_path, monkeypatch):
 
 @pytest.fixture
 def unknown_triton(file, monkeypatch) -> Path:
-    """The verdict file of a machine where no plan is known to work. Kernels run as they do here."""
+    """The verdict file's path on a machine where no plan is known to work. Kernels run as usual on this machine."""
     triton = pytest.importorskip("triton", reason="no Triton here")
     monkeypatch.setattr(confirmation, "is_sm_90", lambda device: True)
     monkeypatch.setattr(triton, "__version__", "77.1.0")
@@ -29,7 +29,7 @@ def unknown_triton(file, monkeypatch) -> Path:
 
 @pytest.fixture
 def write_verdict(unknown_triton):
-    """Write the verdict of a check in which some plans failed, as a process finds it that starts now."""
+    """Write the verdict of a check in which some plans failed, and make the next call read it."""
 
     def write(*failed: str) -> verdict.Verdict:
         reasons = dict.fromkeys(failed, "the error is 3")

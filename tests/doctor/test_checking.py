@@ -1,4 +1,4 @@
-"""Plans in child processes that hang, crash, fail and pass, and the verdict that is written of them."""
+"""Plans that hang, crash, fail and pass in child processes, and the resulting verdict."""
 
 import json
 import os
@@ -40,7 +40,7 @@ serve(judge)
 
 @pytest.fixture
 def command(tmp_path, monkeypatch):
-    """The child process of tests; it imports no torch and starts at once."""
+    """The command of the tests' child process, which imports no torch and so starts quickly."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     script = tmp_path / "child.py"
     script.write_text(CHILD)
@@ -57,7 +57,7 @@ def test_what_hangs_or_crashes_harms_no_other_plan(command):
         "raises": "RuntimeError: CUDA error at address 0",
         "exits": "ended its process with exit code 7 (out of luck)",
         "crashes": "ended its process with signal 6",
-        "hangs": "did not end in 2 s",
+        "hangs": "did not finish in 2 s",
     }
     assert [plan for plan, _ in said] == plans and dict(said) == dict.fromkeys(plans) | failed
 
@@ -95,14 +95,14 @@ def test_the_verdict_is_written_and_read_back(file, monkeypatch):
 
     def check(plans, device, report):
         tried.extend(plans)
-        return {plans[0]: "did not end in 300 s"}
+        return {plans[0]: "did not finish in 300 s"}
 
     monkeypatch.setattr(checking, "check_plans", check)
     made = checking.check_kernels(torch.device("cpu"), lambda *each: None)
     assert set(tried) == choices.CHOICES.plans and made.passed == choices.CHOICES.plans - {tried[0]}
     assert verdict.read(file).verdict == made
     content = json.loads(file.read_text())
-    assert content["failed"] == {tried[0]: "did not end in 300 s"}
+    assert content["failed"] == {tried[0]: "did not finish in 300 s"}
     assert {"card", "driver", "torch", "triton", "fastdiff"} < content.keys()
     assert os.listdir(file.parent) == [file.name]
 
@@ -115,7 +115,7 @@ def test_a_verdict_replaces_the_earlier_one_whole_or_not_at_all(file, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match=r"^cannot write the verdict .* \(No space left on device\); make room, or name"):
+    with pytest.raises(OSError, match=r"^cannot write the verdict .* \(No space left on device\); make room, or set"):
         checking.write(file, verdict.Verdict(made.made_with, frozenset(), {}))
     assert verdict.read(file).verdict == made and os.listdir(file.parent) == [file.name]
 
@@ -123,7 +123,7 @@ def test_a_verdict_replaces_the_earlier_one_whole_or_not_at_all(file, monkeypatc
 def test_there_is_nothing_to_check_without_such_a_card(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(checking, "find_spec", lambda name: object())
-    with pytest.raises(InputError, match=r"^--check-kernels: the fast kernels are for sm_90"):
+    with pytest.raises(InputError, match=r"^--check-kernels: the fast kernels need an sm_90"):
         checking.find_card()
     monkeypatch.setattr(checking, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"^--check-kernels: Triton is not installed; pip install triton$"):

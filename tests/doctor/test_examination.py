@@ -1,4 +1,4 @@
-"""`fastdiff doctor`: its findings on machines of every kind, and the command."""
+"""`fastdiff doctor`: its findings on all kinds of machines, and the command."""
 
 import json
 import os
@@ -26,7 +26,7 @@ CARD = Machine(cards=("NVIDIA H200",), device=CPU, driver="570.1", triton="3.6.0
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Measure nothing large, and describe cards that are not there."""
+    """Measure only small sizes, and describe cards that do not exist."""
     monkeypatch.setattr(speed, "SECONDS", 0.0)
     monkeypatch.setattr(speed, "SIDE", {"cpu": 8})
     monkeypatch.setattr(speed, "BYTES", {"cpu": 64})
@@ -59,9 +59,9 @@ def test_machines(monkeypatch, here, platform, wrong):
 
 def test_remedies_name_what_is_wrong(monkeypatch):
     without = found(machine.findings(replace(BARE, driver="570.1")), "card")
-    assert "it is built without CUDA; install torch for CUDA" in str(without)
+    assert "torch is built without CUDA; install torch for CUDA" in str(without)
     hidden = found(machine.findings(replace(BARE, driver="570.1", cuda="13.0", problem="too old")), "card")
-    assert "torch sees no card (too old); see whether nvidia-smi lists one" in str(hidden)
+    assert "torch sees no card (too old); check whether nvidia-smi lists a card" in str(hidden)
     monkeypatch.setattr(sys, "platform", "win32")
     assert not found(machine.findings(replace(CARD, triton=None)), "triton").is_wrong, "Windows has no Triton"
 
@@ -72,7 +72,7 @@ def test_kernels_are_off_without_a_card():
 
 
 class TestFastKernels:
-    """On the device of the tests, which is taken for an sm_90."""
+    """On the tests' device, mocked as an sm_90."""
 
     @pytest.fixture(autouse=True)
     def on_sm_90(self, unknown_triton, monkeypatch):
@@ -114,7 +114,7 @@ def test_a_folder_that_cannot_be_written_is_wrong(tmp_path):
     (tmp_path / "file").touch()
     finding = folders.folder_finding("hub cache", tmp_path / "file" / "below", "HF_HOME")
     assert finding.is_wrong and "cannot be written" in finding.text
-    assert finding.remedy == "name another folder in HF_HOME"
+    assert finding.remedy == "set HF_HOME to another folder"
 
 
 def test_a_full_disk_is_wrong(monkeypatch, tmp_path):
@@ -184,7 +184,7 @@ def test_the_command_says_in_its_exit_code_whether_something_is_wrong(monkeypatc
     assert cli.main(["doctor"]) == int(wrong)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "  card          none" and lines[-1] == (
-        "wrong, marked by !: triton" if wrong else "nothing is wrong"
+        "problems, marked with !: triton" if wrong else "no problems found"
     )
     assert ("! triton        not" in lines[1]) is wrong
     assert cli.main(["doctor", "--json"]) == int(wrong)
@@ -198,14 +198,14 @@ def test_other_arguments_are_refused(capsys, args):
     assert capsys.readouterr().err.startswith("fastdiff: error: ")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a card is here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a card")
 def test_kernels_cannot_be_checked_without_a_card(capsys):
     assert cli.main(["doctor", "--check-kernels"]) == 2
     assert re.fullmatch(r"fastdiff: error: --check-kernels: .*\n", capsys.readouterr().err)
 
 
 def test_the_command_as_a_program_without_optional_packages(tmp_path):
-    """Neither Triton nor gradio nor diffusers can be imported there."""
+    """Triton, gradio, diffusers and transformers cannot be imported."""
     program = (
         "import sys; sys.modules.update(triton=None, gradio=None, diffusers=None, transformers=None)\n"
         "import importlib.util as u; find = u.find_spec\n"

@@ -1,4 +1,4 @@
-"""Bits on a card of sm_90 whose Triton nobody confirmed: they change at a restart alone."""
+"""Bits on an sm_90 card with an unconfirmed Triton: they change only at a restart."""
 
 import json
 
@@ -15,7 +15,7 @@ CUDA = torch.device("cuda", 0)
 
 @pytest.fixture
 def unconfirmed(file, monkeypatch):
-    """The verdict file of a machine where no plan is known to work."""
+    """The verdict file's path on a machine where no plan is known to work."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs an sm_90")
     monkeypatch.setattr(confirmation, "VERSIONS", ())
@@ -43,7 +43,7 @@ def test_bits_change_at_a_restart_alone(unconfirmed):
     unconfirmed.write_text(json.dumps(made.as_dict()))
     assert torch.equal(draw(pipe), first) and torch.equal(draw(load()), first)
     assert take_fingerprint(pipe, "0" * 64) == before
-    verdict.forget()  # another process
+    verdict.forget()  # as in a new process
     pipe = load()
     then = draw(pipe)
     assert on_gluon(pipe) and fastdiff.report(pipe).notice == ""

@@ -1,4 +1,4 @@
-"""The check of a plan finds what is wrong with it: errors, bits that move or depend on the batch, unwritten outputs."""
+"""The check of a plan finds errors, bits that change or depend on the batch, and outputs that are not written."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ HALF = torch.bfloat16
 
 @dataclass(frozen=True, eq=False)
 class Doubled(Call):
-    """2 x, by a plan with a fault."""
+    """2 x, by a faulty plan."""
 
     x: torch.Tensor
     fault: str = ""
@@ -61,11 +61,11 @@ doubled = Operation("doubled", Doubled)
     ("fault", "said"),
     [
         ("", None),
-        ("unwritten", "in bfloat16 numbers are NaN or infinite, or were not written"),
-        ("wrong", "in bfloat16 the error is 1, of the kernel of all cards 0"),
-        ("moves", "its bits in bfloat16 move from run to run"),
-        ("batch", "a picture alone in bfloat16 has other bits than in a batch"),
-        ("bits", "its bits in bfloat16 are not the bits of the kernel of all cards"),
+        ("unwritten", "in bfloat16 some elements are NaN or infinite, or were not written"),
+        ("wrong", "in bfloat16 the error is 1; the kernel for all cards has 0"),
+        ("moves", "its bits in bfloat16 change from run to run"),
+        ("batch", "a picture in bfloat16 has different bits alone and in a batch"),
+        ("bits", "its bits in bfloat16 differ from the kernel for all cards"),
     ],
 )
 def test_each_fault_is_found(monkeypatch, fault, said):
@@ -75,7 +75,7 @@ def test_each_fault_is_found(monkeypatch, fault, said):
     if said is None:
         judging.judge("doubled", "cpu")
         assert len(runs) == judging.RUNS + 1
-        with pytest.raises(WrongError, match=r"^doubled runs at its shapes$"):
+        with pytest.raises(WrongError, match=r"^doubled runs at its shapes instead$"):
             judging.judge("another", "cpu")
         return
     with pytest.raises(WrongError) as caught:
@@ -83,7 +83,7 @@ def test_each_fault_is_found(monkeypatch, fault, said):
     assert str(caught.value) == said
 
 
-ULP = 2.0**-6  # of numbers from 2 to 4, and a multiple of that of numbers from 1 to 2
+ULP = 2.0**-6  # of numbers from 2 to 4, and a multiple of the ulp of numbers from 1 to 2
 TRUTH = 1 + ULP * torch.arange(64, dtype=torch.float64)
 
 
@@ -91,16 +91,16 @@ TRUTH = 1 + ULP * torch.arange(64, dtype=torch.float64)
     ("error", "twins_error", "wrong", "said"),
     [
         pytest.param(ULP / 2, 0.0, 1, None, id="within-an-ulp"),
-        pytest.param(ULP / 2, 0.0, 64, "the RMS error is 0.00781, of the kernel of all cards 0", id="rms"),
-        pytest.param(3 * ULP, ULP, 1, "the error is 0.0469, of the kernel of all cards 0.0156", id="over-twice"),
+        pytest.param(ULP / 2, 0.0, 64, "the RMS error is 0.00781; the kernel for all cards has 0", id="rms"),
+        pytest.param(3 * ULP, ULP, 1, "the error is 0.0469; the kernel for all cards has 0.0156", id="over-twice"),
         pytest.param(ULP, ULP, 64, None, id="as-the-other"),
-        pytest.param(3 * ULP, 3 * ULP, 64, "the error is 0.0469, and may be 0.0318", id="cap"),
-        pytest.param(float("nan"), 1.0, 1, "numbers are NaN or infinite, or were not written", id="nan"),
-        pytest.param(float("inf"), 1.0, 1, "numbers are NaN or infinite, or were not written", id="inf"),
+        pytest.param(3 * ULP, 3 * ULP, 64, "the error is 0.0469, above the allowed 0.0318", id="cap"),
+        pytest.param(float("nan"), 1.0, 1, "some elements are NaN or infinite, or were not written", id="nan"),
+        pytest.param(float("inf"), 1.0, 1, "some elements are NaN or infinite, or were not written", id="inf"),
     ],
 )
 def test_the_bound_on_errors(error, twins_error, wrong, said):
-    """`wrong`: the numbers of 64 that have the errors."""
+    """`wrong` of 64 numbers have the error."""
 
     def output(error):
         made = TRUTH.clone()
@@ -132,7 +132,7 @@ def test_every_confirmed_plan_has_shapes_that_have_it(monkeypatch):
 
 @pytest.mark.parametrize("plan", ["attention to 3 keys", "conv2d-same", "linear 320"])
 def test_a_name_that_no_plan_has_is_refused(plan):
-    with pytest.raises(ValueError, match="is no plan"):
+    with pytest.raises(ValueError, match="is not a plan"):
         list(trials_of(plan, META))
 
 

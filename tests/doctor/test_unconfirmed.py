@@ -1,4 +1,4 @@
-"""A Triton that nobody confirmed: every command says so in one line, and a verdict is known where it bears on bits."""
+"""An unconfirmed Triton: every command says so in one line. A verdict is recorded wherever it affects bits."""
 
 import contextlib
 import logging
@@ -22,13 +22,13 @@ SMALL = UNET | {"block_out_channels": (8,), "down_block_types": ("DownBlock2D",)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
-    """The folder of a U-Net without labels, 8 x 8."""
+    """The folder of an unlabelled 8 x 8 U-Net."""
     return str(save_unet(tmp_path_factory.mktemp("models") / "tiny", **SMALL))
 
 
 @pytest.fixture
 def sample(model, tmp_path, monkeypatch, capsys):
-    """Run `fastdiff sample` and return what it says on stderr."""
+    """Run `fastdiff sample` and return its stderr."""
     monkeypatch.chdir(tmp_path)
 
     def run(*args: str) -> str:
@@ -62,7 +62,7 @@ def test_a_report_has_it_as_a_line(pipe, unknown_triton):
 
 
 def bulk(model: str, monkeypatch, capsys, rank: int) -> str:
-    """Be a worker of torchrun's; return what it says."""
+    """Run `fastdiff bulk` as a torchrun worker and return its stderr."""
     monkeypatch.setattr(Stop, "install", lambda self: None)
     monkeypatch.setattr(logging.getLogger("fastdiff"), "setLevel", lambda level: None)
     place = {"TORCHELASTIC_RUN_ID": "run", "LOCAL_RANK": rank, "RANK": rank, "LOCAL_WORLD_SIZE": 2}
@@ -105,7 +105,7 @@ def test_the_fingerprint_of_bulk_has_the_verdict_that_decides(pipe, unknown_trit
     assert with_verdict == {**before, "fast kernels": made.digest} and digest(with_verdict) != digest(before)
     assert differences(with_verdict, before) == [f"fast kernels {made.digest}, not none"]
     monkeypatch.setattr("fastdiff.kernels.plans.confirmation.VERSIONS", ((77, 1),))
-    assert take_fingerprint(pipe, "0" * 64) == before, "a folder that was begun earlier goes on"
+    assert take_fingerprint(pipe, "0" * 64) == before, "a folder that was started earlier can continue"
 
 
 def test_a_picture_tells_the_verdict_and_nothing_compares_it(sample, write_verdict, unknown_triton, tmp_path):

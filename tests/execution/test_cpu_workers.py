@@ -1,4 +1,4 @@
-"""Pictures side by side on the CPU."""
+"""Pictures in parallel on the CPU."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,4 @@
-"""Functions of tensors through CUDA graphs: values of several tensors as arguments, and the same bits."""
+"""CUDA graphs of functions: arguments with several tensors, and the same bits."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Devices and dtypes by their names."""
+"""Devices and dtypes by name."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_a_device_that_is_not_there(device):
 def test_devices_count_from_0(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert resolve_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(InputError, match=r"device: cuda:2 is not there \(2 GPUs found\)"):
+    with pytest.raises(InputError, match=r"device: cuda:2 does not exist \(2 GPUs found\)"):
         resolve_device("cuda:2")
 
 
@@ -67,7 +67,7 @@ For debugging consider passing CUDA_LAUNCH_BLOCKING=1"""
     ids=["torch", "cuBLAS", "Triton", "cuDNN"],
 )
 def test_a_lost_device_is_one_line(error):
-    with pytest.raises(DeviceLostError, match="start fastdiff again, or use the CPU") as lost, naming_lost_device():
+    with pytest.raises(DeviceLostError, match="restart fastdiff, or use the CPU") as lost, naming_lost_device():
         raise error
     assert str(error).splitlines()[0] in str(lost.value) and "\n" not in str(lost.value)
 

@@ -1,4 +1,4 @@
-"""Memory that runs out: in whatever words, in smaller portions, in one line, and without what the attempt held."""
+"""Memory that runs out: every library's error, smaller portions, one-line messages, and nothing left in memory."""
 
 import gc
 import weakref
@@ -15,7 +15,7 @@ HOST = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't
 
 @pytest.fixture(scope="module", autouse=True)
 def frozen():
-    """Keep the collector from all that was made before: each collection would go through the libraries' objects."""
+    """Freeze existing objects, so that collections need not traverse the libraries' objects."""
     gc.collect()
     gc.freeze()
     yield
@@ -94,7 +94,7 @@ def test_portions_are_halved_until_they_fit(count, most, expected):
     assert list(chain(*found.map(fitting(most, sizes), count))) == list(range(count))
     assert sizes == expected
     assert len(released) == len([size for size in sizes if size > most])
-    assert found.size == max(size for size in sizes if size <= most), "and stay so"
+    assert found.size == max(size for size in sizes if size <= most), "the size stays"
 
 
 def test_a_portion_that_is_done_is_not_done_again():
@@ -122,15 +122,15 @@ def test_a_portion_that_is_done_is_not_done_again():
 )
 def test_what_does_not_fit_is_one_error(count, halves, expected, line):
     sizes = []
-    with pytest.raises(OutOfMemoryError, match=f"{line}, use dtype bfloat16 or take another device$") as error:
+    with pytest.raises(OutOfMemoryError, match=f"{line}, use dtype bfloat16 or use another device$") as error:
         portions(count, halves).map(fitting(0, sizes), count)
     assert sizes == expected
-    assert error.value.__context__ is None, "its frames would keep what the attempt held"
+    assert error.value.__context__ is None, "its frames would keep the attempt's tensors alive"
 
 
 def test_the_error_is_pythons_and_torchs():
     assert issubclass(OutOfMemoryError, MemoryError) and issubclass(OutOfMemoryError, torch.OutOfMemoryError)
-    with pytest.raises(OutOfMemoryError, match="height or width or take another device"):
+    with pytest.raises(OutOfMemoryError, match="height or width or use another device"):
         portions(1, dtype=torch.bfloat16).map(fitting(0, []), 1)
 
 
@@ -174,14 +174,14 @@ def test_or_explain_says_its_line():
 def test_the_line_of_smaller_portions():
     assert smaller_portions(4, 4) is None
     assert smaller_portions(64, 8) == (
-        "out of memory for 64 pictures at a time; going on with at most 8, which draws the same pictures"
+        "out of memory for 64 pictures at a time; continuing with at most 8; the pictures are the same"
     )
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestGPU:
-    """A card with room for 10 arrays of 64 MB besides what it holds already."""
+    """A card with room for 10 more arrays of 64 MB."""
 
     ARRAY = 2**26
 
@@ -200,7 +200,7 @@ class TestGPU:
 
     def test_portions_fit_and_the_cache_of_another_run_makes_room(self):
         before = torch.cuda.memory_allocated()
-        torch.empty(9, self.ARRAY, dtype=torch.uint8, device="cuda")  # which is cached now
+        torch.empty(9, self.ARRAY, dtype=torch.uint8, device="cuda")  # stays in torch's cache
         found = Portions(64, torch.device("cuda"), torch.float32, halves=True, release=lambda: None)
         sums = torch.cat(found.map(self.fill, 64))
         assert found.size == 8 and sums.tolist() == [self.ARRAY // 4] * 64
@@ -211,6 +211,6 @@ class TestGPU:
         before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         with pytest.raises(OutOfMemoryError, match="cuda: out of memory for 64 pictures at a time") as error:
             found.map(lambda part: [torch.ones(self.ARRAY, dtype=torch.uint8, device="cuda") for _ in range(64)], 64)
-        assert torch.cuda.memory_allocated() == before, "although the error is still there"
+        assert torch.cuda.memory_allocated() == before, "even while the error is alive"
         assert torch.cuda.memory_reserved() <= reserved and error.value
         assert len(self.fill(slice(0, 8))) == 8

@@ -1,4 +1,4 @@
-"""Models that are on the card only while they work."""
+"""Models that are on the GPU only while they run."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ GPU = torch.device("cuda")
 
 
 class Movable(nn.Linear):
-    """A layer that moves to other memory of the host, which stands for a card's."""
+    """A layer that moves to other host memory, as a stand-in for GPU memory."""
 
     def to(self, device):
         assert device == GPU
@@ -31,7 +31,7 @@ def test_models_are_back_as_they_were():
         assert not {*there} & {*home}
     assert places(model) == home
     assert torch.equal(model.weight, before)
-    assert released == [there]  # while its memory was still there
+    assert released == [there]  # released before the model moved back
 
 
 def test_an_error_leaves_none_behind():

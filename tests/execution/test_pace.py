@@ -1,4 +1,4 @@
-"""The host is a few steps ahead of a GPU, and no more."""
+"""The host runs only a few steps ahead of a GPU."""
 
 import time
 
@@ -10,7 +10,7 @@ from fastdiff.execution.pace import AHEAD, Pace
 
 @pytest.fixture
 def waited(monkeypatch):
-    """The numbers of the events that were waited for, on a GPU that is made up."""
+    """The numbers of the events that were waited for, on a mocked GPU."""
     made, waited = [], []
 
     class Event:

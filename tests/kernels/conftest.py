@@ -1,11 +1,11 @@
-"""Fixtures of kernel tests: where they run, poisoned outputs, and how far from the truth an output may be.
+"""Fixtures of kernel tests: where they run, poisoned outputs, and the allowed error of an output.
 
-The same tests run three times: here on the torch references; with TRITON_INTERPRET=1 on the kernels in Triton's
-interpreter (a process of its own, as Triton reads that variable once); and with `-m gpu` on a GPU.
+The same tests run three times: on the torch references; with TRITON_INTERPRET=1 on the kernels in Triton's interpreter
+(in a separate process, because Triton reads the variable once); and with `-m gpu` on a GPU.
 
-The interpreter is slow. A test that asks for no device launches nothing, and is not run there again. Of the parameters
-of a test `make test` runs every pair of values there, beside one of the dtypes and ways of loading that run the same
-code; `make test-all` runs the rest.
+The interpreter is slow. A test without the `device` fixture launches nothing, so it is not run again there. In the
+interpreter, `make test` covers every pair of a test's parameter values, and only one of the dtypes and ways of loading
+that run the same code. `make test-all` runs the rest.
 """
 
 import functools
@@ -55,7 +55,7 @@ def _param(item, name: str):
 
 
 def _obstacle(item) -> str | None:
-    """Why a test cannot run here with its parameters."""
+    """Return why a test cannot run here with its parameters; None if it can."""
     if item.get_closest_marker("gpu") and (INTERPRETER or not torch.cuda.is_available()):
         return "needs a CUDA device"
     dtype, loads = _param(item, "dtype"), _param(item, "loads")
@@ -63,14 +63,15 @@ def _obstacle(item) -> str | None:
         return "Triton's interpreter has no bfloat16 dot"
     no_kernel = not INTERPRETER and not torch.cuda.is_available()
     if loads not in (None, "descriptors") and (no_kernel or (loads == "pointers" and dtype == torch.float32)):
-        return "there is one way only"
+        return "there is only one way of loading"
     return None
 
 
 def _covered(item) -> set:
-    """Return what a test covers: each dtype, each way of loading, and pairs of its parameters, known by identity.
+    """Return what a test covers: its dtype, its way of loading, and pairs of its parameters, compared by identity.
 
-    Of a kernel of products dtype and way of loading are one parameter more, its code; others have one code.
+    In a kernel with products, the dtype and the way of loading select the code, which is one more parameter. Other
+    kernels have one code.
     """
     params = dict(item.callspec.params)
     dtype, loads = params.pop("dtype", None), params.pop("loads", None)
@@ -87,7 +88,7 @@ def device() -> torch.device:
 
 @pytest.fixture
 def runs_triton(device) -> bool:
-    """Whether operations run on their kernels here, so that a test can insist on it."""
+    """Whether operations run on their kernels here, so that a test can require it."""
     return INTERPRETER or device.type == "cuda"
 
 
@@ -98,13 +99,13 @@ def dtype(request) -> torch.dtype:
 
 @pytest.fixture
 def dot_dtype(dtype) -> torch.dtype:
-    """A dtype whose matrix products run here."""
+    """A dtype that supports matrix products here."""
     return dtype
 
 
 @pytest.fixture(params=["descriptors", "pointers"])
 def loads(request, dot_dtype, monkeypatch, runs_triton) -> str:
-    """Both ways of loading, the second as on a card before sm_90."""
+    """Both ways of loading; pointers as on a card before sm_90."""
     if request.param == "pointers":
         monkeypatch.setattr(launching, "capability", lambda device: (8, 0))
     return request.param
@@ -112,7 +113,7 @@ def loads(request, dot_dtype, monkeypatch, runs_triton) -> str:
 
 @pytest.fixture
 def randn(device):
-    """Normal numbers about a mean, the same in every test."""
+    """Normal random numbers around a mean, the same in every test."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape, dtype=torch.float32, mean=0.0):
@@ -123,7 +124,7 @@ def randn(device):
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
-    """torch.empty and its kin give NaN, so that an element nobody writes fails."""
+    """Make torch.empty and similar functions return NaN, so that elements that are not written fail."""
 
     def poison(allocate):
         def allocate_nan(*args, **kwargs):
@@ -138,7 +139,7 @@ def poisoned(monkeypatch):
 
 @pytest.fixture(autouse=True, scope="session")
 def quick_interpreter():
-    """Triton's interpreter patches its language where it is not patched yet, not in every call of a device function."""
+    """Make Triton's interpreter patch its language once, instead of in every call of a device function."""
     if not INTERPRETER:
         yield
         return
@@ -169,7 +170,7 @@ def quick_interpreter():
 
 @pytest.fixture(autouse=True)
 def products_of_any_layout(monkeypatch):
-    """Triton's interpreter multiplies tiles that lie in rows: of others numpy rounds otherwise on some CPUs."""
+    """Make Triton's interpreter multiply row-major tiles: on some CPUs numpy rounds other layouts differently."""
     if not INTERPRETER:
         return
     import numpy as np
@@ -188,7 +189,7 @@ def products_of_any_layout(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def e4m3_of_cards(monkeypatch):
-    """Triton's interpreter converts e4m3 as cards do: its own loses the carry (31.9 becomes 16), and NaN."""
+    """Make Triton's interpreter convert e4m3 as cards do: its own conversion loses the carry (31.9 -> 16) and NaN."""
     if not INTERPRETER:
         return
     import triton.language as tl
@@ -208,15 +209,16 @@ def e4m3_of_cards(monkeypatch):
 
 @pytest.fixture
 def assert_accurate(exact_matmuls):
-    """Return `tests.support.accuracy.assert_accurate`, where torch multiplies float32 in float32."""
+    """`tests.support.accuracy.assert_accurate`, without TF32 in torch."""
     return accuracy.assert_accurate
 
 
 @pytest.fixture
 def assert_hopper(assert_accurate):
-    """check(operation, by_torch, x, *rest) of its kernel for sm_90: accurate, and the bits of the kernel of all cards.
+    """Return `check(operation, by_torch, x, *rest)` for the operation's sm_90 kernel.
 
-    In any repeat, alone, beside NaN. Skips where that kernel is not launched.
+    It checks that the kernel is accurate and has the bits of the kernel for all cards: in every repeat, alone, and
+    beside NaN. It skips the test where the sm_90 kernel is not launched.
     """
 
     def check(operation, by_torch, x: torch.Tensor, *rest: torch.Tensor) -> None:

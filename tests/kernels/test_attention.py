@@ -1,4 +1,4 @@
-"""Attention against float64: every kind of head width, any number of keys, causal, in place, and in linear memory."""
+"""Attention compared with float64: all kinds of head widths and numbers of keys, causal, strided, in linear memory."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ REAL_SHAPES = {
     "N16-L256-h16-d72-dit": (16, 256, 256, 16, 72),
     "N2-L1000-keys999-h2-d128": (2, 1000, 999, 2, 128),
 }
-# N, queries, keys, heads, width, of kernels made for sm_90: each plan, at odd sizes and at real ones
+# N, queries, keys, heads, width for the sm_90 kernels: each plan, at odd sizes and at real sizes
 FEW_KEYS = {
     "N2-L40-keys66-h2-d64": (2, 40, 66, 2, 64),
     "N2-L70-keys77-h2-d40": (2, 70, 77, 2, 40),
@@ -68,18 +68,18 @@ HOPPER_SHAPES = {
     "N2-L1024-keys77-h20-d64": (2, 1024, 77, 20, 64),
     "N2-L4096-keys77-h8-d40": (2, 4096, 77, 8, 40),
 }
-LAST = 640  # queries that are compared with the truth, whose scores take memory
+LAST = 640  # only the last queries are compared with the truth, because its scores take much memory
 
 
 @pytest.fixture
 def attend(runs_triton):
-    """The operation; where Triton runs, its kernel and nothing else, also where the library is faster."""
+    """The operation; its kernel only, where Triton runs, even where the library is faster."""
     return attention.kernel if runs_triton else attention
 
 
 @pytest.fixture
 def draw(device):
-    """q, k and v as the pipeline has them: views into fused projections."""
+    """q, k and v as in the pipeline: views of fused projections."""
     generator = torch.Generator().manual_seed(0)
 
     def views(n, queries, keys, heads, width, dtype, mean=0.0):
@@ -92,14 +92,14 @@ def draw(device):
 
 
 def by_torch(q, k, v, heads, causal=False, bias=None):
-    """By torch's own function, in the dtype of q."""
+    """Return torch's attention, in the dtype of q."""
     q, k, v = (tensor.unflatten(-1, (heads, -1)).transpose(1, 2) for tensor in (q, k, v))
     bias = None if bias is None else bias[:, None, None]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal).transpose(1, 2).flatten(2)
 
 
 def exact(q, k, v, heads, causal=False, bias=None):
-    """In float64, as the formula says it."""
+    """Return the formula's result in float64."""
     q, k, v = (tensor.double().unflatten(-1, (heads, -1)).transpose(1, 2) for tensor in (q, k, v))
     scores = q @ k.mT / q.shape[-1] ** 0.5
     if bias is not None:
@@ -135,7 +135,7 @@ def test_real_shapes_several_times(attend, draw, dtype, assert_accurate, shape):
 
 @pytest.fixture
 def on_hopper(runs_triton):
-    """The operation by its kernel for sm_90, where that can run."""
+    """The operation on its sm_90 kernel, where that can run."""
 
     def run(q, k, v, **options):
         call = AttentionCall(q, k, v, **options)
@@ -164,7 +164,7 @@ def test_few_keys_stay_on_chip(on_hopper, draw, dot_dtype, assert_accurate, shap
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 @pytest.mark.parametrize("shape", HOPPER_SHAPES.values(), ids=HOPPER_SHAPES)
 def test_accurate_on_hopper(on_hopper, draw, dtype, assert_accurate, shape):
-    """Against the truth, torch and the kernel of all cards."""
+    """Compared with the truth, torch and the kernel for all cards."""
     q, k, v = draw(*shape, dtype)
     heads = shape[3]
     y = on_hopper(q, k, v, heads=heads)[:, -LAST:]
@@ -176,7 +176,7 @@ def test_accurate_on_hopper(on_hopper, draw, dtype, assert_accurate, shape):
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", HOPPER_SHAPES.values(), ids=HOPPER_SHAPES)
 def test_bits_on_hopper(on_hopper, draw, shape):
-    """The same in every repeat, alone, in a batch thrice as large, and beside a picture of NaN."""
+    """The bits are the same in every repeat, alone, in a batch three times as large, and beside a picture of NaN."""
     inputs = draw(*shape, torch.bfloat16)
     heads = shape[3]
     y = on_hopper(*inputs, heads=heads)
@@ -243,7 +243,7 @@ def test_wider_heads_are_the_references(draw):
 
 
 def test_large_scores(attend, draw, dot_dtype, assert_accurate):
-    """Scores of thousands, which float32 rounds by an ulp: the softmax is one key, or shared by those that tie."""
+    """Scores of thousands, which float32 rounds by an ulp: the softmax selects one key, or several that tie."""
     q, k, v = draw(1, 40, 70, 2, 32, dot_dtype, mean=20.0)
     y = attend(q, k, v, heads=2)
     lost = torch.finfo(torch.float32).eps * 20**2 * 32**0.5  # of a value's weight; values deviate by 1
@@ -251,7 +251,7 @@ def test_large_scores(attend, draw, dot_dtype, assert_accurate):
 
 
 def test_scores_beyond_float16(attend, draw, assert_accurate):
-    """upcast_attention of diffusers' models: the scores are float32 whatever q and k are."""
+    """As with `upcast_attention` in diffusers, scores are float32 for every dtype of q and k."""
     q, k, v = draw(1, 40, 70, 2, 64, torch.float16, mean=40.0)
     assert (q.float() @ k.float().mT).min() > torch.finfo(torch.float16).max
     y = attend(q, k, v, heads=2)
@@ -294,7 +294,7 @@ def test_non_contiguous_inputs(attend, draw, dot_dtype, runs_triton):
 @pytest.mark.parametrize("width", [40, 64, 256])
 def test_a_picture_attends_alike_in_any_batch(attend, draw, dot_dtype, runs_triton, device, width):
     if not runs_triton:
-        pytest.skip("the pipeline draws one picture at a time on the CPU")
+        pytest.skip("on the CPU the pipeline draws one picture at a time")
     sizes = (1, 3, 8) if device.type == "cpu" else (1, 3, 8, 64)
     q, k, v = draw(sizes[-1], 64, 64, 1, width, dot_dtype)
     together = attend(q, k, v, heads=1)
@@ -308,7 +308,7 @@ def test_a_picture_attends_alike_in_any_batch(attend, draw, dot_dtype, runs_trit
     ("tokens", "heads", "width"),
     [
         *((256, 1, 256), (256, 1, 512), (64, 1, 512), (256, 4, 32), (1024, 8, 40), (1024, 4, 64), (256, 16, 72)),
-        *((78, 4, 10), (300, 2, 30)),  # of which SDPA would make batched products
+        *((78, 4, 10), (300, 2, 30)),  # SDPA would use batched products for these
     ],
     ids=lambda size: str(size),
 )

@@ -1,4 +1,4 @@
-"""conv2d against torch in float64: every way of loading, every epilogue, its moments, and its bits."""
+"""conv2d compared with torch in float64: every way of loading, every epilogue, its moments, and its bits."""
 
 from dataclasses import dataclass, replace
 
@@ -28,12 +28,12 @@ class Case:
     upsample: bool = False
     temb: bool = False
     residual: bool = False
-    shortcut: tuple[int, ...] = ()  # its channels
+    shortcut: tuple[int, ...] = ()  # channels
     output_scale: float = 1.0
     mean: float = 0.0  # of the output
 
     def inputs(self, dtype, device) -> tuple[tuple, dict]:
-        """conv2d's arguments; those of picture i are the same in any batch."""
+        """Return the arguments of conv2d. Those of picture i are the same in any batch."""
         random = torch.Generator().manual_seed(0)
 
         def randn(*shape, scale=1.0):
@@ -56,7 +56,7 @@ class Case:
             width = ((self.width << self.upsample) + left + right - self.kernel[1]) // self.stride + 1
             options["residual"] = pictures(height, width, self.out_channels)
         if self.shortcut:
-            # integers, so that its output is exact whether or not it is rounded on the way to the sum
+            # integers, so that the shortcut's output is exact even if it is rounded before it is added
             parts2 = tuple(pictures(self.height, self.width, c).round() for c in self.shortcut)
             weight2 = randn(self.out_channels, sum(self.shortcut), 1, 1, scale=0.5).round()
             bias2 = randn(self.out_channels).round()
@@ -69,7 +69,7 @@ def by_torch(
     x, weight, bias=None, *, stride=1, padding=0, upsample=False,
     temb=None, residual=None, shortcut=None, output_scale=1.0, norm=None,
 ):  # fmt: skip
-    """The formula of conv2d's docstring by torch's own functions, in the dtype of x."""
+    """Return the formula of conv2d's docstring computed by torch, in the dtype of x."""
     x = torch.cat(x, dim=-1) if isinstance(x, tuple) else x
     x = x.permute(0, 3, 1, 2)
     x = x.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3) if upsample else x
@@ -86,12 +86,12 @@ def truth(args, options) -> torch.Tensor:
 
 
 def judged(args, options) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what torch makes of these in their own dtype, and the truth."""
+    """Return torch's result in the arguments' dtype, and the truth."""
     return peer_and_truth(by_torch, args[1].dtype, *args, **options)
 
 
 def run(args, options, runs_triton: bool):
-    """conv2d with moments, on its kernel wherever Triton runs."""
+    """Run conv2d with moments, on its kernel wherever Triton runs."""
     return (conv2d.kernel if runs_triton else conv2d.reference)(*args, moments=True, **options)
 
 
@@ -144,11 +144,11 @@ CASES = {
     "N1-C256-H8-shortcut-C512": pytest.param(Case(1, 8, 8, (256,), 256, shortcut=(512,)), marks=gpu),
     "N2-C224-H96-odd-tiles": pytest.param(Case(2, 96, 96, (224,), 224, residual=True), marks=gpu),
 }
-REPEATS = 4  # a race shows as an error that moves
+REPEATS = 4  # a race shows as an error that changes between repeats
 
 
 def assert_moments(moments, y: torch.Tensor) -> None:
-    """The moments are those of y, in float64."""
+    """Assert that the moments are those of y, computed in float64."""
     y = y.double().flatten(1, 2)  # (N, H * W, C)
     counts = torch.full(moments.mean.shape[:2], moments.pixels, dtype=torch.float64, device=y.device)
     counts[:, -1] -= counts[0].sum() - y.shape[1]
@@ -194,7 +194,7 @@ ALONE_ON_GPU = {
 
 
 def beside(cases: dict[str, Case], on_gpu: dict[str, Case]) -> list:
-    """Cases, each with the batches to compare; batches of 8 pictures, and the longest cases, are slow."""
+    """Return cases with the batches to compare. Batches of 8 pictures and the longest cases are marked slow."""
     slow, longest = pytest.mark.slow, ("N1-H6-", "N2-H6-", "N1-H16-", "N1-H4-C896", "N2-H8-C64-up")
     marks = {name: slow if name.startswith(longest) else () for name in cases}
     several = {name: (1, 3, 8) if "many-pictures-a-tile" in name else (1, 3) for name in cases}
@@ -208,13 +208,13 @@ def beside(cases: dict[str, Case], on_gpu: dict[str, Case]) -> list:
 @pytest.mark.parametrize(("case", "batches"), beside({name: CASES[name] for name in ALONE}, ALONE_ON_GPU))
 def test_bits_do_not_depend_on_the_batch(case, batches, dot_dtype, device, runs_triton, loads, monkeypatch):
     if not runs_triton:
-        pytest.skip("torch's convolutions promise no such thing")
-    # The interpreter multiplies by numpy, whose bits depend on the tile. All batches take the smallest tile there.
+        pytest.skip("torch's convolutions do not guarantee this")
+    # The interpreter multiplies with numpy, whose bits depend on the tile, so all batches use the smallest tile there.
     monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 10**6)
     if device.type == "cpu" and (dot_dtype == torch.float32 or loads == "pointers"):
         batches = tuple(n for n in batches if n != 8)
     if batches == (1,):
-        pytest.skip("tiles by pointers are of one picture each: 8 pictures are more of the same programs")
+        pytest.skip("with pointers a tile has one picture: 8 pictures only add the same programs")
 
     def first_picture(n):
         y, moments = run(*replace(case, n=n).inputs(dot_dtype, device), runs_triton)
@@ -227,11 +227,11 @@ def test_bits_do_not_depend_on_the_batch(case, batches, dot_dtype, device, runs_
 
 
 def row(n: int, length: int, channels: tuple[int, ...], out_channels: int, stride: int = 1) -> Case:
-    """A convolution of 5 taps over rows of pixels."""
+    """Return a convolution with 5 taps over rows of pixels."""
     return Case(n, 1, length, channels, out_channels, kernel=(1, 5), stride=stride, padding=(2, 2, 0, 0))
 
 
-NORMED = {  # fused where whole groups of whole pictures are in a program, else a launch that follows
+NORMED = {  # fused if a program has whole groups of whole pictures, otherwise a separate launch
     "H8": (Case(2, 8, 8, (32,), 64, temb=True), 16),
     "H4-many-pictures": (Case(5, 4, 4, (32,), 64, residual=True, output_scale=2**0.5), 1),
     "H4-C96-half-a-tile": (Case(2, 4, 4, (32,), 96, shortcut=(32,)), 24),
@@ -265,7 +265,7 @@ NORMED = {  # fused where whole groups of whole pictures are in a program, else 
 
 
 def normed(args, options, num_groups: int, conditioned: bool = False, added: bool = False) -> dict:
-    """`options` with a norm after it, with random parameters; `added`: temb and residual after its activation."""
+    """Return `options` with a norm with random parameters; `added`: with temb and residual after its activation."""
     weight, n = args[1], Conv2dCall(*args, **options).problem.pictures
     random = torch.Generator().manual_seed(1)
     rows = [torch.randn(shape, generator=random).to(weight) for shape in [(len(weight),)] * 2 + [(n, len(weight))] * 2]
@@ -291,7 +291,7 @@ def test_norm(case, num_groups, conditioned, added, dot_dtype, device, runs_trit
     torchs, expected = judged(args, options)
     norm = options["norm"]
     factor = norm.weight.abs().max() * (1 if norm.scale is None else 1 + norm.scale.abs().max())
-    lost = torch.finfo(dot_dtype).eps * case.mean * factor  # where the convolution is rounded before its norm
+    lost = torch.finfo(dot_dtype).eps * case.mean * factor  # if the convolution is rounded before its norm
     for _ in range(REPEATS if device.type == "cuda" else 1):
         y = (conv2d.kernel if runs_triton else conv2d.reference)(*args, **options)
         assert_accurate(y, torchs, expected, lost=lost)
@@ -311,7 +311,7 @@ ALONE_NORMED = {
 @pytest.mark.parametrize("case", ALONE_NORMED.values(), ids=ALONE_NORMED)
 def test_a_normalised_picture_is_the_same_in_any_batch(case, dot_dtype, device, runs_triton, loads, monkeypatch):
     if not runs_triton:
-        pytest.skip("torch's convolutions promise no such thing")
+        pytest.skip("torch's convolutions do not guarantee this")
     monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 10**6)
 
     def first_picture(n):
@@ -342,7 +342,7 @@ def test_a_float32_weight_laid_k_first_gives_the_same_bits(case, device, runs_tr
 
 
 def test_chunks_in_one_program(dot_dtype, device, runs_triton, loads, assert_accurate, monkeypatch):
-    monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 1)  # a GPU has its own case, with many pictures
+    monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 1)  # GPUs have their own case, with many pictures
     args, options = Case(1, 4, 4, (896,), 32, temb=True).inputs(dot_dtype, device)
     y, _ = run(args, options, runs_triton)
     assert_accurate(y, *judged(args, options))

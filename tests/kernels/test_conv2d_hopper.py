@@ -1,6 +1,6 @@
-"""The convolution for sm_90 on such a card: against torch and float64, against the kernel of every card, and its bits.
+"""The sm_90 convolution on a card, compared with torch, float64 and the kernel for all cards; and its bits.
 
-tests/kernels/plans/test_hopper_conv2d.py has what needs no card.
+tests/kernels/plans/test_hopper_conv2d.py has the tests that need no card.
 """
 
 from dataclasses import replace
@@ -45,7 +45,7 @@ CASES = {
     "N2-C1280-H16-up": Case(2, 16, 16, (1280,), 1280, upsample=True),
     "N1-C72-H12-W20-up-odd": Case(1, 12, 20, (72,), 128, upsample=True, residual=True, temb=True),
 }
-REPEATS = 10  # a race shows as bits that move
+REPEATS = 10  # a race shows as bits that change between repeats
 
 
 @pytest.fixture(autouse=True)
@@ -61,13 +61,13 @@ def half(request) -> torch.dtype:
 
 
 def run(args, options):
-    """The output, and the mean and M2 of its moments, if it has any."""
+    """Return the output, and the mean and M2 of its moments if it has them."""
     y, moments = conv2d.hopper(*args, moments=True, **options)
     return (y,) if moments is None else (y, moments.mean, moments.m2)
 
 
 def of(pictures, value):
-    """Those pictures of an argument of conv2d, in memory of their own."""
+    """Return copies of some pictures of an argument of conv2d."""
     if isinstance(value, Shortcut):
         return value._replace(x=of(pictures, value.x))
     if isinstance(value, tuple):
@@ -76,7 +76,7 @@ def of(pictures, value):
 
 
 def batch_of(pictures, args, options):
-    """conv2d's arguments for those pictures of a batch."""
+    """Return the arguments of conv2d for some pictures of a batch."""
     named = ("temb", "residual", "shortcut")
     return (of(pictures, args[0]), *args[1:]), {
         key: of(pictures, value) if key in named else value for key, value in options.items()
@@ -122,7 +122,7 @@ def test_bits(case, device, monkeypatch):
 
 
 def assert_bits(args, options, heights, monkeypatch):
-    """They do not move, and depend neither on the batch, nor on what is beside a picture, nor on the tiles' heights."""
+    """Assert that bits do not change between repeats, nor with the batch, the other pictures or the tile heights."""
     first = run(args, options)
     n, device = len(first[0]), first[0].device
 
@@ -147,13 +147,13 @@ def assert_bits(args, options, heights, monkeypatch):
 
 
 def cut_into(rows: int, whole: bool):
-    """A `cut` into tiles of so many rows, all whole, or all but the first halves where moments let them be."""
+    """Return a `cut` with tiles of `rows` rows: all whole, or all but the first in halves if the moments allow it."""
 
     def cut(problem, multiprocessors):
         grid_rows, columns = hopper.grid_of(problem)
         across = -(-problem.out_channels // 64) << (problem.mode == "up")
         count = problem.pictures * -(-columns // 16) * -(-grid_rows // rows) * across
-        pixels = rows * 8 // (2 if problem.fp8 else 1)  # of a warpgroup, where its tile is half a tile
+        pixels = rows * 8 // (2 if problem.fp8 else 1)  # of a warp group in half a tile
         halved = not whole and pixels >= (hopper.moments_pixels(problem) or 0)
         return hopper.ConvTiles(rows, 1 if halved else count, 2 * count - 1 if halved else count)
 
@@ -176,8 +176,8 @@ def test_the_norm_after_it_reads_its_moments(device, assert_accurate):
 
 
 def test_a_graph_gives_the_same_bits(device, monkeypatch):
-    """There each launch begins before the one before it has ended."""
-    monkeypatch.undo()  # the poison would be launches between them
+    """In a graph, each launch begins before the previous launch has ended."""
+    monkeypatch.undo()  # poisoning would add launches between them
     args, options = CASES["N64-C128-H32"].inputs(torch.bfloat16, device)
     second = options | {"residual": None}
 

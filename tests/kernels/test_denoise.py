@@ -1,4 +1,4 @@
-"""The denoise step against float64 arithmetic, and its kernel against its reference."""
+"""The denoise step compared with float64 arithmetic, and its kernel compared with its reference."""
 
 import math
 import os
@@ -13,7 +13,7 @@ from fastdiff.samplers.shared.from_config import scheduler_from_config
 
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETER else "cpu")
-launches = pytest.mark.usefixtures("runs_triton")  # the interpreter runs what asks for it
+launches = pytest.mark.usefixtures("runs_triton")  # run in the interpreter too
 SHAPES = {
     "N4-H64-W64-C3-emoji": (4, 64, 64, 3),
     "N1-H5-W7-C3-odd": (1, 5, 7, 3),
@@ -38,7 +38,7 @@ def randn(shape, seed, dtype=torch.float32, mean=0.0):
 
 
 def inputs(shape, options, dtype=torch.float32, mean=0.0):
-    """Model output, its unguided twin, x_t and noise; a learned variance is positive."""
+    """Return model output, unguided output, x_t and noise. A learned variance is positive."""
     output, unguided = randn(shape, 0, dtype, mean), randn(shape, 1, dtype, mean)
     if options.variance != "fixed":
         output, unguided = (torch.cat([half, randn(shape, 4, dtype).abs()], dim=-1) for half in (output, unguided))
@@ -46,7 +46,7 @@ def inputs(shape, options, dtype=torch.float32, mean=0.0):
 
 
 def exact_step(output, unguided, x_t, noise, row, options, scale):
-    """The step as its documentation says it, in float64, and the size of the terms that x0 is the sum of."""
+    """Return the documented step in float64, and the size of the terms whose sum is x0."""
     output, unguided, x_t, noise = (tensor.double() for tensor in (output, unguided, x_t, noise))
     c = dict(zip(COLUMNS, row.double().tolist(), strict=True))
     channels = x_t.shape[-1]
@@ -71,7 +71,7 @@ def interpolated(learned, c):
 
 
 def assert_close(actual, expected, dtype=torch.float32):
-    """Both pictures to within a few roundings of the largest term."""
+    """Assert that each picture is within a few roundings of the largest term."""
     *pictures, size = expected
     for ours, exact in zip(actual, pictures, strict=True):
         assert ours.dtype == dtype
@@ -203,7 +203,7 @@ def test_without_earlier_ones_their_columns_are_not_read():
 
 @pytest.fixture
 def step_kernel(runs_triton):
-    """The kernel and nothing else."""
+    """The kernel; skips where it cannot run."""
     if not runs_triton:
         pytest.skip("the kernel runs on a GPU or in Triton's interpreter")
     return denoise_step.kernel
@@ -230,7 +230,7 @@ def test_kernel_with_earlier_ones_has_the_references_bits(step_kernel, shape, dt
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_kernel_runs_the_rows_of_every_sampler(step_kernel, name):
-    """All steps of a run, each one launch with the reference's bits."""
+    """Each step of a run is one launch, with the reference's bits."""
     schedule = scheduler_from_config({}, name).schedule(4).to(DEVICE)
     earlier = None if schedule.keeps_output is None else earlier_tensors((2, 3, 5, 3))
     for i, draws in enumerate(schedule.draws_noise):
@@ -242,7 +242,7 @@ def test_kernel_runs_the_rows_of_every_sampler(step_kernel, name):
 
 
 def test_kernel_draws_the_references_noise(step_kernel):
-    row = torch.zeros(10, len(COLUMNS), device=DEVICE)  # x_{t-1} is the noise
+    row = torch.zeros(10, len(COLUMNS), device=DEVICE)  # makes x_{t-1} equal the noise
     row[:, COLUMNS.index("x0_div")] = row[:, COLUMNS.index("sigma")] = 1
     seeds = torch.tensor([0, 7, 2**32 - 1, 2**62 + 12345, -1], device=DEVICE)
     x = torch.zeros(5, 31, 3, device=DEVICE)
@@ -288,7 +288,7 @@ def test_nan_of_the_model_stays_nan():
 
 @pytest.mark.gpu
 def test_a_graph_replays_the_steps_of_a_chain():
-    """Each replay reads its row by the counter on the device, which the graph itself moves on."""
+    """Each replay reads its row at the counter on the device, which the graph itself increments."""
     table, seeds = torch.stack([ROW, ROW / 2, ROW / 3, ROW / 4]), torch.arange(8, device=DEVICE)
     output, unguided, x_t, _ = inputs((8, 32, 32, 3), OPTIONS["clip"], torch.bfloat16)
     expected = x_t

@@ -1,4 +1,4 @@
-"""from_int8: every number as it was; which weights a kernel loads in 16 bits."""
+"""from_int8: every number is unchanged. Also which weights a kernel loads in 16 bits."""
 
 import pytest
 import torch

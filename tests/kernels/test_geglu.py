@@ -1,4 +1,4 @@
-"""geglu against torch in float64: both ways of loading, and its bits."""
+"""geglu compared with torch in float64: both ways of loading, and its bits."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ HOPPER_SHAPES = {
 
 @pytest.fixture
 def run(runs_triton):
-    """The operation; where Triton runs, its kernel and nothing else."""
+    """The operation; its kernel only, where Triton runs."""
     return geglu.kernel if runs_triton else geglu
 
 
@@ -33,7 +33,7 @@ def inputs(randn, n, tokens, channels, out_channels, dtype):
 
 
 def by_torch(x, weight, bias=None):
-    """The formula by torch's own functions, in the dtype of x."""
+    """Return the formula computed by torch, in the dtype of x."""
     first, second = F.linear(x, weight, bias).chunk(2, dim=-1)
     return first * F.gelu(second)
 

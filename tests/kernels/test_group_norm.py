@@ -1,4 +1,4 @@
-"""GroupNorm, its scale and shift and its activation against float64, on tensors, on pairs and from given moments."""
+"""GroupNorm with scale, shift and activation compared with float64: of tensors, of pairs, and from given moments."""
 
 import pytest
 import torch
@@ -34,14 +34,14 @@ ACTIVATIONS = {"none": lambda x: x, "silu": F.silu, "mish": F.mish, "gelu": F.ge
 
 @pytest.fixture
 def norm(runs_triton):
-    """The operation; where Triton runs, its kernel and nothing else."""
+    """The operation; its kernel only, where Triton runs."""
     return group_norm.kernel if runs_triton else group_norm
 
 
 def by_torch(
     x, num_groups, weight=None, bias=None, eps=EPS, activation="none", scale=None, shift=None, temb=None, residual=None
 ):
-    """The operation by torch's own functions, in the dtype of x."""
+    """Return the operation computed by torch, in the dtype of x."""
     x = torch.cat(x, dim=-1) if isinstance(x, tuple) else x
     y = F.group_norm(x.permute(0, 3, 1, 2).contiguous(), num_groups, weight, bias, eps).permute(0, 2, 3, 1)
     y = y if scale is None else y * (1 + scale[:, None, None]) + shift[:, None, None]
@@ -51,7 +51,7 @@ def by_torch(
 
 
 def moments_of(x, pixels):
-    """The moments that a convolution with tiles of `pixels` would give x, from float64."""
+    """Return the moments of x that a convolution with tiles of `pixels` would give, computed in float64."""
     tiles = x.double().flatten(1, 2).split(pixels, dim=1)
     mean = torch.stack([tile.mean(dim=1) for tile in tiles], dim=1)
     m2 = torch.stack([(tile - tile.mean(dim=1, keepdim=True)).square().sum(dim=1) for tile in tiles], dim=1)
@@ -84,7 +84,7 @@ def test_activations(norm, randn, dtype, assert_accurate, activation):
     assert_accurate(y, *peer_and_truth(by_torch, dtype, x, 8, weight, bias, activation=activation))
 
 
-@pytest.mark.filterwarnings("ignore:overflow")  # Triton's interpreter: numpy warns of an infinite exponential
+@pytest.mark.filterwarnings("ignore:overflow")  # numpy warns of an infinite exponential in Triton's interpreter
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_of_huge_values_are_finite(norm, randn, activation):
     y = norm(randn(1, 4, 4, 8), 2, randn(8) * 1e4, randn(8), eps=EPS, activation=activation)
@@ -93,7 +93,7 @@ def test_activations_of_huge_values_are_finite(norm, randn, activation):
 
 @pytest.mark.parametrize("widths", [(24, 8), (13, 29), (40, 56)], ids=["C24+8", "C13+29-odd", "C40+56"])
 def test_pair_is_its_concatenation(norm, randn, dtype, assert_accurate, widths):
-    """Six and more groups, of which one straddles the seam."""
+    """In each pair, one group spans both tensors."""
     x = tuple(randn(2, 9, 9, width, dtype=dtype, mean=i) for i, width in enumerate(widths))
     channels = sum(widths)
     weight, bias, scale, shift = randn(channels), randn(channels), randn(2, channels), randn(2, channels)
@@ -126,9 +126,9 @@ def test_what_is_added_after_the_activation(norm, randn, dtype, assert_accurate,
 
 
 def test_added_to_a_large_picture(norm, randn, monkeypatch, runs_triton):
-    """Whose tiles are merged beforehand: the same bits."""
+    """Tiles of a large picture are merged beforehand, which gives the same bits."""
     if not runs_triton:
-        pytest.skip("of the kernels")
+        pytest.skip("applies to kernels only")
     x, options = randn(2, 12, 12, 64), {"temb": randn(2, 64), "residual": randn(2, 12, 12, 64)}
     small = norm(x, 8, eps=EPS, activation="mish", **options)
     monkeypatch.setattr("fastdiff.kernels.group_norm.LARGE", 0)
@@ -160,7 +160,7 @@ def test_given_moments_are_used(norm, randn):
 @pytest.mark.parametrize("mean", [100.0, 1000.0])
 @pytest.mark.parametrize("pixels", [None, 32], ids=["own-moments", "given-moments"])
 def test_large_mean(norm, randn, dtype, assert_accurate, mean, pixels):
-    """x has a deviation of 1, and its mean in float32 an error of up to an ulp."""
+    """x has a standard deviation of 1, and its float32 mean has an error of up to an ulp."""
     x, weight, bias = randn(2, 24, 24, 32, dtype=dtype, mean=mean), randn(32), randn(32)
     moments = None if pixels is None else moments_of(x, pixels)
     y = norm(x, 8, weight, bias, eps=EPS, activation="silu", moments=moments)
@@ -215,7 +215,7 @@ def test_parameters_in_the_dtype_of_the_model(norm, randn, dtype):
 @pytest.mark.parametrize("most", [3, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_picture_is_normalised_alike_in_any_batch(norm, randn, dtype, runs_triton, height, channels, groups, most):
     if not runs_triton:
-        pytest.skip("the pipeline draws one picture at a time on the CPU")
+        pytest.skip("on the CPU the pipeline draws one picture at a time")
     sizes = (1, most) if randn(1).device.type == "cpu" else (1, most, 64)
     x = randn(sizes[-1], height, height, channels, dtype=dtype)
     together = norm(x, groups, eps=EPS, activation="silu")
@@ -228,7 +228,7 @@ def test_a_picture_is_normalised_alike_in_any_batch(norm, randn, dtype, runs_tri
 @pytest.mark.parametrize("pixels", [8, 32], ids=["18-tiles", "5-tiles"])
 def test_tiles_merged_beforehand_give_the_same_bits(norm, randn, dtype, runs_triton, monkeypatch, widths, pixels):
     if not runs_triton:
-        pytest.skip("of the kernels")
+        pytest.skip("applies to kernels only")
     parts = tuple(randn(2, 12, 12, width, dtype=dtype, mean=i) for i, width in enumerate(widths))
     channels = sum(widths)
     weight, bias, scale, shift = randn(channels), randn(channels), randn(2, channels), randn(2, channels)
@@ -243,7 +243,7 @@ def test_tiles_merged_beforehand_give_the_same_bits(norm, randn, dtype, runs_tri
 @pytest.mark.gpu
 @pytest.mark.parametrize(("height", "channels"), [(32, 128), (256, 64)], ids=["C128-H32", "C64-H256"])
 def test_a_real_picture_is_normalised_alike_in_any_batch(norm, randn, dtype, height, channels):
-    """Batches for which a program of the normalise pass takes one block of pixels, and several."""
+    """In these batches, a program of the normalise pass takes one block of pixels or several."""
     x = randn(64, height, height, channels, dtype=dtype)
     together = norm(x, 32, eps=EPS, activation="silu")
     for size in (1, 3, 8):

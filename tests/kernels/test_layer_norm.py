@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm against float64: with the residual before them, scale and shift after them, and large means."""
+"""LayerNorm and RMSNorm compared with float64: with a residual before, scale and shift after, and large means."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ EPS = 1e-5
 
 @pytest.fixture
 def norm(runs_triton):
-    """The operation; where Triton runs, its kernel and nothing else."""
+    """The operation; its kernel only, where Triton runs."""
     return layer_norm.kernel if runs_triton else layer_norm
 
 
@@ -33,7 +33,7 @@ def rms(request):
 
 
 def by_torch(x, weight=None, bias=None, *, rounded, rms=False, residual=None, gate=None, scale=None, shift=None):
-    """The operation by torch's own functions, in the dtype of x, of the sum with `residual` in the dtype `rounded`."""
+    """Return the operation computed by torch in the dtype of x. The sum with `residual` is rounded to `rounded`."""
     x = x if gate is None else x * gate[:, None]
     x = x if residual is None else (x + residual).to(rounded).to(x.dtype)
     shape = x.shape[-1:]
@@ -42,7 +42,7 @@ def by_torch(x, weight=None, bias=None, *, rounded, rms=False, residual=None, ga
 
 
 def judged(x, *rows, **options):
-    """Return what torch makes of the arguments of layer_norm, and the truth."""
+    """Return torch's result for the arguments of layer_norm, and the truth."""
     return peer_and_truth(by_torch, x.dtype, x, *rows, rounded=x.dtype, **options)
 
 
@@ -58,7 +58,7 @@ def test_shapes(norm, randn, dtype, rms, assert_accurate, shape):
 @pytest.mark.parametrize("modulated", [False, True], ids=["plain", "modulated"])
 def test_weight_bias_and_residual(norm, randn, dtype, rms, assert_accurate, runs_triton, device, modulated):
     if runs_triton and device.type == "cpu" and dtype == torch.bfloat16:
-        pytest.skip("Triton's interpreter cuts float32 to bfloat16, where all else rounds")
+        pytest.skip("Triton's interpreter truncates float32 to bfloat16 instead of rounding")
     x, residual = randn(2, 6, 48, dtype=dtype), randn(2, 6, 2, 48, dtype=dtype)[:, :, 0]  # strided tokens
     weight, bias = randn(48), None if rms else randn(48)
     options = {"rms": rms, "residual": residual}
@@ -71,7 +71,7 @@ def test_weight_bias_and_residual(norm, randn, dtype, rms, assert_accurate, runs
 
 def test_gated_residual(norm, randn, dtype, assert_accurate, runs_triton, device):
     if runs_triton and device.type == "cpu" and dtype == torch.bfloat16:
-        pytest.skip("Triton's interpreter cuts float32 to bfloat16, where all else rounds")
+        pytest.skip("Triton's interpreter truncates float32 to bfloat16 instead of rounding")
     x, residual, table = randn(3, 6, 48, dtype=dtype), randn(3, 6, 48, dtype=dtype), randn(3, 144)
     options = dict(zip(("gate", "scale", "shift"), table.chunk(3, dim=1), strict=True), residual=residual)
     y, total = norm(x, eps=EPS, **options)
@@ -89,7 +89,7 @@ def test_weight_alone_and_bias_alone(norm, randn, dtype, assert_accurate):
 @pytest.mark.parametrize("mean", [100.0, 1000.0, 1e5])
 @pytest.mark.parametrize("width", [64, 1152])
 def test_large_mean(norm, randn, assert_accurate, width, mean):
-    """x has a deviation of 1, and its mean in float32 an error of up to an ulp."""
+    """x has a standard deviation of 1, and its float32 mean has an error of up to an ulp."""
     x = randn(2, 4, width, mean=mean)
     assert_accurate(norm(x, eps=EPS), *judged(x), lost=torch.finfo(torch.float32).eps * mean)
 
@@ -100,7 +100,7 @@ def test_large_mean_in_16_bits(norm, randn, dtype, assert_accurate):
 
 
 def test_programs_of_several_tokens(norm, randn, dtype, monkeypatch):
-    """The bits are those of a program for each token."""
+    """The bits are the same as with one program per token."""
     x, table = randn(3, 7, 48, dtype=dtype), randn(3, 144)
     options = dict(zip(("gate", "scale", "shift"), table.chunk(3, dim=1), strict=True), residual=x.flip(1))
     alone = norm(x, eps=EPS, **options)
@@ -134,7 +134,7 @@ def test_non_contiguous_inputs(norm, randn, dtype, rms, runs_triton):
 
 def test_a_token_is_normalised_alike_in_any_batch(norm, randn, dtype, rms, runs_triton, device):
     if not runs_triton:
-        pytest.skip("the pipeline draws one picture at a time on the CPU")
+        pytest.skip("on the CPU the pipeline draws one picture at a time")
     x, table = randn(*((64, 16) if device.type == "cuda" else (8, 3)), 96, dtype=dtype), randn(64, 192)
     scale, shift = table[: len(x)].chunk(2, dim=1)
     together = norm(x, eps=EPS, rms=rms, scale=scale, shift=shift)

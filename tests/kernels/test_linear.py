@@ -1,4 +1,4 @@
-"""linear against torch in float64: every way of loading, every epilogue, RMSNorm before it, and its bits."""
+"""linear compared with torch in float64: every way of loading, every epilogue, RMSNorm before it, and its bits."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,11 +36,11 @@ class Case:
     activation: str | None = None
     gate: bool = False
     residual: bool = False
-    rms_norm: float | None = None  # its eps
+    rms_norm: float | None = None  # eps
     mean: float = 0.0  # of x
 
     def inputs(self, dtype, device) -> tuple[tuple, dict]:
-        """linear's arguments; those of picture i are the same in any batch."""
+        """Return the arguments of linear. Those of picture i are the same in any batch."""
         seeds = [torch.Generator(device).manual_seed(i) for i in (*range(self.n), 1000)]
 
         def randn(*shape, seed=seeds[-1]):
@@ -61,7 +61,7 @@ class Case:
 
 
 def by_torch(x, weight, bias=None, *, activation=None, gate=None, residual=None, rms_norm=None):
-    """The formula of linear's docstring by torch's own functions, in the dtype of x."""
+    """Return the formula of linear's docstring computed by torch, in the dtype of x."""
     if rms_norm is not None:
         x = F.rms_norm(x, x.shape[-1:], *rms_norm)
     y = ACTIVATIONS[activation](F.linear(x, weight, bias))
@@ -74,13 +74,13 @@ def truth(args, options) -> torch.Tensor:
 
 
 def judged(args, options) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what torch makes of these in their own dtype, and the truth."""
+    """Return torch's result in the arguments' dtype, and the truth."""
     return peer_and_truth(by_torch, args[0].dtype, *args, **options)
 
 
 @pytest.fixture
 def run(runs_triton):
-    """The operation; where Triton runs, its kernel and nothing else, also where the library is faster."""
+    """The operation; its kernel only, where Triton runs, even where the library is faster."""
     return linear.kernel if runs_triton else linear
 
 
@@ -114,7 +114,7 @@ CASES = {
     "N2-L77-C768-odd-tokens": pytest.param(Case(2, 77, 768, 768, gate=True, residual=True), marks=gpu),
     "N50-L1-C1152-modulation": pytest.param(Case(50, 1, 1152, 6912), marks=gpu),
 }
-REPEATS = 4  # a race shows as an error that moves
+REPEATS = 4  # a race shows as an error that changes between repeats
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -146,7 +146,7 @@ def test_output_of_the_library(name, device, assert_accurate):
 
 @pytest.mark.parametrize(("pictures", "fastest"), [(2, True), (4, True), (8, False), (32, False)])
 def test_the_library_is_for_few_tokens_alone(pictures, fastest, monkeypatch):
-    """On sm_90, where it has our bits."""
+    """On sm_90, where the library gives our bits."""
     monkeypatch.setattr(choices, "card_of", lambda device: choices.SM_90)
     monkeypatch.setattr(choices, "unavailable", lambda device: None)
     weight = torch.empty(3456, 1152, dtype=torch.bfloat16, device="meta")
@@ -177,7 +177,7 @@ HOPPER_CASES = {
 @pytest.mark.parametrize("case", HOPPER_CASES.values(), ids=HOPPER_CASES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 def test_on_hopper(case, dtype, device, assert_accurate):
-    """Accurate, and the bits of the kernel of all cards, which takes many tokens: in any repeat, alone, beside NaN."""
+    """The kernel is accurate, and has the bits of the kernel for all cards: in every repeat, alone, and beside NaN."""
     args, options = case.inputs(dtype, device)
     reason = hopper_obstacle(LinearCall(*args, **options))
     if reason is not None:
@@ -226,10 +226,10 @@ ALONE_ON_GPU = {
     ],
 )
 def test_bits_do_not_depend_on_the_batch(case, batches, dot_dtype, device, runs_triton, loads, monkeypatch):
-    """The operation itself, which may leave a shape to torch's library."""
+    """Test the operation itself, which may run a shape by torch's library."""
     if not runs_triton:
-        pytest.skip("torch's products promise no such thing")
-    # The interpreter multiplies by numpy, whose bits depend on the tile: there all batches take the smallest.
+        pytest.skip("torch's products do not guarantee this")
+    # The interpreter multiplies with numpy, whose bits depend on the tile, so all batches use the smallest tile there.
     monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 10**6)
 
     def run(n, pictures=slice(None)):
@@ -245,7 +245,7 @@ def test_bits_do_not_depend_on_the_batch(case, batches, dot_dtype, device, runs_
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.filterwarnings("ignore:overflow")  # Triton's interpreter: numpy warns of an infinite exponential
+@pytest.mark.filterwarnings("ignore:overflow")  # numpy warns of an infinite exponential in Triton's interpreter
 def test_activations_of_huge_values_are_finite(run, device, activation):
     x = torch.tensor([-1e14, -1e4, -30.0, 0.0, 30.0, 1e4, 1e14], device=device)[None, :, None]
     y = run(x, torch.ones(1, 1, device=device), activation=activation)
@@ -290,7 +290,7 @@ def test_nan_stays_with_its_token(device, run, loads, dot_dtype):
 
 @pytest.mark.gpu
 def test_projections_side_by_side_are_one_linear(device, dtype, run):
-    """The fused QKV projection has the bits of the three."""
+    """The fused QKV projection has the bits of three separate projections."""
     (x, weight), options = Case(2, 256, 1152, 3456).inputs(dtype, device)
     parts = [run(x, w, b) for w, b in zip(weight.chunk(3), options["bias"].chunk(3), strict=True)]
     assert torch.equal(run(x, weight, options["bias"]), torch.cat(parts, dim=-1))

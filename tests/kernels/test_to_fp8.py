@@ -1,4 +1,4 @@
-"""to_fp8: the numbers and factors of torch's own functions, in any batch, and what it makes of NaN and infinity."""
+"""to_fp8 gives the same values and scales as torch functions, in any batch. Also its results for NaN and infinity."""
 
 import pytest
 import torch
@@ -31,9 +31,9 @@ def given(parts):
 
 
 def by_torch(parts):
-    """The values in e4m3 and the factors of the parts of x, by torch's own functions, as to_fp8's docstring says it.
+    """Return the e4m3 values and the scales of the parts of x, computed by torch as to_fp8's docstring says.
 
-    The factor is a float32: 1/448 of the largest magnitude beside which there is no NaN, and 1e-30/448 at least.
+    A scale is a float32: 1/448 of the largest magnitude, ignoring NaN, and at least 1e-30/448.
     """
     rows = [part.float().flatten(2) if part.ndim == 3 else part.float().flatten(1) for part in parts]
     largest = torch.cat(rows, dim=-1).nan_to_num(0, torch.inf, -torch.inf).abs().amax(-1)
@@ -43,7 +43,7 @@ def by_torch(parts):
 
 
 def dequantised(x, dtype=torch.float32):
-    """x, or each of a pair, as e4m3 leaves it."""
+    """Return x, or each tensor of a pair, rounded to e4m3."""
     parts = x if isinstance(x, tuple) else (x,)
     values, scale = by_torch(parts)
     made = [value.float() * scale.view(*scale.shape, *(1,) * (value.ndim - scale.ndim)) for value in values]
@@ -94,13 +94,13 @@ def test_strided_tokens(randn, run):
     assert torch.equal(bits(run(x))[0], bits(run(x.contiguous()))[0])
 
 
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of the interpreter
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, in the interpreter
 @pytest.mark.parametrize("width", [24, LONGEST + 8], ids=["short", "long"])
 def test_what_is_no_number_or_almost_nothing(width, randn, run):
     x = randn(1, 6, width)
     x[0, 0, 3], x[0, 1, 3], x[0, 2], x[0, 3], x[0, 4] = float("nan"), float("inf"), 0.0, 1e-38, 3e38
     y = run(x)[0].dequantised(torch.float32)
-    assert y[0, 0].isnan().nonzero().tolist() == [[3]], "NaN stays where it is"
+    assert y[0, 0].isnan().nonzero().tolist() == [[3]], "NaN stays in its element"
     assert y[0, 1].isnan().all()
     assert not y[0, 2:4].any()
     assert (y[0, 4:] - x[0, 4:]).abs().max() <= x.abs().nan_to_num(0, 0).max() / 16 and y[0, 4:].isfinite().all()

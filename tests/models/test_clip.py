@@ -277,7 +277,7 @@ REFUSED = {
     "one-dimension": ((torch.zeros(4, dtype=torch.int64),), {}, r"input_ids: its shape is \(4,\)"),
     "too-long": ((torch.zeros(1, 21, dtype=torch.int64),), {}, "L from 1 to 20"),
     "no-prompts": ((torch.zeros(0, 4, dtype=torch.int64),), {}, r"its shape is \(0, 4\)"),
-    "beyond-the-vocabulary": ((torch.full((1, 4), 99),), {}, "99 is out of range; it is from 0 to 98"),
+    "beyond-the-vocabulary": ((torch.full((1, 4), 99),), {}, "99 is out of range; use 0 to 98"),
     "mask": ((prompts(),), {"attention_mask": torch.ones(3, 20)}, "attention_mask: "),
     "positions": ((prompts(),), {"position_ids": torch.arange(20)[None]}, "position_ids: "),
     "attentions": ((prompts(),), {"output_attentions": True}, "output_attentions: "),

@@ -174,7 +174,7 @@ def test_config_defaults_are_diffusers():
     ("labels", "problem"),
     [
         pytest.param(torch.tensor([1.0]), "it is torch.float32; give a tensor of int64, int32", id="fraction"),
-        pytest.param(torch.tensor([10]), "10 is out of range; it is from 0 to 9", id="beyond the table"),
+        pytest.param(torch.tensor([10]), "10 is out of range; use 0 to 9", id="beyond the table"),
     ],
 )
 def test_labels_that_are_embedded_in_the_table_of_timesteps(labels, problem):

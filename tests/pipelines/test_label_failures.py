@@ -110,7 +110,7 @@ def test_out_of_memory_draws_the_same_pictures_fewer_at_a_time(latent, fits, cap
     for found, same in zip(latent(**options).images, expected, strict=True):
         assert np.array_equal(np.asarray(found), np.asarray(same))
     assert caplog.messages == [
-        "out of memory for 5 pictures at a time; going on with at most 2, which draws the same pictures"
+        "out of memory for 5 pictures at a time; continuing with at most 2; the pictures are the same"
     ]
     steps = list(latent.stream(**options))
     assert [(step.index, len(step.x_t)) for step in steps] == [(0, 5), (1, 5), (2, 5)]

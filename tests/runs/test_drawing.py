@@ -234,7 +234,7 @@ class TestGPU:
         assert torch.cuda.memory_allocated() - before < 2**26, "the noise, while the error is still there"
         assert error.value.__context__ is None
         limit(torch.cuda.memory_reserved() + 8 * 10**7)  # enough for what two pictures of this size start from
-        with pytest.raises(MemoryError, match="for 1 picture at a time; lower height or width or take another device"):
+        with pytest.raises(MemoryError, match="for 1 picture at a time; lower height or width or use another device"):
             pipe(class_labels=1, num_images=2, num_inference_steps=3, height=1024, width=1024)
         del error
         limit(2 * least)

@@ -1,4 +1,4 @@
-"""A card whose tables are in a new folder, and whose kernels take as long as a test says."""
+"""A fixture for a card with an empty table folder and set times of candidates."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from tests.tuning.doubling import CPU, MILLISECONDS
 
 @pytest.fixture
 def tunes(monkeypatch, tmp_path):
-    """Kernels run here, the times of candidates are MILLISECONDS, and tables are in tmp_path, of Triton 3.6.0."""
+    """Run kernels here, with the times MILLISECONDS for candidates. Tables are in tmp_path, for Triton 3.6.0."""
     times = dict(MILLISECONDS)
     triton = SimpleNamespace(__version__="3.6.0")
     monkeypatch.setattr(choices, "unavailable", lambda device: None)

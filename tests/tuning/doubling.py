@@ -1,4 +1,4 @@
-"""An operation whose kernel has candidates of every kind: right, slow, wrong, racing and failing ones."""
+"""An operation whose kernel has candidates of every kind: correct, slow, wrong, racing and failing ones."""
 
 import torch
 
@@ -14,7 +14,7 @@ MILLISECONDS = {USUAL: 2.0, FAST: 1.0, SLOW: 3.0}
 
 
 class Doubling(Call):
-    """2 x by a kernel that does what its candidate is called."""
+    """2 x, by a kernel that behaves as its candidate's name says."""
 
     runs = 0
 
@@ -47,7 +47,7 @@ doubling = Operation("doubling", Doubling)
 
 
 class Quadrupling(Doubling):
-    """4 x by two doublings, of which the first is another operation's call."""
+    """4 x, by two doublings. The first is a call of another operation."""
 
     def reference(self):
         return 4 * self.x
@@ -62,6 +62,6 @@ quadrupling = Operation("quadrupling", Quadrupling)
 
 
 def shape_of(x: torch.Tensor) -> shapes.Shape:
-    """The one shape of a doubling of x (n,)."""
+    """Return the single shape of a doubling of x (n,)."""
     (found,) = shapes.shapes_of(lambda: doubling(x))
     return found

@@ -50,7 +50,7 @@ def test_all_workloads_where_none_is_named(card, monkeypatch):
 def test_what_cannot_be_proven_is_said_and_the_rest_is_tuned(card, monkeypatch, capsys, tmp_path):
     def tune(shape, real=judging.tune):
         if shape.name == "2":
-            raise ArithmeticError("the usual choice is off by 3")
+            raise ArithmeticError("the usual choice has an error of 3")
         return real(shape)
 
     def forward(config, batch, dtype):
@@ -63,7 +63,7 @@ def test_what_cannot_be_proven_is_said_and_the_rest_is_tuned(card, monkeypatch, 
     assert cli.main(["tune", "ddpm32_b512", "dit_b2", "emoji64_b64"]) == 1
     out, said = capsys.readouterr()
     assert [line.split()[0] for line in out.splitlines()] == ["emoji64_b64"]
-    assert said.splitlines()[1:] == ["ddpm32_b512: out of memory", "doubling 2: the usual choice is off by 3"]
+    assert said.splitlines()[1:] == ["ddpm32_b512: out of memory", "doubling 2: the usual choice has an error of 3"]
 
 
 def test_a_model_of_ones_own(card, monkeypatch):
@@ -97,7 +97,7 @@ def test_bad_input_is_one_line(argv, message, capsys):
 @pytest.mark.parametrize(
     ("triton", "message"),
     [
-        (True, "tune: no GPU was found; only kernels of a GPU have anything to tune"),
+        (True, "tune: no GPU was found; only GPU kernels can be tuned"),
         (False, "tune: Triton is not installed; pip install triton"),
     ],
 )

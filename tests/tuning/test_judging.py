@@ -1,4 +1,4 @@
-"""Which candidates the tuner refuses, and which one it chooses."""
+"""Which candidates the tuner refuses, and which candidate it chooses."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_what_a_kernel_does_not_write_is_nan(tunes):
 @pytest.mark.parametrize("output", [float("nan"), 0.0], ids=["nan", "zeros"])
 def test_a_usual_choice_that_is_wrong_is_an_error(tunes, output):
     wrong = shape_of(torch.randn(64))._replace(run=lambda: torch.full((64,), output))
-    with pytest.raises(ArithmeticError, match=r"^the usual choice is off by [\w.]+, allowed are "):
+    with pytest.raises(ArithmeticError, match=r"^the usual choice has an error of [\w.]+, above the allowed "):
         judging.tune(wrong)
 
 

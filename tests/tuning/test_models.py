@@ -1,4 +1,4 @@
-"""The workloads: real models, and what their forwards are given."""
+"""The workloads: real models, and the inputs of their forwards."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ def test_a_forward_runs(name):
 
 
 def test_the_inputs_of_sdxl_fit_its_model():
-    """On the meta device, as the model has billions of parameters."""
+    """On the meta device, because the model has billions of parameters."""
     sample, timesteps, text, *nothing, added = forwards.inputs(models.SDXL | {"sample_size": 8}, 2)
     with torch.device("meta"):
         shapes = fastdiff.UNet2DConditionModel.from_config(models.SDXL).config.prompt_shapes

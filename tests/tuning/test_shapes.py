@@ -1,4 +1,4 @@
-"""The shapes that are found in a forward."""
+"""The shapes found in a forward."""
 
 import torch
 

@@ -19,7 +19,7 @@ def test_a_table_is_kept_shape_by_shape_and_read(tunes, tmp_path):
     table = read_table(tmp_path / "nvidia-tiny.json")
     assert table.choices == {"doubling": {"64": list(FAST), "32": list(FAST)}}
     tables.keep(CARD, rows[32] | {"choice": None})
-    assert read_table(tmp_path / "nvidia-tiny.json").choices == {"doubling": {"64": list(FAST)}}, "the older one went"
+    assert read_table(tmp_path / "nvidia-tiny.json").choices == {"doubling": {"64": list(FAST)}}, "removed"
     assert [path.name for path in tmp_path.iterdir()] == ["nvidia-tiny.json"]
     assert json.loads((tmp_path / "nvidia-tiny.json").read_text()).keys() == {"gpu", "torch", "triton", "choices"}
 

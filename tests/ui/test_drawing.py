@@ -129,7 +129,7 @@ def test_the_page_says_that_fewer_are_drawn_at_a_time(engine, monkeypatch, tmp_p
     monkeypatch.setattr(_Loop, "step_by_picture", step_one)
     run = prepare(UncheckedRequest(num_images=3, steps=1, batch_size=2), engine, LIMITS)
     first, *others = [(bar(at), len(drawn)) for at, drawn in draw(run, engine, tmp_path)]
-    assert "out of memory for 2 pictures at a time; going on with at most 1" in first[0] and first[1] == 2
+    assert "out of memory for 2 pictures at a time; continuing with at most 1" in first[0] and first[1] == 2
     assert [("out of memory" in text, count) for text, count in others] == [(False, 1)]
 
 

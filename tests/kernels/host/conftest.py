@@ -1,4 +1,4 @@
-"""Launches that are recorded instead of made, as on any card."""
+"""Record launches as on any card, instead of launching."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ MULTIPROCESSORS = {80: 108, 89: 128, 90: 132}
 
 @pytest.fixture
 def launches(monkeypatch):
-    """launches(call, capability): the kernels that a call would launch on such a card, each with its arguments."""
+    """`launches(call, capability)` returns the kernels that a call would launch on a card, each with its arguments."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -19,7 +19,7 @@ def launches(monkeypatch):
     def record(call, capability):
         found = []
         monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **kwargs: found.append((kernel, args, kwargs)))
-        target = GPUTarget("cuda", capability, 32)  # that device code asks for
+        target = GPUTarget("cuda", capability, 32)  # read by device code
         monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=lambda: target))
         monkeypatch.setattr(launching, "INTERPRETER_CAPABILITY", divmod(capability, 10))
         monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", MULTIPROCESSORS[capability])

@@ -1,7 +1,7 @@
-"""Every kernel compiles for every card without one, and fits its shared memory: the tiles that the wrappers choose.
+"""Every kernel compiles for every card, without a card, and fits its shared memory at the tiles of its wrapper.
 
-A case is a call of an operation on meta tensors (`tests/support/compile_cases.py`), whose launches are compiled instead
-of run: for sm_90 every case, for sm_80 and sm_89 the largest tile of each kernel with each kind of numbers.
+A case is a call of an operation on meta tensors (`tests/support/compile_cases.py`). Its launches are compiled instead
+of run: every case for sm_90; for sm_80 and sm_89 the largest tile of each kernel with each kind of numbers.
 """
 
 import os
@@ -23,7 +23,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter has no compiler", allow_module_level=True)
 
 ALL = CASES | {f"{name}-fp8": call for name, call in FP8_CASES.items()}
-# Every kernel of all cards, in a second or less each.
+# Every kernel for all cards, in at most a second each.
 QUICK = {
     "conv2d-N2-C36-H7-odd-int8",
     "conv2d-N1-C1024-H8-spread-chunks-int8",
@@ -36,7 +36,7 @@ QUICK = {
     "to_fp8-tokens-fp8",
     "to_fp8-pictures-fp8",
 }
-# The largest tile on cards before sm_90 of each kernel with each kind of numbers. sm_89 has the least shared memory.
+# The largest tile of each kernel, with each kind of numbers, on cards before sm_90. sm_89 has the least shared memory.
 LARGEST = (
     "conv2d-N1-L128-C32-bf16",
     "conv2d-N1-L256-C64-fp32",
@@ -66,7 +66,7 @@ LARGEST_FP8 = (
     "conv2d-N2-C1280-H32",
     "conv2d-N2-C64-H64-fp32",
 )
-PARTS = 3  # of what a bundled model launches, each a test of some seconds
+PARTS = 3  # the launches of a bundled model are divided among this many tests, of some seconds each
 OTHER_CARDS = {80: LARGEST, 89: (*LARGEST, *(f"{name}-fp8" for name in LARGEST_FP8))}
 
 
@@ -90,7 +90,7 @@ def test_the_largest_tile_compiles_within_shared_memory(case, capability, launch
 
 @pytest.mark.parametrize("capability", OTHER_CARDS, ids=lambda capability: f"sm_{capability}")
 def test_the_largest_tiles_are_among_those_compiled(capability, launches):
-    """No case that a card runs has a larger tile, for any kernel and any kind of numbers."""
+    """For any kernel and kind of numbers, no case that runs on a card has a larger tile."""
     sizes = {name: kinds_of(launches(call, capability)) for name, call in (CASES if capability < 89 else ALL).items()}
     largest: dict = {}
     for name in OTHER_CARDS[capability]:
@@ -112,7 +112,7 @@ def test_every_kernel_of_all_cards_is_compiled_in_each_run(launches):
 
 
 class Chosen:
-    """A table that chooses the deepest candidate of so many pixels, channels and channels of a step."""
+    """A table that chooses the candidate with the most stages, for given pixels, channels and channels per step."""
 
     def __init__(self, *sizes: int):
         self.sizes = sizes
@@ -126,7 +126,7 @@ class Chosen:
     "sizes", [(64, 64, 128), (16, 64, 256), (64, 16, 128)], ids=lambda sizes: "x".join(map(str, sizes))
 )
 def test_small_tiles_are_multiplied_by_the_instructions_of_large_ones(sizes, launches):
-    """Others may round otherwise, and then a picture would not be the same in a table's tile and in the usual one."""
+    """Other instructions may round differently, so a picture would differ between a table's tile and the usual one."""
     with using(Chosen(*sizes)):
         found = launches(CASES["conv2d-N1-C256-H4-norm"], 90)
     (compiled,) = assert_compiles(found, 90)
@@ -139,7 +139,7 @@ def test_small_tiles_are_multiplied_by_the_instructions_of_large_ones(sizes, lau
 @pytest.mark.parametrize("batch_size", [1, 64])
 @pytest.mark.parametrize("name", ["emoji64", "emoji64-dit"])
 def test_bundled_models_compile(name, batch_size, part, launches, monkeypatch):
-    """All that one prediction launches on an H200."""
+    """All kernels that one prediction launches on an H200."""
     folder = hub.resolve(name)
     kind = fastdiff.UNet2DModel if (folder / "unet").is_dir() else fastdiff.DiTTransformer2DModel
     model = kind.from_config(read_json(folder / kind.part.name / "config.json")).to("meta", torch.bfloat16)
@@ -154,7 +154,7 @@ def test_bundled_models_compile(name, batch_size, part, launches, monkeypatch):
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 def test_the_bundled_text_model_compiles(batch_size, part, launches, monkeypatch):
-    """All that one prediction for prompts of 32 tokens launches on an H200."""
+    """All kernels that one prediction for prompts of 32 tokens launches on an H200."""
     config = read_json(hub.resolve("emoji-sd") / "unet" / "config.json")
     model = fastdiff.UNet2DConditionModel.from_config(config).to("meta", torch.bfloat16)
     monkeypatch.setattr(choices, "unavailable", lambda device: None)

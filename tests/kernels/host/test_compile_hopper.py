@@ -1,7 +1,7 @@
-"""Every kernel made for sm_90 alone compiles for it without a card, at the tiles that its host code chooses.
+"""Without a card, every sm_90 kernel compiles at the tiles that its host code chooses.
 
-The interpreter runs no Gluon: what these kernels compute is for the GPU tests of their operations to say, and for
-test_hopper_conv2d.py.
+The interpreter cannot run Gluon. The results of these kernels are checked by the GPU tests of their operations, and
+emulated in tests/kernels/plans.
 """
 
 import math
@@ -127,13 +127,13 @@ LOWERED = ("conv2d-N2-C640-H32-fp8-shortcut-C1280+640", "linear-int8-N2-L1024-C1
 
 @pytest.fixture
 def for_sm_90(launches, monkeypatch):
-    """for_sm_90(call): what a call launches there, in whatever version of Triton this is."""
+    """`for_sm_90(call)` returns what a call launches on sm_90, in any version of Triton."""
     monkeypatch.setattr(choices, "card_of", lambda device: choices.SM_90)
     return lambda call: launches(call, 90)
 
 
 def least_width(plan):
-    """A call whose heads are of the least width of a plan, with the fewest keys."""
+    """Return a call with a plan's narrowest heads and fewest keys."""
     width, keys = -(-plan.facts["width"].start // 8) * 8, plan.facts["keys"].start
     assert plan_of("attention", width=width, keys=keys) is plan
     return attend(1, 64, 2, width, keys=keys)
@@ -175,9 +175,9 @@ def test_narrow_heads_run_the_kernel_of_all_cards(width):
 )
 def test_compiles_within_shared_memory(case, for_sm_90):
     if case.startswith("conv2d") and triton.__version__.startswith("3.8."):
-        pytest.skip("Triton 3.8 has no view of a part of shared memory; the plans are off there")
-    # in fp8 two sums under way and the whole one leave few registers: some numbers of a convolution's tile wait outside
-    # its loop, and with a shortcut two more where Triton's version is not one that it is launched in
+        pytest.skip("Triton 3.8 cannot view a part of shared memory; the plans are off in it")
+    # In fp8, two partial sums and the whole sum leave few registers, so a convolution spills some values outside its
+    # loop. With a shortcut it spills two more in versions of Triton in which it is not launched.
     of_conv2d, in_fp8 = case.startswith("conv2d"), "fp8" in case
     most = 24 if "shortcut" in case and confirmation.known_version() is None else 16
     spills = most if of_conv2d and in_fp8 else 0

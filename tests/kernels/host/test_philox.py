@@ -1,4 +1,4 @@
-"""The noise of the denoise step: Philox against Random123 and Triton, and its normal distribution."""
+"""The noise of the denoise step: Philox compared with Random123 and Triton, and the normal distribution."""
 
 import math
 
@@ -22,7 +22,7 @@ def test_philox_known_answers(counter, key, answer):
     assert [f"{int(word):08x}" for word in philox4x32(*words)] == answer.split()
 
 
-@triton.jit(do_not_specialize=["seed", "step"])  # a 1 would be a constant, which has no type to convert
+@triton.jit(do_not_specialize=["seed", "step"])  # a 1 would become a constant, whose type cannot be converted
 def words_kernel(out_ptr, seed, step, COUNT: tl.constexpr):
     c0 = tl.arange(0, COUNT).to(tl.uint32)
     words = tl.philox(seed, c0, c0 * 0 + step.to(tl.uint32), c0 * 0, c0 * 0)
@@ -43,7 +43,7 @@ def test_philox_has_tritons_integers(device, runs_triton):
 
 
 def test_noise_of_known_words():
-    """Seed 0, step 0: the words of the known answer, by Box and Muller's formula."""
+    """Seed 0, step 0: the words of the known answer, transformed by the Box-Muller formula."""
     uniform = [(int(word, 16) + 0.5) / 2**32 for word in KNOWN_ANSWERS["zeros"][2].split()]
     expected = []
     for u, v in (uniform[:2], uniform[2:]):
@@ -63,7 +63,7 @@ def test_noise_is_unit_normal():
     assert abs((noise**4).mean() - 3) < 5 * math.sqrt(96 / count)
     for width, share in ((1, 0.682689), (2, 0.954500), (3, 0.997300)):
         assert abs((noise.abs() < width).double().mean() - share) < 5 * math.sqrt(share * (1 - share) / count)
-    for lag in range(1, 5):  # the four words of a counter, and the next one's
+    for lag in range(1, 5):  # the four words of a counter, and the next counter's
         assert abs((noise[:, lag:] * noise[:, :-lag]).mean()) < 5 / math.sqrt(count)
         assert abs((noise[:, lag:] ** 2 * noise[:, :-lag] ** 2).mean() - 1) < 5 * math.sqrt(8 / count)
 

@@ -1,4 +1,4 @@
-"""A report of a model, held against the model itself, torch's own count of FLOPs and a profile."""
+"""A report of a model, compared with the model itself, torch's FLOP counter and a profile."""
 
 import functools
 import json
@@ -51,7 +51,7 @@ DDPM256 = {  # google/ddpm-celebahq-256
 
 @pytest.fixture(autouse=True)
 def poisoned():
-    """Not here: filling a tensor is an operation of torch, which a report counts."""
+    """Turn poisoning off: filling a tensor is a torch operation, which a report counts."""
 
 
 # The interpreter takes a tenth of a second for each launch.
@@ -61,7 +61,7 @@ slow_in_the_interpreter = pytest.mark.slow if INTERPRETER else lambda test: test
 
 @functools.cache
 def model_of(device: torch.device, small: bool = True) -> fastdiff.UNet2DModel:
-    """In float16, for a plan by descriptors and one by pointers."""
+    """Return a model in float16, so that some convolutions load by descriptors and others by pointers."""
     return fastdiff.UNet2DModel.from_config(SMALL if small else SMALLER).to(device, torch.float16)
 
 
@@ -82,7 +82,7 @@ def smaller(device) -> fastdiff.UNet2DModel:
 
 @pytest.fixture
 def found(device) -> Report:
-    """The report of the model and two pictures."""
+    """The report of the model with two pictures."""
     return report_of_two(device)
 
 
@@ -96,7 +96,7 @@ def count(found, operation: str) -> int:
 
 
 def why(call) -> str:
-    """The words of the one operation in `call` about itself."""
+    """Return the reason that the single operation in `call` gives for how it runs."""
     with record(torch.device("cpu")) as recorded:
         call()
     (only,) = [call for call in recorded.calls if not call.operation.startswith("torch.")]
@@ -105,8 +105,8 @@ def why(call) -> str:
 
 def test_every_operation_of_the_model_is_there(model, found):
     modules = Counter(type(module).__name__ for module in model.modules())
-    convolutions = modules["Conv2d"] + modules["Attention"]  # whose output layer is one
-    shortcuts = sum(row.count for row in found.rows if "shortcut" in row.shape)  # those that join a call, or make one
+    convolutions = modules["Conv2d"] + modules["Attention"]  # attention's output layer is a convolution
+    shortcuts = sum(row.count for row in found.rows if "shortcut" in row.shape)  # fused into a call, or a call
     assert convolutions - shortcuts <= count(found, "conv2d") <= convolutions
     assert shortcuts == sum(name.endswith(".conv_shortcut") for name, _ in model.named_modules()) > 0
     assert count(found, "linear") == modules["Attention"], "Q, K and V are one"
@@ -138,7 +138,7 @@ def test_on_kernels_or_on_torch_and_why(model, found, runs_triton):
     assert found.launches == found.kernel_launches >= len(convolutions)
     (first,) = [row for row in convolutions if row.shape.startswith("2x8x8x3,")]
     assert (first.kernels, first.torch) == (("conv_by_pointers",), ())
-    assert first.why.startswith("by pointers (3 channels, no multiple of 8), ")
+    assert first.why.startswith("by pointers (3 channels, not a multiple of 8), ")
     others = [row for row in convolutions if row is not first]
     assert others and all(row.kernels[0] == "conv_by_descriptors" for row in others)
     norms = [row for row in found.rows if row.operation == "group_norm"]
@@ -160,7 +160,7 @@ def test_an_operation_that_torch_does_alone_is_there_too(device):
     blur = {"down_block_types": ("SkipDownBlock2D",) * 2, "up_block_types": ("SkipUpBlock2D",) * 2}
     found = report(fastdiff.UNet2DModel.from_config(SMALL | blur).to(device))
     blurs = [row for row in found.rows if row.operation == "torch.convolution"]
-    assert sum(row.count for row in blurs) >= 4, "down and up, the features and the picture"
+    assert sum(row.count for row in blurs) >= 4, "down and up, for the features and for the picture"
     assert all((row.runs_on, row.why) == ("torch", "not one of our operations") for row in blurs)
     assert all(row.flop > 0 for row in blurs)
     assert found.share < 1.0
@@ -175,7 +175,7 @@ def test_a_transformer(device):
     counts = {name: count(found, name) for name in ("linear", "layer_norm", "attention")}
     assert counts == {"linear": 2 * 4 + 2, "layer_norm": 2 * 2 + 1, "attention": 2}
     tokens, channels = 3 * 16, 32
-    assert found.flop == 2 * tokens * (2 * 12 * channels**2 + 2 * 16 * channels), "blocks, patches in and out"
+    assert found.flop == 2 * tokens * (2 * 12 * channels**2 + 2 * 16 * channels), "blocks, input and output patches"
 
 
 @slow_in_the_interpreter
@@ -198,7 +198,7 @@ def test_it_is_called_as_documented_and_printed(smaller):
 
 
 def test_it_says_what_tiles_are_chosen_by(smaller, found, runs_triton):
-    assert ("tiles by the rules built in" in str(found)) == runs_triton
+    assert ("tiles by the built-in rules" in str(found)) == runs_triton
     with using(Table("a-card.json")):
         assert report(smaller).tiles == ("a-card.json" if runs_triton else "")
 
@@ -251,14 +251,14 @@ DECLINED = {
 @pytest.mark.parametrize(("call", "reason"), DECLINED.values(), ids=DECLINED)
 def test_a_kernel_that_declines_says_why(call, reason, runs_triton, device):
     if not runs_triton or device.type == "cuda":
-        pytest.skip("kernels decline in the interpreter, where these tensors are")
+        pytest.skip("needs the interpreter, because the tensors are on the CPU")
     assert why(call) == reason
 
 
 def test_the_work_of_a_call_within_a_call_counts_once(runs_triton, device):
     if not runs_triton or device.type == "cuda":
-        pytest.skip("the kernel runs in the interpreter, where these tensors are")
-    shortcut = Shortcut(torch.zeros(1, 5, 7, 3), torch.zeros(6, 3, 1, 1), None)  # which no kernel joins to the sum
+        pytest.skip("needs the interpreter, because the tensors are on the CPU")
+    shortcut = Shortcut(torch.zeros(1, 5, 7, 3), torch.zeros(6, 3, 1, 1), None)  # no kernel fuses it into the sum
 
     def flops() -> list[int]:
         with record(torch.device("cpu")) as recorded:
@@ -290,22 +290,22 @@ def test_references_are_a_reason_too():
     [
         ((1, 4, 4, 8), 8, {"padding": 1}, "by pointers (float32), "),
         ((1, 5, 7, 8), 8, {"padding": 1}, "by pointers (tiles would cross the border of 5x7 pixels), "),
-        ((1, 4, 4, 8), 8, {"padding": 1, "stride": 2}, "by pointers (stride 2 of an odd size, or of channels no "),
-        ((1, 4, 4, 8), 8, {"padding": 2, "upsample": True}, "by pointers (upsampling with another padding than 1), "),
+        ((1, 4, 4, 8), 8, {"padding": 1, "stride": 2}, "by pointers (stride 2 with an odd size, or with "),
+        ((1, 4, 4, 8), 8, {"padding": 2, "upsample": True}, "by pointers (upsampling with padding other than 1), "),
         ((1, 4, 4, 1024), 32, {"padding": 1}, "by descriptors, 64 pixels x 64 channels a program, sum in 4 parts"),
     ],
     ids=["float32", "odd", "down", "up", "chunks"],
 )
 def test_why_a_convolution_loads_as_it_does(shape, channels, options, reason, runs_triton, device):
     if not runs_triton or device.type == "cuda":
-        pytest.skip("the kernel runs in the interpreter, where these tensors are")
+        pytest.skip("needs the interpreter, because the tensors are on the CPU")
     dtype = torch.float32 if "float32" in reason else torch.float16
     x, weight = torch.zeros(shape, dtype=dtype), torch.zeros(channels, shape[-1], 3, 3, dtype=dtype)
     assert why(lambda: conv2d(x, weight, **options)).startswith(reason)
 
 
 def profiled(call) -> tuple[list[str], list[str]]:
-    """The names of what runs on the device in a call, and of the calls to CUDA that start it."""
+    """Return the names of what runs on the device during a call, and of the host's events, such as CUDA calls."""
     torch.cuda.synchronize()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities, acc_events=True) as profile:
@@ -345,9 +345,9 @@ class TestAtDdpm256InBatchesOf8:
         pipe = fastdiff.LabelPipeline(ddpm256, fastdiff.DDIMScheduler())
         ours = Counter(name for row in report(pipe, batch_size=8).rows for name in row.kernels * row.count)
         steps = pipe.stream(batch_size=8, num_inference_steps=4)
-        next(steps), next(steps)  # as it is, and captured
+        next(steps), next(steps)  # eager, then captured
         names, calls = profiled(lambda: next(steps))
         assert calls.count("cudaGraphLaunch") == 1
         assert ours == Counter(name for name in names if name in ours)
         outside = [name for name in calls if "LaunchKernel" in name]
-        assert len(outside) <= 8, "the step's row of each table, and what the graph is given"
+        assert len(outside) <= 8, "reads of the step's row in each table, and copies of the graph's inputs"

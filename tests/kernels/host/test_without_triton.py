@@ -1,4 +1,4 @@
-"""Where Triton is not installed (macOS, Windows) every operation still imports, and runs on its torch reference."""
+"""Without Triton (macOS, Windows), every operation can be imported and runs on its torch reference."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ SCRIPT = """
 import importlib.util, sys
 find_spec = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *args: None if name == "triton" else find_spec(name, *args)
-sys.modules["triton"] = None  # an import of it fails
+sys.modules["triton"] = None  # makes `import triton` fail
 
 import importlib
 for module in sys.argv[1:]:

@@ -1,4 +1,4 @@
-"""A call by the kernel for sm_90 where its table of choices takes one."""
+"""Run calls by the sm_90 kernel where the table of choices does."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from fastdiff.kernels.plans.dispatch import Operation
 
 
 def by_plan(operation: Operation, *args: Any, **options: Any) -> Any:
-    """Run a call by the kernel for sm_90, and a product of too few tokens by the kernel of all cards, as `decide` does.
+    """Run a call by the sm_90 kernel, but a product with too few tokens by the kernel for all cards, as `decide` does.
 
     No plan runs a product that leaves programs without a tile.
     """

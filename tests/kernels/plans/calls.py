@@ -1,4 +1,4 @@
-"""Calls of operations over a broad grid of shapes, dtypes, precisions and batch sizes, on tensors without memory."""
+"""Calls of operations over a broad grid of shapes, dtypes, precisions and batch sizes, on meta tensors."""
 
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -40,7 +40,7 @@ def named(*parts: Any) -> str:
 
 
 def convolutions() -> Calls:
-    """Yield 3x3 convolutions of each mode at the sizes of models, and beside them."""
+    """Yield 3x3 convolutions of each mode, at sizes from models and at other sizes."""
     sides, widths = (8, 16, 31, 32, 64, 128, 256, 512), ((4, 320), (24, 32), (32, 64), (64, 64), (128, 128), (128, 256),
         (256, 256), (320, 320), (640, 320), (640, 640), (1280, 1280), (36, 36), (320, 4))  # fmt: skip
     modes: dict[str, dict[str, Any]] = {"same": {}, "up": {"upsample": True}, "down": {"stride": 2}}
@@ -77,7 +77,7 @@ def other_convolutions() -> Calls:
 
 
 def attentions() -> Calls:
-    """Yield attention of heads of many widths to many keys; causal, with a bias and in odd dtypes too."""
+    """Yield attention with many widths of heads and numbers of keys; also causal, with a bias, and in other dtypes."""
     keys_of = (1, 64, 65, 77, 80, 81, 256, 257, 1000, 1023, 1024, 4096, 8192, 8193, 16384)
     widths = (8, 20, 24, 32, 36, 40, 48, 50, 64, 72, 80, 96, 128, 160, 256, 257, 512, 520)
     for dtype, width, keys, how in product((HALF, torch.float16, FULL), widths, keys_of, ("", "causal", "masked")):
@@ -99,7 +99,7 @@ def attentions() -> Calls:
 
 
 def products() -> Calls:
-    """Yield linear layers, alone and with all that is fused, from few tokens to many."""
+    """Yield linear layers, alone and with everything that can be fused, from few tokens to many."""
     shapes = ((320, 320), (320, 960), (320, 2560), (512, 1536), (640, 640), (640, 1920), (640, 5120), (768, 24960),
         (1152, 1152), (1152, 3456), (1152, 4608), (1152, 6144), (1280, 320), (1280, 1280), (1280, 3840), (1280, 10240),
         (2048, 166400), (2560, 640), (4608, 1152), (5120, 1280), (96, 192), (36, 20))  # fmt: skip
@@ -132,7 +132,7 @@ def products() -> Calls:
 
 
 def norms() -> Calls:
-    """Yield norms and conversions, which have a kernel or none."""
+    """Yield norms and conversions, with and without a kernel."""
     for dtype, c in product((HALF, FULL, torch.float64), (36, 320, 2048, 16384, 16388)):
         tokens, pictures = meta(2, 8, c, dtype=dtype), meta(2, 8, 8, c, dtype=dtype)
         cases: dict[str, Callable[[], Any]] = {

@@ -1,10 +1,11 @@
-"""Gluon's kernels on the CPU, which Triton's interpreter cannot run: partitions are threads, barriers block them.
+"""Run Gluon kernels on the CPU, which Triton's interpreter cannot do. Partitions are threads, and barriers block them.
 
-All that is asynchronous happens as late as the kernel's own waits allow: a load fills shared memory when its barrier
-is waited for, a product reads it when it is waited for, a store when its buffer is asked for again. So a buffer that is
-read or filled too early shows as a wrong number; bytes that a barrier expects and does not get, as partitions that all
+Asynchronous work happens as late as the kernel's own waits allow. A load fills shared memory at the wait for its
+barrier, a product reads it at the wait for the product, and a store reads it when its buffer is requested again. So a
+buffer that is read or filled too early gives wrong numbers. If a barrier does not get all its bytes, all partitions
 wait, which is an error at once.
-Numbers are float32, tensors any.
+
+Numbers in the kernel are float32; tensors may have any dtype.
 """
 
 import importlib
@@ -26,13 +27,13 @@ LANGUAGE = "fastdiff.kernels.device.hopper.language"
 PATIENCE = 60.0  # seconds that a partition waits for another before the test fails
 
 _changed = Condition()
-_running = local()  # of a thread: program, programs, its crew, products and stores under way
+_running = local()  # per thread: program, programs, its crew, pending products and stores
 
 
 class Scalar:
-    """A number of a kernel."""
+    """A number in a kernel."""
 
-    __array_ufunc__ = None  # arrays leave it to `backward`
+    __array_ufunc__ = None  # makes arrays call `backward`
 
     def __init__(self, value: Any):
         self.value = getattr(value, "value", value)
@@ -69,7 +70,7 @@ _operators()
 
 
 class Values(np.ndarray):
-    """A tensor of a kernel."""
+    """A tensor in a kernel."""
 
     __array_priority__ = 1000
     type = SimpleNamespace(layout=None)
@@ -89,19 +90,19 @@ def _values(array: Any) -> Values:
 
 
 class Crew:
-    """The threads that run a program side by side. Nobody helps them where all that have not ended wait."""
+    """The threads that run a program in parallel. They are stuck when all active threads wait."""
 
     def __init__(self, size: int):
         self.active, self.stuck = size, False
-        self.waiting: dict[Thread, Callable[[], Any]] = {}  # for what
+        self.waiting: dict[Thread, Callable[[], Any]] = {}  # thread -> the condition that it waits for
 
     def wait_for(self, is_so: Callable[[], Any]) -> None:
-        """Wait, with `_changed` held."""
+        """Wait for a condition. The caller must hold `_changed`."""
         self.waiting[current_thread()] = is_so
         self._look()
         _changed.wait_for(lambda: is_so() or self.stuck)
         del self.waiting[current_thread()]
-        assert is_so(), "a barrier that nobody ends"
+        assert is_so(), "a barrier that never completes"
 
     def leave(self) -> None:
         with _changed:
@@ -115,7 +116,7 @@ class Crew:
 
 
 class Barrier:
-    """An mbarrier: its phase ends when as many arrivals are there as it counts, and all bytes that they announced."""
+    """An mbarrier: a phase ends after `count` arrivals and all the bytes that they announced."""
 
     def __init__(self) -> None:
         self.count, self.phase, self.arrived, self.bytes = 1, 0, 0, 0
@@ -126,7 +127,7 @@ class Barrier:
 
     def arrive(self, number: int = 0) -> None:
         with _changed:
-            assert self.arrived < self.count, "an arrival more than a phase has"
+            assert self.arrived < self.count, "too many arrivals in a phase"
             self.arrived, self.bytes = self.arrived + 1, self.bytes + number
             self._end_phase()
 
@@ -144,7 +145,7 @@ class Barrier:
 
 
 class Memory:
-    """Shared memory, or a view of it; its dtype, a tensor's, is that of which its numbers are as far apart."""
+    """Shared memory, or a view of it. Its numbers are as far apart as elements of its dtype, a torch dtype."""
 
     def __init__(self, array: np.ndarray, dtype: Any):
         self.array, self.dtype, self.shape, self.layout = array, dtype, array.shape, None
@@ -167,14 +168,14 @@ class Memory:
 
 
 class Descriptor:
-    """A tensor descriptor: blocks of a tensor, zeros outside of it."""
+    """A tensor descriptor: blocks of a tensor, with zeros outside the tensor."""
 
     def __init__(self, made: Any):
         self.tensor = torch.as_strided(made.base, list(made.shape), list(made.strides))
         self.block_shape, self.dtype, self.layout = list(made.block_shape), self.tensor.dtype, None
 
     def inside(self, coordinates: list[Any]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-        """Places in the tensor, and in the block, of what the block has of the tensor."""
+        """Return the slices of the tensor, and of the block, where they overlap."""
         first = [int(each) for each in coordinates]
         assert len(first) == len(self.block_shape)
         low = [max(0, -at) for at in first]
@@ -187,7 +188,7 @@ class Descriptor:
 
 
 class Pointer:
-    """A pointer to a tensor's elements, or to some of them."""
+    """A pointer to a tensor's elements."""
 
     def __init__(self, tensor: torch.Tensor, offset: Any = 0):
         self.tensor, self.offset = tensor, offset
@@ -256,7 +257,7 @@ def warpgroup_mma_wait(pending: int, deps: list[Values]) -> Any:
 
 def reinterpret(memory: Memory, dtype: Any, shape: list[int], layout: Any) -> Memory:
     flat = memory.array.reshape(-1)
-    step = dtype.itemsize // memory.dtype.itemsize  # numbers of the memory's dtype in the place of one
+    step = dtype.itemsize // memory.dtype.itemsize  # elements of the memory's dtype per element of `dtype`
     assert math.prod(shape) * step <= flat.size and np.shares_memory(flat, memory.array)
     return Memory(flat[: math.prod(shape) * step : step].reshape(shape), dtype)
 
@@ -273,7 +274,7 @@ def allocate(dtype: Any, shape: list[int], layout: Any) -> Memory:
 
 
 def warp_specialize(partitions: list[Any], warps: list[int], registers: list[int]) -> None:
-    """Run the partitions side by side; an error of one is raised here."""
+    """Run the partitions in parallel, and raise the first error of a partition."""
     errors: list[BaseException] = []
     place, crew = (_running.program, _running.programs), Crew(len(partitions))
 
@@ -282,7 +283,7 @@ def warp_specialize(partitions: list[Any], warps: list[int], registers: list[int
         _running.products, _running.stores = [], []
         try:
             function(*args)
-            assert not _running.products and not _running.stores, "work that nobody waited for"
+            assert not _running.products and not _running.stores, "asynchronous work without a wait"
         except BaseException as error:
             errors.append(error)
         finally:
@@ -298,11 +299,11 @@ def warp_specialize(partitions: list[Any], warps: list[int], registers: list[int
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """A layout, which decides no number; or an order to the memory, which is in order."""
+    """Stand in for a layout, which does not affect numbers, or a fence, which is not needed here."""
 
 
 def _either(function: Callable) -> Callable:
-    """`function` of two tensors, or of two numbers."""
+    """Return `function` for two tensors or two numbers."""
 
     def take(a: Any, b: Any) -> Any:
         result = function(getattr(a, "value", a), getattr(b, "value", b))
@@ -312,7 +313,7 @@ def _either(function: Callable) -> Callable:
 
 
 def activate(x: Values, activation: str) -> Values:
-    """Stand in for `device.math.activate`, which is Triton's."""
+    """Stand in for `device.math.activate`, which is Triton code."""
     function = ACTIVATIONS[None if activation == "none" else activation]
     return _values(function(torch.from_numpy(np.asarray(x))).numpy())
 
@@ -374,7 +375,7 @@ def _in_place_of_triton(names: tuple[str, ...]):
 
 
 def emulated(kernel: str, *modules: str) -> Any:
-    """Return a `launch` that runs the kernel of that name, of the last of these modules of device code, on the CPU."""
+    """Return a `launch` that runs a kernel on the CPU. The kernel is in the last of these device-code modules."""
     names = tuple(f"fastdiff.kernels.device.hopper.{module}" for module in modules)
     with _in_place_of_triton(names):
         function = [getattr(importlib.import_module(name), kernel, None) for name in names][-1]
@@ -390,7 +391,7 @@ def emulated(kernel: str, *modules: str) -> Any:
 
 
 def _argument(value: Any) -> Any:
-    """An argument of a launch as the emulated kernel takes it."""
+    """Convert a launch argument for the emulated kernel."""
     if hasattr(value, "block_shape"):
         return Descriptor(value)
     return Pointer(value) if isinstance(value, torch.Tensor) else value

@@ -1,4 +1,4 @@
-"""The table of choices: which way a call runs, and what a report says of it; the plans of kernels for sm_90."""
+"""The table of choices: how a call runs, and what a report says about it. The plans of the sm_90 kernels."""
 
 import json
 import re
@@ -24,7 +24,7 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 @dataclass(frozen=True, eq=False)
 class Way(Call[str]):
-    """Returns the way it ran."""
+    """A call that returns the way in which it ran."""
 
     name = "way"
 
@@ -165,7 +165,7 @@ class TestTheTable:
         assert all(set(each.off_in) <= set(confirmation.VERSIONS) for each in plans)
 
     def test_a_measurement_is_saved_where_the_row_says(self):
-        """And names the plan."""
+        """The file also names the plan."""
         texts = {}
         for each in CHOICES.rows:
             if each.measured.endswith(".json"):
@@ -207,7 +207,7 @@ def attention_plan(width: int, keys: int) -> Choice | None:
 
 @pytest.mark.parametrize("width", range(8, 257, 8))
 def test_a_block_of_keys_follows_from_width_and_keys(width):
-    """Also where a plan has tiles for few queries."""
+    """Also for plans with tiles for few queries."""
     for keys in (1, 64, 77, 80, 81, 256, 257, 1023, 1024, 8192, 8193, 10**6):
         row = attention_plan(width, keys)
         if row is None:
@@ -301,11 +301,11 @@ def test_tiles_cover_a_product_and_its_steps_fit(tokens, out_channels, dual, fp8
 
 
 def test_gluon_is_for_sm_90_alone():
-    assert confirmation.gluon_obstacle(CPU) == "Gluon: the device is no sm_90"
+    assert confirmation.gluon_obstacle(CPU) == "Gluon: the device is not sm_90"
 
 
 def test_products_are_of_rows_aligned_to_16_bytes():
-    unaligned = "rows are not side by side or aligned to 16 bytes"
+    unaligned = "rows are not contiguous, or not aligned to 16 bytes"
     for channels, out_channels, reason in ((16, 24, None), (12, 24, unaligned), (16, 12, unaligned)):
         x, weight = torch.zeros(1, 2, channels).half(), torch.zeros(out_channels, channels).half()
         assert hopper_linear.obstacle(x, weight, out_channels) == reason, (channels, out_channels)

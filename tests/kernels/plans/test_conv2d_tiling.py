@@ -1,4 +1,4 @@
-"""Tilings of convolutions: what they promise whatever the batch."""
+"""Tilings of convolutions: what holds for every batch."""
 
 from itertools import product
 
@@ -22,7 +22,7 @@ def test_a_row_is_normalised_where_it_is_made_in_any_batch(length, itemsize):
 
 
 def square(pictures: int, side: int, channels: int, *, group: int = 0) -> Problem:
-    """A 3x3 convolution of bfloat16."""
+    """Return the sizes of a 3x3 convolution in bfloat16."""
     return Problem(pictures, side, side, (channels,), channels, (3, 3), 1, (1, 1, 1, 1), False, 2, group)
 
 
@@ -65,7 +65,7 @@ def test_groups_that_no_program_has_whole_are_normalised_by_another_kernel():
 @pytest.mark.parametrize("side", [4, 7, 8, 16, 32, 64])
 @pytest.mark.parametrize("channels", [36, 64, 320, 1280])
 def test_in_fp8_a_step_is_as_long_in_any_batch(side, channels):
-    """As each is summed on its own before it is added."""
+    """A step's sum is computed separately before it is added, so a step's length affects the bits."""
     for height in (side, 1):
         sizes = height, side, (channels,), channels, (min(3, height), 3), 1, (1, 1, height > 1, height > 1), False, 2
         tilings = [

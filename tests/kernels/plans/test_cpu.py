@@ -1,4 +1,4 @@
-"""The functions that are the fastest on the CPU: against torch in float64, and only where they were asked for."""
+"""The faster CPU functions: compared with torch in float64, and used only on request."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def calls(monkeypatch):
 
 
 def assert_accurate(y, torchs, truth):
-    """As near to the truth as torch's own functions are."""
+    """Assert that y is about as accurate as torch's own function."""
     assert y.is_contiguous() and y.dtype == torch.float32
     off, torchs_off = ((each - truth).abs().max().item() for each in (y, torchs))
     assert off <= min(2 * torchs_off + 1e-6 * truth.abs().max().item(), CAPS[y.dtype] * truth.abs().max().item())
@@ -90,7 +90,7 @@ def test_group_norm(randn, calls, mean):
         y = group_norm.reference(x, 4, weight, bias, **options)
         pair = group_norm.reference((x[..., :10].contiguous(), x[..., 10:].contiguous()), 4, weight, bias, **options)
     assert calls == [NORM] * 2
-    if mean:  # where torch's own would be off
+    if mean:  # torch's own function would be inaccurate
         assert torch.equal(y, usual) and normalised(x, 4, weight, bias, 1e-5) is None
         return
     judged = peer_and_truth(group_norm_by_torch, x.dtype, x, 4, weight, bias, **options)

@@ -1,6 +1,6 @@
-"""The way that every call runs, with its tiles, over a broad grid: recorded, and the same ever since.
+"""How calls run over a broad grid of shapes: their kernels and tiles must equal the recorded ones.
 
-A call that runs another way may round otherwise. A change that is meant to do that records anew what it changes:
+A call that runs in another way may round differently. After an intended change, record again:
 `python -m tests.kernels.plans.test_decisions` writes decisions.json.
 """
 
@@ -22,11 +22,11 @@ from tests.kernels.plans.calls import GROUPS, Calls
 
 triton = pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":
-    pytest.skip("the interpreter launches what it defines", allow_module_level=True)
+    pytest.skip("the interpreter cannot skip launches", allow_module_level=True)
 
 MULTIPROCESSORS = {80: 108, 89: 128, 90: 132, 120: 170}
 UNKNOWN = "77.1.0"
-# The card, the version of Triton, and the share of plans that a verdict has passed, where there is one.
+# The card, the version of Triton, and the share of plans that passed in the verdict; None without a verdict.
 MACHINES: dict[str, tuple[int, str, float | None]] = {
     "sm_90, Triton 3.6": (90, "3.6.0", None),
     "sm_90, Triton 3.7": (90, "3.7.1", None),
@@ -34,14 +34,14 @@ MACHINES: dict[str, tuple[int, str, float | None]] = {
     "sm_90, another Triton, a verdict": (90, UNKNOWN, 0.5),
     "sm_89, Triton 3.6": (89, "3.6.0", None),
 }
-FEW, MANY = 32, 4  # one call in so many
+FEW, MANY = 32, 4  # one in 32 calls, one in 4 calls
 FILE = Path(__file__).parent / "decisions.json"
 RECORDED = json.loads(FILE.read_text())  # digests by machine, few or many, and group of calls
 
 
 @contextlib.contextmanager
 def machine(name: str) -> Iterator[None]:
-    """Have operations decide as on a machine, and launch nothing."""
+    """Make operations decide as on a machine. Nothing may be launched."""
     capability, version, share = MACHINES[name]
     target = SimpleNamespace(backend="cuda", arch=capability, warp_size=32)
     with pytest.MonkeyPatch.context() as patches:
@@ -57,13 +57,13 @@ def machine(name: str) -> Iterator[None]:
 
 
 def made_verdict(share: float | None) -> verdict.Verdict | None:
-    """A verdict that passed the first so many plans by name; None where there is none."""
+    """Return a verdict in which a share of the plans, first by name, passed; None if `share` is None."""
     plans = sorted(choices.CHOICES.plans)
     return None if share is None else verdict.Verdict({}, frozenset(plans[: int(share * len(plans))]), {})
 
 
 def way(call: Callable[[], Any]) -> list[Any]:
-    """The kernels that a call launches, with their grids and constants; none where torch does all."""
+    """Return the kernels that a call launches, with their grids and constants; empty if only torch runs."""
     launched: list[Any] = []
 
     def run(kernel, *args, grid, warmup, **constants):
@@ -77,7 +77,7 @@ def way(call: Callable[[], Any]) -> list[Any]:
 
 
 def digest(calls: Calls, one_in: int) -> str:
-    """A digest of the ways of some of the calls, chosen by their names."""
+    """Return a digest of how some calls run, chosen by a hash of their names."""
     ways = hashlib.sha256()
     for name, call in calls:
         if zlib.crc32(name.encode()) % one_in == 0:

@@ -1,4 +1,4 @@
-"""The emulation of Gluon's kernels tells partitions that wait for ever from slow ones."""
+"""The Gluon emulation distinguishes partitions that wait forever from slow ones."""
 
 import time
 
@@ -16,13 +16,13 @@ def program(monkeypatch):
 
 def test_partitions_that_all_wait_are_an_error():
     one, other = Barrier(), Barrier()
-    with pytest.raises(AssertionError, match="a barrier that nobody ends"):
+    with pytest.raises(AssertionError, match="a barrier that never completes"):
         warp_specialize([(lambda: one.wait(0), ()), (lambda: other.wait(0), ())], [], [])
 
 
 def test_a_partition_that_waits_for_one_that_ended_is_an_error():
     barrier = Barrier()
-    with pytest.raises(AssertionError, match="a barrier that nobody ends"):
+    with pytest.raises(AssertionError, match="a barrier that never completes"):
         warp_specialize([(lambda: barrier.wait(0), ()), (lambda: None, ())], [], [])
 
 
@@ -36,7 +36,7 @@ def test_of_a_partition_that_fails_the_error_is_raised():
 
 
 def test_a_kernel_without_partitions_waits_for_nobody():
-    with pytest.raises(AssertionError, match="a barrier that nobody ends"):
+    with pytest.raises(AssertionError, match="a barrier that never completes"):
         Barrier().wait(0)
 
 

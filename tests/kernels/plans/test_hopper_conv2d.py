@@ -1,4 +1,4 @@
-"""The convolution for sm_90 without a card: its plans and tiles, its kernel emulated on the CPU."""
+"""The sm_90 convolution without a card: its plans, its tiles, and its kernel emulated on the CPU."""
 
 import os
 from itertools import product
@@ -24,7 +24,7 @@ from tests.support.pairwise import product as product_of
 
 pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":
-    pytest.skip("emulated by numpy alike without the interpreter", allow_module_level=True)
+    pytest.skip("the emulation does not use the interpreter", allow_module_level=True)
 
 
 def problem(pictures, height, width, channels, out_channels, mode="same", **sizes) -> Problem:
@@ -126,7 +126,10 @@ EMULATED = {  # N, H, W, input channels, output channels, options
 
 
 def call_of(n, height, width, channels, out_channels, options) -> tuple[tuple, dict]:
-    """conv2d's arguments: options "temb", "residual" and "shortcut" are tensors of its size; "weights" its format."""
+    """Return the arguments of conv2d.
+
+    The options "temb", "residual" and "shortcut" become tensors of the right size; "weights" is the weight's format.
+    """
     options = {"padding": 1} | options
     parts = tuple(numbers(n, height, width, c) for c in channels)
     weight = (numbers(out_channels, sum(channels), 3, 3) * (9 * sum(channels)) ** -0.5).half()
@@ -146,7 +149,7 @@ def call_of(n, height, width, channels, out_channels, options) -> tuple[tuple, d
 
 
 def truth_of(args, options) -> torch.Tensor:
-    """Return what torch makes of these in float64, where 8 bits are the numbers that they stand for."""
+    """Return torch's result in float64, with dequantised 8-bit values."""
     x, weight, bias = args
     x = dequantised(x) if weight.dtype == FP8 else x
     weight = weight.dequantised(torch.float32) if isinstance(weight, Quantised) else weight
@@ -155,7 +158,7 @@ def truth_of(args, options) -> torch.Tensor:
 
 @pytest.fixture
 def emulator(monkeypatch):
-    """The kernel runs on the CPU, as on a card of few multiprocessors, where all kinds of tiles come up."""
+    """Run the kernel on the CPU, with few multiprocessors, so that all kinds of tiles occur."""
     monkeypatch.setattr(hopper, "launch", emulated("hopper_conv", "conv2d_loads", "conv2d"))
     monkeypatch.setattr(choices, "card_of", lambda device: choices.SM_90)
     return lambda number: monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", number)
@@ -178,7 +181,7 @@ def test_emulated(case, multiprocessors, emulator):
 
 
 def test_a_launch_has_only_what_is_there(monkeypatch):
-    """An argument more is registers in every loop, and each picture's descriptors are 0.5 KB of every launch."""
+    """A further argument takes registers in every loop, and a picture's descriptors add 0.5 KB to every launch."""
     found = {}
     monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 2)  # no halves
     monkeypatch.setattr(hopper, "launch", lambda kernel, grid, *args, **named: found.update(outputs=args, **named))

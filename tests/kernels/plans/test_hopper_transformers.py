@@ -1,4 +1,4 @@
-"""Attention and matrix products for sm_90 without a card: their kernels emulated on the CPU, their tiles."""
+"""The sm_90 attention and matrix products without a card: their kernels emulated on the CPU, and their tiles."""
 
 import os
 
@@ -23,7 +23,7 @@ from tests.support.pairwise import product
 
 pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":
-    pytest.skip("emulated by numpy alike without the interpreter", allow_module_level=True)
+    pytest.skip("the emulation does not use the interpreter", allow_module_level=True)
 
 
 def numbers(*shape: int) -> torch.Tensor:
@@ -60,7 +60,7 @@ def test_attention_emulated(shape, way, monkeypatch):
 
 
 def test_causal_scores_far_below_zero_emulated(monkeypatch):
-    """No key that comes later has a larger one; these round by 1/8."""
+    """Masked keys must not affect the maximum. These scores are rounded by 1/8."""
     monkeypatch.setattr(hopper_attention, "launch", emulated("hopper_attention_kernel", "attention_loads", "attention"))
     q, k, v = (numbers(1, 150, 144) for _ in range(3))
     q, k = 130 + q, -130 + k
@@ -70,7 +70,7 @@ def test_causal_scores_far_below_zero_emulated(monkeypatch):
 
 @pytest.mark.parametrize("hidden", [-1e4, torch.finfo(torch.bfloat16).min], ids=["-1e4", "least"])
 def test_keys_hidden_by_their_bias_emulated(hidden, monkeypatch):
-    """All keys but nine, so whole blocks of those that come first."""
+    """The bias hides all keys but nine, so whole blocks are hidden, starting with the first block to be processed."""
     monkeypatch.setattr(hopper_attention, "launch", emulated("hopper_attention_kernel", "attention_loads", "attention"))
     q, k, v = (numbers(1, length, 160).bfloat16() for length in (70, 300, 301))
     v = v[:, 1:]
@@ -86,14 +86,14 @@ ADDED = "bias", "residual", "nothing"
 
 @pytest.fixture
 def emulator(monkeypatch):
-    """Products run emulated, as on a card of so many multiprocessors: few have several tiles each, made in turn."""
+    """Emulate products on a card with a given number of multiprocessors. Few of them take several tiles each."""
     monkeypatch.setattr(hopper_linear, "launch", emulated("hopper_linear_kernel", "linear_loads", "linear"))
     monkeypatch.setattr(hopper_linear, "NARROW", {False: 1, True: 1})
     return lambda number: monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", number)
 
 
 def additions(added: str, n: int, tokens: int, out_channels: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The bias and the residual of a product, where it has that one."""
+    """Return the bias and the residual of a product. At most one is not None."""
     bias = numbers(out_channels) if added == "bias" else None
     return bias, numbers(n, tokens, out_channels) if added == "residual" else None
 

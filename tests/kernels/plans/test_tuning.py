@@ -1,4 +1,4 @@
-"""Tables of tiles: which is read, what it may choose, and that no choice changes a bit."""
+"""Tuning tables: which table is read, what it may choose, and that no choice changes a bit."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +25,7 @@ gpu = pytest.mark.gpu
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
-    """The user's folder, empty."""
+    """The user's folder of tables, empty."""
     monkeypatch.setattr(tuning, "triton", type("triton", (), {"__version__": VERSION}))
     monkeypatch.setenv("FASTDIFF_TABLES", str(tmp_path / "user"))
     return tmp_path / "user"
@@ -61,7 +61,7 @@ def test_a_file_is_named_after_its_card():
 
 def test_a_table_of_another_triton_is_not_used(folder):
     file = write(folder, {"linear": {"1": [1]}}, version="2.0")
-    assert read_table(file) == Table(f"the rules built in; {file} is of Triton 2.0, not {VERSION}")
+    assert read_table(file) == Table(f"the built-in rules; {file} was made with Triton 2.0, not {VERSION}")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_table_of_another_triton_is_not_used(folder):
 def test_a_broken_table_is_not_used(folder, text):
     file = write(folder, {})
     file.write_text(text)
-    assert read_table(file) == Table(f"the rules built in; {file} is no table")
+    assert read_table(file) == Table(f"the built-in rules; {file} is not a tuning table")
 
 
 def test_a_table_chooses_among_the_candidates_alone():
@@ -105,7 +105,7 @@ def tokens(n, count, channels, out_channels, *, draw, **options):
     return linear, given, options
 
 
-# name -> a call of n pictures, whose kinds of candidates differ
+# name -> a call with n pictures; the calls have different kinds of candidates
 CALLS: dict[str, Callable] = {
     "conv2d": lambda n, draw: conv(n, 8, 64, 64, draw=draw, temb=draw(n, 64)),
     "conv2d-blocks": lambda n, draw: conv(n, 4, 128, 128, draw=draw, residual=draw(n, 4, 4, 128)),
@@ -146,7 +146,7 @@ ON_GPU: dict[str, Callable] = {
     "attention-d40": lambda n, draw: (attention, tuple(draw(n, 1024, 320) for _ in "qkv"), {"heads": 8}),
     "attention-d160": lambda n, draw: (attention, tuple(draw(n, 256, 1280) for _ in "qkv"), {"heads": 8}),
 }
-QUICK = {"conv2d-first", "conv2d-last", "linear", "geglu"}  # in the interpreter
+QUICK = {"conv2d-first", "conv2d-last", "linear", "geglu"}  # quick in the interpreter
 EVERYWHERE = [
     pytest.param(call, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, call in CALLS.items()
 ]
@@ -154,7 +154,7 @@ EVERYWHERE += [pytest.param(call, id=name, marks=gpu) for name, call in ON_GPU.i
 
 
 class Asked:
-    """Stands for a table: what an operation asks, and the candidate that it shall take."""
+    """A stand-in for a table: records an operation's candidates, and returns a given candidate."""
 
     def __init__(self, candidate=None):
         self.candidate, self.candidates = candidate, []
@@ -165,7 +165,7 @@ class Asked:
 
 
 def drawing(dtype, device) -> Callable[..., Tensor]:
-    """draw(n, *shape): numbers of which the first picture's are the same in any batch."""
+    """Return `draw(n, *shape)`, whose random numbers for the first picture are the same in any batch."""
     seeds = count()
 
     def draw(n: int, *shape: int) -> Tensor:
@@ -209,7 +209,7 @@ def test_every_candidate_is_right_and_has_the_usual_bits(
         with asking(candidate):
             try:
                 outputs = all_of(operation.kernel(*args, **options))
-            except triton.runtime.errors.OutOfResources:  # the tuner leaves it out likewise
+            except triton.runtime.errors.OutOfResources:  # the tuner refuses it too
                 continue
         assert_accurate(outputs[0], torchs, truth)
         if device.type == "cuda":  # numpy's bits depend on the tile
@@ -217,7 +217,7 @@ def test_every_candidate_is_right_and_has_the_usual_bits(
 
 
 def smallest_and_largest(candidates: list) -> list:
-    """Two for the interpreter, which is slow: without those alike but for warps and stages, which it has none of."""
+    """Return two candidates for the interpreter, which is slow and has no warps or stages."""
     sizes = list({tuple(candidate._replace(warps=0, stages=0)): candidate for candidate in candidates}.values())
     return [*{sizes[0], sizes[-1]}]
 
@@ -225,7 +225,7 @@ def smallest_and_largest(candidates: list) -> list:
 @gpu
 @pytest.mark.parametrize("call", EVERYWHERE)
 def test_a_candidate_has_the_bits_of_a_picture_alone(call, dot_dtype, device, loads):
-    """Every candidate of a batch of 3 beside the usual choice for one."""
+    """Compare every candidate at batch 3 with the usual choice at batch 1."""
 
     def first(n: int, candidate=None) -> tuple[list[Tensor], list]:
         operation, args, options = call(n, drawing(dot_dtype, device))

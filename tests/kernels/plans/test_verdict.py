@@ -1,4 +1,4 @@
-"""The verdict file: when it counts, that a process reads it once, and that no bit changes half way."""
+"""The verdict file: when it applies, that a process reads it once, and that no bits change during a process."""
 
 import json
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ PLANS = ("thirds", "halves")
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    """The verdict file of the test, which is not there yet."""
+    """The path of the test's verdict file, which does not exist yet."""
     monkeypatch.setenv(verdict.VARIABLE, str(tmp_path / "kernels.json"))
     verdict.forget()
     yield tmp_path / "kernels.json"
@@ -30,7 +30,7 @@ def file(tmp_path, monkeypatch):
 
 @pytest.fixture
 def unknown_triton(file, monkeypatch):
-    """A card of sm_90, as far as anybody asks, and a Triton that nobody confirmed."""
+    """The verdict file's path on a mocked sm_90 machine with an unconfirmed Triton."""
     monkeypatch.setattr(confirmation, "is_sm_90", lambda device: True)
     monkeypatch.setattr(choices, "card_of", lambda device: choices.SM_90)
     monkeypatch.setattr(choices, "unavailable", lambda device: None)
@@ -47,7 +47,7 @@ def content(passed=PLANS, failed=(), **others):
 
 @dataclass(frozen=True, eq=False)
 class Thirds(Call):
-    """x / 3: the kernel for sm_90 rounds otherwise than the kernel of all cards."""
+    """x / 3. The sm_90 kernel rounds differently from the kernel for all cards."""
 
     name = "thirds"
 
@@ -86,7 +86,7 @@ def test_bits_change_at_a_restart_alone(unknown_triton):
     assert torch.equal(first, X * (1 / 3)) and confirmation.in_force(CPU) is None
     unknown_triton.write_text(content())
     assert torch.equal(thirds(X), first) and confirmation.in_force(CPU) is None
-    verdict.forget()  # another process
+    verdict.forget()  # as in a new process
     then = thirds(X)
     assert torch.equal(then, X / 3) and not torch.equal(then, first)
     assert confirmation.in_force(CPU).digest
@@ -106,7 +106,7 @@ def test_a_plan_that_failed_or_was_not_tried_stays_off(unknown_triton):
     verdict.forget()
     with record(CPU) as recorded:
         assert torch.equal(thirds(X), X * (1 / 3))
-    assert recorded.calls[0].why.startswith("not as thirds: it was not in fastdiff doctor --check-kernels")
+    assert recorded.calls[0].why.startswith("not as thirds: it was not tried by fastdiff doctor --check-kernels")
 
 
 def test_a_confirmed_triton_needs_no_verdict_and_reads_none(unknown_triton, monkeypatch):
@@ -128,8 +128,8 @@ def test_a_verdict_of_something_else_does_not_count(unknown_triton, name):
     unknown_triton.write_text(content(**{name: "another"}))
     assert confirmation.in_force(CPU) is None
     here = verdict.surroundings(CPU)[name]
-    assert verdict.reading(CPU).problem == f"the verdict is of {name} another, not {here}"
-    assert f"and the verdict is of {name} another" in confirmation.notice(CPU)
+    assert verdict.reading(CPU).problem == f"the verdict was made with {name} another, not {here}"
+    assert f"and the verdict was made with {name} another" in confirmation.notice(CPU)
 
 
 BROKEN = {
@@ -148,11 +148,11 @@ BROKEN = {
 @pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
 def test_a_file_that_is_no_verdict_is_one_line_and_counts_as_none(unknown_triton, text):
     unknown_triton.write_text(text)
-    assert verdict.reading(CPU) == (None, f"{unknown_triton} is no verdict")
+    assert verdict.reading(CPU) == (None, f"{unknown_triton} is not a verdict file")
     assert torch.equal(thirds(X), X * (1 / 3))
     assert confirmation.notice(CPU) == (
-        f"the fast kernels are off: nobody has confirmed them in Triton 77.1.0, and {unknown_triton} is no verdict; "
-        "`fastdiff doctor --check-kernels` tries them on this machine"
+        f"the fast kernels are off: nobody has confirmed them in Triton 77.1.0, and {unknown_triton} is not a verdict "
+        "file; `fastdiff doctor --check-kernels` tries them on this machine"
     )
 
 
@@ -169,12 +169,12 @@ def test_no_content_breaks_the_reader(tmp_path_factory, changes):
     path = tmp_path_factory.getbasetemp() / "some.json"
     path.write_text(json.dumps(json.loads(content()) | changes))
     found = verdict.read(path)
-    assert (found.verdict is None) == (found.problem == f"{path} is no verdict")
+    assert (found.verdict is None) == (found.problem == f"{path} is not a verdict file")
 
 
 def test_a_folder_in_its_place_is_no_verdict(unknown_triton):
     unknown_triton.mkdir()
-    assert verdict.reading(CPU) == (None, f"{unknown_triton} is no verdict")
+    assert verdict.reading(CPU) == (None, f"{unknown_triton} is not a verdict file")
 
 
 def test_notices(unknown_triton):

@@ -1,6 +1,7 @@
-"""Products and convolutions in fp8: weights and activations in e4m3, against float64 of the same and of whole ones.
+"""Products and convolutions in fp8, with weights and activations in e4m3.
 
-The interpreter multiplies e4m3 by numpy, in float16, where its products are exact.
+Results are compared with float64 results for the same e4m3 values, and for the original values. The interpreter
+multiplies e4m3 with numpy in float16, in which these products are exact.
 """
 
 from functools import partial
@@ -43,7 +44,7 @@ gpu = pytest.mark.gpu
 
 @pytest.fixture(params=["descriptors", "pointers-in-fp8"])
 def loads(request, monkeypatch, runs_triton):
-    """Both ways of loading, the second as on a card of sm_89."""
+    """Both ways of loading; pointers as on an sm_89 card."""
     if request.param == "pointers-in-fp8":
         monkeypatch.setattr(launching, "capability", lambda device: (8, 9))
 
@@ -53,7 +54,10 @@ judged = partial(judged_of_8_bits, narrow=dequantised)
 
 @pytest.fixture
 def assert_close(assert_accurate):
-    """`assert_accurate`; of float32 and float16 on a card, whose matrix unit sums a step in some 14 bits, RMS alone."""
+    """`assert_accurate`, but for float32 and float16 on a card only a bound on the RMS error.
+
+    A card's matrix unit sums a step with only about 14 bits.
+    """
 
     def check(y, torchs, expected):
         if y.device.type == "cpu" or y.dtype == torch.bfloat16:
@@ -171,7 +175,7 @@ FOR_SM_90 = {
 
 @gpu
 class TestConvolutionForSm90:
-    """The kernel for sm_90, which is of 16 bits else: tests/kernels/test_conv2d_hopper.py."""
+    """The sm_90 kernel in fp8. tests/kernels/test_conv2d_hopper.py tests it in 16 bits."""
 
     @pytest.fixture(autouse=True)
     def runs_gluon(self, device):
@@ -189,10 +193,10 @@ class TestConvolutionForSm90:
         y, *moments = sm_90.run((x, made, bias), options)
         assert_close(y, torchs, expected)
         assert_costs_what_8_bits_cost(y, expected, convolutions.truth((x, weight, bias), options))
-        if half == torch.bfloat16:  # of float16 the matrix unit's own error is seen, and its steps may be longer here
+        if half == torch.bfloat16:  # in float16 the matrix unit's error dominates, and its steps may be longer here
             twin = conv2d.kernel(x, made, bias, **options)
             error, twins = ((each - expected).square().mean().sqrt() for each in (y, twin))
-            assert error <= WORSE * twins, f"RMS error {error:.3g}, of the kernel of all cards {twins:.3g}"
+            assert error <= WORSE * twins, f"RMS error {error:.3g}; the kernel for all cards has {twins:.3g}"
         if moments:
             mean, spread = expected.mean((1, 2)), expected.flatten(1, 2).std(1, correction=0)
             assert ((moments[0].double().mean(1) - mean).abs() <= 1e-3 * spread).all()
@@ -210,11 +214,11 @@ class TestConvolutionForSm90:
 
 @pytest.fixture
 def smallest_tiles(runs_triton, device, dot_dtype, monkeypatch):
-    """The interpreter multiplies by numpy, whose bits depend on the tile: there all batches take the smallest."""
+    """Use the smallest tile for all batches in the interpreter: it multiplies with numpy, whose bits depend on it."""
     if not runs_triton:
-        pytest.skip("torch's products promise no such thing")
+        pytest.skip("torch's products do not guarantee this")
     if device.type == "cpu" and dot_dtype == torch.float32:
-        pytest.skip("its sums are those of float16")
+        pytest.skip("the interpreter's sums are in float16")
     monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 10**6)
 
 
@@ -250,7 +254,7 @@ def test_pictures_have_the_same_bits_in_any_batch_and_place(case, dot_dtype, dev
     assert_pictures_have_the_same_bits(case, dot_dtype, device, quantise)
 
 
-NUMPY = "ignore:(invalid value|overflow):RuntimeWarning"  # of the interpreter
+NUMPY = "ignore:(invalid value|overflow):RuntimeWarning"  # numpy's, in the interpreter
 
 
 @pytest.mark.filterwarnings(NUMPY)

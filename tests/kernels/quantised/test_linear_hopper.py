@@ -1,6 +1,6 @@
-"""Products by weights in 8 bits on the kernel made for sm_90: the bits of the kernel of all cards, and what they cost.
+"""Products with 8-bit weights on the sm_90 kernel: the bits of the kernel for all cards, and the cost of quantisation.
 
-host/test_hopper_transformers.py has what needs no card.
+tests/kernels/plans/test_hopper_transformers.py has the tests that need no card.
 """
 
 from functools import partial
@@ -22,7 +22,7 @@ from tests.kernels.test_linear import Case, truth
 from tests.kernels.test_to_fp8 import dequantised
 from tests.support.accuracy import in_dtype
 
-NARROW = {FP8: {"narrow": dequantised}, INT8: {}}  # what becomes of x
+NARROW = {FP8: {"narrow": dequantised}, INT8: {}}  # how x is rounded
 
 PRODUCTS = {
     "N2-L256-C1152-fc1": Case(2, 256, 1152, 4608, activation="gelu_tanh"),
@@ -72,7 +72,10 @@ def skip_if_not_launched(operation: Operation, *args, **options) -> None:
 
 
 def assert_bits(run, x, residual=None) -> torch.Tensor:
-    """run(way, x, residual) has the bits of the kernel of all cards, in any repeat and place, alone and beside NaN."""
+    """Assert that `run(way, x, residual)` has the bits of the kernel for all cards, and return its output.
+
+    In every repeat and place in the batch, alone and beside NaN.
+    """
     y = run("hopper", x, residual)
     assert torch.equal(y, run("kernel", x, residual))
     for _ in range(10):

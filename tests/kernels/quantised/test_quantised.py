@@ -1,7 +1,7 @@
-"""Weights in 8 bits: what they are made of, and the products and convolutions that take int8 (test_fp8: e4m3).
+"""8-bit weights: their values and scales, and the products and convolutions in int8 (test_fp8.py: e4m3).
 
-Everything is measured twice: what the 8 bits cost, against the weight that they stand for; and what the kernel costs,
-against the same 8 bits in higher precision.
+Every error is measured twice: the error of quantisation, against the original weight; and the error of the kernel,
+against the same 8-bit values in higher precision.
 """
 
 from functools import partial
@@ -27,7 +27,7 @@ from tests.kernels.test_linear import Case as Product
 from tests.support.accuracy import in_dtype
 
 quantise = partial(quantise_to, dtype=INT8)
-WORSE = 1.1  # times the error of the truth quantised alike
+WORSE = 1.1  # allowed error, relative to that of the exact result with the same quantised values
 BY_TORCH = {
     linear: products.by_torch,
     conv2d: convolutions.by_torch,
@@ -64,7 +64,7 @@ class TestQuantise:
             assert torch.equal(part.values, each.values) and torch.equal(part.scale, each.scale)
 
     def test_factors_stay_float32_when_a_model_changes_its_dtype(self):
-        weight = torch.randn(3, 4) / 1e6  # whose factors float16 does not have
+        weight = torch.randn(3, 4) / 1e6  # its scales are too small for float16
         made = quantise(weight).to(torch.float16)
         assert made.scale.dtype == torch.float32 and torch.equal(made.scale, quantise(weight).scale)
         assert torch.equal(made.values, quantise(weight).values)
@@ -76,9 +76,10 @@ class TestQuantise:
 
 
 def judged(operation, x, made, *rest, narrow=lambda x, dtype: x, **options):
-    """Return what torch makes of the weight that 8 bits stand for, in the dtype of x, and the truth.
+    """Return torch's result with the dequantised weight, in the dtype of x, and the truth.
 
-    narrow(x, dtype): what becomes of x, too.
+    Args:
+        narrow: called as `narrow(x, dtype)`; rounds x as the operation does.
     """
     dtype = (x[0] if isinstance(x, tuple) else x).dtype
 
@@ -90,10 +91,14 @@ def judged(operation, x, made, *rest, narrow=lambda x, dtype: x, **options):
 
 
 def assert_costs_what_8_bits_cost(y, alike, truth):
-    """RMS errors against the weight before it was quantised: of y, and of the truth quantised alike."""
+    """Compare two RMS errors against the result with the original weight.
+
+    The error of y may be only a little larger than the error of `alike`, the exact result with the same quantised
+    values.
+    """
     error, allowed = ((each - truth).square().mean().sqrt() for each in (y, alike))
     assert error <= WORSE * allowed + torch.finfo(y.dtype).eps / 2 * truth.square().mean().sqrt(), (
-        f"error {error:.3g}, of the truth quantised alike {allowed:.3g}"
+        f"error {error:.3g}; the exact result with the same quantised values has {allowed:.3g}"
     )
 
 
@@ -109,7 +114,7 @@ PRODUCTS = {
     "N32-L256-C4608-fc2": pytest.param(Product(32, 256, 4608, 1152, gate=True, residual=True), marks=gpu),
     "N2-L77-C2048-text": pytest.param(Product(2, 77, 2048, 4096, bias=False), marks=gpu),
 }
-REPEATS = 4  # a race shows as an error that moves
+REPEATS = 4  # a race shows as an error that changes between repeats
 
 
 @pytest.mark.parametrize("case", PRODUCTS.values(), ids=PRODUCTS)
@@ -167,7 +172,7 @@ def test_conv2d(case, dot_dtype, device, runs_triton, loads, assert_accurate):
 
 
 def assert_tokens_have_the_same_bits(case, dtype, device, quantise):
-    """Compare those of a product's pictures in batches and places of several kinds."""
+    """Compare the bits of a product's pictures at several batch sizes and places."""
     (x, weight), options = case.inputs(dtype, device)
     made, shared = quantise(weight), {name: options.pop(name) for name in ("bias", "activation")}
 
@@ -179,7 +184,7 @@ def assert_tokens_have_the_same_bits(case, dtype, device, quantise):
 
 
 def assert_pictures_have_the_same_bits(case, dtype, device, quantise):
-    """Compare those of a convolution's likewise."""
+    """Compare the bits of a convolution's pictures at several batch sizes and places."""
     (x, weight, bias), options = case.inputs(dtype, device)
     made, temb = quantise(weight), options.pop("temb", None)
 
@@ -193,18 +198,18 @@ def assert_pictures_have_the_same_bits(case, dtype, device, quantise):
 
 
 def _assert_same_in_any_batch_and_place(run, pictures):
-    """run(first, n) draws the pictures first to first + n of `pictures`, the same in any batch."""
+    """Assert that `run(first, n)`, the n pictures from `first` on, has the same bits as in a batch of `pictures`."""
     many = run(0, pictures)
-    by_numpy = many.device.type == "cpu" and many.dtype == torch.float32  # whose bits depend on the row of the tile
+    by_numpy = many.device.type == "cpu" and many.dtype == torch.float32  # numpy's bits depend on the row of the tile
     for first, n in ((0, 1), (0, 3), *(() if by_numpy else ((pictures - 3, 1), (pictures // 4, 3)))):
         assert torch.equal(run(first, n), many[first : first + n]), f"{n} pictures from {first} on"
 
 
 @pytest.fixture
 def smallest_tiles(runs_triton, monkeypatch):
-    """The interpreter multiplies by numpy, whose bits depend on the tile: there all batches take the smallest."""
+    """Use the smallest tile for all batches in the interpreter: it multiplies with numpy, whose bits depend on it."""
     if not runs_triton:
-        pytest.skip("torch's products promise no such thing")
+        pytest.skip("torch's products do not guarantee this")
     monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 10**6)
 
 
@@ -235,13 +240,13 @@ def test_pictures_have_the_same_bits_in_any_batch_and_place(case, dot_dtype, dev
     assert_pictures_have_the_same_bits(case, dot_dtype, device, quantise)
 
 
-NUMPY = "ignore:invalid value:RuntimeWarning"  # of the interpreter
+NUMPY = "ignore:invalid value:RuntimeWarning"  # numpy's, in the interpreter
 
 
 @pytest.mark.filterwarnings(NUMPY)
 @pytest.mark.parametrize("factor", [float("nan"), float("inf"), 0.0])
 def test_a_factor_that_is_none_stays_with_its_channel(factor, dot_dtype, device, randn, loads):
-    """As a weight of such values would: NaN, or an infinity, and of 0 the bias."""
+    """As with a weight of such values, the channel becomes NaN or infinite, or the bias for a scale of 0."""
     x, made = randn(1, 16, 32, dtype=dot_dtype), quantise(randn(24, 32))
     expected = linear(x, made, torch.ones(24, dtype=dot_dtype, device=device))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A driver that stands for a card's, and the workers that compile for it."""
+"""A stand-in for a card's driver, and the workers that compile for it."""
 
 import os
 import sys
@@ -13,7 +13,8 @@ from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.host import compiling
 from tests.kernels.host.compiling.stand_ins import forget_kernels, is_running, wait_until
 
-# Stands for the class that makes C code of a kernel's launch: it writes down who made it of what, and with which torch.
+# A stand-in for the class that compiles the C code of a kernel's launch. It records the process, and whether torch is
+# imported there.
 LAUNCHER = """
 import os, sys
 from pathlib import Path
@@ -28,7 +29,7 @@ class Launcher:
 
 @pytest.fixture
 def made(monkeypatch, tmp_path) -> Counter:
-    """How many kernels this process compiled, and how many it read from Triton's files."""
+    """The number of kernels that this process compiled, and that it read from Triton's files."""
     from triton.backends.compiler import GPUTarget
 
     (tmp_path / "stand_in_launcher.py").write_text(LAUNCHER)
@@ -58,7 +59,7 @@ def made(monkeypatch, tmp_path) -> Counter:
 
 @pytest.fixture
 def workers(monkeypatch) -> Iterator[list[compiling._Worker]]:
-    """Those started; afterwards they have ended, and the threads that fed them."""
+    """The workers that were started. At the end, they and the threads that fed them must have ended."""
     started, threads = [], threading.active_count()
 
     class Recorded(compiling._Worker):
@@ -67,7 +68,7 @@ def workers(monkeypatch) -> Iterator[list[compiling._Worker]]:
             started.append(self)
 
     monkeypatch.setattr(compiling, "_Worker", Recorded)
-    monkeypatch.setattr(compiling, "PATIENCE", 250.0)  # of a test's 300 seconds: it is not what these tests are about
+    monkeypatch.setattr(compiling, "PATIENCE", 250.0)  # below a test's 300 seconds; these tests are not about it
     compiling._end_forge()
     yield started
     assert all(worker.socket.fileno() == -1 for worker in started)

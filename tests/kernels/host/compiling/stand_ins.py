@@ -1,4 +1,4 @@
-"""Calls whose kernels tests have compiled, and waiting for what comes of them."""
+"""Calls whose kernels the tests compile, and helpers that wait for the results."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.to_fp8 import BLOCK, to_fp8
 from tests.support.waiting import TIMEOUT
 
-KERNELS = ["largest_kernel", "scale_kernel"]  # what `narrow` launches, which compile in a tenth of a second each
+KERNELS = ["largest_kernel", "scale_kernel"]  # launched by `narrow`; each compiles in a tenth of a second
 
 
 @triton.jit
@@ -20,7 +20,7 @@ def broken(x_ptr):
 
 
 def forget_kernels(monkeypatch) -> None:
-    """Drop what this process holds of them, not their files."""
+    """Drop this process's compiled kernels, but not their files."""
     modules = [module for name, module in sys.modules.items() if name.startswith("fastdiff.kernels.device.")]
     for kernel in [broken, *(value for module in modules for value in vars(module).values())]:
         if isinstance(kernel, triton.JITFunction):

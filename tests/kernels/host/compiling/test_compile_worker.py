@@ -1,4 +1,4 @@
-"""A worker makes the very files that this process looks for, and no two workers make the same."""
+"""A worker writes exactly the files that this process looks for, and no two workers write the same file."""
 
 import hashlib
 import os
@@ -44,7 +44,7 @@ assert "torch" not in sys.modules
 
 
 class Keeping(triton.AsyncCompileMode):
-    """Compiles nothing: it keeps Triton's key of each kernel, and what a worker would be told of it."""
+    """Compile nothing, but keep Triton's key of each kernel and the description that a worker would get."""
 
     def __init__(self):
         super().__init__(executor=None)
@@ -58,7 +58,7 @@ class Keeping(triton.AsyncCompileMode):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["emoji64", "emoji64-dit"])
 def test_a_worker_finds_the_same_key_for_every_kernel(made, monkeypatch, name):
-    """A worker is another process, and hears of the kernels in another order."""
+    """A worker is another process, and gets the kernels in another order."""
     folder = hub.resolve(name)
     kind = fastdiff.UNet2DModel if (folder / "unet").is_dir() else fastdiff.DiTTransformer2DModel
     model = kind.from_config(read_json(folder / kind.part.name / "config.json")).to("meta", torch.bfloat16)
@@ -69,7 +69,7 @@ def test_a_worker_finds_the_same_key_for_every_kernel(made, monkeypatch, name):
 
 
 def test_variants_of_a_first_result_are_few(made, monkeypatch):
-    """And their C code, which takes as long as a kernel. More of them are seconds: see that they are worth it."""
+    """So is their C code, which compiles as long as a kernel. More variants cost seconds: add them only if needed."""
     config = read_json(hub.resolve("emoji64") / "unet" / "config.json")
     model = fastdiff.UNet2DModel.from_config(config).to("meta", torch.bfloat16)
     monkeypatch.setattr(choices, "unavailable", lambda device: None)
@@ -103,7 +103,7 @@ def test_a_worker_finds_the_same_key_for_gluon(made, monkeypatch):
 
 
 def assert_same_keys(run, monkeypatch, at_least: int) -> None:
-    """For every kernel that `run` launches, here and in the program of a worker."""
+    """Assert that every kernel that `run` launches has the same key here and in a worker's program."""
     monkeypatch.setattr(launching, "only_compiles", ContextVar("only_compiles", default=True))
     with Keeping() as kept:
         run()
@@ -116,7 +116,7 @@ def assert_same_keys(run, monkeypatch, at_least: int) -> None:
 
 @pytest.mark.slow
 def test_a_worker_hears_the_hash_of_triton(made, workers, monkeypatch, tmp_path):
-    """It would take every worker 0.2 s to make its own."""
+    """Otherwise each worker would take 0.2 s to compute it."""
     monkeypatch.setattr(triton.runtime.cache, "triton_key", lambda: "of this process")
     with only_compiling():
         narrow()
@@ -125,7 +125,7 @@ def test_a_worker_hears_the_hash_of_triton(made, workers, monkeypatch, tmp_path)
 
 
 def test_c_code_is_compiled_once_for_equal_arguments(made, workers, tmp_path):
-    """And a constant is no argument."""
+    """Constants are not arguments."""
     with only_compiling():
         for shares in (16, 32, 64):
             narrow(shares)

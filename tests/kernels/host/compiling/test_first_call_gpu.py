@@ -1,4 +1,4 @@
-"""A first call on a GPU, in a process of its own that has compiled nothing before."""
+"""A first call on a GPU, in a new process with an empty cache."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-# Prints the kernels and the C code that this process compiled after all should have been ready.
+# Prints the kernels and the C code that this process compiled after everything should have been ready.
 FIRST_CALL = """
 import contextlib, subprocess, sys
 import torch, triton
@@ -48,7 +48,7 @@ print(compiled)
 
 
 def test_a_first_call_has_all_compiled_side_by_side(tmp_path):
-    """Kernels and, for Triton 3.6, the C code of their launches, of its own size and of another."""
+    """Kernels and, for Triton 3.6, the C code of their launches, for the model's own size and another size."""
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", FIRST_CALL]
     said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=120).stdout

@@ -1,4 +1,4 @@
-"""Kernels compiled by `only_compiling`, in interpreters of their own: without a GPU, whose driver is a stand-in."""
+"""Kernels compiled by `only_compiling`, in separate Python processes. A stand-in replaces the GPU's driver."""
 
 import os
 import sys
@@ -46,7 +46,7 @@ def test_workers_compile_while_the_block_runs_and_this_process_reads(made, worke
 
 
 def cached(name: str) -> list:
-    """The compiled kernels of this name that this process holds."""
+    """Return this process's compiled kernels of this name."""
     caches = vars(device_to_fp8)[name].device_caches.values()
     return [kernel for each in caches for kernel in each[0].values()]
 
@@ -75,7 +75,7 @@ def test_the_next_block_has_workers_of_the_same_process(made, workers, monkeypat
 
 @pytest.mark.slow
 def test_the_process_has_the_environment_of_now(made, workers, monkeypatch, tmp_path):
-    """As where Triton keeps files: others would go where nobody reads them."""
+    """For example, the folder of Triton's files: with an old one, nobody would read the workers' files."""
     with only_compiling():
         narrow()
         wait_for(*launchers(tmp_path))
@@ -106,7 +106,7 @@ def test_a_process_that_was_idle_for_long_ends_and_is_replaced(made, workers, mo
 def test_what_comes_before_the_first_kernel_is_made_ready_in_the_background(
     made, workers, monkeypatch, tmp_path, cached
 ):
-    """And waited for. The process of the workers too, where Triton has no files of anything yet."""
+    """The block waits for it. If Triton has no files yet, the workers' process is started too."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     if cached:
         (tmp_path / "cache" / "kernel").mkdir(parents=True)
@@ -196,7 +196,7 @@ def test_where_python_is_part_of_another_program(made, workers, monkeypatch, exe
 
 @pytest.mark.slow
 def test_workers_find_the_package_where_it_is(monkeypatch, tmp_path):
-    """Also where this process found it by other means than `sys.path`."""
+    """Even if this process did not find it by `sys.path`."""
     root = str(Path(sys.modules["fastdiff"].__file__).parents[1])
     monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path).resolve() != Path(root)])
     monkeypatch.chdir(tmp_path)
@@ -212,7 +212,7 @@ def test_a_kernel_that_does_not_compile_is_an_error_where_it_is_launched(made, w
 
     with only_compiling():
         narrow()
-        run()  # it is not of the package: no worker is asked
+        run()  # not a kernel of the package, so no worker gets it
         wait_for(*launchers(tmp_path))
     assert made == {"read": 2}
     with pytest.raises(triton.CompilationError, match="this kernel is broken"):
@@ -227,7 +227,7 @@ def test_a_kernel_that_no_worker_can_compile_is_an_error_where_it_is_launched(ma
         launch(layer_norm_kernel, (1,), *pointers, 1, 1, *zeros, 1e-6, **options, num_warps=4)
 
     with only_compiling():
-        run()  # its range of 3 is no power of two
+        run()  # its range of 3 is not a power of two
         narrow()
         wait_for(*launchers(tmp_path))
     assert made == {"read": 2} and len(workers) == 1
@@ -237,7 +237,7 @@ def test_a_kernel_that_no_worker_can_compile_is_an_error_where_it_is_launched(ma
 
 @pytest.mark.parametrize("error", [pytest.param(ZeroDivisionError, marks=pytest.mark.slow), KeyboardInterrupt])
 def test_an_error_inside_the_block_is_raised_at_once(made, workers, monkeypatch, error):
-    """Triton waits for all that was submitted, so it hears that nothing comes; the next block compiles it."""
+    """Triton waits for everything submitted, so it must be told that nothing comes. The next block compiles it."""
     monkeypatch.setattr(compiling, "WORKER", "import time; time.sleep(600)")
     monkeypatch.setattr(compiling, "PATIENCE", 600)
     with pytest.raises(error), only_compiling():
