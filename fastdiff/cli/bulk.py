@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fastdiff.bulk.launching import LaunchOptions
     from fastdiff.bulk.plan import Plan
 
-_SHOWN = 5  # lines shown of notices, damaged shards and failed shards
+_SHOWN = 5  # lines shown of notices, damaged shards and given-up shards
 FORMATS = ("png", "webdataset", "npz")
 
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-b", "--batch-size", type=count, metavar="N", help=size)
     workers = "worker processes, or auto (default: one per GPU, or one per CPU core)"
     add("--workers", type=_workers, metavar="N", help=workers)
-    mixed = "allow workers with other GPUs or versions; bits may differ, and each shard's JSON records who drew it"
+    mixed = "allow workers with other GPUs or versions; bits may differ, and each shard's JSON has its fingerprint"
     add("--allow-mixed", action="store_true", help=mixed)
     add_picture_arguments(parser, labels="all of the model's", prompts="all of the model's examples", pictures="1")
     _add_output_arguments(parser)
@@ -184,7 +184,7 @@ def _conclude(plan: "Plan", folder: "Folder", seconds: float, say: Callable[[str
         return 0
     for line in _first([f"shard {name}: {reason}" for name, reason in given_up.items()], "shards"):
         say(line)
-    say(f"error: {len(given_up)} of {len(plan.shards)} shards failed; run the same command again to retry them")
+    say(f"error: gave up on {len(given_up)} of {len(plan.shards)} shards; run the same command again to retry them")
     return 1
 
 

@@ -29,5 +29,5 @@ def run(args: argparse.Namespace) -> int:
     if found["pictures_per_second"]:
         print(f"{found['pictures_per_second']:g} pictures/s, {timedelta(seconds=found['seconds_left'])} left")
     for name, reason in state.given_up.items():
-        print(printable(f"shard {name} failed: {reason}"))
+        print(printable(f"gave up on shard {name}: {reason}"))
     return 0
