@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(f"{found['drawn']} of {found['pictures']} pictures, {found['done']} of {found['shards']} shards")
     if state.under_way:
-        print(printable(f"{len(state.under_way)} shards in progress on {', '.join(found['workers'])}"))
+        print(printable(f"shards in progress: {len(state.under_way)}, on {', '.join(found['workers'])}"))
     if found["pictures_per_second"]:
         print(f"{found['pictures_per_second']:g} pictures/s, {timedelta(seconds=found['seconds_left'])} left")
     for name, reason in state.given_up.items():

@@ -77,7 +77,7 @@ def _check_sampling(sampling: Sampling, card: ModelCard, labelled: bool) -> None
     for name in ("eta", "use_clipped_model_output"):
         value = getattr(sampling, name)
         if sampling.scheduler not in ("ddim", None) and value is not None:
-            raise InputError(f"{name} {value} is only for ddim; leave it out, or give --scheduler ddim")
+            raise InputError(f"{name} {value} is an option of ddim; leave it out, or give --scheduler ddim")
     check_steps(sampling.num_inference_steps, card)
     guidable = card.reads_text or (labelled and card.info.null_label is not None)
     if sampling.guidance_scale != 1 and not guidable:

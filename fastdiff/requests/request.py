@@ -61,7 +61,7 @@ LabelNames = Annotated[tuple[Label | str, ...], Wanted("the name or index of a l
 PromptList = Annotated[
     tuple[Prompt, ...],
     Len(0, MAX_PICTURES),
-    Wanted(f"a list of up to {MAX_PICTURES} texts, each of up to {MAX_PROMPT} Unicode characters"),
+    Wanted(f"a list of up to {MAX_PICTURES} texts, each of up to {MAX_PROMPT} characters of Unicode"),
 ]
 ClipSkip = Annotated[int, Interval(ge=0, le=MAX_LAYERS)]  # skipped last layers of the text encoder, as in diffusers
 SeedList = Annotated[tuple[Seed, ...], Len(1, MAX_PICTURES), Predicate(_all_differ)]
