@@ -29,7 +29,7 @@ _BATCH_PIXELS, _BATCH_PICTURES = 2**21, (4, 512)  # enough to keep a large GPU b
 
 @dataclass(frozen=True)
 class Shard:
-    """Some of a plan's pictures."""
+    """Consecutive pictures of a plan."""
 
     number: int
     first: int  # index of its first picture in the plan

@@ -16,7 +16,7 @@ from fastdiff.bulk.claims import read_leases
 from fastdiff.bulk.folder import PLAN, Record, read_object
 from fastdiff.errors import InputError
 
-_LOOK = 0.5  # seconds between looks at a folder
+_LOOK = 0.5  # seconds between reads of a folder
 _BAR = "{percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f}{unit} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
 
 

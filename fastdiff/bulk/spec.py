@@ -100,7 +100,7 @@ def complete_rows(request: Request, rows: list[Row], card: ModelCard) -> tuple[R
     if request.label or request.prompt:
         raise InputError("spec: cannot be used with --label, --prompt or --prompt-file; leave one out")
     if not isinstance(request.seed, int):
-        raise InputError("seed: --spec takes a single seed; give --seed a number, or a seed in each row")
+        raise InputError("seed: --spec takes a single seed; give --seed a number, or put a seed in each row")
     labels = tuple(dict.fromkeys(row.label for row in rows if row.label is not None))
     prompts = tuple(dict.fromkeys(row.prompt for row in rows if row.prompt is not None))
     if (labels or prompts) and not all(row.label is not None or row.prompt is not None for row in rows):

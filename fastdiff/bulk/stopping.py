@@ -9,7 +9,7 @@ from typing import NoReturn
 
 PATIENCE = 10.0  # seconds for the current batch to finish; after that, the worker stops at the next step
 LAST = 18.0  # seconds after which the process exits at once
-_LOOK = 2.0  # seconds between looks at the parent
+_LOOK = 2.0  # seconds between checks of the parent
 
 
 def end_signals() -> list[signal.Signals]:

@@ -51,7 +51,7 @@ class Worker:
         pipe: "Pipeline",
         fingerprint: Fingerprint,
         stop: Stop,
-        threads: int = 2,  # that encode pictures
+        threads: int = 2,  # for encoding pictures
         say: Callable[[str], None] = lambda line: None,  # prints a notice
     ) -> None:
         self.plan, self.folder, self.pipe, self.stop = plan, folder, pipe, stop

@@ -120,7 +120,7 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     output.remove_abandoned()
     notices.say(*lines)
     written: list[Path] = []
-    CTRL_C.describe = lambda: f"\nfastdiff: interrupted; {_summary(run, output, written)}"  # below the bar
+    CTRL_C.describe = lambda: f"\nfastdiff: interrupted; {_summary(run, output, written)}"  # below the progress bar
 
     def load_saying() -> "Pipeline":
         pipe = load()

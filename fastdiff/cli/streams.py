@@ -42,7 +42,7 @@ def drop_unwritten() -> None:
 
 
 def say(message: str) -> None:
-    """Print a line on stderr, if anybody reads it."""
+    """Print a line on stderr. Ignore errors, as stderr may have no reader."""
     with contextlib.suppress(OSError):
         print(f"fastdiff: {message}", file=sys.stderr, flush=True)
 

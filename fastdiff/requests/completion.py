@@ -181,5 +181,5 @@ def _seeds(request: Request, labels: Sequence[Any], prompts: Sequence[str], defa
     most = defaults.most_pictures
     if num_subjects * len(seeds) > most:
         what = "prompts" if prompts else "labels"
-        raise InputError(f"{num_subjects} {what} x {len(seeds)} seeds are too many; a run draws {most} at most")
+        raise InputError(f"{num_subjects} {what} x {len(seeds)} seeds are too many; the limit is {most} pictures")
     return seeds

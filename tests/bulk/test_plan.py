@@ -1,4 +1,4 @@
-"""Plans: the same shards for the same request, whatever draws them."""
+"""Plans: the same request always gives the same shards."""
 
 from dataclasses import replace
 

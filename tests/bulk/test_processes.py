@@ -61,7 +61,7 @@ def paint(run, pipe, records, *, wait) -> Iterator[Progress]:
 
 
 def test_workers_killed_at_random_moments(make_plan, worker, digests, records, chance, tmp_path, monkeypatch):
-    """Three at a time, forked from this process; SIGKILL for one of them, or all, while others begin and commit."""
+    """Three workers at a time, forked from this process. SIGKILL hits one or all while others begin and commit."""
     monkeypatch.setattr("fastdiff.bulk.worker.draw", paint)
     monkeypatch.setattr("fastdiff.bulk.claims.DEAD", 1.0)  # for a process killed before it wrote its lease
     monkeypatch.setattr("fastdiff.bulk.claims.BEAT", 0.1)
