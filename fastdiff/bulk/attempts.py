@@ -1,8 +1,8 @@
-"""Attempts at a shard, written before it is drawn: one that ends its workers is given up, and does not stop the rest.
+"""Attempts at shards, recorded before drawing, so a shard that kills its workers is given up and the rest go on.
 
-An attempt that was stopped, or that the disk ended, is taken back. One that failed, and one whose worker died, counts:
-the third gives the shard up. Which death was the shard's fault nobody can tell (memory's killer and a power cut look
-alike), so shards that were tried come last, and every launch by the user begins to count anew: a healthy shard is given
+An attempt that was stopped, or that ended with a disk error, is taken back. A failed attempt and a dead worker count,
+and the third gives the shard up. Nobody can tell whether a death was the shard's fault: the out-of-memory killer and a
+power cut look alike. So tried shards come last, and every launch by the user counts from zero: a healthy shard is given
 up only if three workers of one launch are killed while they draw it.
 """
 
@@ -18,13 +18,13 @@ MOST = 3
 
 
 class Attempts:
-    """The attempts at the shards whose names are asked for, in the files NAME.attempts.json and NAME.error.json."""
+    """The attempts at shards, in the files NAME.attempts.json and NAME.error.json of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def begin_launch(self, launch: str) -> None:
-        """Begin to count anew, unless a worker of the same launch has done so. OSError where the disk refuses."""
+        """Count from zero, unless a worker of the same launch has already done so. OSError if the disk refuses."""
         mark = self._folder / f"launch-{hashlib.sha256(launch.encode()).hexdigest()[:16]}"
         with naming_disk(mark):
             try:
@@ -36,16 +36,16 @@ class Attempts:
                 path.unlink(missing_ok=True)
 
     def failures(self, name: str) -> list[str]:
-        """Return what became of each attempt, a line each."""
+        """Return a line for each attempt that says how it failed."""
         found = (read_object(self._file(name)) or {}).get("failures")
         return found if isinstance(found, list) else []
 
     def tried(self) -> set[str]:
-        """The shards that were tried and are not done."""
+        """Return the names of the shards that were tried and are not done."""
         return {path.name.removesuffix(".attempts.json") for path in self._folder.glob("*.attempts.json")}
 
     def begin(self, name: str, worker: str) -> bool:
-        """Count an attempt, whatever becomes of this process. False where there were too many: it is given up."""
+        """Count an attempt, even if this process dies. Return False, and give the shard up, after too many."""
         failures = self.failures(name)
         if len(failures) >= MOST:
             self._give_up(name, failures)
@@ -54,14 +54,14 @@ class Attempts:
         return True
 
     def fail(self, name: str, reason: str) -> None:
-        """Say why the attempt failed; the third is the last."""
+        """Record why the attempt failed. The third failure gives the shard up."""
         failures = [*self.failures(name)[:-1], reason]
         self._write(name, failures)
         if len(failures) >= MOST:
             self._give_up(name, failures)
 
     def take_back(self, name: str) -> None:
-        """Do not count the attempt. Nothing is raised: the disk may be full."""
+        """Do not count the attempt. Raises nothing, as the disk may be full."""
         failures = self.failures(name)[:-1]
         with contextlib.suppress(OSError):
             if failures:
@@ -73,10 +73,10 @@ class Attempts:
         """Forget the attempts at a shard that is done."""
         with contextlib.suppress(OSError):
             self._file(name).unlink(missing_ok=True)
-            self._aside(name).unlink(missing_ok=True)  # of a worker that died while writing it
+            self._aside(name).unlink(missing_ok=True)  # left by a worker that died while writing it
 
     def given_up(self) -> dict[str, str]:
-        """The shards that are given up, and why: the last failure of each."""
+        """Return the shards that were given up, with the last failure of each."""
         found = {}
         for path in sorted(self._folder.glob("*.error.json")):
             failures = (read_object(path) or {}).get("failures") or ["unknown"]
@@ -88,7 +88,7 @@ class Attempts:
         self.forget(name)
 
     def _write(self, name: str, failures: list[str]) -> None:
-        """Write the file of a shard. It is to outlive a process, no power cut: drawing waits for no disk."""
+        """Write the file of a shard, without a sync: it must survive the process, but not a power cut."""
         path, aside = self._file(name), self._aside(name)
         with naming_disk(path):
             try:

@@ -1,9 +1,9 @@
-"""Claims of shards by lease files, which work on one host as on many that share a folder. Imports no torch.
+"""Claims of shards by lease files, on one host or on several that share a folder. Imports no torch.
 
-Lease n of a shard is the file NAME.lease-n, which one process alone can create; the highest n counts. Its holder writes
-a new content every few seconds. A lease is dead once its content has stood still for a minute of the watcher's own
-clock (no clocks are compared), or its process is gone on this host; then lease n + 1 may be taken. Two that hold one
-shard after all, as a process that was stopped for a minute and then goes on, draw the same bits and commit them whole.
+Lease n of a shard is the file NAME.lease-n, which only one process can create. The highest n counts. Its holder writes
+new content every few seconds. A lease is dead if its content has not changed for a minute of the watcher's own clock
+(no clocks are compared), or if its process is gone on this host. Then lease n + 1 may be taken. Two processes may still
+hold one shard, for example after one was suspended for a minute. They draw the same bits and commit them whole.
 """
 
 import contextlib
@@ -21,26 +21,26 @@ from typing import Any
 
 from fastdiff.bulk.folder import naming_disk
 
-BEAT = 2.0  # seconds between two contents of a lease
-DEAD = 60.0  # seconds after which one that stands still is dead
-_SIZE = 512  # bytes of a lease: renewed in place, it needs no more room on a full disk
+BEAT = 2.0  # seconds between renewals of a lease
+DEAD = 60.0  # seconds without a change after which a lease is dead
+_SIZE = 512  # bytes of a lease: a renewal in place needs no more room on a full disk
 _NAME = re.compile(r"(.+)\.lease-(\d{1,9})")
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process, as others can look for it."""
+    """The identity of a process, for other processes to look up."""
 
-    host: str  # its name, its boot and its process namespace: two containers may share the first two
+    host: str  # host name, boot and process namespace: two containers may share the first two
     pid: int
-    start: str | None  # when it started, in ticks since the boot; None where the system does not tell
+    start: str | None  # start time in ticks since boot; None if the system does not tell
 
     @classmethod
     def own(cls) -> "Process":
         return cls(_host(), os.getpid(), _start_of(os.getpid()))
 
     def is_gone(self) -> bool:
-        """Whether it is known to be gone; of another host, or another system than Linux, nothing is known."""
+        """Return whether the process is known to be gone. Nothing is known on other hosts, or without Linux."""
         return self.start is not None and self.host == _host() and _start_of(self.pid) != self.start
 
 
@@ -48,25 +48,25 @@ class Lease:
     """A lease that this process holds."""
 
     def __init__(self, name: str, path: Path, descriptor: int) -> None:
-        self.name, self.drawn = name, 0  # pictures of the shard that are drawn, which others may read
+        self.name, self.drawn = name, 0  # pictures drawn so far, for other processes to read
         self._path, self._descriptor = path, descriptor
         self._identity = vars(Process.own()) | {"token": secrets.token_hex(8)}
         self._beats = 0
 
     def write(self) -> None:
-        """Change its content. OSError where the disk refuses."""
+        """Renew the content. OSError if the disk refuses."""
         content = json.dumps(self._identity | {"drawn": self.drawn, "beats": self._beats})
         self._beats += 1
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         os.write(self._descriptor, content.encode().ljust(_SIZE))
 
     def beat(self) -> None:
-        """Change its content, for other hosts too. OSError where the disk refuses."""
+        """Renew the content and sync it, so that other hosts see it. OSError if the disk refuses."""
         self.write()
         os.fsync(self._descriptor)
 
     def remove(self) -> None:
-        """Give it back, the dead ones below it first."""
+        """Release the lease: remove its file, after the files of dead leases below it."""
         os.close(self._descriptor)
         stem, number = self._path.name.rsplit("-", 1)
         for lower in range(1, int(number) + 1):
@@ -74,12 +74,12 @@ class Lease:
 
 
 class Claims:
-    """The leases in a folder: those that this process holds, which a thread renews, and the others' as it saw them."""
+    """The leases in a folder. A thread renews those of this process; other leases are remembered as last seen."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
         self._held: set[Lease] = set()
-        self._seen: dict[str, tuple[bytes, float]] = {}  # by file name: the content, and when it was new
+        self._seen: dict[str, tuple[bytes, float]] = {}  # by file name: the content, and when it last changed
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._renew, daemon=True)
@@ -95,7 +95,7 @@ class Claims:
             self.release(lease)
 
     def claim(self, name: str) -> Lease | None:
-        """Take the shard `name`; None where somebody else has it. OSError of one line where the disk refuses."""
+        """Take the shard `name`, or return None if another process has it. One-line OSError if the disk refuses."""
         lease = self._create(name, 1)
         if lease is None:
             highest = max(self._numbers(name), default=0)
@@ -108,7 +108,7 @@ class Claims:
         return lease
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back."""
+        """Release a lease."""
         with self._lock:
             if lease in self._held:
                 self._held.remove(lease)
@@ -116,7 +116,7 @@ class Claims:
                     lease.remove()
 
     def _create(self, name: str, number: int) -> Lease | None:
-        """A new lease; None where it is there already, since somebody was quicker."""
+        """Return a new lease, or None if another process created it first."""
         path = self._folder / f"{name}.lease-{number}"
         with naming_disk(path):
             try:
@@ -125,7 +125,7 @@ class Claims:
                 return None
             lease = Lease(name, path, descriptor)
             try:
-                lease.write()  # drawing does not wait for the disk here; the first beat does
+                lease.write()  # without a sync, so drawing does not wait for the disk; the first beat syncs
             except OSError:
                 lease.remove()
                 raise
@@ -139,7 +139,7 @@ class Claims:
         return found
 
     def _is_dead(self, file_name: str) -> bool:
-        """Whether a lease stands still, as seen from here, or its process is gone; False once it is removed."""
+        """Return whether a lease has not changed for DEAD seconds or its process is gone. False if it was removed."""
         try:
             content = (self._folder / file_name).read_bytes()
         except OSError:
@@ -157,12 +157,15 @@ class Claims:
         while not self._end.wait(BEAT):
             with self._lock:
                 for lease in self._held:
-                    with contextlib.suppress(OSError):  # the disk may come back; until then it stands still
+                    with contextlib.suppress(OSError):  # the disk may come back; until then the lease does not change
                         lease.beat()
 
 
 def read_leases(folder: Path) -> dict[str, dict[str, Any]]:
-    """The contents of the leases in a folder, by the shard's name; dead ones too, but for those of gone processes."""
+    """Return the contents of the leases in a folder, by shard name.
+
+    Leases of processes that are known to be gone are left out. Other dead leases are not.
+    """
     found: dict[int, dict[str, dict[str, Any]]] = {}
     for path in folder.glob("*.lease-*"):
         match = _NAME.fullmatch(path.name)
@@ -175,7 +178,7 @@ def read_leases(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_process(content: bytes) -> Process | None:
-    """The process that a lease names; None where it is not whole yet."""
+    """Return the process that a lease names, or None if the lease is incomplete."""
     try:
         found = json.loads(content)
         return Process(found["host"], found["pid"], found["start"])
@@ -184,7 +187,7 @@ def read_process(content: bytes) -> Process | None:
 
 
 def _host() -> str:
-    """A name that no other machine, boot or container has."""
+    """Return a name that is unique to this machine, boot and container."""
     parts = [platform.node()]
     with contextlib.suppress(OSError):
         parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
@@ -192,7 +195,7 @@ def _host() -> str:
 
 
 def _start_of(pid: int) -> str | None:
-    """When a process started; None where there is none, or the system does not tell. proc(5), field 22 of stat."""
+    """Return when a process started, or None if it is gone or the system does not tell: field 22 of stat in proc(5)."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

@@ -1,4 +1,7 @@
-"""Fingerprint: all that a picture's bits depend on beside the plan. Workers of one fingerprint draw the same bits."""
+"""The fingerprint: everything besides the plan that a picture's bits depend on.
+
+Workers with equal fingerprints draw the same bits.
+"""
 
 import hashlib
 import platform
@@ -16,7 +19,7 @@ Fingerprint = Mapping[str, str | None]
 
 
 def take_fingerprint(pipe: "Pipeline", model_files: str) -> Fingerprint:
-    """That of this process; `model_files` is the SHA-256 of the files that `pipe` was loaded from."""
+    """Return the fingerprint of this process. `model_files` is the SHA-256 of the files of `pipe`."""
     import torch
 
     from fastdiff.execution.devices import device_name, dtype_name
@@ -26,7 +29,7 @@ def take_fingerprint(pipe: "Pipeline", model_files: str) -> Fingerprint:
     instructions = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     verdict = confirmation.in_force(pipe.device)
-    decided = {} if verdict is None else {"fast kernels": verdict.digest}  # else as folders have it that began earlier
+    decided = {} if verdict is None else {"fast kernels": verdict.digest}  # no entry, as in older folders
     return {
         "fastdiff": fastdiff.__version__,
         "torch": str(torch.__version__),
@@ -42,14 +45,14 @@ def take_fingerprint(pipe: "Pipeline", model_files: str) -> Fingerprint:
 
 
 def differences(ours: Mapping[str, object], theirs: Mapping[str, object]) -> list[str]:
-    """The entries in which two differ, a text each: "torch 2.13.0, not 2.12.1"."""
+    """Return a text for each entry that differs, such as "torch 2.13.0, not 2.12.1"."""
     names = dict.fromkeys([*ours, *theirs])
     pairs = [(name, ours.get(name), theirs.get(name)) for name in names]
     return [f"{name} {_shown(mine)}, not {_shown(other)}" for name, mine, other in pairs if mine != other]
 
 
 def digest(fingerprint: Fingerprint) -> str:
-    """A short name of a fingerprint."""
+    """Return a short hash of a fingerprint."""
     return hashlib.sha256(canonical_json(dict(fingerprint)).encode()).hexdigest()[:16]
 
 

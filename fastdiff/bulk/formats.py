@@ -1,4 +1,4 @@
-"""The forms in which a shard's pictures are kept: a folder of PNGs, a webdataset tar, an npz; equal byte by byte."""
+"""The formats of a shard: a folder of PNGs, a webdataset tar or an npz. Equal pictures give equal bytes."""
 
 import hashlib
 import io
@@ -17,12 +17,12 @@ from fastdiff.runs.drawing import Finished
 if TYPE_CHECKING:
     import numpy as np
 
-_DATE = (1980, 1, 1, 0, 0, 0)  # the first that a zip can say
+_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest date in a zip
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A picture that is ready for its file."""
+    """An encoded picture, ready for its file."""
 
     key: str
     label: int | None
@@ -33,21 +33,21 @@ class Encoded:
 
 
 class Form(Protocol):
-    """A way to write the pictures of a shard to the path `aside`. OSError where the disk refuses."""
+    """A way to write the pictures of a shard to the path `aside`. OSError if the disk refuses."""
 
     def begin(self, aside: Path) -> None:
-        """Make the folder that is written to."""
+        """Create the folder to write to."""
 
     def encode(self, aside: Path, key: str, finished: Finished) -> Encoded:
-        """Do for one picture what a pool of threads can do."""
+        """Encode one picture, as far as threads can do in parallel."""
         raise NotImplementedError
 
     def assemble(self, aside: Path, pictures: Sequence[Encoded]) -> None:
-        """Finish the file of all pictures, given in order."""
+        """Finish the file of all pictures, which are given in order."""
 
 
 class PngFolder:
-    """000000.png, 000001.png ...: each holds its settings."""
+    """000000.png, 000001.png ..., each with its settings."""
 
     def begin(self, aside: Path) -> None:
         aside.mkdir(parents=True)
@@ -58,7 +58,7 @@ class PngFolder:
         return _encoded(key, finished)
 
     def assemble(self, aside: Path, pictures: Sequence[Encoded]) -> None:
-        """Nothing is left to do."""
+        """Do nothing: every picture is already written."""
 
 
 class Webdataset:
@@ -91,7 +91,7 @@ class Webdataset:
 
 
 class Npz:
-    """arr_0 (N, H, W, C) uint8, arr_1 (N,) int64 where there are labels, and the pictures' settings, a line each."""
+    """arr_0 (N, H, W, C) uint8, arr_1 (N,) int64 for labels, and settings.jsonl with a line per picture."""
 
     def begin(self, aside: Path) -> None:
         aside.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ FORMS: dict[str, Form] = {"png": PngFolder(), "webdataset": Webdataset(), "npz":
 
 
 def join_npz(parts: Sequence[Path], target: Path) -> None:
-    """Write one npz of the pictures and labels of several, in order; in memory is never more than a part."""
+    """Write one npz of the pictures and labels of several, in order. Memory holds one part at a time."""
     with open(target, "xb") as file:
         with zipfile.ZipFile(file, "w") as archive:
             for name in ("arr_0.npy", "arr_1.npy"):
@@ -160,7 +160,7 @@ def _write_header(file: IO[bytes], shape: tuple[int, ...], kind: str) -> None:
 
 
 def _read_header(path: Path, name: str) -> tuple[tuple[int, ...], str] | None:
-    """Shape and kind of an array in an npz; None where it is not in it."""
+    """Return the shape and dtype of an array in an npz, or None if the npz lacks it."""
     from numpy.lib import format
 
     with zipfile.ZipFile(path) as archive:

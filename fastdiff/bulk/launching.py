@@ -1,7 +1,7 @@
-"""The launch of workers by torch.distributed.run, and a worker's life from its start to its exit code.
+"""Launch workers by torch.distributed.run, and run a worker from its start to its exit code.
 
-torchrun starts a worker a GPU, and starts them again when one dies. It is all that is distributed here: workers share
-nothing but the folder.
+torchrun starts one worker per GPU, and restarts them when one dies. Nothing else is distributed: workers share only
+the folder.
 """
 
 import contextlib
@@ -34,22 +34,22 @@ from fastdiff.runs.notices import find_device_notices
 if TYPE_CHECKING:
     import torch
 
-REPORTS = "FASTDIFF_BULK_REPORTS"  # the folder in which workers tell our own launcher why they ended
-RESTARTS = 3  # of all workers, before it is asked whether anything was done in between
+REPORTS = "FASTDIFF_BULK_REPORTS"  # the folder where workers tell our own launcher why they ended
+RESTARTS = 3  # of all workers, before the launcher checks for progress
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The choices of a launch that do not bear on the pictures."""
+    """The options of a launch that do not change the pictures."""
 
     device: str = "auto"
     offload: bool = False
     allow_mixed: bool = False
-    workers: int | None = None  # None: one a GPU, or one a core of the CPU
+    workers: int | None = None  # None: one per GPU, or one per CPU core
 
 
 class Ended(Exception):
-    """All workers ended for a reason that no restart would mend: `code` and `line` are what the command ends with."""
+    """All workers ended, and a restart cannot help. The command ends with the exit code `code` and the error `line`."""
 
     def __init__(self, code: int, line: str) -> None:
         super().__init__(line)
@@ -57,12 +57,14 @@ class Ended(Exception):
 
 
 def is_worker() -> bool:
-    """Whether torchrun started this process."""
+    """Return whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ and "LOCAL_RANK" in os.environ
 
 
 def work(plan: Plan, folder: Folder, options: LaunchOptions, say: Callable[[str], None]) -> int:
-    """The life of a worker; returns its exit code. Raises as Worker.work, and InputError where it must not draw.
+    """Run a worker and return its exit code.
+
+    Raises the errors of `Worker.work`, and InputError if the worker must not draw into the folder.
 
     say: prints a notice.
     """
@@ -88,27 +90,30 @@ def work(plan: Plan, folder: Folder, options: LaunchOptions, say: Callable[[str]
 
 
 def is_ours() -> bool:
-    """Whether `launch` started this worker."""
+    """Return whether `launch` started this worker."""
     return REPORTS in os.environ
 
 
 def report_end(code: int, line: str) -> bool:
-    """Tell our launcher, if there is one, why this worker ends for good; an exit code of 0 then starts no new one."""
+    """Tell our launcher, if there is one, why this worker ends for good, and return whether there is one.
+
+    The worker then exits with 0, so torchrun does not restart it.
+    """
     if is_ours():
         Path(os.environ[REPORTS], f"{os.getpid()}.json").write_text(json.dumps([code, line]))
     return is_ours()
 
 
 def launch(arguments: Sequence[str], plan: Plan, folder: Folder, options: LaunchOptions) -> None:
-    """Run `fastdiff bulk ARGUMENTS` in workers until all have ended. Ended where nothing more can be done.
+    """Run `fastdiff bulk ARGUMENTS` in workers until all have ended. Raises Ended if a restart cannot help.
 
-    Raises torch's SignalException where this process is told to stop; the workers have ended then.
+    Raises torch's SignalException, after the workers have ended, if a signal stops this process.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     for logger in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed")]:
-        logging.getLogger(logger).setLevel(logging.ERROR)  # each of them has a level of its own
+        logging.getLogger(logger).setLevel(logging.ERROR)  # each has its own level
     name = str(uuid.uuid4())
     with tempfile.TemporaryDirectory() as reports:
         config = LaunchConfig(
@@ -136,13 +141,13 @@ def launch(arguments: Sequence[str], plan: Plan, folder: Folder, options: Launch
                 return
             if _progress(folder) == before:
                 rank, failure = failed.get_first_failure()
-                text = f"worker {rank} ended with exit code {failure.exitcode} again and again; see its lines above"
+                text = f"worker {rank} failed repeatedly with exit code {failure.exitcode}; see its output above"
                 raise Ended(1, f"{text}, and run the same command again")
 
 
 @contextlib.contextmanager
 def _environment(reports: str) -> Iterator[None]:
-    """The variables of the workers: torchrun would say that it chooses their threads, which `work` does."""
+    """Set the workers' environment variables. Without OMP_NUM_THREADS, torchrun warns that it sets the threads."""
     wanted = {REPORTS: reports, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -157,7 +162,7 @@ def _environment(reports: str) -> Iterator[None]:
 
 
 def _progress(folder: Folder) -> dict[str, bytes]:
-    """All that is said of shards: done, given up, or tried once more, each of which has an end."""
+    """Return the state of all shards. Each can be done, given up or retried only a limited number of times."""
     found = {}
     for path in folder.shards.glob("*.json"):
         with contextlib.suppress(FileNotFoundError):
@@ -166,20 +171,20 @@ def _progress(folder: Folder) -> dict[str, bytes]:
 
 
 def _launch_name() -> str:
-    """A name that the workers of one launch share; torchrun gives every one without --rdzv-id the name none."""
+    """Return a name that all workers of one launch share. Without --rdzv-id, torchrun calls every launch "none"."""
     name = os.environ["TORCHELASTIC_RUN_ID"]
     return name if name != "none" else f"{platform.node()} {os.getppid()}"
 
 
 def _own_device(asked: str) -> "torch.device":
-    """The GPU of this worker, or a core of the CPU."""
+    """Return the GPU of this worker, or the CPU with one thread."""
     import torch
 
     from fastdiff.execution.devices import resolve_device
 
     device = resolve_device(asked)
     if device.type == "cpu":
-        torch.set_num_threads(1)  # the number bears on the bits, and must not be that of the workers
+        torch.set_num_threads(1)  # the number changes the bits, so it must not depend on the number of workers
         return device
     if device.index is None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
@@ -199,7 +204,7 @@ def _usual_workers(asked: str) -> int:
 
 
 def num_cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
@@ -209,8 +214,8 @@ class ManyPictures:
     """The result of `draw_many`."""
 
     folder: Path
-    pictures: int  # that are in it
-    given_up: dict[str, str]  # shards that failed three times, and why
+    pictures: int  # in the folder
+    given_up: dict[str, str]  # shards that failed three times, with the reason
 
 
 def draw_many(
@@ -224,19 +229,20 @@ def draw_many(
     progress: bool = True,
     **options: Any,
 ) -> ManyPictures:
-    """Draw many pictures on all GPUs of this host, into the folder `out`, as `fastdiff bulk` does: in processes.
+    """Draw many pictures on all GPUs of this host into the folder `out`, in worker processes like `fastdiff bulk`.
 
-    The same call goes on where an earlier one was ended. Pictures are labels x seeds, or prompts x seeds.
+    The pictures are labels x seeds or prompts x seeds. The same call resumes an interrupted one.
 
     Args:
-        model: a bundled name, a folder that diffusers saved, or a hub id.
-        label, prompt: one, or a list. Without either all labels of the model.
-        num_images: of each; picture i has seed + i.
-        progress: whether the bar, and lines about it, go to sys.stderr.
-        options: the further flags of `fastdiff bulk` by name: num_inference_steps, guidance_scale, scheduler, dtype,
+        model: a bundled name, a diffusers folder or a hub id.
+        label, prompt: one or a list of either. Without both, all labels or example prompts of the model.
+        num_images: pictures per label or prompt; picture i uses seed + i.
+        progress: whether to show the progress bar and its messages on sys.stderr.
+        options: other flags of `fastdiff bulk` by name: num_inference_steps, guidance_scale, scheduler, dtype,
             negative_prompt, format ("png", "webdataset", "npz"), workers, batch_size, shard_size, spec, verify ...
 
-    Raises InputError for what cannot be drawn, OSError where the run failed, KeyboardInterrupt once all has ended.
+    Raises InputError for arguments that cannot be used, OSError if the run failed, and KeyboardInterrupt, after the
+    workers have ended, if the run was interrupted.
     """
     given = {"model": str(model), "out": str(out), "num_images": num_images, "seed": seed} | options
     command = [sys.executable, "-m", "fastdiff", "bulk"]
@@ -265,14 +271,14 @@ def _rows(name: str, values: Any) -> list[dict[str, Any]]:
 
 
 def _run_command(command: Sequence[str], progress: bool) -> tuple[int, str]:
-    """Run a command; returns its exit code, and what it says on stderr, which `progress` shows as it comes."""
+    """Run a command and return its exit code and stderr. With `progress`, also show stderr while it runs."""
     said = ""
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace") as process:
         assert process.stderr is not None
         while True:
             try:
                 text = process.stderr.readline()
-            except KeyboardInterrupt:  # of a notebook, it comes here alone
+            except KeyboardInterrupt:  # in a notebook, only this process gets it
                 process.send_signal(signal.SIGINT)
                 continue
             if not text:

@@ -1,7 +1,7 @@
-"""Plan: the pictures of a run cut into shards, from what was asked for alone. Imports no torch.
+"""The plan: the pictures of a run, cut into shards. It depends only on the request. Imports no torch.
 
-A shard is a fixed list of pictures, the unit that workers claim, draw and commit. Neither the number of workers nor the
-batch size bears on it, since a picture has the same bits in any batch.
+A shard is a fixed list of pictures, the unit that workers claim, draw and commit. It depends neither on the number of
+workers nor on the batch size, as a picture has the same bits in any batch.
 """
 
 import functools
@@ -22,26 +22,26 @@ from fastdiff.runs.drawing import Run
 FormatName = Literal["png", "webdataset", "npz"]
 FORMATS: tuple[str, ...] = get_args(FormatName)
 MOST_SHARDS = 100_000
-_NUM_SHARDS = 128  # wanted at least: few enough of them, that the last ones leave hardly a card idle
-_SHARD_PIXELS, _SHARD_PICTURES = 2**27, 1024  # of one at most: minutes of work
-_BATCH_PIXELS, _BATCH_PICTURES = 2**21, (4, 512)  # as many as keep a large GPU busy
+_NUM_SHARDS = 128  # at least this many, if possible, so few GPUs are idle during the last ones
+_SHARD_PIXELS, _SHARD_PICTURES = 2**27, 1024  # upper limits of a shard: minutes of work
+_BATCH_PIXELS, _BATCH_PICTURES = 2**21, (4, 512)  # enough to keep a large GPU busy
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Some of a plan's pictures."""
+    """Consecutive pictures of a plan."""
 
     number: int
-    first: int  # place of its first picture in the plan
+    first: int  # index of its first picture in the plan
     cells: Sequence[Cell]
 
     @property
     def name(self) -> str:
-        """The name of its files, but for their endings."""
+        """The name of the shard's files, without suffix."""
         return f"{self.number:06d}"
 
     def key(self, place: int) -> str:
-        """The name of the picture at a place of the shard."""
+        """Return the name of the picture at index `place` of the shard."""
         return f"{self.first + place:06d}"
 
 
@@ -64,14 +64,14 @@ class Plan:
         shard_size: int | None = None,
         batch_size: int | None = None,
     ) -> "Plan":
-        """The plan of a request, or of the rows of the file `spec`. InputError for what cannot be drawn.
+        """Make the plan of a request, or of the rows in the file `spec`. InputError if it cannot be drawn.
 
-        shard_size, batch_size: pictures; by default both suit the pictures' size.
+        shard_size, batch_size: numbers of pictures; the defaults depend on the pictures' size and number.
         """
         if card.config.of_trajectories:
-            raise InputError(f"model {card.name}: it plans trajectories, and bulk draws pictures; use fastdiff sample")
+            raise InputError(f"model {card.name}: bulk cannot draw trajectories; use fastdiff sample")
         if request.seed == "random":
-            raise InputError("seed random: a run again would draw others; give --seed a number")
+            raise InputError("seed random: a resumed run would draw other pictures; give --seed a number")
         if spec is None:
             run = Run.prepare(request, card, BULK)
         else:
@@ -81,22 +81,22 @@ class Plan:
         usual = min(max(_BATCH_PIXELS // pixels, _BATCH_PICTURES[0]), _BATCH_PICTURES[1])
         size = shard_size or _usual_shard(len(run.cells), pixels, usual)
         if len(run.cells) > size * MOST_SHARDS:
-            raise InputError(f"shard-size {size}: more than {MOST_SHARDS} shards; give a larger one")
+            raise InputError(f"shard-size {size}: more than {MOST_SHARDS} shards; use a larger size")
         return cls(replace(run, batch_size=batch_size or usual), size, format)
 
     @functools.cached_property
     def shards(self) -> list[Shard]:
-        """All of them, in order; the last may be smaller."""
+        """All shards, in order. The last may be smaller."""
         cells, size = self.run.cells, self.shard_size
         return [Shard(i, first, cells[first : first + size]) for i, first in enumerate(range(0, len(cells), size))]
 
     def run_of(self, shard: Shard) -> Run:
-        """The run that draws a shard."""
+        """Return the run that draws a shard."""
         return replace(self.run, cells=shard.cells)
 
     @functools.cached_property
     def record(self) -> dict[str, Any]:
-        """All that makes two plans the same one, as JSON values by names that people know."""
+        """Everything that identifies the plan, as JSON values by user-facing names."""
         request, cells = self.run.request, self.run.cells
         seeds = [cell.seed for cell in cells]
         subjects = list(dict.fromkeys(cell.label_name if cell.prompt is None else cell.prompt for cell in cells))
@@ -115,7 +115,7 @@ class Plan:
 
 
 def _usual_shard(count: int, pixels: int, batch: int) -> int:
-    """A multiple of the batch where there are pictures enough."""
+    """Return the default shard size, a multiple of the batch if there are enough pictures."""
     most = min(max(_SHARD_PIXELS // pixels, batch), _SHARD_PICTURES)
     wanted = min(-(-count // _NUM_SHARDS), most)
     return -(-wanted // batch) * batch if 2 * wanted >= batch else max(wanted, min(8, batch))

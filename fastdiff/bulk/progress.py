@@ -1,4 +1,4 @@
-"""Progress of a bulk run, read from its folder: by the bar, the JSON lines and `fastdiff status`. Imports no torch."""
+"""Progress of a bulk run, read from its folder, for the bar, the JSON lines and `fastdiff status`. Imports no torch."""
 
 import contextlib
 import json
@@ -16,28 +16,28 @@ from fastdiff.bulk.claims import read_leases
 from fastdiff.bulk.folder import PLAN, Record, read_object
 from fastdiff.errors import InputError
 
-_LOOK = 0.5  # seconds between looks at a folder
+_LOOK = 0.5  # seconds between reads of a folder
 _BAR = "{percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f}{unit} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
 
 
 @dataclass(frozen=True)
 class State:
-    """Where a run stands."""
+    """The progress of a run."""
 
-    pictures: int  # of the plan
-    shards: int
-    done: dict[int, Record] = field(default_factory=dict)  # by the shard's number
-    given_up: dict[str, str] = field(default_factory=dict)  # by the shard's name: why
-    under_way: dict[str, dict[str, Any]] = field(default_factory=dict)  # by the shard's name: its lease
+    pictures: int  # in the plan
+    shards: int  # in the plan
+    done: dict[int, Record] = field(default_factory=dict)  # by shard number
+    given_up: dict[str, str] = field(default_factory=dict)  # reason by shard name
+    under_way: dict[str, dict[str, Any]] = field(default_factory=dict)  # lease by shard name
 
     @property
     def drawn(self) -> int:
-        """Pictures of shards that are done."""
+        """The number of pictures in finished shards."""
         return sum(record.count for record in self.done.values())
 
     @property
     def in_hand(self) -> int:
-        """Pictures of shards that are not done, drawn already."""
+        """The number of pictures drawn in unfinished shards."""
         return sum(lease.get("drawn", 0) for lease in self.under_way.values())
 
     @property
@@ -46,12 +46,12 @@ class State:
 
     @property
     def rate(self) -> float | None:
-        """Pictures per second of the workers there are now, at the speed of the shards that are done."""
+        """Pictures per second of the current workers, estimated from the finished shards."""
         seconds = sum(record.seconds for record in self.done.values())
         return len(self.under_way) * self.drawn / seconds if seconds and self.under_way else None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return the progress as JSON values."""
         left = self.pictures - self.drawn - self.in_hand
         return {
             "pictures": self.pictures,
@@ -67,14 +67,14 @@ class State:
 
 
 class Reader:
-    """Reads a run's folder again and again; the record of a shard is read once."""
+    """Reads a run's folder repeatedly, but each shard's record only once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._records: dict[str, Record] = {}
 
     def read(self) -> State | None:
-        """Where it stands; None before there is a plan."""
+        """Return the progress, or None if there is no plan yet."""
         plan = (read_object(self._folder / PLAN) or {}).get("plan") or {}
         shards = self._folder / "shards"
         if "pictures" not in plan:
@@ -93,16 +93,16 @@ class Reader:
 
 
 def read_state(folder: Path) -> State:
-    """Where the run in a folder stands. InputError where there is none."""
+    """Return the progress of the run in a folder. InputError if there is no run."""
     state = Reader(folder).read()
     if state is None:
-        raise InputError(f"{folder} holds no {PLAN} of a bulk run; name the folder that --out of fastdiff bulk named")
+        raise InputError(f"{folder} has no {PLAN} of a bulk run; give the --out folder of fastdiff bulk")
     return state
 
 
 @contextlib.contextmanager
 def shown(folder: Path, *, bar: bool, print_line: Callable[[str], None] | None) -> Iterator[None]:
-    """Show a bar over all workers during a block, and hand out a JSON line for each shard that is done."""
+    """Show a progress bar of all workers during a block, and pass a JSON line per finished shard to `print_line`."""
     end = threading.Event()
     thread = threading.Thread(target=_show, args=(Reader(folder), end, bar, print_line), daemon=True)
     thread.start()
@@ -126,7 +126,7 @@ def _show(reader: Reader, end: threading.Event, bar: bool, print_line: Callable[
             if shown is None:
                 initial = before.drawn if before else 0
                 shown = tqdm(total=state.pictures, initial=initial, unit=" pictures", bar_format=_BAR, file=sys.stderr)
-                shown.start_t = start  # the rate is that of this run, its start included
+                shown.start_t = start  # the rate covers this run, including its startup
             shown.update(min(state.drawn + (0 if is_last else state.in_hand), state.pictures) - shown.n)
         if state is not None and print_line is not None:
             for number in sorted(state.done.keys() - told):

@@ -1,7 +1,7 @@
-"""The file of `--spec`: a row a label or prompt, with its seed and its number of pictures. Imports no torch.
+"""The file of `--spec`: one row per label or prompt, with a seed and a number of pictures. Imports no torch.
 
-A .json file holds a list of objects, a .jsonl file an object a line, a .csv file a header and a row a line. Their names
-are label or prompt, seed, num_images; what a row leaves out is the run's.
+A .json file holds a list of objects, a .jsonl file one object per line, and a .csv file a header and one row per line.
+The names are label or prompt, seed and num_images. The run's values replace those that a row leaves out.
 """
 
 import csv
@@ -33,7 +33,7 @@ _KINDS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the file; None is left to the run."""
+    """A row of the file. None means the run's value."""
 
     label: int | str | None = None
     prompt: str | None = None
@@ -42,17 +42,17 @@ class Row:
 
 
 def read_rows(path: str) -> list[Row]:
-    """The rows of a .json, .jsonl or .csv file. InputError names the row that cannot be used."""
+    """Return the rows of a .json, .jsonl or .csv file. InputError names a row that cannot be used."""
     parse = {".json": _json, ".jsonl": _json_lines, ".csv": _csv}.get(Path(path).suffix.lower())
     if parse is None:
-        raise InputError(f"spec {shown(path)} is no .json, .jsonl or .csv file; name one")
-    text = read_text(path, "spec", "a .json, .jsonl or .csv file of labels or prompts", "an object a label or prompt")
+        raise InputError(f"spec {shown(path)} is not a .json, .jsonl or .csv file; give one")
+    text = read_text(path, "spec", "a .json, .jsonl or .csv file of labels or prompts", "one row per label or prompt")
     try:
         values = list(parse(text))
     except (ValueError, csv.Error) as error:
         raise InputError(f"spec {path} cannot be read ({error}); correct it") from None
     if not values:
-        raise InputError(f"spec {path} holds no row; write one a label or prompt")
+        raise InputError(f"spec {path} has no rows; write one per label or prompt")
     with naming(f"spec {path}"):
         return [_row(number, value) for number, value in enumerate(values, 1)]
 
@@ -60,7 +60,7 @@ def read_rows(path: str) -> list[Row]:
 def _json(text: str) -> Iterable[Any]:
     values = parse_json(text)
     if not isinstance(values, list):
-        raise ValueError("it is no list of objects")
+        raise ValueError("it is not a list of objects")
     return values
 
 
@@ -71,7 +71,7 @@ def _json_lines(text: str) -> Iterable[Any]:
 def _csv(text: str) -> Iterable[Any]:
     for row in csv.DictReader(io.StringIO(text, newline=""), strict=True):
         if None in row or None in row.values():
-            raise ValueError(f"a row of more or fewer values than names: {shown(list(row.values()))}")
+            raise ValueError(f"a row has more or fewer values than the header: {shown(list(row.values()))}")
         given = {name: value for name, value in row.items() if value}
         yield given | {name: _number(given[name]) for name in given.keys() & {"seed", "num_images"}}
 
@@ -82,29 +82,29 @@ def _number(text: str) -> Any:
 
 def _row(number: int, value: Any) -> Row:
     if not isinstance(value, dict):
-        raise InputError(f"row {number}: {shown(value)} is no object; write names and values")
+        raise InputError(f"row {number}: {shown(value)} is not an object; write names and values")
     unknown = sorted(map(str, value.keys() - set(NAMES)))
     if unknown:
         raise InputError(f"row {number}: unknown {', '.join(unknown)}; a row has {', '.join(NAMES)}")
     row = Row(**{name: checked(f"row {number}: {name}", each, _KINDS[name]) for name, each in value.items()})
     if row.label is not None and row.prompt is not None:
-        raise InputError(f"row {number}: label and prompt; leave one of the two out")
+        raise InputError(f"row {number}: has both label and prompt; leave one out")
     return row
 
 
 def complete_rows(request: Request, rows: list[Row], card: ModelCard) -> tuple[Request, list[Cell]]:
-    """`request` completed as `complete` does, and the pictures of the rows, in order. InputError as there.
+    """Return `request` completed as in `complete`, and the pictures of the rows, in order. InputError as there.
 
-    The request has the seed and the number of pictures of rows that leave them out, and no labels or prompts.
+    The request gives the seed and number of pictures for rows without them. It has no labels or prompts.
     """
     if request.label or request.prompt:
-        raise InputError("spec: --label, --prompt or --prompt-file is given too; leave one of the two out")
+        raise InputError("spec: cannot be used with --label, --prompt or --prompt-file; leave one out")
     if not isinstance(request.seed, int):
-        raise InputError("seed: the rows of --spec take one seed; give --seed a number, or the rows their own")
+        raise InputError("seed: --spec takes a single seed; give --seed a number, or put a seed in each row")
     labels = tuple(dict.fromkeys(row.label for row in rows if row.label is not None))
     prompts = tuple(dict.fromkeys(row.prompt for row in rows if row.prompt is not None))
     if (labels or prompts) and not all(row.label is not None or row.prompt is not None for row in rows):
-        raise InputError("spec: some rows have neither label nor prompt, and others do; give each row one")
+        raise InputError("spec: some rows have no label or prompt and others do; give each row one")
     first = replace(request, label=labels[:1], prompt=prompts[:MAX_PICTURES], seed=SEED, num_images=1)
     completed, _ = complete(first, card, BULK)
     for what, has, given in (("label", completed.label, labels), ("prompt", completed.prompt, prompts)):
@@ -122,7 +122,7 @@ def _cells(row: Row, request: Request, card: ModelCard, most: int) -> list[Cell]
     count = row.num_images or request.num_images or 1
     seeds = seeds_from(first, count)
     if count > most:
-        raise InputError(f"spec: more than {BULK.most_pictures} pictures; divide it between two runs")
+        raise InputError(f"spec: more than {BULK.most_pictures} pictures; split it into several runs")
     if row.label is not None:
         return label_cells(card, card.info.label_choices(row.label, card.config.num_class_embeds), seeds)
     return [Cell(seed, None, None, row.prompt) for seed in seeds]

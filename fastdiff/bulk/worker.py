@@ -1,4 +1,4 @@
-"""A worker: claims shards of a plan and draws them, until all are done or given up. Any worker draws any shard."""
+"""A worker claims and draws shards of a plan until all are done or given up. Any worker can draw any shard."""
 
 import os
 import platform
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from fastdiff.pipelines import Pipeline
 
-_TEXTS = 64  # encoded prompts that are kept from batch to batch: a negative one is wanted by each
-_PAUSE = 1.0  # seconds between looks at shards that others have
+_TEXTS = 64  # encoded prompts kept between batches: all batches share the negative prompt
+_PAUSE = 1.0  # seconds between checks of shards that other workers hold
 
 
 class Stopped(Exception):
@@ -42,7 +42,7 @@ class Stopped(Exception):
 
 
 class Worker:
-    """Draws shards of a plan into a folder that was opened."""
+    """Draws shards of a plan into an open folder."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Worker:
         pipe: "Pipeline",
         fingerprint: Fingerprint,
         stop: Stop,
-        threads: int = 2,  # that encode pictures
+        threads: int = 2,  # for encoding pictures
         say: Callable[[str], None] = lambda line: None,  # prints a notice
     ) -> None:
         self.plan, self.folder, self.pipe, self.stop = plan, folder, pipe, stop
@@ -63,13 +63,16 @@ class Worker:
         self._claims = Claims(folder.shards)
         self._writer = ShardWriter(folder, plan.format, threads)
         self._settled: set[int] = set()
-        self._under_way: dict[str, Lease] = {}  # by the shard's name: drawn, or waiting to be committed
+        self._under_way: dict[str, Lease] = {}  # by shard name: being drawn or committed
         stop.cleanup = self._let_go
         if isinstance(pipe, TextToImagePipeline):
             pipe.encoders.remember(_TEXTS)
 
     def work(self) -> None:
-        """Draw until every shard is done or given up. Stopped, OSError where the disk refuses, DeviceLostError."""
+        """Draw until every shard is done or given up.
+
+        Raises Stopped, OSError if the disk refuses, or DeviceLostError.
+        """
         with self._claims, self._writer:
             while shards := self._open_shards():
                 if not any([self._try(shard) for shard in shards]):
@@ -79,14 +82,14 @@ class Worker:
                 self._join()
 
     def _open_shards(self) -> list[Shard]:
-        """The shards that are neither settled nor under way here; those that were tried come last."""
+        """Return the shards that are not settled, those already tried last, once the running commit has ended."""
         self._writer.wait()
         tried = self._attempts.tried()
         shards = [shard for shard in self.plan.shards if not self._is_settled(shard)]
         return sorted(shards, key=lambda shard: shard.name in tried)
 
     def _is_settled(self, shard: Shard) -> bool:
-        """Whether a shard is done or given up; it stays so for this worker."""
+        """Return whether a shard is done or given up, which is final for this worker."""
         if shard.number in self._settled:
             return True
         if self.folder.is_done(shard) or self.folder.error(shard).exists():
@@ -94,7 +97,7 @@ class Worker:
         return shard.number in self._settled
 
     def _try(self, shard: Shard) -> bool:
-        """Draw a shard, if it is to be had. Whether it was."""
+        """Draw a shard if no other worker holds it. Return whether this worker got it."""
         if self.stop.asked:
             raise Stopped
         lease = self._claims.claim(shard.name)
@@ -103,7 +106,7 @@ class Worker:
         self._under_way[shard.name] = lease
         try:
             if self._attempts.failures(shard.name):
-                self._writer.wait()  # should this one end the process, the shard before it is not to blame
+                self._writer.wait()  # if this shard kills the process, the previous one must not be blamed
             if self._is_settled(shard) or not self._attempts.begin(shard.name, self.name):
                 self._finish(shard)
             else:
@@ -114,7 +117,7 @@ class Worker:
         return True
 
     def _draw(self, shard: Shard, lease: Lease) -> None:
-        """Draw a shard, and have it committed beside the next one."""
+        """Draw a shard, and commit it in a thread while the next one is drawn."""
         start, times = time.perf_counter(), StepTimes(self.pipe.device)
         try:
             remove_abandoned(self.folder, shard)
@@ -142,25 +145,25 @@ class Worker:
             return
         try:
             self._writer.commit(lambda: self._commit(shard, job, start, times))
-        except BaseException:  # of the commit before this one
+        except BaseException:  # from the previous commit
             job.abandon()
             self._attempts.take_back(shard.name)
             raise
 
     def _stop_if_asked(self, progress: Progress) -> None:
-        """Raise Stopped after a batch, but for the shard's last, and after any step once the batch has taken long."""
+        """Raise Stopped after a batch, unless it is the shard's last, or after any step if the batch takes too long."""
         is_last = progress.places.stop == len(progress.run.cells)
         if (progress.ended and not is_last and self.stop.asked) or (not progress.ended and self.stop.is_late):
             raise Stopped
 
     def _fail(self, shard: Shard, error: Exception) -> None:
-        """Note that a shard could not be drawn. Raises the error where nothing can be drawn after it."""
+        """Record that a shard could not be drawn. Raise the error if the GPU is lost."""
         self._attempts.fail(shard.name, in_one_line(error))
         if isinstance(error, DeviceLostError):
             raise error
 
     def _commit(self, shard: Shard, job: Job, start: float, times: "StepTimes") -> None:
-        """Wait until a shard is drawn and written, and note it as done."""
+        """Wait until a shard is drawn and written, then mark it as done."""
         try:
             size, sha256, pixels_sha256 = job.write()
             record = Record(
@@ -178,7 +181,7 @@ class Worker:
                 self.folder.commit(shard, job.aside, record)
             self._attempts.forget(shard.name)
         except FileNotFoundError:
-            pass  # this process stood still for so long that another took the shard, and removed what was left of it
+            pass  # this process was suspended for so long that another took the shard and removed its files
         except (InputError, OSError):
             self._attempts.take_back(shard.name)
             raise
@@ -189,13 +192,13 @@ class Worker:
             self._finish(shard)
 
     def _finish(self, shard: Shard) -> None:
-        """Give the lease of a shard back."""
+        """Release the lease of a shard."""
         lease = self._under_way.pop(shard.name, None)
         if lease is not None:
             self._claims.release(lease)
 
     def _let_go(self) -> None:
-        """Give back all shards under way; the process ends after this."""
+        """Release all shards in progress, before the process ends."""
         for name, lease in list(self._under_way.items()):
             self._attempts.take_back(name)
             self._claims.release(lease)
@@ -205,7 +208,7 @@ class Worker:
             raise Stopped
 
     def _join(self) -> None:
-        """Have all shards in one npz beside them, unless some are given up; one worker writes it."""
+        """Join all shards into one npz, unless some were given up. Only one worker writes it."""
         records = [Record.read(self.folder.record(shard)) for shard in self.plan.shards]
         parts = [record.sha256 for record in records if record is not None]
         target, mark = self.folder.path / f"{JOINED}.npz", self.folder.shards / f"{JOINED}.json"
@@ -229,19 +232,19 @@ class Worker:
 
 
 class StepTimes:
-    """The seconds in which the GPU was at work on a shard's steps, by its own events; the host does not wait for it.
+    """The GPU time of a shard's steps, measured with CUDA events, without a wait on the host.
 
-    The first step of a batch may wait for the host, and the last one draws the pictures of latents. They count as much
-    as the batch's others do on average.
+    The first step of a batch may include a wait for the host, and the last one decodes the latents. Both count as the
+    average of the batch's other steps.
     """
 
     def __init__(self, device: "Device") -> None:
         self._on_gpu = device.type == "cuda"
-        self._batches: list[list] = []  # pairs of events, a list for each batch; the last step is left out
-        self._steps: list[int] = []  # of each batch
+        self._batches: list[list] = []  # pairs of events for each batch, without its last step
+        self._steps: list[int] = []  # number of steps of each batch
 
     def of(self, steps: Iterator[Progress]) -> Iterator[Progress]:
-        """Yield those steps, an event before and behind each."""
+        """Yield the steps, and record an event before and after each."""
         if not self._on_gpu:
             yield from steps
             return
@@ -262,7 +265,7 @@ class StepTimes:
             yield progress
 
     def seconds(self) -> float | None:
-        """All of them, once the pictures are on the host; None on a CPU."""
+        """Return the total, once the pictures are on the host; None on a CPU."""
         if not self._on_gpu:
             return None
         total = 0.0

@@ -1,4 +1,4 @@
-"""Shards on their way to the disk: pictures are encoded and written beside the drawing, shards committed in turn."""
+"""Write shards in threads while drawing goes on: encode and write the pictures, then commit one shard at a time."""
 
 import contextlib
 import hashlib
@@ -19,14 +19,14 @@ T = TypeVar("T")
 MOST_THREADS = 8
 
 
-Batch = Callable[[], Sequence[Finished]]  # waits for the pictures of a batch, which a GPU may still draw
+Batch = Callable[[], Sequence[Finished]]  # waits for a batch's pictures, which the GPU may still be computing
 
 
 class Job:
-    """The pictures of one shard on their way to the disk."""
+    """The pictures of one shard while they are written to disk."""
 
     def __init__(self, writer: "ShardWriter", shard: Shard) -> None:
-        """OSError where the disk refuses."""
+        """Create the temporary file or folder of the shard. OSError if the disk refuses."""
         self.shard = shard
         self.aside = writer.folder.path / f".{shard.name}-{secrets.token_hex(8)}.tmp"
         self._writer = writer
@@ -35,14 +35,17 @@ class Job:
             writer.form.begin(self.aside)
 
     def add(self, batch: Batch) -> None:
-        """Take a batch, once the one before it is drawn. What drawing raises, and the disk, is raised by `write`."""
+        """Add a batch, once the previous one is drawn. `write` raises the errors of drawing and of the disk."""
         self._batches.append(self._writer.fetch(lambda: self._writer.pictures.submit(self._encode, batch())))
 
     def _encode(self, finished: Finished) -> Encoded:
         return self._writer.form.encode(self.aside, self.shard.key(finished.place), finished)
 
     def write(self) -> tuple[int, str, str]:
-        """Wait for all pictures; returns the bytes, the SHA-256 and that of the pixels. OSError of one line."""
+        """Wait for all pictures. Return the size in bytes, the SHA-256, and the SHA-256 of the pixels.
+
+        Raises a one-line OSError if the disk refuses.
+        """
         with naming_disk(self._writer.folder.data(self.shard)):
             pictures = [picture.result() for batch in self._batches for picture in batch.result()]
             self._writer.form.assemble(self.aside, pictures)
@@ -50,7 +53,7 @@ class Job:
             return data_size(self.aside), data_sha256(self.aside), pixels.hexdigest()
 
     def abandon(self) -> None:
-        """Remove what is written. Nothing is raised."""
+        """Remove the temporary files. Raises nothing."""
         for batch in self._batches:
             with contextlib.suppress(BaseException):
                 pictures = batch.result()
@@ -61,9 +64,9 @@ class Job:
 
 
 class ShardWriter:
-    """A writer of pictures, a thread that fetches batches from the GPU, and one that commits shards.
+    """A writer of pictures, a thread that fetches batches from the GPU, and a thread that commits shards.
 
-    Each of the two has one at a time in hand and none waiting: a GPU has work while a batch is fetched, and no more.
+    Each thread handles one item and queues none, so the GPU is at most one batch ahead of the fetching.
     """
 
     def __init__(self, folder: Folder, format: FormatName, threads: int) -> None:
@@ -83,26 +86,26 @@ class ShardWriter:
         self.pictures.close()
 
     def fetch(self, fetch: Callable[[], T]) -> Future[T]:
-        """Have `fetch` called beside the drawing, once the one before it has ended."""
+        """Call `fetch` in a thread, once the previous fetch has ended."""
         if self._fetched is not None:
             wait([self._fetched])
         found = self._fetched = self._fetching.submit(fetch)
         return found
 
     def commit(self, commit: Callable[[], None]) -> None:
-        """Have `commit` called beside the drawing, once the one before it has ended; raises what that raised."""
+        """Call `commit` in a thread, once the previous commit has ended. Raises the error of the previous commit."""
         self.wait()
         self._last = self._committing.submit(commit)
 
     def wait(self) -> None:
-        """Wait for the commit under way, and raise what it raised."""
+        """Wait for the running commit and raise its error, if any."""
         last, self._last = self._last, None
         if last is not None:
             last.result()
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, as far as that can be done."""
+    """Remove a file or folder as far as possible, without an error."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -111,6 +114,6 @@ def remove(path: Path) -> None:
 
 
 def remove_abandoned(folder: Folder, shard: Shard) -> None:
-    """Remove what dead workers left of a shard; to be called by the one that has claimed it."""
+    """Remove what dead workers left of a shard. Only the worker that holds the shard may call this."""
     for path in folder.path.glob(f".{shard.name}-*.tmp"):
         remove(path)

@@ -1,8 +1,9 @@
-"""The command line, a file for each command: `fastdiff sample`, `bulk`, `status`, `info`, `models`, `verify`, `ui`,
+"""The command line, one module per command: `fastdiff sample`, `bulk`, `status`, `info`, `models`, `verify`, `ui`,
 `doctor`, `tune`.
 
-Parsing and printing only. Whatever does not need torch happens without it, so that help and errors come at once.
-Exit codes: 0 done; 1 the run failed; 2 the input cannot be used; 130 interrupted; 141 nobody reads the output any more.
+These modules only parse and print. They import torch only where they need it, so help and errors appear at once.
+
+Exit codes: 0 done; 1 the run failed; 2 the input cannot be used; 130 interrupted; 141 the reader of stdout is gone.
 """
 
 import errno
@@ -17,24 +18,24 @@ from fastdiff.cli.interruption import CTRL_C, EXIT_CODE
 from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
 
 _COMMANDS = {
-    "sample": (sample, "draw pictures"),
-    "bulk": (bulk, "draw many pictures, on all GPUs of a host and over hosts"),
-    "status": (status, "say where a bulk run stands"),
-    "info": (info, "print the settings inside a PNG"),
-    "models": (models, "list the models that are bundled or cached, or what one can be asked for"),
-    "verify": (verify, "compare a model with diffusers, number by number"),
-    "ui": (ui, "serve a web page that draws pictures"),
-    "doctor": (doctor, "say what this machine has, what runs on it, and what is wrong"),
-    "tune": (tune, "find the fastest tiles for this card, and keep them in a table"),
+    "sample": (sample, "draw pictures from prompts or labels"),
+    "bulk": (bulk, "draw many pictures on all GPUs of one or more hosts"),
+    "status": (status, "show the progress of a bulk run"),
+    "info": (info, "print the settings stored in a PNG"),
+    "models": (models, "list bundled and cached models, or show the details of one"),
+    "verify": (verify, "check a model's results against diffusers"),
+    "ui": (ui, "serve a web page for drawing pictures"),
+    "doctor": (doctor, "check this machine: hardware, software, and which kernels run"),
+    "tune": (tune, "find the fastest kernel tiles for this GPU and save them"),
 }
 
-NO_MEMORY = "out of memory; give a smaller --batch-size, or end other programs"  # of Python's own, which say nothing
+NO_MEMORY = "out of memory; use a smaller --batch-size, or close other programs"  # Python's MemoryError has no message
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command `argv` and return its exit code. Without `argv` it is the process's own, and so is Ctrl-C.
+    """Run the command `argv` and return its exit code.
 
-    Then a GPU that failed ends the process here.
+    Without `argv`, run the process's own arguments and handle Ctrl-C. A failed GPU then ends the process here.
     """
     streams.prepare()
     if argv is None:
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _fail(error, 1)
         if argv is None:
             streams.drop_unwritten()
-            os._exit(code)  # Python's own end would free what is on the GPU: each piece complains, or waits for ever
+            os._exit(code)  # Python's shutdown would free the GPU's memory: each free fails, or hangs
     except KeyboardInterrupt:
         streams.say("interrupted")
         code = EXIT_CODE

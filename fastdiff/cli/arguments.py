@@ -22,8 +22,8 @@ class Parser(argparse.ArgumentParser):
         words = [word(each) for each in (sys.argv[1:] if args is None else args)]
         found, rest = super().parse_known_args(words, namespace)
         for name, value in vars(found).items():
-            if value == [] or (isinstance(value, list) and [] in value):  # Python's before 3.13 makes [] of --seed=--
-                self.error(f"{name}: -- is no value of it")
+            if value == [] or (isinstance(value, list) and [] in value):  # Python before 3.13 parses --seed=-- as []
+                self.error(f"{name}: -- is not a value")
         return found, rest
 
     def error(self, message: str) -> NoReturn:
@@ -31,57 +31,65 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *names: str, note: str) -> Callable[..., argparse.Action]:
-    """Add the arguments of every command that runs a model, itself as `names`; returns what adds to their group."""
+    """Add the arguments that all model commands share, and return the `add_argument` of their group.
+
+    Args:
+        names: the name or flags of the argument that takes the model.
+        note: what to append to the help of that argument.
+    """
     add = parser.add_argument_group("model").add_argument
     add(*names, metavar="MODEL", help=f"bundled name, diffusers folder or hub id{note}")
     add("--revision", help="branch, tag or commit of a hub model")
-    add("--variant", help="variant of the weight files, such as fp16")
+    add("--variant", help="weight file variant, such as fp16")
     add("--device", type=device, default=defaults.DEVICE, help=f"{DEVICES} (default: {defaults.DEVICE})")
     return add
 
 
 def add_drawing_arguments(add: Callable[..., argparse.Action]) -> None:
-    """Add the arguments of how a model is held in memory to its group."""
-    add("--dtype", choices=DTYPES, help=f"number format of the model (default: {defaults.DTYPE})")
-    weights = "of the weights: int8 and fp8 take half the memory of 16 bits, for an error that verify measures; fp8 "
-    weights += "multiplies in 8 bits too"
+    """Add the arguments for the model's dtype, precision and offloading to its group."""
+    add("--dtype", choices=DTYPES, help=f"model dtype; auto: bfloat16 on GPU, else float32 (default: {defaults.DTYPE})")
+    weights = "weight precision: int8 and fp8 use half the memory of 16 bits, fp8 also multiplies in 8 bits; "
+    weights += "'fastdiff verify' measures the error"
     add("--precision", choices=PRECISIONS, help=f"{weights} (default: {defaults.PRECISION})")
-    offload = "have each part of the model on the GPU only while it works: less memory, the same pictures"
+    offload = "keep each part of the model on the GPU only while it runs: less memory, same pictures"
     add("--offload", action="store_true", help=offload)
 
 
 def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts: str, pictures: str) -> None:
-    """Add the arguments that say what is drawn, and how; `labels`, `prompts`, `pictures` are the defaults of those."""
+    """Add the arguments that say what to draw and how.
+
+    `labels`, `prompts` and `pictures` are the defaults that the help shows for labels, prompts and `--num-images`.
+    """
     add = parser.add_argument_group("picture").add_argument
-    add("--label", action="append", help=f"name or index of a label, may be repeated (default: {labels})")
-    add("--prompt", action="append", help=f"text that a picture is drawn from, may be repeated (default: {prompts})")
-    add("--prompt-file", metavar="FILE", help="text file of further prompts, one a line; blank lines are skipped")
-    add("--negative-prompt", metavar="PROMPT", help="text that the pictures are led away from")
+    add("--label", action="append", help=f"label name or index; may be repeated (default: {labels})")
+    add("--prompt", action="append", help=f"text to draw; may be repeated (default: {prompts})")
+    add("--prompt-file", metavar="FILE", help="text file of more prompts, one per line; blank lines are skipped")
+    add("--negative-prompt", metavar="PROMPT", help="text that the pictures should avoid")
     add("--num-images", type=int, metavar="N", help=f"pictures per label or prompt (default: {pictures})")
-    seeds = f"7, 1,2,5-10 or random, 0 to {MAX_SEED}; picture i has seed + i (default: {defaults.SEED})"
+    seeds = f"seed (picture i uses seed + i), list (1,2,5-10) or random; up to {MAX_SEED} (default: {defaults.SEED})"
     add("-s", "--seed", help=seeds)
-    steps = f"(default: {defaults.STEPS})"
+    steps = f"denoising steps (default: the model's own, else {defaults.STEPS})"
     add("--steps", "--num-inference-steps", dest="num_inference_steps", type=int, metavar="N", help=steps)
-    add("--scheduler", choices=SCHEDULERS, help="how noise is removed (default: as the model asks)")
-    add("--eta", type=float, help=f"noise added in a DDIM step, from 0 to 1 (default: {defaults.ETA:g})")
-    guidance = "how much the prompt or the label counts; 1: plain"
+    add("--scheduler", choices=SCHEDULERS, help="sampler (default: the model's own)")
+    add("--eta", type=float, help=f"noise of DDIM steps, 0 to 1 (default: the model's own, else {defaults.ETA:g})")
+    guidance = "guidance scale; 1 is no guidance (default: the model's own, else 1)"
     add("--cfg-scale", "--guidance", "--guidance-scale", dest="guidance_scale", type=float, help=guidance)
-    add("--clip-skip", type=int, metavar="N", help="last layers of the text encoder that are left out (default: 0)")
+    add("--clip-skip", type=int, metavar="N", help="skip the last N layers of the text encoder (default: 0)")
     for side in ("height", "width"):
-        add(f"--{side}", type=int, metavar="PIXELS", help="(default: as the model was trained)")
-    add("--horizon", type=int, metavar="N", help="positions of a trajectory, of a model that plans them")
-    add("--from", dest="source", metavar="FILE.png", help="reuse the settings of this PNG; other flags win")
+        add(f"--{side}", type=int, metavar="PIXELS", help="(default: the model's training size)")
+    add("--horizon", type=int, metavar="N", help="positions of a trajectory, for models that plan trajectories")
+    add("--from", dest="source", metavar="FILE.png", help="reuse the settings in this PNG; other flags override them")
 
 
 def count(text: str) -> int:
-    """The type of an argument that is a whole number of at least 1."""
+    """Parse a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
     return int(text)
 
 
 def device(text: str) -> str:
-    """The type of an argument that names a device."""
+    """Check the name of a device."""
     if text not in ("auto", "cpu", "cuda") and not text.removeprefix("cuda:").isdecimal():
         raise argparse.ArgumentTypeError(f"{text} is not {DEVICES}")
     return text

@@ -1,6 +1,7 @@
-"""`fastdiff bulk`: from flags, or a file of labels or prompts, to many pictures, drawn by workers that torchrun starts.
+"""`fastdiff bulk`: draw many pictures, from flags or from a file of labels or prompts.
 
-Started by torchrun itself (`torchrun ... -m fastdiff bulk ...`) this process is such a worker.
+The command starts workers by torchrun. If torchrun started this process itself (`torchrun ... -m fastdiff bulk ...`),
+it is a worker.
 """
 
 import argparse
@@ -24,37 +25,37 @@ if TYPE_CHECKING:
     from fastdiff.bulk.launching import LaunchOptions
     from fastdiff.bulk.plan import Plan
 
-_SHOWN = 5  # notices, damaged shards, shards that were given up
+_SHOWN = 5  # lines shown of notices, damaged shards and given-up shards
 FORMATS = ("png", "webdataset", "npz")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = add_model_arguments(parser, "-m", "--model", note=f" (default: {defaults.MODEL})")
     add_drawing_arguments(add)
-    size = "pictures drawn at a time, which bears on none of them (default: as suits their size)"
+    size = "pictures per batch; does not change the pictures (default: depends on their size)"
     add("-b", "--batch-size", type=count, metavar="N", help=size)
-    workers = "processes that draw, or auto (default: one a GPU; on a CPU, one a core)"
+    workers = "worker processes, or auto (default: one per GPU, or one per CPU core)"
     add("--workers", type=_workers, metavar="N", help=workers)
-    mixed = "let workers of other cards or versions draw too, each shard's JSON names its own; no equal bits then"
+    mixed = "allow workers with other GPUs or versions; bits may differ, and each shard's JSON has its fingerprint"
     add("--allow-mixed", action="store_true", help=mixed)
-    add_picture_arguments(parser, labels="all of the model's", prompts="all of the model's own", pictures="1")
+    add_picture_arguments(parser, labels="all of the model's", prompts="all of the model's examples", pictures="1")
     _add_output_arguments(parser)
     parser.epilog = (
-        "The same command again goes on where it was ended. On several hosts: torchrun ... -m fastdiff bulk ..."
+        "Run the same command again to resume an interrupted run. On several hosts: torchrun ... -m fastdiff bulk ..."
     )
 
 
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("output").add_argument
-    rows = ".json, .jsonl or .csv file of rows: label or prompt, seed, num_images; instead of --label or --prompt"
+    rows = ".json, .jsonl or .csv file of rows with label or prompt, seed, num_images; replaces --label and --prompt"
     add("--spec", metavar="FILE", help=rows)
-    add("-o", "--out", required=True, metavar="DIR", help="folder of the run, which hosts may share")
-    add("--format", choices=FORMATS, default="png", help="folders of PNGs, tars, or npz (default: png)")
-    add("--shard-size", type=count, metavar="N", help="pictures that are done together (default: as suits their size)")
+    add("-o", "--out", required=True, metavar="DIR", help="output folder; several hosts may share it")
+    add("--format", choices=FORMATS, default="png", help="folders of PNGs, webdataset tars or .npz (default: png)")
+    add("--shard-size", type=count, metavar="N", help="pictures per shard (default: depends on their size and number)")
     add(
         "--verify",
         action="store_true",
-        help="compare all that is done with its SHA-256 first, and draw it again if need be",
+        help="check the SHA-256 of finished shards first, and redraw damaged ones",
     )
     add("--json", action="store_true", help="print one JSON object per shard on stdout")
 
@@ -64,7 +65,7 @@ def _workers(text: str) -> int | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw what `args` ask for. Raises what `main` turns into exit codes."""
+    """Draw what `args` ask for. Raises the errors that `main` turns into exit codes."""
     from fastdiff.bulk.folder import Folder
     from fastdiff.bulk.launching import LaunchOptions, is_worker
     from fastdiff.bulk.plan import Plan
@@ -79,12 +80,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _work(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "LaunchOptions") -> int:
-    """Be a worker. What no restart would mend is our launcher's to say, where there is one."""
+    """Run as a worker. An error that a restart cannot fix is reported to our launcher, if there is one."""
     from fastdiff.bulk.launching import is_ours, report_end, work
 
     if args.verify and not is_ours():
-        raise InputError("--verify: torchrun would do it in every worker; run fastdiff bulk --verify on one host")
-    logging.getLogger("fastdiff").setLevel(logging.ERROR)  # notices are the launcher's, or the first worker's
+        raise InputError("--verify: every torchrun worker would repeat it; run fastdiff bulk --verify on one host")
+    logging.getLogger("fastdiff").setLevel(logging.ERROR)  # the launcher or the first worker prints the notices
     is_first = os.environ.get("RANK") == "0" and not is_ours()
     try:
         if is_first:
@@ -125,7 +126,7 @@ def _launch(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "
         with _progress(args, folder):
             launch(args.argv[1:], plan, folder, options)
     except SignalException as error:
-        say(f"interrupted; {_summary(plan, folder)}; the same command goes on")
+        say(f"interrupted; {_summary(plan, folder)}; run the same command again to resume")
         return 128 + error.sigval
     except Ended as error:
         say(f"error: {error}")
@@ -141,19 +142,19 @@ def _say_notices(plan: "Plan") -> None:
 
 
 def _damaged(plan: "Plan", folder: "Folder", every_byte: bool) -> Iterator[str]:
-    """Yield a line for each shard that is not what was written; it will be drawn again."""
+    """Yield a line for each damaged shard, which will be drawn again."""
 
     def problem(shard) -> str | None:
         if every_byte:
             return folder.verify(shard)
         is_sound = folder.is_done(shard) or not folder.record(shard).exists()
-        return None if is_sound else "its files are gone, or not of their size"
+        return None if is_sound else "its files are missing or have the wrong size"
 
     with ThreadPoolExecutor(8) as pool:
         for shard, found in zip(plan.shards, pool.map(problem, plan.shards), strict=True):
             if found:
                 folder.forget(shard)
-                yield f"shard {shard.name}: {found}; it is drawn again"
+                yield f"shard {shard.name}: {found}; it will be drawn again"
 
 
 def _progress(args: argparse.Namespace, folder: "Folder") -> AbstractContextManager[None]:
@@ -170,11 +171,11 @@ def _print_line(line: str) -> None:
 
 
 def _nothing(line: str) -> None:
-    """Say nothing: another worker does."""
+    """Say nothing: another worker says it."""
 
 
 def _conclude(plan: "Plan", folder: "Folder", seconds: float, say: Callable[[str], None]) -> int:
-    """Say what is done; 1 where shards were given up."""
+    """Print what is done. Return 1 if shards were given up, else 0."""
     from fastdiff.bulk.attempts import Attempts
 
     given_up = Attempts(folder.shards).given_up()
@@ -183,7 +184,7 @@ def _conclude(plan: "Plan", folder: "Folder", seconds: float, say: Callable[[str
         return 0
     for line in _first([f"shard {name}: {reason}" for name, reason in given_up.items()], "shards"):
         say(line)
-    say(f"error: {len(given_up)} of {len(plan.shards)} shards given up; the same command tries them again")
+    say(f"error: gave up on {len(given_up)} of {len(plan.shards)} shards; run the same command again to retry them")
     return 1
 
 
@@ -196,6 +197,6 @@ def _summary(plan: "Plan", folder: "Folder") -> str:
 
 
 def _first(lines: list[str], what: str) -> list[str]:
-    """The first few, and how many there are beside."""
+    """Return the first few lines, and a line that counts the others."""
     rest = len(lines) - _SHOWN
     return lines if rest <= 0 else [*lines[:_SHOWN], f"and {rest} more {what}"]

@@ -1,4 +1,4 @@
-"""`fastdiff doctor`: say what this machine has, what runs on it, and what is wrong."""
+"""`fastdiff doctor`: report what this machine has, what runs on it, and what is wrong."""
 
 import argparse
 import json
@@ -7,14 +7,14 @@ from fastdiff.cli.streams import printable, require_stdout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    check = "try each fast kernel for sm_90 in a child process, and keep the verdict: for a Triton nobody confirmed"
+    check = "test each fast sm_90 kernel in a child process and save the result, for an unconfirmed Triton version"
     parser.add_argument("--check-kernels", action="store_true", help=check)
     parser.add_argument("--json", action="store_true", help="print a JSON object, for bug reports")
-    parser.epilog = "Exit codes: 0 nothing is wrong; 1 something is, and its line says what to do."
+    parser.epilog = "Exit codes: 0 no problem found; 1 a problem found, and its line says what to do."
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings; 0 where nothing is wrong, else 1. InputError for kernels that cannot be checked here."""
+    """Print the findings. Return 0 if nothing is wrong, else 1. InputError if the kernels cannot be checked here."""
     require_stdout()
     if args.check_kernels:
         return _check_kernels(args.json)
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_kernels(as_json: bool) -> int:
-    """Print what became of the plans; 0 where all passed, else 1."""
+    """Print the result of each plan. Return 0 if all passed, else 1."""
     from tqdm import tqdm
 
     from fastdiff.doctor import checking
@@ -43,7 +43,7 @@ def _check_kernels(as_json: bool) -> int:
         return int(bool(made.failed))
     for plan, why in sorted(made.failed.items()):
         print(printable(f"{plan}: {why}"))
-    print(printable(f"{len(made.passed)} of {len(choices.CHOICES.plans)} plans passed; {verdict.file()} says so"))
+    print(printable(f"{len(made.passed)} of {len(choices.CHOICES.plans)} plans passed; saved in {verdict.file()}"))
     if not confirmation.needs_verdict(device):
-        print("this Triton is confirmed, so that the verdict is not read here")
+        print("this Triton version is already confirmed, so fastdiff does not read this result")
     return int(bool(made.failed))

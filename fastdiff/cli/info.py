@@ -1,4 +1,4 @@
-"""`fastdiff info`: print the settings inside a PNG."""
+"""`fastdiff info`: print the settings stored in a PNG."""
 
 import argparse
 import json
@@ -14,11 +14,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """InputError where the file holds no settings."""
+    """Print the settings. InputError if the file holds none."""
     require_stdout()
     texts = png.read_text(args.file)
     if not texts:
-        raise InputError(f"{args.file} holds no settings; name a PNG that fastdiff or a kindred tool wrote")
+        raise InputError(f"{args.file} holds no settings; give a PNG from fastdiff or a compatible tool")
     record = png.parse_record(texts["fastdiff"], args.file) if "fastdiff" in texts else None
     if args.json:
         print(json.dumps({"parameters": texts.get("parameters"), "fastdiff": record}))

@@ -1,7 +1,7 @@
-"""Ctrl-C while `fastdiff` runs: one line and exit code 130, at once.
+"""Ctrl-C while `fastdiff` runs: print one line and exit at once with code 130.
 
-No KeyboardInterrupt is raised: imports under way, finalizers and `finally` blocks lose it, trip over it or print it,
-and threads at work would be waited for.
+No KeyboardInterrupt is raised. Running imports, finalizers and `finally` blocks swallow it, fail on it or print it, and
+Python would wait for running threads.
 """
 
 import contextlib
@@ -16,44 +16,44 @@ EXIT_CODE = 130
 
 
 class CtrlC:
-    """The answer to Ctrl-C once it is installed; until then it is Python's."""
+    """The Ctrl-C handler. Python's own is in place until `install`."""
 
     def __init__(self) -> None:
         self.describe: Callable[[], str] = lambda: "fastdiff: interrupted"  # the line that is printed
         self.pressed = False
-        self._presses: queue.SimpleQueue = queue.SimpleQueue()  # the one queue that a signal's handler may put into
-        self._under_way = 0  # blocks of `deferred`, of all threads
-        self._lock = threading.RLock()  # of this number, and of the end: a handler may come within either
+        self._presses: queue.SimpleQueue = queue.SimpleQueue()  # the only queue that is safe in a signal handler
+        self._under_way = 0  # active `deferred` blocks of all threads
+        self._lock = threading.RLock()  # guards this count and `end`; reentrant, as the handler may interrupt either
 
     def install(self) -> None:
-        """Take the place of Python's own handler; where Ctrl-C is ignored, as in the background, it stays so."""
+        """Replace Python's own handler. Where Ctrl-C is ignored, as in the background, it stays ignored."""
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self.answer)
 
     def answer(self, *_: object) -> None:
-        """Handle a signal: end the process, or let the blocks of `deferred` end first if this is the first one."""
-        is_first, self.pressed = not self.pressed, True  # before it is asked what is under way: see `deferred`
+        """Handle a signal: end the process. The first signal waits for active `deferred` blocks."""
+        is_first, self.pressed = not self.pressed, True  # set before the count is read: see `deferred`
         if not is_first or not self._under_way:
             self.end()
         self._presses.put(None)
 
     def end(self) -> NoReturn:
-        """End the process as it is; what Python's own end would wait for is left to the system."""
-        with self._lock:  # of two threads one alone
+        """End the process at once, without the waits of Python's own shutdown."""
+        with self._lock:  # only one of two threads
             try:
-                # Not print: the signal may have come in the middle of one.
+                # Not print: the signal may have interrupted one.
                 os.write(2, f"{self.describe()}\n".encode(errors="backslashreplace"))
             finally:
                 os._exit(EXIT_CODE)
 
     def wait(self) -> None:
-        """Wait for Ctrl-C within a block of `deferred`."""
+        """Wait for Ctrl-C inside a `deferred` block."""
         self._presses.get()
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """Let the block, of any thread, end before Ctrl-C ends the process; a second one does not wait."""
+        """Let the block, in any thread, finish before Ctrl-C ends the process. A second Ctrl-C does not wait."""
         with self._lock:
             self._under_way += 1
         try:

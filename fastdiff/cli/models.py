@@ -1,4 +1,4 @@
-"""`fastdiff models`: list the models that are bundled or cached, or the labels, prompts and defaults of one."""
+"""`fastdiff models`: list bundled and cached models, or show one model's labels, prompts and defaults."""
 
 import argparse
 from pathlib import Path
@@ -11,12 +11,12 @@ from fastdiff.errors import InputError, in_one_line
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", nargs="?", metavar="NAME", help="print the labels, example prompts and defaults of this model"
+        "model", nargs="?", metavar="NAME", help="show this model's labels, example prompts and defaults"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """InputError for a model that is not there."""
+    """Print the list or the model. InputError for a model that does not exist."""
     require_stdout()
     if args.model is None:
         _list_models()
@@ -48,9 +48,9 @@ def _summary(name: str, folder: Path) -> str:
     try:
         return _described(ModelCard.read(name, folder))
     except InputError as error:
-        return f"cannot be drawn with: {error}"
-    except Exception as error:  # whatever is wrong with one model, the others are listed
-        return f"cannot be drawn with: {in_one_line(error)}"
+        return f"unusable: {error}"
+    except Exception as error:  # one broken model must not hide the others
+        return f"unusable: {in_one_line(error)}"
 
 
 def _described(card: ModelCard) -> str:

@@ -1,6 +1,6 @@
-"""`fastdiff sample`: from flags to PNG files, with a progress bar.
+"""`fastdiff sample`: draw pictures from flags into PNG files, with a progress bar.
 
-What draws is imported by `run`, so that the other commands start without it.
+`run` imports the drawing code, so the other commands start without it.
 """
 
 import argparse
@@ -31,7 +31,7 @@ _BAR = "{percentage:3.0f}%|{bar}| {n:.1f}/{total:.0f}{unit} [{elapsed}<{remainin
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = add_model_arguments(
-        parser, "-m", "--model", note=f" (default: {defaults.MODEL}, for labels {defaults.MODEL_OF_LABELS})"
+        parser, "-m", "--model", note=f" (default: {defaults.MODEL}, or {defaults.MODEL_OF_LABELS} with --label)"
     )
     add_drawing_arguments(add)
     add(
@@ -40,16 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=COMMAND.batch_size,
         metavar="N",
-        help=f"pictures drawn at a time (default: {COMMAND.batch_size})",
+        help=f"pictures per batch (default: {COMMAND.batch_size})",
     )
     add_picture_arguments(
         parser,
-        labels=f"up to {COMMAND.labels}, evenly spread",
-        prompts=f"up to {COMMAND.prompts} of the model's own",
-        pictures=f"one per prompt, or {COMMAND.pictures} pictures in all",
+        labels=f"up to {COMMAND.labels} of the model's, evenly spaced",
+        prompts=f"up to {COMMAND.prompts} of the model's examples",
+        pictures=f"1 per --prompt, else {COMMAND.pictures} in all",
     )
     _add_output_arguments(parser)
-    parser.epilog = "Steps, scheduler, eta and cfg-scale default to what the model's fastdiff.json says, if it does."
+    parser.epilog = "A model's own defaults come from its fastdiff.json; 'fastdiff models NAME' prints them."
 
 
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,15 +59,15 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--out",
         default="outputs",
-        help="folder, PNG file or pattern of {seed} and {label} or {prompt} (default: outputs)",
+        help="folder, PNG file, or pattern with {seed} and {label} or {prompt} (default: outputs)",
     )
     either = group.add_mutually_exclusive_group().add_argument
-    either("--overwrite", action="store_true", help="replace files that exist, which is otherwise refused")
+    either("--overwrite", action="store_true", help="replace existing files instead of failing")
     either(
         "--resume",
         action="store_true",
-        help="go on with a run that was ended: keep its files, refuse those of other settings (a kept picture may come "
-        "from another device or version)",
+        help="continue an interrupted run: keep its files, and fail if one has other settings (the device and version "
+        "of a kept picture may differ)",
     )
     add(
         "--grid",
@@ -75,18 +75,18 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         const=True,
         default=False,
         metavar="FILE.png",
-        help="also a sheet of all pictures (default name: grid.png)",
+        help="also write one sheet of all pictures (default name: grid.png)",
     )
     add("--json", action="store_true", help="print one JSON object per picture on stdout")
     add(
         "--explain",
         action="store_true",
-        help="draw nothing: print which kernel each operation of a step of the first batch runs on, and why",
+        help="draw nothing; print which kernel runs each operation of a step of the first batch, and why",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw what `args` ask for. Raises what `main` turns into exit codes."""
+    """Draw what `args` ask for. Raises the errors that `main` turns into exit codes."""
     with Notices() as notices:
         return _sample(args, notices)
 
@@ -102,7 +102,7 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
         require_stdout()
     request = Request.from_flags(vars(args), args.source)
     if args.resume and request.seed == "random":
-        raise InputError("--resume draws the seeds that the run began with; name them with --seed")
+        raise InputError("--resume cannot repeat random seeds; give the seeds of the interrupted run with --seed")
     run = Run.prepare(request, find_model(request), COMMAND, batch_size=args.batch_size)
 
     def load() -> "Pipeline":
@@ -120,7 +120,7 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     output.remove_abandoned()
     notices.say(*lines)
     written: list[Path] = []
-    CTRL_C.describe = lambda: f"\nfastdiff: interrupted; {_summary(run, output, written)}"  # below the bar
+    CTRL_C.describe = lambda: f"\nfastdiff: interrupted; {_summary(run, output, written)}"  # below the progress bar
 
     def load_saying() -> "Pipeline":
         pipe = load()
@@ -142,7 +142,7 @@ def _explain(run: "Run", pipe: "Pipeline", as_json: bool) -> int:
 
 
 def _draw(run: "Run", output: "Output", load: Callable[[], "Pipeline"], as_json: bool, written: list[Path]) -> None:
-    """Draw and write the pictures that are not kept, then the grid; `written` has each path whose file is whole."""
+    """Draw and write the missing pictures, then the grid. Each completed path is appended to `written`."""
     from tqdm import tqdm
 
     from fastdiff.runs.resuming import load_picture
@@ -159,7 +159,7 @@ def _draw(run: "Run", output: "Output", load: Callable[[], "Pipeline"], as_json:
     def keep(finished: "Finished") -> None:
         nonlocal record
         record = finished.record
-        with CTRL_C.deferred():  # a file, its line and its place among the written ones belong together
+        with CTRL_C.deferred():  # Ctrl-C must not separate a file from its line and its entry in `written`
             path = output.write(finished)
             written.append(path)
             if as_json:
@@ -176,7 +176,7 @@ def _draw(run: "Run", output: "Output", load: Callable[[], "Pipeline"], as_json:
 
 
 def _draw_missing(run: "Run", output: "Output", pipe: "Pipeline", keep: Callable[["Finished"], None]) -> None:
-    """Draw the pictures that are not kept, below a progress bar, and have `keep` called for each in a thread."""
+    """Draw the missing pictures with a progress bar. A thread calls `keep` for each."""
     from tqdm import tqdm
 
     from fastdiff.runs.drawing import draw
@@ -188,7 +188,7 @@ def _draw_missing(run: "Run", output: "Output", pipe: "Pipeline", keep: Callable
         noticed = False
         steps = write_beside(draw(rest, pipe), lambda done: keep(replace(done, place=missing[done.place])))
         for progress, _ in steps:
-            bar.update(progress.done - bar.n)  # a sum of shares would end beside the total
+            bar.update(progress.done - bar.n)  # summing each step's share would miss the total by rounding
             if progress.step.notice and not noticed:
                 noticed = True
                 with tqdm.external_write_mode(file=sys.stderr):
@@ -196,7 +196,7 @@ def _draw_missing(run: "Run", output: "Output", pipe: "Pipeline", keep: Callable
 
 
 def _things(run: "Run", count: int) -> str:
-    """The word for `count` of what the run makes."""
+    """Return "picture" or "trajectory", in the plural unless `count` is 1."""
     one, many = ("trajectory", "trajectories") if run.card.config.of_trajectories else ("picture", "pictures")
     return one if count == 1 else many
 

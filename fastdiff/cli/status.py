@@ -1,4 +1,4 @@
-"""`fastdiff status`: say where a bulk run stands."""
+"""`fastdiff status`: show the progress of a bulk run."""
 
 import argparse
 import json
@@ -9,12 +9,12 @@ from fastdiff.cli.streams import printable, require_stdout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="the folder that --out of fastdiff bulk named")
+    parser.add_argument("folder", metavar="DIR", help="output folder of the bulk run")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it. InputError for a folder without a bulk run."""
+    """Print the progress. InputError for a folder without a bulk run."""
     from fastdiff.bulk.progress import read_state
 
     require_stdout()
@@ -25,9 +25,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(f"{found['drawn']} of {found['pictures']} pictures, {found['done']} of {found['shards']} shards")
     if state.under_way:
-        print(printable(f"{len(state.under_way)} under way, by {', '.join(found['workers'])}"))
+        print(printable(f"shards in progress: {len(state.under_way)}, on {', '.join(found['workers'])}"))
     if found["pictures_per_second"]:
         print(f"{found['pictures_per_second']:g} pictures/s, {timedelta(seconds=found['seconds_left'])} left")
     for name, reason in state.given_up.items():
-        print(printable(f"{name} was given up: {reason}"))
+        print(printable(f"gave up on shard {name}: {reason}"))
     return 0

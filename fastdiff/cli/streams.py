@@ -1,4 +1,4 @@
-"""Streams of the process: some may be closed (`>&-`), full, or without a reader; errors and notices as lines."""
+"""The standard streams, which may be closed (`>&-`), full or without a reader, and one-line errors and notices."""
 
 import contextlib
 import io
@@ -9,32 +9,32 @@ import sys
 
 from fastdiff.errors import InputError
 
-MAX_MESSAGE = 500  # characters of a line; the longest of ours without an input in it has some 300
+MAX_MESSAGE = 500  # characters of a line; our longest message has about 300 without the input that it quotes
 _LOG = logging.getLogger("fastdiff")  # the library's
 
 
 def prepare() -> None:
-    """Open what is closed, and let any text be printed.
+    """Open closed streams, and make any text printable.
 
-    A closed stream becomes the null device: else the next file that is opened would take its descriptor, and all that
-    any library prints would end in that file.
+    A closed stream becomes the null device. Otherwise the next opened file would get its descriptor, and everything
+    that a library prints would end up in that file.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # in a notebook it is something else
-            stream.reconfigure(errors="backslashreplace")  # a label need not fit the terminal's encoding
+        if isinstance(stream, io.TextIOWrapper):  # a notebook has other streams
+            stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack a label's characters
 
 
 def require_stdout() -> None:
-    """InputError where stdout is closed, for whatever would work in vain then."""
+    """Raise InputError if stdout is closed, before work whose result nobody could read."""
     if getattr(sys.stdout, "name", None) == os.devnull:
-        raise InputError("stdout is closed, where the answer would go; leave out >&- or name a file behind >")
+        raise InputError("stdout is closed, so the output would be lost; leave out >&-, or redirect it with > FILE")
 
 
 def drop_unwritten() -> None:
-    """Drop what stdout holds where it cannot be written: Python would try once more at its end, and complain."""
+    """Drop stdout's buffer if it cannot be written: Python would try again at exit and print an error."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -42,20 +42,20 @@ def drop_unwritten() -> None:
 
 
 def say(message: str) -> None:
-    """Print a line on stderr, if anybody reads it."""
+    """Print a line on stderr. Ignore errors, as stderr may have no reader."""
     with contextlib.suppress(OSError):
         print(f"fastdiff: {message}", file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:
-    """`text` as one line without control characters: a file's name or contents must not drive the terminal."""
+    """Return `text` as one line without control characters, so no file name or content can control the terminal."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def error_line(text: str) -> str:
-    """`text` as one line of at most MAX_MESSAGE characters.
+    """Return `text` as one line of at most MAX_MESSAGE characters.
 
-    Long inputs within it give way first: what is wrong stands before them as a rule, and the remedy behind.
+    Long words, which are quoted inputs, are shortened first: the problem usually precedes them, and the remedy follows.
     """
     line = printable(text)
     if len(line) > MAX_MESSAGE:
@@ -67,7 +67,7 @@ def error_line(text: str) -> str:
 
 
 class Notices(logging.Handler):
-    """Says each line once, above a progress bar; within its block also those that the library logs."""
+    """Print each notice once, above a progress bar. Inside its block, the library's log lines are notices too."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -81,7 +81,7 @@ class Notices(logging.Handler):
         _LOG.removeHandler(self)
 
     def say(self, *lines: str) -> None:
-        """Print those lines on stderr that were not yet said."""
+        """Print the lines that were not printed before on stderr."""
         from tqdm import tqdm
 
         for line in lines:

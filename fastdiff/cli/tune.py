@@ -1,4 +1,4 @@
-"""`fastdiff tune`: find the tiles, warps and stages that are fastest on this card, and keep them in a table."""
+"""`fastdiff tune`: find the fastest tiles, warps and stages for this GPU and save them in a table."""
 
 import argparse
 import json
@@ -12,28 +12,28 @@ from fastdiff.errors import InputError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    names = "a model and its batch size, such as sd15_b2 (default: all; the error of an unknown name lists them)"
+    names = "model and batch size, such as sd15_b2 (default: all; an unknown name lists them)"
     add("workload", nargs="*", default=(), metavar="WORKLOAD", help=names)
-    add("--model", metavar="MODEL", help="a model of yours instead: bundled name, diffusers folder or hub id")
-    add("--batch-size", type=count, default=1, metavar="N", help="pictures of --model at once (default: 1)")
-    add("--json", action="store_true", help="print each row as a JSON object, one a line")
+    add("--model", metavar="MODEL", help="tune this model instead: bundled name, diffusers folder or hub id")
+    add("--batch-size", type=count, default=1, metavar="N", help="batch size for --model (default: 1)")
+    add("--json", action="store_true", help="print one JSON object per row")
     parser.epilog = (
-        "A choice is kept if it gives the same bits as the usual one and takes at most 97 percent of the time. The "
-        "table is a file in $FASTDIFF_TABLES, by default ~/.cache/fastdiff/tables, and changes no picture. "
-        "Exit codes: 0 every shape was tuned; 1 some could not be proven; 2 there is no GPU, or no such workload."
+        "A choice is saved if it gives the same bits as the default and takes at most 97 percent of its time. Tables "
+        "are in $FASTDIFF_TABLES (default: ~/.cache/fastdiff/tables) and do not change the pictures. "
+        "Exit codes: 0 every shape was tuned; 1 some shapes failed; 2 there is no GPU, or the workload is unknown."
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a row for each shape; 0 where all could be proven, else 1. InputError without a GPU."""
+    """Print a row for each shape. Return 0 if all could be proven, else 1. InputError without a GPU."""
     require_stdout()
     from fastdiff.tuning.models import WORKLOADS
 
     unknown = next((name for name in args.workload if name not in WORKLOADS), None)
     if unknown is not None:
-        raise InputError(f"WORKLOAD: there is no {shown(unknown)}; use {', '.join(WORKLOADS)}")
+        raise InputError(f"unknown WORKLOAD {shown(unknown)}; use {', '.join(WORKLOADS)}")
     if args.workload and args.model is not None:
-        raise InputError("--model: a model of yours is tuned instead of workloads; give one or the other")
+        raise InputError("--model and WORKLOAD exclude each other; give only one")
     from fastdiff.tuning import tables, tuner
 
     card = tuner.find_card()
@@ -48,13 +48,13 @@ def run(args: argparse.Namespace) -> int:
         say("\n".join(["not tuned:", *map(printable, wrong)]))
         return 1
     if not args.json:
-        print(printable(f"the table is {tables.table_of(card)}"))
+        print(printable(f"saved in {tables.table_of(card)}"))
     return 0
 
 
 def _line(row: dict[str, Any]) -> str:
-    """Return a row for people: the shape, its times and what was chosen."""
-    choice = "the usual choice" if row["choice"] is None else f"{row['choice']} instead of {row['usual']}"
+    """Return a row as text: the shape, its times and the choice."""
+    choice = "default kept" if row["choice"] is None else f"{row['choice']} instead of {row['usual']}"
     refused = f", {len(row['refused'])} of {row['candidates']} refused" if row["refused"] else ""
-    times = f"{1e3 * row['usual_ms']:.1f} us, at best {1e3 * row['best_ms']:.1f} us"
+    times = f"{1e3 * row['usual_ms']:.1f} us, best {1e3 * row['best_ms']:.1f} us"
     return f"{row['workload']}  {row['operation']} {row['shape']}: {times}; {choice}{refused}"

@@ -22,11 +22,11 @@ MINUTES_OF_OTHERS = 10.0
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve the page until KeyboardInterrupt. InputError for what cannot be served, OSError for a port in use."""
+    """Serve the page until Ctrl-C. Raises InputError for bad arguments and OSError for a port in use."""
     host = args.host or ("0.0.0.0" if access.space_names() else "127.0.0.1")
     is_open = args.share or bool(args.allow_host) or access.is_reached_by_others(host)
     users = _users(args, host, is_open)
-    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when gradio is imported
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # gradio reads it when it is imported
     try:
         import gradio  # noqa: F401
     except ImportError:
@@ -39,10 +39,10 @@ def run(args: argparse.Namespace) -> int:
     minutes = args.max_minutes or (MINUTES_OF_OTHERS if is_open else None)
     engine = Engine(args.models_dir, args.allow_hub, args.device, minutes)
     for name, problem in engine.catalogue.left_out().items():
-        print(printable(f"fastdiff: model {name} is left out: {problem}"), file=sys.stderr)
+        print(printable(f"fastdiff: model {name} is not offered: {problem}"), file=sys.stderr)
     for line in find_device_notices(engine.device):
         print(f"fastdiff: {line}", file=sys.stderr)
-    signal.signal(signal.SIGTERM, CTRL_C.answer)  # so that the server's folder goes with it
+    signal.signal(signal.SIGTERM, CTRL_C.answer)  # so that SIGTERM removes the server's folder too
     server = serving(
         engine,
         Limits(),
@@ -54,86 +54,89 @@ def run(args: argparse.Namespace) -> int:
         outputs=args.outputs,
     )
     with CTRL_C.deferred(), server as served:
-        print(f"fastdiff is at {', '.join(access.addresses(served, host))} (Ctrl-C ends it)", flush=True)
+        print(f"fastdiff is at {', '.join(access.addresses(served, host))} (Ctrl-C to stop)", flush=True)
         if is_open:
             print(f"fastdiff: {_warning(users is not None)}", file=sys.stderr, flush=True)
-        threading.Thread(target=engine.warm_up, args=(defaults.MODEL,)).start()  # the first click finds it loaded
+        threading.Thread(target=engine.warm_up, args=(defaults.MODEL,)).start()  # loaded before the first click
         CTRL_C.wait()
     return 0
 
 
 def _users(args: argparse.Namespace, host: str, is_open: bool) -> access.Users | None:
-    """Who may log in; None: everybody, which must be said where others reach the server. A Space has said it."""
+    """Return who may log in, or None for everybody.
+
+    A server that others can reach needs an explicit choice, except on a Hugging Face Space.
+    """
     users = None if args.no_auth else access.Users.read(args.auth)
     if is_open and users is None and not args.no_auth and not access.space_names():
         flag = "--share" if args.share else "--allow-host" if args.allow_host else f"--host {host}"
         raise InputError(
-            f"{flag} lets others draw on this machine; give --auth FILE with a line user:password for each, "
-            f"or {access.AUTH_VARIABLE}=user:password, or --no-auth to let everybody in"
+            f"{flag} lets others draw on this machine; give --auth FILE with one user:password per line, "
+            f"set {access.AUTH_VARIABLE}=user:password, or give --no-auth to let everybody in"
         )
     return users
 
 
 def _warning(has_users: bool) -> str:
-    who = "those with a password" if has_users else "everybody who reaches one of these addresses"
-    return f"{who} can draw with this machine's time and disk; without https before it, all can be read on the way"
+    who = "everybody with a password" if has_users else "everybody who can reach one of these addresses"
+    return f"{who} can use this machine's time and disk; without an https proxy, the traffic is not encrypted"
 
 
 def port(text: str) -> int:
-    """The type of --port."""
+    """Parse the value of --port."""
     if not text.isdecimal() or int(text) > MAX_PORT:
         raise argparse.ArgumentTypeError(f"{text} is not a port; give one from 1 to {MAX_PORT}, or 0 for a free one")
     return int(text)
 
 
 def minutes(text: str) -> float:
-    """The type of --max-minutes."""
+    """Parse the value of --max-minutes."""
     with contextlib.suppress(ValueError):
         if 0 < float(text) < math.inf:
             return float(text)
-    raise argparse.ArgumentTypeError(f"{text} is not a number of minutes over 0")
+    raise argparse.ArgumentTypeError(f"{text} is not a positive number of minutes")
 
 
 def host_name(text: str) -> str:
-    """The type of --allow-host."""
+    """Check the value of --allow-host."""
     if not re.fullmatch(r"[\w.-]+", text):
-        raise argparse.ArgumentTypeError(f"{text} is not a name such as draw.example.org; leave out https:// and ports")
+        raise argparse.ArgumentTypeError(f"{text} is not a host name such as draw.example.org; omit https:// and ports")
     return text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--models-dir", type=Path, metavar="DIR", help="offer the model folders below this one too")
+    add("--models-dir", type=Path, metavar="DIR", help="also offer the model folders inside DIR")
     add(
         "--outputs",
         type=Path,
         default=Path("outputs"),
         metavar="DIR",
-        help="the folder that keeps the pictures, a folder a day (default: outputs)",
+        help="folder for the pictures, with one subfolder per day (default: outputs)",
     )
-    add("--allow-hub", action="store_true", help="offer models of the Hugging Face hub, which are downloaded")
+    add("--allow-hub", action="store_true", help="also offer models on the Hugging Face hub, downloaded on use")
     add("--device", default=defaults.DEVICE, help=f"{DEVICES} (default: {defaults.DEVICE})")
-    add("--host", help="address to listen on; 0.0.0.0 lets others in (default: 127.0.0.1)")
-    add("--port", type=port, help="0 for any free one (default: the first free one from 7860)")
-    add("--share", action="store_true", help="a public address through Gradio's servers")
+    add("--host", help="address to listen on; 0.0.0.0 lets other machines in (default: 127.0.0.1)")
+    add("--port", type=port, help="port to listen on, 0 for any free port (default: first free port from 7860)")
+    add("--share", action="store_true", help="create a public address through Gradio's servers")
     add(
         "--max-minutes",
         type=minutes,
         metavar="N",
-        help=f"refuse requests that take longer (default: {MINUTES_OF_OTHERS:.0f} where others are let in, else none)",
+        help=f"refuse longer requests (default: {MINUTES_OF_OTHERS:.0f} if others can reach the server, else no limit)",
     )
     add(
         "--allow-host",
         type=host_name,
         action="append",
         metavar="NAME",
-        help="a name that a proxy serves the page under; may be given again",
+        help="host name of a proxy in front of the server; may be repeated",
     )
     login = parser.add_mutually_exclusive_group()
     login.add_argument(
         "--auth",
         type=Path,
         metavar="FILE",
-        help=f"who may log in: a line user:password for each (default: those in {access.AUTH_VARIABLE})",
+        help=f"file of users, one user:password per line (default: those in {access.AUTH_VARIABLE})",
     )
-    login.add_argument("--no-auth", action="store_true", help="let in everybody who reaches the server")
+    login.add_argument("--no-auth", action="store_true", help="let everybody in without a password")

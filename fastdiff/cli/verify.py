@@ -1,4 +1,4 @@
-"""`fastdiff verify`: compare a model with diffusers, number by number."""
+"""`fastdiff verify`: check a model's results against diffusers."""
 
 import argparse
 import json
@@ -22,15 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=VERIFICATION_STEPS,
         metavar="N",
-        help=f"of sampling, for a folder with a scheduler (default: {VERIFICATION_STEPS})",
+        help=f"denoising steps, if the model has a scheduler (default: {VERIFICATION_STEPS})",
     )
-    help = "measure instead what weights of this precision cost, beside bfloat16, against float32"
+    help = "instead, measure the error of these weights and of bfloat16 against float32"
     add("--precision", choices=[name for name in PRECISIONS if name != PRECISION], help=help)
     add("--json", action="store_true", help="print a JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every comparison; 0 where all are within tolerance, else 1. InputError for what cannot be loaded."""
+    """Print every comparison. Return 0 if all are within tolerance, else 1. InputError for an unusable model."""
     require_stdout()
     request = Request.from_flags(vars(args) | {"num_images": 1})
     if args.precision is not None:
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(request: Request, args: argparse.Namespace) -> int:
-    """Print what the precision costs; 0 where all errors are numbers, else 1."""
+    """Print the error of the precision. Return 0 if all errors are numbers, else 1."""
     from fastdiff.verification.precisions import compare_precisions
 
     measured = compare_precisions(request, args.device)
@@ -53,12 +53,12 @@ def _measure(request: Request, args: argparse.Namespace) -> int:
 
 def _as_columns(measured: "Precisions") -> str:
     lines = [
-        f"{measured.model}: {measured.precision} weights beside bfloat16, both against float32 on {measured.device}",
+        f"{measured.model}: {measured.precision} weights and bfloat16, both against float32 on {measured.device}",
         f"{'':<32}{'bfloat16':>12}{measured.precision:>12}",
     ]
     for each in measured.differences:
         lines.append(f"{each.what:<32}{each.beside:>9.2f} {each.unit:>2}{each.error:>9.2f} {each.unit:>2}")
-    return "\n".join([*lines, "%: RMS error of what each part makes of the same; dB: PSNR of whole pictures"])
+    return "\n".join([*lines, "%: RMS error of each part for the same input; dB: PSNR of whole pictures"])
 
 
 def _as_table(verification: "Verification") -> str:

@@ -1,4 +1,4 @@
-"""The pictures that a request asks for: what it leaves open is chosen for a model, and checked against it."""
+"""Complete a request for a model: choose what it leaves open, check it, and list its pictures."""
 
 import secrets
 from collections.abc import Iterable, Sequence
@@ -15,19 +15,19 @@ from fastdiff.requests.request import PROMPT_SETTINGS, Request
 
 @dataclass(frozen=True)
 class Cell:
-    """A picture that is to be drawn: a cell of the table of labels x seeds, or of prompts x seeds."""
+    """One picture to draw: a cell of the table of labels x seeds, or prompts x seeds."""
 
     seed: int
-    label: int | None  # index; None for a model without labels
-    label_name: str | int | None  # the index where the label has no name
-    prompt: str | None = None  # None for a model that reads no text
+    label: int | None  # index; None without labels
+    label_name: str | int | None  # the index if the label has no name
+    prompt: str | None = None  # None for a model without text
 
 
 def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Request, list[Cell]]:
-    """`request` with every choice made that `card` can make and its seeds listed, and the pictures it asks for.
+    """Return `request` with its open choices made for `card` and its seeds listed, and the pictures it asks for.
 
-    They are labels x seeds, in that order, or prompts x seeds. The labels of a group take turns from seed to seed.
-    InputError for what the model cannot do.
+    The pictures are labels x seeds or prompts x seeds, in that order. The labels of a group alternate from seed to
+    seed. Raises InputError for anything that the model cannot do.
     """
     prompts = _prompts(request, card, defaults)
     labels = _labels(request, card, defaults)
@@ -61,15 +61,15 @@ def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Req
 
 
 def label_cells(card: ModelCard, choices: Sequence[int], seeds: Iterable[int]) -> list[Cell]:
-    """The pictures of one label, or of a group, whose labels take turns from seed to seed."""
+    """Return the pictures of one label, or of a group, whose labels alternate from seed to seed."""
     turns = [(seed, choices[seed % len(choices)]) for seed in seeds]
     return [Cell(seed, label, card.label_name(label)) for seed, label in turns]
 
 
 def seeds_from(first: int, count: int) -> range:
-    """The seeds of `count` pictures, one after the other. InputError for those that pass the last seed there is."""
+    """Return `count` consecutive seeds. InputError if they would exceed MAX_SEED."""
     if first + count - 1 > MAX_SEED:
-        raise InputError(f"seed {first}: {count} pictures would pass the last seed {MAX_SEED}; give a smaller seed")
+        raise InputError(f"seed {first}: {count} pictures would exceed the last seed {MAX_SEED}; use a smaller seed")
     return range(first, first + count)
 
 
@@ -82,19 +82,22 @@ def _check_sampling(sampling: Sampling, card: ModelCard, labelled: bool) -> None
     guidable = card.reads_text or (labelled and card.info.null_label is not None)
     if sampling.guidance_scale != 1 and not guidable:
         raise InputError(
-            f"cfg-scale {sampling.guidance_scale}: {card.name} has no null label to guide with; leave it out"
+            f"cfg-scale {sampling.guidance_scale}: {card.name} has no null label, which guidance needs; leave it out"
         )
 
 
 def check_steps(steps: int, card: ModelCard) -> None:
-    """InputError for more steps than the model was trained with."""
+    """Raise InputError for more steps than the model was trained with."""
     most = card.num_train_timesteps
     if steps > most:
-        raise InputError(f"steps {steps}: {card.name} was trained with {most} steps; give a number from 1 to {most}")
+        raise InputError(f"steps {steps}: {card.name} was trained with {most} steps; use 1 to {most}")
 
 
 def _prompts(request: Request, card: ModelCard, defaults: Defaults) -> tuple[str, ...]:
-    """The prompts asked for, or the model's examples. InputError for what it is not told, and for none at all."""
+    """Return the prompts of the request, or the model's examples.
+
+    Raises InputError for settings that the model cannot read, and for a text model without any prompt.
+    """
     if not card.reads_text:
         asked = {"prompt": request.prompt[:1] or None, **{name: getattr(request, name) for name in PROMPT_SETTINGS}}
         name = next((name for name, value in asked.items() if value is not None), None)
@@ -107,20 +110,20 @@ def _prompts(request: Request, card: ModelCard, defaults: Defaults) -> tuple[str
             f"label {shown(request.label[0])}: {card.name} draws from prompts; leave it out, or give another --model"
         )
     if not card.tokenizers:
-        raise InputError(f"prompt: {card.name} has no text encoder, and reads prompt_embeds in Python alone")
+        raise InputError(f"prompt: {card.name} has no text encoder; pass prompt_embeds in Python instead")
     prompts = request.prompt or card.info.prompts[: defaults.prompts]
     if not prompts:
-        raise InputError(f"prompt: {card.name} draws from a text; give --prompt or --prompt-file")
+        raise InputError(f"prompt: {card.name} draws from text; give --prompt or --prompt-file")
     if (request.clip_skip or 0) > card.most_clip_skip:
         raise InputError(
-            f"clip-skip {request.clip_skip}: the text encoder of {card.name} can do without 0 to "
-            f"{card.most_clip_skip} of its layers; give such a number"
+            f"clip-skip {request.clip_skip}: the text encoder of {card.name} can skip at most "
+            f"{card.most_clip_skip} layers; use a smaller number"
         )
     return prompts
 
 
 def _size(request: Request, card: ModelCard) -> tuple[int | None, int | None]:
-    """Height and width of the pictures; None for trajectories."""
+    """Return the height and width of the pictures, or (None, None) for trajectories."""
     height, width = request.height, request.width
     if card.config.of_trajectories:
         if (height, width) != (None, None):
@@ -128,24 +131,24 @@ def _size(request: Request, card: ModelCard) -> tuple[int | None, int | None]:
         return None, None
     size = card.config.complete_size(height, width, card.scale)
     if size is None:
-        raise InputError(f"width, height: {card.name} was trained at no size of its own; give both")
+        raise InputError(f"width, height: {card.name} has no default size; give both")
     return size
 
 
 def _horizon(request: Request, card: ModelCard) -> int | None:
-    """The positions of a trajectory; None for a model that draws pictures."""
+    """Return the positions of a trajectory, or None for a model that draws pictures."""
     if not card.config.of_trajectories:
         if request.horizon is not None:
             raise InputError(f"horizon {request.horizon}: {card.name} draws pictures, which have none; leave it out")
         return None
     size = card.config.complete_size(1, request.horizon)
     if size is None:
-        raise InputError(f"horizon: {card.name} does not say its own; give --horizon, the positions of a trajectory")
+        raise InputError(f"horizon: {card.name} has no default; give --horizon, the positions of a trajectory")
     return size[1]
 
 
 def _labels(request: Request, card: ModelCard, defaults: Defaults) -> tuple[tuple[int, ...], ...]:
-    """The indices of each label asked for, or of the default ones."""
+    """Return the indices of each label of the request, or of the default labels."""
     if request.label and not card.config.num_class_embeds:
         raise InputError(f"label {shown(request.label[0])}: {card.name} has no labels; leave it out")
     if card.reads_text:
@@ -153,19 +156,19 @@ def _labels(request: Request, card: ModelCard, defaults: Defaults) -> tuple[tupl
     asked = request.label or _spread_labels(card, defaults.labels)
     labels = tuple(card.info.label_choices(label, card.config.num_class_embeds) for label in asked)
     if len(set(labels)) < len(labels):
-        raise InputError("a label is given twice; for more pictures of it give --num-images")
+        raise InputError("a label is given twice; use --num-images for more pictures of a label")
     return labels
 
 
 def _spread_labels(card: ModelCard, most: int) -> Sequence[str | int]:
-    """Up to `most` groups, or labels of a model without groups, from the first to the last."""
+    """Return up to `most` groups, or labels if there are no groups, evenly spaced from the first to the last."""
     every: Sequence[str | int] = list(card.info.label_groups) or card.labels
     count = min(most, len(every))
     return [every[i * (len(every) - 1) // max(1, count - 1)] for i in range(count)]
 
 
 def _seeds(request: Request, labels: Sequence[Any], prompts: Sequence[str], defaults: Defaults) -> tuple[int, ...]:
-    """The seeds of each of the labels or prompts, of which there may be none."""
+    """Return the seeds for each label or prompt."""
     seed, count, num_subjects = request.seed, request.num_images, max(1, len(labels or prompts))
     if isinstance(seed, tuple):
         if count not in (None, len(seed)):
@@ -178,5 +181,5 @@ def _seeds(request: Request, labels: Sequence[Any], prompts: Sequence[str], defa
     most = defaults.most_pictures
     if num_subjects * len(seeds) > most:
         what = "prompts" if prompts else "labels"
-        raise InputError(f"{num_subjects} {what} x {len(seeds)} seeds are too many; a run draws up to {most}")
+        raise InputError(f"{num_subjects} {what} x {len(seeds)} seeds are too many; the limit is {most} pictures")
     return seeds

@@ -1,7 +1,7 @@
-"""Every default, once: what is drawn, and how, where a request leaves it open.
+"""All defaults: what to draw, and how, where a request leaves it open.
 
-A request wins over the model's fastdiff.json, that over the constants here. The command, the page and
-`Pipeline.stream` differ in what their `Defaults` say and in nothing else. Imports no torch.
+A request overrides the model's fastdiff.json, which overrides the constants here. The command, the page and
+`Pipeline.stream` differ only in their `Defaults`. Imports no torch.
 """
 
 from dataclasses import dataclass, replace
@@ -11,31 +11,31 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 
 MODEL = "emoji-sd"
-MODEL_OF_LABELS = "emoji64"  # where a request has labels and names no model
-DEVICE = "auto"  # a GPU where there is one
+MODEL_OF_LABELS = "emoji64"  # for a request with labels and no model
+DEVICE = "auto"  # a GPU if there is one
 DTYPE: Final = "auto"  # float32 on a CPU, bfloat16 on a GPU
-PRECISION: Final = "full"  # of weights: that of the dtype
+PRECISION: Final = "full"  # weights in the model's dtype
 SEED = 0
-SCHEDULER = "ddim"  # that the page's form shows for a folder whose own scheduler is none of ours
-STEPS = 50  # as diffusers' DDIMPipeline and DiTPipeline
-VERIFICATION_STEPS = 4  # enough for each kind of step: the first, one between, the last
-CPU_STEPS = 20  # of the page: on a CPU a first picture should come within seconds
-ETA = 0.0  # diffusers' DDIMPipeline; plain DDIM of Song et al. 2021 adds no noise
-USE_CLIPPED_MODEL_OUTPUT = False  # diffusers' DDIMPipeline, where None is False
+SCHEDULER = "ddim"  # what the page shows for a folder whose own scheduler fastdiff does not have
+STEPS = 50  # as in diffusers' DDIMPipeline and DiTPipeline
+VERIFICATION_STEPS = 4  # covers each kind of step: first, middle and last
+CPU_STEPS = 20  # on the page: a first picture on a CPU should take seconds
+ETA = 0.0  # as in diffusers' DDIMPipeline; plain DDIM (Song et al. 2021) adds no noise
+USE_CLIPPED_MODEL_OUTPUT = False  # as in diffusers' DDIMPipeline, where None means False
 GUIDANCE_SCALE = 1.0  # unguided
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """The choices in which the ways to ask for pictures differ."""
+    """The defaults in which the command, the page and the library differ."""
 
-    labels: int  # labels or groups, evenly spread from the model's first to its last; 0: the null label alone
-    prompts: int  # the first of those that the model's fastdiff.json gives; 0: none
-    pictures: int  # of all labels or prompts together; each has at least one
-    batch_size: int | None  # pictures drawn side by side; None: all of them
+    labels: int  # labels or groups, evenly spaced from the model's first to its last; 0: only the null label
+    prompts: int  # how many of the example prompts in the model's fastdiff.json; 0: none
+    pictures: int  # over all labels or prompts, at least one each
+    batch_size: int | None  # None: all pictures in one batch
     ddpm_steps: int | None = STEPS  # None: all training steps
-    most_steps: int | None = None  # fewer than the model asks for
-    most_pictures: int = 50_000  # of one run
+    most_steps: int | None = None  # caps the model's own steps
+    most_pictures: int = 50_000  # per run
 
 
 EVERY = 2**31  # labels or prompts: more than any model has
@@ -43,25 +43,25 @@ COMMAND = Defaults(labels=4, prompts=4, pictures=4, batch_size=8)
 BULK = Defaults(labels=EVERY, prompts=EVERY, pictures=1, batch_size=None, most_pictures=1_000_000)
 PAGE = Defaults(labels=1, prompts=1, pictures=1, batch_size=16)
 PAGE_ON_CPU = replace(PAGE, batch_size=2, most_steps=CPU_STEPS)
-# Who gives a DDPM folder to diffusers' DDPMPipeline gets all training steps, and so it is in Python. Who types
-# `fastdiff sample` waits for pictures: 50 steps show what the model can do.
+# In Python, a DDPM folder runs all training steps, as in diffusers' DDPMPipeline. A user of `fastdiff sample` waits for
+# the pictures, and 50 steps show what the model can do.
 LIBRARY = Defaults(labels=0, prompts=0, pictures=1, batch_size=None, ddpm_steps=None)
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Options of the way from noise to a picture; None leaves one open."""
+    """Options of the sampling; None leaves one open."""
 
     scheduler: str | None = None  # one of sampler_names.SCHEDULERS
     num_inference_steps: int | None = None
-    eta: float | None = None  # of DDIM
-    use_clipped_model_output: bool | None = None  # of DDIM
+    eta: float | None = None  # only DDIM
+    use_clipped_model_output: bool | None = None  # only DDIM
     guidance_scale: float | None = None
 
 
 @dataclass(frozen=True)
 class Sampling(SamplingOptions):
-    """Options with every choice made. Those of DDIM stay None for all other schedulers."""
+    """Options with every choice made. The DDIM options stay None for other schedulers."""
 
     num_inference_steps: int = STEPS
     guidance_scale: float = GUIDANCE_SCALE
@@ -69,10 +69,10 @@ class Sampling(SamplingOptions):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The facts that defaults depend on: a ModelCard has them from JSON files, a Pipeline from its parts."""
+    """The facts about a model that defaults depend on, from a ModelCard's JSON files or a Pipeline's parts."""
 
     info: ModelInfo
-    scheduler: str | None  # that the folder names; None where it is none of ours
+    scheduler: str | None  # the folder's own; None if fastdiff does not have it
     num_train_timesteps: int
     reads_text: bool = False
 
@@ -86,14 +86,14 @@ class ModelFacts:
 
 
 def model_of(*, labelled: bool) -> str:
-    """The model of a request that names none; `labelled` where it names a label."""
+    """Return the default model; `labelled`: whether the request names a label."""
     return MODEL_OF_LABELS if labelled else MODEL
 
 
 def complete_sampling(asked: SamplingOptions, model: ModelFacts, defaults: Defaults, *, labelled: bool) -> Sampling:
-    """`asked` with its open options chosen; what is asked for is not checked.
+    """Return `asked` with its open options chosen. The given options are not checked.
 
-    labelled: whether the pictures have labels, so that they can be guided.
+    labelled: whether the pictures have labels, so that guidance is possible.
     """
     info = model.info
     scheduler = asked.scheduler or model.default_scheduler

@@ -1,7 +1,7 @@
-"""The settings inside a PNG: written as two iTXt chunks, read back by a bounded reader that trusts nothing in the file.
+"""The settings in a PNG: written as two iTXt chunks, and read by a bounded reader that does not trust the file.
 
-`parameters` is the text that AUTOMATIC1111 and its kin write and other tools read; `fastdiff` is canonical JSON and
-holds everything. PIL is imported only where a picture is encoded, so that reading and every error come at once.
+The chunk `parameters` has the text format of AUTOMATIC1111, which other tools read. The chunk `fastdiff` is canonical
+JSON and holds everything. Only the encoding of a picture imports PIL, so reading and errors are immediate.
 """
 
 import io
@@ -27,7 +27,7 @@ _TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
 
 
 def encode(image, record: dict[str, Any]) -> bytes:
-    """The PIL picture as PNG bytes that carry `record` (JSON values) in both chunks, before the pixels."""
+    """Return the PIL picture as PNG bytes, with `record` (JSON values) in both chunks before the pixels."""
     from PIL.PngImagePlugin import PngInfo
 
     chunks = PngInfo()
@@ -39,15 +39,15 @@ def encode(image, record: dict[str, Any]) -> bytes:
 
 
 def canonical_json(record: dict[str, Any]) -> str:
-    """Sorted keys, no spaces, ASCII: equal records are equal texts, and a lone surrogate survives."""
+    """Return ASCII JSON with sorted keys and no spaces: equal records give equal texts, and lone surrogates survive."""
     return json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def parameters_text(record: dict[str, Any]) -> str:
-    """`record` in A1111's syntax: the prompt, or the class, then one line of settings that starts with Steps.
+    """Return `record` in A1111's syntax: the prompt or the class, then one line of settings that starts with Steps.
 
-    Civitai takes the first line that starts with "Steps: " and every parser splits at "Negative prompt:", so a text
-    that holds either is changed here, in this copy only. A value must be free of commas, colons and line breaks.
+    Civitai takes the first line that starts with "Steps: ", and every parser splits at "Negative prompt:". A prompt
+    that contains either is changed in this text only. Values must have no commas, colons or line breaks.
     """
     lines = [_prompt(record)]
     if record.get("negative_prompt"):
@@ -57,7 +57,7 @@ def parameters_text(record: dict[str, Any]) -> str:
 
 
 def _prompt(record: dict[str, Any]) -> str:
-    """The prompt as it is, or the label; of a grid all of them."""
+    """Return the prompt or the label, or all of them for a grid."""
     if record.get("prompt") is not None:
         prompts = record["prompt"] if isinstance(record["prompt"], list) else [record["prompt"]]
         return _harmless("\n".join(prompts))
@@ -71,9 +71,9 @@ def _harmless(text: str) -> str:
 
 
 def _settings(record: dict[str, Any]) -> dict[str, Any]:
-    """The settings by A1111's names, in its order; Schedule type, Model hash and Clip skip only where there are any.
+    """Return the settings by A1111's names, in its order, without those that are None.
 
-    Clip skip counts from 1 there: 1 is all layers.
+    A1111 counts Clip skip from 1: 1 uses all layers.
     """
     sampler, schedule_type = sampler_name(record["scheduler"])
     settings = {
@@ -95,7 +95,7 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _axes(axes: dict[str, Any]) -> dict[str, str]:
-    """The axes of an X/Y sheet as A1111's X/Y/Z plot names them; quoted, as values that hold commas are."""
+    """Return the axes of an X/Y sheet by the names of A1111's X/Y/Z plot. Values are quoted, as they hold commas."""
     settings = {}
     for place, axis in axes.items():
         settings[f"{place.upper()} Type"] = axis["name"].replace("_", " ").capitalize()
@@ -104,31 +104,31 @@ def _axes(axes: dict[str, Any]) -> dict[str, str]:
 
 
 def sampler_name(scheduler: str) -> tuple[str, str | None]:
-    """The sampler and the schedule type that A1111 has for a scheduler's name."""
+    """Return A1111's sampler and schedule type for a scheduler's name."""
     name = scheduler.removesuffix("-karras")
     return A1111_NAMES.get(name, name.upper()), None if name == scheduler else "Karras"
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """The record in the `fastdiff` chunk of the PNG `path`, and its schema; the values are not yet checked.
+    """Return the record in the `fastdiff` chunk of the PNG `path`, with its schema. The values are not checked yet.
 
-    InputError where there is no such file, it is not a sound PNG, or it holds no settings of ours.
+    InputError if the file does not exist, is not a valid PNG, or holds no fastdiff settings.
     """
     text = read_text(path)
     if "fastdiff" not in text:
-        raise InputError(f"{path} holds no fastdiff settings; name a PNG that fastdiff wrote")
+        raise InputError(f"{path} holds no fastdiff settings; give a PNG that fastdiff wrote")
     return parse_record(text["fastdiff"], path)
 
 
 def parse_record(text: str, path: str | Path) -> dict[str, Any]:
-    """The JSON object of a `fastdiff` chunk, of the schema that we know. `path` is what an InputError names."""
+    """Return the JSON object of a `fastdiff` chunk. InputError, which names `path`, if it is damaged or newer."""
     try:
         record = parse_json(text, _no_constant)
     except ValueError:
-        raise InputError(f"{path} holds damaged fastdiff settings; name a PNG that fastdiff wrote") from None
+        raise InputError(f"{path} holds damaged fastdiff settings; give another PNG") from None
     schema = record.get("schema") if isinstance(record, dict) else None
     if type(schema) is not int or schema != SCHEMA:
-        raise InputError(f"{path} holds fastdiff settings of an unknown schema; a newer fastdiff may read them")
+        raise InputError(f"{path} holds fastdiff settings in an unknown format; a newer fastdiff may read them")
     return record
 
 
@@ -137,22 +137,22 @@ def _no_constant(name: str):
 
 
 def read_text(path: str | Path) -> dict[str, str]:
-    """The texts of the chunks `parameters` and `fastdiff` of the PNG `path`, by keyword; the first of each counts.
+    """Return the texts of the first `parameters` chunk and the first `fastdiff` chunk of the PNG `path`, by keyword.
 
-    Memory stays bounded whatever the file holds: pixels are skipped, and a text over MAX_TEXT is an InputError.
+    Memory is bounded for any file: pixels are skipped, and a text over MAX_TEXT is an InputError.
     """
     try:
         # Opening a pipe would wait for its writer.
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise InputError(f"{path} is not a file; name a PNG")
+            raise InputError(f"{path} is not a file; give a PNG")
         with open(path, "rb") as file:
             return _texts(file, path)
     except FileNotFoundError:
-        raise InputError(f"{path} does not exist; name a PNG") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, and what _texts found
+        raise InputError(f"{path} does not exist; give a PNG") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or raised by _texts
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path} cannot be read as a PNG ({error}); name a PNG that fastdiff wrote") from None
+        raise InputError(f"{path} cannot be read as a PNG ({error}); give a PNG that fastdiff wrote") from None
 
 
 def _texts(file: BinaryIO, path: str | Path) -> dict[str, str]:
@@ -166,7 +166,7 @@ def _texts(file: BinaryIO, path: str | Path) -> dict[str, str]:
 
 
 def _text_chunks(file: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
-    """(type, data) of each text chunk up to IEND; the others are skipped. ValueError where the format is broken."""
+    """Yield (type, data) of each text chunk up to IEND; skip the other chunks. ValueError if the format is broken."""
     size = os.fstat(file.fileno()).st_size
     if file.read(len(_SIGNATURE)) != _SIGNATURE:
         raise ValueError("it has no PNG signature")
@@ -194,7 +194,7 @@ def _text_chunks(file: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _decode(kind: bytes, data: bytes) -> str:
-    """The text of a chunk from behind its keyword; ValueError where it is malformed. PNG specification 11.3.3."""
+    """Return the text after a chunk's keyword. ValueError if it is malformed. PNG specification, 11.3.3."""
     if kind == b"tEXt":
         return data.decode("latin-1")
     if kind == b"zTXt":

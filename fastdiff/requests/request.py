@@ -1,6 +1,6 @@
-"""A request: flags, or the settings of a PNG, checked by one set of rules.
+"""A request for pictures, from flags or from the settings in a PNG, checked by one set of rules.
 
-Imports nothing heavy: all of this happens before torch is imported.
+Imports nothing heavy, so all checks here run before torch is imported.
 """
 
 import re
@@ -38,16 +38,16 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DtypeName)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 
-# A flag that replaces the first drops the recorded values that only made sense with it.
+# With --from, a flag that replaces a recorded setting also drops the recorded settings that depend on it.
 _DEPENDENTS: dict[str, dict[str, Any]] = {
     "model": {"revision": None, "variant": None, "horizon": None, "height": None, "width": None},
     "scheduler": {"eta": None, "use_clipped_model_output": None},
     "label": {"prompt": (), "negative_prompt": None, "clip_skip": None},
     "prompt": {"label": ()},
 }
-PICTURE = "picture_"  # before the names of a picture's size in the settings of a grid or a sheet
-AXES = "axes"  # the setting that only an X/Y sheet has
-PROMPT_SETTINGS = ("negative_prompt", "clip_skip")  # settings that pictures of labels do not have
+PICTURE = "picture_"  # prefix of a picture's height and width in the settings of a grid or sheet
+AXES = "axes"  # a setting of X/Y sheets only
+PROMPT_SETTINGS = ("negative_prompt", "clip_skip")  # settings of pictures of prompts only
 
 
 def _all_differ(values: tuple[Any, ...]) -> bool:
@@ -63,21 +63,21 @@ PromptList = Annotated[
     Len(0, MAX_PICTURES),
     Wanted(f"a list of up to {MAX_PICTURES} texts, each of up to {MAX_PROMPT} characters of Unicode"),
 ]
-ClipSkip = Annotated[int, Interval(ge=0, le=MAX_LAYERS)]  # of the text encoder's last layers left out, as diffusers'
+ClipSkip = Annotated[int, Interval(ge=0, le=MAX_LAYERS)]  # skipped last layers of the text encoder, as in diffusers
 SeedList = Annotated[tuple[Seed, ...], Len(1, MAX_PICTURES), Predicate(_all_differ)]
 Seeds = Annotated[
     Seed | Literal["random"] | SeedList,
-    Wanted(f"a seed from 0 to {MAX_SEED}, a list of different ones such as 1,2,5-10, or random"),
+    Wanted(f"a seed from 0 to {MAX_SEED}, a list of different seeds such as 1,2,5-10, or random"),
 ]
-SubjectName = Literal["label", "prompt"]  # the settings that may say what pictures show
+SubjectName = Literal["label", "prompt"]  # the setting that says what the pictures show
 
 
 @dataclass(frozen=True)
 class Request(Schema):
-    """The pictures of one run: `label` x `seed`, or `prompt` x `seed`. None leaves a choice to the model.
+    """The pictures of one run: `label` x `seed` or `prompt` x `seed`.
 
-    `complete` fills that in. Raises InputError for a value that is not of its field's kind, whether it came from a flag
-    or from a file.
+    None leaves a choice to the model, and `complete` fills it in. Raises InputError for a value that its field does not
+    take, from a flag or from a file.
     """
 
     SHOWN_AS: ClassVar = {
@@ -110,9 +110,9 @@ class Request(Schema):
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any], source: str | None = None) -> "Request":
-        """The `flags` that are given (not None), over the settings in the PNG `source` where one is named.
+        """Make a request from the `flags` that are not None. They override the settings in the PNG `source`, if given.
 
-        Beside the fields a flag `prompt_file` names a file of further prompts.
+        A flag has the name of a field, or `prompt_file`, which names a file of more prompts.
         """
         names = {setting.name for setting in fields(cls)}
         given = {name: value for name, value in flags.items() if name in names and value is not None}
@@ -132,16 +132,16 @@ class Request(Schema):
 
     @classmethod
     def _recorded(cls, source: str) -> "Request":
-        """The request that the settings in the PNG `source` stand for."""
+        """Return the request whose settings are in the PNG `source`."""
         record = png.read_settings(source)
         if AXES in record:
-            remedy = "drop it onto the web page to draw it again, or name one of its pictures"
-            raise InputError(f"{source} is an X/Y sheet, whose pictures differ in more than a run's; {remedy}")
+            remedy = "drop it onto the web page to draw it again, or use the PNG of one of its pictures"
+            raise InputError(f"{source} is an X/Y sheet, which a single run cannot repeat; {remedy}")
         return cls.from_record(record, source)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], source: str) -> "Request":
-        """The request that a PNG's settings stand for. InputError, with the name `source`, for unusable ones."""
+        """Return the request of a PNG's settings. InputError, which names `source`, if they cannot be used."""
         names = {setting.name for setting in fields(cls)} & record.keys() - {"num_images"}
         size = _picture_size(record)
         try:
@@ -151,16 +151,16 @@ class Request(Schema):
 
     @property
     def subject(self) -> SubjectName | None:
-        """The setting that says what its pictures show; None where nothing does."""
+        """The setting that says what the pictures show, or None."""
         return "prompt" if self.prompt else "label" if self.label else None
 
     @property
     def subjects(self) -> tuple[int | str, ...]:
-        """The prompts, or the labels, that its pictures show."""
+        """The prompts or labels of the pictures."""
         return self.prompt or self.label
 
     def as_record(self) -> dict[str, Any]:
-        """The part of a completed request that all pictures of a run share, as a PNG keeps it."""
+        """Return the settings of a completed request that all pictures of a run share, as a PNG stores them."""
         own = {"label", "prompt", "seed", "num_images", "height", "width"}
         own |= {"horizon"} if self.horizon is None else set()
         own |= {"precision"} if self.precision == defaults.PRECISION else set()
@@ -173,9 +173,10 @@ def _prompts_of(path: str | None) -> tuple[str, ...]:
 
 
 def _picture_size(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Height and width of a picture: grids and sheets record them beside their own, and those of plots say nothing.
+    """Return the height and width of a picture.
 
-    Grids of before fastdiff had --height did not record them: they are left to the model.
+    A grid or sheet records them with a prefix, beside its own. The size of a trajectory's plot means nothing. Grids
+    from before fastdiff had --height have no picture size, which leaves it to the model.
     """
     if "horizon" in record:
         return {}
@@ -184,7 +185,7 @@ def _picture_size(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_json(name: str, value: Any) -> Any:
-    """A recorded value as Request has it: a picture has one seed and one label or prompt (or null), a grid lists."""
+    """Convert a recorded value for Request. A picture has one seed and one label or prompt (or null), a grid lists."""
     if name in ("label", "prompt") and value is None:
         return ()
     if name in ("label", "prompt", "seed"):
@@ -193,7 +194,7 @@ def _from_json(name: str, value: Any) -> Any:
 
 
 def parse_seed(text: str) -> int | str | tuple[int, ...]:
-    """`7`, `1,2,5-10` and `random` as an int, a tuple and "random". The values are checked by Request."""
+    """Parse `7`, `1,2,5-10` or `random` into an int, a tuple or "random". Request checks the values."""
     if text == "random" or re.fullmatch(r"[0-9]{1,20}", text):
         return text if text == "random" else int(text)
     seeds: list[int] = []
@@ -203,6 +204,6 @@ def parse_seed(text: str) -> int | str | tuple[int, ...]:
             raise InputError(f"seed: {shown(text)} is not {wanted(Seeds)}")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last - first >= MAX_PICTURES - len(seeds):
-            raise InputError(f"seed: {shown(text)}: give rising ranges and at most {MAX_PICTURES} seeds")
+            raise InputError(f"seed: {shown(text)}: give ascending ranges and at most {MAX_PICTURES} seeds")
         seeds.extend(range(first, last + 1))
     return tuple(seeds)

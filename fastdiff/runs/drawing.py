@@ -1,6 +1,6 @@
-"""The drawing of a request, which the command and the page share: a checked `Run`, then its pictures step by step.
+"""Draw a request, for the command and the page: first a checked `Run`, then its pictures step by step.
 
-Everything that can be refused without torch is refused before torch is imported.
+Every check that does not need torch runs before torch is imported.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A request that the model can draw, checked as far as it can be without torch."""
+    """A completed request that the model can draw, as far as can be checked without torch."""
 
     card: ModelCard
     request: Request  # completed
@@ -35,24 +35,24 @@ class Run:
 
     @classmethod
     def prepare(cls, request: Request, card: ModelCard, defaults: Defaults, *, batch_size: int | None = None) -> "Run":
-        """InputError for what the model cannot do."""
+        """Complete and check a request. InputError for anything that the model cannot do."""
         completed, cells = complete(request, card, defaults)
         return cls(card, completed, cells, batch_size or defaults.batch_size or len(cells))
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """(width, height) of its pictures; None for trajectories."""
+        """(width, height) of the pictures; None for trajectories."""
         height, width = self.request.height, self.request.width
         return None if height is None or width is None else (width, height)
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished picture and the settings that its PNG keeps."""
+    """A finished picture and the settings for its PNG."""
 
-    place: int  # of its cell in the run
+    place: int  # index of its cell in the run
     cell: Cell
-    image: "Image"  # of a trajectory its plot
+    image: "Image"  # for a trajectory, its plot
     record: dict[str, Any]  # JSON values
     trajectory: "np.ndarray | None" = None  # (C, L) float32
 
@@ -62,24 +62,24 @@ class Progress:
     """The state of a run after each step."""
 
     run: Run
-    places: range  # of the cells that are being drawn
+    places: range  # of the batch's cells
     step: "Step"
     seconds: float  # since the first step began
-    finished: Sequence[Finished]  # the pictures that this step finished
+    finished: Sequence[Finished]  # pictures finished by this step
 
     @property
     def ended(self) -> bool:
-        """Whether it was the last step of these pictures."""
+        """Whether this was the last step of the batch."""
         return self.step.index + 1 == self.step.num_steps
 
     @property
     def done(self) -> float:
-        """The pictures that are done; of one under way the share of its steps."""
+        """The number of pictures drawn. A picture in progress counts by its share of steps."""
         return self.places.start + len(self.places) * (self.step.index + 1) / self.step.num_steps
 
     @property
     def fraction(self) -> float:
-        """The share of the run that is done, 0 to 1."""
+        """The finished fraction of the run, 0 to 1."""
         return self.done / len(self.run.cells)
 
     @property
@@ -89,19 +89,19 @@ class Progress:
 
 
 def find_model(request: Request) -> ModelCard:
-    """The model that `request` names, downloaded where it is one of the hub. InputError where there is none."""
+    """Return the model of `request`, and download it if it is on the hub. InputError if it does not exist."""
     return ModelCard.read(request.model, hub.resolve(request.model, revision=request.revision, variant=request.variant))
 
 
 class Records:
-    """The settings that a PNG keeps of each picture of a run, as JSON values."""
+    """The settings that the PNG of each picture of a run stores, as JSON values."""
 
     def __init__(self, run: Run, pipe: "Streams") -> None:
         self._shared = _shared_record(pipe, run.request)
         self._model_hash = begin_hash(run.card, run.request.variant) if run.card.reads_text else None
 
     def of(self, cell: Cell, image: "Image") -> dict[str, Any]:
-        """The settings of a finished picture; those of a prompt wait for the hash of the model."""
+        """Return the settings of a finished picture. With a prompt, this waits for the model's hash."""
         own = {"seed": cell.seed, "label": cell.label_name, "width": image.width, "height": image.height}
         if cell.prompt is not None and self._model_hash is not None:
             own |= {"prompt": cell.prompt, "model_hash": self._model_hash.result()}
@@ -109,11 +109,11 @@ class Records:
 
 
 def draw(run: Run, pipe: "Streams", records: Records | None = None, *, wait: bool = True) -> Iterator[Progress]:
-    """Draw the run batch by batch, and yield after each step of each batch; the last step has the batch's pictures.
+    """Draw the run batch by batch and yield after each step. The last step of a batch has its pictures.
 
-    Once memory has run out, later batches are as small as the batch that fitted. Runs of the same request can share
-    `records`, which are costly to make. Without `wait`, a batch's pictures may still be under way on the GPU when
-    the next batch begins; `wait_for_pictures` waits for them. Raises as Pipeline.stream.
+    After running out of memory, later batches keep the size that fitted. Runs of the same request can share `records`,
+    which are expensive to make. Without `wait`, the GPU may still be computing a batch's pictures when the next batch
+    begins; `wait_for_pictures` waits for them. Raises the errors of `Pipeline.stream`.
     """
     records, start = records or Records(run, pipe), time.perf_counter()
     first, size = 0, run.batch_size
@@ -127,7 +127,7 @@ def draw(run: Run, pipe: "Streams", records: Records | None = None, *, wait: boo
 
 
 def wait_for_pictures(progress: Progress, records: Records) -> list[Finished]:
-    """Wait for the pictures that a step finished, if any. Raises NonFiniteError and DeviceLostError as drawing does."""
+    """Wait for and return the pictures that a step finished, if any. Raises NonFiniteError or DeviceLostError."""
     places = progress.places
     cells = progress.run.cells[places.start : places.stop]
     return [
@@ -137,7 +137,7 @@ def wait_for_pictures(progress: Progress, records: Records) -> list[Finished]:
 
 
 def _results(step: "Step") -> list[tuple["Image", "np.ndarray | None"]]:
-    """The pictures that a last step finished; or the plot of each trajectory, and the trajectory."""
+    """Return the pictures of a last step, each with None, or the plot of each trajectory with the trajectory."""
     if step.trajectories is None:
         return [(image, None) for image in step.images or ()]
     from fastdiff.runs.plot import draw_lines
@@ -146,12 +146,12 @@ def _results(step: "Step") -> list[tuple["Image", "np.ndarray | None"]]:
 
 
 def first_batch(run: Run) -> dict[str, Any]:
-    """The options of `stream` for the run's first batch, whose step `--explain` reports."""
+    """Return the `stream` options for the run's first batch, which `--explain` reports."""
     return _batch_options(run.request, run.cells[: run.batch_size])
 
 
 def _batch_options(request: Request, batch: Sequence[Cell]) -> dict[str, Any]:
-    """The options of Pipeline.stream for these pictures of a completed request, but the number of steps."""
+    """Return the `Pipeline.stream` options for these pictures of a completed request, except the number of steps."""
     options: dict[str, Any] = {"batch_size": len(batch), "seed": [cell.seed for cell in batch]}
     names = ["guidance_scale", "eta", "height", "width", "horizon"]
     if request.prompt:
@@ -166,7 +166,7 @@ def _batch_options(request: Request, batch: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _shared_record(pipe: "Streams", request: Request) -> dict[str, Any]:
-    """The settings that all pictures of a run share, as JSON values."""
+    """Return the settings that all pictures of a run share, as JSON values."""
     from importlib import metadata  # slow to import
 
     import torch

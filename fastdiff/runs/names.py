@@ -1,7 +1,7 @@
 """Labels and prompts as parts of file names.
 
-Each label of a model has a part of its own, which is the same in every run; so has each prompt, but where it differs
-from another one of its run in signs alone.
+Each label of a model has its own part, which is the same in every run. So has each prompt, unless another prompt of the
+run differs from it only in punctuation or letter case.
 """
 
 import hashlib
@@ -15,14 +15,14 @@ from fastdiff.requests.completion import Cell
 _WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)", re.IGNORECASE)
 
 
-_LONGEST = 40  # characters of a slug: of four bytes each they leave a name room for the rest
-_HASH = 6  # hexadecimal digits behind the slug of a prompt that others may share
+_LONGEST = 40  # characters of a slug: at four bytes each, they leave room for the rest of a file name
+_HASH = 6  # hexadecimal digits after the slug of a prompt that other prompts may share
 
 
 def slug(label: str | int, otherwise: str = "label") -> str:
-    """A label as part of a file name: lower-case word characters and dashes, at most 40, on every system.
+    """Return a label as part of a file name: at most 40 lower-case word characters and dashes, valid on every system.
 
-    `otherwise` stands for a text without any.
+    `otherwise` replaces a text without word characters.
     """
     if isinstance(label, int):
         return f"class{label}"
@@ -35,10 +35,10 @@ def _words(text: str) -> str:
 
 
 def prompt_names(prompts: Iterable[str]) -> dict[str, str]:
-    """The name part of each of a run's prompts: its slug.
+    """Return the name part of each prompt of a run: its slug.
 
-    Digits of its SHA-256 stand behind it where the slug does not hold all words of the prompt or holds none, and where
-    the slug is that of a prompt before it.
+    Digits of the prompt's SHA-256 follow if the slug lacks words of the prompt, has no words, or is already taken by an
+    earlier prompt.
     """
     names: dict[str, str] = {}
     taken: set[str] = set()
@@ -54,10 +54,10 @@ def prompt_names(prompts: Iterable[str]) -> dict[str, str]:
 
 
 def cell_names(cells: Sequence[Cell], info: ModelInfo) -> list[str | None]:
-    """The label's or the prompt's part of each picture's name, None where it has neither.
+    """Return the label's or the prompt's part of each picture's name, or None if it has neither.
 
-    A picture that is asked for more than once, by a group and by its member or by equal prompts, has -2, -3 ... behind
-    it from the second time on.
+    The same picture may be requested repeatedly: by a group and its member, or by equal prompts. From the second time
+    on, -2, -3 ... follow its part.
     """
     of_prompts = prompt_names(cell.prompt for cell in cells if cell.prompt is not None)
     of_labels = label_names(info, {cell.label for cell in cells if cell.label is not None})
@@ -77,9 +77,9 @@ def cell_names(cells: Sequence[Cell], info: ModelInfo) -> list[str | None]:
 
 
 def label_names(info: ModelInfo, asked: Iterable[int] = ()) -> dict[int, str]:
-    """The name part of each label of a model by its index, and of those `asked` for that its list does not reach.
+    """Return the name part of each label of a model by index, and of `asked` labels beyond the model's list of names.
 
-    Where the slugs of several agree ("c", "c++"), the first label keeps it, and the others have their index behind it.
+    If several labels have the same slug ("c", "c++"), the first one keeps it, and the others append their index.
     """
     slugs = {index: slug(info.label_name(index)) for index in sorted({*range(len(info.labels)), *asked})}
     first: dict[str, int] = {}
@@ -96,5 +96,5 @@ def label_names(info: ModelInfo, asked: Iterable[int] = ()) -> dict[int, str]:
 
 
 def _key(part: str | None) -> str:
-    """Equal texts for parts that a file system without upper and lower case takes for one."""
+    """Return equal texts for parts that are equal on a file system that ignores case."""
     return (part or "").casefold()

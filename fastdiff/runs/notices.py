@@ -1,4 +1,4 @@
-"""Lines that a run says before it draws. Imports no torch: tokenizers are read, and so found wanting, at once."""
+"""Notices that a run prints before it draws. Imports no torch, so a damaged tokenizer is reported at once."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def find_notices(run: Run) -> list[str]:
-    """Name the model's parts that are not run, a negative prompt without effect, and the ends of prompts that are cut.
+    """Return notices of model parts that are not run, a negative prompt without effect, and prompts that are cut.
 
     InputError for a tokenizer whose files are missing or damaged.
     """
@@ -23,14 +23,14 @@ def find_notices(run: Run) -> list[str]:
     texts = [("prompt", prompt) for prompt in run.request.prompt]
     negative, reason = run.request.negative_prompt, _why_unguided(run)
     if negative and reason:
-        lines.append(f"negative prompt: without effect, as {reason}")
+        lines.append(f"negative prompt: no effect, because {reason}")
     elif negative:
         texts.append(("negative prompt", negative))
     return [*lines, *_cut(texts, tokenizers)]
 
 
 def find_device_notices(device: "torch.device") -> list[str]:
-    """Say that the fast kernels of the device are off, and what to do, where they are off. Imports torch."""
+    """Return a notice if the fast kernels of the device are off, with what to do. Imports torch."""
     from fastdiff.kernels.plans import confirmation
 
     line = confirmation.notice(device)
@@ -40,13 +40,13 @@ def find_device_notices(device: "torch.device") -> list[str]:
 def _why_unguided(run: Run) -> str | None:
     config = run.card.config
     if isinstance(config, UNet2DConditionConfig) and config.time_cond_proj_dim is not None:
-        return f"{run.card.name} is told the guidance scale, and guided by nothing else"
+        return f"{run.card.name} takes the guidance scale as an input and has no unconditional half"
     scale = run.request.guidance_scale
-    return f"nothing is guided at cfg-scale {scale:g}" if scale is not None and scale <= 1 else None
+    return f"cfg-scale {scale:g} is no guidance" if scale is not None and scale <= 1 else None
 
 
 def _cut(texts: Sequence[tuple[str, str]], tokenizers: Sequence[CLIPTokenizer]) -> Iterator[str]:
-    """Yield the line of each named text that is too long for a tokenizer; the library logs the same."""
+    """Yield a line for each named text that is too long for a tokenizer. The library logs the same line."""
     for name, text in texts:
         warnings = (tokenizer(text).warning(name) for tokenizer in tokenizers)
         yield from dict.fromkeys(filter(None, warnings))

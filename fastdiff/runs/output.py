@@ -1,4 +1,4 @@
-"""The files of a run: every place is checked before the first picture is drawn."""
+"""The files of a run. Every path is checked before the first picture is drawn."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -18,32 +18,35 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-_REST = 2**12  # bytes of settings that are known only once pictures are drawn: the device, versions, sizes
+_REST = 2**12  # bytes of settings known only after drawing: the device, versions, sizes
 
 
 @dataclass(frozen=True)
 class Output:
-    """The place of each picture, and of the grid."""
+    """The path of each picture and of the grid."""
 
     paths: Sequence[Path]  # of the run's cells, in order
     overwrite: bool = False
-    grid: Path | None = None  # None: none is asked for, or it is there already
+    grid: Path | None = None  # None: not requested, or already there
     columns: int = 1  # of the grid
-    kept: Mapping[int, dict[str, Any]] = field(default_factory=dict)  # settings of the cells that are drawn already
+    kept: Mapping[int, dict[str, Any]] = field(default_factory=dict)  # settings of pictures that exist, by place
 
     @classmethod
     def check(
         cls, run: Run, out: str, *, overwrite: bool = False, resume: bool = False, grid: str | bool = False
     ) -> "Output":
-        """`out` is a folder, a PNG file or a pattern; `grid` a file, or True for grid.png beside the first picture.
+        """Choose and check the paths of a run. A trajectory has a .npy beside its PNG.
 
-        resume: keep the files that hold the settings that this run would write; see `runs.resuming`.
-        A trajectory has a .npy beside its PNG. InputError for what cannot be written, and for other files than that in
-        its place.
+        Raises InputError for a path that cannot be written, and for an existing file that may not be replaced or kept.
+
+        Args:
+            out: a folder, a PNG file or a pattern.
+            resume: keep the files whose settings are those that this run would write; see `runs.resuming`.
+            grid: a file, or True for grid.png beside the first picture.
         """
         plans = run.card.config.of_trajectories
         if plans and (resume or grid):
-            raise InputError(f"{'--resume' if resume else '--grid'}: {run.card.name} draws no pictures; leave it out")
+            raise InputError(f"{'--resume' if resume else '--grid'}: {run.card.name} draws trajectories; leave it out")
         pattern = files.as_pattern(out, run.request.subject)
         paths = files.picture_paths(pattern, run.cells, cell_names(run.cells, run.card.info))
         files.check(paths, may_exist=overwrite or resume, may_resume=not plans)
@@ -58,7 +61,7 @@ class Output:
 
     @property
     def missing(self) -> list[int]:
-        """The places of the cells that are not drawn yet."""
+        """The places of the pictures that are still to be drawn."""
         return [place for place in range(len(self.paths)) if place not in self.kept]
 
     def remove_abandoned(self) -> None:
@@ -67,7 +70,7 @@ class Output:
             temporaries.remove_abandoned(folder)
 
     def write(self, finished: Finished) -> Path:
-        """Write a PNG that holds its settings, a trajectory before its plot. OSError with a one-line message."""
+        """Write a PNG with its settings, after the .npy of a trajectory. OSError with a one-line message."""
         path = self.paths[finished.place]
         if finished.trajectory is not None:
             files.write(trajectory_path(path), _npy(finished.trajectory), self.overwrite)
@@ -75,7 +78,7 @@ class Output:
         return path
 
     def write_grid(self, path: Path, sheet: "Image", run: Run, record: Mapping[str, Any]) -> Path:
-        """Write the `sheet` of all pictures; `record` is one of theirs. OSError as `write`."""
+        """Write the `sheet` of all pictures. `record` is the settings of one of them. OSError as in `write`."""
         own = {**resuming.grid_settings(run), "width": sheet.width, "height": sheet.height}
         of_pictures = {f"{PICTURE}{side}": record[side] for side in ("width", "height")}
         files.write(path, png.encode(sheet, {**record, **of_pictures, **own}), self.overwrite)
@@ -83,13 +86,13 @@ class Output:
 
 
 def columns_of(run: Run) -> int:
-    """The columns of the grid of a run."""
+    """Return the number of columns in the grid of a run."""
     num_subjects = len(run.request.subjects)
     return grid_columns(num_subjects, len(run.cells) // max(1, num_subjects))
 
 
 def trajectory_path(plot: Path) -> Path:
-    """The file of a trajectory, beside that of its plot."""
+    """Return the file of a trajectory, beside its plot."""
     return plot.with_suffix(".npy")
 
 
@@ -104,11 +107,11 @@ def _npy(array: "np.ndarray") -> bytes:
 def _grid_path(run: Run, paths: Sequence[Path], columns: int, may_exist: bool, name: str | bool) -> Path:
     grid = paths[0].parent / "grid.png" if isinstance(name, bool) else files.grid_path(name)
     if any(files.file_key(path) == files.file_key(grid) for path in paths):
-        raise InputError(f"the grid and a picture would both be {grid}; name another file with --grid")
+        raise InputError(f"the grid and a picture would both be {grid}; choose another file with --grid")
     files.check([grid], may_exist, "--grid")
     if run.size:
         sheet_size(len(paths), columns, run.size)
     kept = run.request.as_record() | resuming.grid_settings(run)
     if len(png.canonical_json(kept)) > png.MAX_TEXT - _REST:
-        raise InputError("--grid: its prompts are too long for the settings of one PNG; leave it out")
+        raise InputError("--grid: the prompts are too long for the settings of one PNG; leave it out")
     return grid

@@ -1,4 +1,4 @@
-"""A line plot of a trajectory, drawn by pillow alone: a line for each channel over the positions."""
+"""A line plot of a trajectory, drawn with Pillow alone: one line per channel over the positions."""
 
 import colorsys
 import math
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from PIL.ImageFont import ImageFont as BitmapFont
 
 WIDTH, HEIGHT = 960, 540  # pixels
-_BOX = 72, 24, 856, 484  # left, top, right, bottom of what the lines are in
-_FINER = 3  # lines are drawn so much larger, and smoothed as they are made smaller
+_BOX = 72, 24, 856, 484  # left, top, right, bottom of the plot area
+_FINER = 3  # lines are drawn at this multiple of the size, then reduced for antialiasing
 _INK, _GRID, _FRAME = (64, 64, 64), (228, 228, 228), (160, 160, 160)
 _LEGEND = WIDTH - 80, 44, 18  # left, top, and height of a line
-_TICKS = 10  # of an axis, about the most
+_TICKS = 10  # approximate maximum per axis
 
 
 def draw_lines(trajectory: np.ndarray) -> Image.Image:
-    """Return the plot of a trajectory (C, L), a picture of WIDTH x HEIGHT pixels. Its numbers are finite."""
+    """Return the plot of a trajectory (C, L) of finite numbers, a picture of WIDTH x HEIGHT pixels."""
     channels, horizon = trajectory.shape
     last, (low, high) = max(1, horizon - 1), _padded(float(trajectory.min()), float(trajectory.max()))
     x, y = _Scale(0, last, _BOX[0] + 8, _BOX[2] - 8), _Scale(low, high, _BOX[3], _BOX[1])
@@ -39,7 +39,7 @@ def draw_lines(trajectory: np.ndarray) -> Image.Image:
 
 
 class _Scale:
-    """A number of an axis -> pixels."""
+    """Maps numbers on an axis to pixels."""
 
     def __init__(self, low: float, high: float, first: float, last: float) -> None:
         self.low, self.first, self.pixels = low, first, (last - first) / (high - low)
@@ -49,13 +49,13 @@ class _Scale:
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:
-    """A range with some room on both sides, which is not empty where all numbers are one."""
+    """Return the range with a margin on both sides, so it is never empty."""
     room = 0.03 * (high - low) or 0.1 * abs(high) or 1.0
     return low - room, high + room
 
 
 def _ticks(low: float, high: float, least: float = 0.0) -> list[float]:
-    """The multiples within `low` to `high` of 1, 2 or 5 times a power of ten, `least` or more apart."""
+    """Return ticks from `low` to `high`: multiples of 1, 2 or 5 times a power of ten, at least `least` apart."""
     narrowest = max((high - low) / _TICKS, least)
     power = 10.0 ** math.floor(math.log10(narrowest))
     step = next(times * power for times in (1, 2, 5, 10) if times * power >= 0.999 * narrowest)
@@ -63,7 +63,7 @@ def _ticks(low: float, high: float, least: float = 0.0) -> list[float]:
 
 
 def _colour(channel: int, channels: int) -> tuple[int, int, int]:
-    """Hues all around, neighbours of different lightness."""
+    """Return a hue spaced evenly around the colour circle; neighbours differ in lightness."""
     rgb = colorsys.hls_to_rgb(channel / channels, (0.36, 0.52)[channel % 2], 0.72)
     return tuple(round(255 * part) for part in rgb)  # type: ignore[return-value]
 

@@ -1,7 +1,7 @@
-"""Files of an earlier run that a resumed one keeps: those whose settings are the ones that it would write itself.
+"""The files that a resumed run keeps: those whose settings are the ones that the run would write itself.
 
-The device and the versions of what drew a picture are not compared: a run may go on on another machine or after an
-update, where the last bits may differ, and each PNG says what drew it. The number format is compared.
+Neither the device nor the versions are compared: a run may continue on another machine or after an update, where the
+last bits may differ, and each PNG records what drew it. The dtype is compared.
 """
 
 import json
@@ -21,13 +21,13 @@ from fastdiff.runs.sheet import sheet_size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_SHOWN = 3  # of the settings that differ
+_SHOWN = 3  # different settings in a message
 
 
 def with_number_format(run: Run, device: str) -> Run:
-    """`run` with its dtype chosen for `device`, so that it can be compared. InputError for a device that is not there.
+    """Return `run` with its dtype chosen for `device`, for comparison. InputError if there is no such device.
 
-    Imports torch where the run leaves the dtype open.
+    Imports torch if the dtype is auto.
     """
     if run.request.dtype != "auto":
         return run
@@ -38,7 +38,7 @@ def with_number_format(run: Run, device: str) -> Run:
 
 
 def find_pictures(run: Run, paths: Sequence[Path]) -> dict[int, dict[str, Any]]:
-    """The settings of the run's pictures that are in their `paths` already, by place.
+    """Return the settings of the run's pictures that already exist at their `paths`, by place.
 
     InputError for a file that is not the picture of its cell.
     """
@@ -50,7 +50,7 @@ def find_pictures(run: Run, paths: Sequence[Path]) -> dict[int, dict[str, Any]]:
 
 
 def has_grid(run: Run, path: Path, columns: int) -> bool:
-    """Whether the grid of `run` is there; InputError for another file in its place."""
+    """Return whether the grid of `run` exists. InputError for another file in its place."""
     if not os.path.lexists(path):
         return False
     size = _size(run.size and sheet_size(len(run.cells), columns, run.size))
@@ -59,19 +59,19 @@ def has_grid(run: Run, path: Path, columns: int) -> bool:
 
 
 def grid_settings(run: Run) -> dict[str, Any]:
-    """The settings of a grid that are not its pictures' own, but for its size."""
+    """Return the settings of a grid that differ from its pictures', except the size."""
     own = {"seed": list(dict.fromkeys(cell.seed for cell in run.cells)), "label": list(run.request.label) or None}
     return own | ({"prompt": list(run.request.prompt)} if run.request.prompt else {})
 
 
 def load_picture(path: Path, record: Mapping[str, Any]) -> "Image":
-    """The pixels of a picture of such settings. InputError where they are damaged."""
+    """Return the pixels of a picture with the settings `record`. InputError if they are damaged."""
     from PIL import Image
 
     try:
         with Image.open(path, formats=["PNG"]) as image:
             if image.size != (record["width"], record["height"]):
-                raise ValueError("it is of another size than its settings say")
+                raise ValueError("its size differs from its settings")
             image.load()
             return image
     except (OSError, SyntaxError, ValueError, KeyError, Image.DecompressionBombError) as error:
@@ -84,13 +84,13 @@ def _cell_settings(run: Run, cell: Cell) -> dict[str, Any]:
 
 
 def _size(size: tuple[int, int] | None) -> dict[str, int]:
-    """The settings of a picture of (width, height) `size`."""
+    """Return the settings of a picture's `size`, (width, height)."""
     return dict(zip(("width", "height"), size or (), strict=False))
 
 
 def _read(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in the PNG `path`, which are the `expected` ones as far as those go; else InputError."""
-    remedy = "name another place with -o, or give --overwrite instead of --resume"
+    """Return the settings in the PNG `path`. InputError if one of the `expected` settings differs."""
+    remedy = "choose another place with -o, or give --overwrite instead of --resume"
     try:
         record = png.read_settings(path)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""The contact sheet of `--grid`: all pictures of a run in one."""
+"""The contact sheet of `--grid`: all pictures of a run in one picture."""
 
 import math
 from typing import TYPE_CHECKING
@@ -13,16 +13,16 @@ _MARGIN = 2  # pixels between the pictures
 
 
 def grid_columns(num_labels: int, num_seeds: int) -> int:
-    """The columns of a grid with a line of pictures for each label; near-square where labels or seeds are one."""
+    """Return the columns of a grid with one row per label; near-square if there is only one label or seed."""
     if num_labels > 1 and num_seeds > 1:
         return num_seeds
     return math.ceil(math.sqrt(max(1, num_labels) * num_seeds))
 
 
 def sheet_size(count: int, columns: int, size: tuple[int, int]) -> tuple[int, int]:
-    """(width, height) in pixels of a sheet of `count` pictures of (width, height) `size`.
+    """Return the (width, height) in pixels of a sheet of `count` pictures of `size`, (width, height).
 
-    InputError where it would be over MAX_SHEET_PIXELS.
+    InputError if the sheet has more than MAX_SHEET_PIXELS.
     """
     lines = -(-count // columns)
     width, height = (n * (side + _MARGIN) + _MARGIN for n, side in zip((columns, lines), size, strict=True))
@@ -32,14 +32,14 @@ def sheet_size(count: int, columns: int, size: tuple[int, int]) -> tuple[int, in
 
 
 class ContactSheet:
-    """One picture of all pictures of a run, filled as they come."""
+    """One picture of all pictures of a run, filled as they are drawn."""
 
     def __init__(self, count: int, columns: int) -> None:
         self.count, self.columns = count, columns
-        self.image: Image | None = None  # made at the first paste, which knows size and mode
+        self.image: Image | None = None  # created by the first paste, from its size and mode
 
     def paste(self, place: int, picture: "Image") -> None:
-        """Put `picture` at `place`, counted line by line."""
+        """Put `picture` at `place`, counted row by row."""
         from PIL.Image import new
 
         if self.image is None:

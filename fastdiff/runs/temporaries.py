@@ -1,7 +1,7 @@
-"""Temporary files beside those that they become; those of a process that is gone are removed by a later one.
+"""Temporary files next to their targets. A later process removes those of a dead process.
 
-A process holds a lock (flock) on its own for as long as it lives. The host is in the name, since not every network file
-system shows one host the other's locks. Where there are no locks (Windows, some file systems) nothing is removed.
+A process holds a lock (flock) on its temporary files while it lives. The host is part of their names, as not every
+network file system shares locks between hosts. Without locks (Windows, some file systems) nothing is removed.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _NAME = re.compile(rf"\.fastdiff-{_HOST}-[0-9a-f]{{16}}\.tmp")
 
 @contextlib.contextmanager
 def holding(folder: Path, data: bytes) -> Iterator[Path]:
-    """A new file in `folder` that holds `data`, on the disk already; at the end it is removed if it still is there."""
+    """Yield the path of a new file in `folder` with `data`, synced to disk. Remove it afterwards if it still exists."""
     file = _create(folder)
     path = Path(file.name)
     try:
@@ -33,14 +33,14 @@ def holding(folder: Path, data: bytes) -> Iterator[Path]:
             file.flush()
             os.fsync(file.fileno())
             if sys.platform == "win32":
-                file.close()  # no open file can be renamed there
+                file.close()  # Windows cannot rename an open file
             yield path
     finally:
         path.unlink(missing_ok=True)
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files in `folder` whose processes are gone. Whatever stands in the way is left alone."""
+    """Remove the temporary files in `folder` whose processes are gone, and ignore files that cannot be removed."""
     if sys.platform == "win32":
         return
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
@@ -54,15 +54,15 @@ def _create(folder: Path) -> BinaryIO:
     while True:
         path = folder / f".fastdiff-{_HOST}-{secrets.token_hex(8)}.tmp"
         file = open(path, "xb")  # noqa: SIM115
-        if _lock(file.fileno()) and path.exists():  # else another process took it for abandoned, just before the lock
+        if _lock(file.fileno()) and path.exists():  # else another process removed it just before the lock
             return file
         file.close()
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock an open file until it is closed. Whether no other process has it locked."""
+    """Lock an open file until it is closed. Return False if another process has locked it."""
     if sys.platform != "win32":
-        with contextlib.suppress(OSError):  # a file system without locks, where nothing is ever removed
+        with contextlib.suppress(OSError):  # a file system without locks, where nothing is removed
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -71,9 +71,9 @@ def _lock(descriptor: int) -> bool:
 
 
 def _remove_if_abandoned(path: str) -> None:
-    """Remove a temporary file if nobody has it locked; OSError otherwise."""
+    """Remove a temporary file. OSError if a process has it locked."""
     if sys.platform != "win32":
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)  # a link or a pipe may have the name
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)  # the name may be a link or a pipe
         try:
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

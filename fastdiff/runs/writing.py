@@ -1,4 +1,4 @@
-"""Writing beside the drawing: pictures are encoded and written in threads, in which errors wait to be asked for."""
+"""Encode and write pictures in threads while drawing goes on. Their errors are raised where results are read."""
 
 import threading
 from collections import deque
@@ -10,13 +10,14 @@ from typing import TypeVar
 from fastdiff.runs.drawing import Finished, Progress
 
 T = TypeVar("T")
-WAITING = 256 * 2**20  # bytes of the pictures that may wait
+WAITING = 256 * 2**20  # bytes of pictures that may be queued
 
 
 class Writer:
-    """Threads that write what they are given, first come, first served; leaving its block waits for all of it.
+    """Threads that write pictures, first come, first served. Leaving the block waits for all writes.
 
-    One thread alone keeps the order. More of them hardly encode faster, as PIL lets one at a time, but sync many files.
+    Only a single thread keeps the order. More threads hardly encode faster, as PIL runs one at a time, but they sync
+    several files at once.
     """
 
     def __init__(self, threads: int = 1) -> None:
@@ -30,13 +31,13 @@ class Writer:
         self.close()
 
     def close(self) -> None:
-        """Wait for all that it was given."""
+        """Wait for all writes."""
         self._pool.shutdown()
 
     def submit(self, write: Callable[[Finished], T], batch: Sequence[Finished]) -> list[Future[T]]:
-        """Have `write` called for each picture of a batch. What it raises is raised by the result.
+        """Call `write` in a thread for each picture of a batch. Its errors are raised by the futures.
 
-        Waits while too much waits. A batch is taken whole, since its pictures are there whether they wait or not.
+        Blocks while the queue is full. A batch is queued as a whole, since its pictures are in memory anyway.
         """
         if not batch:
             return []
@@ -56,26 +57,25 @@ class Writer:
 
 
 def _size(finished: Finished) -> int:
-    """The bytes of a picture: Pillow keeps a pixel in 4."""
+    """Return the bytes of a picture in memory: Pillow uses 4 per pixel."""
     return 4 * finished.image.width * finished.image.height
 
 
 def write_beside(
     steps: Iterator[Progress], write: Callable[[Finished], T], *, wait: bool = False
 ) -> Iterator[tuple[Progress, list[T]]]:
-    """Have `write` called for the finished pictures of a run, in order, beside the drawing of the next ones.
+    """Call `write` in a thread for the finished pictures of a run, in order, while the next ones are drawn.
 
-    Yields after each step, with what `write` has returned by then, and after the last one again until all is there.
+    Yields after each step, with the results of `write` so far, and after the last step until all results are there.
+    Finished pictures are written however the run ends. Raises the errors of drawing and of `write`.
 
-    wait: for the pictures of each batch before the next one begins. On a CPU nothing is gained beside the drawing, and
-    whoever waits for pictures would see them a step later, which may take long there.
-
-    Whatever ends the run, what is finished is written. Raises what drawing raises, or `write`.
+    wait: write the pictures of each batch before the next batch begins. On a CPU, writing in parallel gains nothing,
+    and pictures would appear a step later, which may take long there.
     """
     waiting: deque[Future[T]] = deque()
 
     def written() -> list[T]:
-        """All before the first error, which is raised once it is first in line."""
+        """Return the results up to the first error. The error is raised once no result precedes it."""
         results: list[T] = []
         while waiting and (wait or waiting[0].done()) and not (results and waiting[0].exception()):
             results.append(waiting.popleft().result())

@@ -1,4 +1,4 @@
-"""A tiny model of random weights, its plans, and workers in this process."""
+"""A tiny model with random weights, its plans, and workers in this process."""
 
 import hashlib
 import logging
@@ -24,7 +24,7 @@ from fastdiff.runs.drawing import find_model
 from tests.support.tiny import UNET, save_unet
 from tests.support.waiting import TIMEOUT
 
-# One level: these tests draw hundreds of pictures.
+# One level, as these tests draw hundreds of pictures.
 SMALL = UNET | {"block_out_channels": (8,), "down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",)}
 
 
@@ -36,13 +36,13 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def labelled(tmp_path_factory) -> Path:
-    """The folder of a U-Net of three classes, 8 x 8."""
+    """The folder of a U-Net with three classes, 8 x 8."""
     return save_unet(tmp_path_factory.mktemp("models") / "labelled", **SMALL, num_class_embeds=3)
 
 
 @pytest.fixture
 def make_plan(model):
-    """Makes plans of 20 pictures in shards of 6, or others."""
+    """Makes plans, by default of 20 pictures in shards of 6."""
 
     def make(folder: Path = model, *, format="png", shard_size=6, batch_size=4, spec=None, **request) -> Plan:
         asked = {"model": str(folder), "num_inference_steps": 2, "num_images": 20, "dtype": "float32"} | request
@@ -70,7 +70,7 @@ def pipes():
 
 @pytest.fixture
 def worker(pipes, tmp_path):
-    """Makes a worker of a plan in this process, whose folder is open."""
+    """Makes a worker of a plan in this process, with an open folder."""
 
     def make(plan: Plan, out: Path = tmp_path / "out", **options) -> Worker:
         pipe, fingerprint = pipes(plan)
@@ -83,7 +83,7 @@ def worker(pipes, tmp_path):
 
 @pytest.fixture(scope="session")
 def digests():
-    """Returns the SHA-256 of the pixels of every PNG below a folder, by its path; each picture is there once."""
+    """Returns the SHA-256 of the pixels of every PNG below a folder, by path, and asserts that no two are equal."""
 
     def read(folder: Path) -> dict[str, str]:
         found = {}
@@ -109,14 +109,14 @@ def records():
 
 @pytest.fixture
 def arguments(model) -> list[str]:
-    """The arguments of `fastdiff` that ask for make_plan's plan."""
+    """The `fastdiff` arguments for the plan of make_plan."""
     flags = ["--steps", "2", "--num-images", "20", "--dtype", "float32", "--shard-size", "6", "--batch-size", "4"]
     return ["bulk", "-m", str(model), *flags, "--device", "cpu", "--out", "out"]
 
 
 @pytest.fixture
 def here(monkeypatch):
-    """Has the command start its worker, one alone, in this process; returns the LaunchConfigs of torchrun."""
+    """Makes the command run a single worker in this process. Returns the LaunchConfigs passed to torchrun."""
     asked = []
 
     def launch(config, program):
@@ -139,7 +139,7 @@ def here(monkeypatch):
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts `python -m ...` in tmp_path; whatever of it still runs at the end is ended."""
+    """Starts `python -m ...` in tmp_path, and terminates processes that still run after the test."""
     started = []
 
     def start(*arguments: object) -> subprocess.Popen:
@@ -158,5 +158,5 @@ def start(tmp_path):
     for process in started:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        with process:  # which closes its pipes
+        with process:  # closes its pipes
             process.wait(timeout=TIMEOUT)

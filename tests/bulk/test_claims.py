@@ -1,4 +1,4 @@
-"""Leases: one holder at a time, until it is gone or stands still."""
+"""Leases: one holder at a time, until its process is gone or stops renewing."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ def clock():
 
 @pytest.fixture
 def elsewhere(tmp_path):
-    """Writes a lease of another host, as it would look."""
+    """Writes a lease as if from another host."""
 
     def write(name="000000.lease-1", beats=0):
         content = {"host": "another", "pid": 1, "start": "5", "token": "t", "drawn": 3, "beats": beats}
@@ -121,7 +121,7 @@ def test_the_lease_of_a_process_that_is_gone_is_free_at_once(tmp_path):
         claims = Claims(tmp_path)
         assert claims.claim("000000") is None
         holder.kill()
-        wait_for(lambda: claims.claim("000000"))  # it is a zombie by then
+        wait_for(lambda: claims.claim("000000"))  # the process is a zombie by then
 
 
 def test_a_process_of_the_same_number_is_another_one():
@@ -140,11 +140,11 @@ def test_a_held_lease_beats(tmp_path, monkeypatch):
         wait_for(lambda: read_leases(tmp_path)["000000"]["drawn"] == 7)
         later = (tmp_path / "000000.lease-1").read_bytes()
     assert later != first and len(later) == len(first) == 512
-    assert not list(tmp_path.iterdir())  # leaving gives all back
+    assert not list(tmp_path.iterdir())  # leaving the block releases all leases
 
 
 def test_every_beat_changes_the_content(tmp_path):
-    """The lease lives while one picture takes a minute, when the number of pictures stands still."""
+    """A lease stays alive even if one picture takes a minute and the number of pictures does not change."""
     lease = Claims(tmp_path).claim("000000")
     contents = set()
     for _ in range(3):
@@ -154,7 +154,7 @@ def test_every_beat_changes_the_content(tmp_path):
 
 
 def test_no_lease_is_added_while_others_beat(tmp_path):
-    """The thread that renews them goes through them, and a set must not grow meanwhile."""
+    """The renewing thread iterates over the set of leases, which must not change meanwhile."""
     claims, is_locked = Claims(tmp_path), []
 
     class Held(set):

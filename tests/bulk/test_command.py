@@ -1,4 +1,4 @@
-"""`fastdiff bulk` and `fastdiff status`: what they say before anything is drawn, and of what is done."""
+"""`fastdiff bulk` and `fastdiff status`: their output before drawing, and for finished runs."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from fastdiff.cli import main
 
-pytestmark = pytest.mark.usefixtures("one_thread")  # as a worker has
+pytestmark = pytest.mark.usefixtures("one_thread")  # like a worker
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def finished(make_plan, worker, arguments):
-    """A run of 20 pictures that is done, and the command that drew it."""
+    """A finished run of 20 pictures, and the command that drew it."""
     worker(make_plan()).work()
     return arguments
 
@@ -38,7 +38,7 @@ def test_it_draws_below_a_bar(here, arguments, make_plan, worker, records, capsy
     code, out, err = said(capsys, *arguments, "--json", "--workers", "3")
     assert code == 0 and re.fullmatch(r"fastdiff: 20 of 20 pictures are in out in \d+\.\d s", err.splitlines()[-1]), err
     bar = err.rsplit("\r", 1)[-1].splitlines()[0]
-    assert re.search(r"20/20 pictures \[\d\d:\d\d<00:00, +\d+\.\d+ pictures/s\]", bar), "a rate, however short the run"
+    assert re.search(r"20/20 pictures \[\d\d:\d\d<00:00, +\d+\.\d+ pictures/s\]", bar), "a rate even for a short run"
     lines = [json.loads(line) for line in out.splitlines()]
     assert sorted(line["shard"] for line in lines) == [0, 1, 2, 3] and sum(line["count"] for line in lines) == 20
     assert here[0].nproc_per_node == 3
@@ -47,7 +47,7 @@ def test_it_draws_below_a_bar(here, arguments, make_plan, worker, records, capsy
 
 
 def test_a_worker_on_the_cpu_has_one_thread(here, arguments):
-    """However many it is started with: the number bears on the bits."""
+    """A worker uses one thread, whatever the environment says: the number of threads changes the bits."""
     torch.set_num_threads(2)
     try:
         assert main([*arguments, "--num-images", "1", "--steps", "1"]) == 0
@@ -66,14 +66,14 @@ def test_what_is_done_with_other_files_of_the_model_is_refused(finished, capsys,
     plan["fingerprint"]["model files"] = "1" * 64
     path.write_text(json.dumps(plan))
     code, _, err = said(capsys, *finished)
-    assert code == 2 and re.search(rf"is drawn with other bits: here model files \w{{64}}, not {'1' * 64}; ", err)
+    assert code == 2 and re.search(rf"bits would differ from .*: this is model files \w{{64}}, not {'1' * 64}; ", err)
     assert said(capsys, *finished, "--allow-mixed")[0] == 0
 
 
 def test_what_is_done_below_a_damaged_plan_is_told(finished, here, capsys, tmp_path):
     (tmp_path / "out/plan.json").write_text("{")
     code, _, err = said(capsys, *finished)
-    assert code == 1 and "error: out/plan.json cannot be read back; name another folder with --out" in err
+    assert code == 1 and "error: out/plan.json cannot be read back; choose another folder with --out" in err
 
 
 def test_a_worker_of_other_bits_is_refused_in_one_line(here, arguments, make_plan, worker, pipes, capsys):
@@ -81,19 +81,19 @@ def test_a_worker_of_other_bits_is_refused_in_one_line(here, arguments, make_pla
     worker(plan, fingerprint={**pipes(plan)[1], "torch": "1.0"})
     code, out, err = said(capsys, *arguments)
     assert (code, out) == (2, "") and "Traceback" not in err
-    assert err.count("fastdiff: error: ") == 1 and "is drawn with other bits: here torch 2" in err
+    assert err.count("fastdiff: error: ") == 1 and ": this is torch 2" in err
 
 
 def test_a_full_disk_ends_it_in_one_line(here, arguments, make_plan, worker, tmp_path, records, capsys):
-    resource = pytest.importorskip("resource")  # of Unix
+    resource = pytest.importorskip("resource")  # Unix only
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, limits[1]))  # of a tar of 6 pictures
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, limits[1]))  # less than a tar of 6 pictures
     try:
         code, out, err = said(capsys, *arguments, "--format", "webdataset")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (code, out) == (1, "") and "Traceback" not in err and err.count("fastdiff: error: ") == 1
-    assert "cannot write" in err and "(File too large); make room, and run the same command again" in err
+    assert "cannot write" in err and "(File too large); free space, and run the same command again" in err
     assert sorted(os.listdir(tmp_path / "out")) == ["plan.json", "shards"]
     assert not list((tmp_path / "out/shards").glob("0*"))
     for name in ("out", "alone"):
@@ -107,7 +107,7 @@ def test_a_launcher_that_is_told_to_stop_says_so(arguments, monkeypatch, capsys,
         raise SignalException("told to stop", number)
 
     monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda *asked: stopped)
-    said_last = "fastdiff: interrupted; 0 of 20 pictures are in out; the same command goes on\n"
+    said_last = "fastdiff: interrupted; 0 of 20 pictures are in out; run the same command again to resume\n"
     assert said(capsys, *arguments) == (code, "", said_last)
 
 
@@ -129,9 +129,9 @@ def test_what_is_gone_or_damaged_is_told_and_would_be_drawn_again(finished, caps
     path = tmp_path / "out/000002/000013.png"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     code, _, err = said(capsys, *finished)
-    assert "shard 000001: its files are gone, or not of their size; it is drawn again" in err and "000002" not in err
+    assert "shard 000001: its files are missing or have the wrong size; it will " in err and "000002" not in err
     assert len(launched) == 1 and "12 of 20" not in err and "14 of 20 pictures are in out" in err
-    assert "shard 000002: 000002 is not what was written; it is drawn again" in said(capsys, *finished, "--verify")[2]
+    assert "shard 000002: 000002 is damaged; it will be drawn again" in said(capsys, *finished, "--verify")[2]
     assert launched[-1][0] == [*finished[1:], "--verify"] and code == 0
 
 
@@ -146,7 +146,7 @@ def test_shards_that_are_given_up_are_told_and_end_it_with_1(finished, capsys, m
         1,
         [
             "fastdiff: shard 000003: NaN in it",
-            "fastdiff: error: 1 of 4 shards given up; the same command tries them again",
+            "fastdiff: error: gave up on 1 of 4 shards; run the same command again to retry them",
         ],
     )
 
@@ -154,8 +154,8 @@ def test_shards_that_are_given_up_are_told_and_end_it_with_1(finished, capsys, m
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--steps", "3"], "this one has steps 3, not 2; name another folder"),
-        (["--seed", "random"], "seed random: a run again would draw others"),
+        (["--steps", "3"], "this one has steps 3, not 2; choose another folder"),
+        (["--seed", "random"], "seed random: a resumed run would draw other pictures"),
         (["--workers", "0"], "0 is not a whole number of at least 1"),
         (["--format", "jpg"], "invalid choice: 'jpg'"),
         (["--label", "a"], "has no labels"),
@@ -176,13 +176,13 @@ def test_status(finished, capsys, tmp_path):
     (tmp_path / "out/shards/000002.error.json").write_text('{"failures": ["NaN", "NaN in it"]}')
     code, out, _ = said(capsys, "status", "out")
     lines = out.splitlines()
-    assert code == 0 and lines[:2] == ["12 of 20 pictures, 2 of 4 shards", "1 under way, by another:7"]
+    assert code == 0 and lines[:2] == ["12 of 20 pictures, 2 of 4 shards", "shards in progress: 1, on another:7"]
     assert re.fullmatch(r"[\d.]+ pictures/s, \d+:\d\d:\d\d left", lines[2])
-    assert lines[3] == "000002 was given up: NaN in it"
+    assert lines[3] == "gave up on shard 000002: NaN in it"
     found = json.loads(said(capsys, "status", "out", "--json")[1])
     assert (found["drawn"], found["in_hand"], found["given_up"]) == (12, 1, {"000002": "NaN in it"})
 
 
 def test_status_of_no_run(capsys, tmp_path):
     code, _, err = said(capsys, "status", str(tmp_path))
-    assert code == 2 and "holds no plan.json of a bulk run; name the folder" in err
+    assert code == 2 and "has no plan.json of a bulk run; give the --out folder" in err

@@ -1,4 +1,4 @@
-"""The folder of a run: what it refuses, and what it finds wrong with shards."""
+"""The folder of a run: what it refuses, and the damage to shards that it finds."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def test_of_two_workers_that_begin_at_once_the_first_writes_the_plan(make_plan, 
             write_file(path, data, **options)
 
         patched.setattr("fastdiff.bulk.folder.write_file", write_later)
-        with pytest.raises(InputError, match=r"is drawn with other bits: here torch .*, not another"):
+        with pytest.raises(InputError, match=r"bits would differ from .*: this is torch .*, not another"):
             worker(plan)
     assert json.loads((tmp_path / "out/plan.json").read_text())["fingerprint"]["torch"] == "another"
 
@@ -52,7 +52,7 @@ def test_another_request_is_refused_by_what_differs(make_plan, worker, tmp_path,
 def test_a_worker_that_draws_other_bits_is_refused(make_plan, worker, pipes, tmp_path, name):
     worker(make_plan())
     other = dict(pipes(make_plan())[1]) | {name: "another"}
-    with pytest.raises(InputError, match=f"is drawn with other bits: here {name} another, not .*--allow-mixed"):
+    with pytest.raises(InputError, match=f"bits would differ from .*: this is {name} another, not .*--allow-mixed"):
         worker(make_plan(), fingerprint=other)
     worker(make_plan(), fingerprint=other, allow_mixed=True)
 
@@ -69,7 +69,7 @@ def test_shards_of_a_mixed_run_name_their_own(make_plan, worker, pipes, tmp_path
 def test_another_folder_is_left_alone(make_plan, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.txt").write_text("all of it")
-    with pytest.raises(InputError, match=r"holds thesis\.txt and no whole plan\.json; name an empty or new folder"):
+    with pytest.raises(InputError, match=r"holds thesis\.txt but no plan\.json; choose an empty or new folder"):
         Folder(tmp_path / "out", "png").check(make_plan())
 
 
@@ -77,7 +77,7 @@ def test_another_folder_is_left_alone(make_plan, tmp_path):
 def test_a_damaged_plan_is_refused(make_plan, worker, tmp_path, content):
     worker(make_plan())
     (tmp_path / "out/plan.json").write_text(content)
-    with pytest.raises((InputError, OSError), match=r"name another folder|read back"):
+    with pytest.raises((InputError, OSError), match=r"choose another folder|read back"):
         worker(make_plan())
 
 
@@ -98,11 +98,11 @@ def _flip(path):
 
 
 DAMAGES = {
-    "a picture cut short": ("000001/000007.png", _cut, "is not what was written"),
-    "a bit of a picture": ("000001/000007.png", _flip, "is not what was written"),
-    "a picture gone": ("000001/000007.png", lambda path: path.unlink(), "is not what was written"),
-    "one too many": ("000001/extra.png", lambda path: path.write_bytes(b""), "is not what was written"),
-    "a shard gone": ("000001", shutil.rmtree, "000001 is gone"),
+    "a picture cut short": ("000001/000007.png", _cut, "is damaged"),
+    "a bit of a picture": ("000001/000007.png", _flip, "is damaged"),
+    "a picture gone": ("000001/000007.png", lambda path: path.unlink(), "is damaged"),
+    "one too many": ("000001/extra.png", lambda path: path.write_bytes(b""), "is damaged"),
+    "a shard gone": ("000001", shutil.rmtree, "000001 is missing"),
     "a damaged JSON file": ("shards/000001.json", _cut, "its JSON file is damaged"),
 }
 
@@ -118,7 +118,7 @@ def test_damage_is_found_and_drawn_again(make_plan, worker, tmp_path, records, d
     do(tmp_path / "out" / name)
     assert [folder.verify(shard) is None for shard in plan.shards] == [True, False, True, True]
     assert message in folder.verify(plan.shards[1])
-    assert folder.is_done(plan.shards[1]) == (damage in ("a bit of a picture", "one too many"))  # their size is right
+    assert folder.is_done(plan.shards[1]) == (damage in ("a bit of a picture", "one too many"))  # their sizes are right
     folder.forget(plan.shards[1])
     worker(plan).work()
     assert records(tmp_path / "out") == before and folder.verify(plan.shards[1]) is None

@@ -1,4 +1,4 @@
-"""The files of shards, read by what others read them with."""
+"""The files of shards, read by other tools' readers."""
 
 import io
 import json
@@ -11,12 +11,12 @@ from PIL import Image
 
 from fastdiff.requests import png
 
-pytestmark = pytest.mark.usefixtures("one_thread")  # as a worker has
+pytestmark = pytest.mark.usefixtures("one_thread")  # like a worker
 
 
 @pytest.fixture
 def pictures(make_plan, worker, labelled, tmp_path):
-    """Runs a worker; returns the pictures that PNGs show, as arrays, and the folder of another format."""
+    """Runs workers. Returns the pictures of the PNG format as arrays, and the folder of another format."""
 
     def draw(format, **options):
         folders = []

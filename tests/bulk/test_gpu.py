@@ -1,4 +1,4 @@
-"""Workers on a GPU: the same bits in batches of any size and in shards of any number, the GPU at work throughout."""
+"""Workers on a GPU: the same bits for any batch size and number of shards, and a GPU that stays busy."""
 
 import json
 import warnings
@@ -27,7 +27,7 @@ def pipe():
 
 @pytest.fixture
 def draw_all(pipe, tmp_path):
-    """Draws emoji64 into a folder of its own; returns that."""
+    """Draws emoji64 into a new folder and returns it."""
 
     def run(name: str, **sizes) -> Folder:
         request = Request(model="emoji64", num_images=8, num_inference_steps=10)
@@ -58,7 +58,7 @@ def test_the_steps_are_timed_by_the_gpu(draw_all):
 
 
 def test_a_batch_is_begun_without_waiting_for_the_gpu(pipe):
-    """Once its graph is captured. The pictures are those that are waited for."""
+    """Nothing synchronizes once the graph is captured. The pictures equal those of a run that waits."""
     request = Request(model="emoji64", num_images=4, num_inference_steps=10)
     run = Plan.make(request, find_model(request), shard_size=8, batch_size=8).run
     records = Records(run, pipe)

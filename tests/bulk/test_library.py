@@ -1,4 +1,4 @@
-"""fastdiff.draw_many: what it refuses. It draws in test_processes."""
+"""fastdiff.draw_many: what it refuses. test_processes draws with it."""
 
 import pytest
 
@@ -6,7 +6,7 @@ import fastdiff
 
 
 def test_what_is_done_comes_at_once(labelled, tmp_path, make_plan, worker, capfd):
-    """Every option arrives, else it would be another plan."""
+    """Every option arrives: otherwise the plan would differ."""
     plan = make_plan(labelled, label=(2, 0), seed=3, num_images=4, scheduler="ddpm")
     worker(plan, tmp_path / "out").work()
     options = {"num_inference_steps": 2, "dtype": "float32", "shard_size": 6, "scheduler": "ddpm", "verify": True}

@@ -1,4 +1,4 @@
-"""Plans: the same shards for the same request, whatever draws them."""
+"""Plans: the same request always gives the same shards."""
 
 from dataclasses import replace
 
@@ -62,7 +62,7 @@ def test_without_labels_all_of_a_model_are_drawn(make_plan, labelled):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seed": "random"}, "seed random: a run again would draw others"),
+        ({"seed": "random"}, "seed random: a resumed run would draw other pictures"),
         ({"prompt": ("a cat",)}, "prompt: .* has no text encoder"),
         ({"label": (1,)}, "has no labels"),
     ],
@@ -74,14 +74,14 @@ def test_refusals(make_plan, change, message):
 
 def test_too_many_shards(make_plan, monkeypatch):
     monkeypatch.setattr("fastdiff.bulk.plan.MOST_SHARDS", 3)
-    with pytest.raises(InputError, match="shard-size 6: more than 3 shards; give a larger one"):
+    with pytest.raises(InputError, match="shard-size 6: more than 3 shards; use a larger size"):
         make_plan()
 
 
 def test_planners_are_refused(save_planner):
     _, folder = save_planner("DDPM")
     request = Request(model=str(folder))
-    with pytest.raises(InputError, match="it plans trajectories, and bulk draws pictures"):
+    with pytest.raises(InputError, match="bulk cannot draw trajectories"):
         Plan.make(request, find_model(request))
 
 

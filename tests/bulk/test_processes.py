@@ -1,4 +1,4 @@
-"""The command in processes of its own: the same bits by any number of workers, whatever ends them."""
+"""The command in separate processes: the same bits for any number of workers, however they end."""
 
 import os
 import random
@@ -27,7 +27,7 @@ from tests.support.waiting import TIMEOUT
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="signals and /proc"),
-    pytest.mark.usefixtures("one_thread"),  # as a worker has
+    pytest.mark.usefixtures("one_thread"),  # like a worker
 ]
 
 
@@ -52,7 +52,7 @@ def chance() -> random.Random:
 
 
 def paint(run, pipe, records, *, wait) -> Iterator[Progress]:
-    """Draw without torch, whose threads no fork takes along: a picture of one colour a seed."""
+    """Draw without torch, whose threads do not survive a fork: a picture of one colour per seed."""
     for place, cell in enumerate(run.cells):
         time.sleep(0.004)
         image = Image.new("RGB", (8, 8), (cell.seed, 0, 0))
@@ -61,9 +61,9 @@ def paint(run, pipe, records, *, wait) -> Iterator[Progress]:
 
 
 def test_workers_killed_at_random_moments(make_plan, worker, digests, records, chance, tmp_path, monkeypatch):
-    """Three at a time, forked from this process; SIGKILL for one of them, or all, while others begin and commit."""
+    """Three workers at a time, forked from this process. SIGKILL hits one or all while others begin and commit."""
     monkeypatch.setattr("fastdiff.bulk.worker.draw", paint)
-    monkeypatch.setattr("fastdiff.bulk.claims.DEAD", 1.0)  # of a lease whose process was killed before it said its name
+    monkeypatch.setattr("fastdiff.bulk.claims.DEAD", 1.0)  # for a process killed before it wrote its lease
     monkeypatch.setattr("fastdiff.bulk.claims.BEAT", 0.1)
     plan, out = make_plan(num_images=90, shard_size=3), tmp_path / "out"
     worker(plan, tmp_path / "alone").work()
@@ -80,7 +80,7 @@ def test_workers_killed_at_random_moments(make_plan, worker, digests, records, c
     worker(plan, out)
     running: list[int] = []
     for launch in range(12):
-        Attempts(out / "shards").begin_launch(str(launch))  # three deaths of one would give a shard up
+        Attempts(out / "shards").begin_launch(str(launch))  # three deaths in one launch would give a shard up
         running += [begin() for _ in range(3 - len(running))]
         time.sleep(chance.uniform(0, 0.02))
         for pid in chance.choice([running[:1], running[1:2], running]):
@@ -97,7 +97,7 @@ def test_workers_killed_at_random_moments(make_plan, worker, digests, records, c
     assert set(done(out)) == {path.stem for path in (out / "shards").iterdir() if not path.name.startswith("launch-")}
 
 
-# What the workers run: the one that draws the picture of this seed waits after each step while a file lies there.
+# Run by the workers: the worker that draws this seed waits after each step while the file "hold" exists.
 HELD = """
 import os, time
 from fastdiff.runs import drawing
@@ -112,7 +112,7 @@ drawing.draw = draw
 
 @pytest.fixture
 def hold(tmp_path, monkeypatch) -> Callable[..., Path]:
-    """Has one of the workers that are started hold still at a picture, while the file that is returned is there."""
+    """Makes one worker wait at a picture while the returned file exists."""
 
     def hold(seed: int) -> Path:
         (tmp_path / "sitecustomize.py").write_text(HELD.format(seed=seed))
@@ -125,7 +125,7 @@ def hold(tmp_path, monkeypatch) -> Callable[..., Path]:
 
 @pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["one worker", "two workers"])
 def launcher(request, start, hold, arguments, chance, tmp_path) -> subprocess.Popen:
-    """A launcher whose workers draw, and will not be done."""
+    """A launcher whose workers draw and cannot finish."""
     hold(chance.randrange(20))
     launcher = start("fastdiff", *arguments, "--workers", request.param)
     launcher.workers = request.param
@@ -137,7 +137,7 @@ def launcher(request, start, hold, arguments, chance, tmp_path) -> subprocess.Po
 def test_it_goes_on_whatever_ended_it(
     launcher, here, arguments, make_plan, worker, digests, records, chance, tmp_path, monkeypatch, capsys
 ):
-    """A worker is killed, and torchrun starts all again; then all are killed; the same command draws the rest."""
+    """A worker is killed, and torchrun restarts all. Then all are killed, and the same command draws the rest."""
     out, first, count = tmp_path / "out", children(launcher.pid), launcher.workers
     time.sleep(chance.uniform(0, 0.3))
     kill(chance.choice(first))
@@ -153,15 +153,15 @@ def test_it_goes_on_whatever_ended_it(
 
 @pytest.mark.slow
 def test_ctrl_c_ends_it_soon(start, arguments, tmp_path, make_plan):
-    """Before all is drawn, which would take minutes."""
+    """The run ends before all pictures are drawn, which would take minutes."""
     out, plan = tmp_path / "out", make_plan(num_images=5000, num_inference_steps=10)
     launcher = start("fastdiff", *arguments, "--workers", 1, "--num-images", 5000, "--steps", 10)
     wait_for(lambda: done(out) and draws(out), launcher)
-    for pid in [launcher.pid, *children(launcher.pid)]:  # as a terminal has it
+    for pid in [launcher.pid, *children(launcher.pid)]:  # like a terminal
         os.kill(pid, signal.SIGINT)
     code, _, stderr = end(launcher)
     assert code == 130
-    assert "interrupted; " in stderr and "the same command goes on" in stderr and "death signal" not in stderr
+    assert "interrupted; " in stderr and "run the same command again" in stderr and "death signal" not in stderr
     assert not list((out / "shards").glob("*.lease-*")) and not list((out / "shards").glob("*.attempts.json"))
     folder, there = Folder(out, "png"), done(out)
     assert 0 < len(there) < 400 and [shard.name for shard in plan.shards if folder.is_done(shard)] == there
@@ -171,7 +171,7 @@ def test_ctrl_c_ends_it_soon(start, arguments, tmp_path, make_plan):
 def test_three_workers_of_two_launchers_draw_what_one_draws(
     start, hold, here, arguments, make_plan, worker, records, tmp_path, monkeypatch, capsys
 ):
-    """Two of torchrun and one of our own launcher, in this process, share a folder."""
+    """Two workers of torchrun and one of our own launcher, in this process, share a folder."""
     out, held = tmp_path / "out", hold(7)
     torchrun = start("torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m", "fastdiff", *arguments)
     wait_for(lambda: "000001" in read_leases(out / "shards"), torchrun)
@@ -186,7 +186,7 @@ def test_three_workers_of_two_launchers_draw_what_one_draws(
     assert records(out) == records(tmp_path / "alone")
 
 
-# What the workers run: each that comes to the picture of seed 5 is killed; the third one waits while a file lies there.
+# Run by the workers: every worker that draws seed 5 is killed. The third one first waits while the file "hold" exists.
 KILLED = """
 import os, signal, time
 from fastdiff.bulk import launching
@@ -207,7 +207,7 @@ ASKED = {"seed": 3, "num_images": 4, "num_inference_steps": 2, "dtype": "float32
 
 @pytest.fixture
 def made(labelled, tmp_path, monkeypatch):
-    """Returns the future of a call of draw_many: a shard has ended two of its workers, and the third one waits."""
+    """Returns the future of a draw_many call: a shard has killed two workers, and the third one waits."""
     (tmp_path / "sitecustomize.py").write_text(KILLED)
     (tmp_path / "hold").touch()
     with monkeypatch.context() as patched, ThreadPoolExecutor() as pool:
@@ -224,13 +224,13 @@ def made(labelled, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_shard_that_ends_its_workers_is_given_up(capfd, made, labelled, make_plan, worker, digests, tmp_path):
-    """It costs three restarts, and no more, even where torchrun starts them once only. All from Python."""
+    """It costs exactly three restarts, even if torchrun restarts workers only once. All from Python."""
     (tmp_path / "hold").unlink()
     out, made = tmp_path / "out", made.result()
     assert (made.folder, made.pictures, list(made.given_up)) == (Path("out"), 6, ["000001"])
     assert "died while drawing it" in made.given_up["000001"] and done(out) == ["000000"]
     assert (tmp_path / "deaths").stat().st_size == 3
-    assert "1 of 2 shards given up" in capfd.readouterr().err
+    assert "gave up on 1 of 2 shards" in capfd.readouterr().err
     for folder in (out, tmp_path / "alone"):
         plan = make_plan(labelled, label=(2, 0), **ASKED)
         Attempts(worker(plan, folder).folder.shards).begin_launch("the next")

@@ -43,20 +43,20 @@ def test_rows_of_prompts(tmp_path, make_plan, text_folder):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.txt", "", "is no .json, .jsonl or .csv file"),
-        ("a.json", "{}", "it is no list of objects"),
+        ("a.txt", "", "is not a .json, .jsonl or .csv file"),
+        ("a.json", "{}", "it is not a list of objects"),
         ("a.json", "[", "cannot be read"),
-        ("a.json", "[]", "holds no row"),
-        ("a.json", "[1]", "row 1: 1 is no object"),
+        ("a.json", "[]", "has no rows"),
+        ("a.json", "[1]", "row 1: 1 is not an object"),
         ("a.json", '[{"labels": 1}]', "row 1: unknown labels; a row has label, prompt, seed, num_images"),
         ("a.json", '[{"label": 1}, {"label": 1, "seed": -1}]', "row 2: seed: -1 is not"),
-        ("a.json", '[{"label": 1, "prompt": "a"}]', "row 1: label and prompt; leave one of the two out"),
-        ("a.json", '[{"label": 1}, {}]', "some rows have neither label nor prompt"),
+        ("a.json", '[{"label": 1, "prompt": "a"}]', "row 1: has both label and prompt; leave one out"),
+        ("a.json", '[{"label": 1}, {}]', "some rows have no label or prompt"),
         ("a.json", '[{"seed": 1}]', "draws from labels, and no row has one; give each row a label"),
         ("a.json", '[{"label": 3}]', "label 3 is out of range"),
         ("a.json", '[{"prompt": "a"}]', "has no text encoder"),
-        ("a.json", '[{"label": 1, "seed": 4294967295, "num_images": 2}]', "would pass the last seed"),
-        ("a.csv", "label,seed\n1,2,3\n", "a row of more or fewer values than names"),
+        ("a.json", '[{"label": 1, "seed": 4294967295, "num_images": 2}]', "would exceed the last seed"),
+        ("a.csv", "label,seed\n1,2,3\n", "a row has more or fewer values than the header"),
         ("a.csv", "label,seed\n1,x\n", "row 1: seed: 'x' is not"),
     ],
 )
@@ -67,12 +67,12 @@ def test_refusals(tmp_path, make_plan, labelled, name, text, message):
 
 
 def test_a_file_that_is_not_there(make_plan, labelled):
-    with pytest.raises(InputError, match=r"spec no\.csv does not exist; name a \.json"):
+    with pytest.raises(InputError, match=r"spec no\.csv does not exist; give a \.json"):
         make_plan(labelled, spec="no.csv", num_images=1)
 
 
 @pytest.mark.parametrize(
-    ("request_", "message"), [({"label": (1,)}, "leave one of the two out"), ({"seed": (1, 2)}, "take one seed")]
+    ("request_", "message"), [({"label": (1,)}, "leave one out"), ({"seed": (1, 2)}, "takes a single seed")]
 )
 def test_flags_beside_it(tmp_path, make_plan, labelled, request_, message):
     (tmp_path / "a.csv").write_text(CSV)

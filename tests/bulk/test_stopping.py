@@ -1,4 +1,4 @@
-"""The end of a worker that is told to stop, wherever it is, and of one whose launcher is gone."""
+"""The end of a worker that is told to stop, at any moment, and of a worker whose launcher is gone."""
 
 import signal
 import subprocess

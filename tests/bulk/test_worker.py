@@ -1,4 +1,4 @@
-"""A worker in this process: what it draws, what it goes on with, what it says of a shard."""
+"""A worker in this process: what it draws, what it resumes, and what it records of a shard."""
 
 import errno
 import json
@@ -22,8 +22,8 @@ from fastdiff.requests import png
 from fastdiff.runs.drawing import draw, wait_for_pictures
 from tests.support.waiting import TIMEOUT
 
-resource = pytest.importorskip("resource")  # of Unix
-pytestmark = pytest.mark.usefixtures("one_thread")  # as a worker has
+resource = pytest.importorskip("resource")  # Unix only
+pytestmark = pytest.mark.usefixtures("one_thread")  # like a worker
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_it_goes_on_with_what_is_not_done(make_plan, worker, tmp_path, digests, 
     worker(plan, tmp_path / "whole").work()
     out = tmp_path / "out"
     stopped = worker(plan)
-    stopped.plan = replace(plan, run=replace(plan.run, cells=plan.run.cells[:12]))  # the first two shards alone
+    stopped.plan = replace(plan, run=replace(plan.run, cells=plan.run.cells[:12]))  # only the first two shards
     stopped.work()
     times = {path: path.stat().st_mtime_ns for path in out.rglob("*.png")}
     assert len(times) == 12
@@ -148,7 +148,7 @@ def test_a_batch_that_takes_long_ends_with_its_step(make_plan, worker, monkeypat
     ],
 )
 def test_a_shard_that_fails_three_times_is_given_up(make_plan, worker, tmp_path, monkeypatch, error, place):
-    """Where it begins to be drawn, or where its pictures are waited for."""
+    """The error comes when drawing begins, or when its pictures are awaited."""
     tries = []
 
     def failing(it, *rest, **options):
@@ -166,7 +166,7 @@ def test_a_shard_that_fails_three_times_is_given_up(make_plan, worker, tmp_path,
     assert attempts.given_up()["000001"].startswith(reason)
     assert len(list((tmp_path / "out").rglob("*.png"))) == 14
     monkeypatch.setattr(worker_module, place.__name__, place)
-    worker(make_plan()).work()  # of the same launch
+    worker(make_plan()).work()  # in the same launch
     assert len(list((tmp_path / "out").rglob("*.png"))) == 14
     attempts.begin_launch("the next")
     worker(make_plan()).work()
@@ -174,7 +174,7 @@ def test_a_shard_that_fails_three_times_is_given_up(make_plan, worker, tmp_path,
 
 
 def test_a_batch_begins_before_the_pictures_of_the_one_before_are_there(make_plan, worker, monkeypatch):
-    """Within a shard and from one to the next; and no more than that one begins."""
+    """The next batch begins before the pictures of the last, within a shard and across shards, but never two ahead."""
     begun, fetched, ahead = 0, 0, []
     changed = threading.Condition()
 
@@ -214,7 +214,7 @@ def test_a_full_disk_stops_it_with_nothing_half(make_plan, worker, tmp_path, for
     full = worker(plan)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))  # a lease has 512 bytes, a picture some 3,000
     try:
-        with pytest.raises(OSError, match=r"cannot write .*000000.* \(File too large\); make room, and run"):
+        with pytest.raises(OSError, match=r"cannot write .*000000.* \(File too large\); free space, and run"):
             full.work()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -233,7 +233,7 @@ def test_a_full_tmpfs(make_plan, worker, tmp_path):
         full = worker(plan)
         with pytest.raises(OSError) as raised:
             full.work()
-        assert raised.value.__cause__.errno == errno.ENOSPC and "make room" in str(raised.value)
+        assert raised.value.__cause__.errno == errno.ENOSPC and "free space" in str(raised.value)
         out, done = tmp_path / "out", [shard for shard in plan.shards if full.folder.is_done(shard)]
         assert sorted(os.listdir(out)) == [*(shard.name for shard in done), "plan.json", "shards"]
         assert sorted(os.listdir(out / "shards")) == [f"{shard.name}.json" for shard in done]
@@ -266,7 +266,7 @@ def test_a_batch_that_does_not_fit_is_said_once(make_plan, pipes, worker, monkey
 
 
 def test_the_gpus_seconds_are_those_of_steps_alone(make_plan, monkeypatch):
-    """In batches of 4 steps the first takes 1,000 ms of the host, the last 2,000, each other one 5 of the GPU."""
+    """Batches of 4 steps: the first takes 1,000 ms of the host, the last 2,000 ms, each other one 5 ms of the GPU."""
 
     class Event:
         now = 0.0
@@ -289,7 +289,7 @@ def test_the_gpus_seconds_are_those_of_steps_alone(make_plan, monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     times = worker_module.StepTimes(torch.device("cuda"))
     for _ in times.of(steps()):
-        Event.now += 300  # of the worker itself
+        Event.now += 300  # by the worker itself
     assert times.seconds() == pytest.approx(3 * 4 * 0.005)
 
 
@@ -303,7 +303,7 @@ def test_the_json_of_a_shard(make_plan, worker, tmp_path):
 
 
 def test_one_that_was_quicker_is_believed(make_plan, worker, tmp_path, monkeypatch, records):
-    """Two that hold one shard draw the same; the second finds it done."""
+    """Two workers that hold one shard draw the same bits, and the second finds it done."""
     first, second = worker(make_plan()), worker(make_plan())
 
     def slow(*args, **options):

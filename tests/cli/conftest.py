@@ -1,4 +1,4 @@
-"""The real command, run as a user runs it, and the same without a process of its own."""
+"""The real command, run in a process as by a user, or inside the test process."""
 
 import os
 import re
@@ -20,13 +20,13 @@ BUNDLED = hub.bundled_models()["emoji64"]
 
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
-    """The variables that the command runs with."""
+    """The environment variables of the command."""
     return os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "utf-8"}
 
 
 @pytest.fixture
 def fastdiff(tmp_path, environment) -> Callable[..., subprocess.CompletedProcess]:
-    """Runs `fastdiff ARGS` in tmp_path, with further variables of its environment by name."""
+    """Runs `fastdiff ARGS` in tmp_path. Keyword arguments are further environment variables."""
 
     def run(*args: object, **variables: str) -> subprocess.CompletedProcess:
         command = [sys.executable, "-m", "fastdiff", *map(str, args)]
@@ -39,7 +39,7 @@ def fastdiff(tmp_path, environment) -> Callable[..., subprocess.CompletedProcess
 
 @pytest.fixture
 def here(tmp_path, monkeypatch, capfd) -> Callable[..., subprocess.CompletedProcess]:
-    """Runs `fastdiff ARGS` in tmp_path and in this process: a start takes seconds, and other tests have real ones."""
+    """Runs `fastdiff ARGS` in tmp_path in this process, since a start takes seconds. Other tests start processes."""
 
     def run(*args: object) -> subprocess.CompletedProcess:
         monkeypatch.chdir(tmp_path)
@@ -58,7 +58,7 @@ def model(tmp_path) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
-    """The folder of a guided U-Net of two labels, 8 x 8, whose steps take milliseconds."""
+    """The folder of a guided U-Net with two labels, 8 x 8, whose steps take milliseconds."""
     folder = save_unet(tmp_path_factory.mktemp("models") / "tiny", **UNET, num_class_embeds=3)
     (folder / "fastdiff.json").write_text('{"null_label": 2, "guidance_scale": 4}')
     return folder
@@ -66,7 +66,7 @@ def tiny(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def refused() -> Callable[..., None]:
-    """Asserts that one line names the input and the remedy, without a traceback."""
+    """Asserts that the error is one line with the input and the remedy, without a traceback."""
 
     def check(done: subprocess.CompletedProcess, message: str, code: int = 2) -> None:
         assert (done.returncode, done.stdout) == (code, ""), done.stderr

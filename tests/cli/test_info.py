@@ -1,4 +1,4 @@
-"""`fastdiff info`: the settings inside a PNG."""
+"""`fastdiff info`: the settings in a PNG."""
 
 import json
 
@@ -14,10 +14,10 @@ def test_info_prints_the_settings(fastdiff, tmp_path, refused):
     }  # fmt: skip
     (tmp_path / "x.png").write_bytes(png.encode(Image.new("L", (1, 1)), record))
     done = fastdiff("info", "x.png")
-    assert done.returncode == 0 and "\x1b" not in done.stdout, "a file must not drive the terminal"
+    assert done.returncode == 0 and "\x1b" not in done.stdout, "a file must not control the terminal"
     assert done.stdout.startswith("a\\x1b[31m b\nSteps: 2, Sampler: DDIM, CFG scale: 2.0, Seed: 7,")
     assert "\nlabel: a\\x1b[31m b\n" in done.stdout and "\nseed: 7\n" in done.stdout
     texts = json.loads(fastdiff("info", "--json", "x.png").stdout)
     assert texts["fastdiff"] == record | {"schema": 1} and texts["parameters"].startswith("a\x1b[31m b\nSteps: 2")
     Image.new("L", (1, 1)).save(tmp_path / "bare.png")
-    refused(fastdiff("info", "bare.png"), r"bare\.png holds no settings; name a PNG")
+    refused(fastdiff("info", "bare.png"), r"bare\.png holds no settings; give a PNG")

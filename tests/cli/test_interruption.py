@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: one line and exit code 130 at once, also twice, and nothing half-written."""
+"""Ctrl-C at any moment, once or twice: one line, exit code 130 at once, and no partial files."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from tests.support.waiting import TIMEOUT
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
 
 DRAW = ["sample", "--steps", "50", "--label", "0", "--num-images", "500", "-b", "1"]
-# The command, which says on stdout when its `main` begins.
+# The command. It prints a line on stdout when its `main` begins.
 PROGRAM = "import sys; from fastdiff import cli; print(flush=True); sys.argv[0] = 'fastdiff'; sys.exit(cli.main())"
 
 
@@ -23,7 +23,10 @@ def pictures(folder: Path) -> list[Path]:
 
 
 def interrupted(tmp_path, environment, args, waits) -> tuple[int, str, int]:
-    """Returns the exit code, stderr, and the number of files written after the last signal, each sent after a wait."""
+    """Run the command and send a SIGINT after each wait.
+
+    Returns the exit code, stderr, and the number of files written after the last signal.
+    """
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *args],
         cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -45,13 +48,13 @@ def test_it_ends_at_once(tmp_path, environment, files, waits):
     code, error, written = interrupted(tmp_path, environment, DRAW, waits)
     assert code == 130, error
     assert "Traceback" not in error and error.count("fastdiff: interrupted") <= 1 and "Exception" not in error
-    assert written <= 1, "the picture that was being written, and none was begun"
+    assert written <= 1, "only the picture in progress may be written, and no new one"
     assert all(name.endswith(".png") for name in files(tmp_path))
 
 
 @pytest.mark.slow
 def test_where_it_is_ignored_it_stays_ignored(tiny, tmp_path, environment):
-    """As a shell starts what runs in its background."""
+    """A shell starts background commands like this."""
     command = [sys.executable, "-c", PROGRAM, "sample", "-m", tiny, "--steps", "1", "--label", "0", "--num-images", "1"]
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -63,7 +66,7 @@ def test_where_it_is_ignored_it_stays_ignored(tiny, tmp_path, environment):
     assert process.returncode == 0, error
 
 
-# The command, which is sent the signal while its picture is flushed to the disk, or twice.
+# The command. It gets the signal once or twice while its picture is synced to disk.
 WRITES = """if True:
     import os, signal, sys, time
     from fastdiff import cli
@@ -83,7 +86,7 @@ WRITES = """if True:
 
 @pytest.mark.slow
 def test_a_file_that_is_being_written_ends_first(here, tiny, tmp_path, environment, files):
-    """The signal comes while the picture is being flushed to the disk; a second one does not wait."""
+    """The signal comes while the picture is synced to disk. A second signal does not wait."""
     draw = ["sample", "-m", str(tiny), "--steps", "1", "--label", "0", "--num-images", "1", "--device", "cpu", "-o"]
     for signals, expected in ((1, ["a.png"]), (2, [])):
         command = [sys.executable, "-c", WRITES, str(signals), *draw, "a.png"]
@@ -95,6 +98,6 @@ def test_a_file_that_is_being_written_ends_first(here, tiny, tmp_path, environme
         assert [name for name in files(tmp_path) if name.endswith(".png")] == expected
         (tmp_path / "a.png").unlink(missing_ok=True)
     (leftover,) = os.listdir(tmp_path)
-    assert leftover.startswith(".fastdiff-"), "which the next run removes"
+    assert leftover.startswith(".fastdiff-"), "the next run removes it"
     assert here(*draw, ".").returncode == 0
     assert not list(tmp_path.glob(".fastdiff-*"))

@@ -1,4 +1,4 @@
-"""The command as a program: its script, and output that nobody reads."""
+"""The command as a program: its script, and output without a reader."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def test_memory_of_the_host_is_one_line(monkeypatch, capsys):
 
 
 def test_a_lost_device_ends_the_process_before_python_does(monkeypatch, capfd):
-    """Its end would wait for the device, or be full of complaints about it."""
+    """Python's shutdown would wait for the device, or print errors about it."""
 
     def fail(args):
         print("written")
@@ -88,7 +88,7 @@ def test_words_that_are_no_text_are_refused_before_anything_is_done(args, tmp_pa
 
 
 def test_names_of_bytes_that_are_no_text(here, tmp_path, refused):
-    """Bytes of a command line that are no UTF-8 come as halves of surrogate pairs, and name files all the same."""
+    """Arguments that are not UTF-8 arrive as halves of surrogate pairs, and still name files."""
     name = os.fsdecode(b"\xff\xed\xa0\x80")
     done = here(
         *("sample", "-m", "emoji64", "--label", "noto drinks", "--steps", 1, "--num-images", 1, "--json", "-s", 7),
@@ -104,4 +104,4 @@ def test_names_of_bytes_that_are_no_text(here, tmp_path, refused):
 @pytest.mark.parametrize("flag", ["--seed=--", "--label=--", "-s--", "--out=--"])
 def test_two_hyphens_are_no_value(capsys, flag):
     assert cli.main(["sample", flag]) == 2
-    assert "expected one argument" in (said := capsys.readouterr().err) or "-- is no value of it" in said
+    assert "expected one argument" in (said := capsys.readouterr().err) or "-- is not a value" in said

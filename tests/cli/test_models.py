@@ -1,4 +1,4 @@
-"""`fastdiff models`: what is bundled, and what a model offers."""
+"""`fastdiff models`: the bundled and cached models, and the details of one."""
 
 import json
 import re
@@ -16,7 +16,7 @@ def test_models_lists_what_is_bundled_and_what_a_model_offers(fastdiff, model, r
     done = fastdiff("models", model)
     assert "guidance_scale: 4.0\n" in done.stdout and "\n  215  twemoji flags\n" in done.stdout
     assert "\ngroup  noto food: noto fruit, " in done.stdout
-    assert "\n  216 " not in done.stdout, "the null label is nothing to ask for"
+    assert "\n  216 " not in done.stdout, "the null label is not listed"
     refused(fastdiff("models", "emoji65"), "no model 'emoji65'; did you mean emoji64?")
 
 
@@ -38,7 +38,7 @@ def test_cached_models_that_cannot_be_read_are_listed_with_the_reason(fastdiff, 
     (tmp_path / "cache/models--org--broken/snapshots/0/model_index.json").write_text("{")
     listed = fastdiff("models", HF_HUB_CACHE=str(tmp_path / "cache"))
     assert (listed.returncode, listed.stderr) == (0, "")
-    assert re.search(r"^org/broken +cached +cannot be drawn with: .* is not readable JSON", listed.stdout, re.MULTILINE)
+    assert re.search(r"^org/broken +cached +unusable: .* is not readable JSON", listed.stdout, re.MULTILINE)
     assert re.search(r"^org/good +cached +64x64, ddim, 216 labels$", listed.stdout, re.MULTILINE)
 
 
@@ -53,4 +53,4 @@ def test_an_error_that_nobody_thought_of_stops_no_list(monkeypatch, capsys):
     monkeypatch.setattr(ModelCard, "read", failing)
     assert cli.main(["models"]) == 0
     listed = capsys.readouterr().out
-    assert "cannot be drawn with: KeyError: 'surprise'\n" in listed and "\nemoji64-dit " in listed
+    assert "unusable: KeyError: 'surprise'\n" in listed and "\nemoji64-dit " in listed

@@ -1,4 +1,4 @@
-"""`fastdiff sample --resume`: a run that was killed goes on, and ends as if nothing had been."""
+"""`fastdiff sample --resume`: a killed run continues and gives the same files as an uninterrupted run."""
 
 import json
 import signal
@@ -10,7 +10,7 @@ import pytest
 from fastdiff.requests import png
 
 ASKED = ["--label", 0, "--label", 1, "-s", "3,5,9", "--steps", 5, "-b", 1, "--grid", "--json"]
-# The command, which hangs where its third picture is flushed to the disk.
+# The command. It hangs when its third picture is synced to disk.
 HANGS = """if True:
     import os, sys, time
     from fastdiff import cli
@@ -27,7 +27,7 @@ HANGS = """if True:
 
 @pytest.fixture
 def contents(tmp_path, files):
-    """The bytes and the time of each file below tmp_path."""
+    """Returns the bytes and modification time of each file below tmp_path."""
 
     def read() -> dict:
         return {
@@ -38,7 +38,7 @@ def contents(tmp_path, files):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kills")
-@pytest.mark.usefixtures("one_thread")  # as the killed run has
+@pytest.mark.usefixtures("one_thread")  # like the killed run
 def test_a_killed_run_goes_on_and_draws_each_picture_once(here, tiny, tmp_path, environment, contents):
     asked = ["sample", "-m", tiny, *ASKED, "-o"]
     command = [sys.executable, "-c", HANGS, *map(str, asked), "a"]
@@ -93,13 +93,13 @@ def test_a_finished_run_is_left_as_it_is_and_another_one_refused(here, tmp_path,
     before = contents()
     done = here(*args, "--resume")
     assert done.returncode == 0 and "fastdiff: kept 2, wrote 0 pictures in " in done.stderr
-    assert "pictures [" not in done.stderr, "no bar of nothing"
+    assert "pictures [" not in done.stderr, "no progress bar without pictures"
     for flags, message in [
         (["--steps", 2], r"outputs/fluent-3d-hearts-3\.png was drawn with num_inference_steps 1, not 2; .*--overwrite"),
         (["--cfg-scale", 2, "--eta", 1], r".*-3\.png was drawn with eta 0\.0, not 1\.0, guidance_scale 4\.0, not 2\.0"),
         (["--dtype", "bfloat16"], r'.*-3\.png was drawn with dtype "float32", not "bfloat16"'),
         (["-s", "3,5,6"], r"outputs/grid\.png was drawn with seed \[3, 5\], not \[3, 5, 6\]"),
-        (["--seed", "random"], "--resume draws the seeds that the run began with; name them with --seed"),
+        (["--seed", "random"], "--resume cannot repeat random seeds; give the seeds of the interrupted run with "),
         (["--overwrite"], "argument --(overwrite|resume): not allowed with argument --(overwrite|resume)"),
     ]:
         refused(here(*args, "--resume", *flags), message)
@@ -109,7 +109,7 @@ def test_a_finished_run_is_left_as_it_is_and_another_one_refused(here, tmp_path,
 def test_what_is_no_picture_of_ours_is_refused(here, tmp_path, refused):
     args = ["sample", "--label", 0, "--num-images", 1, "--steps", 1, "--device", "cpu", "-o", "a.png", "--resume"]
     (tmp_path / "a.png").touch()
-    refused(here(*args), r"--resume: a\.png cannot be read as a PNG .*; name another place with -o")
+    refused(here(*args), r"--resume: a\.png cannot be read as a PNG .*; choose another place with -o")
     (tmp_path / "a.png").unlink()
     assert here(*args).returncode == 0
     whole = (tmp_path / "a.png").read_bytes()
@@ -129,7 +129,7 @@ def test_a_picture_without_one_of_its_settings_is_refused(here, tmp_path, refuse
     with Image.open(tmp_path / "a.png") as image:
         kept = {name: value for name, value in record.items() if name not in ("schema", "use_clipped_model_output")}
         (tmp_path / "a.png").write_bytes(png.encode(image, kept))
-    refused(here(*args, "--resume"), r"a\.png was drawn with use_clipped_model_output null, not true; name")
+    refused(here(*args, "--resume"), r"a\.png was drawn with use_clipped_model_output null, not true; choose")
 
 
 def test_another_device_and_other_versions_are_kept(here, tmp_path):

@@ -1,4 +1,4 @@
-"""`fastdiff sample`: what it writes, what it says, and its exit codes."""
+"""`fastdiff sample`: its files, its output and its exit codes."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def test_pictures_are_labels_by_seeds_and_from_draws_one_again(here, tmp_path, f
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     pictures = [f"fluent-3d-creatures/{seed}.png" for seed in ("007", "008")]
-    pictures += ["noto-drinks/007.png", "noto-sweets/008.png"]  # a group's labels take turns
+    pictures += ["noto-drinks/007.png", "noto-sweets/008.png"]  # the labels of a group alternate
     assert files(tmp_path) == [*pictures, "sheet.png"]
     sheet = png.read_settings(tmp_path / "sheet.png")
     assert (sheet["label"], sheet["seed"], sheet["width"]) == (["noto food", "fluent-3d creatures"], [7, 8], 2 * 64 + 6)
@@ -120,7 +120,7 @@ def test_explain_says_what_a_step_runs_on_and_draws_nothing(here, tiny, tmp_path
         (["--scheduler", "eular"], "argument --scheduler: invalid choice: 'eular' .*ddim.*ddpm"),
         (["--dtype", "int8"], "argument --dtype: invalid choice: 'int8' .*bfloat16"),
         (["--steps", "0"], "steps: 0 is not a whole number of at least 1"),
-        (["--steps", "1001"], "steps 1001: emoji-sd was trained with 1000 steps; give a number from 1 to 1000"),
+        (["--steps", "1001"], "steps 1001: emoji-sd was trained with 1000 steps; use 1 to 1000"),
         (["--steps", "2.5"], "argument --steps/--num-inference-steps: invalid int value: '2.5'"),
         (["--num-images", "0"], "num-images: 0 is not a whole number from 1"),
         (["--batch-size", "0"], "argument -b/--batch-size: 0 is not a whole number of at least 1"),
@@ -130,14 +130,14 @@ def test_explain_says_what_a_step_runs_on_and_draws_nothing(here, tiny, tmp_path
         (["--eta", "2"], "eta: 2.0 is not a number from 0 to 1"),
         (["--cfg-scale", "nan"], "cfg-scale: nan is not a number of at least 0"),
         (["--device", "tpu"], "argument --device: tpu is not auto, cpu, cuda or cuda:1"),
-        (["-o", "file/pictures"], "cannot write to file .it is not a folder.; name another place with -o"),
-        (["-m", "emoji64", "-o", "one.png"], r"more than one picture would be one\.png; put {seed} and {label} in -o"),
-        (["-o", "{name}.png"], "-o {name}.png has an unknown field; there are {seed}"),
-        (["-m", "emoji64", "-o", "{prompt}.png"], "-o {prompt}.png asks for a prompt, but these pictures have none"),
+        (["-o", "file/pictures"], "cannot write to file .it is not a folder.; choose another place with -o"),
+        (["-m", "emoji64", "-o", "one.png"], r"two pictures have the name one\.png; put {seed} and {label} in -o"),
+        (["-o", "{name}.png"], "-o {name}.png has an unknown field; use only {seed}"),
+        (["-m", "emoji64", "-o", "{prompt}.png"], "-o {prompt}.png has {prompt}, but these pictures have no prompt"),
         (["-o", "x\ny.jpg"], r"-o x\\ny\.jpg is not the name of a PNG"),
-        (["--grid", "file/grid.png"], "cannot write to file .*; name another place with --grid"),
+        (["--grid", "file/grid.png"], "cannot write to file .*; choose another place with --grid"),
         (["--label", "0", "-s", "1,2", "-o", "{seed}.png", "--grid", "./2.PNG"], "the grid and a picture would both"),
-        (["--from", "none.png"], r"none\.png does not exist; name a PNG"),
+        (["--from", "none.png"], r"none\.png does not exist; give a PNG"),
         (["--from", "file"], "file cannot be read as a PNG .it has no PNG signature."),
         (["--stepz", "3"], "unrecognized arguments: --stepz 3; see fastdiff"),
     ],
@@ -147,10 +147,10 @@ def test_bad_input_is_one_line_and_exit_code_2(here, tmp_path, args, message, re
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     refused(here("sample", *args), message)
-    assert files(tmp_path) == ["file"], "nothing half-written"
+    assert files(tmp_path) == ["file"], "no partial files"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to ask for")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_where_there_is_none(here, tmp_path, refused, files):
     refused(here("sample", "--device", "cuda"), "device: cuda does not exist .* use cpu or auto")
     assert files(tmp_path) == []
@@ -177,7 +177,7 @@ def put_nan(path: Path) -> None:
 
 
 def overflow(path: Path) -> None:
-    """Finite weights whose products are not."""
+    """Make weights finite but their products infinite."""
     state = load_file(path)
     save_file(state | {"conv_in.weight": torch.full(state["conv_in.weight"].shape, 3e38)}, path)
 
@@ -196,24 +196,24 @@ def overflow(path: Path) -> None:
 def test_weights_that_cannot_draw(here, model, damage, code, message, refused):
     damage(model / WEIGHTS)
     refused(here("sample", "-m", model, "--steps", 1, "--label", 0, "--num-images", 1), message, code)
-    assert not (model.parent / "outputs").exists(), "a black picture, or half of one"
+    assert not (model.parent / "outputs").exists(), "no black or partial picture"
 
 
 def test_a_full_disk_is_exit_code_1_and_leaves_no_half_picture(here, tiny, tmp_path, refused, files):
-    resource = pytest.importorskip("resource")  # of Unix: a limit on files' sizes stands in for a full disk
+    resource = pytest.importorskip("resource")  # Unix only; a limit on file sizes simulates a full disk
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
     try:
         done = here("sample", "-m", tiny, "--steps", 1, "--label", 0, "--num-images", 1, "--height", 32)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    refused(done, r"cannot write outputs/class0-0\.png \(File too large\); make room", code=1)
+    refused(done, r"cannot write outputs/class0-0\.png \(File too large\); free space", code=1)
     assert files(tmp_path) == []
 
 
 @pytest.fixture
 def failing(monkeypatch):
-    """Make every step of more than `most` pictures at once fail."""
+    """Make every step of more than `most` pictures fail."""
 
     def failing(most, error):
         step = loop._Loop.step_by_picture

@@ -1,4 +1,4 @@
-"""Streams that are closed, full or unread, folders that are gone, and lines that stay lines."""
+"""Closed, full and unread streams, deleted folders, and messages that stay on one line."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ DRAW = "sample -m $TINY --label 0 --num-images 1 --steps 1"
 
 @pytest.fixture
 def shell(tmp_path, environment, tiny):
-    """Runs `fastdiff ARGS` in a shell, with what stands behind it, such as >&-."""
+    """Runs `fastdiff ARGS` in a shell, with redirections such as >&- after it."""
     environment = environment | {"TINY": str(tiny)}
 
     def run(args: str, behind: str = "", before: str = "") -> subprocess.CompletedProcess:
@@ -48,7 +48,7 @@ def test_what_would_be_printed_on_a_closed_stdout_is_not_made(shell, tmp_path, f
     done = shell(args, ">&-")
     assert done.returncode == 2 and files(tmp_path) == []
     assert done.stderr == (
-        "fastdiff: error: stdout is closed, where the answer would go; leave out >&- or name a file behind >\n"
+        "fastdiff: error: stdout is closed, so the output would be lost; leave out >&-, or redirect it with > FILE\n"
     )
 
 
@@ -112,7 +112,7 @@ def test_the_beginning_and_the_remedy_of_a_long_line_stay(long):
     assert line.startswith("no model '") and line.endswith("; did you mean emoji64?")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="access bits do not bind root")
+@pytest.mark.skipif(os.geteuid() == 0, reason="permission bits do not bind root")
 @pytest.mark.parametrize("args", [["-m", "shut"], ["-m", "shut/model"], ["--from", "shut/a.png"], ["-o", "shut/out"]])
 def test_a_missing_permission_is_said(here, tmp_path, refused, args):
     (tmp_path / "shut").mkdir(mode=0o000)

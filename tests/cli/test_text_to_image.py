@@ -1,4 +1,4 @@
-"""`fastdiff sample` of a Stable Diffusion folder: from prompts to PNG files that draw the same again."""
+"""`fastdiff sample` with a Stable Diffusion folder: from prompts to PNG files that reproduce themselves."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ CUT = "longer than the 24 tokens that the model reads; cut: "
 
 @pytest.fixture
 def sample(tmp_path, monkeypatch, capsys):
-    """Run `fastdiff sample ARGS` on the CPU in tmp_path; returns exit code, stdout and the lines of fastdiff's own."""
+    """Runs `fastdiff sample ARGS` on the CPU in tmp_path. Returns the exit code, stdout and fastdiff's own lines."""
     monkeypatch.chdir(tmp_path)
 
     def run(*args: object) -> tuple[int, str, list[str]]:
@@ -117,7 +117,7 @@ def test_from_redraws_the_same_bytes(sample, text_folder, tmp_path, kind):
     assert sample("--from", "outputs/grid.png", "-o", "all", "--grid")[0] == 0
     for path in (tmp_path / "outputs").iterdir():
         assert (tmp_path / "all" / path.name).read_bytes() == path.read_bytes()
-    # flags win
+    # flags override the PNG's settings
     assert sample("--from", first, "--prompt", "ocean", "--width", 32, "--clip-skip", 0, "-o", "other.png")[0] == 0
     other = png.read_settings("other.png")
     assert (other["prompt"], other["negative_prompt"], other["clip_skip"]) == ("ocean", "the\nocean", None)
@@ -157,7 +157,7 @@ def test_resume_goes_on_and_refuses_another_prompt(sample, text_folder, tmp_path
     ]:
         code, _, said = sample(*args, "--resume", *flags)
         assert code == 2 and message in said[-1]
-    args[3] = "A photo of the cat!"  # of the same name
+    args[3] = "A photo of the cat!"  # has the same file name
     code, _, said = sample(*args, "--resume")
     assert code == 2 and 'was drawn with prompt "a photo of the cat", not "A photo of the cat!"' in said[-1]
     assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == whole
@@ -178,7 +178,7 @@ def test_a_negative_prompt_without_effect_is_said(sample, text_folder):
     args = ["-m", text_folder("sd1"), "--prompt", CAT, "--negative-prompt", LONG, "--steps", 1, "--guidance", 1]
     code, _, said = sample(*args)
     assert code == 0 and len(said) == 2
-    assert said[0] == "fastdiff: negative prompt: without effect, as nothing is guided at cfg-scale 1"
+    assert said[0] == "fastdiff: negative prompt: no effect, because cfg-scale 1 is no guidance"
 
 
 def test_parts_that_are_not_run_are_said_and_explain_draws_nothing(sample, text_folder, tmp_path, files):
@@ -201,28 +201,28 @@ def test_models_says_what_a_text_model_is(fastdiff, text_folder):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "prompt: sd1 draws from a text; give --prompt or --prompt-file"),
+        ([], "prompt: sd1 draws from text; give --prompt or --prompt-file"),
         (["--label", "0"], "label '0': sd1 draws from prompts; leave it out"),
         (["--label", "0", "--prompt", "a"], "label '0': sd1 draws from prompts; leave it out"),
         (["--prompt", "a" * 10_001], "prompt: .* is not a list of up to 50000 texts, each of up to 10000 characters"),
         (["--prompt", "\udcff"], "prompt: .* is not a list of .* characters of Unicode"),
         (["--prompt", "a", "--negative-prompt", "\udcff"], "negative-prompt: .* is not a text of up to 10000"),
-        (["--prompt-file", "none.txt"], "prompt-file none.txt does not exist; name a text file"),
-        (["--prompt-file", "empty.txt"], "prompt-file empty.txt holds no prompt; write one a line"),
-        (["--prompt", "a", "--prompt-file", "empty.txt"], "prompt-file empty.txt holds no prompt"),
-        (["--prompt-file", "latin.txt"], "prompt-file latin.txt is not text in UTF-8; save it as UTF-8"),
-        (["--prompt-file", "sd1"], r"prompt-file sd1 cannot be read \(Is a directory\); name a text file"),
-        (["--prompt", "a", "--clip-skip", "4"], "clip-skip 4: the text encoder of sd1 can do without 0 to 3 of its"),
+        (["--prompt-file", "none.txt"], "prompt-file none.txt does not exist; give a text file"),
+        (["--prompt-file", "empty.txt"], "prompt-file empty.txt has no prompts; write one per line"),
+        (["--prompt", "a", "--prompt-file", "empty.txt"], "prompt-file empty.txt has no prompts"),
+        (["--prompt-file", "latin.txt"], "prompt-file latin.txt is not UTF-8 text; save it as UTF-8"),
+        (["--prompt-file", "sd1"], r"prompt-file sd1 cannot be read \(Is a directory\); give a text file"),
+        (["--prompt", "a", "--clip-skip", "4"], "clip-skip 4: the text encoder of sd1 can skip at most 3 layers"),
         (["--prompt", "a", "--clip-skip", "-1"], "clip-skip: -1 is not a whole number from 0"),
-        (["-m", "sdxl", "--prompt", "a", "--clip-skip", "3"], "clip-skip 3: .* of sdxl can do without 0 to 2"),
+        (["-m", "sdxl", "--prompt", "a", "--clip-skip", "3"], "clip-skip 3: .* of sdxl can skip at most 2 layers"),
         (["--prompt", "a", "--height", "31"], "height 31, width 16: this model draws multiples of 2"),
         (["--prompt", "a", "--width", "0"], "width: 0 is not a whole number from 1 to 65536"),
         (["--prompt", "a", "--horizon", "8"], "horizon 8: sd1 draws pictures, which have none; leave it out"),
         (["--prompt", "a", "--guidance", "-1"], "cfg-scale: -1.0 is not a number of at least 0"),
-        (["--prompt", "a", "-o", "{label}.png"], "-o {label}.png asks for a label, but these pictures have none"),
+        (["--prompt", "a", "-o", "{label}.png"], "-o {label}.png has {label}, but these pictures have no label"),
         (
             ["--prompt", "a", "--prompt", "b", "-o", "{seed}.png"],
-            "more than one picture would be 0.png; put .*{prompt}",
+            "two pictures have the name 0.png; put .*{prompt}",
         ),
         (["-m", "emoji64", "--prompt", "a"], "prompt: emoji64 has no text encoder; leave it out, or give a --label"),
         (["-m", "emoji64", "--label", "0", "--prompt", "a"], "prompt: emoji64 has no text encoder; leave it out"),
@@ -247,13 +247,13 @@ def test_bad_input_is_one_line_and_exit_code_2(sample, text_folder, tmp_path, fi
 
 
 def test_a_record_without_a_prompt_cannot_be_redrawn(sample, text_folder):
-    """As another program might write one that drew from prompt_embeds."""
+    """Another program that draws from prompt_embeds might write such a record."""
     args = ["-m", text_folder("sd1"), "--prompt", CAT, "--steps", 1, "-o", "a.png"]
     assert sample(*args)[0] == 0
     record = {name: value for name, value in png.read_settings("a.png").items() if name != "schema"}
     Path("b.png").write_bytes(png.encode(Image.new("RGB", (16, 16)), record | {"prompt": None}))
     code, _, said = sample("--from", "b.png", "-o", "c.png")
-    assert code == 2 and "draws from a text; give --prompt" in said[0]
+    assert code == 2 and "draws from text; give --prompt" in said[0]
 
 
 LACKING = {
@@ -264,7 +264,7 @@ LACKING = {
     "unet": "config.json does not exist",
     "scheduler": "scheduler_config.json does not exist",
 }
-# Draws with each folder that is named: its exit code, stderr, and whether torch was imported by then.
+# Draws with each given folder, and prints the exit code, stderr, and whether torch has been imported.
 DRAW_WITH_EACH = """
 import contextlib, io, json, sys
 from fastdiff.cli import main

@@ -1,4 +1,4 @@
-"""`fastdiff sample` of models that plan trajectories: a .npy and a plot of each, and what is refused by name."""
+"""`fastdiff sample` with trajectory models: a .npy and a plot per trajectory, and refused flags."""
 
 import json
 import re
@@ -58,8 +58,8 @@ def test_files_that_exist_are_kept_without_overwrite(here, planner, tmp_path, re
     args = ["sample", "-m", planner, "--horizon", 16, "--steps", 1, "--num-images", 1]
     (tmp_path / "outputs").mkdir()
     (tmp_path / "outputs" / "0.npy").write_text("mine")
-    # --resume, which planners refuse, is no remedy
-    refused(here(*args), r"outputs/0\.npy already exists; --overwrite replaces it, -o names another place")
+    # The message must not suggest --resume, which planners refuse.
+    refused(here(*args), r"outputs/0\.npy already exists; --overwrite replaces it, -o chooses another place")
     assert (tmp_path / "outputs" / "0.npy").read_text() == "mine"
     assert here(*args, "--overwrite").returncode == 0
     assert np.load(tmp_path / "outputs" / "0.npy").shape == (14, 16)
@@ -68,11 +68,11 @@ def test_files_that_exist_are_kept_without_overwrite(here, planner, tmp_path, re
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "horizon: planner does not say its own; give --horizon"),
+        ([], "horizon: planner has no default; give --horizon"),
         (["--horizon", 10], r"horizon 10: .*multiples of 4"),
         (["--horizon", 0], "horizon: 0 is not a whole number from 1 to 65536"),
-        (["--horizon", 16, "--grid"], "--grid: planner draws no pictures; leave it out"),
-        (["--horizon", 16, "--resume"], "--resume: planner draws no pictures; leave it out"),
+        (["--horizon", 16, "--grid"], "--grid: planner draws trajectories; leave it out"),
+        (["--horizon", 16, "--resume"], "--resume: planner draws trajectories; leave it out"),
         (["--horizon", 16, "--label", 3], "label '3': planner has no labels"),
         (["--horizon", 16, "--cfg-scale", 2], r"cfg-scale 2\.0: planner has no null label"),
         (["--horizon", 16, "-o", "plan.npy"], r"-o plan\.npy is not the name of a PNG"),

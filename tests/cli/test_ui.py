@@ -1,4 +1,4 @@
-"""`fastdiff ui` and `python app.py`: what they refuse, and that they leave nothing behind."""
+"""`fastdiff ui` and `python app.py`: refused flags, and no files left behind."""
 
 import re
 import signal
@@ -31,13 +31,13 @@ def test_without_gradio(monkeypatch, capsys):
         pytest.param(["--port", "-1"], "-1 is not a port; give one from 1 to 65535, or 0 for a free one", id="-1"),
         pytest.param(["--port", "99999"], "99999 is not a port; give one from 1 to 65535", id="99999"),
         pytest.param(["--host", "0.0.0.0"], "--host 0.0.0.0 lets others draw on this machine; give --auth", id="open"),
-        pytest.param(["--max-minutes", "0"], "0 is not a number of minutes over 0", id="no minutes"),
-        pytest.param(["--max-minutes", "nan"], "nan is not a number of minutes over 0", id="nan minutes"),
+        pytest.param(["--max-minutes", "0"], "0 is not a positive number of minutes", id="no minutes"),
+        pytest.param(["--max-minutes", "nan"], "nan is not a positive number of minutes", id="nan minutes"),
         pytest.param(["--allow-host", "draw.org"], "--allow-host lets others draw on this machine", id="by name"),
         pytest.param(["--share"], "--share lets others draw on this machine; give --auth", id="share"),
         pytest.param(["--auth", "missing"], "--auth missing cannot be read", id="auth"),
         pytest.param(["--auth", "missing", "--no-auth"], "not allowed with argument", id="auth and none"),
-        pytest.param(["--allow-host", "https://a.org"], "https://a.org is not a name such as", id="allowed host"),
+        pytest.param(["--allow-host", "https://a.org"], "https://a.org is not a host name such as", id="allowed host"),
     ],
 )
 def test_refusals(flags, message, capsys, monkeypatch, tmp_path):
@@ -60,8 +60,8 @@ def test_models_that_are_left_out_are_named_and_so_is_a_port_in_use(here, tmp_pa
         done = here("ui", "--device", "cpu", "--port", port, "--models-dir", tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     lines = done.stderr.splitlines()
-    assert re.match(r"fastdiff: model \./gone is left out: .*No such file", lines[0])
-    assert re.match(r"fastdiff: model \./broken is left out: .*model_index.json is not readable JSON", lines[1])
+    assert re.match(r"fastdiff: model \./gone is not offered: .*No such file", lines[0])
+    assert re.match(r"fastdiff: model \./broken is not offered: .*model_index.json is not readable JSON", lines[1])
     assert lines[2:] == [f"fastdiff: error: port {port} at 127.0.0.1 cannot be had; give another --port or --host"]
 
 

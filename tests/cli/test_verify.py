@@ -1,4 +1,4 @@
-"""`fastdiff verify`: it agrees with diffusers where fastdiff does, and says so where it does not."""
+"""`fastdiff verify`: it passes where fastdiff agrees with diffusers, and fails where it does not."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from tests.support.planners import policy, value_function
 
 @pytest.fixture(scope="module")
 def ddpm_folder(tmp_path_factory):
-    """A small unconditional DDPM pipeline that diffusers saved, with weights at which no layer is idle."""
+    """A small unconditional DDPM pipeline saved by diffusers, with weights that make every layer matter."""
     torch.manual_seed(0)
     unet = diffusers.UNet2DModel(
         sample_size=8,
@@ -51,7 +51,7 @@ def test_the_bundled_model_agrees_with_diffusers(here):
 def test_precision_measures_what_8_bits_cost(ddpm_folder, text_folder, capsys):
     assert cli.main(["verify", ddpm_folder, "--precision", "int8", "--device", "cpu"]) == 0
     header, columns, *rows, legend = capsys.readouterr().out.splitlines()
-    assert "int8 weights beside bfloat16, both against float32 on cpu" in header and "dB: PSNR" in legend
+    assert "int8 weights and bfloat16, both against float32 on cpu" in header and "dB: PSNR" in legend
     assert columns.split() == ["bfloat16", "int8"] and len(rows) == 4
     assert cli.main(["verify", str(text_folder("sdxl")), "--precision", "int8", "--device", "cpu", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -72,7 +72,7 @@ def test_precision_of_a_planner(save_planner, capsys, precision):
     _, folder = save_planner("DDPM")
     assert cli.main(["verify", str(folder), "--precision", precision, "--steps", "3", "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
-    assert "3 steps of ddpm" in printed and f"{precision} weights beside bfloat16" in printed
+    assert "3 steps of ddpm" in printed and f"{precision} weights and bfloat16" in printed
 
 
 def test_ddpm_draws_its_step_noise_as_diffusers(ddpm_folder, capsys):
@@ -84,7 +84,7 @@ def test_ddpm_draws_its_step_noise_as_diffusers(ddpm_folder, capsys):
 
 @pytest.fixture(scope="module")
 def dit_folder(tmp_path_factory):
-    """A small DiTPipeline of latents with a learned variance."""
+    """A small latent DiTPipeline with a learned variance."""
     torch.manual_seed(0)
     transformer = diffusers.DiTTransformer2DModel(
         sample_size=4, num_layers=2, num_attention_heads=2, attention_head_dim=8, num_embeds_ada_norm=9, out_channels=8
@@ -206,7 +206,7 @@ def test_a_wrong_weight_is_found(ddpm_folder, capsys, monkeypatch):
 
 
 def refusal(command: str, folder, capfd) -> str:
-    """The one line that `fastdiff COMMAND` ends with."""
+    """Return the single error line of `fastdiff COMMAND`."""
     where = ["-m", str(folder), "-o", str(folder / "pictures")] if command == "sample" else [str(folder)]
     assert cli.main([command, *where, "--device", "cpu"]) == 2
     out, err = capfd.readouterr()
@@ -254,7 +254,7 @@ def test_what_sample_refuses_verify_refuses_in_the_same_words(dit_folder, tmp_pa
 
 
 def test_what_diffusers_alone_refuses_is_one_line(dit_folder, tmp_path, capfd, index_of_shards):
-    """An index needs no metadata here, and does in diffusers."""
+    """diffusers needs metadata in an index, and fastdiff does not."""
     folder = shutil.copytree(dit_folder, tmp_path / "dit")
     index_of_shards(folder / "transformer")
     assert re.search(
@@ -301,7 +301,7 @@ def test_a_vae_that_fastdiff_loads_wrong_is_found(dit_folder, capsys, monkeypatc
     monkeypatch.setattr("fastdiff.pipelines.load_pipeline", load_wrong)
     assert cli.main(["verify", dit_folder, "--device", "cpu"]) == 1
     table = capsys.readouterr().out
-    assert table.count(" FAILED\n") == 2 and table.count("VAE decode") == 1  # the picture and the decoding
+    assert table.count(" FAILED\n") == 2 and table.count("VAE decode") == 1  # the picture and the VAE
 
 
 def test_without_diffusers_the_remedy_is_named(ddpm_folder, capsys, monkeypatch):

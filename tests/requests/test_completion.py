@@ -1,4 +1,4 @@
-"""The choices that a model completes, the pictures that a request asks for, and what a model cannot do."""
+"""Completion of requests: the defaults of a model, the pictures of a request, and requests that a model refuses."""
 
 from dataclasses import replace
 
@@ -88,14 +88,14 @@ def test_a_random_seed_leaves_room_for_all_pictures(monkeypatch):
 @pytest.mark.parametrize(
     ("asked", "card", "message"),
     [
-        ({"num_inference_steps": 1001}, EMOJI64, "steps 1001: emoji64 was trained with 1000 steps; give .* 1 to 1000"),
+        ({"num_inference_steps": 1001}, EMOJI64, "steps 1001: emoji64 was trained with 1000 steps; use 1 to 1000"),
         ({"label": ("notto food",)}, EMOJI64, "did you mean noto food"),
         ({"label": ("217",)}, EMOJI64, "label 217 is out of range"),
         ({"label": ("fluent-3d hearts", "0")}, EMOJI64, "a label is given twice"),
         ({"label": (0,)}, UNCONDITIONAL, "label 0: emoji64 has no labels; leave it out"),
         ({"guidance_scale": 3.0}, UNCONDITIONAL, r"cfg-scale 3\.0: emoji64 has no null label"),
-        ({"guidance_scale": 3.0}, UNNAMED, "has no null label to guide with"),
-        ({"seed": MAX_SEED, "num_images": 2}, EMOJI64, "seed 4294967295: 2 pictures would pass the last seed"),
+        ({"guidance_scale": 3.0}, UNNAMED, "has no null label, which guidance needs"),
+        ({"seed": MAX_SEED, "num_images": 2}, EMOJI64, "seed 4294967295: 2 pictures would exceed the last seed"),
         ({"seed": (1, 2), "num_images": 3}, EMOJI64, "num-images 3: the list has 2 seeds"),
         ({"scheduler": "ddpm", "eta": 0.0}, EMOJI64, "eta 0.0 is an option of ddim"),
         (
@@ -143,9 +143,9 @@ def test_pictures_are_prompts_by_seeds_with_diffusers_defaults(text_card):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({}, "prompt: sd1 draws from a text"),
+        ({}, "prompt: sd1 draws from text"),
         ({"label": (0,), "prompt": ("a",)}, "label 0: sd1 draws from prompts; leave it out"),
-        ({"prompt": ("a",), "clip_skip": 4}, "clip-skip 4: .* 0 to 3 of its layers"),
+        ({"prompt": ("a",), "clip_skip": 4}, "clip-skip 4: .* at most 3 layers"),
         ({"prompt": ("a",), "width": 31}, "height 16, width 31: this model draws multiples of 2"),
         ({"prompt": tuple(map(str, range(300))), "num_images": 200}, "300 prompts x 200 seeds are too many"),
     ],
@@ -189,13 +189,13 @@ def test_one_example_has_the_commands_pictures(exemplary):
 
 
 def test_python_is_given_its_prompts(exemplary):
-    with pytest.raises(InputError, match="prompt: sd1 draws from a text"):
+    with pytest.raises(InputError, match="prompt: sd1 draws from text"):
         complete(Request(), exemplary, LIBRARY)
 
 
 def test_a_folder_without_text_encoders_needs_python(text_card):
     classes = {name: kind for name, kind in text_card.classes.items() if "tokenizer" not in name}
-    with pytest.raises(InputError, match="sd1 has no text encoder, and reads prompt_embeds in Python alone"):
+    with pytest.raises(InputError, match="sd1 has no text encoder; pass prompt_embeds in Python instead"):
         complete(Request(prompt=("a",)), replace(text_card, classes=classes), COMMAND)
 
 
@@ -222,7 +222,7 @@ def test_a_size_is_the_requests_or_the_models():
     assert size(nameless, height=64, width=72) == (64, 72)
     wide = replace(EMOJI64, config=replace(EMOJI64.config, sample_size=(32, 48)))
     assert size(wide) == (32, 48) and size(wide, height=64) == (64, 48)
-    with pytest.raises(InputError, match="width, height: emoji64 was trained at no size of its own; give both"):
+    with pytest.raises(InputError, match="width, height: emoji64 has no default size; give both"):
         size(nameless, height=64)
     with pytest.raises(InputError, match="height 65, width 64: this model draws multiples of 8"):
         size(EMOJI64, height=65)

@@ -1,4 +1,4 @@
-"""The defaults of the command, the page and the library side by side, written out: a change of one is seen here."""
+"""The defaults of the command, the page and the library, written out side by side, so that changes show here."""
 
 import inspect
 from dataclasses import replace
@@ -40,7 +40,7 @@ def _save_dit(folder) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """The bundled models, and folders as diffusers saves them: without a word on how they are drawn best."""
+    """The bundled models, and folders saved by diffusers, which have no fastdiff.json."""
     root = tmp_path_factory.mktemp("models")
     unet = diffusers.UNet2DModel(**TINY)
     diffusers.DDPMPipeline(unet, diffusers.DDPMScheduler()).save_pretrained(root / "ddpm")

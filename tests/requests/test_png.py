@@ -1,4 +1,4 @@
-"""The settings inside a PNG: what is written comes back, other tools read it, hostile files are refused."""
+"""The settings in a PNG: they survive a round trip, other tools read them, and hostile files are refused."""
 
 import json
 import os
@@ -253,12 +253,12 @@ def test_damaged_json_is_refused(text):
 
 @pytest.mark.parametrize("text", ["[]", "7", "null", "{}", '{"schema":2}', '{"schema":true}', '{"schema":"1"}'])
 def test_another_schema_is_refused(text):
-    with pytest.raises(InputError, match="unknown schema"):
+    with pytest.raises(InputError, match="unknown format"):
         png.parse_record(text, "x.png")
 
 
 def test_what_is_not_a_file_is_refused(tmp_path):
-    os.mkfifo(tmp_path / "pipe.png")  # opening it would wait for ever
+    os.mkfifo(tmp_path / "pipe.png")  # opening it would block forever
     for name, reason in [("none.png", "does not exist"), ("", "not a file"), ("pipe.png", "not a file")]:
         with pytest.raises(InputError, match=reason):
             png.read_text(tmp_path / name)

@@ -1,4 +1,4 @@
-"""The lines of a file of prompts."""
+"""The lines of a prompt file."""
 
 import pytest
 

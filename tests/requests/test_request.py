@@ -1,4 +1,4 @@
-"""Flags and PNG settings under one set of rules."""
+"""Requests from flags and from PNG settings, checked by one set of rules."""
 
 from dataclasses import replace
 
@@ -241,7 +241,7 @@ def test_a_folder_without_configs_has_no_card(tmp_path):
 
 
 def test_the_pipeline_has_the_same_choices():
-    """They are written twice: this module must not import torch."""
+    """The names are written twice, because the request module must not import torch."""
     assert ("auto", *devices.DTYPES) == DTYPES
 
 
@@ -264,9 +264,9 @@ def test_prompts_of_flags_and_of_a_file_come_in_that_order(tmp_path):
     ("content", "message"),
     [
         (None, "does not exist"),
-        (b"", "holds no prompt"),
-        (b" \n\r\n", "holds no prompt"),
-        (b"\xff\xfea\0", "is not text in UTF-8"),
+        (b"", "has no prompts"),
+        (b" \n\r\n", "has no prompts"),
+        (b"\xff\xfea\0", "is not UTF-8 text"),
     ],
 )
 def test_a_prompt_file_that_cannot_be_used(tmp_path, content, message):
@@ -310,9 +310,9 @@ def test_the_size_of_a_png_is_its_pictures_and_hangs_on_the_model(tmp_path):
     assert size({}) == (24, 64) and size({"width": 80}) == (24, 80)
     assert size({"model": "another"}) == (None, None)
     grid = {"seed": [1, 2], "prompt": ["a"], "width": 300, "height": 400}
-    assert size({}, **grid) == (None, None), "an old grid does not say"
+    assert size({}, **grid) == (None, None), "an old grid has no picture size"
     assert size({}, **grid, picture_width=32, picture_height=40) == (40, 32)
-    assert size({}, horizon=8) == (None, None), "that of a trajectory's plot"
+    assert size({}, horizon=8) == (None, None), "the size of a trajectory's plot"
 
 
 def test_a_record_says_of_the_precision_only_that_it_is_another():

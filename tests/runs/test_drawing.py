@@ -1,4 +1,4 @@
-"""The drawing of a request: the cells of a run in batches, steps on the way, pictures with their settings."""
+"""Drawing a request: the cells of a run in batches, the progress of each step, and pictures with their settings."""
 
 import gc
 from dataclasses import replace
@@ -112,7 +112,7 @@ def test_the_scheduler_is_the_requests(card):
 
 @pytest.fixture
 def fits(monkeypatch):
-    """Make a step of more than `most` pictures at once fail; returns the sizes of all that were tried."""
+    """Make steps of more than `most` pictures fail. Returns the sizes of all attempted steps."""
 
     def fits(most, error):
         sizes, step = [], _Loop.step_by_picture
@@ -145,7 +145,7 @@ def test_out_of_memory_halves_this_batch_and_those_after_it(tiny, fits):
     expected = [each for at in draw(run, pipe) for each in at.finished]
     sizes = fits(2, torch.OutOfMemoryError("CUDA out of memory"))
     steps = list(draw(run, pipe))
-    assert sizes == [4, 2, 2, 2, 2, *[2] * 6], "the first step of the first batch alone is tried again"
+    assert sizes == [4, 2, 2, 2, 2, *[2] * 6], "only the first step of the first batch is retried"
     assert [at.places for at in steps] == [range(4)] * 2 + [range(i, i + 2) for i in (4, 4, 6, 6, 8, 8)]
     assert [bool(at.step.notice) for at in steps] == [True] * 2 + [False] * 6
     assert [at.done for at in steps] == sorted(at.done for at in steps)
@@ -175,13 +175,13 @@ def test_failures_of_a_device_are_one_line(tiny, fits, error, expected, message)
         assert "\n" not in str(failure.value)
 
 
-LARGE = {"height": 128, "width": 128}  # so that activations, not weights, take most of the memory
+LARGE = {"height": 128, "width": 128}  # activations, not weights, take most of the memory
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestGPU:
-    """A card that 64 pictures do not fit on, and 8 do."""
+    """A GPU with memory for 8 pictures but not for 64."""
 
     REQUEST = Request(
         model="emoji64", label=(1,), num_images=64, num_inference_steps=4, eta=0.5, scheduler="ddim", dtype="bfloat16"
@@ -193,7 +193,7 @@ class TestGPU:
 
     @pytest.fixture
     def measure(self, card, pipe):
-        """Draw 64 pictures in batches; returns them, each step's (first place, index, pictures at once), and bytes."""
+        """Draw 64 pictures. Return them, each step's (first place, index, pictures at once), and the bytes used."""
 
         def measure(batch_size):
             release(pipe)
@@ -231,9 +231,9 @@ class TestGPU:
         limit(least)
         with pytest.raises(MemoryError, match="for 64 pictures at a time; lower batch size") as error:
             pipe(generator=torch.Generator(), class_labels=1, num_images=64, num_inference_steps=3, **LARGE)
-        assert torch.cuda.memory_allocated() - before < 2**26, "the noise, while the error is still there"
+        assert torch.cuda.memory_allocated() - before < 2**26, "the noise was kept alive by the error"
         assert error.value.__context__ is None
-        limit(torch.cuda.memory_reserved() + 8 * 10**7)  # enough for what two pictures of this size start from
+        limit(torch.cuda.memory_reserved() + 8 * 10**7)  # enough for the initial noise of two pictures
         with pytest.raises(MemoryError, match="for 1 picture at a time; lower height or width or use another device"):
             pipe(class_labels=1, num_images=2, num_inference_steps=3, height=1024, width=1024)
         del error

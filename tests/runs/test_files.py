@@ -50,12 +50,12 @@ def test_an_existing_folder_is_taken_as_it_is_named(tmp_path):
         ("{}.png", "unknown field"),
         ("{seed:1000000000}.png", "unknown field"),
         ("{label:>9}.png", "unknown field"),
-        ("{seed.png", "is not a pattern"),
-        ("}.png", "is not a pattern"),
+        ("{seed.png", "is not a valid pattern"),
+        ("}.png", "is not a valid pattern"),
         ("{seed}", "is not the name of a PNG"),
         ("x.jpg", "is not the name of a PNG"),
-        ("{label}.png", "asks for a label, but these pictures have none; leave out {label}"),
-        ("{prompt}.png", "asks for a prompt, but these pictures have none; leave out {prompt}"),
+        ("{label}.png", "has {label}, but these pictures have no label; leave it out"),
+        ("{prompt}.png", "has {prompt}, but these pictures have no prompt; leave it out"),
     ],
 )
 def test_what_is_not_a_pattern_is_refused(out, reason):
@@ -68,7 +68,7 @@ def test_paths_names_every_picture_in_order(tmp_path):
     paths = files.picture_paths(f"{tmp_path}/new/{{label}}-{{seed:03d}}.png", cells, ["a-b", "a-b", "class4"])
     assert [path.name for path in paths] == ["a-b-001.png", "a-b-002.png", "class4-001.png"]
     files.check(paths, may_exist=False)
-    assert not (tmp_path / "new").exists(), "a check makes nothing"
+    assert not (tmp_path / "new").exists(), "a check creates nothing"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_paths_names_every_picture_in_order(tmp_path):
     ids=["one-name-for-two", "names-that-differ-in-case-only"],
 )
 def test_paths_refuses_two_pictures_of_one_name(tmp_path, pattern, names):
-    with pytest.raises(InputError, match="more than one picture would be"):
+    with pytest.raises(InputError, match="two pictures have the name"):
         files.picture_paths(f"{tmp_path}/{pattern}", [Cell(1, 0, "x"), Cell(1, 1, "y")], names)
 
 
@@ -128,12 +128,12 @@ def test_what_cannot_be_written_is_refused(tmp_path, where, reason):
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has such names")
 def test_a_name_that_the_locale_has_no_letters_for(tmp_path):
-    """A prompt's or a label's, where the locale is no UTF-8; half a surrogate pair has letters in none."""
-    with pytest.raises(InputError, match=r"names of files are .* in this locale.*; set a locale of UTF-8, or name"):
+    """A name from a prompt or label, in a locale other than UTF-8. No locale can encode half a surrogate pair."""
+    with pytest.raises(InputError, match=r"file names are .* in this locale.*; set a UTF-8 locale, or choose"):
         files.check([tmp_path / "\ud800.png"], may_exist=True)
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="access bits do not bind root")
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="permission bits do not bind root")
 def test_a_read_only_folder_is_refused(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(InputError, match="Permission denied"):
@@ -154,7 +154,7 @@ def test_write_makes_folders_and_leaves_only_the_file(tmp_path, overwrite):
 def test_write_never_replaces_a_file_that_appeared_since_the_check(tmp_path):
     path = tmp_path / "1.png"
     path.write_bytes(b"other")
-    with pytest.raises(OSError, match="appeared while it was being drawn and was kept"):
+    with pytest.raises(OSError, match="appeared during the drawing and was kept"):
         files.write(path, b"mine", overwrite=False)
     assert path.read_bytes() == b"other" and os.listdir(tmp_path) == ["1.png"]
     files.write(path, b"mine", overwrite=True)
@@ -175,7 +175,7 @@ def test_write_is_exclusive_without_hard_links_too(tmp_path, monkeypatch):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
-    with pytest.raises(OSError, match=r"cannot write .*1\.png \(No space left on device\); make room"):
+    with pytest.raises(OSError, match=r"cannot write .*1\.png \(No space left on device\); free space"):
         files.write(tmp_path / "1.png", b"data", overwrite=False)
     assert os.listdir(tmp_path) == []
 

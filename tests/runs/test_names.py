@@ -1,4 +1,4 @@
-"""Labels in file names: safe on every system, and a name of its own for each label of a model."""
+"""Labels in file names: safe on every system, and unique for each label of a model."""
 
 import pytest
 from hypothesis import given

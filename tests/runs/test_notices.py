@@ -1,4 +1,4 @@
-"""Lines that a run says before it draws."""
+"""Notices that a run prints before it draws."""
 
 from dataclasses import replace
 
@@ -29,11 +29,11 @@ def test_there_is_nothing_to_say_as_a_rule(run):
 
 def test_a_negative_prompt_that_counts_for_nothing(run):
     drawn = run(negative_prompt=LONG, guidance_scale=0.5)
-    assert find_notices(drawn) == ["negative prompt: without effect, as nothing is guided at cfg-scale 0.5"]
+    assert find_notices(drawn) == ["negative prompt: no effect, because cfg-scale 0.5 is no guidance"]
     drawn = run(negative_prompt="fog")
     lcm = replace(drawn, card=replace(drawn.card, config=replace(drawn.card.config, time_cond_proj_dim=8)))
     assert find_notices(lcm) == [
-        "negative prompt: without effect, as sd is told the guidance scale, and guided by nothing else"
+        "negative prompt: no effect, because sd takes the guidance scale as an input and has no unconditional half"
     ]
     assert find_notices(run(negative_prompt="", guidance_scale=1.0)) == []
 

@@ -1,4 +1,4 @@
-"""Where a run's pictures go: every file is named and checked before one is drawn, and written with its settings."""
+"""The files of a run: all are named and checked before drawing, and written with their settings."""
 
 from pathlib import Path
 
@@ -54,8 +54,8 @@ def test_the_grid_lies_beside_the_pictures_or_where_it_is_named(run, tmp_path, m
     [
         ("{label}{seed}.png", "fluent-3d-hearts7.png", "the grid and a picture would both be"),
         ("pictures", "sheet.jpg", "--grid 'sheet.jpg' is not the name of a PNG"),
-        ("pictures", "old.png", "old.png already exists; --overwrite replaces it, .* --grid names another place"),
-        ("old.png", False, "more than one picture would be"),
+        ("pictures", "old.png", "old.png already exists; --overwrite replaces it, .* --grid chooses another place"),
+        ("old.png", False, "two pictures have the name"),
     ],
 )
 def test_refusals_come_before_a_picture_is_drawn(run, tmp_path, monkeypatch, out, grid, message):
@@ -76,7 +76,7 @@ def test_a_grid_whose_prompts_no_png_could_hold_is_refused(text_folder, tmp_path
     request = Request(prompt=tuple(f"{i} {'雪' * 9000}" for i in range(20)))
     run = Run.prepare(request, ModelCard.read("sd", text_folder("sd1")), COMMAND)
     assert len(check(run, tmp_path).paths) == 20
-    with pytest.raises(InputError, match="--grid: its prompts are too long for the settings of one PNG; leave it out"):
+    with pytest.raises(InputError, match="--grid: the prompts are too long for the settings of one PNG; leave it out"):
         check(run, tmp_path, grid=True)
 
 

@@ -1,4 +1,4 @@
-"""Line plots of trajectories: pictures whose lines are where the numbers say."""
+"""Line plots of trajectories: the lines match the numbers."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from fastdiff.runs.plot import HEIGHT, WIDTH, draw_lines
 
 
 def columns_of(image, colour) -> dict[int, float]:
-    """The middle height of a line's pixels in each column of pixels that has some, left of the legend."""
+    """Return the mean height of a line's pixels in each column that has any, left of the legend."""
     pixels = np.asarray(image, dtype=int)[:, : plot._BOX[2]]
     rows, columns = np.nonzero((abs(pixels - colour) < 40).all(axis=2))
     return {int(column): float(rows[columns == column].mean()) for column in np.unique(columns)}
@@ -21,10 +21,10 @@ def test_a_line_for_each_channel_goes_through_its_numbers():
     rising, level, jagged = (columns_of(image, plot._colour(channel, 3)) for channel in range(3))
     left, right = min(rising), max(rising)
     assert (left, right) == pytest.approx((plot._BOX[0] + 8, plot._BOX[2] - 8), abs=2)
-    assert rising[left + 3] > rising[(left + right) // 2] > rising[right - 3], "up is more"
+    assert rising[left + 3] > rising[(left + right) // 2] > rising[right - 3], "larger values are higher"
     assert np.ptp(list(level.values())) <= 1
     quarter = left + (right - left) // 4
-    assert jagged[quarter] == pytest.approx(max(jagged.values()), abs=4), "its lowest number is at position 1"
+    assert jagged[quarter] == pytest.approx(max(jagged.values()), abs=4), "the lowest value is at position 1"
     slope = (rising[right - 3] - rising[left + 3]) / (right - left - 6)
     assert rising[quarter] == pytest.approx(rising[left + 3] + slope * (quarter - left - 3), abs=1.5), "it is straight"
 
@@ -44,7 +44,7 @@ def test_a_line_for_each_channel_goes_through_its_numbers():
 def test_any_finite_trajectory_is_drawn(trajectory):
     image = draw_lines(trajectory.astype(np.float32))
     assert image.size == (WIDTH, HEIGHT)
-    assert columns_of(image, plot._colour(len(trajectory) - 1, len(trajectory))), "the line that is drawn last"
+    assert columns_of(image, plot._colour(len(trajectory) - 1, len(trajectory))), "the last channel's line"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The contact sheet: its shape, its bounds, and each picture at its place."""
+"""The contact sheet: its shape, its size limit, and the place of each picture."""
 
 import pytest
 from PIL import Image

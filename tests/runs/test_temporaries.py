@@ -1,4 +1,4 @@
-"""Temporary files: those of a process that is gone are removed, never those of one that lives or of another host."""
+"""Temporary files: those of dead processes are removed, those of live processes and other hosts are not."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ import pytest
 
 from fastdiff.runs import temporaries
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is removed where there are no locks")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is removed without locks")
 
 HOLD = """if True:
     import sys
@@ -29,7 +29,7 @@ def test_it_holds_the_data_and_goes(tmp_path):
     with temporaries.holding(tmp_path, b"data") as path:
         assert path.read_bytes() == b"data" and path.parent == tmp_path
         temporaries.remove_abandoned(tmp_path)
-        assert path.exists(), "its process lives"
+        assert path.exists(), "its process is alive"
     assert os.listdir(tmp_path) == []
 
 

@@ -1,4 +1,4 @@
-"""Files written beside the drawing: in order, whatever ends the run, and with room for so many at most."""
+"""Files written in threads while drawing: in order, however the run ends, and with a bounded queue."""
 
 import threading
 from collections.abc import Sequence
@@ -12,21 +12,21 @@ from fastdiff.runs.writing import Writer, write_beside
 
 
 class Picture(int):
-    """The number of a picture, as a Finished that is told by its number."""
+    """A stand-in for Finished, identified by the number of its picture."""
 
     image = Image.new("RGB", (8, 4))
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a run: as much of a Progress as is told."""
+    """A stand-in for Progress."""
 
-    name: tuple[int, int]  # its batch, and its place there
+    name: tuple[int, int]  # batch, and step in the batch
     finished: Sequence[Picture]
 
 
 def steps_of(batches: int, size: int = 2, told=lambda batch, step: None):
-    """Two steps of each batch; the second one has its pictures: their numbers."""
+    """Two steps per batch. The second one has the batch's pictures, as numbers."""
     for batch in range(batches):
         for step in range(2):
             told(batch, step)
@@ -53,7 +53,7 @@ def test_drawing_goes_on_while_a_picture_is_written(room, monkeypatch):
 
     results = shown(write_beside(steps_of(3, told=told), write))
     assert [name for name, _ in results[:4]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert [written for _, written in results[:3]] == [[], [], []], "the first is held up until the second batch's end"
+    assert [written for _, written in results[:3]] == [[], [], []], "the first write lasts until the second batch ends"
     assert [number for _, written in results for number in written] == list(range(6))
 
 
@@ -64,7 +64,7 @@ def test_at_the_end_each_comes_as_soon_as_it_is_written():
     for number in range(3):
         room.release()
         again, written = next(results)
-        assert (again, written) == (Step((0, 1), ()), [number]), "the step's pictures are told once"
+        assert (again, written) == (Step((0, 1), ()), [number]), "the step's pictures are reported once"
 
 
 def test_who_waits_sees_a_batch_before_the_next():

@@ -24,9 +24,9 @@ def card(tunes, monkeypatch):
 def test_a_row_for_each_shape_then_the_table(card, capsys, tmp_path):
     assert cli.main(["tune", "emoji64_b64", "dit_b2"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "emoji64_b64  doubling 64: 2000.0 us, at best 1000.0 us; ['fast', 4] instead of ['usual', 4], 4 of 7 refused",
-        "dit_b2  doubling 2: 2000.0 us, at best 1000.0 us; ['fast', 4] instead of ['usual', 4], 4 of 7 refused",
-        f"the table is {tmp_path / 'nvidia-tiny.json'}",
+        "emoji64_b64  doubling 64: 2000.0 us, best 1000.0 us; ['fast', 4] instead of ['usual', 4], 4 of 7 refused",
+        "dit_b2  doubling 2: 2000.0 us, best 1000.0 us; ['fast', 4] instead of ['usual', 4], 4 of 7 refused",
+        f"saved in {tmp_path / 'nvidia-tiny.json'}",
     ]
     choices = json.loads((tmp_path / "nvidia-tiny.json").read_text())["choices"]
     assert choices == {"doubling": {"64": list(FAST), "2": list(FAST)}}
@@ -83,8 +83,8 @@ def test_a_model_of_ones_own_is_drawn():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["emoji63_b1"], "WORKLOAD: there is no 'emoji63_b1'; use ddpm32_b1, "),
-        (["dit_b2", "--model", "emoji64"], "--model: a model of yours is tuned instead of workloads; give one or the "),
+        (["emoji63_b1"], "unknown WORKLOAD 'emoji63_b1'; use ddpm32_b1, "),
+        (["dit_b2", "--model", "emoji64"], "--model and WORKLOAD exclude each other; give only one"),
         (["--batch-size", "0"], "argument --batch-size: 0 is not a whole number of at least 1; see fastdiff tune "),
     ],
     ids=["workload", "both", "batch-size"],

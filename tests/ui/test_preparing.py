@@ -27,7 +27,7 @@ LIMITS = Limits(pictures=4, steps=50, side=128, batch_size=4)
         pytest.param({"seed": "1e3"}, "seed: '1e3' is not", id="seed as text"),
         pytest.param({"seed": [1, 2]}, r"seed: \[1, 2\] is not", id="seed list"),
         pytest.param({"seed": None}, "seed: None is not", id="empty seed field"),
-        pytest.param({"seed": MAX_SEED, "num_images": 2}, "would pass the last seed", id="seeds past the end"),
+        pytest.param({"seed": MAX_SEED, "num_images": 2}, "would exceed the last seed", id="seeds past the end"),
         pytest.param({"num_images": 5}, "num_images: 5 is not a whole number from 1 to 4", id="too many pictures"),
         pytest.param({"num_images": 10**6}, "num_images: 1000000 is not", id="a million pictures"),
         pytest.param({"batch_size": 0}, "batch_size: 0 is not", id="empty batch"),

@@ -72,7 +72,7 @@ def test_it_ends_in_the_midst_of_a_step_with_a_page_and_a_stream_open(sign, tmp_
 
 def test_beyond_this_machine_the_addresses_are_real_and_it_says_what_that_means(tmp_path):
     with process(tmp_path, "--host", "0.0.0.0", "--no-auth") as (server, address):
-        assert "everybody who reaches one of these addresses can draw" in server.stderr.readline()
+        assert "everybody who can reach one of these addresses can use" in server.stderr.readline()
         assert "0.0.0.0" not in address and httpx.get(f"{address}/config").status_code == 200
 
 

@@ -1,11 +1,11 @@
-"""5,000 tiny pictures, and 20 times a worker or all are ended by SIGKILL: every picture is there once, the same.
+"""Draw 5,000 tiny pictures with 20 SIGKILLs of one or all workers: every picture exists once, with the same bits.
 
     python -m tests.bulk.soak [--pictures N] [--kills N] [--workers N ...] [--model DIR] [--flags "..."] [--save [FILE]]
 
-A first run draws them undisturbed, by one worker. Another, of each number of workers, is killed at random moments, one
-worker or all with their launcher in turn of chance; whenever nothing is left, the same command is typed again. Then the
-hashes of all shards and of all pixels are compared, every shard is verified, and what lies about is looked for.
-With --save the result is kept in benchmarks/results/soak.json, or in a file of another name. On GPUs:
+The first run is undisturbed, with one worker. Then a run with each number of workers is killed at random moments: at
+random, either one worker, or all workers and their launcher. When no process is left, the same command runs again. At
+the end, the hashes of all shards and pixels are compared, every shard is verified, and leftover files are searched.
+With --save, the result is kept in benchmarks/results/soak.json or another file. On GPUs:
 
     python benchmarks/pictures/bulk_folders.py ddpm32 /tmp/ddpm32
     python -m tests.bulk.soak --pictures 50000 --kills 6 --workers 1 2 --model /tmp/ddpm32 --flags "--steps 50" \\
@@ -35,8 +35,8 @@ from fastdiff.bulk.folder import Record, data_sha256
 from tests.bulk.soak.killing import children, kill, kill_all
 
 RESULT = Path(__file__).parents[3] / "benchmarks" / "results" / "soak.json"
-LONGEST = 3600.0  # seconds of a run
-SHARE = 0.6  # of the undisturbed seconds between two kills at most, so that it is not done before the last
+LONGEST = 3600.0  # limit of a run in seconds
+SHARE = 0.6  # upper limit of the time between kills, scaled so that all kills happen before the run is done
 
 
 def main() -> None:
@@ -44,9 +44,9 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=5000)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--workers", type=int, nargs="+", default=[2])
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--model", help="(default: a tiny one of random weights)")
-    parser.add_argument("--flags", default="--steps 2 --device cpu", help="further flags of fastdiff bulk")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
+    parser.add_argument("--model", help="(default: a tiny model with random weights)")
+    parser.add_argument("--flags", default="--steps 2 --device cpu", help="more flags for fastdiff bulk")
     parser.add_argument("--save", nargs="?", type=Path, const=RESULT, metavar="FILE")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def soak(args: argparse.Namespace, folder: Path) -> dict:
-    """Run all, and return what is found."""
+    """Do all runs and return the results."""
     model = args.model or save_tiny(folder / "model")
     command = ["-m", model, "--num-images", args.pictures, *shlex.split(args.flags)]
     command = [sys.executable, "-m", "fastdiff", "bulk", *map(str, command)]
@@ -89,14 +89,14 @@ def soak(args: argparse.Namespace, folder: Path) -> dict:
 
 
 def draw_with_kills(command: list, folder: Path, args: argparse.Namespace, alone: float) -> dict[str, int]:
-    """Run a command until it ends by itself, killing at random moments until that was done often enough."""
+    """Run a command until it finishes by itself, and kill it at random moments until enough kills are done."""
     chance, killed = random.Random(args.seed), {"one worker": 0, "all": 0}
     deadline = time.monotonic() + LONGEST
     launcher = subprocess.Popen(command)
     while time.monotonic() < deadline:
         is_last = sum(killed.values()) == args.kills
         if not is_last and launcher.poll() is None and not read_leases(folder / "shards"):
-            time.sleep(0.05)  # until somebody draws
+            time.sleep(0.05)  # until a worker draws
             continue
         with contextlib.suppress(subprocess.TimeoutExpired):
             launcher.wait(LONGEST if is_last else chance.uniform(0, SHARE * alone / args.kills))
@@ -117,13 +117,13 @@ def draw_with_kills(command: list, folder: Path, args: argparse.Namespace, alone
 
 
 def read(folder: Path) -> dict[str, tuple[str, str]]:
-    """The hashes of each shard."""
+    """Return the hashes of each shard."""
     found = {path.stem: Record.read(path) for path in sorted((folder / "shards").glob("??????.json"))}
     return {name: (record.sha256, record.pixels_sha256) for name, record in found.items() if record is not None}
 
 
 def find_faults(folder: Path, pictures: int) -> list[str]:
-    """Find what should not be there, or should be and is not."""
+    """Return a line for each missing, damaged or leftover file."""
     faults = [f"{name} was given up: {why}" for name, why in Attempts(folder / "shards").given_up().items()]
     for name, (sha256, _) in read(folder).items():
         if data_sha256(folder / name) != sha256:
@@ -132,13 +132,13 @@ def find_faults(folder: Path, pictures: int) -> list[str]:
     if sorted(names) != [f"{i:06d}.png" for i in range(pictures)]:
         faults.append(f"{len(names)} pictures, {len(set(names))} different, of {pictures}")
     known = {"plan.json", "shards", *read(folder)}
-    faults += [f"{path.name} lies about" for path in folder.iterdir() if path.name not in known]
-    faults += [f"{path.name} lies about" for path in (folder / "shards").glob("*.attempts.json")]
+    faults += [f"{path.name} is left over" for path in folder.iterdir() if path.name not in known]
+    faults += [f"{path.name} is left over" for path in (folder / "shards").glob("*.attempts.json")]
     return faults
 
 
 def save_tiny(folder: Path) -> Path:
-    """Save a tiny U-Net of random weights, 8 x 8."""
+    """Save a tiny U-Net with random weights, 8 x 8."""
     from tests.support.tiny import UNET, save_unet
 
     return save_unet(folder, **UNET)

@@ -1,4 +1,4 @@
-"""Processes of a bulk run, and their end without warning."""
+"""Find and kill the processes of a bulk run."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from tests.support.waiting import TIMEOUT
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started and that still run."""
+    """Return the running child processes of a process."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -23,20 +23,20 @@ def children(pid: int) -> list[int]:
 
 
 def kill(pid: int) -> None:
-    """End a process at once."""
+    """Kill a process."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 def kill_all(launcher: subprocess.Popen) -> None:
-    """End a launcher and its workers, all at once."""
+    """Kill a launcher and all its workers at once."""
     for pid in [*children(launcher.pid), launcher.pid]:
         kill(pid)
     launcher.wait()
 
 
 def wait_for(condition: Callable[[], object], launcher: subprocess.Popen, seconds: float = TIMEOUT) -> None:
-    """Wait until a condition holds, while the launcher runs."""
+    """Wait until a condition holds while the launcher runs."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert launcher.poll() is None, launcher.communicate()[1]

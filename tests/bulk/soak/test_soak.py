@@ -1,4 +1,4 @@
-"""The soak itself, of a hundred pictures and one kill."""
+"""The soak test itself, with a hundred pictures and one kill."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ from tests.bulk.soak.__main__ import draw_with_kills, find_faults, read
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform == "win32", reason="kills"),
-    pytest.mark.usefixtures("one_thread"),  # as a worker has
+    pytest.mark.usefixtures("one_thread"),  # like a worker
 ]
 
 
@@ -31,6 +31,6 @@ def test_faults_are_found(make_plan, worker, tmp_path):
     assert find_faults(out, 7) == []
     (out / "000001" / "000006.png").write_bytes(b"")
     (out / "left.tmp").touch()
-    assert find_faults(out, 7) == ["000001 is not what its JSON file says", "left.tmp lies about"]
+    assert find_faults(out, 7) == ["000001 is not what its JSON file says", "left.tmp is left over"]
     (out / "000001" / "000006.png").unlink()
     assert "6 pictures, 6 different, of 7" in find_faults(out, 7)

@@ -138,7 +138,7 @@ def test_a_grid_of_prompts_gives_its_first_picture(upload):
         pytest.param(header() + text(b"[" * 100_000) + END, "damaged", id="deep nesting"),
         pytest.param(header() + text(b'{"schema":1,"seed":' + b"9" * 5000 + b"}") + END, "damaged", id="huge number"),
         pytest.param(header() + text(b'{"schema":1,"eta":NaN}') + END, "damaged", id="NaN"),
-        pytest.param(header() + text(RECORD | {"schema": 2}) + END, "unknown schema", id="a newer schema"),
+        pytest.param(header() + text(RECORD | {"schema": 2}) + END, "unknown format", id="a newer schema"),
         pytest.param(header() + text(RECORD | {"seed": "__import__('os')"}) + END, "cannot be used: seed", id="code"),
         pytest.param(header() + text(RECORD | {"seed": -1}) + END, "cannot be used: seed", id="seed -1"),
         pytest.param(header() + text(RECORD | {"model": ["x"]}) + END, "cannot be used: model", id="list as model"),

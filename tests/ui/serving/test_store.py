@@ -190,5 +190,5 @@ def test_pictures_of_browsers_are_their_own_within_quotas(engine, serve, visit_a
 
 def test_an_outputs_folder_that_cannot_be(engine, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"cannot write to .*file \(it is not a folder\); name another place with --o"):
+    with pytest.raises(InputError, match=r"cannot write to .*file \(it is not a folder\); choose another place with "):
         serving(engine, Limits(), outputs=tmp_path / "file").__enter__()
