@@ -181,8 +181,8 @@ def refused_step(kind, num_inference_steps, timestep, options=None, **kwargs):
 ZERO_SNR = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing", "clip_sample": False}
 REFUSED = {
     "ddim-before-set-timesteps": (lambda: refused_step("ddim", None, 10), "call set_timesteps before step"),
-    "ddim-timestep-past-the-training": (lambda: refused_step("ddim", 5, 1000), "timestep is 1000; it is from 0 to 999"),
-    "ddpm-negative-timestep": (lambda: refused_step("ddpm", None, -1), "timestep is -1; it is from 0 to 999"),
+    "ddim-timestep-past-the-training": (lambda: refused_step("ddim", 5, 1000), "timestep is 1000; it must be from 0"),
+    "ddpm-negative-timestep": (lambda: refused_step("ddpm", None, -1), "timestep is -1; it must be from 0 to 999"),
     "ddpm-timestep-not-of-the-run": (lambda: refused_step("ddpm", 5, 3), "timestep 3 is not one of the scheduler's"),
     "two-noises": (
         lambda: refused_step("ddim", 5, 400, eta=1.0, variance_noise=torch.zeros(PICTURE)),
@@ -202,9 +202,9 @@ REFUSED = {
     "unknown-option": (lambda: fastdiff.DDPMScheduler(beta_edn=0.1), "DDPMScheduler: unknown option beta_edn"),
     "another-scheduler": (
         lambda: scheduler_from_config({"_class_name": "EDMEulerScheduler"}),
-        "the model's scheduler is EDMEulerScheduler; choose the scheduler ddim, ddpm, euler",
+        "the model's scheduler EDMEulerScheduler is not supported; choose the scheduler ddim, ddpm, euler",
     ),
-    "no-scheduler": (lambda: scheduler_from_config({}), "the model's scheduler is without a _class_name"),
+    "no-scheduler": (lambda: scheduler_from_config({}), "the model's scheduler without a _class_name is not supported"),
     "unknown-name": (lambda: scheduler_from_config({}, "eular"), "scheduler 'eular' is unknown; use ddim, ddpm, euler"),
     "eta-for-ddpm": (lambda: fastdiff.DDPMScheduler().schedule(5, eta=0.5), "eta is an option of ddim"),
     "clipped-for-ddpm": (

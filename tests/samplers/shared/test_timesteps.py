@@ -45,8 +45,8 @@ REFUSED_TIMESTEPS = {
     "fractions": ([2.0, 1.0], "whole numbers"),
     "ascending": ([1, 2], "do not descend"),
     "repeated": ([5, 5, 1], "do not descend"),
-    "past-the-training": ([1000, 3], "timesteps 1000 to 3 leave the training's 999 to 0"),
-    "negative": ([3, -1], "timesteps 3 to -1 leave"),
+    "past-the-training": ([1000, 3], "timesteps 1000 to 3 are outside the training's 999 to 0"),
+    "negative": ([3, -1], "timesteps 3 to -1 are outside"),
     "nested": ([[3, 1]], "not a list"),
 }
 
