@@ -322,7 +322,7 @@ def test_a_generator_of_another_device_is_refused_before_the_first_step():
 @pytest.mark.parametrize("side", ["height", "width"])
 def test_latents_of_another_size_than_asked_for(side):
     stream(latents=X, **{side: 8})
-    with pytest.raises(InputError, match=f"latents: they make pictures of {side} 8, and {side} is 16"):
+    with pytest.raises(InputError, match=f"latents: they make pictures of {side} 8, but {side} is 16"):
         stream(latents=X, **{side: 16})
 
 
