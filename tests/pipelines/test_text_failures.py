@@ -309,11 +309,11 @@ def parts(text_folder):
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"unet": 3}, "unet: 3 is none; give a UNet2DConditionModel of fastdiff"),
-        ({"unet": UNet2DModel}, "unet: .* is none; give a UNet2DConditionModel of fastdiff"),
-        ({"vae": None}, "vae: None is none; give an AutoencoderKL of fastdiff"),
-        ({"text_encoder": 3}, "text_encoder: 3 is none; give a CLIPTextModel of fastdiff"),
-        ({"tokenizer": "a"}, "tokenizer: 'a' is none; give a CLIPTokenizer of fastdiff"),
+        ({"unet": 3}, "unet: 3 has the wrong type; give a UNet2DConditionModel of fastdiff"),
+        ({"unet": UNet2DModel}, "unet: .* has the wrong type; give a UNet2DConditionModel of fastdiff"),
+        ({"vae": None}, "vae: None has the wrong type; give an AutoencoderKL of fastdiff"),
+        ({"text_encoder": 3}, "text_encoder: 3 has the wrong type; give a CLIPTextModel of fastdiff"),
+        ({"tokenizer": "a"}, "tokenizer: 'a' has the wrong type; give a CLIPTokenizer of fastdiff"),
         ({"tokenizer": None}, "text_encoder: it goes with a tokenizer of its own; give both"),
         ({"text_encoder": None}, "text_encoder: it goes with a tokenizer of its own; give both"),
         ({"scheduler": 3}, "scheduler: int is not a scheduler; give one"),

@@ -1,4 +1,4 @@
-"""The interface of our schedulers beside diffusers': configs and their conversion, saved files, results, refusals."""
+"""Our schedulers' interface against diffusers': configs and their conversion, saved files, results, refusals."""
 
 import copy
 import inspect
@@ -28,7 +28,7 @@ def generator():
 
 
 def step(scheduler, timestep, **kwargs):
-    """A step from fixed random pictures, with fixed noise unless another is given."""
+    """Return a step from fixed random pictures, with fixed noise unless the caller gives another."""
     output, sample = torch.randn((2, *PICTURE), generator=generator())
     return scheduler.step(output, timestep, sample, **{"generator": generator(), **kwargs})
 
@@ -70,7 +70,7 @@ def config_values(scheduler):
 @pytest.mark.parametrize("target", BOTH)
 @pytest.mark.parametrize("source", BOTH)
 def test_configs_travel_between_schedulers_and_libraries(source, target):
-    """As diffusers' pipelines convert them: what the target has is taken, the rest is kept for the way back."""
+    """As in diffusers, the target takes the options that it has and keeps the others for the way back."""
     special = {"variance_type": "fixed_large"} if source == "ddpm" else {"set_alpha_to_one": False}
     options = {"beta_end": 0.03, "timestep_spacing": "trailing", **special}
     theirs, ours = THEIRS[source](**options), SCHEDULERS[source](**options)
@@ -148,7 +148,7 @@ def test_schedulers_are_copied_and_pickled(kind):
 
 
 def test_the_schedule_is_the_scheduler():
-    """The pipeline's table and the scheduler's steps are the same numbers."""
+    """The pipeline's table and the scheduler's steps have the same numbers."""
     ours = fastdiff.DDIMScheduler(timestep_spacing="trailing")
     ours.set_timesteps(10)
     schedule = ours.schedule(10, eta=0.5, use_clipped_model_output=True)

@@ -1,4 +1,4 @@
-"""A schedule: its table, what its steps are told, and runs that cannot be."""
+"""A schedule: its table, the options of its steps, and undefined runs."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Timesteps of a run: how many, in which order, and which cannot be."""
+"""The timesteps of a run: their number, their order, and invalid ones."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from fastdiff.samplers.shared.timesteps import custom_timesteps, spaced_timestep
 
 @pytest.mark.parametrize("steps", [1, 29, 58, 97, 999, 1000])
 def test_trailing_gives_as_many_steps_as_asked(steps):
-    """np.arange rounds to one value too many for some, of which diffusers makes timestep -1."""
+    """np.arange can round to one value too many, which becomes timestep -1 in diffusers."""
     for total in (100, 1000):
         timesteps = spaced_timesteps(
             DDIMConfig(num_train_timesteps=total, timestep_spacing="trailing"), min(steps, total)
