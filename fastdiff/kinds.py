@@ -55,6 +55,6 @@ Horizon = Annotated[int, Interval(ge=1, le=2**16)]
 Label = Annotated[int, Interval(ge=0, le=MAX_LABELS)]
 Pixels = Annotated[int, Interval(ge=1, le=2**16)]  # a picture's height or width
 Seed = Annotated[int, Interval(ge=0, le=MAX_SEED)]
-Prompt = Annotated[str, Len(0, MAX_PROMPT), Wanted(f"a string of up to {MAX_PROMPT} Unicode characters")]
+Prompt = Annotated[str, Len(0, MAX_PROMPT), Wanted(f"a string of up to {MAX_PROMPT} characters of Unicode")]
 Pictures = Annotated[int, Interval(ge=1, le=MAX_PICTURES)]  # how many pictures
 Steps = Annotated[int, Interval(ge=1)]  # at most the training steps, which the scheduler checks

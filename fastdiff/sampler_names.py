@@ -19,7 +19,7 @@ _HEAD = re.compile(r"^class .*\n(?:(?! {4}(?:def|@))(?: {4}.*)?\n)*", re.MULTILI
 
 @dataclass(frozen=True)
 class Sampler:
-    """What a file of `fastdiff/samplers` declares."""
+    """The declarations of one file of `fastdiff/samplers`."""
 
     module: str  # "fastdiff.samplers.euler"
     class_name: str  # of the scheduler in fastdiff and in diffusers: "EulerDiscreteScheduler"

@@ -157,7 +157,7 @@ def _rescaled(output: Tensor, unguided: Tensor, scale: float, share: float) -> T
 
 @dataclass(frozen=True)
 class _Loop:
-    """What all steps share, and two ways to take step i: the whole part as a CUDA graph, or picture by picture.
+    """The state shared by all steps, and two ways to take step i: the whole part as a CUDA graph, or by picture.
 
     Both return x_{t-1} and x0 for `part`, a slice of the N pictures. x_t is (N, H, W, C). The noise is (N, H, W, C),
     the pictures' seeds (N,), or None. With `earlier`, the tensors (N, H, W, C) that earlier steps kept, they also

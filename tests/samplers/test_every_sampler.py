@@ -1,4 +1,4 @@
-"""What all samplers promise: a run is a table of rows, and one function runs them."""
+"""Promises of all samplers: a run is a table of rows, and one function runs them."""
 
 import pytest
 import torch
