@@ -51,7 +51,7 @@ def __dir__() -> list[str]:
 
 
 class _KernelsBesideThePackage:
-    """Finds `fastdiff.kernels` where fastdiff/kernels is not a folder.
+    """The finder of `fastdiff.kernels` where fastdiff/kernels is not a folder.
 
     In a checkout fastdiff/kernels is a symbolic link to the folder beside the package, and an installed package has the
     folder itself. An unpacked source distribution has neither, nor does a checkout whose git creates no symbolic links,

@@ -24,8 +24,8 @@ class Guidance:
     """Classifier-free guidance, Ho and Salimans 2022 (arXiv 2207.12598)."""
 
     scale: float
-    null_conditions: Tensor  # (N,) int64, the index of each picture's unconditional condition
-    rescale: float = 0.0  # guidance_rescale of Lin et al. 2024, section 3.4: 0 to 1
+    null_conditions: Tensor  # (N,) int64, per picture the condition that guidance leads away from
+    rescale: float = 0.0  # the share rescaled to the conditional output's deviation; Lin et al. 2024, 3.4
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from fastdiff.samplers.shared.schedule import Schedule
 
 
 class Extremes:
-    """The largest |x| after each step, or NaN. One small kernel per step writes it; it is read only after an error."""
+    """The largest `|x|` after each step, or NaN. One small kernel per step, read only after an error."""
 
     def __init__(self, schedule: Schedule, device: torch.device):
         self._schedule = schedule
         self._largest = torch.zeros(len(schedule), device=device)
 
-    @torch.inference_mode()  # only here may a tensor change that was created in inference mode
+    @torch.inference_mode()  # an inference tensor can be updated only in inference mode
     def note(self, step: int, x: Tensor) -> None:
         """Record the state x (N, H, W, C) float32 after a step, without waiting for the device."""
         torch.linalg.vector_norm(x, math.inf, out=self._largest[step])
