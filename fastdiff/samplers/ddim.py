@@ -81,7 +81,8 @@ class DDIMScheduler(Scheduler):
     def set_timesteps(self, num_inference_steps: int, device: torch.device | str | None = None) -> None:
         """Set the number of steps of a run, and make `timesteps` on `device`.
 
-        Raises InputError unless the number is from 1 to the number of training timesteps.
+        Raises InputError unless the number is from 1 to the number of training timesteps, and if `steps_offset` moves a
+        timestep outside them.
         """
         device = None if device is None else resolve_device(device)
         self.timesteps = spaced_timesteps(self._options, num_inference_steps).to(device)

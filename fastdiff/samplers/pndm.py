@@ -120,7 +120,8 @@ class PNDMScheduler(NoiselessScheduler):
     def set_timesteps(self, num_inference_steps: int, device: torch.device | str | None = None) -> None:
         """Set the number of steps of a run, and make `timesteps` on `device`. The run makes one call more.
 
-        Raises InputError unless the number is from 1 to the number of training timesteps.
+        Raises InputError unless the number is from 1 to the number of training timesteps, and if `steps_offset` moves a
+        timestep outside them.
         """
         timesteps = pndm_timesteps(self._options, num_inference_steps)
         self._begin_run(timesteps, device)

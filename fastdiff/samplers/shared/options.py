@@ -36,7 +36,7 @@ def marked_defaults(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class DiffusionConfig(Schema):
-    """The options of the forward process and its timesteps, which all diffusers schedulers share."""
+    """The options of the forward process and its timesteps, which diffusers schedulers share."""
 
     num_train_timesteps: TrainSteps = 1000
     beta_start: Fraction = 0.0001

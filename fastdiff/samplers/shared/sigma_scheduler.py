@@ -81,7 +81,8 @@ class ScaledScheduler(SigmaScheduler):
     def set_timesteps(self, num_inference_steps: int, device: torch.device | str | None = None) -> None:
         """Set the number of steps of a run, and make `timesteps` on `device`.
 
-        Raises InputError unless the number is from 1 to the number of training timesteps.
+        Raises InputError unless the number is from 1 to the number of training timesteps, and if `steps_offset` moves a
+        timestep outside them.
         """
         timesteps = float_timesteps(self._options, checked_steps(self._options, num_inference_steps))
         self._choose(*float_sigmas(self._options, self.alphas_cumprod, timesteps), device)
