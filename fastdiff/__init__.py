@@ -1,6 +1,6 @@
 """Fast, trustworthy diffusion image generation in plain PyTorch and Triton.
 
-Importing the package does no work: each public name is loaded when it is first used.
+Importing the package is cheap: each public name is imported on first use.
 """
 
 import os.path
@@ -32,7 +32,7 @@ _EXPORTS = {
 
 
 def _exports() -> dict[str, str]:
-    """Return the module of each public name: those above, and a scheduler of each file in fastdiff/samplers."""
+    """Return the module of each public name: the names above, and the scheduler of each file in fastdiff/samplers."""
     samplers = import_module("fastdiff.sampler_names").SAMPLERS
     return {**_EXPORTS, **{sampler.class_name: sampler.module for sampler in samplers.values()}}
 
@@ -51,9 +51,11 @@ def __dir__() -> list[str]:
 
 
 class _KernelsBesideThePackage:
-    """Finds `fastdiff.kernels` where fastdiff/kernels is no folder: in a checkout whose git makes no symbolic links, as
-    on Windows, and in an unpacked source distribution. There the folder beside the package is the namespace package
-    that the link, or an installed package, gives elsewhere.
+    """The finder of `fastdiff.kernels` where fastdiff/kernels is not a folder.
+
+    In a checkout fastdiff/kernels is a symbolic link to the folder beside the package, and an installed package has the
+    folder itself. An unpacked source distribution has neither, nor does a checkout whose git creates no symbolic links,
+    as on Windows. There this finder makes the folder beside the package the same namespace package.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""`python -m fastdiff`, the same command as `fastdiff`."""
+"""Run `python -m fastdiff`, the same command as `fastdiff`."""
 
 import sys
 

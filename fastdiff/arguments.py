@@ -1,7 +1,7 @@
-"""Checks of what callers pass: each returns the value as the code reads it, or raises an InputError that names it.
+"""Checks of callers' arguments. Each returns the normalized value, or raises an InputError that names the argument.
 
-A number may be Python's, numpy's or a tensor of one, as diffusers takes them; a bool is none. No torch is imported:
-the checks of tensors are in `execution/tensors.py`.
+As in diffusers, a number may be a Python or numpy number, or a tensor with one element. A bool is not a number. This
+module does not import torch; `execution/tensors.py` has the checks of tensors.
 """
 
 import math
@@ -15,36 +15,36 @@ from typing import Any, TypeVar
 
 from fastdiff.errors import InputError
 
-SHOWN = 80  # characters of a value in a message
+SHOWN = 80  # the most characters of a value in a message
 
 Value = TypeVar("Value")
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message shows it: on one line, not too long, and of a tensor its shape and dtype alone."""
+    """Return a value for a message: one line, at most SHOWN characters. A tensor shows only its shape and dtype."""
     try:
         if getattr(value, "shape", ()):
             return f"a {type(value).__name__} of shape {tuple(value.shape)}, {value.dtype}"
         text = " ".join(repr(value).split())
-    except Exception:  # whatever a stranger's repr raises; an int of 5,000 digits has none
+    except Exception:  # a foreign repr may raise anything, and an int of 5,000 digits has no repr
         return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 def as_int(value: Any) -> int | None:
-    """Return a whole number as an int; None for anything else, a bool and a float among them."""
+    """Return a whole number as an int, or None for anything else, including bools and floats."""
     if type(value) is int:
         return value
     try:
         return None if _is_bool(value) else operator.index(value)
-    except (TypeError, ValueError, RuntimeError):  # not whole, several elements, or a tensor without memory
+    except (TypeError, ValueError, RuntimeError):  # not whole, several elements, or a tensor without storage
         return None
 
 
 def as_float(value: Any) -> float | None:
-    """Return a finite number as a float; None for anything else, a bool among them."""
+    """Return a finite number as a float, or None for anything else, including bools."""
     try:
-        if getattr(value, "ndim", None) == 0:  # a scalar or an array of numpy, a tensor
+        if getattr(value, "ndim", None) == 0:  # a numpy scalar or array, or a tensor
             value = value.item()
         found = float(value) if isinstance(value, Real) and not _is_bool(value) else math.nan
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -53,27 +53,27 @@ def as_float(value: Any) -> float | None:
 
 
 def text(name: str, value: Any) -> str:
-    """Return a text of one line."""
+    """Return a string of one line."""
     if not isinstance(value, str) or not _is_one_line(value):
-        raise InputError(f"{name}: {shown(value)} is not a text of one line")
+        raise InputError(f"{name}: {shown(value)} is not a string of one line")
     return value
 
 
 def path(name: str, value: Any) -> str | os.PathLike:
-    """Return a text or a path."""
+    """Return a string or a path."""
     if not isinstance(value, str | os.PathLike) or not _is_one_line(os.fspath(value)):
-        raise InputError(f"{name}: {shown(value)} is neither a text nor a path")
+        raise InputError(f"{name}: {shown(value)} is neither a string nor a path")
     return value
 
 
 def word(value: str) -> str:
-    """Return a word of a command line: it has no NUL, and half a surrogate pair only for a byte of a file's name."""
+    """Return a word of a command line. It has no NUL, and half a surrogate pair only for a byte of a file name."""
     try:
         value.encode("utf-8", sys.getfilesystemencodeerrors())
     except UnicodeEncodeError:
-        raise InputError(f"{shown(value)} holds half a surrogate pair, which is no character; remove it") from None
+        raise InputError(f"{shown(value)} holds half a surrogate pair, which is not a character; remove it") from None
     if "\0" in value:
-        raise InputError(f"{shown(value)} holds NUL, the end of a text; remove it")
+        raise InputError(f"{shown(value)} holds NUL, which ends a string; remove it")
     return value
 
 
@@ -85,20 +85,20 @@ def mapping(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def instance(name: str, value: Any, kind: type[Value], wanted: str) -> Value:
-    """Return an object of a class; `wanted` says what to give."""
+    """Return an instance of `kind`. `wanted` tells the caller what to give."""
     if not isinstance(value, kind):
-        raise InputError(f"{name}: {shown(value)} is none; give {wanted}")
+        raise InputError(f"{name}: {shown(value)} has the wrong type; give {wanted}")
     return value
 
 
 def optional(check: Callable[..., Value], name: str, value: Any, *limits: Any) -> Value | None:
-    """Return None as it is, and anything else as `check` does."""
+    """Return None unchanged, and check any other value with `check`."""
     return None if value is None else check(name, value, *limits)
 
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Put the argument's name before an InputError of the block."""
+    """Prefix an InputError of the block with the argument's name."""
     try:
         yield
     except InputError as error:
@@ -110,7 +110,7 @@ def _is_bool(value: Any) -> bool:
 
 
 def _is_one_line(value: str | bytes) -> bool:
-    """Whether a name has neither control characters nor letters that no file name can have."""
+    """Whether a string has no control characters, and only characters that a file name can have."""
     try:
         return min(os.fsencode(value), default=32) >= 32
     except UnicodeEncodeError:

@@ -1,6 +1,6 @@
-"""The errors that a user of fastdiff meets (memory's is in `execution/memory.py`), and those of others in one line."""
+"""The errors that fastdiff raises for its users. OutOfMemoryError is in `execution/memory.py`."""
 
-LONGEST = 300  # characters of another's message
+LONGEST = 300  # the most characters of another library's message
 
 
 class InputError(ValueError):
@@ -11,13 +11,13 @@ class InputError(ValueError):
 
 
 class NonFiniteError(ArithmeticError):
-    """NaN or infinity in weights or output, never drawn as a black picture. The command line exits with 1."""
+    """NaN or infinity in weights or output. It is never drawn as a black picture. The command line exits with 1."""
 
 
 class DeviceLostError(RuntimeError):
-    """A GPU that failed, which this process can use no more. The command line exits with 1."""
+    """A GPU that failed and that this process can no longer use. The command line exits with 1."""
 
 
 def in_one_line(error: Exception) -> str:
-    """The kind of an error that is not ours, and its message without line breaks."""
+    """Return another library's error as one line: its class, and its message without line breaks."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST]

@@ -1,4 +1,4 @@
-"""Packages that fastdiff can do without, imported when they are needed."""
+"""Import optional packages when they are needed."""
 
 from importlib import import_module
 from types import ModuleType
@@ -7,17 +7,17 @@ from fastdiff.errors import InputError
 
 
 def import_diffusers(purpose: str) -> ModuleType:
-    """diffusers. InputError names the `purpose` that needs it and the remedy."""
+    """Import diffusers. The InputError for a missing package names `purpose` and the remedy."""
     return _imported("diffusers", purpose, "'fastdiff[diffusers]'")
 
 
 def import_transformers(purpose: str) -> ModuleType:
-    """transformers. InputError names the `purpose` that needs it and the remedy."""
+    """Import transformers. The InputError for a missing package names `purpose` and the remedy."""
     return _imported("transformers", purpose, "'fastdiff[diffusers]'")
 
 
 def import_scipy_stats(purpose: str) -> ModuleType:
-    """scipy.stats. InputError names the `purpose` that needs it and the remedy."""
+    """Import scipy.stats. The InputError for a missing package names `purpose` and the remedy."""
     return _imported("scipy.stats", purpose, "scipy")
 
 

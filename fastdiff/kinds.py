@@ -1,7 +1,7 @@
-"""The kinds of value that options take, and the most that each may ask for: see `fastdiff.schema`.
+"""The kinds of option values and their bounds. See `fastdiff.schema`.
 
-The bounds are more than any model needs, and little enough to be had in no time. They bound what a config costs by
-itself. What it costs together with its weights is bounded by these: see `weight_files.check_fit`.
+The bounds are larger than any model needs, and small enough that a value within them costs no time. They limit what a
+config can cost on its own. `weight_files.check_fit` compares a config with its weights.
 """
 
 from typing import Annotated, Any, Literal
@@ -11,15 +11,15 @@ from pydantic import BeforeValidator
 
 from fastdiff.schema import Wanted
 
-MAX_LABELS = 100_000  # each is listed by name: ImageNet-21k has 21,841
-MAX_TRAIN_STEPS = 100_000  # a schedule has a row for each: models have 1,000, a few 4,000 or 10,000
-MAX_SIDE = 2**14  # pixels of a sample_size: pictures of 8k are 7,680 wide
-MAX_CHANNELS = 2**16  # of a layer: the widest of SD3's transformer has 9,728
-MAX_LAYERS = 1024  # of a transformer: DiT-XL has 28
-MAX_STAGE_LAYERS = 64  # of a stage of a U-Net or a VAE: models have 1 to 4
-MAX_LEVELS = 12  # of a U-Net or a VAE, each of half the size of the one before: 256 pixels have 6 or 7
-MAX_PROMPT = 10_000  # characters: CLIP reads some 300, and a PNG must hold all of them
-MAX_PICTURES = 50_000  # of a label or prompt: as many as FID is computed on
+MAX_LABELS = 100_000  # listed by name; ImageNet-21k has 21,841
+MAX_TRAIN_STEPS = 100_000  # a schedule has a row for each; models have 1,000, and a few have 4,000 or 10,000
+MAX_SIDE = 2**14  # pixels of a sample_size; 8k pictures are 7,680 wide
+MAX_CHANNELS = 2**16  # of a layer; the widest layer of SD3's transformer has 9,728
+MAX_LAYERS = 1024  # of a transformer; DiT-XL has 28
+MAX_STAGE_LAYERS = 64  # per stage of a U-Net or VAE; models have 1 to 4
+MAX_LEVELS = 12  # of a U-Net or VAE, each half the size of the one before; models for 256 pixels have 6 or 7
+MAX_PROMPT = 10_000  # characters; CLIP reads about 300, and a PNG must hold all of them
+MAX_PICTURES = 50_000  # per label or prompt; FID is computed on this many
 MAX_SEED = 2**32 - 1  # a seed is one 32-bit word of Philox's key
 
 
@@ -31,30 +31,30 @@ PositiveNumber = Annotated[float, Interval(gt=0)]
 NotNegative = Annotated[float, Interval(ge=0)]
 Fraction = Annotated[float, Interval(ge=0, le=1)]
 
-# Of models
+# Kinds for models
 Channels = Annotated[int, Interval(ge=1, le=MAX_CHANNELS)]
 Side = Annotated[int, Interval(ge=1, le=MAX_SIDE)]
 Layers = Annotated[int, Interval(ge=1, le=MAX_LAYERS)]
 StageLayers = Annotated[int, Interval(ge=1, le=MAX_STAGE_LAYERS)]
-Widths = Annotated[tuple[Channels, ...], Len(1, MAX_LEVELS)]  # of the levels
-BlockTypes = Annotated[tuple[str, ...], Len(1, MAX_LEVELS)]  # diffusers' classes
+Widths = Annotated[tuple[Channels, ...], Len(1, MAX_LEVELS)]  # one per level
+BlockTypes = Annotated[tuple[str, ...], Len(1, MAX_LEVELS)]  # names of diffusers' classes
 FrequencyShift = Annotated[float, Interval(ge=-MAX_CHANNELS, le=MAX_CHANNELS)]
 TrainSteps = Annotated[int, Interval(ge=1, le=MAX_TRAIN_STEPS)]
 Activation = Annotated[Literal["silu", "swish", "mish", "gelu", "relu"], BeforeValidator(_in_small_letters)]
 
 
 def canonical(activation: str) -> str:
-    """Return the one name of an Activation that has two."""
+    """Return the canonical name of an Activation. "swish" is another name of "silu"."""
     return "silu" if activation == "swish" else activation
 
 
-Precision = Literal["full", "int8", "fp8"]  # of weights: that of the dtype, or 8 bits; in fp8 of activations too
+Precision = Literal["full", "int8", "fp8"]  # of weights: the dtype's, or 8 bits; fp8 also for activations
 
-# Of pictures and trajectories
+# Kinds for pictures and trajectories
 Horizon = Annotated[int, Interval(ge=1, le=2**16)]
 Label = Annotated[int, Interval(ge=0, le=MAX_LABELS)]
-Pixels = Annotated[int, Interval(ge=1, le=2**16)]  # of a picture's side
+Pixels = Annotated[int, Interval(ge=1, le=2**16)]  # a picture's height or width
 Seed = Annotated[int, Interval(ge=0, le=MAX_SEED)]
-Prompt = Annotated[str, Len(0, MAX_PROMPT), Wanted(f"a text of up to {MAX_PROMPT} characters of Unicode")]
-Pictures = Annotated[int, Interval(ge=1, le=MAX_PICTURES)]  # how many
-Steps = Annotated[int, Interval(ge=1)]  # at most those of the training
+Prompt = Annotated[str, Len(0, MAX_PROMPT), Wanted(f"a string of up to {MAX_PROMPT} characters of Unicode")]
+Pictures = Annotated[int, Interval(ge=1, le=MAX_PICTURES)]  # how many pictures
+Steps = Annotated[int, Interval(ge=1)]  # at most the training steps, which the scheduler checks

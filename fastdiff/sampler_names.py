@@ -1,7 +1,7 @@
-"""The samplers that there are: the names that people give, diffusers' classes and their options. Imports no torch.
+"""All samplers: their user-facing names, diffusers' class names and their options.
 
-A sampler is a file of `fastdiff/samplers`. The command line offers their names before it imports torch, so this module
-reads the files and does not import them. It reads the head of each class: what stands above the first method.
+Each file of `fastdiff/samplers` holds a sampler. The command line lists the names before it imports torch, so this
+module reads the files without importing them. It parses the head of each class, which ends at the first method.
 """
 
 import ast
@@ -19,18 +19,18 @@ _HEAD = re.compile(r"^class .*\n(?:(?! {4}(?:def|@))(?: {4}.*)?\n)*", re.MULTILI
 
 @dataclass(frozen=True)
 class Sampler:
-    """A file of `fastdiff/samplers`: what it declares."""
+    """The declarations of one file of `fastdiff/samplers`."""
 
     module: str  # "fastdiff.samplers.euler"
-    class_name: str  # of the scheduler, here and in diffusers: "EulerDiscreteScheduler"
-    names: dict[str, dict[str, Any]]  # that people give, and the options that each asks for
-    a1111_names: dict[str, str]  # what AUTOMATIC1111 calls them, where it is not `names` in capitals
-    place: float  # in lists of names; a sampler that declares none comes last
-    defaults: Mapping[str, Any]  # of the options that the file adds; None where the default is no literal
+    class_name: str  # of the scheduler in fastdiff and in diffusers: "EulerDiscreteScheduler"
+    names: dict[str, dict[str, Any]]  # user-facing names, and the options that each sets
+    a1111_names: dict[str, str]  # AUTOMATIC1111's names, where they are not `names` in capitals
+    place: float  # the position in lists of names; a sampler without one comes last
+    defaults: Mapping[str, Any]  # of the options that the file adds; None if the default is not a literal
 
 
 def read_samplers(folder: Path = FOLDER) -> dict[str, Sampler]:
-    """Return the samplers of a folder by the name of their class, in the order that lists show."""
+    """Return the samplers of a folder by class name, in the order of lists."""
     files = (path for path in folder.glob("*.py") if path.name != "__init__.py")
     samplers = sorted(map(_read, files), key=lambda sampler: (sampler.place, sampler.module))
     return {sampler.class_name: sampler for sampler in samplers}
@@ -42,7 +42,7 @@ def _read(path: Path) -> Sampler:
     configs = [values for name, values in classes.items() if name.endswith("Config")]
     schedulers = [name for name, values in classes.items() if name.endswith("Scheduler") and values.get("names")]
     if len(configs) != 1 or len(schedulers) != 1:
-        raise ValueError(f"{path}: a sampler is one class ...Config, and one class ...Scheduler with literal `names`")
+        raise ValueError(f"{path}: a sampler needs one class ...Config and one class ...Scheduler with literal `names`")
     (class_name,), (defaults,) = schedulers, configs
     said: dict[str, Any] = {"a1111_names": {}, "place": math.inf, **classes[class_name]}
     module = f"fastdiff.samplers.{path.stem}"
@@ -50,7 +50,7 @@ def _read(path: Path) -> Sampler:
 
 
 def _values(head: ast.ClassDef) -> dict[str, Any]:
-    """Return the values of a class by name, without its constants; None for one that is no literal."""
+    """Return the class attributes by name, without constants. A value that is not a literal is None."""
     found = {}
     for node in head.body:
         if isinstance(node, ast.Assign | ast.AnnAssign):
@@ -75,11 +75,11 @@ A1111_NAMES = {name: other for sampler in SAMPLERS.values() for name, other in s
 if TYPE_CHECKING:
     SchedulerName = str
 else:
-    SchedulerName = Literal[tuple(SCHEDULERS)]  # that people give
+    SchedulerName = Literal[tuple(SCHEDULERS)]  # the user-facing names
 
 
 def scheduler_name(class_name: str, options: Mapping[str, Any]) -> str | None:
-    """Return the name that people give for a scheduler class with these options; None where fastdiff has none."""
+    """Return the user-facing name of a scheduler class with these options, or None if fastdiff has no such name."""
     if class_name not in SAMPLERS:
         return None
     sampler = SAMPLERS[class_name]

@@ -1,7 +1,7 @@
-"""Options that come from outside, typed and bounded where they are declared: an annotation says all that a field takes.
+"""Options from outside the program, with types and bounds in their annotations.
 
-A kind is such an annotation: `Annotated[int, Interval(ge=1, le=64)]`, `Literal["conv", "resnet"] | None`. pydantic
-holds values to it, strictly: a text is no number, and True is none. Imports no torch.
+A *kind* is such an annotation: `Annotated[int, Interval(ge=1, le=64)]`, `Literal["conv", "resnet"] | None`. pydantic
+checks values strictly: neither a string nor True is a number. This module does not import torch.
 """
 
 import functools
@@ -19,22 +19,22 @@ from fastdiff.errors import InputError
 
 AnySchema = TypeVar("AnySchema", bound="Schema")
 
-_MOST_VALUES = 2**20  # of an array that becomes a list; no option has as many
-_DEPTH = 4  # of lists in one another that become tuples; no option has as many
+_MOST_VALUES = 2**20  # the largest array that becomes a list; no option is that long
+_DEPTH = 4  # the deepest nested list that becomes tuples; no option is that deep
 
 
 class Wanted(str):
-    """The words for a kind, as a part of its annotation: a message says that a value "is not ..." these."""
+    """The words for a kind, as part of its annotation. An error says that a value "is not" these words."""
 
 
 class Schema:
-    """The base of frozen dataclasses of options: each field is checked against its annotation when one is made.
+    """The base of frozen dataclasses of options. The constructor checks each field against its annotation.
 
-    Raises InputError that names the option, its value and what it takes.
+    Raises InputError that names the option, its value, and what the option accepts.
     """
 
-    SWITCHED_OFF: ClassVar[Mapping[str, Any]] = {}  # further options of diffusers' class, known at one value only
-    SHOWN_AS: ClassVar[Mapping[str, str]] = {}  # the names that people know some of the fields by
+    SWITCHED_OFF: ClassVar[Mapping[str, Any]] = {}  # further options of diffusers' class, and the one value supported
+    SHOWN_AS: ClassVar[Mapping[str, str]] = {}  # user-facing names of fields
 
     def __post_init__(self) -> None:
         for name, kind in _kinds(type(self)).items():  # type: ignore[arg-type]  # a class is hashable
@@ -43,13 +43,14 @@ class Schema:
         self.check()
 
     def check(self) -> None:
-        """InputError for options that do not go together; each by itself is of its kind already."""
+        """Raise InputError for options that exclude each other. Each option was already checked on its own."""
 
     @classmethod
     def from_mapping(cls: type[AnySchema], mapping: Mapping[str, Any], source: object) -> AnySchema:
-        """Make one of the options of a JSON file, or of a call; keys that start with _ are diffusers' bookkeeping.
+        """Build an instance from the options of a JSON file or a call.
 
-        Raises InputError that begins with `source`, and names every key that is missing or unknown.
+        Keys that start with _ are diffusers' bookkeeping and are ignored. Raises InputError that begins with `source`
+        and names every missing or unknown key.
         """
         values = {key: value for key, value in mapping.items() if not key.startswith("_")}
         for key, only in cls.SWITCHED_OFF.items():
@@ -71,7 +72,10 @@ class Schema:
 
 
 def checked(name: str, value: Any, kind: Any) -> Any:
-    """Return a value of a kind; lists become tuples, numpy's and torch's numbers Python's. InputError names `name`."""
+    """Return a value checked against a kind. Raises InputError that begins with `name`.
+
+    Lists become tuples, and numpy and torch numbers become Python numbers.
+    """
     try:
         return _adapter(kind).validate_python(_plain(value))
     except ValidationError:
@@ -79,12 +83,12 @@ def checked(name: str, value: Any, kind: Any) -> Any:
 
 
 def whole(least: int, most: int) -> Any:
-    """Return the kind of whole numbers between two, both included."""
+    """Return the kind of whole numbers from `least` to `most`, both included."""
     return Annotated[int, Interval(ge=least, le=most)]
 
 
 def wanted(kind: Any, bounds: str = "") -> str:
-    """Return the words for what a kind takes, null aside: "a whole number from 1 to 64"."""
+    """Return the words for what a kind accepts besides None, such as "a whole number from 1 to 64"."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
         words = [each for each in parts[1:] if isinstance(each, Wanted)]
@@ -96,27 +100,27 @@ def wanted(kind: Any, bounds: str = "") -> str:
     if origin is tuple:
         return f"a list{bounds if ... in parts else f' of {len(parts)}'}, each {wanted(parts[0])}"
     if origin is dict:
-        return f"an object of names and, for each, {wanted(parts[1])}"
+        return f"an object in which every value is {wanted(parts[1])}"
     return ", or ".join(wanted(part) for part in parts if part is not NoneType)
 
 
 _WORDS = {
     int: "a whole number",
     float: "a number",
-    str: "a text",
+    str: "a string",
     bool: "true or false",
 }
 
 
 def _bounds(bound: Any) -> str:
-    """Return what an Interval or a Len adds to the words for a kind."""
+    """Return the words that an Interval or a Len adds to a kind."""
     if isinstance(bound, Len):
         least = f"{bound.min_length} to " if bound.min_length else "up to "
         return f" of {least}{bound.max_length}"
     if not isinstance(bound, Interval):
         return ""
     if bound.gt is not None:
-        return f" over {bound.gt}"
+        return f" greater than {bound.gt}"
     return f" from {bound.ge} to {bound.le}" if bound.le is not None else f" of at least {bound.ge}"
 
 
@@ -127,25 +131,25 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 @functools.cache
 def _kinds(cls: type) -> dict[str, Any]:
-    """The kind of each field."""
+    """Return the kind of each field."""
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in fields(cls)}
 
 
 @functools.cache
 def _required(cls: type) -> tuple[str, ...]:
-    """The fields without a default."""
+    """Return the fields without a default."""
     return tuple(each.name for each in fields(cls) if each.default is MISSING and each.default_factory is MISSING)
 
 
 def _plain(value: Any, depth: int = _DEPTH) -> Any:
-    """Return Python's own values for numpy's and torch's, tuples for lists, dicts for mappings."""
+    """Convert numpy and torch values to Python's, lists to tuples, and mappings to dicts."""
     if hasattr(value, "tolist"):
         if math.prod(getattr(value, "shape", ())) > _MOST_VALUES:
             return value
         try:
             value = value.tolist()
-        except (RuntimeError, NotImplementedError):  # a tensor without memory
+        except (RuntimeError, NotImplementedError):  # a tensor without storage
             return value
     if not depth:
         return value

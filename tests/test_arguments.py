@@ -1,4 +1,4 @@
-"""Wrong arguments of every public entry: a TypeError or InputError of one line that names the argument, at once."""
+"""Every public entry refuses a wrong argument at once, with a one-line TypeError or InputError that names it."""
 
 import numpy as np
 import pytest
@@ -40,8 +40,8 @@ MODELS = {
 INFO = ModelInfo(labels=("cat", "dog"), null_label=2)
 X = torch.zeros(2, 3, 8, 8)
 HUGE = 10**400
-LONG = 10**5000  # more digits than Python writes
-MORE = {  # of every argument: the wrong values that are wrong for all
+LONG = 10**5000  # more digits than Python prints
+MORE = {  # values that are wrong for every argument
     "text": "x",
     "complex": torch.zeros(2, dtype=torch.complex64),
     "object": object(),
@@ -322,7 +322,7 @@ def test_a_generator_of_another_device_is_refused_before_the_first_step():
 @pytest.mark.parametrize("side", ["height", "width"])
 def test_latents_of_another_size_than_asked_for(side):
     stream(latents=X, **{side: 8})
-    with pytest.raises(InputError, match=f"latents: they make pictures of {side} 8, and {side} is 16"):
+    with pytest.raises(InputError, match=f"latents: they make pictures of {side} 8, but {side} is 16"):
         stream(latents=X, **{side: 16})
 
 

@@ -56,7 +56,7 @@ def test_no_file_names_a_folder_of_another_machine(name):
 
 
 def test_the_text_model_says_how_it_draws_best():
-    """And diffusers, which does not read fastdiff.json, finds that scheduler in the folder."""
+    """diffusers, which does not read fastdiff.json, finds the same scheduler in the folder."""
     card = ModelCard.read("emoji-sd", resolve("emoji-sd"))
     assert card.size == (128, 128) and len(card.info.prompts) >= 4
     assert card.info.scheduler == card.scheduler

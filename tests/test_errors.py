@@ -1,4 +1,4 @@
-"""Errors of other libraries, told in one line."""
+"""One-line messages for errors of other libraries."""
 
 from fastdiff.errors import LONGEST, in_one_line
 

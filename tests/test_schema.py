@@ -1,4 +1,4 @@
-"""Kinds of options: what each takes, what it refuses and in which words; how options are made of a mapping."""
+"""Kinds of options: accepted values, refused values and their messages, and options read from a mapping."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -45,7 +45,7 @@ def test_taken(kind, value, taken):
     [
         (whole(1, 9), [0, 10, 1.0, True, "3", None, [3], {}, 10**400, torch.tensor(2.5)], "a whole number from 1 to 9"),
         (Annotated[int, Interval(ge=1)], [0], "a whole number of at least 1"),
-        (PositiveNumber, [0, -1.0, float("nan"), float("inf"), 10**400, "1", False], "a number over 0"),
+        (PositiveNumber, [0, -1.0, float("nan"), float("inf"), 10**400, "1", False], "a number greater than 0"),
         (Fraction, [2, -0.1], "a number from 0 to 1"),
         (bool, [0, 1, "x", None], "true or false"),
         (Literal["a", "b", None], ["c", 1, [], {}], "one of a, b"),
@@ -55,9 +55,9 @@ def test_taken(kind, value, taken):
             [0, [8], [8, 8, 8], "8"],
             "a whole .* or a list of 2, each a .*",
         ),
-        (Annotated[str, Len(0, 3)], ["abcd", 3, None], "a text of up to 3"),
+        (Annotated[str, Len(0, 3)], ["abcd", 3, None], "a string of up to 3"),
         (tuple[float, ...], [torch.zeros(1).expand(2**40), np.broadcast_to(0.5, 2**40)], "a list, each a number"),
-        (dict[str, str], [{"a": 1}, {1: "a"}, [], "a"], "an object of names and, for each, a text"),
+        (dict[str, str], [{"a": 1}, {1: "a"}, [], "a"], "an object in which every value is a string"),
         (Annotated[str, Len(1), Wanted("a name")] | None, ["", 3], "a name"),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
@@ -70,7 +70,7 @@ def test_refused_in_words(kind, values, words):
 
 
 def test_a_value_error_is_what_it_is():
-    """So that a caller who knows nothing of fastdiff catches it."""
+    """So callers can catch it without knowing fastdiff."""
     with pytest.raises(ValueError, match=r"^x: 0 is not a whole number"):
         checked("x", 0, whole(1, 9))
 

@@ -1,4 +1,4 @@
-"""The model's conditioning at every step under every condition of a run, made before the steps that need it."""
+"""The model's conditioning for every step and condition of a run, computed before the steps that need it."""
 
 from functools import partial
 
@@ -11,41 +11,44 @@ from fastdiff.execution.transfers import upload
 from fastdiff.models.blocks.conditioning import GROUP, Conditioning, in_groups
 from fastdiff.models.blocks.protocols import DenoiserLike
 
-# Of a chunk of a table, which holds whole steps. DiT-XL/2 in 16 bits has 0.4 MB for a condition and a step (28 blocks
-# of 6 x 1152 numbers), so a chunk holds 64 steps of 10 conditions. The number is chosen, not measured.
+# The size of a chunk of the table. A chunk holds whole steps. DiT-XL/2 in 16 bits needs 0.4 MB per condition and step
+# (28 blocks of 6 x 1152 numbers), so a chunk holds 64 steps of 10 conditions. The size is chosen, not measured.
 TABLE_BYTES = 2**28
 
 
 class ConditioningTable:
-    """The conditioning of every step under every condition: of a text once, of the time a chunk of steps at a time."""
+    """The conditioning for every step and condition.
+
+    The text's part is computed once, the time's part for a chunk of steps at a time.
+    """
 
     def __init__(self, denoiser: DenoiserLike, timesteps: Tensor, conditions: Conditions):
-        """timesteps (steps,)"""
+        """Make a table for timesteps (steps,). Chunks are computed when they are needed."""
         self._denoiser, self._conditions = denoiser, conditions
         self._timesteps = upload(timesteps, denoiser.device)
         bytes_a_step = denoiser.conditioning_width * denoiser.dtype.itemsize * len(conditions)
         fitting = max(1, TABLE_BYTES // bytes_a_step)
         self._chunk = fitting - fitting % GROUP or fitting
-        self._made = range(0)  # the steps of the chunk
+        self._made = range(0)  # the steps of the current chunk
         self._temb: Tensor | None = None  # (conditions, steps of the chunk, width)
         self._text = () if conditions.prompt is None else denoiser.project(conditions.prompt)
 
     def at(self, step: int) -> Conditioning:
-        """Return that of a step, an entry for each condition."""
+        """Return the conditioning of a step, with one entry per condition."""
         if self._temb is None or step not in self._made:
             first = step - step % self._chunk
             self._made = range(first, min(first + self._chunk, len(self._timesteps)))
-            self._temb = None  # before the next chunk takes as much
+            self._temb = None  # free this chunk before allocating the next
             self._temb = make_table(self._denoiser, self._timesteps, self._conditions, self._made)
         temb = self._temb[:, step - self._made.start]
         return Conditioning(temb, self._timesteps[step].expand(len(temb)), self._text)
 
 
 def make_table(denoiser: DenoiserLike, timesteps: Tensor, conditions: Conditions, steps: range) -> Tensor:
-    """Return temb (conditions, steps, width) of some `steps`.
+    """Return temb (conditions, steps, width) for `steps`.
 
-    GROUP timesteps of one condition at a time, each with a place of its own among them, so that the shape of every
-    product, and with it every bit, is the same in any company.
+    The model embeds GROUP timesteps of one condition at a time, and a timestep always has the same position in its
+    group. So all matrix products have the same shape, and the bits do not depend on the other conditions and steps.
     """
     first = steps.start - steps.start % GROUP
     groups = in_groups(timesteps[first : steps.stop])

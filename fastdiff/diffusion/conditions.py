@@ -1,7 +1,6 @@
-"""Conditions of a run: the distinct labels or prompts that its pictures are drawn under, and guidance.
+"""The conditions of a run: the distinct labels or prompts of its pictures, and guidance.
 
-A *condition* is what pictures are drawn under: a label, a prompt, or none. Pictures under one label share its
-condition.
+A *condition* is a label, a prompt, or none. Pictures with the same label share its condition.
 """
 
 from collections.abc import Sequence
@@ -25,21 +24,21 @@ class Guidance:
     """Classifier-free guidance, Ho and Salimans 2022 (arXiv 2207.12598)."""
 
     scale: float
-    null_conditions: Tensor  # (N,) int64, the index of the condition that each picture is guided away from
-    rescale: float = 0.0  # the share of the guided output that has the unguided one's deviation; Lin et al. 2024, 3.4
+    null_conditions: Tensor  # (N,) int64, per picture the condition that guidance leads away from
+    rescale: float = 0.0  # the share rescaled to the conditional output's deviation; Lin et al. 2024, 3.4
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions of a run, each of them once, and which of them each picture is drawn under."""
+    """The distinct conditions of a run, and the condition of each picture."""
 
-    labels: Tensor | None  # (conditions, ...), different ones; None for a model that takes no labels
+    labels: Tensor | None  # (conditions, ...), distinct; None for a model that takes no labels
     of_pictures: Tensor  # (N,) int64, the index of each picture's condition
     guidance: Guidance | None = None
-    prompt: Prompt | None = None  # with an entry for each condition, of a model that reads a text
+    prompt: Prompt | None = None  # one entry per condition, for a model that reads a text
 
     def __len__(self) -> int:
-        """The number of conditions: one where a model is told nothing."""
+        """Return the number of conditions. It is 1 for a model without labels and prompts."""
         told = self.labels if self.prompt is None else self.prompt.text
         return 1 if told is None else len(told)
 
@@ -52,9 +51,9 @@ def choose_conditions(
     info: ModelInfo,
     device: torch.device,
 ) -> Conditions:
-    """Return the conditions of pictures with these labels and seeds, one of each a picture, for a model.
+    """Return the conditions of pictures, given the label and the seed of each picture.
 
-    Raises InputError naming `class_labels` or `guidance_scale` where the model cannot be asked so.
+    Raises InputError that names `class_labels` or `guidance_scale` if the model does not support them.
     """
     if guidance_scale != 1 and (config.label_table is None):
         raise InputError(f"guidance_scale: {guidance_scale} needs a model with a null label; this one has none")
@@ -64,7 +63,7 @@ def choose_conditions(
         return Conditions(None, torch.zeros(len(labels), dtype=torch.int64, device=device))
     if config.class_embed_type is not None:
         if any(label is None or isinstance(label, str) for label in labels):
-            raise InputError("class_labels: this model takes numbers, a row for each picture")
+            raise InputError("class_labels: this model takes numbers, one row per picture")
         each = torch.stack([_embedded_label(label, config, device) for label in labels])
         return Conditions(each, torch.arange(len(labels), device=device))
     indices = [_label_index(label, seed, config, info) for label, seed in zip(labels, seeds, strict=True)]
@@ -100,17 +99,17 @@ def _label_index(label: Label, seed: int, config: DenoiserConfig, info: ModelInf
 
 
 def _embedded_label(label: Label, config: DenoiserConfig, device: torch.device) -> Tensor:
-    """Return a label of a model that embeds it itself, of the config's `label_shape`."""
+    """Return a label of the config's `label_shape`, for a model that embeds labels itself."""
     try:
         found = torch.as_tensor(label)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise InputError(
-            f"class_labels: {shown(label)} is not numbers; this model takes a row for each picture"
+            f"class_labels: {shown(label)} is not numeric; this model takes one row of numbers per picture"
         ) from None
     if found.shape != config.label_shape or found.dtype not in REAL:
         raise InputError(
-            f"class_labels: a label is of shape {tuple(found.shape)}, {found.dtype}; this model takes real numbers of "
-            f"shape {config.label_shape} for each picture"
+            f"class_labels: a label has shape {tuple(found.shape)} and dtype {found.dtype}; give real numbers of "
+            f"shape {config.label_shape} per picture"
         )
     return upload(found, device)
 

@@ -1,4 +1,4 @@
-"""Pictures out of tensors: PIL images, numpy or torch, of latents by way of a VAE."""
+"""Convert tensors to pictures: PIL images, numpy or torch. A VAE decodes latents first."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -14,20 +14,20 @@ from fastdiff.execution.transfers import fetch
 from fastdiff.models.blocks.protocols import DecoderLike
 
 OutputType = Literal["pil", "np", "pt"]
-MOST_CHANNELS = 4  # of PIL: red, green, blue and alpha
+MOST_CHANNELS = 4  # PIL's limit: red, green, blue and alpha
 
 
 def decode(x: Tensor, output_type: str, vae: DecoderLike | None = None) -> Any:
     """Return x_0 (N, H, W, C) in [-1, 1] as PIL images, numpy (N, H, W, C) or torch (N, C, H, W) float32 in [0, 1].
 
-    With `vae` x_0 are latents. As diffusers' DDPMPipeline and its numpy_to_pil.
+    With `vae`, x_0 holds latents. The conversion matches diffusers' DDPMPipeline and its numpy_to_pil.
     Raises NonFiniteError for NaN or infinity.
     """
     return begin_decode(x, output_type, vae)()
 
 
 def begin_decode(x: Tensor, output_type: str, vae: DecoderLike | None = None) -> Callable[[], Any]:
-    """Begin what `decode` does; the function that is returned waits for the GPU, and returns or raises the same."""
+    """Start `decode` without waiting for the GPU. The returned function waits and finishes as `decode` does."""
     whose = "model" if vae is None else "VAE"
     x = x if vae is None else decode_latents(vae, x)
     finite = fetch(x.isfinite().all())
@@ -47,15 +47,16 @@ def begin_decode(x: Tensor, output_type: str, vae: DecoderLike | None = None) ->
 
 
 def decode_latents(vae: DecoderLike, latents: Tensor) -> Tensor:
-    """Return pictures (N, H, W, 3) float32, about in [-1, 1], of latents (N, h, w, C) float32: as DiTPipeline does."""
+    """Decode latents (N, h, w, C) float32 to pictures (N, H, W, 3) float32, about in [-1, 1], as DiTPipeline does."""
     (sample,) = vae.decode((latents / vae.config.scaling_factor).permute(0, 3, 1, 2))
     return sample.permute(0, 2, 3, 1)
 
 
 def with_mean_and_std(vae: DecoderLike, latents: Tensor) -> Tensor:
-    """Return latents (N, h, w, C) of mean 0 and deviation 1 with those that the VAE's config says, where it says both.
+    """Rescale latents (N, h, w, C) from mean 0 and deviation 1 to the mean and deviation in the VAE's config.
 
-    As StableDiffusionXLPipeline does before decoding; diffusers' other pipelines leave them out.
+    StableDiffusionXLPipeline does so before decoding; diffusers' other pipelines do not. Return the latents unchanged
+    unless the config has both `latents_mean` and `latents_std`.
     """
     mean, std = vae.config.latents_mean, vae.config.latents_std
     if mean is None or std is None:
@@ -64,16 +65,16 @@ def with_mean_and_std(vae: DecoderLike, latents: Tensor) -> Tensor:
 
 
 def check_channels(channels: int, output_type: str) -> None:
-    """Raise InputError where pictures of so many channels have no such output type."""
+    """Raise InputError if the output type does not support this number of channels."""
     if output_type == "pil" and channels > MOST_CHANNELS:
         raise InputError(
-            f"output_type: this model's pictures have {channels} channels, and PIL's and PNG's at most "
-            f"{MOST_CHANNELS}; give np or pt, from Python"
+            f"output_type: this model's pictures have {channels} channels, but PIL and PNG allow at most "
+            f"{MOST_CHANNELS}; use output_type np or pt from Python"
         )
 
 
 def join(parts: list[Any], output_type: str) -> Any:
-    """Return pictures that were decoded in parts, as `decode` makes them at once."""
+    """Join pictures that were decoded in parts. The result equals `decode` of the whole batch."""
     if len(parts) == 1:
         return parts[0]
     if output_type == "pil":
@@ -82,7 +83,7 @@ def join(parts: list[Any], output_type: str) -> Any:
 
 
 def check_finite(x: Tensor, whose: str = "model") -> None:
-    """Raise NonFiniteError for NaN or infinity in what a model ends with; `whose` output it is, for the message."""
+    """Raise NonFiniteError for NaN or infinity in a model's final output. The message names `whose` output it is."""
     _refuse_unless(bool(x.isfinite().all()), whose)
 
 
@@ -94,5 +95,5 @@ def _refuse_unless(finite: bool, whose: str) -> None:
 
 
 def _to_image(levels: np.ndarray) -> Image.Image:
-    """Return the picture of levels (H, W, C) uint8, in memory of its own."""
+    """Return an image of levels (H, W, C) uint8, with its own memory."""
     return Image.fromarray((levels[..., 0] if levels.shape[-1] == 1 else levels).copy())

@@ -1,4 +1,4 @@
-"""The step at which a run went wrong: the first one after which its state is NaN or infinite."""
+"""Find the step at which a run went wrong: the first one whose state is NaN or infinite."""
 
 import math
 from collections.abc import Iterator
@@ -12,20 +12,20 @@ from fastdiff.samplers.shared.schedule import Schedule
 
 
 class Extremes:
-    """The largest |x| after each step, NaN included: one small kernel a step, read only when something is wrong."""
+    """The largest `|x|` after each step, or NaN. One small kernel per step, read only after an error."""
 
     def __init__(self, schedule: Schedule, device: torch.device):
         self._schedule = schedule
         self._largest = torch.zeros(len(schedule), device=device)
 
-    @torch.inference_mode()  # in which alone a tensor that was made there may change
+    @torch.inference_mode()  # an inference tensor can be updated only in inference mode
     def note(self, step: int, x: Tensor) -> None:
-        """Note the state x (N, H, W, C) float32 after a step, without waiting for the device."""
+        """Record the state x (N, H, W, C) float32 after a step, without waiting for the device."""
         torch.linalg.vector_norm(x, math.inf, out=self._largest[step])
 
     @contextmanager
     def naming_step(self) -> Iterator[None]:
-        """Let a NonFiniteError of the block name the step; it stays as it is where all states were finite."""
+        """Add the step to a NonFiniteError of the block. If all states were finite, the error is raised unchanged."""
         try:
             yield
         except NonFiniteError:

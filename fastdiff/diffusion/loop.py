@@ -1,7 +1,7 @@
-"""The denoising loop: x_t -> x_{t-1}, row by row of the schedule, for a batch whose every picture stands for itself.
+"""The denoising loop: x_t -> x_{t-1}, one row of the schedule at a time, with pictures independent of their batch.
 
-The same seed gives the same bits alone, in any batch and at any place in it. On the CPU a batched convolution of torch
-does not keep that promise, so there each picture is computed on its own, by a fixed number of threads.
+The same seed gives the same bits alone, in any batch and at any position in it. torch's batched convolutions on the CPU
+do not keep that promise, so the CPU path computes each picture on its own, with a fixed number of threads.
 """
 
 import functools
@@ -23,7 +23,7 @@ from fastdiff.models.blocks.protocols import DenoiserLike
 from fastdiff.samplers.shared.noise import NoiseSource
 from fastdiff.samplers.shared.schedule import Schedule
 
-# Takes the number of a step and x_{t-1}; see `denoise`
+# Called with the index of a step and x_{t-1}; see `denoise`
 AfterStep = Callable[[int, Tensor], tuple[Tensor, Conditions | None]]
 
 ALL = slice(None)
@@ -44,21 +44,22 @@ def denoise(
     """Yield x_{t-1} and x0, each (N, H, W, C) float32, after every step.
 
     Args:
-        x_t: (N, H, W, C) float32 on the model's device, the starting noise, of the schedule's init_noise_sigma.
-        schedule: its rows on the model's device.
-        conditions: what the N pictures are drawn under, on the model's device.
-        noise: where the noise of a step comes from.
-        portions: the N pictures as they are computed together. One that is too large is taken again in smaller ones, so
-            that what was yielded stands.
-        known: of trajectories, set in x_t before the first step and after every one; x0 stays what the model says.
-        after_step: takes the number of a step and x_{t-1}, and returns what the next step goes on from: x_{t-1}, and
-            other conditions, or None for the same.
+        x_t: The starting noise, (N, H, W, C) float32 on the model's device, scaled by the schedule's init_noise_sigma.
+        schedule: The steps, with rows on the model's device.
+        conditions: The conditions of the N pictures, on the model's device.
+        noise: The source of the steps' noise.
+        portions: How many of the N pictures are computed together. If a portion does not fit in memory, it is computed
+            again in smaller portions, and earlier steps stay valid.
+        known: Known values of trajectories. They are set in x_t before the first step and after every step. x0 stays
+            the model's prediction.
+        after_step: Called with the index of a step and x_{t-1}. It returns the x_{t-1} that the next step starts from,
+            and new conditions or None to keep them.
 
     Raises OutOfMemoryError.
     """
     loop = _Loop(denoiser, schedule, conditions)
     if known is not None:
-        x_t = known.set_in(x_t.clone())  # it may be the caller's
+        x_t = known.set_in(x_t.clone())  # the caller may own x_t
     earlier = None if schedule.keeps_output is None else (torch.zeros_like(x_t),) * EARLIER
     for i, draws in enumerate(schedule.draws_noise):
         z = (noise if isinstance(noise, Tensor) else noise()) if draws else None
@@ -82,11 +83,14 @@ def _join(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class _Step:
-    """A step as a function of tensors, with all else that it depends on, which a CUDA graph of it keeps alive."""
+    """A step as a function of tensors. Its fields are everything else that it depends on.
+
+    A CUDA graph of the step keeps this object alive.
+    """
 
     denoiser: DenoiserLike
     options: StepOptions
-    guidance_scale: float | None  # None: unguided
+    guidance_scale: float | None  # None: no guidance
     guidance_rescale: float
     scales_input: bool
 
@@ -99,7 +103,10 @@ class _Step:
         earlier: tuple[Tensor, ...],
         noise: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """x_t (N, H, W, C) -> x_{t-1}, x0 and what is kept; a guided batch's halves, an entry each, are one call."""
+        """Return x_{t-1}, x0 and what the step keeps, from x_t (N, H, W, C).
+
+        With guidance, one model call computes both halves; `conditioning` then has an entry for each picture of each.
+        """
         guided = self.guidance_scale is not None
         x = self.input(x_t, rows, step)
         x = torch.cat([x, x]) if guided else x
@@ -108,7 +115,7 @@ class _Step:
         return self.update(output, unguided, x_t, rows, step, earlier, noise)
 
     def input(self, x_t: Tensor, rows: Tensor, step: Tensor) -> Tensor:
-        """Return what the model is given of x_t (N, H, W, C)."""
+        """Return the model's input for x_t (N, H, W, C)."""
         if self.scales_input:
             x_t = x_t / rows.index_select(0, step)[0, INPUT_DIV]
         return x_t.to(self.denoiser.dtype)
@@ -123,7 +130,7 @@ class _Step:
         earlier: tuple[Tensor, ...],
         noise: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        if self.options.variance == "fixed":  # a learned variance goes unused, as in diffusers' DiTPipeline
+        if self.options.variance == "fixed":  # ignore a learned variance, as diffusers' DiTPipeline does
             channels = x_t.shape[-1]
             output, unguided = output[..., :channels], None if unguided is None else unguided[..., :channels]
         scale = 1.0 if self.guidance_scale is None else self.guidance_scale
@@ -136,9 +143,10 @@ class _Step:
 
 
 def _rescaled(output: Tensor, unguided: Tensor, scale: float, share: float) -> Tensor:
-    """Return the guided output (N, H, W, C) float32, with a share of it as spread as the output was before guidance.
+    """Return the guided output (N, H, W, C) float32, rescaled in part to the deviation of the conditional output.
 
-    Lin et al. 2024 (arXiv 2305.08891), section 3.4. Each picture alone, so that its bits know no company.
+    `share` is the part, 0 to 1 (Lin et al. 2024, arXiv 2305.08891, section 3.4). Each picture is computed on its own,
+    so its bits do not depend on its batch.
     """
     output, unguided = output.float(), unguided.float()
     guided = unguided + scale * (output - unguided)
@@ -149,10 +157,11 @@ def _rescaled(output: Tensor, unguided: Tensor, scale: float, share: float) -> T
 
 @dataclass(frozen=True)
 class _Loop:
-    """All that steps have in common, and the two ways to take step i: x_t and its noise -> x_{t-1} and x0 of a part.
+    """The state shared by all steps, and two ways to take step i: the whole part as a CUDA graph, or by picture.
 
-    x_t is (N, H, W, C); the noise too, or it is the pictures' seeds (N,), or None. The part is a slice of the N. Given
-    what `earlier` steps kept, each (N, H, W, C), what this one keeps comes third and fourth.
+    Both return x_{t-1} and x0 for `part`, a slice of the N pictures. x_t is (N, H, W, C). The noise is (N, H, W, C),
+    the pictures' seeds (N,), or None. With `earlier`, the tensors (N, H, W, C) that earlier steps kept, they also
+    return the two tensors that this step keeps.
     """
 
     denoiser: DenoiserLike
@@ -170,7 +179,7 @@ class _Loop:
         return _Step(self.denoiser, self.schedule.options, scale, rescale, self.schedule.scales_input)
 
     def take_step(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        """Take a step in the way of the model's device."""
+        """Take a step: picture by picture on the CPU, as a CUDA graph on a GPU."""
         by_picture = self.denoiser.device.type == "cpu"
         return self.step_by_picture(*args, **kwargs) if by_picture else self.step_as_graph(*args, **kwargs)
 
@@ -180,14 +189,14 @@ class _Loop:
 
     @functools.cached_property
     def all_conditions(self) -> Tensor:
-        """The conditions of both halves of a guided batch, (2, N), or (1, N) of an unguided one."""
+        """The conditions of both halves of a guided batch, (2, N), or of an unguided batch, (1, N)."""
         pictures, guidance = self.conditions.of_pictures, self.conditions.guidance
         return pictures[None] if guidance is None else torch.stack([pictures, guidance.null_conditions])
 
     def step_as_graph(
         self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: tuple[Tensor, ...] = ()
     ) -> tuple[Tensor, ...]:
-        """The pictures of the part at once."""
+        """Compute all pictures of the part at once."""
         name = tuple(value for key, value in vars(self.step).items() if key != "denoiser")
         run = self.denoiser.graphed(name, self.step)
         conditioning = self.table.at(i).of(self.all_conditions[:, part].flatten())
@@ -198,12 +207,15 @@ class _Loop:
     def step_by_picture(
         self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: tuple[Tensor, ...] = ()
     ) -> tuple[Tensor, ...]:
-        """Each picture on its own: a guided one in one model call, or in two, as the model says."""
+        """Compute each picture on its own.
+
+        A guided picture takes one model call if the denoiser `joins_halves`, else two.
+        """
         conditioning = self.table.at(i)
         rows, step = self.schedule.rows, self.step_indices[i : i + 1]
 
         def predict(x: Tensor, conditions: Tensor) -> Tensor:
-            """x (1, H, W, C) and one or both of its conditions (1, k) -> (k, H, W, C_out)."""
+            """Return (k, H, W, C_out) from x (1, H, W, C) and one or both of its conditions (1, k)."""
             x = self.step.input(x, rows, step)
             return self.denoiser.predict(x.repeat(conditions.numel(), 1, 1, 1), conditioning.of(conditions[0]))
 

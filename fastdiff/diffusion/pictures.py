@@ -1,4 +1,4 @@
-"""The pictures that a call asks for: a subject and a seed of each, and their size."""
+"""The pictures that a call asks for: the subject and seed of each picture, and their size."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from fastdiff.execution.tensors import FLOATS, REAL, tensor
 from fastdiff.kinds import MAX_PICTURES, MAX_SEED, Pictures, Pixels
 from fastdiff.schema import checked
 
-Label = int | str | Tensor | None  # None: the null label; a tensor: of a model that embeds labels itself
+Label = int | str | Tensor | None  # None: the null label; a tensor: for a model that embeds labels itself
 
 
 @dataclass(frozen=True)
 class Subjects:
-    """The subjects of a call's pictures, labels or the indices of prompts, and how many pictures each has."""
+    """The subjects of a call (labels, or indices of prompts), and the number of pictures of each."""
 
-    name: str  # of the argument that gives them, for messages
+    name: str  # the argument that gives the subjects, for messages
     each: Sequence[Any]
-    count_name: str  # of the argument that says how many pictures of each
+    count_name: str  # the argument that gives `count`, for messages
     count: int
 
 
@@ -33,15 +33,20 @@ def list_pictures(
 ) -> tuple[list[Any], list[int]]:
     """Return the subject and the seed of every picture.
 
-    They are subjects x seeds, in that order. Where one of the named `counts` says how many pictures there are, they are
-    that many, each with a seed of its own, and with a subject of its own or, of subjects x count pictures, the one
-    whose turn it is. Raises InputError naming the argument.
+    Without `counts`, every subject is drawn with every seed. For example, labels cat and dog with 2 pictures each and
+    seed 0 give cat 0, cat 1, dog 0, dog 1.
+
+    If one of the named `counts` gives the number of pictures, every picture has its own seed, and there is one subject
+    for each picture or one for all. If the number equals subjects x pictures per subject, each subject gets its share.
+    The example with a count of 4 gives cat 0, cat 1, dog 2, dog 3.
+
+    Raises InputError that names the argument.
     """
     each, per_subject = list(subjects.each), _count(subjects.count_name, subjects.count)
     known = {name: _count(name, count) for name, count in counts.items() if count is not None}
     if len(set(known.values())) > 1:
         raise InputError(
-            f"{' and '.join(known)} speak of {' and '.join(map(str, known.values()))} pictures; choose one"
+            f"{' and '.join(known)} are for {' and '.join(map(str, known.values()))} pictures; give equal numbers"
         )
     if not known:
         seeds = _seeds(seed, per_subject)
@@ -54,7 +59,10 @@ def list_pictures(
 
 
 def read_labels(class_labels: Any) -> list[Any]:
-    """Return the labels of a list, of a tensor with a row for each, or the one that is given. InputError for others."""
+    """Return a list of labels from a list, from a tensor with one row per label, or from a single label.
+
+    Raises InputError for other values.
+    """
     if isinstance(class_labels, Tensor):
         tensor("class_labels", class_labels, REAL)
         indices = class_labels.ndim <= 1 and not class_labels.is_floating_point()
@@ -67,7 +75,7 @@ def read_labels(class_labels: Any) -> list[Any]:
 def check_latents(latents: Any, config: DenoiserConfig) -> None:
     """Raise InputError unless `latents` are None or a tensor of the model's axes, (N, C, H, W) or (N, C, L).
 
-    Their sizes are checked with the size of what is drawn.
+    `picture_shape` and `trajectory_shape` check the sizes of the axes.
     """
     if latents is None:
         return
@@ -78,7 +86,7 @@ def check_latents(latents: Any, config: DenoiserConfig) -> None:
 
 
 def check_state(x: Any, config: DenoiserConfig) -> Tensor:
-    """Return what a denoiser ends with, (N, H, W, C) or (N, 1, L, C), as float32. InputError for anything else."""
+    """Return a denoiser's final state (N, H, W, C) or (N, 1, L, C) as float32. InputError for anything else."""
     tensor("x", x, FLOATS)
     channels, sides = config.sample_channels, "1, L" if config.of_trajectories else "H, W"
     if x.ndim != 4 or x.shape[3] != channels or (config.of_trajectories and x.shape[1] != 1):
@@ -89,9 +97,10 @@ def check_state(x: Any, config: DenoiserConfig) -> Tensor:
 def picture_shape(
     config: DenoiserConfig, scale: int, height: Any, width: Any, latents: Tensor | None
 ) -> tuple[int, int, int]:
-    """Return (C, H, W) of what a denoiser draws: that of `latents`, or for pictures of height x width pixels.
+    """Return the denoiser's (C, H, W): the shape of `latents`, or the shape for pictures of height x width pixels.
 
-    `scale`: pixels of a picture for one of the denoiser's. Raises InputError for a size that it cannot draw.
+    `scale` is the number of picture pixels per denoiser pixel. Raises InputError for a size that the denoiser cannot
+    draw.
     """
     asked = checked_side("height", height), checked_side("width", width)
     if latents is None:
@@ -103,13 +112,13 @@ def picture_shape(
     for name, pixels, side in zip(("height", "width"), asked, sides, strict=True):
         if pixels not in (None, side * scale):
             raise InputError(
-                f"latents: they make pictures of {name} {side * scale}, and {name} is {pixels}; leave it out"
+                f"latents: they make pictures of {name} {side * scale}, but {name} is {pixels}; leave it out"
             )
     return config.in_channels, *sides
 
 
 def completed_size(config: DenoiserConfig, height: int | None, width: int | None, scale: int = 1) -> tuple[int, int]:
-    """Return height and width in pixels, by default the config's sample_size. InputError where it has none."""
+    """Return height and width in pixels. They default to the config's sample_size; InputError if it has none."""
     size = config.complete_size(height, width, scale)
     if size is None:
         raise InputError("height, width: this model's config has no sample_size; give both")
@@ -117,15 +126,15 @@ def completed_size(config: DenoiserConfig, height: int | None, width: int | None
 
 
 def checked_side(name: str, value: Any) -> int | None:
-    """Return a height or width in pixels, None where it is left open. Raises InputError naming it."""
+    """Return a height or width in pixels, or None if it is not given. Raises InputError that names it."""
     return checked(name, value, Pixels | None)
 
 
 def _items(name: str, values: Sequence[Any]) -> list[Any]:
-    """Return the values of a list; a range of any length is no more work than a list that is too long."""
+    """Return the values of a list. It reads at most one value too many, so a huge range costs nothing."""
     items = list(islice(values, MAX_PICTURES + 1))
     if not 0 < len(items) <= MAX_PICTURES:
-        raise InputError(f"{name}: {shown(values)} is not a list of 1 to {MAX_PICTURES}")
+        raise InputError(f"{name}: {shown(values)} is not a list of 1 to {MAX_PICTURES} values")
     return items
 
 
@@ -134,7 +143,7 @@ def _count(name: str, value: Any) -> int:
 
 
 def _seeds(seed: int | Sequence[int], count: int) -> list[int]:
-    """Return the seeds of a list, or `count` of them from the first on."""
+    """Return the seeds of a list, or `count` seeds that count up from one."""
     if isinstance(seed, Sequence) and not isinstance(seed, bytes):
         seeds = [as_int(each) for each in _items("seed", seed)]
     else:
@@ -142,7 +151,7 @@ def _seeds(seed: int | Sequence[int], count: int) -> list[int]:
         seeds = [None if first is None else first + i for i in range(count)]
     known = [each for each in seeds if each is not None]
     if len(known) < len(seeds):
-        raise InputError(f"seed: {shown(seed)} is neither a whole number nor a list of them")
+        raise InputError(f"seed: {shown(seed)} is neither a whole number nor a list of whole numbers")
     wrong = [each for each in known if not 0 <= each <= MAX_SEED]
     if wrong:
         raise InputError(f"seed: {shown(wrong[0])} is out of range; seeds are 0 to {MAX_SEED}")

@@ -1,4 +1,4 @@
-"""Results of a pipeline: the state after each step, and the finished pictures. `Streams` is what makes them."""
+"""The results of a pipeline: the state after each step, and the finished pictures. `Streams` is the pipeline."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,50 +15,57 @@ from fastdiff.execution.memory import smaller_portions
 
 
 class PipelineOutput(NamedTuple):
-    """images: PIL images, or (N, H, W, C) numpy or (N, C, H, W) torch float32 in [0, 1], as `output_type` asks."""
+    """The result of a pipeline.
+
+    `images` is a list of PIL images, or float32 in [0, 1]: (N, H, W, C) numpy or (N, C, H, W) torch. `output_type`
+    selects which.
+    """
 
     images: Any
 
 
 @dataclass(frozen=True)
 class Step:
-    """The state after a step, as `Pipeline.stream` yields it."""
+    """The state after a step. `Pipeline.stream` yields one for each step."""
 
     index: int  # 0 to num_steps - 1
     num_steps: int
     timestep: float  # a whole number for most schedulers
-    x_t: Tensor  # (N, H, W, C) float32, the state after the step; latents where the pipeline has a VAE
-    x0: Tensor  # (N, H, W, C) float32, the end of it as the model predicts it now; of trajectories (N, 1, L, C)
-    at_once: int  # pictures that were computed together: fewer than all where more do not fit in memory
-    finish: Callable[[], Any] | None = None  # after the last step: waits for the finished pictures, and returns them
-    decoder: Callable[[Tensor, str], Any] = decode  # of x_t or x0, and an output type
-    small: Callable[[Tensor], Tensor] | None = None  # of x0: less of it for a preview, where all would take long
+    x_t: Tensor  # (N, H, W, C) float32, the state after the step; latents if the pipeline has a VAE
+    x0: Tensor  # (N, H, W, C) float32, the current prediction of the final state; (N, 1, L, C) for trajectories
+    at_once: int  # how many pictures are computed together: fewer than N if more do not fit in memory
+    finish: Callable[[], Any] | None = None  # after the last step: waits for the finished pictures and returns them
+    decoder: Callable[[Tensor, str], Any] = decode  # decodes x_t or x0 to an output type
+    small: Callable[[Tensor], Tensor] | None = None  # shrinks x0 for a preview, if the whole would take long
     trajectories: TrajectoryOutput | None = None  # the finished trajectories after the last step, instead of pictures
 
     @cached_property
     def images(self) -> Any:
-        """The finished pictures after the last step, else None. Raises as what drew them, where that did not wait."""
+        """The finished pictures after the last step; None before.
+
+        Raises the error of the run, if the run did not wait for its pictures.
+        """
         return None if self.finish is None else self.finish()
 
     @property
     def notice(self) -> str | None:
-        """A line that says so where not all pictures were computed together."""
+        """A one-line notice if not all pictures are computed together, else None."""
         return smaller_portions(len(self.x_t), self.at_once)
 
     def preview(self) -> list[Image.Image]:
-        """The finished pictures as the model predicts them now: a preview that sharpens step by step.
+        """Return PIL images of the current prediction `x0`: a preview that sharpens from step to step.
 
-        Of large latents it is smaller than the pictures will be. InputError for trajectories, which are no pictures.
+        Previews of large latents are smaller than the final pictures. Raises InputError for trajectories.
         """
         return self.decoder(self.x0 if self.small is None else self.small(self.x0), "pil")
 
 
 class Streams(Protocol):
-    """Draws, step by step: a pipeline, as a run needs it."""
+    """The interface of a pipeline that a run needs: it draws pictures step by step."""
 
     @property
     def device(self) -> torch.device:
-        """Where the models work."""
+        """The device of the models."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -69,4 +76,4 @@ class Streams(Protocol):
         """The scheduler's name in requests."""
 
     def stream(self, **options: Any) -> Iterator[Step]:
-        """Draw pictures, and yield a Step after each step."""
+        """Draw pictures, and yield a `Step` after each step."""

@@ -1,7 +1,6 @@
-"""Trajectories, (N, C, L): C channels at L positions. Their horizon L, what is known of them before they are planned,
-their order by value, and what a call returns.
+"""Trajectories (N, C, L), with C channels at L positions: horizon, known values, order by value, and a call's result.
 
-The models see them as pictures of one line, (N, 1, L, C).
+The models see trajectories as pictures of one line, (N, 1, L, C).
 """
 
 import math
@@ -21,13 +20,17 @@ from fastdiff.kinds import Horizon
 from fastdiff.schema import checked
 
 TrajectoryOutputType = Literal["np", "pt"]
-MOST_VALUES = 2**24  # of one position: a view or a range of any length takes memory only where it is read
+MOST_VALUES = 2**24  # per position; checked first, because reading a huge view or range would fill the memory
 
 
 class TrajectoryOutput(NamedTuple):
-    """trajectories: (N, C, L) float32, numpy or torch, as the model was trained: nothing is scaled or clamped.
+    """The result of planning.
 
-    values: (N,) float32 of the same kind, by which they are sorted, best first; None where they are not sorted.
+    `trajectories` is (N, C, L) float32, numpy or torch, in the scale of the model's training data. Nothing is rescaled
+    or clamped.
+
+    `values` is (N,) float32 of the same type, if the trajectories are sorted by value, the best first. It is None if
+    they are not sorted.
     """
 
     trajectories: Any
@@ -38,33 +41,33 @@ class KnownValues(NamedTuple):
     """The known elements of a batch of trajectories, on the model's device."""
 
     mask: Tensor  # (L, C) bool
-    values: Tensor  # (N, 1, L, C) float32, or (1, 1, L, C) for all
+    values: Tensor  # (N, 1, L, C) float32, or (1, 1, L, C) for all trajectories
 
     def set_in(self, x: Tensor) -> Tensor:
-        """Set them in x (N, 1, L, C) float32, in place, and return it. One launch, which waits for nothing."""
+        """Set the known elements of x (N, 1, L, C) float32 in place, and return x. One launch, without a sync."""
         return torch.where(self.mask, self.values, x, out=x)
 
 
 def trajectory_shape(config: DenoiserConfig, horizon: Any, latents: Tensor | None) -> tuple[int, int, int]:
-    """Return (C, 1, L) of what a denoiser plans: L is the horizon asked for, that of `latents`, or the config's.
+    """Return the denoiser's (C, 1, L). L is `horizon`, the horizon of `latents`, or the config's.
 
-    Raises InputError where there is none, or none that the model can plan.
+    Raises InputError if there is no horizon, or if the model cannot plan it.
     """
     horizon = checked("horizon", horizon, Horizon | None)
     if latents is not None:
         if horizon not in (None, latents.shape[2]):
-            raise InputError(f"latents: their horizon is {latents.shape[2]}, and horizon is {horizon}; leave it out")
+            raise InputError(f"latents: their horizon is {latents.shape[2]}, but horizon is {horizon}; leave it out")
         horizon = latents.shape[2]
     size = config.complete_size(1, horizon)
     if size is None:
-        raise InputError("horizon: this model's config does not say its own; give the number of positions to plan")
+        raise InputError("horizon: this model's config has none; give the number of positions to plan")
     return config.sample_channels, *size
 
 
 def read_conditions(conditions: Any) -> dict[int, Tensor]:
-    """Return the values of each position that `conditions` names, (k,) or (N, k) float32 each.
+    """Return the values of each position in `conditions`, (k,) or (N, k) float32 each.
 
-    Raises InputError for what is no mapping of whole numbers to real numbers, and for NaN among those of the CPU.
+    Raises InputError unless `conditions` maps whole numbers to real numbers, and for NaN or infinity in CPU tensors.
     """
     if conditions is None:
         return {}
@@ -82,12 +85,12 @@ def read_conditions(conditions: Any) -> dict[int, Tensor]:
 
 
 def known_rows(conditions: Mapping[int, Tensor]) -> int | None:
-    """Return the number of trajectories that `conditions` speak of; None where their values are for all."""
+    """Return the number of trajectories in `conditions`, or None if all values are shared by all trajectories."""
     rows = {len(values) for values in conditions.values() if values.ndim == 2}
     if len(rows) > 1:
         raise InputError(
-            f"conditions: they have values of {' and '.join(map(str, sorted(rows)))} trajectories; give (k,) for all, "
-            "or (N, k) with a row for each"
+            f"conditions: the values are for {' and '.join(map(str, sorted(rows)))} trajectories; give (k,) for all, "
+            "or (N, k) with one row for each"
         )
     return rows.pop() if rows else None
 
@@ -95,11 +98,11 @@ def known_rows(conditions: Mapping[int, Tensor]) -> int | None:
 def place_conditions(
     conditions: Mapping[int, Tensor], horizon: int, channels: int, device: torch.device
 ) -> KnownValues | None:
-    """Return `conditions` as known values of trajectories of `horizon` positions; None where there are none.
+    """Return `conditions` as known values of trajectories of `horizon` positions, or None if there are none.
 
-    The values (k,) or (N, k) of a position are those of the last k channels, as diffusers'
-    ValueGuidedRLPipeline.reset_x0 sets observations behind actions. Raises InputError for a position beyond the
-    horizon, and for more values than there are channels.
+    The values (k,) or (N, k) of a position belong to the last k channels, because diffusers'
+    ValueGuidedRLPipeline.reset_x0 sets the observations, which come after the actions. Raises InputError for a position
+    outside the horizon, and for more values than channels.
     """
     if not conditions:
         return None
@@ -109,11 +112,11 @@ def place_conditions(
         width = values.shape[-1]
         if not 0 <= position < horizon:
             raise InputError(
-                f"conditions: position {shown(position)} is not one of horizon {horizon}; they are 0 to {horizon - 1}"
+                f"conditions: position {shown(position)} is outside horizon {horizon}; positions are 0 to {horizon - 1}"
             )
         if width > channels:
             raise InputError(
-                f"conditions[{position}]: {width} values for trajectories of {channels} channels; give at most as many"
+                f"conditions[{position}]: {width} values for {channels} channels; give at most one per channel"
             )
         mask[position, channels - width :] = True
         placed[:, 0, position, channels - width :] = values.to(device)
@@ -129,8 +132,9 @@ def decode_trajectories(x: Tensor, output_type: str) -> Any:
 
 
 def sort_trajectories(trajectories: Any, values: Tensor) -> TrajectoryOutput:
-    """Return decoded trajectories by their values (N,), the best first, and in the order of their seeds where two are
-    alike. Raises NonFiniteError for NaN or infinity among the values.
+    """Sort decoded trajectories by their values (N,), the best first. Trajectories with equal values keep their order.
+
+    Raises NonFiniteError for NaN or infinity among the values.
     """
     check_finite(values)
     values, order = values.sort(descending=True, stable=True)
@@ -140,28 +144,31 @@ def sort_trajectories(trajectories: Any, values: Tensor) -> TrajectoryOutput:
 
 
 def _read_values(name: str, values: Any) -> Tensor:
-    wanted = f"give (k,) of them, or (N, k), up to {MOST_VALUES}"
+    wanted = f"give (k,) or (N, k) numbers, at most {MOST_VALUES}"
     try:
         is_readable = _count(values) <= MOST_VALUES
         found = torch.tensor(np.array(values, order="C")) if is_readable and not isinstance(values, Tensor) else values
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise InputError(f"{name}: {shown(values)} is not numbers; {wanted}") from None
+        raise InputError(f"{name}: {shown(values)} is not numeric; {wanted}") from None
     if not is_readable:
         raise InputError(f"{name}: {shown(values)} is too many numbers; {wanted}")
     is_dense = found.layout == torch.strided and not found.is_meta
     if found.ndim not in (1, 2) or not found.numel() or found.dtype not in REAL or not is_dense:
         raise InputError(
-            f"{name}: it is of shape {tuple(found.shape)}, {found.dtype}; give dense real numbers, (k,) for all "
-            "trajectories or (N, k) with a row for each"
+            f"{name}: it has shape {tuple(found.shape)} and dtype {found.dtype}; give dense real numbers, (k,) for all "
+            "trajectories or (N, k) with one row for each"
         )
     found = found.detach().float()
-    if found.device.type == "cpu" and not found.isfinite().all():  # to look at a GPU's would wait for it
+    if found.device.type == "cpu" and not found.isfinite().all():  # checking a GPU tensor would wait for the GPU
         raise InputError(f"{name}: it holds NaN or infinity; give finite numbers")
     return found
 
 
 def _count(values: Any) -> int:
-    """Return how many numbers an array, a number, or a list of them holds; of a long list some that are too many."""
+    """Return how many numbers an array, a number or a nested list holds.
+
+    For a list that is too long, return any number above MOST_VALUES.
+    """
     if not isinstance(values, list | tuple | range):
         return math.prod(getattr(values, "shape", ()))
     if values[MOST_VALUES : MOST_VALUES + 1]:

@@ -1,9 +1,11 @@
-"""DDIM: the sampler of Song et al. 2021 (arXiv 2010.02502), as diffusers' DDIMScheduler.
+"""DDIM: the sampler of Song et al. 2021 (arXiv 2010.02502), as in diffusers' DDIMScheduler.
 
-x_{t-1} = sqrt(alpha_bar') x0 + sqrt(1 - alpha_bar' - sigma^2) eps + sigma z
+A step is (eq. 12)::
 
-(eq. 12), where alpha_bar' belongs to the timestep that the step goes to and sigma is eta times the deviation of DDPM's
-posterior (eq. 16): eta 0 is deterministic, eta 1 has DDPM's variance.
+    x_{t-1} = sqrt(alpha_bar') x0 + sqrt(1 - alpha_bar' - sigma^2) eps + sigma z
+
+alpha_bar' belongs to the step's target timestep. sigma is eta times the standard deviation of DDPM's posterior
+(eq. 16): eta 0 is deterministic, and eta 1 has DDPM's variance.
 """
 
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ from fastdiff.schema import checked
 class DDIMConfig(ClippingConfig, ThresholdingConfig, ZeroSNRConfig):
     """The options of diffusers' DDIMScheduler."""
 
-    set_alpha_to_one: bool = True  # the alpha_bar after the last step is 1, else that of timestep 0
+    set_alpha_to_one: bool = True  # alpha_bar after the last step: 1, or the one at timestep 0
 
 
 def ddim_rows(
@@ -41,23 +43,23 @@ def ddim_rows(
 ) -> Tensor:
     """Return a row for each step from `timesteps` to `following`, (steps, len(COLUMNS)) float32.
 
-    `alpha_bar` comes from `make_alpha_bar`. Both timesteps are (steps,) int64; a negative one is the picture itself.
-    Raises InputError naming the option that leaves a step undefined.
+    `alpha_bar` comes from `make_alpha_bar`. `timesteps` and `following` are (steps,) int64; a negative timestep stands
+    for the clean picture. Raises InputError that names the option that leaves a step undefined.
     """
     p = Marginals.between(alpha_bar, timesteps, following, 1.0 if config.set_alpha_to_one else alpha_bar[0].item())
-    # in float32 as diffusers, see `Marginals`: where sigma takes all of beta_bar_prev, what is left is roundings
+    # in float32 as in diffusers, see `Marginals`. If sigma^2 equals beta_bar_prev, only rounding errors remain
     sigma = eta * p.variance.float() ** 0.5
     squared = p.beta_bar_prev.float() - sigma**2
-    if (squared < -1e-6).any():  # more than a rounding
+    if (squared < -1e-6).any():  # more than a rounding error
         raise InputError(f"eta is {eta}, more noise than the next timestep has; use eta from 0 to 1")
-    direction = squared.clamp(min=0).double().sqrt()  # of eps in x_{t-1}
+    direction = squared.clamp(min=0).double().sqrt()  # the coefficient of eps in x_{t-1}
     columns = x0_columns(config.prediction_type, p) | {"prev_x0": p.alpha_bar_prev.sqrt(), "sigma": sigma.double()}
-    if use_clipped_model_output:  # eps = (x_t - signal * x0) / noise, of the clipped x0
+    if use_clipped_model_output:  # eps = (x_t - signal * x0) / noise, with the clipped x0
         columns["prev_x0"] = columns["prev_x0"] - direction * p.signal / p.noise
         columns["prev_x"] = direction / p.noise
     elif config.prediction_type == "epsilon":
         columns["prev_m"] = direction
-    elif config.prediction_type == "sample":  # the same eps, of the x0 before clipping
+    elif config.prediction_type == "sample":  # the same eps, with the x0 before clipping
         columns["prev_x"], columns["prev_m"] = direction / p.noise, -direction * p.signal / p.noise
     else:  # eps = signal * v + noise * x_t
         columns["prev_x"], columns["prev_m"] = direction * p.noise, direction * p.signal
@@ -65,7 +67,11 @@ def ddim_rows(
 
 
 class DDIMScheduler(Scheduler):
-    """Implicit models (Song et al. 2021), called as diffusers' DDIMScheduler. Its options: DDIMConfig."""
+    """The DDIM sampler (Song et al. 2021), with the interface of diffusers' `DDIMScheduler`.
+
+    `DDIMConfig` lists its options, which have diffusers' names and defaults. Steps are deterministic unless `step`, or
+    the pipeline's call, gets an `eta` above 0.
+    """
 
     names: ClassVar = {"ddim": {}}
     place: ClassVar = 1
@@ -73,7 +79,11 @@ class DDIMScheduler(Scheduler):
     _options: DDIMConfig
 
     def set_timesteps(self, num_inference_steps: int, device: torch.device | str | None = None) -> None:
-        """Choose the number of steps of a run. Raises InputError for one that the training does not have."""
+        """Set the number of steps of a run, and make `timesteps` on `device`.
+
+        Raises InputError unless the number is from 1 to the number of training timesteps, and if `steps_offset` moves a
+        timestep outside them.
+        """
         device = None if device is None else resolve_device(device)
         self.timesteps = spaced_timesteps(self._options, num_inference_steps).to(device)
         self.num_inference_steps = len(self.timesteps)
@@ -94,10 +104,22 @@ class DDIMScheduler(Scheduler):
         variance_noise: Tensor | None = None,
         return_dict: bool = True,
     ) -> SchedulerOutput | tuple[Tensor, Tensor]:
-        """Return x_{t-1} and x0 of x_t and the model output, both (N, C, ...) of any float dtype.
+        """Take one step: return `x_{t-1}` and the predicted `x0`, both (N, C, ...).
 
-        The arithmetic is float32 or more. `variance_noise` (N, C, ...) replaces the noise that eta > 0 draws.
-        Raises InputError naming a timestep that cannot be stepped from, or a tensor of a wrong kind, shape or dtype.
+        The arithmetic runs in float32, or in float64 for a float64 sample. The results have the wider dtype of
+        `model_output` and `sample`.
+
+        Args:
+            model_output: The model's output for `sample`, (N, C, ...) of any float dtype.
+            timestep: The timestep that the model saw.
+            sample: `x_t`, (N, C, ...) of any float dtype.
+            eta: The amount of noise, from 0 (deterministic) to 1 (DDPM's variance).
+            use_clipped_model_output: Recompute eps from the clipped `x0`.
+            generator: Draws the noise: one generator for the batch, or a list with one for each picture.
+            variance_noise: Noise (N, C, ...) to use instead of drawing it. Only used if `eta` is above 0.
+            return_dict: Return a `SchedulerOutput` instead of a plain tuple.
+
+        Raises InputError that names an invalid timestep, or a tensor of a wrong type, shape or dtype.
         """
         self._steps()
         given = {} if variance_noise is None else {"variance_noise": variance_noise}
@@ -108,7 +130,7 @@ class DDIMScheduler(Scheduler):
         eta = checked("eta", eta, NotNegative)
         clipped = bool(checked("use_clipped_model_output", use_clipped_model_output, bool | None))
         if eta > 0 and variance_noise is not None and generator is not None:
-            raise InputError("generator and variance_noise both say what the noise is; give one of them")
+            raise InputError("generator and variance_noise exclude each other; give one of them")
         row = self._row(t, sample.device, eta, clipped)
         noise = variance_noise if eta > 0 else None
         if eta > 0 and noise is None:

@@ -1,10 +1,12 @@
-"""DDPM: the ancestral sampler of Ho et al. 2020 (arXiv 2006.11239), as diffusers' DDPMScheduler.
+"""DDPM: the ancestral sampler of Ho et al. 2020 (arXiv 2006.11239), as in diffusers' DDPMScheduler.
 
-x_{t-1} = sqrt(alpha_bar') beta / (1 - alpha_bar) x0 + sqrt(alpha) (1 - alpha_bar') / (1 - alpha_bar) x_t + sigma z
+A step is (eq. 7)::
 
-(eq. 7), where alpha_bar' belongs to the timestep that the step goes to, alpha = alpha_bar / alpha_bar' and
-beta = 1 - alpha. sigma^2 is the posterior's variance, beta (1 - alpha_bar') / (1 - alpha_bar), beta itself
-(fixed_large), or what the model says between their logarithms (learned_range).
+    x_{t-1} = sqrt(alpha_bar') beta / (1 - alpha_bar) x0 + sqrt(alpha) (1 - alpha_bar') / (1 - alpha_bar) x_t + sigma z
+
+alpha_bar' belongs to the step's target timestep, alpha = alpha_bar / alpha_bar', and beta = 1 - alpha. sigma^2 is the
+posterior's variance beta (1 - alpha_bar') / (1 - alpha_bar) for fixed_small, and beta for fixed_large. For
+learned_range the model's output interpolates between the logarithms of the two.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,13 +49,13 @@ class DDPMConfig(ClippingConfig, ThresholdingConfig, ZeroSNRConfig):
 def ddpm_rows(config: DDPMConfig, alpha_bar: Tensor, timesteps: Tensor, following: Tensor) -> Tensor:
     """Return a row for each step from `timesteps` to `following`, (steps, len(COLUMNS)) float32.
 
-    `alpha_bar` comes from `make_alpha_bar`. Both timesteps are (steps,) int64; a negative one is the picture itself.
-    Raises InputError naming the option that leaves a step undefined.
+    `alpha_bar` comes from `make_alpha_bar`. `timesteps` and `following` are (steps,) int64; a negative timestep stands
+    for the clean picture. Raises InputError that names the option that leaves a step undefined.
     """
     if config.variance_type == "fixed_large_log":
-        raise InputError("variance_type fixed_large_log is the root of a negative number; use fixed_large")
+        raise InputError("variance_type fixed_large_log takes the root of a negative number; use fixed_large")
     p = Marginals.between(alpha_bar, timesteps, following, 1.0)
-    variance = p.variance.clamp(min=1e-20)  # for its logarithm
+    variance = p.variance.clamp(min=1e-20)  # so that its logarithm is finite
     std = {"fixed_small": variance.sqrt(), "fixed_small_log": variance.sqrt(), "fixed_large": p.beta.sqrt()}
     ranged = config.variance_type == "learned_range"
     columns = x0_columns(config.prediction_type, p) | {
@@ -67,7 +69,10 @@ def ddpm_rows(config: DDPMConfig, alpha_bar: Tensor, timesteps: Tensor, followin
 
 
 class DDPMScheduler(Scheduler):
-    """Ancestral sampling (Ho et al. 2020), called as diffusers' DDPMScheduler. Its options: DDPMConfig."""
+    """The ancestral DDPM sampler (Ho et al. 2020), with the interface of diffusers' `DDPMScheduler`.
+
+    `DDPMConfig` lists its options, which have diffusers' names and defaults.
+    """
 
     names: ClassVar = {"ddpm": {}}
     place: ClassVar = 2
@@ -76,7 +81,7 @@ class DDPMScheduler(Scheduler):
 
     def _build(self, mapping: Mapping[str, Any]) -> None:
         super()._build(mapping)
-        self._spaced = False  # whether set_timesteps made the timesteps
+        self._spaced = False  # whether set_timesteps was called
 
     def set_timesteps(
         self,
@@ -84,9 +89,9 @@ class DDPMScheduler(Scheduler):
         device: torch.device | str | None = None,
         timesteps: Sequence[int] | None = None,
     ) -> None:
-        """Choose the steps of a run: their number, or custom `timesteps` in descending order.
+        """Set the steps of a run: their number, or custom `timesteps` in descending order.
 
-        Raises InputError unless one of them is given, or where they leave the training's.
+        Raises InputError unless exactly one of the two is given, and if it is outside the training timesteps.
         """
         device = None if device is None else resolve_device(device)
         self.timesteps = chosen_timesteps(self._options, num_inference_steps, timesteps).to(device)
@@ -99,7 +104,10 @@ class DDPMScheduler(Scheduler):
         return Schedule(chain, rows, self._step_options, tuple((chain > 0).tolist()))
 
     def previous_timestep(self, timestep: int | Tensor) -> int:
-        """Return the timestep that a step goes to: the next of `timesteps` once they are set, -1 after the last."""
+        """Return the target timestep of a step: the next one in `timesteps`, and -1 after the last.
+
+        Before the first `set_timesteps` the target is timestep - 1.
+        """
         t = checked("timestep", timestep, whole(0, len(self) - 1))
         chain, following = self._chain(t)
         return int(following[chain == t])
@@ -112,10 +120,20 @@ class DDPMScheduler(Scheduler):
         generator: Generator | list[Generator] | None = None,
         return_dict: bool = True,
     ) -> SchedulerOutput | tuple[Tensor, Tensor]:
-        """Return x_{t-1} and x0 of x_t and the model output, both (N, C, ...); a learned variance is C more channels.
+        """Take one step: return `x_{t-1}` and the predicted `x0`, both (N, C, ...).
 
-        Any float dtype; the arithmetic is float32 or more. Without a prior `set_timesteps` it goes to timestep - 1.
-        Raises InputError naming a timestep that cannot be stepped from, or a tensor of a wrong kind, shape or dtype.
+        The arithmetic runs in float32, or in float64 for a float64 sample. The results have the wider dtype of
+        `model_output` and `sample`. Before the first `set_timesteps` the step goes to timestep - 1.
+
+        Args:
+            model_output: The model's output for `sample`, (N, C, ...) of any float dtype. A learned variance adds C
+                more channels.
+            timestep: The timestep that the model saw.
+            sample: `x_t`, (N, C, ...) of any float dtype.
+            generator: Draws the noise: one generator for the batch, or a list with one for each picture.
+            return_dict: Return a `SchedulerOutput` instead of a plain tuple.
+
+        Raises InputError that names an invalid timestep, or a tensor of a wrong type, shape or dtype.
         """
         t = self._checked_step(timestep, sample, generator, return_dict, model_output=model_output)
         row = self._row(t, sample.device)
@@ -123,7 +141,7 @@ class DDPMScheduler(Scheduler):
         return self._advance(model_output, sample, row, noise, return_dict)
 
     def _chain(self, timestep: int) -> tuple[Tensor, Tensor]:
-        """Return the timesteps of the run that `timestep` is in and where each step goes to."""
+        """Return the timesteps of the run that contains `timestep`, and the target of each step."""
         if not self._spaced:
             return torch.tensor([timestep]), torch.tensor([timestep - 1])
         chain = self.timesteps.cpu()

@@ -1,11 +1,12 @@
-"""DPM-Solver++ over several steps (Lu et al. 2022, arXiv 2211.01095), as diffusers' DPMSolverMultistepScheduler.
+"""Multistep DPM-Solver++ (Lu et al. 2022, arXiv 2211.01095), as in diffusers' DPMSolverMultistepScheduler.
 
-With alpha = 1 / sqrt(sigma^2 + 1), lambda = -log(sigma) and h = lambda_next - lambda, a step of the first order is
+With alpha = 1 / sqrt(sigma^2 + 1), lambda = -log(sigma) and h = lambda_next - lambda, a first-order step is DDIM's::
 
-x_next = (sigma_next alpha_next) / (sigma alpha) x + alpha_next (1 - exp(-h)) x0
+    x_next = (sigma_next alpha_next) / (sigma alpha) x + alpha_next (1 - exp(-h)) x0
 
-which is DDIM; the second and the third add the first and second differences of x0 over the steps before (appendix B).
-The stochastic variant has exp(-2h) in its place, and adds noise of sigma_next alpha_next sqrt(1 - exp(-2h)).
+The second order adds the first difference of x0 over earlier steps, and the third order also the second difference
+(appendix B). The stochastic variant replaces exp(-h) by exp(-2h) in the weights of the outputs, multiplies the
+coefficient of x by exp(-h), and adds noise of standard deviation sigma_next alpha_next sqrt(1 - exp(-2h)).
 """
 
 import math
@@ -44,34 +45,34 @@ from fastdiff.samplers.shared.sigmas import (
 )
 from fastdiff.samplers.shared.timesteps import checked_steps, custom_timesteps
 
-FEW_STEPS = 15  # in which lower_order_final lowers the order
+FEW_STEPS = 15  # lower_order_final lowers the order of runs with fewer steps
 
-# What other schedulers call solver_type, and what this one takes instead
+# solver_type values of other schedulers, and what this scheduler uses instead
 _INSTEAD = {"logrho": "midpoint", "bh1": "midpoint", "bh2": "midpoint"}
 _OF_OTHERS = BeforeValidator(lambda value: _INSTEAD.get(value, value) if isinstance(value, str) else value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DPMSolverConfig(SpacedSigmaConfig, ThresholdingConfig, ZeroSNRConfig):
-    """The options of diffusers' DPMSolverMultistepScheduler; flows and the deprecated solvers are not here."""
+    """The options of diffusers' DPMSolverMultistepScheduler; without flows and the deprecated solvers."""
 
     solver_order: Annotated[int, Interval(ge=1, le=3)] = 2
     algorithm_type: Literal["dpmsolver++", "sde-dpmsolver++"] = "dpmsolver++"
     solver_type: Annotated[Literal["midpoint", "heun"], _OF_OTHERS] = "midpoint"
-    lower_order_final: bool = True  # of fewer than 15 steps
+    lower_order_final: bool = True  # in runs of fewer than 15 steps
     euler_at_final: bool = False
     use_lu_lambdas: bool | None = False
     use_flow_sigmas: Literal[False] | None = False
-    flow_shift: float = 1.0  # of use_flow_sigmas
+    flow_shift: float = 1.0  # only read with use_flow_sigmas
     final_sigmas_type: FinalSigma = "zero"
     lambda_min_clipped: Annotated[float, AllowInfNan()] = -math.inf
-    variance_type: VarianceType | None = None  # the model's channels of a learned one are left aside
+    variance_type: VarianceType | None = None  # the channels of a learned variance are ignored
     use_dynamic_shifting: Literal[False] = False
-    time_shift_type: Literal["exponential"] = "exponential"  # of use_dynamic_shifting
+    time_shift_type: Literal["exponential"] = "exponential"  # only read with use_dynamic_shifting
 
     @property
     def learns_variance(self) -> bool:
-        """Whether the model's output has channels of a variance."""
+        """Whether the model's output has channels for a learned variance."""
         return (self.variance_type or "").startswith("learned")
 
     @property
@@ -93,7 +94,7 @@ def dpm_sigmas(config: DPMSolverConfig, alpha_bar: Tensor, steps: int) -> tuple[
 
 
 def dpm_sigmas_at(config: DPMSolverConfig, alpha_bar: Tensor, timesteps: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return `dpm_sigmas` of a run over custom timesteps."""
+    """Return the same as `dpm_sigmas`, for custom timesteps."""
     return _finish(config, alpha_bar, np.array(timesteps).astype(np.int64), len(timesteps))
 
 
@@ -113,7 +114,7 @@ def _finish(config: DPMSolverConfig, alpha_bar: Tensor, timesteps: np.ndarray, s
 def dpm_rows(config: DPMSolverConfig, sigmas: Tensor, begin: int = 0) -> Tensor:
     """Return a row for each step over sigmas (steps + 1,) float32, for a loop that begins with step `begin`.
 
-    (steps, len(COLUMNS)) float32. Raises InputError naming a step that cannot be.
+    (steps, len(COLUMNS)) float32. Raises InputError that names a step without a solution.
     """
     levels = sigmas.double().tolist()
     steps = [_step(config, levels, i, _order(config, i, begin, len(levels) - 1)) for i in range(len(levels) - 1)]
@@ -127,7 +128,7 @@ _COLUMNS = ("prev_x", "prev_x0", "prev_h1", "prev_h2", "sigma")
 
 
 def _order(config: DPMSolverConfig, i: int, begin: int, steps: int) -> int:
-    """Return the order of a step: no more than there are outputs, and less at the end of a short run."""
+    """Return the order of a step: at most the number of known outputs, and less at the end of a short run."""
     few = config.lower_order_final and steps < FEW_STEPS
     known = max(1, i - begin + 1)
     if i == steps - 1 and (config.euler_at_final or few or config.final_sigmas_type == "zero"):
@@ -139,12 +140,12 @@ def _step(config: DPMSolverConfig, sigmas: list[float], i: int, order: int) -> d
     """Return the coefficients of x_next by column."""
     (alpha, noise), (_, noise_now) = variance_preserving(sigmas[i + 1]), variance_preserving(sigmas[i])
     h = math.inf if sigmas[i + 1] == 0 else math.log(sigmas[i] / sigmas[i + 1])
-    if h == 0:  # the least sigma twice, or timesteps that are one
+    if h == 0:  # the smallest sigma twice, or equal timesteps
         return {"prev_x": 1.0}
     twice = 2 if config.stochastic else 1
     shrunk = -math.expm1(-twice * h)  # 1 - exp(-h), or 1 - exp(-2h)
     prev_x = noise / noise_now * (math.exp(-h) if config.stochastic else 1.0)
-    first = alpha * shrunk  # of x0, of its first difference, and of its second
+    first = alpha * shrunk  # the weight of x0; the weights of its differences follow
     ratios = [math.log(sigmas[i - k - 1] / sigmas[i - k]) / h for k in range(order - 1)]
     if any(ratio == 0 for ratio in ratios):
         raise InputError(f"step {i + 1} of {len(sigmas) - 1} repeats a timestep; use fewer steps")
@@ -161,9 +162,9 @@ def _step(config: DPMSolverConfig, sigmas: list[float], i: int, order: int) -> d
 
 
 def _by_output(weights: list[float], ratios: list[float]) -> dict[str, float]:
-    """Return what each x0 is multiplied by, of the weights of x0 and its differences D1 and D2 (appendix B).
+    """Return the coefficient of each x0, given the weights of x0 and of its differences D1 and D2 (appendix B).
 
-    ratios  the steps before this one in lambda, the latest first, as shares of h
+    `ratios` are the lengths in lambda of the steps before this one, the latest first, relative to h.
     """
     if len(weights) == 1:
         return {"prev_x0": weights[0]}
@@ -171,14 +172,18 @@ def _by_output(weights: list[float], ratios: list[float]) -> dict[str, float]:
         slope = weights[1] / ratios[0]
         return {"prev_x0": weights[0] + slope, "prev_h1": -slope}
     r0, r1 = ratios
-    # D1 = D10 + r0 / (r0 + r1) (D10 - D11) and D2 = (D10 - D11) / (r0 + r1) of the slopes D10 and D11
+    # with slopes D10 and D11: D1 = D10 + r0 / (r0 + r1) (D10 - D11) and D2 = (D10 - D11) / (r0 + r1)
     curve = (weights[1] * r0 + weights[2]) / (r0 + r1)
     latest, earlier = (weights[1] + curve) / r0, -curve / r1
     return {"prev_x0": weights[0] + latest, "prev_h1": earlier - latest, "prev_h2": -earlier}
 
 
 class DPMSolverMultistepScheduler(VariancePreservingScheduler):
-    """DPM-Solver++ over several steps (Lu et al. 2022), called as diffusers' class. Its options: DPMSolverConfig."""
+    """Multistep DPM-Solver++ (Lu et al. 2022), with the interface of diffusers' `DPMSolverMultistepScheduler`.
+
+    `DPMSolverConfig` lists its options, which have diffusers' names and defaults. `algorithm_type` is "dpmsolver++" or
+    "sde-dpmsolver++"; the deprecated algorithms and flow matching are not supported.
+    """
 
     names: ClassVar = {
         "dpm++2m": {"algorithm_type": "dpmsolver++"},
@@ -211,13 +216,13 @@ class DPMSolverMultistepScheduler(VariancePreservingScheduler):
         mu: float | None = None,
         timesteps: Sequence[int] | None = None,
     ) -> None:
-        """Choose the steps of a run: their number, or custom timesteps.
+        """Set the steps of a run: their number, or custom `timesteps` in descending order.
 
-        Raises InputError unless one of them is given, where the config's sigmas leave no choice of timesteps, and for
-        `mu`, which is of flows.
+        Raises InputError unless exactly one of the two is given, for custom timesteps if the config spaces the sigmas
+        in another way (such as use_karras_sigmas), and for `mu`, which belongs to flow matching.
         """
         if mu is not None:
-            raise InputError("mu is of use_dynamic_shifting, which is not here; leave it out")
+            raise InputError("mu belongs to use_dynamic_shifting, which is not supported; leave it out")
         check_chosen(self._options, num_inference_steps=num_inference_steps, timesteps=timesteps)
         if timesteps is None:
             steps = checked_steps(self._options, num_inference_steps)
@@ -242,11 +247,20 @@ class DPMSolverMultistepScheduler(VariancePreservingScheduler):
         variance_noise: Tensor | None = None,
         return_dict: bool = True,
     ) -> SchedulerOutput | tuple[Tensor, ...]:
-        """Return x_{t-1} and x0 of x_t and the model output, both (N, C, ...) of any float dtype.
+        """Take one step: return `x_{t-1}` (N, C, ...) in the model output's dtype.
 
-        A learned variance in the output is left aside. `variance_noise` (N, C, ...) replaces the noise that the
-        stochastic variant draws. Raises InputError naming a timestep that is not of the run, or a tensor of a wrong
-        kind, shape or dtype.
+        Args:
+            model_output: The model's output for `sample`, (N, C, ...) of any float dtype. The channels of a learned
+                variance are ignored.
+            timestep: The timestep that the model saw.
+            sample: `x_t`, (N, C, ...) of any float dtype.
+            generator: Draws the noise of "sde-dpmsolver++": one generator for the batch, or a list with one for each
+                picture.
+            variance_noise: Noise (N, C, ...) to use instead of drawing it.
+            return_dict: Return a `SchedulerOutput`, which also holds the predicted `x0`. If False, return a tuple of
+                `x_{t-1}` alone.
+
+        Raises InputError that names a timestep outside the run, or a tensor of a wrong type, shape or dtype.
         """
         self._checked_index(timestep, sample, generator, return_dict, model_output)
         if self._options.learns_variance:

@@ -1,11 +1,11 @@
-"""Euler's method (Karras et al. 2022, arXiv 2206.00364, algorithm 1), as diffusers' EulerDiscreteScheduler.
+"""Euler's method (Karras et al. 2022, arXiv 2206.00364, algorithm 1), as in diffusers' EulerDiscreteScheduler.
 
-In the paper's variables, x = x_0 + sigma * eps. A step goes along the tangent (x - x0) / sigma to the next sigma:
+In the paper's variables, x = x_0 + sigma * eps. A step follows the tangent (x - x0) / sigma to the next sigma::
 
-x_next = x + (sigma_next - sigma) (x - x0) / sigma = (sigma_next / sigma) x + (1 - sigma_next / sigma) x0
+    x_next = x + (sigma_next - sigma) (x - x0) / sigma = (sigma_next / sigma) x + (1 - sigma_next / sigma) x0
 
 `euler_rows` puts the two coefficients into the columns `prev_x` and `prev_x0`. `sigma_x0_columns` adds the columns that
-make x0 from the model's output. `kernels/device/denoise.py` runs the rows.
+compute x0 from the model's output. `kernels/device/denoise.py` runs the rows.
 """
 
 import math
@@ -42,14 +42,14 @@ class EulerConfig(SpacedSigmaConfig, ZeroSNRConfig):
     """The options of diffusers' EulerDiscreteScheduler."""
 
     interpolation_type: Literal["linear", "log_linear"] = "linear"
-    sigma_min: PositiveNumber | None = None  # of the other spacings
+    sigma_min: PositiveNumber | None = None  # only read by the karras, exponential and beta spacings
     sigma_max: PositiveNumber | None = None
     final_sigmas_type: FinalSigma = "zero"
     timestep_type: Literal["discrete", "continuous"] = "discrete"
 
     @property
     def tells_log_sigma(self) -> bool:
-        """Whether the model is told log(sigma) / 4 for a timestep: continuous types do so for velocities alone."""
+        """Whether the model gets log(sigma) / 4 as timestep: for timestep_type continuous with v_prediction only."""
         return self.timestep_type == "continuous" and self.prediction_type == "v_prediction"
 
 
@@ -59,12 +59,12 @@ def euler_sigmas(config: EulerConfig, alpha_bar: Tensor, steps: int) -> tuple[Te
 
 
 def euler_sigmas_at(config: EulerConfig, alpha_bar: Tensor, timesteps: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return `euler_sigmas` of a run over custom timesteps."""
+    """Return the same as `euler_sigmas`, for custom timesteps."""
     return _finish(config, alpha_bar, np.array(timesteps).astype(np.float32))
 
 
 def euler_custom_sigmas(config: EulerConfig, alpha_bar: Tensor, sigmas: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return `euler_sigmas` of a run over custom sigmas, the one after the last step among them."""
+    """Return the same as `euler_sigmas`, for custom sigmas, which include the one after the last step."""
     log_sigmas = np.log(training_sigmas(alpha_bar).numpy())
     chosen = np.array(sigmas).astype(np.float32)
     return _told(config, torch.from_numpy(chosen), timesteps_of(chosen[:-1], log_sigmas))
@@ -92,7 +92,7 @@ def _told(config: EulerConfig, sigmas: Tensor, timesteps: np.ndarray) -> tuple[T
 def euler_rows(config: EulerConfig, sigmas: Tensor, churn: float = 1.0) -> Tensor:
     """Return a row for each step over sigmas (steps + 1,) float32. (steps, len(COLUMNS)) float32.
 
-    churn  a step begins at `churn` times its sigma, because noise was added to its x (algorithm 2)
+    With `churn`, a step begins at `churn` times its sigma, because noise was added to its x (algorithm 2).
     """
     sigma, following = sigmas[:-1].double(), sigmas[1:].double()
     start = sigma * churn
@@ -102,7 +102,10 @@ def euler_rows(config: EulerConfig, sigmas: Tensor, churn: float = 1.0) -> Tenso
 
 
 class EulerDiscreteScheduler(ScaledScheduler):
-    """Euler's method (Karras et al. 2022), called as diffusers' EulerDiscreteScheduler. Its options: EulerConfig."""
+    """Euler's method (Karras et al. 2022), with the interface of diffusers' `EulerDiscreteScheduler`.
+
+    `EulerConfig` lists its options, which have diffusers' names and defaults.
+    """
 
     names: ClassVar = {
         "euler": {},
@@ -120,14 +123,15 @@ class EulerDiscreteScheduler(ScaledScheduler):
         timesteps: Sequence[float] | None = None,
         sigmas: Sequence[float] | None = None,
     ) -> None:
-        """Choose the steps of a run: their number, custom timesteps, or custom sigmas with the one after the last step.
+        """Set the steps of a run: their number, custom `timesteps`, or custom `sigmas`.
 
-        Raises InputError unless one of them is given, and where the config's sigmas leave no choice of timesteps.
+        Custom sigmas include the one after the last step. Raises InputError unless exactly one of the three is given,
+        and for custom timesteps if the config spaces the sigmas in another way (such as use_karras_sigmas).
         """
         check_chosen(self._options, num_inference_steps=num_inference_steps, timesteps=timesteps, sigmas=sigmas)
         if timesteps is not None:
             if self._options.tells_log_sigma:
-                raise InputError("timesteps: this scheduler's sigmas are not the timesteps'; give num_inference_steps")
+                raise InputError("timesteps: this scheduler's options allow no custom ones; give num_inference_steps")
             chosen = euler_sigmas_at(self._options, self.alphas_cumprod, numbers("timesteps", timesteps))
         elif sigmas is not None:
             chosen = euler_custom_sigmas(self._options, self.alphas_cumprod, numbers("sigmas", sigmas, least=2))
@@ -150,10 +154,22 @@ class EulerDiscreteScheduler(ScaledScheduler):
         generator: Generator | list[Generator] | None = None,
         return_dict: bool = True,
     ) -> SchedulerOutput | tuple[Tensor, ...]:
-        """Return x_{t-1} and x0 of x_t and the model output, both (N, C, ...) of any float dtype.
+        """Take one step: return `x_{t-1}` and the predicted `x0`, both (N, C, ...).
 
-        `s_churn` and what follows add noise first (Karras et al. 2022, algorithm 2). Raises InputError naming a
-        timestep that is not of the run, or a tensor of a wrong kind, shape or dtype.
+        With `s_churn` above 0, the step first adds noise to the sample (Karras et al. 2022, algorithm 2).
+
+        Args:
+            model_output: The model's output for `sample`, (N, C, ...) of any float dtype.
+            timestep: The timestep that the model saw.
+            sample: `x_t`, (N, C, ...) of any float dtype.
+            s_churn: The amount of noise to add over the run; 0 adds none.
+            s_tmin: The smallest sigma at which noise is added.
+            s_tmax: The largest sigma at which noise is added.
+            s_noise: A factor on the noise.
+            generator: Draws the noise: one generator for the batch, or a list with one for each picture.
+            return_dict: Return a `SchedulerOutput` instead of a plain tuple.
+
+        Raises InputError that names a timestep outside the run, or a tensor of a wrong type, shape or dtype.
         """
         index = self._checked_index(timestep, sample, generator, return_dict, model_output)
         s_churn, s_tmin, s_noise = (

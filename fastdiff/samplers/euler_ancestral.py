@@ -1,9 +1,10 @@
-"""Ancestral steps of Euler's method, as diffusers' EulerAncestralDiscreteScheduler.
+"""Euler's method with ancestral steps, as in diffusers' EulerAncestralDiscreteScheduler.
 
-In the variables of Karras et al. 2022 (arXiv 2206.00364), where x = x_0 + sigma * eps, a step follows the tangent
-(x - x0) / sigma past the next sigma to sigma_down, and adds noise of sigma_up:
+In the variables of Karras et al. 2022 (arXiv 2206.00364), x = x_0 + sigma * eps. A step follows the tangent
+(x - x0) / sigma past the next sigma down to sigma_down, and adds noise of standard deviation sigma_up::
 
-sigma_up^2 = sigma_next^2 (sigma^2 - sigma_next^2) / sigma^2 and sigma_down^2 = sigma_next^2 - sigma_up^2
+    sigma_up^2 = sigma_next^2 (sigma^2 - sigma_next^2) / sigma^2
+    sigma_down^2 = sigma_next^2 - sigma_up^2
 """
 
 from dataclasses import dataclass
@@ -37,7 +38,11 @@ def ancestral_rows(config: EulerAncestralConfig, sigmas: Tensor) -> Tensor:
 
 
 class EulerAncestralDiscreteScheduler(ScaledScheduler):
-    """Ancestral steps of Euler's method, called as diffusers' class of this name. Its options: EulerAncestralConfig."""
+    """Ancestral Euler steps, with the interface of diffusers' `EulerAncestralDiscreteScheduler`.
+
+    `EulerAncestralConfig` lists its options, which have diffusers' names and defaults. prediction_type is "epsilon" or
+    "v_prediction".
+    """
 
     names: ClassVar = {"euler-a": {}}
     a1111_names: ClassVar = {"euler-a": "Euler a"}
@@ -59,9 +64,16 @@ class EulerAncestralDiscreteScheduler(ScaledScheduler):
         generator: Generator | list[Generator] | None = None,
         return_dict: bool = True,
     ) -> SchedulerOutput | tuple[Tensor, ...]:
-        """Return x_{t-1} and x0 of x_t and the model output, both (N, C, ...) of any float dtype.
+        """Take one step: return `x_{t-1}` and the predicted `x0`, both (N, C, ...).
 
-        Raises InputError naming a timestep that is not of the run, or a tensor of a wrong kind, shape or dtype.
+        Args:
+            model_output: The model's output for `sample`, (N, C, ...) of any float dtype.
+            timestep: The timestep that the model saw.
+            sample: `x_t`, (N, C, ...) of any float dtype.
+            generator: Draws the noise: one generator for the batch, or a list with one for each picture.
+            return_dict: Return a `SchedulerOutput` instead of a plain tuple.
+
+        Raises InputError that names a timestep outside the run, or a tensor of a wrong type, shape or dtype.
         """
         self._checked_index(timestep, sample, generator, return_dict, model_output)
         noise = randn_tensor(model_output.shape, generator, sample.device, model_output.dtype)

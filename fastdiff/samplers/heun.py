@@ -1,7 +1,8 @@
-"""Heun's method of the second order (Karras et al. 2022, arXiv 2206.00364, algorithm 1), as diffusers' class.
+"""Heun's second-order method (Karras et al. 2022, arXiv 2206.00364, algorithm 1), as in diffusers' scheduler.
 
-A step makes two calls. The first goes along the tangent d = (x - x0) / sigma to the next sigma. The second takes the
-tangent d' there, and the step again, along the mean of both. The step to sigma zero is the first call alone.
+A step calls the model twice. The first call follows the tangent d = (x - x0) / sigma to the next sigma. The second call
+computes the tangent d' there and repeats the step along the mean of both tangents. The step to sigma zero makes only
+the first call.
 """
 
 from collections.abc import Sequence
@@ -36,8 +37,8 @@ class HeunConfig(SpacedSigmaConfig, ClippingConfig):
 def heun_sigmas(config: HeunConfig, alpha_bar: Tensor, timesteps: np.ndarray) -> tuple[Tensor, Tensor]:
     """Return the timesteps (2 * steps - 1,) and sigmas (2 * steps,) of a run's calls over `timesteps`, both float32.
 
-    A call is made at its sigma, and all but the first and the last come twice: as a step's end, and as the next one's
-    start.
+    Each call has its sigma. All sigmas but the first and the last come twice: at the end of a step, and at the start of
+    the next.
     """
     of_steps, sigmas = float_sigmas(config, alpha_bar, timesteps)
     calls = torch.cat([of_steps[:1], of_steps[1:].repeat_interleave(2)])
@@ -45,12 +46,12 @@ def heun_sigmas(config: HeunConfig, alpha_bar: Tensor, timesteps: np.ndarray) ->
 
 
 def heun_rows(config: HeunConfig, sigmas: Tensor, begin: int = 0) -> Tensor:
-    """Return a row for each call over sigmas (calls + 1,) float32, of a loop that begins with call `begin`.
+    """Return a row for each call over sigmas (calls + 1,) float32, for a loop that begins with call `begin`.
 
-    (calls, len(COLUMNS)) float32. Raises InputError naming a call that cannot be.
+    (calls, len(COLUMNS)) float32. Raises InputError that names a call without a solution.
     """
     sigma, following = sigmas[:-1].double(), sigmas[1:].double()
-    before = sigma.roll(1)  # where the step of a second call began; a run's first call is none
+    before = sigma.roll(1)  # where a second call's step began; unused for first calls
     again = (torch.arange(len(sigma)) - begin) % 2 == 1
     way = torch.where(again, (sigma - before) / 2, following - sigma)  # along this call's tangent
     tangent = tangent_columns(config.prediction_type, sigma, config.clip_sample)
@@ -68,7 +69,11 @@ def heun_rows(config: HeunConfig, sigmas: Tensor, begin: int = 0) -> Tensor:
 
 
 class HeunDiscreteScheduler(ScaledScheduler, NoiselessScheduler):
-    """Heun's method (Karras et al. 2022), called as diffusers' HeunDiscreteScheduler. Its options: HeunConfig."""
+    """Heun's second-order method (Karras et al. 2022), with the interface of diffusers' `HeunDiscreteScheduler`.
+
+    `HeunConfig` lists its options, which have diffusers' names and defaults. Each step but the last calls the model
+    twice, so a run of n steps has 2n - 1 `timesteps`.
+    """
 
     names: ClassVar = {
         "heun": {},
@@ -89,14 +94,14 @@ class HeunDiscreteScheduler(ScaledScheduler, NoiselessScheduler):
         num_train_timesteps: int | None = None,
         timesteps: Sequence[float] | None = None,
     ) -> None:
-        """Choose the steps of a run: their number, or custom timesteps; each but the last makes two calls.
+        """Set the steps of a run: their number, or custom `timesteps`. Each step but the last makes two calls.
 
-        Raises InputError unless one of them is given, where the config's sigmas leave no choice of timesteps, and for
-        a `num_train_timesteps` that is not the config's.
+        Raises InputError unless exactly one of the two is given, for custom timesteps if the config spaces the sigmas
+        in another way (such as use_karras_sigmas), and for a `num_train_timesteps` that differs from the config's.
         """
         check_chosen(self._options, num_inference_steps=num_inference_steps, timesteps=timesteps)
         if num_train_timesteps not in (None, len(self)):
-            raise InputError(f"num_train_timesteps: the config has {len(self)}; leave it out, or change the config's")
+            raise InputError(f"num_train_timesteps: the config has {len(self)}; leave it out, or change the config")
         if timesteps is None:
             chosen = float_timesteps(self._options, checked_steps(self._options, num_inference_steps))
         else:

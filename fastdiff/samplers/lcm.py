@@ -1,10 +1,10 @@
-"""LCM: steps of a latent consistency model (Luo et al. 2023, arXiv 2310.04378), as diffusers' LCMScheduler.
+"""LCM: steps of a latent consistency model (Luo et al. 2023, arXiv 2310.04378), as in diffusers' LCMScheduler.
 
-Each call says the picture itself: f = c_skip x_t + c_out x0, with c_skip = s^2 / (u^2 + s^2) and
-c_out = u / sqrt(u^2 + s^2) of the scaled timestep u, so that f is x_t at timestep 0 (eq. 9; Song et al. 2023,
-appendix C). All steps but the last go on from f with fresh noise (algorithm 3):
+Each call predicts the picture f = c_skip x_t + c_out x0, with c_skip = s^2 / (u^2 + s^2) and
+c_out = u / sqrt(u^2 + s^2) for the scaled timestep u. At timestep 0, f is x_t (eq. 9; Song et al. 2023, appendix C).
+All steps but the last add fresh noise to f (algorithm 3)::
 
-x_next = sqrt(alpha_bar') f + sqrt(1 - alpha_bar') z
+    x_next = sqrt(alpha_bar') f + sqrt(1 - alpha_bar') z
 """
 
 from collections.abc import Sequence
@@ -30,34 +30,37 @@ SIGMA_DATA = 0.5  # s
 
 @dataclass(frozen=True, kw_only=True)
 class LCMConfig(ClippingConfig, ThresholdingConfig, ZeroSNRConfig):
-    """The options of diffusers' LCMScheduler; the timesteps are its own, whatever timestep_spacing and steps_offset."""
+    """The options of diffusers' LCMScheduler. It ignores timestep_spacing and steps_offset."""
 
     beta_start: Fraction = 0.00085
     beta_end: Fraction = 0.012
     beta_schedule: str = "scaled_linear"
-    original_inference_steps: TrainSteps = 50  # that the model was distilled for
+    original_inference_steps: TrainSteps = 50  # how many timesteps the model was distilled at
     clip_sample: bool = False
-    set_alpha_to_one: bool = True  # the alpha_bar of a timestep below zero, to which no step goes
-    timestep_scaling: NotNegative = 10.0  # of the boundary condition
+    set_alpha_to_one: bool = True  # alpha_bar of a timestep below zero; no step goes there
+    timestep_scaling: NotNegative = 10.0  # in the boundary condition
 
 
 def lcm_timesteps(config: LCMConfig, steps: int, original_steps: int | None = None, strength: float = 1.0) -> Tensor:
-    """Return a run's timesteps, descending, out of the ones that the model was distilled at: (steps,) int64.
+    """Return a run's timesteps, descending, chosen from those that the model was distilled at: (steps,) int64.
 
-    original_steps  how many timesteps the model was distilled at; None is the config's original_inference_steps
-    strength        the share of them, from the least noisy up, that the run chooses from
+    Args:
+        config: The scheduler's options.
+        steps: The number of timesteps to choose.
+        original_steps: How many timesteps the model was distilled at; None: the config's original_inference_steps.
+        strength: The fraction of them to choose from, beginning with the least noisy.
 
-    Raises InputError for more steps than there are, and more original steps than the training has.
+    Raises InputError for more steps than there are to choose from, and for more original steps than training steps.
     """
     total = config.num_train_timesteps
     original = config.original_inference_steps if original_steps is None else original_steps
     if original > total:
-        raise InputError(f"original_inference_steps is {original}; it is at most the {total} steps of the training")
+        raise InputError(f"original_inference_steps is {original}; it must be at most the {total} training steps")
     distilled = np.arange(1, int(original * strength) + 1) * (total // original) - 1
     if steps > len(distilled):
         raise InputError(
-            f"num_inference_steps is {steps}; of {original} original_inference_steps at strength {strength:g} there are"
-            f" {len(distilled)}: use fewer steps"
+            f"num_inference_steps is {steps}; {original} original_inference_steps at strength {strength:g} allow"
+            f" {len(distilled)}; use fewer steps"
         )
     places = np.floor(np.linspace(0, len(distilled), num=steps, endpoint=False)).astype(np.int64)
     return torch.from_numpy(distilled[::-1][places].astype(np.int64))
@@ -71,9 +74,9 @@ def boundary_scalings(config: LCMConfig, timesteps: Tensor) -> tuple[Tensor, Ten
 
 
 def lcm_rows(config: LCMConfig, alpha_bar: Tensor, timesteps: Tensor, last: int) -> Tensor:
-    """Return a row for each step over timesteps (steps,) int64, of which step `last` adds no noise.
+    """Return a row for each step over timesteps (steps,) int64. Step `last` adds no noise.
 
-    (steps, len(COLUMNS)) float32. Raises InputError naming the option that leaves a step undefined.
+    (steps, len(COLUMNS)) float32. Raises InputError that names the option that leaves a step undefined.
     """
     following = torch.cat([timesteps[1:], timesteps[-1:]])
     p = Marginals.between(alpha_bar, timesteps, following, 1.0)
@@ -89,14 +92,18 @@ def lcm_rows(config: LCMConfig, alpha_bar: Tensor, timesteps: Tensor, last: int)
 
 
 class LCMSchedulerOutput(NamedTuple):
-    """The result of a step, as diffusers' class of this name; both (N, C, ...)."""
+    """The result of a step, as in diffusers' class of this name. Both tensors are (N, C, ...)."""
 
     prev_sample: Tensor  # x_{t-1}
-    denoised: Tensor  # the picture that the model says
+    denoised: Tensor  # the picture that the model predicts
 
 
 class LCMScheduler(CountedScheduler):
-    """Latent consistency models (Luo et al. 2023), called as diffusers' LCMScheduler. Its options: LCMConfig."""
+    """The sampler of latent consistency models (Luo et al. 2023), with the interface of diffusers' `LCMScheduler`.
+
+    `LCMConfig` lists its options, which have diffusers' names and defaults. The model must be distilled for
+    LCM.
+    """
 
     names: ClassVar = {"lcm": {}}
     place: ClassVar = 10
@@ -112,10 +119,17 @@ class LCMScheduler(CountedScheduler):
         timesteps: Sequence[int] | None = None,
         strength: float = 1.0,
     ) -> None:
-        """Choose the steps of a run: their number, or custom `timesteps` in descending order.
+        """Set the steps of a run: their number, or custom `timesteps` in descending order.
 
-        `original_inference_steps` replaces the config's. `strength` from 0 to 1 leaves the noisiest of them out, as
-        image to image does. Raises InputError unless one of the two is given, and for more steps than there are.
+        Args:
+            num_inference_steps: The number of steps.
+            device: The device of `timesteps`.
+            original_inference_steps: Replaces the config's original_inference_steps.
+            timesteps: Custom timesteps instead of a number.
+            strength: 0 to 1. Below 1 the run leaves out the noisiest timesteps, as image-to-image pipelines do.
+
+        Raises InputError unless exactly one of `num_inference_steps` and `timesteps` is given, and for more steps than
+        there are distilled timesteps.
         """
         strength = checked("strength", strength, Fraction)
         original = checked("original_inference_steps", original_inference_steps, whole(1, len(self)) | None)
@@ -129,14 +143,14 @@ class LCMScheduler(CountedScheduler):
             steps = len(chosen)
             chosen = chosen[steps - int(steps * strength) :]
             if not len(chosen):
-                raise InputError(f"strength {strength:g} leaves none of {steps} timesteps; give more of either")
+                raise InputError(f"strength {strength:g} leaves none of {steps} timesteps; increase either")
         self._begin_run(chosen, device)
         self.num_inference_steps = steps
         self._scalings = torch.stack(boundary_scalings(self._options, chosen), dim=1).tolist()
 
     @property
     def _last(self) -> int:
-        """The step that adds no noise: the run's last. Where `strength` cut custom timesteps it is not taken."""
+        """The step that adds no noise: the run's last. It is not taken if `strength` cut custom timesteps."""
         return (self.num_inference_steps or len(self.timesteps)) - 1
 
     def _make_table(self, begin: int) -> Tensor:
@@ -153,9 +167,18 @@ class LCMScheduler(CountedScheduler):
         generator: Generator | list[Generator] | None = None,
         return_dict: bool = True,
     ) -> LCMSchedulerOutput | tuple[Tensor, ...]:
-        """Return x_{t-1} and the denoised picture of x_t and the model output, both (N, C, ...) of any float dtype.
+        """Take one step: return `x_{t-1}` and the denoised picture, both (N, C, ...).
 
-        Raises InputError naming a timestep that is not of the run, or a tensor of a wrong kind, shape or dtype.
+        Both have the wider dtype of `model_output` and `sample`.
+
+        Args:
+            model_output: The model's output for `sample`, (N, C, ...) of any float dtype.
+            timestep: The timestep that the model saw.
+            sample: `x_t`, (N, C, ...) of any float dtype.
+            generator: Draws the noise: one generator for the batch, or a list with one for each picture.
+            return_dict: Return an `LCMSchedulerOutput` instead of a plain tuple.
+
+        Raises InputError that names a timestep outside the run, or a tensor of a wrong type, shape or dtype.
         """
         index = self._checked_index(timestep, sample, generator, return_dict, model_output)
         dtype = torch.promote_types(model_output.dtype, sample.dtype)

@@ -1,9 +1,11 @@
-"""LMS: a linear multistep method (Adams-Bashforth) over sigmas of any spacing, as diffusers' LMSDiscreteScheduler.
+"""LMS: a linear multistep method (Adams-Bashforth) over sigmas of any spacing, as in diffusers' LMSDiscreteScheduler.
 
-In the variables of Karras et al. 2022 (arXiv 2206.00364) the tangent of a picture is d = (x - x0) / sigma. A step adds
-the integral, over the way to the next sigma, of the polynomial through the tangents of the last four steps:
+In the variables of Karras et al. 2022 (arXiv 2206.00364), the tangent of a picture is d = (x - x0) / sigma. A step fits
+a polynomial through the tangents of the last four steps, and adds its integral from this sigma to the next::
 
-x_next = x + sum of w_k d_k, where w_k is the integral of Lagrange's polynomial of the k-th sigma before this one.
+    x_next = x + sum of w_k d_k
+
+w_k is the integral of the Lagrange polynomial of the k-th sigma before this one.
 """
 
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from fastdiff.samplers.shared.sigmas import sigma_x0_columns, tangent_columns
 from fastdiff.schema import checked, whole
 
 ORDER = 4
-POINTS, SHARES = np.polynomial.legendre.leggauss(2)  # Gauss: two points are exact for a cubic, on [-1, 1]
+POINTS, SHARES = np.polynomial.legendre.leggauss(2)  # Gauss quadrature on [-1, 1]: two points are exact for a cubic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +35,8 @@ class LMSConfig(SpacedSigmaConfig):
 def lms_rows(config: LMSConfig, sigmas: Tensor, order: int = ORDER) -> Tensor:
     """Return a row for each step over sigmas (steps + 1,) float32, of at most `order`. (steps, len(COLUMNS)) float32.
 
-    A loop that begins later has no earlier outputs: those are zero, as diffusers leaves them out.
-    Raises InputError naming a step that cannot be.
+    If a loop begins in the middle of the run, the missing earlier outputs are zero, because diffusers leaves them out.
+    Raises InputError that names a step without a solution.
     """
     levels = sigmas.double().numpy()
     weights = torch.from_numpy(np.stack([_weights(levels, i, order) for i in range(len(levels) - 1)]))
@@ -47,7 +49,7 @@ def lms_rows(config: LMSConfig, sigmas: Tensor, order: int = ORDER) -> Tensor:
 
 
 def _weights(sigmas: np.ndarray, i: int, order: int) -> np.ndarray:
-    """Return w of this step's tangent and of earlier ones, (ORDER,) float64; zero beyond the order."""
+    """Return the weights of this tangent and of earlier ones, (ORDER,) float64; zero beyond the order."""
     known = sigmas[max(0, i + 1 - order) : i + 1][::-1]
     if len(set(known.tolist())) < len(known):
         raise InputError(f"step {i + 1} of {len(sigmas) - 1} repeats a timestep; use fewer steps")
@@ -61,7 +63,10 @@ def _weights(sigmas: np.ndarray, i: int, order: int) -> np.ndarray:
 
 
 class LMSDiscreteScheduler(ScaledScheduler):
-    """A linear multistep method over sigmas, called as diffusers' class of this name. Its options: LMSConfig."""
+    """A linear multistep method over sigmas, with the interface of diffusers' `LMSDiscreteScheduler`.
+
+    `LMSConfig` lists its options, which have diffusers' names and defaults.
+    """
 
     names: ClassVar = {
         "lms": {},
@@ -84,10 +89,17 @@ class LMSDiscreteScheduler(ScaledScheduler):
         order: int = ORDER,
         return_dict: bool = True,
     ) -> SchedulerOutput | tuple[Tensor, ...]:
-        """Return x_{t-1} and x0 of x_t and the model output, both (N, C, ...) of any float dtype.
+        """Take one step: return `x_{t-1}` and the predicted `x0`, both (N, C, ...).
 
-        `order` is the most outputs that the step reads, its own among them. Raises InputError for one that is not from
-        1 to 4, a timestep that is not of the run, or a tensor of a wrong kind, shape or dtype.
+        Args:
+            model_output: The model's output for `sample`, (N, C, ...) of any float dtype.
+            timestep: The timestep that the model saw.
+            sample: `x_t`, (N, C, ...) of any float dtype.
+            order: How many model outputs the step reads at most, including its own: 1 to 4.
+            return_dict: Return a `SchedulerOutput` instead of a plain tuple.
+
+        Raises InputError that names an `order` out of range, a timestep outside the run, or a tensor of a wrong type,
+        shape or dtype.
         """
         order = checked("order", order, whole(1, ORDER))
         index = self._checked_index(timestep, sample, None, return_dict, model_output)

@@ -1,7 +1,8 @@
-"""PNDM without Runge-Kutta steps (Liu et al. 2022, arXiv 2202.09778), as diffusers' PNDMScheduler: Stable Diffusion's.
+"""PNDM without Runge-Kutta steps (Liu et al. 2022, arXiv 2202.09778), as in diffusers' PNDMScheduler.
 
-A step is DDIM's (eq. 9), by a mean of the last four outputs (eq. 12). The second call takes the first step again, by
-the mean of both outputs, so a run has one call more than steps.
+This is Stable Diffusion's scheduler. A step is DDIM's (eq. 9), with a weighted mean of the last four
+outputs (eq. 12). The second call repeats the first step with the mean of both outputs, so a run makes one call more
+than it has steps.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from fastdiff.samplers.shared.schedule import stack_columns
 from fastdiff.samplers.shared.timesteps import check_within, checked_steps
 from fastdiff.schema import checked
 
-# Weights of the output and of h1, h2 and h3, by the number of steps before. The second call has its own
+# Weights of the output and of h1, h2 and h3, indexed by the number of earlier steps. The second call has its own.
 MEANS = ((1.0, 0.0, 0.0, 0.0), (3 / 2, -1 / 2, 0.0, 0.0), (23 / 12, -16 / 12, 5 / 12, 0.0))
 LAST_MEAN = (55 / 24, -59 / 24, 37 / 24, -9 / 24)
 SECOND_CALL = (1 / 2, 1 / 2, 0.0, 0.0)
@@ -26,22 +27,23 @@ SECOND_CALL = (1 / 2, 1 / 2, 0.0, 0.0)
 
 @dataclass(frozen=True, kw_only=True)
 class PNDMConfig(DiffusionConfig):
-    """The options of diffusers' PNDMScheduler. Runge-Kutta steps before the linear ones are not here."""
+    """The options of diffusers' PNDMScheduler, without Runge-Kutta steps before the linear multistep ones."""
 
     prediction_type: Literal["epsilon", "v_prediction"] = "epsilon"
     skip_prk_steps: bool = False
-    set_alpha_to_one: bool = False  # the alpha_bar after the last step is 1, else that of timestep 0
+    set_alpha_to_one: bool = False  # alpha_bar after the last step: 1, or the one at timestep 0
 
     def check(self) -> None:
         super().check()
         if not self.skip_prk_steps:
-            raise InputError("skip_prk_steps False is not supported; fastdiff runs PNDM with skip_prk_steps True only")
+            raise InputError("skip_prk_steps False is not supported; set skip_prk_steps to True")
 
 
 def pndm_timesteps(config: PNDMConfig, num_inference_steps: int) -> Tensor:
-    """Return the timesteps of a run's calls, descending, the second twice: (steps + 1,) int64, of one step (1,).
+    """Return the timesteps of a run's calls, descending, (steps + 1,) int64. The second one comes twice.
 
-    Raises InputError for a number of steps that the training does not have, and an offset that leaves it.
+    A run of one step has one call, (1,). Raises InputError for a number of steps that is not from 1 to the number of
+    training steps, and for an offset that moves a timestep outside the training steps.
     """
     steps, total = checked_steps(config, num_inference_steps), config.num_train_timesteps
     if config.timestep_spacing == "linspace":
@@ -58,17 +60,17 @@ def pndm_timesteps(config: PNDMConfig, num_inference_steps: int) -> Tensor:
 def pndm_rows(
     config: PNDMConfig, alpha_bar: Tensor, timesteps: Tensor, num_inference_steps: int, begin: int = 0
 ) -> Tensor:
-    """Return a row for each call, of a loop that begins with call `begin`. (calls, len(COLUMNS)) float32.
+    """Return a row for each call, for a loop that begins with call `begin`. (calls, len(COLUMNS)) float32.
 
-    Raises InputError naming the option that leaves a step undefined.
+    Raises InputError that names the option that leaves a step undefined.
     """
     stride = config.num_train_timesteps // num_inference_steps
     call = torch.arange(len(timesteps)) - begin
-    again = call == 1  # the step of the first call, from where that began
+    again = call == 1  # repeats the step of the first call, from the same start
     start = torch.where(again, timesteps + stride, timesteps)
     end = start - stride
     final = 1.0 if config.set_alpha_to_one else alpha_bar[0].item()
-    a = alpha_bar[start.clamp(max=len(alpha_bar) - 1)]  # rounded to float32 as diffusers rounds them
+    a = alpha_bar[start.clamp(max=len(alpha_bar) - 1)]  # rounded to float32 as in diffusers
     a_end = torch.where(end >= 0, alpha_bar[end.clamp(min=0)], final)
     scale = (a_end / a).double().sqrt()
     divisor = (a * (1 - a_end) ** 0.5 + (a * (1 - a) * a_end) ** 0.5).double()
@@ -101,7 +103,11 @@ def _mean(call: int) -> tuple[float, ...]:
 
 
 class PNDMScheduler(NoiselessScheduler):
-    """A linear multistep method (Liu et al. 2022), called as diffusers' PNDMScheduler. Its options: PNDMConfig."""
+    """The linear multistep method of PNDM (Liu et al. 2022), with the interface of diffusers' `PNDMScheduler`.
+
+    `PNDMConfig` lists its options, which have diffusers' names and defaults. Runge-Kutta steps are not supported, so
+    `skip_prk_steps` must be True. A run of two or more steps makes one model call more than it has steps.
+    """
 
     names: ClassVar = {"pndm": {"skip_prk_steps": True}}
     a1111_names: ClassVar = {"pndm": "PLMS"}
@@ -112,7 +118,11 @@ class PNDMScheduler(NoiselessScheduler):
     _options: PNDMConfig
 
     def set_timesteps(self, num_inference_steps: int, device: torch.device | str | None = None) -> None:
-        """Choose the number of steps of a run, which makes one call more. InputError for too many or none."""
+        """Set the number of steps of a run, and make `timesteps` on `device`. The run makes one call more.
+
+        Raises InputError unless the number is from 1 to the number of training timesteps, and if `steps_offset` moves a
+        timestep outside them.
+        """
         timesteps = pndm_timesteps(self._options, num_inference_steps)
         self._begin_run(timesteps, device)
         self.num_inference_steps = checked("num_inference_steps", num_inference_steps, int)
@@ -122,4 +132,4 @@ class PNDMScheduler(NoiselessScheduler):
         return pndm_rows(self._options, self.alphas_cumprod, self.timesteps.cpu(), steps, begin)
 
     def _keeps(self, step: int) -> bool:
-        return step != 1  # the second call only takes the first step again
+        return step != 1  # the second call repeats the first step

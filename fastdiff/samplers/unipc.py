@@ -1,12 +1,12 @@
-"""UniPC: a predictor and a corrector over several steps (Zhao et al. 2023, arXiv 2302.04867), as diffusers' class.
+"""UniPC: a multistep predictor and corrector (Zhao et al. 2023, arXiv 2302.04867), as in diffusers' scheduler.
 
-Each call first corrects the sample of the step before, by the output that the model made of the predicted one, and
-steps on from there: UniC and UniP with B(h), in diffusers' UniPCMultistepScheduler. With h from lambda_s to lambda_t,
-where lambda = -log(sigma), both are
+This is UniC and UniP with B(h), as in UniPCMultistepScheduler. The model runs on the predicted sample. The next step
+first uses that output to correct the sample (UniC), and then predicts from the corrected sample (UniP). With
+lambda = -log(sigma) and h = lambda_t - lambda_s, both are::
 
-x_t = sigma_t / sigma_s x_s - alpha_t (exp(-h) - 1) x0_s - alpha_t B(h) sum of rho_k (x0_k - x0_s) / r_k
+    x_t = sigma_t / sigma_s x_s - alpha_t (exp(-h) - 1) x0_s - alpha_t B(h) sum of rho_k (x0_k - x0_s) / r_k
 
-over outputs x0_k at r_k steps of h from s, the corrector's last one at t itself.
+The output x0_k is at lambda_s + r_k h. The corrector's last output is at t itself.
 """
 
 import math
@@ -39,33 +39,33 @@ from fastdiff.samplers.shared.timesteps import checked_steps
 
 EARLIER_OUTPUTS = ("h1", "h2", "h3")
 
-# What DPM-Solver calls solver_type, and what this one takes instead
+# solver_type values of DPM-Solver, and what this scheduler uses instead
 _OF_DPM_SOLVER = BeforeValidator(lambda value: "bh2" if value in ("midpoint", "heun", "logrho") else value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UniPCConfig(SpacedSigmaConfig, ThresholdingConfig, ZeroSNRConfig):
-    """The options of diffusers' UniPCMultistepScheduler; flows, predict_x0 False and solver_p are not here."""
+    """The options of diffusers' UniPCMultistepScheduler, without flows, predict_x0 False and solver_p."""
 
     solver_order: Annotated[int, Interval(ge=1, le=3)] = 2
     predict_x0: Literal[True] = True
     solver_type: Annotated[Literal["bh1", "bh2"], _OF_DPM_SOLVER] = "bh2"
     lower_order_final: bool = True
-    disable_corrector: tuple[Annotated[int, Interval(ge=0)], ...] = ()  # steps that the next one does not correct
+    disable_corrector: tuple[Annotated[int, Interval(ge=0)], ...] = ()  # steps whose result is not corrected
     solver_p: Literal[None] = None
     use_flow_sigmas: Literal[False] | None = False
-    flow_shift: float = 1.0  # of use_flow_sigmas
+    flow_shift: float = 1.0  # only read with use_flow_sigmas
     use_dynamic_shifting: Literal[False] = False
-    time_shift_type: Literal["exponential"] = "exponential"  # of use_dynamic_shifting
+    time_shift_type: Literal["exponential"] = "exponential"  # only read with use_dynamic_shifting
     final_sigmas_type: FinalSigma = "zero"
-    sigma_min: PositiveNumber | None = None  # of the other spacings
+    sigma_min: PositiveNumber | None = None  # only read by the karras, exponential and beta spacings
     sigma_max: PositiveNumber | None = None
     shift_terminal: Literal[None] = None
 
     def check(self) -> None:
         super().check()
         if self.final_sigmas_type == "zero" and self.solver_order > 1 and not self.lower_order_final:
-            raise InputError("lower_order_final False has no step to sigma zero; use final_sigmas_type sigma_min")
+            raise InputError("lower_order_final False cannot step to sigma zero; use final_sigmas_type sigma_min")
 
 
 def unipc_sigmas(config: UniPCConfig, alpha_bar: Tensor, steps: int) -> tuple[Tensor, Tensor]:
@@ -86,7 +86,7 @@ def unipc_sigmas(config: UniPCConfig, alpha_bar: Tensor, steps: int) -> tuple[Te
 def unipc_rows(config: UniPCConfig, sigmas: Tensor, begin: int = 0) -> Tensor:
     """Return a row for each step over sigmas (steps + 1,) float32, for a loop that begins with step `begin`.
 
-    (steps, len(COLUMNS)) float32. Raises InputError naming a step that cannot be.
+    (steps, len(COLUMNS)) float32. Raises InputError that names a step without a solution.
     """
     levels = sigmas.double().tolist()
     rows = [_step(config, levels, i, begin) for i in range(len(levels) - 1)]
@@ -120,12 +120,12 @@ def _step(config: UniPCConfig, sigmas: list[float], i: int, begin: int) -> dict[
 def _advance(
     config: UniPCConfig, sigmas: list[float], i: int, order: int, *, corrects: bool
 ) -> tuple[float, list[float]]:
-    """Return the coefficients of x_s, and of the outputs at s and before it; a corrector's last is the one at t."""
+    """Return the coefficients of x_s, and of the outputs at s and before. A corrector's last output is the one at t."""
     (alpha, noise), (_, noise_now) = variance_preserving(sigmas[i + 1]), variance_preserving(sigmas[i])
     hh = -math.inf if sigmas[i + 1] == 0 else math.log(sigmas[i + 1] / sigmas[i])
     phi = math.expm1(hh)
     b_h = hh if config.solver_type == "bh1" else phi
-    # without a way to go (the least sigma twice, or timesteps that are one) the differences weigh nothing
+    # if h is zero (the smallest sigma twice, or equal timesteps), the differences have no weight
     ratios = [math.log(sigmas[i] / sigmas[i - k]) / -hh for k in range(1, order)] if hh != 0 else []
     if any(ratio == 0 for ratio in ratios):
         raise InputError(f"step {i + 1} of {len(sigmas) - 1} repeats a timestep; use fewer steps")
@@ -137,7 +137,7 @@ def _advance(
 
 
 def _shares(ratios: list[float], hh: float, b_h: float, corrects: bool) -> list[float]:
-    """Return rho of each difference (eq. 11); of one difference it is a half."""
+    """Return rho of each difference (eq. 11). For a single difference it is one half."""
     count = len(ratios) + corrects
     if count <= 1:
         return [0.5] * count
@@ -152,7 +152,11 @@ def _shares(ratios: list[float], hh: float, b_h: float, corrects: bool) -> list[
 
 
 class UniPCMultistepScheduler(VariancePreservingScheduler, NoiselessScheduler):
-    """Predictor and corrector (Zhao et al. 2023), called as diffusers' class of this name. Its options: UniPCConfig."""
+    """The UniPC predictor-corrector (Zhao et al. 2023), with the interface of diffusers' `UniPCMultistepScheduler`.
+
+    `UniPCConfig` lists its options, which have diffusers' names and defaults. Flow matching, `predict_x0=False` and
+    `solver_p` are not supported.
+    """
 
     names: ClassVar = {
         "unipc": {},
@@ -166,7 +170,11 @@ class UniPCMultistepScheduler(VariancePreservingScheduler, NoiselessScheduler):
     _options: UniPCConfig
 
     def set_timesteps(self, num_inference_steps: int, device: torch.device | str | None = None) -> None:
-        """Choose the number of steps of a run. Raises InputError for one that the training does not have."""
+        """Set the number of steps of a run, and make `timesteps` on `device`.
+
+        Raises InputError unless the number is from 1 to the number of training timesteps, and if `steps_offset` moves a
+        timestep outside them.
+        """
         steps = checked_steps(self._options, num_inference_steps)
         self._choose(*unipc_sigmas(self._options, self.alphas_cumprod, steps), device)
 

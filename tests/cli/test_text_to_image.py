@@ -206,7 +206,7 @@ def test_models_says_what_a_text_model_is(fastdiff, text_folder):
         (["--label", "0", "--prompt", "a"], "label '0': sd1 draws from prompts; leave it out"),
         (["--prompt", "a" * 10_001], "prompt: .* is not a list of up to 50000 texts, each of up to 10000 characters"),
         (["--prompt", "\udcff"], "prompt: .* is not a list of .* characters of Unicode"),
-        (["--prompt", "a", "--negative-prompt", "\udcff"], "negative-prompt: .* is not a text of up to 10000"),
+        (["--prompt", "a", "--negative-prompt", "\udcff"], "negative-prompt: .* is not a string of up to 10000"),
         (["--prompt-file", "none.txt"], "prompt-file none.txt does not exist; give a text file"),
         (["--prompt-file", "empty.txt"], "prompt-file empty.txt has no prompts; write one per line"),
         (["--prompt", "a", "--prompt-file", "empty.txt"], "prompt-file empty.txt has no prompts"),

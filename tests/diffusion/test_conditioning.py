@@ -1,4 +1,4 @@
-"""The table of conditioning: its chunks, and the entries in them."""
+"""The conditioning table: its chunks and their entries."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_a_chunk_of_the_table_keeps_to_its_bytes(denoiser, monkeypatch):
 
 
 def test_a_timestep_keeps_its_place_in_its_group_wherever_a_chunk_begins(denoiser, monkeypatch):
-    """Its place bears on its bits, and the length of a chunk on the number of conditions."""
+    """A timestep's position in its group affects its bits, and the number of conditions affects the chunk length."""
     groups, embed = [], denoiser.embed
     monkeypatch.setattr(denoiser, "embed", lambda group, *rest: groups.append(group) or embed(group, *rest))
     conditioning.make_table(denoiser, torch.arange(50), CONDITIONS, range(40, 50))
@@ -54,7 +54,7 @@ def test_a_step_has_an_entry_for_each_condition_and_its_own_timestep(denoiser):
 
 
 def test_pictures_choose_their_conditions():
-    """Every field of the value at once, whatever it holds."""
+    """`of` selects the same entries of every field."""
     entries = Conditioning(torch.arange(6.0).reshape(3, 2), torch.tensor([1, 2, 3]))
     chosen = entries.of(torch.tensor([2, 0, 0, 1]))
     assert chosen.temb.tolist() == [[4, 5], [0, 1], [0, 1], [2, 3]]

@@ -1,4 +1,4 @@
-"""Which conditions pictures are drawn under, and when they are guided."""
+"""The conditions of pictures, and when pictures are guided."""
 
 import pytest
 import torch

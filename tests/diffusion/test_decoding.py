@@ -1,4 +1,4 @@
-"""Tensors as pictures."""
+"""Convert tensors to pictures."""
 
 from types import SimpleNamespace
 from typing import get_args

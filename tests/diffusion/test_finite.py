@@ -1,4 +1,4 @@
-"""The step that is named where a run's state is not finite."""
+"""The error of a run with a non-finite state names the step."""
 
 import math
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from fastdiff.errors import NonFiniteError
 
 
 class Timesteps(SimpleNamespace):
-    """As much of a schedule as is read."""
+    """The part of a schedule that `Extremes` reads."""
 
     def __len__(self) -> int:
         return len(self.timesteps)
@@ -19,14 +19,14 @@ class Timesteps(SimpleNamespace):
 
 @pytest.fixture(params=[False, True], ids=["plain", "inference-mode"])
 def extremes(request):
-    """A run that begins in this mode; its steps are taken outside of it."""
+    """A run that begins in this mode and takes its steps outside it."""
     with torch.inference_mode(request.param):
         return Extremes(Timesteps(timesteps=torch.tensor([900, 600, 300, 0])), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_the_first_step_that_is_not_finite_is_named(extremes, value):
-    x = torch.full((2, 4, 4, 3), -3e38)  # a sum would not be finite
+    x = torch.full((2, 4, 4, 3), -3e38)  # a sum of these would overflow
     for step in range(4):
         if step == 2:
             x[1, 3, 3, 2] = value
@@ -37,7 +37,7 @@ def test_the_first_step_that_is_not_finite_is_named(extremes, value):
 
 
 def test_no_step_is_named_where_all_are_finite(extremes):
-    """A VAE may be at fault; steps that are not taken yet are not either."""
+    """The VAE may be at fault. Steps that were not taken are not at fault either."""
     extremes.note(0, torch.full((1, 4, 4, 3), 3e38))
     with pytest.raises(NonFiniteError, match=r"^the VAE's output$"), extremes.naming_step():
         raise NonFiniteError("the VAE's output")

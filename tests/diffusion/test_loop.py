@@ -1,4 +1,4 @@
-"""The loop against its definition, written out: predict, guide, step."""
+"""The loop against its definition: predict, guide, step."""
 
 import pytest
 import torch
@@ -87,7 +87,7 @@ def test_noise_is_asked_for_only_where_a_step_adds_it(denoiser):
 @pytest.mark.parametrize("guidance", [None, Guidance(3.0, null_conditions=NULL)], ids=["plain", "guided"])
 @pytest.mark.parametrize("noise", ["seeds", "given", None], ids=str)
 def test_the_whole_batch_at_once_takes_the_same_step(denoiser, guidance, noise):
-    """The way of a GPU, here without a graph: up to roundings it is that of the CPU, picture by picture."""
+    """The GPU path, here without a graph, equals the CPU's picture-by-picture path up to rounding."""
     loop = _Loop(denoiser, SCHEDULES["ddim-eta"](), Conditions(LABELS, PICTURES, guidance))
     x = torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(0))
     z = {"seeds": SEEDS, "given": torch.randn(4, 8, 8, 3), None: None}[noise]
@@ -99,7 +99,7 @@ def test_the_whole_batch_at_once_takes_the_same_step(denoiser, guidance, noise):
 
 @pytest.fixture
 def fits(monkeypatch):
-    """Make a step of more than `most` pictures at once run out of memory, from step `since` on."""
+    """From step `since` on, make a step of more than `most` pictures at once run out of memory."""
 
     def fits(most, since=0):
         asked = []
@@ -141,7 +141,7 @@ def test_without_halves_the_first_time_is_the_last(denoiser, fits):
 @pytest.mark.parametrize("part", [slice(0, 3), slice(3, 4)], ids=["first", "last"])
 @pytest.mark.parametrize("noise", ["seeds", "given", None], ids=str)
 def test_a_part_of_the_batch_takes_the_step_of_its_pictures(denoiser, part, noise):
-    """The way of a GPU, here without a graph."""
+    """The GPU path, here without a graph."""
     loop = _Loop(denoiser, SCHEDULES["ddim-eta"](), Conditions(LABELS, PICTURES, Guidance(3.0, null_conditions=NULL)))
     x = torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(0))
     z = {"seeds": SEEDS, "given": torch.randn(4, 8, 8, 3), None: None}[noise]
@@ -159,7 +159,7 @@ OTHER_WAYS = {
 @pytest.mark.parametrize("part", [slice(None), slice(1, 3)], ids=["all", "part"])
 @pytest.mark.parametrize("kind", OTHER_WAYS)
 def test_a_step_reads_and_keeps_the_same_either_way(denoiser, kind, part):
-    """A step reads what earlier ones kept, and the input's scale: picture by picture, and as a GPU does it."""
+    """Both the CPU and the GPU path read what earlier steps kept, and the scale of the input."""
     loop = _Loop(denoiser, OTHER_WAYS[kind](), Conditions(LABELS, PICTURES, Guidance(3.0, null_conditions=NULL)))
     x, *earlier = (torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(i)) for i in range(5))
     given = {} if loop.schedule.keeps_output is None else {"earlier": tuple(earlier)}

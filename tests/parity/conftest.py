@@ -1,4 +1,4 @@
-"""Tiny pipelines that diffusers saved, and the loops that say what a guided model should draw."""
+"""Tiny pipelines saved by diffusers, and reference loops for guided models."""
 
 import diffusers
 import pytest
@@ -21,7 +21,7 @@ def save_pipeline(tmp_path, randomise):
     def save(kind: str, unet: dict | None = None, **scheduler):
         model = randomise(diffusers.UNet2DModel(**TINY_UNET | (unet or {})))
         with torch.no_grad():
-            # A wild random model multiplies rounding from step to step; a tame one allows a tight tolerance.
+            # a large random output would amplify rounding from step to step, and need a loose tolerance
             model.conv_out.weight.mul_(0.02)
         scheduler = getattr(diffusers, f"{kind}Scheduler")(**scheduler)
         pipe = getattr(diffusers, f"{kind}Pipeline")(unet=model, scheduler=scheduler)
@@ -34,7 +34,7 @@ def save_pipeline(tmp_path, randomise):
 
 @pytest.fixture
 def guided_loop():
-    """diffusers' model and scheduler under classifier-free guidance, by hand: yields x_{t-1} of every step."""
+    """A loop over diffusers' model and scheduler with classifier-free guidance, which yields x_{t-1} of every step."""
 
     @torch.no_grad()
     def loop(model, scheduler, x, labels, null_label, guidance_scale, steps, **step_options):

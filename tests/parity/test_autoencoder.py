@@ -1,4 +1,4 @@
-"""AutoencoderKL against diffusers' own, each option, in float32: decode, encode, the distribution, tiles."""
+"""AutoencoderKL against diffusers' own in float32: each option, decode, encode, the distribution, tiles."""
 
 import diffusers
 import pytest
@@ -54,7 +54,7 @@ OPTIONS = {
 
 @pytest.fixture
 def pair(tmp_path, randomise):
-    """Return diffusers' model and ours of the same files."""
+    """Return diffusers' model and ours, loaded from the same files."""
 
     def build(**options):
         theirs = randomise(diffusers.AutoencoderKL(**BASE | options))
@@ -121,7 +121,7 @@ TILED = {
 
 @pytest.mark.parametrize(("name", "size"), product(list(TILED), [(40, 56), (17, 30), (16, 33), (16, 16)], together=1))
 def test_tiles(pair, name, size):
-    """Latents of 16 in a tile: pictures of many tiles, of narrow last ones, and one that is not cut."""
+    """With 16 latents per tile: many tiles, narrow last tiles, and a picture of a single tile."""
     theirs, ours = pair()
     for model in (theirs, ours):
         model.enable_tiling()
@@ -137,14 +137,14 @@ def test_tiles(pair, name, size):
 
 
 def steps_across(pictures, column):
-    """Return the mean change of values from the column before to this one."""
+    """Return the mean change of values from the previous column to this one."""
     return (pictures[..., column] - pictures[..., column - 1]).abs().mean()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [0.25, 0.0], ids=["blended", "not blended"])
 def test_tiles_leave_no_step_at_their_seams(randomise, overlap):
-    """Against the picture as a whole; without an overlap there is a step, so that the test can fail."""
+    """Compare with the picture decoded as a whole. Without overlap there are steps, so the test can fail."""
     wide = {"block_out_channels": (16, 16, 32, 32), "sample_size": 256}
     vae = randomise(AutoencoderKL.from_config(BASE | DEEP | wide))
     z = torch.randn(1, 4, 80, 80, generator=torch.Generator().manual_seed(0))

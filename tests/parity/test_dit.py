@@ -1,4 +1,4 @@
-"""DiTTransformer2DModel and DiTPipeline folders against diffusers' in float32, on tiny models with no zero in them."""
+"""DiTTransformer2DModel and DiTPipeline folders against diffusers' in float32, on tiny models without zero weights."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ BASE = {
     "num_layers": 3,
     "num_attention_heads": 2,
     "attention_head_dim": 16,
-    "num_embeds_ada_norm": 1000,  # diffusers' DiTPipeline takes 1000 for the null label, whatever the model
+    "num_embeds_ada_norm": 1000,  # diffusers' DiTPipeline uses null label 1000 for every model
 }
 CASES = {
     "plain": {},
@@ -56,7 +56,7 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 @pytest.fixture
 def pair(randomise):
-    """diffusers' model of some options, and ours with its weights."""
+    """Build diffusers' model with some options, and ours with the same weights."""
 
     def build(**options):
         theirs = randomise(diffusers.DiTTransformer2DModel(**BASE | options))
@@ -97,7 +97,7 @@ def test_more_rows_than_are_embedded_together(pair):
 
 
 def test_the_older_name_of_the_class(tmp_path, pair):
-    """facebook/DiT-XL-2-256 says Transformer2DModel, with options of that class that say nothing."""
+    """facebook/DiT-XL-2-256 names Transformer2DModel, and has options of that class without effect."""
     theirs, _ = pair(out_channels=8)
     theirs.save_pretrained(tmp_path)
     older = {"cross_attention_dim": None, "num_vector_embeds": None, "use_linear_projection": False}
@@ -119,7 +119,7 @@ def save_dit(tmp_path, randomise):
     def save(scheduler, vae: dict | None = VAE, **options) -> tuple[diffusers.DiTPipeline, Path]:
         transformer = randomise(diffusers.DiTTransformer2DModel(**BASE | {"out_channels": 8} | options))
         with torch.no_grad():
-            transformer.proj_out_2.weight.mul_(0.3)  # tame, as in conftest.py
+            transformer.proj_out_2.weight.mul_(0.3)  # scaled down, as in conftest.py
         vae = vae and randomise(diffusers.AutoencoderKL(**vae, latent_channels=4))
         pipe = diffusers.DiTPipeline(transformer, vae, scheduler)
         pipe.set_progress_bar_config(disable=True)
@@ -142,7 +142,7 @@ def test_ddim_pipeline_given_a_generator(guidance_scale, out_channels, save_dit)
         **options | {"class_labels": torch.tensor([7, 0, 999])},
     ).images
     assert pictures.shape == expected.shape == (3, 3, 16, 16)
-    assert expected.std() > 0.02  # a picture, so that the comparison can fail
+    assert expected.std() > 0.02  # a real picture, so the comparison can fail
     assert (pictures - expected).abs().max() <= 1e-3
 
 
@@ -157,7 +157,7 @@ def test_the_pipelines_own_guidance_scale(save_dit):
 
 @pytest.fixture
 def step_by_step():
-    """diffusers' transformer and scheduler by hand; its pipeline always drops the learned variance."""
+    """A loop over diffusers' transformer and scheduler. Its pipeline would drop the learned variance."""
 
     @torch.no_grad()
     def loop(transformer, scheduler, x, labels, guidance_scale, steps, generator):
@@ -198,7 +198,7 @@ def test_ddpm(variance_type, guidance_scale, save_dit, step_by_step):
 
 
 def test_pixels(save_dit, step_by_step):
-    """A folder without a VAE, and guidance from a null label that only the architecture names."""
+    """A folder without a VAE, guided with a null label that only the architecture defines."""
     options = {"in_channels": 3, "out_channels": 6, "patch_size": 4, "sample_size": 16, "num_embeds_ada_norm": 5}
     theirs, folder = save_dit(diffusers.DDIMScheduler(), vae=None, **options)
     ours = Pipeline.from_pretrained(folder, device="cpu")
@@ -213,7 +213,7 @@ def test_pixels(save_dit, step_by_step):
 
 
 def test_a_folder_that_names_some_labels_only(save_dit, capsys):
-    """diffusers takes any names, so such folders exist; each label can still be drawn and is listed."""
+    """diffusers accepts any names, so such folders exist. Every label can still be drawn and is listed."""
     theirs, folder = save_dit(diffusers.DDIMScheduler(**DDIM))
     index = json.loads((folder / "model_index.json").read_text())
     index["id2label"] = {"0": "tench, Tinca tinca", "7": "cock", "999": "toilet tissue"}

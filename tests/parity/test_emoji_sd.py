@@ -1,4 +1,4 @@
-"""The bundled text model against diffusers, on its trained weights in float32: each prompt, picture for picture."""
+"""The bundled text model against diffusers, with its trained weights in float32: each prompt, picture by picture."""
 
 import diffusers
 import numpy as np
@@ -21,13 +21,13 @@ PROMPTS = (
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),  # theirs
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),  # diffusers'
 ]
 
 
 @pytest.fixture(scope="module")
 def both():
-    """Return diffusers' pipeline of the folder and ours."""
+    """Return diffusers' pipeline and ours, loaded from the folder."""
     theirs = diffusers.StableDiffusionPipeline.from_pretrained(FOLDER, dtype=torch.float32)
     theirs.set_progress_bar_config(disable=True)
     return theirs, Pipeline.from_pretrained("emoji-sd", device="cpu")
@@ -40,7 +40,7 @@ def both():
     ids=[*PROMPTS, "negative-prompt"],
 )
 def test_prompts(both, options):
-    """Draw at the folder's guidance from the same noise."""
+    """Both draw with the folder's guidance scale from the same noise."""
     sampling = {"num_inference_steps": STEPS, "guidance_scale": both[1].info.guidance_scale}
     (wanted, pictures), (found, own_pictures) = (draw(pipe, **options, **sampling) for pipe in both)
     assert [timestep for timestep, _ in found] == [timestep for timestep, _ in wanted]
@@ -74,7 +74,7 @@ def test_diffusers_draws_without_being_told_a_dtype():
 
 
 def test_transformers_finds_every_weight_of_the_text_encoder():
-    """By the names of transformers 4, which loads random numbers for others with a mere warning."""
+    """The names are those of transformers 4, which only warns about other names and leaves random weights."""
     with safe_open(FOLDER / "text_encoder" / "model.safetensors", "pt") as weights:
         assert all(name.startswith("text_model.") for name in weights.keys())  # noqa: SIM118
     _, info = transformers.CLIPTextModel.from_pretrained(FOLDER / "text_encoder", output_loading_info=True)

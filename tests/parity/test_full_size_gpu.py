@@ -1,6 +1,6 @@
-"""Stable Diffusion 1.5, 2.1 and XL at their real sizes, of random weights, on a GPU beside diffusers and transformers.
+"""Stable Diffusion 1.5, 2.1 and XL at full size with random weights, on a GPU, against diffusers and transformers.
 
-In float32, in 16 bits, in any batch, over a few steps of sampling, and of weights that overflow float16.
+The tests cover float32, 16 bits, any batch, a few steps of sampling, and weights that overflow float16.
 """
 
 import copy
@@ -33,9 +33,9 @@ Given = dict[str, Tensor]
 
 
 class Part(NamedTuple):
-    """A model of a published folder, how it is called, and the shapes of its arguments for one picture."""
+    """A model of a published folder: its class and config, its call, and the shapes of its arguments per picture."""
 
-    class_name: str  # here and in diffusers or transformers
+    class_name: str  # in fastdiff, and in diffusers or transformers
     config: dict[str, Any]
     run: Callable[..., list[Tensor]]
     shapes: dict[str, tuple[int, ...]]
@@ -50,7 +50,7 @@ def run_vae(model, z: Tensor, x: Tensor) -> list[Tensor]:
 
 
 def run_text(model, input_ids: Tensor) -> list[Tensor]:
-    """All that pipelines read of a prompt: the last states, the pooled one, and those of the last layer but one."""
+    """Return what pipelines read: the last and the penultimate layer's states, and the pooled state."""
     output = model(input_ids, output_hidden_states=True)
     return [*output[:2], output.hidden_states[-2]]
 
@@ -99,12 +99,12 @@ def theirs(part) -> nn.Module:
 
 @pytest.fixture(scope="module")
 def ours(part, theirs, dtype) -> Any:
-    """Our model of their weights in 16 bits."""
+    """Our model with their weights in 16 bits."""
     return ours_of(part, theirs, dtype)
 
 
 def random_model(part: Part) -> Any:
-    """Their model in float32, with random weights: no norm's weight is 1, nothing is zero."""
+    """Return their model in float32 with random weights. No norm weight is 1 and no parameter is zero."""
     torch.manual_seed(0)
     with torch.device(DEVICE):
         if part.class_name.startswith("CLIP"):
@@ -131,21 +131,21 @@ def ours_of(part: Part, theirs: nn.Module, dtype: torch.dtype) -> Any:
 
 
 def inputs(part: Part, n: int, dtype: torch.dtype = torch.float32) -> Given:
-    """The arguments of a call for n pictures, or prompts; the same for a picture whatever n."""
+    """Return the arguments of a call for n pictures or prompts. A picture's arguments do not depend on n."""
     rows = [picture(part, torch.Generator().manual_seed(i)) for i in range(n)]
     stacked = {name: torch.stack([row[name] for row in rows]).to(DEVICE) for name in part.shapes}
     return {name: value.to(dtype) if value.is_floating_point() else value for name, value in stacked.items()}
 
 
 def picture(part: Part, generator: torch.Generator) -> Given:
-    """The arguments for one."""
+    """Return the arguments for one picture or prompt."""
     row = {name: torch.randn(shape, generator=generator) for name, shape in part.shapes.items()}
     if "timestep" in row:
         row["timestep"] = torch.randint(1000, (), generator=generator)
     if "time_ids" in row:
         row["time_ids"] = torch.tensor([1024.0, 1024, 0, 64, 1024, 1024])
     if "input_ids" in row:
-        end = 49407  # the vocabulary's last
+        end = 49407  # the last token of the vocabulary
         row["input_ids"] = torch.randint(end - 1, (77,), generator=generator)
         row["input_ids"][torch.randint(2, 77, (), generator=generator) :] = end
     return row
@@ -158,10 +158,10 @@ def run(part: Part, model: Any, n: int, dtype: torch.dtype = torch.float32) -> l
 
 @torch.no_grad()
 def sample(model: Any, library: Any, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A picture's latents after a few guided steps of the scheduler that the published folder has."""
+    """Return a picture's latents after a few guided steps with the published folder's scheduler."""
     kind, config = SCHEDULERS[name]
     scheduler = getattr(library, kind)(**config)
-    given = inputs(PARTS[name], 2, dtype)  # without the text, with it
+    given = inputs(PARTS[name], 2, dtype)  # unconditional, conditional
     del given["timestep"]
     scheduler.set_timesteps(STEPS)
     x = given.pop("sample")[:1] * scheduler.init_noise_sigma
@@ -215,7 +215,7 @@ def test_a_few_steps_err_at_most_twice_as_much(name, dtype):
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_pictures_have_the_same_bits_in_any_batch(name):
-    """Guided, from a text to pixels."""
+    """Guided, from prompt embeddings to pixels."""
     kind, config = SCHEDULERS[name]
     unet, vae = (
         ours_of(part, random_model(part), torch.bfloat16)
@@ -235,10 +235,10 @@ def test_pictures_have_the_same_bits_in_any_batch(name):
 
 
 def overflow_scores(unet: Any) -> None:
-    """Raise all scores of self-attention by 81,920, beyond float16, without a change to what attention does.
+    """Raise all self-attention scores by 81,920, beyond float16's range, without changing the output of attention.
 
-    By a channel that the norm makes 1, of which every head has the same multiple in its query and in its key: exact in
-    16 bits. Random scores that large would make of each rounding another choice of keys.
+    The norm sets one channel to 1, and every head has fixed multiples of it in its query and key. They are exact in 16
+    bits. With random scores of this size, each rounding error would select different keys.
     """
     for block in unet.modules():
         if not hasattr(block, "attn1"):
@@ -251,7 +251,7 @@ def overflow_scores(unet: Any) -> None:
 
 
 def test_scores_beyond_float16():
-    """SD2.1, whose config asks for upcast_attention, stays finite, where scores that are kept in float16 do not."""
+    """SD2.1 stays finite, because its config sets upcast_attention. Scores in float16 overflow."""
     part = PARTS["sd21-unet"]
     theirs = random_model(part)
     overflow_scores(theirs)
@@ -260,7 +260,7 @@ def test_scores_beyond_float16():
     theirs.half()
     rounded = run(part, theirs, 2, torch.float16)
     assert_errs_at_most_twice(found[0], rounded[0], expected[0])
-    theirs.set_attn_processor(AttnProcessor())  # scores as a tensor
+    theirs.set_attn_processor(AttnProcessor())  # materializes the scores
     for module in theirs.modules():
         if isinstance(module, Attention):
             module.upcast_attention = False
@@ -269,7 +269,7 @@ def test_scores_beyond_float16():
 
 @pytest.mark.parametrize("name", ["sdxl-vae", "sdxl-vae-not-upcast"])
 def test_activations_beyond_float16(name, caplog):
-    """SDXL's VAE computes in float32 by the rule that force_upcast is, or after a NaN."""
+    """SDXL's VAE computes in float32 because of force_upcast, or after a NaN."""
     part = PARTS[name]
     theirs = random_model(part)
     for layer in (theirs.decoder.up_blocks[0].upsamplers[0].conv, theirs.encoder.down_blocks[0].downsamplers[0].conv):
@@ -278,7 +278,7 @@ def test_activations_beyond_float16(name, caplog):
     ours = ours_of(part, theirs, torch.float16)
     theirs.half()
     assert not any(output.isfinite().all() for output in run(part, theirs, 1, torch.float16))
-    theirs.float()  # of weights that float16 rounded
+    theirs.float()  # the weights stay rounded to float16
     for found, expected in zip(run(part, ours, 1), run(part, theirs, 1), strict=True):
         assert_close(found, expected)
     warnings = [record for record in caplog.records if record.name.startswith("fastdiff")]

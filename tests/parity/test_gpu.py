@@ -1,4 +1,4 @@
-"""On a GPU: ddpm-cifar10-32's U-Net beside diffusers', in error, in memory, and on a second GPU."""
+"""ddpm-cifar10-32's U-Net against diffusers' on a GPU: error, memory, and a second GPU."""
 
 import diffusers
 import pytest
@@ -62,7 +62,7 @@ def test_half_precision_errs_at_most_twice_as_much_as_diffusers(theirs, dtype):
 
 @pytest.mark.parametrize("name", ["emoji64", "emoji64-dit"])
 def test_fifty_guided_steps_in_float32(name, guided_loop):
-    """Trained models, as one of random weights doubles every rounding error from step to step."""
+    """The models are trained, because random weights double every rounding error from step to step."""
     pipe = fastdiff.Pipeline.from_pretrained(name, device="cuda", dtype="float32")
     component = pipe.denoiser.part.name
     kind = getattr(diffusers, type(pipe.denoiser).__name__)
@@ -76,7 +76,7 @@ def test_fifty_guided_steps_in_float32(name, guided_loop):
 
 
 def test_accelerate_takes_no_memory(theirs):
-    """Beyond a layer at a time while it rearranges them; a call then takes less than diffusers' own."""
+    """It needs memory for a layer at a time to rearrange weights. A call then needs at most diffusers' memory."""
 
     def peak(call) -> int:
         torch.cuda.synchronize()
@@ -97,7 +97,7 @@ def test_accelerate_takes_no_memory(theirs):
 
 
 def test_an_accelerated_planner_follows_its_parameters_through_graphs():
-    """Those of transposed convolutions too, of which fastdiff has another form."""
+    """This includes transposed convolutions, whose weights fastdiff stores in another form."""
     torch.manual_seed(0)
     planner = diffusers.UNet1DModel(**HOPPER).cuda().eval().requires_grad_(False)
     x = torch.randn(2, 14, 32, device="cuda")
@@ -113,7 +113,7 @@ def test_an_accelerated_planner_follows_its_parameters_through_graphs():
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_second_gpu_and_a_stream_of_its_own(theirs):
     first = ours_of(theirs, torch.bfloat16)
-    for _ in range(2):  # a graph of the first device is there
+    for _ in range(2):  # captures a graph on the first device
         expected = first(noise(2, torch.bfloat16), 500).sample
     ours = ours_of(theirs, torch.bfloat16, "cuda:1")
     assert torch.cuda.current_device() == 0

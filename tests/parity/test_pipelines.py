@@ -76,7 +76,7 @@ def test_learned_variance(save_pipeline):
 
 
 def test_ddim_pipeline_folder_with_another_scheduler(save_pipeline):
-    """diffusers' DDIMPipeline samples with DDIM whatever scheduler its folder names; so does ours."""
+    """Like diffusers' DDIMPipeline, ours uses DDIM whatever scheduler the folder names."""
     _, folder = save_pipeline("DDIM")
     diffusers.PNDMScheduler().save_pretrained(folder / "scheduler")
     ours = Pipeline.from_pretrained(folder, device="cpu")
@@ -89,7 +89,7 @@ def test_ddim_pipeline_folder_with_another_scheduler(save_pipeline):
 
 @pytest.mark.parametrize("said", ["DDIMScheduler", None], ids=["of-another-class", "without-a-class"])
 def test_the_pipelines_index_says_which_class_the_scheduler_is(said, save_pipeline):
-    """As in diffusers it wins over the scheduler's own config."""
+    """As in diffusers, the index overrides the scheduler's own config."""
     _, folder = save_pipeline("DDPM")
     path = folder / "scheduler" / "scheduler_config.json"
     config = json.loads(path.read_text())
@@ -122,7 +122,7 @@ def test_pil_output_is_diffusers_rounding(save_pipeline):
     ],
 )
 def test_guidance_of_the_bundled_models(name, component, kind, guidance_scale, guided_loop):
-    """The real weights, step by step; diffusers' own pipelines cannot run a class-conditional model of pixels."""
+    """The trained weights, step by step. diffusers has no pipeline for a class-conditional pixel model."""
     folder = hub.resolve(name)
     model = kind.from_pretrained(folder / component, torch_dtype=torch.float32).eval()
     scheduler = diffusers.DDIMScheduler.from_pretrained(folder / "scheduler")

@@ -1,4 +1,4 @@
-"""Whole text pipelines against diffusers' in float32: the same noise, the latents of every step, and the pictures."""
+"""Whole text pipelines against diffusers' in float32: same noise, the latents of every step, and the pictures."""
 
 import diffusers
 import numpy as np
@@ -15,13 +15,13 @@ SDXL = "sdxl"
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),  # theirs
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),  # diffusers'
 ]
 
 
 @pytest.fixture
 def both(tmp_path):
-    """Return diffusers' pipeline of a kind, of which some parts are others, and ours."""
+    """Return diffusers' pipeline of a kind, with some parts replaced, and ours."""
 
     def both(kind, **parts):
         theirs = text_pipeline(kind, **parts)
@@ -33,7 +33,7 @@ def both(tmp_path):
 
 @pytest.mark.parametrize("kind", ["sd1", pytest.param("sd2", marks=pytest.mark.slow), SDXL])
 def test_other_words_are_another_picture(kind, text_pipes):
-    """The comparison below can fail: each text counts."""
+    """The comparison below can fail: each prompt changes the picture."""
     _, ours = text_pipes(kind)
     others = {"negative_prompt": "a dog"}
     expected = draw(ours, **others)
@@ -95,7 +95,7 @@ CASES = {
         pytest.param(
             kind, options, id=f"{kind}-{case}", marks=[] if kind == kinds[i % len(kinds)] else pytest.mark.slow
         )
-        for i, (case, (kinds, options)) in enumerate(CASES.items())  # the kinds take turns in make test
+        for i, (case, (kinds, options)) in enumerate(CASES.items())  # make test runs one kind per case, in turn
         for kind in kinds
     ],
 )
@@ -104,9 +104,9 @@ def test_options(kind, options, text_pipes):
 
 
 def test_odd_sizes(text_pipes):
-    """Draw odd latents: diffusers takes heights in steps of 8 alone, whatever the VAE's factor."""
+    """Draw from odd latents, because diffusers accepts only heights in steps of 8, whatever the VAE's factor."""
     latents = torch.randn(1, 4, 7, 11, generator=torch.Generator().manual_seed(3))
-    sizes = {"original_size": (14, 22), "target_size": (14, 22)}  # SDXL is told the default size without them
+    sizes = {"original_size": (14, 22), "target_size": (14, 22)}  # without them SDXL gets the default size
     for kind, options in (("sd1", {}), ("sdxl", {}), ("sdxl", sizes)):
         assert_both_draw_the_same(*text_pipes(kind), latents=latents, **options)
 
@@ -139,7 +139,7 @@ SCHEDULERS = {
 
 @pytest.mark.parametrize(("case", "kind"), product(list(SCHEDULERS), KINDS, together=1))
 def test_schedulers(kind, case, text_pipes):
-    """Made of the folder's own, so of a v-prediction too, and with noise of steps in diffusers' order."""
+    """Schedulers built from the folder's own, also for v-prediction, with step noise in diffusers' order."""
     name, options = SCHEDULERS[case]
     theirs, ours = text_pipes(kind)
     before = theirs.scheduler
@@ -152,7 +152,7 @@ def test_schedulers(kind, case, text_pipes):
 
 
 def embeds_of(theirs, kind, prompt):
-    """Return the embeddings of a prompt by the names of arguments, with those of an empty one beside them."""
+    """Return the embeddings of a prompt and of an empty prompt, by argument name."""
     made = theirs.encode_prompt(prompt, device="cpu", num_images_per_prompt=1, do_classifier_free_guidance=True)
     names = ("prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds")
     return {name: embeds.detach() for name, embeds in zip(names, made, strict=False)}
@@ -162,7 +162,7 @@ def embeds_of(theirs, kind, prompt):
     ("given", "kind"), product(["both", "prompts", "negatives", "two-of-each"], KINDS[::-1], together=1)
 )
 def test_embeddings(kind, given, text_pipes):
-    """Draw from embeddings of the prompts, of what guidance leads away from, with texts on the other side, of two."""
+    """Draw from embeddings of prompts, negative prompts, or both, with strings for the other side."""
     theirs, ours = text_pipes(kind)
     embeds = embeds_of(theirs, kind, ["the astronaut", "a cat"] if given == "two-of-each" else "the astronaut")
     is_negative = {name: name.startswith("negative") for name in embeds}
@@ -177,7 +177,7 @@ def test_embeddings(kind, given, text_pipes):
 
 
 def test_longer_and_shorter_embeddings(text_pipes):
-    """As those of tools that weight prompts, which put several texts one after the other."""
+    """Tools that weight prompts make such embeddings, by concatenating several texts."""
     theirs, ours = text_pipes("sd1")
     for length in (7, 61):
         embeds = torch.randn(2, length, 32, generator=torch.Generator().manual_seed(length))
@@ -210,7 +210,7 @@ def test_sdxl_without_its_first_text_encoder(both):
 
 @pytest.mark.parametrize(("guidance_scale", "kind"), product([1.0, 7.5], ["sd1", SDXL], together=1))
 def test_a_unet_that_is_told_the_scale_of_guidance(kind, guidance_scale, both):
-    """LCM's: one call a step, whatever the scale."""
+    """This is LCM's U-Net. It takes one call per step at any guidance scale."""
     theirs, ours = both(kind, unet=tiny_unet(kind, time_cond_proj_dim=12))
     options = {"guidance_scale": guidance_scale, "negative_prompt": "dog", "prompt": ["a cat", "riding"]}
     assert_both_draw_the_same(theirs, ours, **options)
@@ -229,7 +229,7 @@ def test_other_readings_of_the_text(options, both):
 
 
 def test_latents_of_another_mean_and_spread(both):
-    """Those of SDXL's VAE; the pipelines of Stable Diffusion 1 and 2 never ask."""
+    """As for SDXL's VAE. The pipelines of Stable Diffusion 1 and 2 ignore these options."""
     spread = {"latents_mean": [0.4, -0.5, 0.3, 1.0], "latents_std": [1.5, 0.5, 2.0, 3.0]}
     for kind in ("sd1", SDXL):
         theirs, ours = both(kind, vae=tiny_vae(kind, **spread))

@@ -1,4 +1,4 @@
-"""Trajectories against loops over diffusers' UNet1DModel and schedulers: the same noise and conditions, every step."""
+"""Trajectories against loops over diffusers' UNet1DModel and schedulers: same noise and conditions, every step."""
 
 import pytest
 import torch
@@ -24,14 +24,14 @@ CALLS = {
 
 
 def conditions_of(count, channels, horizon):
-    """The first and the last observation of every trajectory, and the whole of one position for all."""
+    """Return the first and last observations of every trajectory, and all channels of one position shared by all."""
     generator = torch.Generator().manual_seed(3)
     rows = torch.randn(count, channels - 3, generator=generator)
     return {0: rows, horizon - 1: rows[:, -2:] + 1, 5: torch.randn(channels, generator=generator)}
 
 
 def reset(x, conditions):
-    """As ValueGuidedRLPipeline.reset_x0, whose trajectories are (N, L, C), and which has one width."""
+    """Set the conditions as ValueGuidedRLPipeline.reset_x0 does for trajectories (N, L, C) and one width."""
     for position, values in conditions.items():
         x[:, -values.shape[-1] :, position] = values.to(x.device)
     return x
@@ -39,7 +39,7 @@ def reset(x, conditions):
 
 @torch.no_grad()
 def loop_of_diffusers(model, scheduler, x, steps, conditions, **options):
-    """diffusers' model and scheduler by hand: yields x_{t-1} of every step."""
+    """Loop over diffusers' model and scheduler, and yield x_{t-1} of every step."""
     scheduler.set_timesteps(steps)
     x = reset(x.clone(), conditions)
     for t in scheduler.timesteps:
@@ -82,7 +82,7 @@ def test_other_conditions_are_another_trajectory(save_planner):
 
 
 def test_a_generator_draws_as_the_loop_does(save_planner):
-    """One generator makes the starting noise (N, C, L) and all step noise."""
+    """One generator draws the starting noise (N, C, L) and the noise of all steps."""
     theirs, folder = save_planner("DDPM")
     generator = torch.Generator().manual_seed(SEED)
     latents = torch.randn(3, 14, 16, generator=generator)

@@ -1,4 +1,4 @@
-"""UNet2DModel against diffusers' in float32: each option at least once, on tiny models with no zero left in them."""
+"""UNet2DModel against diffusers' in float32: each option at least once, on tiny models without zero weights."""
 
 import diffusers
 import pytest

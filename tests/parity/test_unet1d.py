@@ -1,4 +1,4 @@
-"""UNet1DModel against diffusers' in float32: policies and value functions, each option that they run with."""
+"""UNet1DModel against diffusers' in float32: policies and value functions with each of their options."""
 
 import diffusers
 import pytest
@@ -22,7 +22,7 @@ OPTIONS = {
     "one-level": policy(16),
     "one-level-one-up": policy(16, up_block_types=(UP,)),
     "narrowing": policy(32, 16, 8),
-    "as-wide-as-two": policy(16, 8, 16),  # a residual of a pair without a convolution
+    "as-wide-as-two": policy(16, 8, 16),  # the residual of a pair without a convolution
     "no-out-block": policy(8, 16, out_block_type=None, out_channels=16),
     "other-channels": policy(8, 16, in_channels=3, out_channels=5),
     "extra-channels": policy(8, 16, extra_in_channels=3),
@@ -51,7 +51,7 @@ VALUES = {
 
 @pytest.fixture
 def pair(randomise):
-    """diffusers' model with random weights, and ours with the same."""
+    """Build diffusers' model with random weights, and ours with the same weights."""
 
     def build(config: dict) -> tuple[diffusers.UNet1DModel, UNet1DModel]:
         theirs = randomise(diffusers.UNet1DModel(**config))
@@ -99,7 +99,7 @@ def test_value_functions(pair, name):
 
 
 def test_one_timestep_for_all_values(pair):
-    """diffusers takes a number for one trajectory only."""
+    """diffusers accepts a number only for a single trajectory."""
     theirs, ours = pair(VALUES["hopper"][0])
     sample = sample_of(ours, 3, 32)
     with torch.no_grad():

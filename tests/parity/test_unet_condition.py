@@ -1,4 +1,4 @@
-"""UNet2DConditionModel against diffusers' in float32: each option at least once, on tiny models with no zero left."""
+"""UNet2DConditionModel against diffusers' in float32: each option at least once, on tiny models without zeros."""
 
 import diffusers
 import pytest
@@ -8,7 +8,7 @@ from fastdiff import UNet2DConditionModel
 from fastdiff.checkpoints.weights import load_weights
 from tests.support.pairwise import each_option, product
 
-SD = {  # a tiny relative of SD1.x
+SD = {  # a tiny version of SD1.x
     "sample_size": 8,
     "block_out_channels": (16, 32),
     "layers_per_block": 2,
@@ -103,7 +103,7 @@ CASES = {
     "centred-input": (SD, {"center_input_sample": True}),
     "no-effect": (SD, {"resnet_out_scale_factor": 2.0, "mid_block_only_cross_attention": True, "dropout": 0.3}),
 }
-KEYS = 7  # tokens of a text
+KEYS = 7  # tokens of the text
 
 
 def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -114,7 +114,7 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 @pytest.fixture
 def pair(randomise):
-    """Make diffusers' model of a config and ours with the same weights."""
+    """Build diffusers' model from a config, and ours with the same weights."""
 
     def make(config: dict):
         theirs = randomise(diffusers.UNet2DConditionModel(**config))
@@ -130,7 +130,7 @@ def pair(randomise):
 
 
 def inputs(config: dict, n: int = 2, height: int = 8, width: int = 12) -> tuple[tuple, dict]:
-    """The positional and the named arguments that a model of `config` needs; not square."""
+    """Return the positional and keyword arguments for a model of `config`. The sample is not square."""
     torch.manual_seed(1)
     text_width = config.get("encoder_hid_dim") or 24
     given = torch.randn(n, config.get("in_channels", 4), height, width), torch.arange(n) * 390 + 7
@@ -185,7 +185,7 @@ def test_odd_sizes(size, padding, pair):
 
 @pytest.mark.parametrize("timestep", [0, 999, 12.5, 500.25, torch.tensor(12.5), torch.tensor([500])], ids=str)
 def test_timestep_forms(timestep, pair):
-    """The fraction counts, as Euler's timesteps have one."""
+    """Fractions matter, because Euler's timesteps have them."""
     theirs, ours = pair(SD)
     (sample, _, text), _ = inputs(SD)
     compare(theirs, ours, (sample, timestep, text), {"return_dict": True})
@@ -216,7 +216,7 @@ def test_masked_text(mask, pair):
     [({"mid_block_type": None}, 96), ({"mid_block_type": None, "only_cross_attention": True}, KEYS)],
 )
 def test_masked_pixels(changes, keys, pair):
-    """Which fits where all first attentions have as many keys."""
+    """A mask fits if all first attentions have as many keys as the mask."""
     config = SD | changes
     mask = (torch.arange(2 * keys).view(2, keys) % 3 > 0).float()
     compare(*pair(config), inputs(config)[0], {"attention_mask": mask})

@@ -1,10 +1,10 @@
-"""Pictures whose tangent at each sigma is a polynomial, so that its integral is known."""
+"""Pictures whose tangent is a polynomial in sigma, so its integral is known."""
 
 import torch
 
 from fastdiff.kernels.denoise import EARLIER, StepOptions, denoise_step, keep
 
-SIGMAS = torch.tensor([9.0, 5.0, 4.5, 2.0, 0.7, 0.5, 0.0])  # of uneven steps
+SIGMAS = torch.tensor([9.0, 5.0, 4.5, 2.0, 0.7, 0.5, 0.0])  # uneven steps
 COEFFICIENTS = (0.3, -1.2, 0.5, 0.25)
 PICTURE = (1, 2, 2, 3)
 
@@ -18,7 +18,7 @@ def integral(sigma, degree):
 
 
 def pictures(rows, sigmas, degree):
-    """Pictures (1, 2, 2, 3) float64 after each call, of a model that says the tangent at the call's sigma."""
+    """Return the pictures (1, 2, 2, 3) float64 after each call of a model that predicts the tangent."""
     x, found = torch.zeros(PICTURE, dtype=torch.float64), []
     earlier = (torch.zeros_like(x),) * EARLIER
     for row, sigma in zip(rows, sigmas[:-1].tolist(), strict=True):

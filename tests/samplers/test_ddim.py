@@ -1,4 +1,4 @@
-"""DDIM's rows against its paper's formulas in float64, and eta."""
+"""DDIM's rows against the formulas of its paper in float64, and eta."""
 
 import hashlib
 import math
@@ -18,7 +18,7 @@ ZERO_SNR = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
 @pytest.mark.parametrize("clipped", [False, True], ids=["eps", "clipped-eps"])
 @pytest.mark.parametrize("prediction", PREDICTIONS)
 def test_ddim_of_a_perfect_model_follows_the_forward_process(forward_process, prediction, clipped):
-    """Song et al. 2021, eq. 12 with eta 0: x_{t-1} is the same picture with the same noise, less of it."""
+    """Song et al. 2021, eq. 12 with eta 0: x_{t-1} is the same picture with less of the same noise."""
     ddim = DDIMScheduler(prediction_type=prediction, timestep_spacing="trailing", beta_schedule="scaled_linear")
     alpha_bar = make_alpha_bar(ddim.betas.double())
     schedule = ddim.schedule(10, use_clipped_model_output=clipped)
@@ -39,7 +39,7 @@ def test_ddim_with_eta_one_has_the_variance_of_ddpm(column):
 
 
 def test_ddpm_goes_to_the_next_timestep_and_ddim_a_fixed_way(column):
-    """Both with 3 of 10 steps by linspace, 9, 4 and 0: DDPM's 9 goes to 4, DDIM's to 9 - 10 // 3 = 6."""
+    """With 3 of 10 steps and linspace (9, 4, 0), DDPM steps from 9 to 4, and DDIM from 9 to 9 - 10 // 3 = 6."""
     options = {"num_train_timesteps": 10, "timestep_spacing": "linspace", "prediction_type": "sample"}
     alpha_bar = DDPMScheduler(**options).alphas_cumprod.double()
     ddpm, ddim = DDPMScheduler(**options).schedule(3), DDIMScheduler(**options).schedule(3)
@@ -68,13 +68,13 @@ def test_eta_with_more_noise_than_there_is():
 
 
 def test_eta_one_from_pure_noise_is_never_the_root_of_a_rounding():
-    """sigma^2 is the next timestep's variance; rounded it is more for half of these, where diffusers has NaN."""
+    """sigma^2 equals the next timestep's variance. Rounding makes it larger in half of these; diffusers gets NaN."""
     ddim = DDIMScheduler(**ZERO_SNR, prediction_type="v_prediction")
     for steps in range(1, 200):
         assert ddim.schedule(steps, eta=1.0).rows.isfinite().all()
 
 
-# Options, the run's own, the rows of 3 steps in the order of `golden_columns`, and the hash of those of 50 steps.
+# Options, options of the run, the rows of 3 steps in the order of `golden_columns`, and the hash of 50 steps' rows.
 GOLDEN = {
     "epsilon": (
         {"beta_schedule": "squaredcos_cap_v2"},
@@ -131,7 +131,7 @@ GOLDEN = {
 
 @pytest.mark.parametrize("case", GOLDEN)
 def test_rows_written_out(golden_columns, case, roots_of_ieee):
-    """The same on every machine: betas are made in float64, and all that follows is rounded as IEEE 754 says."""
+    """The rows are the same on every machine: float64 betas, then operations that IEEE 754 rounds exactly."""
     options, run, rows, digest = GOLDEN[case]
     ddim = DDIMScheduler(**options)
     assert torch.equal(golden_columns(ddim.schedule(3, **run)), torch.tensor(rows))

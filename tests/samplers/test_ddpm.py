@@ -1,4 +1,4 @@
-"""DDPM's rows against its paper's formulas in float64, and its variances."""
+"""DDPM's rows against the formulas of its paper in float64, and its variances."""
 
 import hashlib
 
@@ -16,7 +16,7 @@ PREDICTIONS = ("epsilon", "sample", "v_prediction")
 @pytest.mark.parametrize("prediction", PREDICTIONS)
 @pytest.mark.parametrize("variance", ["fixed_small", "fixed_small_log", "fixed_large"])
 def test_ddpm_of_a_perfect_model_is_the_posterior(column, forward_process, prediction, variance):
-    """Ho et al. 2020, eq. 6 and 7, in float64 from the betas."""
+    """Ho et al. 2020, eq. 6 and 7, in float64, computed from the betas."""
     ddpm = DDPMScheduler(prediction_type=prediction, variance_type=variance, timestep_spacing="trailing")
     alpha_bar = make_alpha_bar(ddpm.betas.double())
     schedule = ddpm.schedule(10)
@@ -37,7 +37,7 @@ def test_learned_range_lies_between_the_two_fixed_variances(column):
         DDPMScheduler(variance_type=variance).schedule(10)
         for variance in ("fixed_small", "fixed_large", "learned_range")
     )
-    noisy = slice(0, -1)  # timestep 0 adds none
+    noisy = slice(0, -1)  # timestep 0 adds no noise
     torch.testing.assert_close(column(learned, "log_variance_min")[noisy], 2 * column(small, "sigma")[noisy].log())
     torch.testing.assert_close(column(learned, "log_variance_max")[noisy], 2 * column(large, "sigma")[noisy].log())
     assert column(learned, "sigma").tolist() == [1] * 9 + [0]
@@ -49,7 +49,7 @@ def test_fixed_large_log_is_refused():
         DDPMScheduler(variance_type="fixed_large_log").schedule(10)
 
 
-# Options, the rows of 3 steps in the order of `golden_columns`, and the hash of those of 50 steps.
+# Options, the rows of 3 steps in the order of `golden_columns`, and the hash of 50 steps' rows.
 GOLDEN = {
     "epsilon-fixed-small": (
         {"beta_schedule": "squaredcos_cap_v2"},
@@ -94,7 +94,7 @@ GOLDEN = {
 
 @pytest.mark.parametrize("case", GOLDEN)
 def test_rows_written_out(golden_columns, case, roots_of_ieee):
-    """The same on every machine: betas are made in float64, and all that follows is rounded as IEEE 754 says."""
+    """The rows are the same on every machine: float64 betas, then operations that IEEE 754 rounds exactly."""
     options, rows, digest = GOLDEN[case]
     ddpm = DDPMScheduler(**options)
     assert torch.equal(golden_columns(ddpm.schedule(3)), torch.tensor(rows))

@@ -1,4 +1,4 @@
-"""The promises of all samplers: a run is rows of one table, and one function takes every step by them."""
+"""Promises of all samplers: a run is a table of rows, and one function runs them."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def channels_last(tensor):
 def test_a_run_is_a_row_for_each_call(name):
     scheduler = scheduler_from_config({}, name)
     schedule = scheduler.schedule(STEPS)
-    assert scheduler.num_inference_steps is None  # a schedule is apart from the scheduler's own loop
+    assert scheduler.num_inference_steps is None  # a schedule does not change the scheduler's own loop
     scheduler.set_timesteps(STEPS)
     assert torch.equal(schedule.timesteps, scheduler.timesteps)
     calls = len(schedule)
@@ -41,7 +41,7 @@ def test_a_run_is_a_row_for_each_call(name):
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_the_class_steps_by_the_rows_of_the_schedule(name):
-    """A loop of diffusers' users has the bits of `denoise_step` over the table that a pipeline draws by."""
+    """A loop over `step` equals `denoise_step` over the pipeline's table bit for bit."""
     scheduler = scheduler_from_config({}, name)
     schedule = scheduler.schedule(STEPS)
     scheduler.set_timesteps(STEPS)

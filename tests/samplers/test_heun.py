@@ -1,4 +1,4 @@
-"""Heun over a tangent whose integral is known: the second order is exact for a line."""
+"""Heun over a tangent with a known integral. The second-order method is exact for a line."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""LCM's rows: the boundary condition, and where its steps go."""
+"""LCM's rows: the boundary condition, and the steps' targets."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from fastdiff.samplers.shared.betas import make_alpha_bar, make_betas
 
 
 def test_the_picture_at_timestep_zero_is_the_sample():
-    """Song et al. 2023, eq. 5: a consistency model changes nothing where there is no noise."""
+    """Song et al. 2023, eq. 5: a consistency model does not change a picture without noise."""
     config = LCMConfig()
     rows = lcm_rows(config, make_alpha_bar(make_betas(config)), torch.tensor([0]), 0)
     values = dict(zip(COLUMNS, rows[0].tolist(), strict=True))
@@ -18,7 +18,7 @@ def test_the_picture_at_timestep_zero_is_the_sample():
 
 
 def test_all_steps_but_the_last_go_on_with_fresh_noise(column):
-    """Luo et al. 2023, algorithm 3: the shares of picture and noise are those of the forward process."""
+    """Luo et al. 2023, algorithm 3: picture and noise have the weights of the forward process."""
     lcm = LCMScheduler()
     schedule = lcm.schedule(4)
     alpha_bar = lcm.alphas_cumprod.double()[schedule.timesteps[1:]]

@@ -157,7 +157,7 @@ BROKEN = {
         options(truncation_side="left"),
         "truncation_side: 'left' is not one of right",
     ),
-    "no-pad-token": ("tokenizer_config.json", options(pad_token=None), "pad_token: .* None is not a text"),
+    "no-pad-token": ("tokenizer_config.json", options(pad_token=None), "pad_token: .* None is not a string"),
     "pad-token-of-nothing": (
         "tokenizer_config.json",
         options(pad_token={}),
@@ -191,7 +191,7 @@ def test_a_missing_file_is_named(tmp_path, save_tokenizer, missing, message):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "message"), [(7, "prompt: 7 is none; give a text"), ("\ud83d", "half a surrogate pair")]
+    ("prompt", "message"), [(7, "prompt: 7 has the wrong type; give a"), ("\ud83d", "half a surrogate pair")]
 )
 def test_a_prompt_that_is_no_text(tmp_path, save_tokenizer, prompt, message):
     with pytest.raises(InputError, match=message):

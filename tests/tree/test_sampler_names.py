@@ -136,5 +136,5 @@ def test_a_new_sampler_is_its_file(tmp_path):
 )
 def test_a_file_that_is_no_sampler_is_named(tmp_path, source):
     (tmp_path / "stride.py").write_text(source, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"stride\.py: a sampler is one class"):
+    with pytest.raises(ValueError, match=r"stride\.py: a sampler needs one class"):
         read_samplers(tmp_path)

@@ -110,7 +110,7 @@ def test_the_api_page_names_two_functions(client):
         pytest.param({"model": "./text/sd1"}, "./text/sd1 draws from a text; give one", id="no prompt"),
         pytest.param({"model": "./text/sd1", "prompt": "a", "label": 1}, "label 1: .* leave it out", id="label"),
         pytest.param(
-            {"model": "./text/sd1", "prompt": "a" * 10001}, r"prompt: 'a+\.\.\. is not a text of up to", id="long"
+            {"model": "./text/sd1", "prompt": "a" * 10001}, r"prompt: 'a+\.\.\. is not a string of up to", id="long"
         ),
         pytest.param({"width": 7}, "height 64, width 7", id="size"),
     ],

@@ -52,7 +52,7 @@ LIMITS = Limits(pictures=4, steps=50, side=128, batch_size=4)
         pytest.param({"model": "./plain/tiny", "label": 0}, "has no labels; leave it out", id="label without labels"),
         pytest.param({"model": "./plain/tiny", "guidance_scale": 2}, "no null label", id="guidance without labels"),
         pytest.param({"model": "./text/sd1"}, "prompt: ./text/sd1 draws from a text; give one", id="no prompt"),
-        pytest.param({"model": "./text/sd1", "prompt": 7}, "prompt: 7 is not a text of up to", id="number as prompt"),
+        pytest.param({"model": "./text/sd1", "prompt": 7}, "prompt: 7 is not a string of up to", id="number as prompt"),
         pytest.param({"model": "./text/sd1", "prompt": "x" * 10_001}, "prompt: .* 10000 characters", id="long prompt"),
         pytest.param({"model": "./text/sd1", "prompt": "a", "clip_skip": 9}, "clip-skip 9: the text", id="clip skip"),
         pytest.param({"prompt": "a cat", "label": "noto birds"}, "prompt: emoji64 has no text encoder", id="prompt"),

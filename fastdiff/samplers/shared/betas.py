@@ -1,4 +1,4 @@
-"""Betas of the forward process and alpha_bar, their cumulative products, with the bits of diffusers' schedulers."""
+"""The betas of the forward process, and alpha_bar, both bit for bit as in diffusers' schedulers."""
 
 import math
 
@@ -9,7 +9,7 @@ from fastdiff.samplers.shared.options import DiffusionConfig, ZeroSNRConfig
 
 
 def make_betas(config: DiffusionConfig) -> Tensor:
-    """Return beta_t of the forward process, (num_train_timesteps,) float32 with diffusers' bits."""
+    """Return beta_t of the forward process, (num_train_timesteps,) float32, bit for bit as in diffusers."""
     steps, start, end = config.num_train_timesteps, config.beta_start, config.beta_end
     if config.trained_betas is not None:
         betas = torch.tensor(config.trained_betas, dtype=torch.float32)
@@ -21,7 +21,7 @@ def make_betas(config: DiffusionConfig) -> Tensor:
         betas = torch.linspace(-6, 6, steps, dtype=torch.float32).sigmoid() * (end - start) + start
     else:
         alpha_bar = _ALPHA_BARS[config.beta_schedule]
-        # at most 0.999: the last step of the cosine would leave no signal
+        # at most 0.999, because the cosine's last step would leave no signal
         ratios = (alpha_bar((i + 1) / steps) / alpha_bar(i / steps) for i in range(steps))
         betas = torch.tensor([min(1 - ratio, 0.999) for ratio in ratios], dtype=torch.float32)
     return _rescale_to_zero_snr(betas) if ends_in_noise(config) else betas
@@ -33,17 +33,17 @@ def ends_in_noise(config: DiffusionConfig) -> bool:
 
 
 def make_alpha_bar(betas: Tensor) -> Tensor:
-    """Return alpha_bar_t, diffusers' `alphas_cumprod`: (num_train_timesteps,) float32 with its bits."""
+    """Return alpha_bar_t, (num_train_timesteps,) float32, bit for bit diffusers' `alphas_cumprod`."""
     return torch.cumprod(1.0 - betas, dim=0)
 
 
 def _cosine_alpha_bar(time: float) -> float:
-    """Nichol & Dhariwal 2021, eq. 17."""
+    """The cosine schedule of Nichol and Dhariwal 2021, eq. 17."""
     return math.cos((time + 0.008) / 1.008 * math.pi / 2) ** 2
 
 
 def _laplace_alpha_bar(time: float) -> float:
-    """Hang et al. 2024, table 1, as diffusers has it."""
+    """The Laplace schedule of Hang et al. 2024, table 1, as implemented in diffusers."""
     log_snr = -0.5 * math.copysign(1, 0.5 - time) * math.log(1 - 2 * abs(0.5 - time) + 1e-6)
     snr = math.exp(log_snr)
     return math.sqrt(snr / (1 + snr))
@@ -57,7 +57,7 @@ _ALPHA_BARS = {"squaredcos_cap_v2": _cosine_alpha_bar, "laplace": _laplace_alpha
 
 
 def _rescale_to_zero_snr(betas: Tensor) -> Tensor:
-    """Lin et al. 2024, algorithm 1: shift and scale sqrt(alpha_bar) so that the last timestep is pure noise."""
+    """Shift and scale sqrt(alpha_bar) so that the last timestep is pure noise (Lin et al. 2024, algorithm 1)."""
     root = make_alpha_bar(betas).sqrt()
     first, last = root[0].clone(), root[-1].clone()
     alpha_bar = ((root - last) * (first / (first - last))) ** 2

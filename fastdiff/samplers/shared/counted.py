@@ -1,4 +1,4 @@
-"""CountedScheduler, the base of samplers that count their steps instead of looking them up by the timestep."""
+"""CountedScheduler, the base of samplers that count their steps instead of looking them up by timestep."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,16 +18,17 @@ from fastdiff.schema import checked, whole
 
 
 class CountedScheduler(Scheduler):
-    """A sampler that takes its steps in order, each from what earlier steps kept.
+    """A sampler that takes its steps in order. A step can read what earlier steps kept.
 
-    The first timestep that it sees, or `set_begin_index`, says where a loop begins. Each step moves on by one.
+    A loop begins at the first timestep that `step` gets, or at the index given to `set_begin_index`. Each call of
+    `step` then moves on by one.
     """
 
     scales_input = False  # whether the model sees x_t / sqrt(sigma^2 + 1)
-    multistep = False  # whether a step reads what earlier ones kept
-    returns_x0 = True  # beside x_{t-1}
-    rounds_to_output = True  # whether x_{t-1} has the model output's dtype, else the wider of its and the sample's
-    noise_dtype: torch.dtype | None = None  # that a generator draws in; None: the model output's
+    multistep = False  # whether a step reads what earlier steps kept
+    returns_x0 = True  # whether the tuple of `step` has x0 beside x_{t-1}
+    rounds_to_output = True  # x_{t-1} has the model output's dtype, not the wider of it and the sample's
+    noise_dtype: torch.dtype | None = None  # in which a generator draws; None: the model output's
 
     def _build(self, mapping: Mapping[str, Any]) -> None:
         super()._build(mapping)
@@ -36,34 +37,35 @@ class CountedScheduler(Scheduler):
     def _begin_anew(self) -> None:
         self._step_index: int | None = None
         self._begin_index: int | None = None
-        self._begun = 0  # the step that the loop began with
-        self._table: Tensor | None = None  # its rows, on the device of its samples
+        self._begun = 0  # the loop's first step
+        self._table: Tensor | None = None  # the loop's rows, on the samples' device
         self._earlier: tuple[Tensor, ...] | None = None
 
     def _begin_run(self, timesteps: Tensor, device: torch.device | str | None) -> None:
-        """Take over the timesteps (calls,) of a run."""
+        """Start a new run over timesteps (calls,)."""
         self.timesteps = timesteps.to(None if device is None else resolve_device(device))
         self.num_inference_steps = len(timesteps)
         self._begin_anew()
 
     @property
     def step_index(self) -> int | None:
-        """Which step comes next, once the first was taken."""
+        """The index of the next step; None before the first step."""
         return self._step_index
 
     @property
     def begin_index(self) -> int | None:
-        """The step that a loop begins with, where it was set."""
+        """The index of the step that a loop begins with; None unless `set_begin_index` was called."""
         return self._begin_index
 
     def set_begin_index(self, begin_index: int = 0) -> None:
-        """Say which step a loop begins with. Raises InputError for one that the run does not have."""
+        """Set the index of the step that a loop begins with. Raises InputError for an index outside the run."""
         self._begin_index = checked("begin_index", begin_index, whole(0, len(self.timesteps) - 1))
 
     def index_for_timestep(self, timestep: float | Tensor, schedule_timesteps: Tensor | None = None) -> int:
-        """Return the place of a timestep in the run; of one that comes twice the second, as diffusers does.
+        """Return the index of a timestep in the run.
 
-        Raises InputError for a timestep that is not of the run.
+        If the timestep occurs more than once, return the second index, as diffusers does. Raises InputError for a
+        timestep outside the run.
         """
         timesteps = self.timesteps if schedule_timesteps is None else schedule_timesteps
         found = (timesteps == torch.as_tensor(timestep, device=timesteps.device)).nonzero()
@@ -76,12 +78,12 @@ class CountedScheduler(Scheduler):
     def _first_index(self, timestep: float | Tensor) -> int:
         if self._begin_index is not None:
             return self._begin_index
-        if _number(timestep) == self.timesteps[0].item():  # where it comes twice, diffusers skips a step and fails
+        if _number(timestep) == self.timesteps[0].item():  # if it occurs twice, diffusers skips a step and fails
             return 0
         return self.index_for_timestep(timestep)
 
     def _index(self, timestep: float | Tensor) -> int:
-        """Return the step to take. Raises InputError before `set_timesteps`, and after the last step."""
+        """Return the index of the step to take. Raises InputError before `set_timesteps`, and after the last step."""
         if self.num_inference_steps is None:
             raise InputError("the number of steps is not set; call set_timesteps before step")
         if self._step_index is None:
@@ -95,7 +97,7 @@ class CountedScheduler(Scheduler):
         raise NotImplementedError
 
     def _keeps(self, step: int) -> bool:
-        """Whether the output of a loop's step is kept among the earlier ones."""
+        """Whether later steps can read the output of this step of the loop."""
         return True
 
     def _draws(self, index: int) -> bool:
@@ -118,14 +120,14 @@ class CountedScheduler(Scheduler):
     def _checked_index(
         self, timestep: float | Tensor, sample: Tensor, generator: Generators | None, return_dict: bool, output: Tensor
     ) -> int:
-        """Return the step to take, where the arguments that all steps share can be used."""
+        """Check the arguments that all samplers' steps share, and return the index of the step to take."""
         self._check_tensors(sample, generator, return_dict, model_output=output)
         return self._index(_checked_timestep(timestep))
 
     def _take(
         self, model_output: Tensor, sample: Tensor, noise: Tensor | None, return_dict: bool, row: Tensor | None = None
     ) -> SchedulerOutput | tuple[Tensor, ...]:
-        """Take the step that `_index` said; `row` (len(COLUMNS),) replaces the table's."""
+        """Take the step that `_index` returned. `row` (len(COLUMNS),) replaces the table's row."""
         index = self._step_index or 0
         if self._table is None or self._table.device != sample.device:
             self._begun = index if self._table is None else self._begun
@@ -142,7 +144,7 @@ class CountedScheduler(Scheduler):
         return result if return_dict else tuple(result[: 2 if self.returns_x0 else 1])
 
     def _earlier_of(self, sample: Tensor) -> tuple[Tensor, ...] | None:
-        """Return s, h1, h2 and h3, (N, C, ...): zeros before the first step."""
+        """Return s, h1, h2 and h3, each (N, C, ...) and zero before the first step; None unless `multistep`."""
         if self.multistep and self._earlier is None:
             zeros = torch.zeros_like(sample, dtype=torch.promote_types(sample.dtype, torch.float32))
             self._earlier = (zeros,) * EARLIER
@@ -155,9 +157,16 @@ class NoiselessScheduler(CountedScheduler):
     def step(
         self, model_output: Tensor, timestep: float | Tensor, sample: Tensor, return_dict: bool = True
     ) -> SchedulerOutput | tuple[Tensor, ...]:
-        """Return x_{t-1} and x0 of x_t and the model output, both (N, C, ...) of any float dtype.
+        """Take one step: return `x_{t-1}` and the predicted `x0`, both (N, C, ...).
 
-        Raises InputError naming a timestep that is not of the run, or a tensor of a wrong kind, shape or dtype.
+        Args:
+            model_output: The model's output for `sample`, (N, C, ...) of any float dtype.
+            timestep: The timestep that the model saw.
+            sample: `x_t`, (N, C, ...) of any float dtype.
+            return_dict: Return a `SchedulerOutput`. If False, return a tuple, which holds `x0` only where diffusers'
+                does.
+
+        Raises InputError that names a timestep outside the run, or a tensor of a wrong type, shape or dtype.
         """
         self._checked_index(timestep, sample, None, return_dict, model_output)
         return self._take(model_output, sample, None, return_dict)

@@ -1,4 +1,4 @@
-"""Schedulers made from the configs of model folders, and from diffusers' live schedulers."""
+"""Build schedulers from the configs of model folders and from live diffusers schedulers."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -12,9 +12,10 @@ from fastdiff.samplers.shared.scheduler import Scheduler
 
 
 def scheduler_from_config(config: Mapping[str, Any], name: str | None = None) -> Scheduler:
-    """Return the scheduler that a config's `_class_name` says, or `name` ("ddpm", "euler") made from that config.
+    """Return the scheduler that a config's `_class_name` names.
 
-    Raises InputError for a scheduler that we do not have.
+    With `name` ("ddpm", "euler"), return that scheduler with the config's options instead. Raises InputError for a
+    scheduler that fastdiff does not have.
     """
     config = mapping("config", config)
     if name is not None:
@@ -23,20 +24,25 @@ def scheduler_from_config(config: Mapping[str, Any], name: str | None = None) ->
         return _load(SCHEDULERS[name]).from_config(config, **SCHEDULER_OPTIONS[name])
     said = config.get("_class_name", "without a _class_name")
     if not isinstance(said, str) or said not in SAMPLERS:
-        raise InputError(f"the model's scheduler is {said}; choose the scheduler {_choices()} instead")
+        raise InputError(f"the model's scheduler {said} is not supported; choose the scheduler {_choices()} instead")
     return _load(said).from_config(config)
 
 
 def folder_scheduler(
     config: Mapping[str, Any], name: str | None, own_name: str | None, changes: Mapping[str, Any]
 ) -> Scheduler:
-    """Return the scheduler `name` of a pipeline's folder, whose scheduler_config.json is `config`.
+    """Return the scheduler of a pipeline's folder, or the scheduler `name` with the folder's options.
 
-    own_name  the name of the scheduler that the config says
-    changes   options that diffusers' pipeline class sets in it when the pipeline is made
+    A scheduler other than the folder's is built as by `X.from_config(pipe.scheduler.config)`, after the pipeline class
+    made its changes. Options that the file leaves out are not passed on.
 
-    Another scheduler is made of the changed one, as by X.from_config(pipe.scheduler.config): an option that the file
-    leaves out is not handed on. Raises as `scheduler_from_config`.
+    Args:
+        config: The folder's scheduler_config.json.
+        name: The name of the scheduler to return; None: the folder's own.
+        own_name: The name of the scheduler that the config names.
+        changes: Options that diffusers' pipeline class sets on the scheduler when it builds the pipeline.
+
+    Raises the errors of `scheduler_from_config`.
     """
     if name not in (None, own_name):
         handed = {option: value for option, value in changes.items() if option in config}
@@ -48,20 +54,20 @@ def folder_scheduler(
 
 
 def scheduler_like(live: Any) -> Scheduler:
-    """Return our scheduler with the class and options of a live one of diffusers. Raises as `scheduler_from_config`."""
+    """Return our scheduler for a live diffusers scheduler. Raises the errors of `scheduler_from_config`."""
     config = getattr(live, "config", None)
     if not isinstance(config, Mapping):
-        raise InputError(f"scheduler: {type(live).__name__} is none; give one of fastdiff's, such as a DDIMScheduler")
+        raise InputError(f"scheduler: {type(live).__name__} is not a scheduler; give one, such as DDIMScheduler")
     ours = scheduler_from_config({**config, "_class_name": type(live).__name__, "_use_default_values": ()})
     ours.mark_defaults(marked_defaults(config))
     return ours
 
 
 def name_of(scheduler: Scheduler) -> str:
-    """Return the name of a scheduler in requests: ddim, ddpm, euler-karras."""
+    """Return the name of a scheduler in requests, such as ddim, ddpm or euler-karras."""
     name = scheduler_name(type(scheduler).__name__, scheduler.config)
     if name is None:
-        raise InputError(f"scheduler: {type(scheduler).__name__} is none of {_choices()}")
+        raise InputError(f"scheduler: {type(scheduler).__name__} is not one of {_choices()}")
     return name
 
 

@@ -1,4 +1,4 @@
-"""The forward process at the two ends of each step, and x0 of a model's output: what the samplers' rows share."""
+"""Shared by the samplers' rows: the forward process at both ends of each step, and x0 from a model's output."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Marginals:
-    """The forward process at the two ends of each step, (steps,) float64.
+    """The forward process at both ends of each step. Each tensor is (steps,) float64.
 
     x_t = signal * x_0 + noise * eps (Ho et al. 2020, eq. 4).
     """
 
-    alpha_bar: Tensor  # share of signal in the variance at timestep t
-    alpha_bar_prev: Tensor  # and at the timestep that the step goes to
+    alpha_bar: Tensor  # the signal's share of the variance at timestep t
+    alpha_bar_prev: Tensor  # the same at the step's target timestep
     beta_bar: Tensor  # 1 - alpha_bar
     beta_bar_prev: Tensor
     alpha: Tensor  # alpha_bar / alpha_bar_prev
@@ -27,12 +27,16 @@ class Marginals:
     def between(cls, alphas_cumprod: Tensor, timesteps: Tensor, following: Tensor, final: float) -> "Marginals":
         """Return the marginals of the steps from `timesteps` to `following`, both (steps,) int64.
 
-        alphas_cumprod  (num_train_timesteps,) float32, of `betas.make_alpha_bar`
-        final           the alpha_bar of a negative timestep, which is the picture itself
+        Args:
+            alphas_cumprod: (num_train_timesteps,) float32, from `betas.make_alpha_bar`.
+            timesteps: Where each step begins.
+            following: Where each step ends.
+            final: The alpha_bar of a negative timestep, which stands for the clean picture.
         """
-        # Rounded to float32 as diffusers rounds them, for cancellations would show the difference. At small timesteps
-        # beta and beta_bar are what float32 leaves of 1 - 0.9999: exact ones change a step by up to 5e-4. At large ones
-        # x0 is (x_t - noise * eps) / signal: an ulp of noise, 160 times as large, is 4e-5 of a clipped x0.
+        # Rounded to float32 as in diffusers, because cancellation amplifies any difference. At small timesteps, beta
+        # and beta_bar are the float32 result of 1 - 0.9999; exact values change a step by up to 5e-4. At large
+        # timesteps, x0 is (x_t - noise * eps) / signal, which multiplies one ulp of noise by 160, to 4e-5 of a clipped
+        # x0.
         alpha_bar = alphas_cumprod[timesteps]
         alpha_bar_prev = torch.where(following >= 0, alphas_cumprod[following.clamp(min=0)], final)
         beta_bar, beta_bar_prev, alpha = 1 - alpha_bar, 1 - alpha_bar_prev, alpha_bar / alpha_bar_prev
@@ -45,8 +49,8 @@ class Marginals:
 def x0_columns(prediction_type: str, p: Marginals) -> dict[str, Tensor]:
     """Return the columns of x0 = (x0_x * x_t + x0_m * m) / x0_div for a model's output m.
 
-    epsilon and sample: Ho et al. 2020, eq. 4. v_prediction: Salimans and Ho 2022, section 4. The division stays one, as
-    in diffusers: a product with the reciprocal has other bits.
+    epsilon and sample: Ho et al. 2020, eq. 4. v_prediction: Salimans and Ho 2022, section 4. The step divides by
+    x0_div, as diffusers does, because multiplying by the reciprocal gives different bits.
     """
     zero, one = torch.zeros_like(p.alpha_bar), torch.ones_like(p.alpha_bar)
     x0_x, x0_m, x0_div = {

@@ -1,4 +1,4 @@
-"""Noise of a run, by the pictures' seeds or by a generator: what it starts from, and what its steps add."""
+"""The starting noise of a run and the noise that its steps add, from the pictures' seeds or from a generator."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,28 +11,28 @@ from fastdiff.arguments import shown
 from fastdiff.errors import InputError
 from fastdiff.execution.transfers import upload
 
-Generators = Generator | list[Generator]  # of a whole batch, or of each picture
+Generators = Generator | list[Generator]  # one for the batch, or one per picture
 
-# Where the noise of the steps comes from: each picture's seed (N,) int64, for the Philox noise of `kernels.denoise`, or
-# a function that draws the next step's, (N, H, W, C).
+# The source of the steps' noise: the pictures' seeds (N,) int64, for the Philox noise of `kernels.denoise`, or a
+# function that draws the noise of the next step, (N, H, W, C).
 NoiseSource = Tensor | Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise of a run's pictures: by their seeds, or by a generator in the order of diffusers' pipelines."""
+    """The noise of a run's pictures, from their seeds, or from a generator in the order of diffusers' pipelines."""
 
-    seeds: Sequence[int]  # one a picture
+    seeds: Sequence[int]  # one per picture
     shape: Sequence[int]  # of one picture, (C, H, W)
     generator: Generators | None
     device: torch.device
-    dtype: torch.dtype  # that a generator draws in; seeds are drawn in float32
+    dtype: torch.dtype  # in which a generator draws; noise from seeds is drawn in float32
 
     def start(self, latents: Tensor | None = None) -> Tensor:
-        """Return x_T (N, H, W, C) float32: `latents` (N, C, H, W) where they are given, else unit normal noise.
+        """Return x_T (N, H, W, C) float32: `latents` (N, C, H, W) if given, else standard normal noise.
 
-        A seed draws its picture by a CPU generator of its own, so that it is the same in any batch and on any device.
-        Raises InputError as `randn_tensor`.
+        Each seed has its own CPU generator, so a picture's noise is the same in any batch and on any device. Raises the
+        InputErrors of `randn_tensor`.
         """
         if latents is not None:
             noise = latents.detach().to(self.device)
@@ -44,7 +44,7 @@ class Noise:
         return noise.float().permute(0, 2, 3, 1).contiguous()
 
     def of_steps(self, dtype: torch.dtype | None = None) -> NoiseSource:
-        """Return where the noise that steps add comes from; `dtype`: a generator's, None: as the start."""
+        """Return the source of the steps' noise. A generator draws in `dtype`; None: the starting noise's."""
         if self.generator is None:
             return upload(self.seeds, self.device)
         return lambda: self._draw(dtype).permute(0, 2, 3, 1)
@@ -71,10 +71,11 @@ def randn_tensor(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return unit normal noise of `shape` (N, ...), drawn in the order of diffusers' function of this name.
+    """Return standard normal noise of `shape` (N, ...), drawn in the order of diffusers' function of this name.
 
-    One generator draws the whole batch, a list one picture each; CPU generators draw on the CPU for any device.
-    Raises InputError as `check_generators`, and where a list has not one generator a picture.
+    A single generator draws the whole batch; a list has one generator for each picture. CPU generators draw on the CPU
+    and the noise moves to `device`. Raises the InputErrors of `check_generators`, and InputError if a list does not
+    have one generator per picture.
     """
     check_generators(generator, device)
     generators = generator if isinstance(generator, list) else [generator]

@@ -1,6 +1,6 @@
-"""Options that samplers share, read from diffusers' scheduler_config.json and checked.
+"""Options shared by samplers, read from diffusers' scheduler_config.json and checked.
 
-A sampler's config inherits the groups of options that it has, and adds its own in the sampler's file.
+A sampler's config inherits the groups of options that it supports, and adds its own options in the sampler's file.
 """
 
 from collections.abc import Mapping
@@ -20,33 +20,33 @@ AnyConfig = TypeVar("AnyConfig", bound="DiffusionConfig")
 FinalSigma = Literal["zero", "sigma_min"]  # after the last step
 VarianceType = Literal["fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", "learned", "learned_range"]
 
-# Options of schedulers that fastdiff does not have, and of diffusers' early releases
+# Options of schedulers that fastdiff does not have, and of early diffusers releases
 _OPTIONS_OF_OTHERS = frozenset(
     """
     corrector_order noise_sampler_seed predict_epsilon predictor_order rho sigma_data sigma_schedule tau_func
     tensor_format timestep_values
-    """.split()  # noqa: SIM905 (a list would be a page)
+    """.split()  # noqa: SIM905 (a list would take a page)
 )
 
 
 def marked_defaults(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the options that diffusers marks as set by nobody: another scheduler takes its own default instead."""
+    """Return the options that diffusers marks as left at their defaults. Another scheduler uses its own defaults."""
     return checked("_use_default_values", config.get("_use_default_values"), tuple[str, ...] | None) or ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffusionConfig(Schema):
-    """The options that diffusers' schedulers share: of the forward process and its timesteps."""
+    """The options of the forward process and its timesteps, which diffusers schedulers share."""
 
     num_train_timesteps: TrainSteps = 1000
     beta_start: Fraction = 0.0001
     beta_end: Fraction = 0.02
     beta_schedule: str = "linear"
-    # Replaces the four above, but for num_train_timesteps
+    # Replaces beta_start, beta_end and beta_schedule
     trained_betas: Annotated[tuple[Fraction, ...], Len(1, MAX_TRAIN_STEPS)] | None = None
     prediction_type: Literal["epsilon", "sample", "v_prediction"] = "epsilon"
     timestep_spacing: Literal["leading", "trailing", "linspace"] = "leading"
-    steps_offset: Annotated[int, Interval(ge=-MAX_TRAIN_STEPS, le=MAX_TRAIN_STEPS)] = 0  # of leading
+    steps_offset: Annotated[int, Interval(ge=-MAX_TRAIN_STEPS, le=MAX_TRAIN_STEPS)] = 0  # only read with leading
 
     BETA_SCHEDULES: ClassVar[tuple[str, ...]] = ("linear", "scaled_linear", "squaredcos_cap_v2")
 
@@ -61,16 +61,17 @@ class DiffusionConfig(Schema):
 
     @property
     def variance(self) -> str:
-        """Where a step's variance comes from, one of `kernels.denoise.VARIANCES`: the betas, or the model."""
+        """The source of a step's variance, one of `kernels.denoise.VARIANCES`: the betas, or the model."""
         return "fixed"
 
     @classmethod
     def from_mapping(
         cls: type[AnyConfig], mapping: Mapping[str, Any], source: object = "scheduler config"
     ) -> AnyConfig:
-        """Read a scheduler_config.json or the `.config` of a scheduler, ours or diffusers', of any kind.
+        """Read a scheduler_config.json, or the `.config` of any fastdiff or diffusers scheduler.
 
-        Raises InputError naming an option that no scheduler of diffusers has, or a wrong value.
+        Options of other schedulers are ignored. Raises InputError that names an option unknown to every diffusers
+        scheduler, or a wrong value.
         """
         own = {field.name for field in fields(cls)}
         with naming(str(source)):
@@ -96,7 +97,7 @@ class ClippingConfig(DiffusionConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdingConfig(DiffusionConfig):
-    """The options of schedulers that can scale x0 by a quantile of |x0| instead of clipping it."""
+    """The options of schedulers that can scale x0 by a quantile of `|x0|` instead of clipping it."""
 
     thresholding: bool = False
     dynamic_thresholding_ratio: Fraction = 0.995
@@ -111,13 +112,13 @@ class SigmaConfig(DiffusionConfig):
 
     @property
     def sigma_spacing(self) -> str | None:
-        """How the sigmas are spaced, where the timesteps do not say it: karras, exponential, beta or lu."""
+        """The spacing of the sigmas: karras, exponential, beta or lu. None: the timesteps determine the sigmas."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpacedSigmaConfig(SigmaConfig):
-    """The options of schedulers that can space the sigmas in other ways than the timesteps."""
+    """The options of schedulers that can space the sigmas independently of the timesteps."""
 
     use_karras_sigmas: bool | None = False
     use_exponential_sigmas: bool | None = False
@@ -137,7 +138,7 @@ class SpacedSigmaConfig(SigmaConfig):
         return next(iter(self._spacings()), None)
 
 
-# A scheduler file may carry options of other schedulers, and diffusers ignores them. Any further key is an error, since
+# A scheduler file may hold options of other schedulers, and diffusers ignores them. Any other key is an error, because
 # it could change the picture.
 _GROUPS = (ZeroSNRConfig, ClippingConfig, ThresholdingConfig, SpacedSigmaConfig)
 FOREIGN_OPTIONS = _OPTIONS_OF_OTHERS.union(

@@ -1,6 +1,6 @@
-"""Schedule: the steps of a run as data. A sampler makes its rows, and one step function serves all samplers.
+"""Schedule: the steps of a run as data. A sampler computes the rows, and one step function runs all samplers.
 
-A row has the coefficients of a step: `fastdiff.kernels.device.denoise.COLUMNS` names them and says how they are used.
+A row holds the coefficients of a step. `fastdiff.kernels.device.denoise.COLUMNS` names them and explains their use.
 Rows are computed in float64 and stored in float32.
 """
 
@@ -18,32 +18,32 @@ from fastdiff.samplers.shared.options import ClippingConfig, DiffusionConfig, Th
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """The steps of a run, made once.
+    """The steps of a run, computed once.
 
-    A step is a call of the model. A sampler that needs more of a step adds a column: its name and its use to COLUMNS
-    and `denoise_step`, its values to its own rows. The rows of all other samplers hold zero there.
+    Each step calls the model once. A sampler that needs a new term adds a column: it adds the name to COLUMNS, the use
+    to `denoise_step`, and the values to its own rows. All other samplers have zero there.
     """
 
-    timesteps: Tensor  # (steps,) int64 or float32, on the CPU: what the model is told
+    timesteps: Tensor  # (steps,) int64 or float32, on the CPU: what the model gets
     rows: Tensor  # (steps, len(COLUMNS)) float32
     options: StepOptions
-    draws_noise: tuple[bool, ...]  # per step, whether noise is added to it
-    init_noise_sigma: float = 1.0  # the deviation of the noise that it starts from
+    draws_noise: tuple[bool, ...]  # per step, whether it adds noise
+    init_noise_sigma: float = 1.0  # the standard deviation of the starting noise
     scales_input: bool = False  # whether the model sees x_t divided by input_div
-    # Per step, whether its output is kept among the earlier ones; None for a sampler that reads none
+    # Per step, whether later steps can read its output; None for a sampler that reads no earlier outputs
     keeps_output: tuple[bool, ...] | None = None
-    noise_dtype: torch.dtype | None = None  # that a generator draws the steps' noise in; None: the model's
+    noise_dtype: torch.dtype | None = None  # in which a generator draws the steps' noise; None: the model's
 
     def __len__(self) -> int:
         return len(self.timesteps)
 
     def to(self, device: torch.device | str) -> "Schedule":
-        """Return the same with its rows on `device`."""
+        """Return a copy with its rows on `device`."""
         return replace(self, rows=upload(self.rows, torch.device(device)))
 
 
 def step_options(config: DiffusionConfig) -> StepOptions:
-    """Return what every step of `config` has in common: how x0 is clipped, and where the variance comes from."""
+    """Return what all steps of `config` share: how x0 is clipped, and the source of the variance."""
     if isinstance(config, ThresholdingConfig) and config.thresholding:
         return StepOptions(
             threshold_ratio=config.dynamic_thresholding_ratio,
@@ -58,16 +58,19 @@ def step_options(config: DiffusionConfig) -> StepOptions:
 def stack_columns(
     columns: Mapping[str, Tensor], config: DiffusionConfig, timesteps: Tensor, alpha_bar: Tensor
 ) -> Tensor:
-    """Return the rows of steps, (steps, len(COLUMNS)) float32; a column that is not given is zero.
+    """Return the rows of steps, (steps, len(COLUMNS)) float32. Missing columns are zero.
 
-    columns    a sampler's columns by name, (steps,) float64 each
-    timesteps  (steps,) int64, and alpha_bar at each of them, for the message
+    Args:
+        columns: The sampler's columns by name, (steps,) float64 each.
+        config: The sampler's options.
+        timesteps: (steps,) int64, for the message.
+        alpha_bar: The value at each timestep, for the message.
 
-    Raises InputError naming the option that leaves a step undefined.
+    Raises InputError that names the option that leaves a step undefined.
     """
     rows = _stack(columns, alpha_bar)
     undefined = ~rows.isfinite().all(dim=1)
-    if step_options(config).clip_range is None:  # clipping brings an infinite x0 back, as it does in diffusers
+    if step_options(config).clip_range is None:  # clipping makes an infinite x0 finite, as in diffusers
         undefined |= columns["x0_div"] == 0
     if undefined.any():
         first = int(undefined.nonzero()[0])
@@ -76,16 +79,17 @@ def stack_columns(
 
 
 def stack_sigma_columns(columns: Mapping[str, Tensor], sigmas: Tensor) -> Tensor:
-    """Return the rows of steps from `sigmas` (steps,) on, as `stack_columns`. InputError where there is no such step.
+    """Return the rows of steps that begin at `sigmas` (steps,), as `stack_columns` does.
 
-    The model sees x_t divided by sqrt(sigma^2 + 1), where the schedule `scales_input` (Karras et al. 2022, table 1).
+    With the schedule's `scales_input`, the model sees x_t divided by sqrt(sigma^2 + 1) (Karras et al. 2022, table 1).
+    Raises InputError that names an undefined step.
     """
     rows = _stack({**columns, "input_div": (sigmas**2 + 1).sqrt()}, sigmas)
     undefined = ~rows.isfinite().all(dim=1)
     if undefined.any():
         first = int(undefined.nonzero()[0])
         raise InputError(
-            f"step {first + 1} of {len(sigmas)} cannot be, from sigma {sigmas[first]:g}; use other sigmas, or betas"
+            f"step {first + 1} of {len(sigmas)} is undefined at sigma {sigmas[first]:g}; use other sigmas or betas"
         )
     return rows.float()
 
@@ -96,13 +100,13 @@ def _stack(columns: Mapping[str, Tensor], like: Tensor) -> Tensor:
 
 
 def _undefined_step(timestep: int, alpha_bar: float, finite: bool) -> InputError:
-    """Return the error of the first step that cannot be; `finite`: its row is, but it divides by zero."""
+    """Return the error for the first undefined step. `finite`: its row is finite, but it divides by zero."""
     if finite:
         return InputError(
-            f"prediction_type epsilon divides by the signal, of which none is left at timestep {timestep}; use "
+            f"prediction_type epsilon divides by the signal, which is zero at timestep {timestep}; use "
             "v_prediction, clip_sample, timestep_spacing leading, or betas without rescale_betas_zero_snr"
         )
     return InputError(
-        f"the betas give no step at timestep {timestep}, where alpha_bar is {alpha_bar:g}; they are above 0 and "
-        "below 1: change beta_start, beta_end or trained_betas"
+        f"the betas define no step at timestep {timestep}, where alpha_bar is {alpha_bar:g}; change beta_start, "
+        "beta_end or trained_betas, so that each beta is above 0 and below 1"
     )

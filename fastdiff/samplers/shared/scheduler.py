@@ -1,7 +1,7 @@
 """Scheduler, the base of every sampler: diffusers' interface over a sampler's rows.
 
-`schedule` hands the whole loop to a pipeline as a table, `step` takes one row at a time as diffusers' loops do. Both
-use the same rows, and one function runs them: `denoise_step`.
+`schedule` returns the whole loop as a table, for a pipeline. `step` takes one row at a time, for loops written as in
+diffusers. Both use the same rows and run them with `denoise_step`.
 """
 
 import copy
@@ -33,14 +33,14 @@ AnyScheduler = TypeVar("AnyScheduler", bound="Scheduler")
 
 
 class SchedulerOutput(NamedTuple):
-    """The result of a step, as diffusers' DDPMSchedulerOutput and DDIMSchedulerOutput; both (N, C, ...)."""
+    """The result of a step, as in diffusers' DDPMSchedulerOutput and DDIMSchedulerOutput. Both are (N, C, ...)."""
 
     prev_sample: Tensor  # x_{t-1}
-    pred_original_sample: Tensor  # the x0 that the step saw
+    pred_original_sample: Tensor  # x0 as predicted at this step, after clipping
 
 
 class FrozenDict(dict):
-    """A scheduler's options, by item and by attribute. It cannot be changed, as diffusers' class of this name."""
+    """A scheduler's options, by item and by attribute. It is immutable, as diffusers' class of this name."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -53,32 +53,43 @@ class FrozenDict(dict):
 
     __setattr__ = __setitem__ = __delitem__ = __ior__ = update = pop = popitem = setdefault = clear = _refuse
 
-    def __reduce__(self) -> tuple[type["FrozenDict"], tuple[dict]]:  # copies and pickles would set the items one by one
+    def __reduce__(self) -> tuple[type["FrozenDict"], tuple[dict]]:  # otherwise copies and pickles would set the items
         return FrozenDict, (dict(self),)
 
 
 class Scheduler:
-    """A sampler called as diffusers' schedulers are. Options are diffusers', by keyword; see its `config_class`."""
+    """The base of all samplers, with the interface of diffusers' schedulers.
 
-    names: ClassVar[dict[str, dict[str, Any]]] = {}  # that people give, and the options that each asks for
-    a1111_names: ClassVar[dict[str, str]] = {}  # what AUTOMATIC1111 calls them, where it is not `names` in capitals
-    place: ClassVar[float] = math.inf  # in lists of names
-    order = 1  # model calls a step
+    Options are keyword arguments with diffusers' names and defaults. Each scheduler's `config_class` lists them.
+    """
+
+    names: ClassVar[dict[str, dict[str, Any]]] = {}  # user-facing names, and the options that each sets
+    a1111_names: ClassVar[dict[str, str]] = {}  # AUTOMATIC1111's names, where they are not `names` in capitals
+    place: ClassVar[float] = math.inf  # the position in lists of names
+    order = 1  # model calls per step
     init_noise_sigma: float | Tensor = 1.0
     config_class: ClassVar[type[DiffusionConfig]]
 
     _options: DiffusionConfig
 
     def __init__(self, num_train_timesteps: int = 1000, **options: Any):
-        """Raises InputError naming an option that this scheduler does not have, or a wrong value."""
+        """Build a scheduler from diffusers' options.
+
+        Args:
+            num_train_timesteps: The number of timesteps that the model was trained with.
+            options: Further options by keyword. `config_class` lists them.
+
+        Raises InputError that names an option that this scheduler does not have, or a wrong value.
+        """
         self._check_own(options)
         self._build({"num_train_timesteps": num_train_timesteps, **options})
 
     @classmethod
     def from_config(cls: type[AnyScheduler], config: Mapping[str, Any], **overrides: Any) -> AnyScheduler:
-        """Make one of a scheduler's `.config` (ours or diffusers', of any kind) or a dict; keywords replace options.
+        """Build a scheduler from the `.config` of any fastdiff or diffusers scheduler, or from a dict.
 
-        Raises InputError naming a keyword that is no option of this scheduler, an unknown option or a wrong value.
+        Keyword arguments replace options of the config. Raises InputError that names a keyword that is not an option of
+        this scheduler, an unknown option, or a wrong value.
         """
         config = mapping("config", config)
         cls._check_own(overrides)
@@ -89,13 +100,13 @@ class Scheduler:
 
     @classmethod
     def from_pretrained(cls: type[AnyScheduler], folder: str | Path, subfolder: str | None = None) -> AnyScheduler:
-        """Make one of the scheduler_config.json in a local folder. Raises InputError where it cannot be used."""
+        """Build a scheduler from a local folder's scheduler_config.json. Raises InputError if it cannot be used."""
         part = optional(text, "subfolder", subfolder) or ""
         return cls.from_config(read_json(Path(path("folder", folder), part, CONFIG_NAME)))
 
     @classmethod
     def _check_own(cls, asked: Mapping[str, Any]) -> None:
-        """Raise InputError for options of other schedulers: a config may carry them, but nobody can ask for them."""
+        """Raise InputError for options of other schedulers. A config may hold them, but a caller must not pass them."""
         own = {field.name for field in fields(cls.config_class)}
         others = sorted(name for name in asked if name in FOREIGN_OPTIONS - own)
         if others:
@@ -104,7 +115,7 @@ class Scheduler:
     def _build(self, mapping: Mapping[str, Any]) -> None:
         self._options = self.config_class.from_mapping(mapping, type(self).__name__)
         values = {field.name: getattr(self._options, field.name) for field in fields(self._options)}
-        # another scheduler's options stay in the config, so that it can be made from this one
+        # keep other schedulers' options in the config, so that those schedulers can be built from it
         kept = {key: value for key, value in mapping.items() if not key.startswith("_") and key not in values}
         marked = {*(values.keys() - mapping.keys()), *(values.keys() & {*marked_defaults(mapping)})}
         own = {"_class_name": type(self).__name__, "_use_default_values": sorted(marked)}
@@ -116,11 +127,11 @@ class Scheduler:
         self.timesteps = torch.arange(len(self) - 1, -1, -1)
         self._step_options = step_options(self._options)
         self._rows: dict[tuple, Tensor] = {}
-        self._rows_of: Tensor | None = None  # the timesteps that the rows were made for
+        self._rows_of: Tensor | None = None  # the timesteps of `_rows`
         self._alpha_bar: dict[torch.device, Tensor] = {}
 
     def mark_defaults(self, options: Iterable[str]) -> None:
-        """Mark these options as set by nobody, whatever they are: another made of `config` takes its own defaults."""
+        """Mark options as defaults, whatever their values. Schedulers built from `config` use their own defaults."""
         marked = {*marked_defaults(self.config), *(self.config.keys() & {*options})}
         self.config = FrozenDict({**self.config, "_use_default_values": sorted(marked)})
 
@@ -128,7 +139,7 @@ class Scheduler:
         return self._options.num_train_timesteps
 
     def scale_model_input(self, sample: Tensor, timestep: int | Tensor | None = None) -> Tensor:
-        """Return the sample as it is. Schedulers that scale the model's input override this."""
+        """Return the sample unchanged. Schedulers that scale the model's input override this method."""
         if isinstance(timestep, Tensor):
             tensor("timestep", timestep, REAL)
         else:
@@ -138,49 +149,56 @@ class Scheduler:
     def schedule(
         self, num_inference_steps: int, *, eta: float | None = None, use_clipped_model_output: bool | None = None
     ) -> Schedule:
-        """Return the schedule of a whole run; `eta` and `use_clipped_model_output` are options of DDIM alone.
+        """Return the schedule of a whole run. Only DDIM accepts `eta` and `use_clipped_model_output`.
 
-        Raises InputError naming an option that cannot be used.
+        Raises InputError that names an option that cannot be used.
         """
         eta = checked("eta", eta, NotNegative | None)
         clipped = checked("use_clipped_model_output", use_clipped_model_output, bool | None)
         return self._schedule(num_inference_steps, eta or 0.0, bool(clipped))
 
     def _schedule(self, num_inference_steps: int, eta: float, use_clipped_model_output: bool) -> Schedule:
-        """`schedule` with its options checked; 0 and False are diffusers' defaults."""
+        """Return the schedule for checked options. 0 and False are diffusers' defaults."""
         if eta or use_clipped_model_output:
             name = "eta" if eta else "use_clipped_model_output"
             raise InputError(f"{name} is an option of ddim, not of {type(self).__name__}; leave it out or choose ddim")
         return self._loop(num_inference_steps)._table_of_loop()
 
     def _loop(self: AnyScheduler, num_inference_steps: int) -> AnyScheduler:
-        """Return a copy of the scheduler with so many steps; this one stays where it is."""
+        """Return a copy of the scheduler with this number of steps. This scheduler does not change."""
         loop = copy.copy(self)
-        loop.set_timesteps(checked_steps(self._options, num_inference_steps))  # some classes take None as well
+        loop.set_timesteps(checked_steps(self._options, num_inference_steps))  # some classes also take None
         return loop
 
     def set_timesteps(self, num_inference_steps: int, device: torch.device | str | None = None) -> None:
-        """Choose the number of steps of a run. Raises InputError for one that the training does not have."""
+        """Set the number of steps of a run, and make `timesteps` on `device`.
+
+        Raises InputError unless the number is from 1 to the number of training timesteps, and if `steps_offset` moves a
+        timestep outside them.
+        """
         raise NotImplementedError
 
     def _table_of_loop(self) -> Schedule:
-        """Return all steps of the timesteps that were set."""
+        """Return the schedule of the current `timesteps`."""
         raise NotImplementedError
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Return x_t of x0 and noise (Ho et al. 2020, eq. 4). Samples (N, ...), timesteps (N,) or a scalar."""
+        """Return `x_t` from x0 and noise (Ho et al. 2020, eq. 4). Samples are (N, ...), timesteps (N,) or a scalar."""
         signal_share, noise_share = self._shares(timesteps, noise, original_samples=original_samples)
         return signal_share * original_samples + noise_share * noise
 
     def get_velocity(self, sample: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Return v of x0 and noise (Salimans and Ho 2022, section 4). Samples (N, ...), timesteps (N,) or a scalar."""
+        """Return v from x0 and noise (Salimans and Ho 2022, section 4).
+
+        Samples are (N, ...), timesteps (N,) or a scalar.
+        """
         signal_share, noise_share = self._shares(timesteps, noise, sample=sample)
         return signal_share * noise - noise_share * sample
 
     def _shares(self, timesteps: Tensor, noise: Tensor, **samples: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the shares of signal and noise at timesteps, of the shape that the one of `samples` is multiplied by.
+        """Return the shares of signal and noise at timesteps, in a shape that broadcasts with the tensor in `samples`.
 
-        Raises InputError naming the tensor that does not fit.
+        Raises InputError that names the tensor that does not fit.
         """
         ((name, like),) = samples.items()
         tensor(name, like, FLOATS)
@@ -193,7 +211,7 @@ class Scheduler:
             raise InputError(f"noise {shapes} do not fit together; give a noise and a timestep for each") from None
         if like.device not in self._alpha_bar:
             self._alpha_bar[like.device] = self.alphas_cumprod.to(like.device)
-        # the roots are taken in float32 or more: diffusers' half-precision 1 - alpha_bar is 0 at small timesteps
+        # take the roots in float32 or more: diffusers' half-precision 1 - alpha_bar is 0 at small timesteps
         alpha_bar = self._alpha_bar[like.device].to(torch.promote_types(like.dtype, torch.float32))
         alpha_bar = alpha_bar[timesteps.to(like.device, torch.int64)].reshape(-1, *[1] * (like.ndim - 1))
         return alpha_bar.sqrt().to(like.dtype), (1 - alpha_bar).sqrt().to(like.dtype)
@@ -206,11 +224,11 @@ class Scheduler:
         return_dict: bool,
         **others: Tensor,
     ) -> int:
-        """Return the timestep of a step as an int, where the arguments that all samplers' steps share can be used."""
+        """Check the arguments that all samplers' steps share, and return the timestep as an int."""
         self._check_tensors(sample, generator, return_dict, **others)
         found = as_int(timestep)
         if found is None or not 0 <= found < len(self):
-            raise InputError(f"timestep is {shown(timestep)}; it is from 0 to {len(self) - 1}")
+            raise InputError(f"timestep is {shown(timestep)}; it must be from 0 to {len(self) - 1}")
         return found
 
     def _check_tensors(self, sample: Tensor, generator: Generators | None, return_dict: bool, **others: Tensor) -> None:
@@ -223,7 +241,7 @@ class Scheduler:
         checked("return_dict", return_dict, bool)
 
     def _row(self, timestep: int, device: torch.device, *options: float) -> Tensor:
-        """Return a step's row on the device. The rows of all `timesteps` are made together, any other row alone."""
+        """Return a step's row on the device. The rows of all `timesteps` are computed together, any other row alone."""
         if self._rows_of is not self.timesteps:
             self._rows, self._rows_of = {}, self.timesteps
         key = (timestep, device, *options)
@@ -235,7 +253,7 @@ class Scheduler:
         return self._rows[key]
 
     def _make_rows(self, timestep: int, *options: float) -> tuple[Tensor, Tensor]:
-        """Return timesteps (steps,), `timestep` among them, and their rows (steps, len(COLUMNS)), on the CPU."""
+        """Return timesteps (steps,), which include `timestep`, and their rows (steps, len(COLUMNS)), on the CPU."""
         raise NotImplementedError
 
     def _advance(
@@ -254,20 +272,20 @@ class Scheduler:
         noise: Tensor | None,
         earlier: tuple[Tensor, ...] | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return what the step function does of samples (N, C, ...), in the dtype of the arithmetic."""
+        """Run the step function on samples (N, C, ...), and return its results in the dtype of the arithmetic."""
         x_t = sample.to(torch.promote_types(sample.dtype, torch.float32))
         output, x_t = _channels_last(model_output), _channels_last(x_t)
         noise = None if noise is None else _channels_last(noise)
         kept = None if earlier is None else tuple(_channels_last(each) for each in earlier)
         try:
             results = denoise_step(output, x_t, row, self._step_options, noise=noise, earlier=kept)
-        except ValueError as error:  # that names the tensor of another shape
+        except ValueError as error:  # names the tensor with the wrong shape
             raise InputError(f"step: {error}") from None
         return tuple(_channels_first(each) for each in results)
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
-    """Return a view with the channels, dimension 1, at the end, as the step function has them."""
+    """Return a view with the channels, dimension 1, last, as the step function expects."""
     return tensor.movedim(1, -1) if tensor.ndim > 1 else tensor
 
 

@@ -32,26 +32,29 @@ class SigmaScheduler(CountedScheduler):
         self.sigmas = training_sigmas(self.alphas_cumprod)
 
     def _choose(self, timesteps: Tensor, sigmas: Tensor, device: torch.device | str | None) -> None:
-        """Take over the timesteps (steps,) and sigmas of a run."""
+        """Start a new run over timesteps (steps,) and sigmas (steps + 1,)."""
         self._begin_run(timesteps, device)
         self.sigmas = sigmas
 
     def scale_model_input(self, sample: Tensor, timestep: float | Tensor | None = None) -> Tensor:
-        """Return what the model is given for a sample of the next step: sample / sqrt(sigma^2 + 1), or as it is."""
+        """Return the model's input at the next step: sample / sqrt(sigma^2 + 1).
+
+        Schedulers that do not scale the input return the sample unchanged.
+        """
         tensor("sample", sample, FLOATS)
         if not self.scales_input:
             return sample
         if timestep is None:
-            raise InputError("timestep is None; give the one that the model is told")
+            raise InputError("timestep is None; give the timestep that the model gets")
         return sample / (self.sigmas[self._index(timestep)] ** 2 + 1) ** 0.5
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Return x_t of x0 and noise, at timesteps (N,) of the run: x0 + sigma * noise. Samples (N, ...)."""
+        """Return `x_t` = x0 + sigma * noise, at timesteps (N,) of the run. Samples are (N, ...)."""
         sigma = self._sigmas_of(original_samples, noise, timesteps)
         return original_samples + noise * sigma
 
     def _sigmas_of(self, samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Return the sigma of each sample (N, 1, ...): at the begin of a loop, in it, or as its timestep says."""
+        """Return the sigma of each sample (N, 1, ...): the current step's if `begin_index` is set, else by timestep."""
         tensor("original_samples", samples, FLOATS)
         beside("noise", tensor("noise", noise, FLOATS), samples.device)
         times = torch.atleast_1d(tensor("timesteps", timesteps, REAL))
@@ -63,7 +66,10 @@ class SigmaScheduler(CountedScheduler):
         return sigma.reshape(-1, *[1] * (samples.ndim - 1))
 
     def get_velocity(self, sample: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Raises InputError: of these schedulers only Euler has it in diffusers, and takes places for timesteps."""
+        """Raise InputError.
+
+        In diffusers only Euler has this method among these schedulers, and it reads timesteps as indices.
+        """
         raise InputError(f"{type(self).__name__} has no get_velocity; use DDPMScheduler's or DDIMScheduler's")
 
 
@@ -73,13 +79,17 @@ class ScaledScheduler(SigmaScheduler):
     scales_input = True
 
     def set_timesteps(self, num_inference_steps: int, device: torch.device | str | None = None) -> None:
-        """Choose the number of steps of a run. Raises InputError for one that the training does not have."""
+        """Set the number of steps of a run, and make `timesteps` on `device`.
+
+        Raises InputError unless the number is from 1 to the number of training timesteps, and if `steps_offset` moves a
+        timestep outside them.
+        """
         timesteps = float_timesteps(self._options, checked_steps(self._options, num_inference_steps))
         self._choose(*float_sigmas(self._options, self.alphas_cumprod, timesteps), device)
 
     @property
-    def init_noise_sigma(self) -> Tensor:  # type: ignore[override]  # a number in the others
-        """The deviation of the noise that a run starts from, a float32 scalar as in diffusers."""
+    def init_noise_sigma(self) -> Tensor:  # type: ignore[override]  # a float in other schedulers
+        """The standard deviation of the starting noise, a float32 scalar as in diffusers."""
         return initial_sigma(self._options, self.sigmas)
 
 
@@ -87,23 +97,23 @@ class VariancePreservingScheduler(SigmaScheduler):
     """A sampler whose x_t is alpha * x_0 + sigma * alpha * eps, with alpha = 1 / sqrt(sigma^2 + 1)."""
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Return x_t of x0 and noise, at timesteps (N,) of the run. Samples (N, ...)."""
+        """Return `x_t` from x0 and noise, at timesteps (N,) of the run. Samples are (N, ...)."""
         sigma = self._sigmas_of(original_samples, noise, timesteps)
         alpha = 1 / (sigma**2 + 1) ** 0.5
         return alpha * original_samples + sigma * alpha * noise
 
 
 def check_chosen(options: SpacedSigmaConfig, **choices: Any) -> None:
-    """Raise InputError unless one way to choose a run's steps is given, that leaves the config's sigmas a say."""
+    """Raise InputError unless exactly one choice of steps is given, and it is compatible with the config's sigmas."""
     if sum(choice is not None for choice in choices.values()) != 1:
         *names, last = choices
         raise InputError(f"give one of {', '.join(names)} and {last}")
     if choices.get("timesteps") is not None and options.sigma_spacing is not None:
-        raise InputError("timesteps: this scheduler's sigmas are not the timesteps'; give num_inference_steps")
+        raise InputError("timesteps: this scheduler's options allow no custom ones; give num_inference_steps")
 
 
 def numbers(name: str, values: Sequence[float], least: int = 1) -> tuple[float, ...]:
-    """Return `values` of an argument, at least so many. Raises InputError for others."""
+    """Return an argument's values as floats. Raises InputError for other values, and for fewer than `least`."""
     given = checked(name, values, tuple[float, ...])
     if len(given) < least:
         raise InputError(f"{name}: {len(given)} given; give at least {least}")

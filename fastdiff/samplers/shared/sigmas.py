@@ -1,6 +1,6 @@
-"""Noise levels of a run: sigma = sqrt((1 - alpha_bar) / alpha_bar), spaced as diffusers' schedulers space them.
+"""The noise levels of a run: sigma = sqrt((1 - alpha_bar) / alpha_bar), spaced as in diffusers' schedulers.
 
-The arithmetic is diffusers', in its order and dtypes (numpy's float32 and float64): the timesteps have its bits.
+The arithmetic follows diffusers in order and dtype (numpy's float32 and float64), so timesteps match bit for bit.
 """
 
 import math
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 
 
 def sigma_alpha_bar(config: DiffusionConfig) -> Tensor:
-    """Return `make_alpha_bar`, (num_train_timesteps,) float32; without signal at the end it is 2^-24 there."""
+    """Return alpha_bar, (num_train_timesteps,) float32. Betas rescaled to zero SNR end at 2^-24 instead of 0."""
     alpha_bar = make_alpha_bar(make_betas(config))
     if ends_in_noise(config):
         alpha_bar[-1] = 2**-24
@@ -30,12 +30,12 @@ def sigma_alpha_bar(config: DiffusionConfig) -> Tensor:
 
 
 def training_sigmas(alpha_bar: Tensor) -> Tensor:
-    """Return sigma at every timestep of the training, (num_train_timesteps,) float32."""
+    """Return sigma at every training timestep, (num_train_timesteps,) float32."""
     return ((1 - alpha_bar) / alpha_bar) ** 0.5
 
 
 def float_timesteps(config: DiffusionConfig, steps: int) -> Array:
-    """Return the timesteps of Euler's family, descending: (steps,) float32, fractions among them."""
+    """Return the timesteps of the Euler family, descending, (steps,) float32. They may be fractions."""
     total = config.num_train_timesteps
     if config.timestep_spacing == "linspace":
         timesteps = np.linspace(0, total - 1, steps, dtype=np.float32)[::-1].copy()
@@ -47,9 +47,9 @@ def float_timesteps(config: DiffusionConfig, steps: int) -> Array:
 
 
 def solver_timesteps(config: DiffusionConfig, steps: int, total: int) -> Array:
-    """Return the timesteps of the solvers of several steps, descending: (steps,) int64, of `total` of the training.
+    """Return the timesteps of the multistep solvers, descending, (steps,) int64, for `total` training steps.
 
-    They are one more, spaced over all, without the last.
+    For linspace and leading, steps + 1 timesteps are spaced over the training and the last is dropped.
     """
     if config.timestep_spacing == "linspace":
         timesteps = np.linspace(0, total - 1, steps + 1).round()[::-1][:-1].astype(np.int64)
@@ -62,12 +62,12 @@ def solver_timesteps(config: DiffusionConfig, steps: int, total: int) -> Array:
 
 
 def sigmas_at(timesteps: Array, sigmas: Array) -> Array:
-    """Return the training's `sigmas` interpolated at timesteps, (steps,) float64."""
+    """Return the training `sigmas` interpolated at timesteps, (steps,) float64."""
     return np.interp(timesteps, np.arange(0, len(sigmas)), sigmas)
 
 
 def timesteps_of(sigmas: Array, log_sigmas: Array) -> Array:
-    """Return the timesteps of sigmas, (steps,) float64, interpolated in the training's `log_sigmas`, ascending."""
+    """Return the timesteps of sigmas, (steps,) float64, by interpolation in the training `log_sigmas`, ascending."""
     return np.array([_timestep_of(sigma, log_sigmas) for sigma in sigmas])
 
 
@@ -82,10 +82,11 @@ def _timestep_of(sigma: Any, log_sigmas: Array) -> Any:
 def spaced_sigmas(
     spacing: str, sigmas: Array, steps: int, sigma_min: float | None = None, sigma_max: float | None = None
 ) -> Array:
-    """Return `steps` sigmas from sigma_max to sigma_min, (steps,) float64; None is the last or the first of `sigmas`.
+    """Return `steps` sigmas from sigma_max to sigma_min, (steps,) float64.
 
-    karras: Karras et al. 2022, eq. 5. exponential and lu: evenly in the logarithm (Lu et al. 2022, section 3.3).
-    beta: Lee et al. 2024 (arXiv 2407.12173), for which scipy must be installed. Raises InputError where it is not.
+    sigma_max defaults to the first of `sigmas`, and sigma_min to the last. The spacings are karras (Karras et al. 2022,
+    eq. 5), exponential and lu (both evenly spaced in the logarithm, Lu et al. 2022, section 3.3; lu ignores sigma_min
+    and sigma_max), and beta (Lee et al. 2024, arXiv 2407.12173). beta needs scipy; InputError if it is not installed.
     """
     last = sigmas[-1].item() if sigma_min is None else sigma_min
     first = sigmas[0].item() if sigma_max is None else sigma_max
@@ -103,13 +104,13 @@ def spaced_sigmas(
 
 
 def with_final(sigmas: Array, alpha_bar: Tensor, final_sigmas_type: str) -> Tensor:
-    """Return sigmas and the one after the last step: zero, or the training's least. (steps + 1,) float32."""
+    """Return sigmas with the one after the last step, zero or the smallest training sigma: (steps + 1,) float32."""
     final = training_sigmas(alpha_bar)[0].item() if final_sigmas_type == "sigma_min" else 0.0
     return torch.from_numpy(np.concatenate([sigmas, [final]]).astype(np.float32))
 
 
 def float_sigmas(config: SigmaConfig, alpha_bar: Tensor, timesteps: Array) -> tuple[Tensor, Tensor]:
-    """Return the timesteps (steps,) and sigmas (steps + 1,), the last zero, of a run over `timesteps`, both float32."""
+    """Return timesteps (steps,) and sigmas (steps + 1,), the last zero, of a run over `timesteps`, both float32."""
     trained = training_sigmas(alpha_bar).numpy()
     sigmas = sigmas_at(timesteps, trained)
     if config.sigma_spacing is not None:
@@ -119,15 +120,15 @@ def float_sigmas(config: SigmaConfig, alpha_bar: Tensor, timesteps: Array) -> tu
 
 
 def initial_sigma(config: SigmaConfig, sigmas: Tensor) -> Tensor:
-    """Return the deviation of the noise that a run over `sigmas` starts from, a float32 scalar."""
+    """Return the standard deviation of the starting noise of a run over `sigmas`, a float32 scalar."""
     largest = sigmas.max()
     return largest if config.timestep_spacing in ("linspace", "trailing") else (largest**2 + 1) ** 0.5
 
 
 def sigma_x0_columns(prediction_type: str, sigmas: Tensor, noised: Tensor | None = None) -> dict[str, Tensor]:
-    """Return the columns of x0 for a model that sees x / sqrt(sigma^2 + 1); sigmas (steps,) float64.
+    """Return the columns of x0 for a model that sees x / sqrt(sigma^2 + 1). sigmas is (steps,) float64.
 
-    noised  the sigmas of x itself, where noise was added to it since. diffusers ignores them for v_prediction.
+    `noised` gives the sigmas of x itself, if noise was added to it. diffusers ignores them for v_prediction.
     """
     zero, one, square = torch.zeros_like(sigmas), torch.ones_like(sigmas), sigmas**2 + 1
     x0_x, x0_m = {
@@ -139,9 +140,10 @@ def sigma_x0_columns(prediction_type: str, sigmas: Tensor, noised: Tensor | None
 
 
 def tangent_columns(prediction_type: str, sigmas: Tensor, clips: bool = False) -> dict[str, Tensor]:
-    """Return the columns that keep each step's tangent (x - x0) / sigma; sigmas (steps,) float64.
+    """Return the columns that keep each step's tangent (x - x0) / sigma. sigmas is (steps,) float64.
 
-    It is said by x and the model's output, without the difference, which cancels at small sigmas; unless x0 is clipped.
+    The tangent is computed from x and the model's output, because the difference x - x0 cancels at small sigmas. If x0
+    is clipped, only the difference is correct.
     """
     zero, one, inverse, square = torch.zeros_like(sigmas), torch.ones_like(sigmas), 1 / sigmas, sigmas**2 + 1
     of_x, of_m = {
@@ -155,13 +157,13 @@ def tangent_columns(prediction_type: str, sigmas: Tensor, clips: bool = False) -
 
 
 def variance_preserving(sigma: float) -> tuple[float, float]:
-    """Return the shares of signal and noise, alpha and sigma * alpha, where their squares sum to one."""
+    """Return the shares of signal and noise, alpha and sigma * alpha, whose squares sum to one."""
     alpha = 1 / math.sqrt(sigma**2 + 1)
     return alpha, sigma * alpha
 
 
 def vp_x0_columns(prediction_type: str, sigmas: Tensor) -> dict[str, Tensor]:
-    """Return the columns of x0 of x_t = alpha * x_0 + sigma * alpha * eps; sigmas (steps,) float64."""
+    """Return the columns of x0 for x_t = alpha * x_0 + sigma * alpha * eps. sigmas is (steps,) float64."""
     signal = 1 / (sigmas**2 + 1).sqrt()
     noise, one, zero = sigmas * signal, torch.ones_like(sigmas), torch.zeros_like(sigmas)
     x0_x, x0_m, x0_div = {

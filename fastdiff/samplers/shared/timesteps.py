@@ -1,4 +1,4 @@
-"""Timesteps of a run, and the timestep that each step goes to."""
+"""The timesteps of a run, and the target timestep of each step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,14 +16,15 @@ from fastdiff.samplers.shared.options import DiffusionConfig
 def spaced_timesteps(config: DiffusionConfig, num_inference_steps: int) -> Tensor:
     """Return the timesteps of a run, descending: (num_inference_steps,) int64 (Lin et al. 2024, table 2).
 
-    Raises InputError for a number of steps that the training does not have, and an offset that leaves it.
+    Raises InputError for a number of steps that is not from 1 to the number of training steps, and for an offset that
+    moves a timestep outside the training steps.
     """
     steps, total = checked_steps(config, num_inference_steps), config.num_train_timesteps
     timesteps: np.ndarray
     if config.timestep_spacing == "linspace":
         timesteps = np.linspace(0, total - 1, steps).round()[::-1]
     elif config.timestep_spacing == "trailing":
-        # arange may round to one value too many, a timestep of -1
+        # arange may round to one value too many, which would be timestep -1
         timesteps = np.round(np.arange(total, 0, -total / steps))[:steps] - 1
     else:
         timesteps = np.arange(steps)[::-1] * (total // steps) + config.steps_offset
@@ -31,17 +32,17 @@ def spaced_timesteps(config: DiffusionConfig, num_inference_steps: int) -> Tenso
 
 
 def checked_steps(config: DiffusionConfig, num_inference_steps: Any) -> int:
-    """Return a number of steps that the training has. Raises InputError for another."""
+    """Return the number of steps as an int. Raises InputError unless it is from 1 to the number of training steps."""
     steps, total = as_int(num_inference_steps), config.num_train_timesteps
     if steps is None:
-        raise InputError(f"num_inference_steps is {shown(num_inference_steps)}; it is a whole number")
+        raise InputError(f"num_inference_steps is {shown(num_inference_steps)}; it must be a whole number")
     if not 1 <= steps <= total:
-        raise InputError(f"num_inference_steps is {shown(steps)}; it is from 1 to the {total} steps of the training")
+        raise InputError(f"num_inference_steps is {shown(steps)}; it must be from 1 to the {total} training steps")
     return steps
 
 
 def check_within(config: DiffusionConfig, timesteps: np.ndarray) -> np.ndarray:
-    """Return `timesteps`. Raises InputError where an offset moves them out of the training."""
+    """Return `timesteps`. Raises InputError if an offset moves one outside the training steps."""
     last = config.num_train_timesteps - 1
     if timesteps.max() > last or timesteps.min() < 0:
         raise InputError(
@@ -54,7 +55,7 @@ def check_within(config: DiffusionConfig, timesteps: np.ndarray) -> np.ndarray:
 def custom_timesteps(config: DiffusionConfig, timesteps: Sequence[int]) -> Tensor:
     """Return `timesteps` as a tensor, (steps,) int64.
 
-    Raises InputError where they do not descend within the training's.
+    Raises InputError unless they descend and lie within the training steps.
     """
     last = config.num_train_timesteps - 1
     try:
@@ -67,14 +68,14 @@ def custom_timesteps(config: DiffusionConfig, timesteps: Sequence[int]) -> Tenso
     if not (chain[1:] < chain[:-1]).all():
         raise InputError("timesteps do not descend; give each once, from noise to picture")
     if chain[0] > last or chain[-1] < 0:
-        raise InputError(f"timesteps {int(chain[0])} to {int(chain[-1])} leave the training's {last} to 0")
+        raise InputError(f"timesteps {int(chain[0])} to {int(chain[-1])} are outside the training's {last} to 0")
     return chain
 
 
 def chosen_timesteps(
     config: DiffusionConfig, num_inference_steps: int | None, timesteps: Sequence[int] | None
 ) -> Tensor:
-    """Return a run's timesteps, spaced or custom, (steps,) int64. Raises InputError unless one of the two is given."""
+    """Return a run's timesteps, spaced or custom, (steps,) int64. InputError unless exactly one of the two is given."""
     if timesteps is None and num_inference_steps is not None:
         return spaced_timesteps(config, num_inference_steps)
     if timesteps is not None and num_inference_steps is None:
@@ -83,13 +84,13 @@ def chosen_timesteps(
 
 
 def following_in_list(timesteps: Tensor) -> Tensor:
-    """Return where each step goes to, (steps,) int64: the next timestep of the list, -1 after the last. DDPM's way."""
+    """Return the target of each step as in DDPM, (steps,) int64: the next timestep of the list, -1 after the last."""
     return torch.cat([timesteps[1:], timesteps.new_tensor([-1])])
 
 
 def following_by_stride(config: DiffusionConfig, timesteps: Tensor, num_inference_steps: int) -> Tensor:
-    """Return where each step goes to, (steps,) int64: the same way down for all, negative after the last. DDIM's way.
+    """Return the target of each step as in DDIM, (steps,) int64: a fixed stride down, negative after the last.
 
-    With timestep_spacing linspace that is not the next timestep of the list.
+    With timestep_spacing linspace, the target is not the next timestep of the list.
     """
     return timesteps - config.num_train_timesteps // num_inference_steps

@@ -1,4 +1,4 @@
-"""Loops over a scheduler of diffusers and over ours of the same options, picture for picture."""
+"""Compare loops over a diffusers scheduler and over ours with the same options, picture by picture."""
 
 import contextlib
 import sys
@@ -24,14 +24,14 @@ def randn(*shape, seed=0):
 
 
 def network(sample, timestep):
-    """A smooth stand-in for a model, that knows the timestep."""
+    """A smooth stand-in for a model that depends on the timestep."""
     return torch.tanh(1.3 * sample.roll(1, dims=-1) - 0.4 * sample) + 0.3 * torch.cos(torch.as_tensor(timestep) / 100)
 
 
 def drawn_loop(scheduler, begin=0, dtype=torch.float32, **kwargs):
-    """Pictures of every step after `set_timesteps`, and the generator's state after the loop.
+    """Return the pictures of every step after `set_timesteps`, and the generator's state after the loop.
 
-    Noise is drawn in float32 whatever `dtype` is, so that loops of two dtypes draw the same.
+    Noise is drawn in float32 for any `dtype`, so loops in two dtypes draw the same noise.
     """
     generator, taken = torch.Generator().manual_seed(0), {}
     sample = (randn(2, 3, 8, 8, seed=1) * scheduler.init_noise_sigma).to(dtype)
@@ -47,7 +47,7 @@ def drawn_loop(scheduler, begin=0, dtype=torch.float32, **kwargs):
 
 
 def float32_noise(scheduler):
-    """Have a scheduler of diffusers draw its noise in float32."""
+    """Make a diffusers scheduler draw its noise in float32."""
     module = sys.modules[type(scheduler).__module__]
     if not module.__name__.startswith("diffusers.") or not hasattr(module, "randn_tensor"):
         return contextlib.nullcontext()
@@ -59,13 +59,13 @@ def float32_noise(scheduler):
 
 
 def assert_loops_agree(theirs, ours, begin=0, tolerance=TOLERANCE, dtype=torch.float32, **kwargs):
-    """`dtype`: that diffusers computes in."""
+    """Run both loops and compare them. diffusers computes in `dtype`."""
     if dtype == torch.float64:
         theirs.sigmas = theirs.sigmas.double()
     expected, their_state = drawn_loop(theirs, begin, dtype, **kwargs)
     actual, our_state = drawn_loop(ours, begin, **kwargs)
     start = float(theirs.init_noise_sigma)
-    # without signal at the beginning sigma is 4096 there: a float32 that large, and so diffusers' step, is off by this
+    # without signal at the start, sigma is 4096 there; float32 values that large, and diffusers' step, have this error
     rounding = 4 * torch.finfo(torch.float32).eps * start if start > 1000 else 0.0
     for picture, other in zip(actual, expected, strict=True):
         assert (picture.dtype, other.dtype) == (torch.float32, dtype)

@@ -1,4 +1,4 @@
-"""Arguments that one counted scheduler takes, against diffusers' own, and those that are refused."""
+"""Arguments of single counted schedulers, against diffusers' own, and refused arguments."""
 
 import sys
 
@@ -10,7 +10,7 @@ import fastdiff
 from fastdiff.errors import InputError
 from tests.parity.schedulers.loops import STABLE_DIFFUSION, TOLERANCE, assert_loops_agree, pair, randn
 
-# diffusers hands tensors to numpy
+# diffusers passes tensors to numpy
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 
 
@@ -85,7 +85,7 @@ def test_heun_over_custom_timesteps():
 
 
 def test_heun_beginning_with_a_second_call():
-    """As diffusers does it: the loop's first call is the first of a step wherever it begins."""
+    """As in diffusers, the loop's first call is the first call of a step, wherever the loop begins."""
     theirs, ours = pair("HeunDiscreteScheduler", STABLE_DIFFUSION)
     for scheduler in (theirs, ours):
         scheduler.set_timesteps(6)
@@ -130,7 +130,7 @@ def test_lcm_says_the_denoised_picture(dtype):
 @pytest.mark.parametrize("kind", ["LMSDiscreteScheduler", "HeunDiscreteScheduler", "LCMScheduler"])
 @pytest.mark.parametrize("dtypes", [(torch.float16, torch.float32), (torch.float32, torch.float16)], ids=str)
 def test_a_half_beside_a_float_is_a_float(kind, dtypes):
-    """Steps of these classes keep the wider of the two dtypes, and draw their noise in it."""
+    """The steps of these classes keep the wider of the two dtypes, and draw noise in it."""
     theirs, ours = pair(kind, STABLE_DIFFUSION)
     sample, output = (randn(2, 3, 8, 8, seed=i).to(dtype) for i, dtype in enumerate(dtypes))
     steps = []
@@ -159,7 +159,7 @@ def test_zero_snr_of_a_config_is_left_aside_by_those_without(kind):
     needed = {"skip_prk_steps": True} if kind == "PNDMScheduler" else {}
     theirs, ours = (getattr(library, kind).from_config(config, **needed) for library in (diffusers, fastdiff))
     assert torch.equal(ours.alphas_cumprod, theirs.alphas_cumprod)
-    assert ours.config["rescale_betas_zero_snr"]  # another made from it has it again
+    assert ours.config["rescale_betas_zero_snr"]  # a scheduler made from this config gets the option back
 
 
 @pytest.mark.parametrize("spacing", ["karras", "exponential", "beta"])
@@ -169,7 +169,7 @@ def test_other_sigmas_are_asked_of_those_that_have_them(kind, spacing):
     for make in (lambda: scheduler(**option), lambda: scheduler.from_config({}, **option)):
         with pytest.raises(InputError, match=f"{kind} has no use_{spacing}_sigmas; leave it out"):
             make()
-    assert scheduler.from_config(option).config[f"use_{spacing}_sigmas"]  # a config may carry it, as in diffusers
+    assert scheduler.from_config(option).config[f"use_{spacing}_sigmas"]  # a config may hold it, as in diffusers
 
 
 def taken_to_the_end(kind):
@@ -200,7 +200,7 @@ REFUSED = {
     ),
     "timesteps-of-beta": (
         lambda: fastdiff.HeunDiscreteScheduler(use_beta_sigmas=True).set_timesteps(timesteps=[5, 3]),
-        "sigmas are not the timesteps'",
+        "options allow no custom ones",
     ),
     "lms-order": (
         lambda: fastdiff.LMSDiscreteScheduler().step(randn(1, 3), 5.0, randn(1, 3), order=5),
@@ -212,11 +212,11 @@ REFUSED = {
     ),
     "lcm-past-the-originals": (
         lambda: fastdiff.LCMScheduler().schedule(51),
-        "num_inference_steps is 51; of 50 original_inference_steps at strength 1 there are 50: use fewer",
+        "num_inference_steps is 51; 50 original_inference_steps at strength 1 allow 50; use fewer",
     ),
     "lcm-originals-past-the-training": (
         lambda: fastdiff.LCMScheduler(num_train_timesteps=20).schedule(2),
-        "original_inference_steps is 50; it is at most the 20 steps of the training",
+        "original_inference_steps is 50; it must be at most the 20 training steps",
     ),
     "lcm-no-timesteps": (
         lambda: fastdiff.LCMScheduler().set_timesteps(timesteps=[9, 3], strength=0.1),
@@ -235,7 +235,7 @@ REFUSED = {
         lambda: fastdiff.EulerAncestralDiscreteScheduler(prediction_type="sample"),
         "prediction_type: 'sample' is not one of epsilon, v_prediction",
     ),
-    "timesteps-of-karras": (lambda: spaced(use_karras_sigmas=True), "sigmas are not the timesteps'"),
+    "timesteps-of-karras": (lambda: spaced(use_karras_sigmas=True), "options allow no custom ones"),
     "deprecated-solver": (
         lambda: fastdiff.DPMSolverMultistepScheduler(algorithm_type="dpmsolver"),
         "algorithm_type: 'dpmsolver' is not one of",
@@ -246,7 +246,7 @@ REFUSED = {
     ),
     "unipc-to-zero": (
         lambda: fastdiff.UniPCMultistepScheduler(lower_order_final=False),
-        "lower_order_final False has no step to sigma zero",
+        "lower_order_final False cannot step to sigma zero",
     ),
     "unipc-flow": (lambda: fastdiff.UniPCMultistepScheduler(use_flow_sigmas=True), "use_flow_sigmas: True is not"),
     "repeated-timesteps": (
@@ -258,7 +258,7 @@ REFUSED = {
         "repeats a timestep; use fewer steps",
     ),
     "runge-kutta": (lambda: fastdiff.PNDMScheduler(), "skip_prk_steps False is not supported"),
-    "mu": (lambda: fastdiff.DPMSolverMultistepScheduler().set_timesteps(5, mu=1.0), "mu is of use_dynamic_shifting"),
+    "mu": (lambda: fastdiff.DPMSolverMultistepScheduler().set_timesteps(5, mu=1.0), "mu belongs to use_dynamic"),
     "neither": (lambda: fastdiff.EulerDiscreteScheduler().set_timesteps(), "give one of num_inference_steps"),
     "no-steps": (lambda: fastdiff.EulerDiscreteScheduler().set_timesteps(0), "num_inference_steps is 0"),
     "eta": (lambda: fastdiff.EulerDiscreteScheduler().schedule(5, eta=0.5), "eta is an option of ddim"),

@@ -1,4 +1,4 @@
-"""The schedulers whose steps are counted, against diffusers' own: timesteps, every option, and whole loops."""
+"""The counted schedulers against diffusers' own: timesteps, every option, and whole loops."""
 
 import diffusers
 import pytest
@@ -7,7 +7,7 @@ import torch
 import fastdiff
 from tests.parity.schedulers.loops import STABLE_DIFFUSION, TOLERANCE, assert_loops_agree, network, pair, randn
 
-# diffusers hands tensors to numpy
+# diffusers passes tensors to numpy
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 PROCESS = {
     "defaults": {},
@@ -155,7 +155,7 @@ def test_tables_of_the_process_are_equal(kind, options):
 
 @pytest.mark.parametrize(
     ("kind", "options", "steps"),
-    [  # in make test every case of 5 steps, and the first of each scheduler of every number
+    [  # make test runs every case with 5 steps, and each scheduler's defaults with every number
         pytest.param(
             *case,
             steps,
@@ -176,25 +176,25 @@ def test_whole_loop(kind, options, steps):
         assert torch.equal(ours.sigmas, theirs.sigmas)
     assert ours.init_noise_sigma == theirs.init_noise_sigma
     assert ours.num_inference_steps == theirs.num_inference_steps
-    # where the first timestep comes twice diffusers would skip a step, and fail at the end
+    # if the first timestep comes twice, diffusers would skip a step and fail at the end
     if hasattr(theirs, "set_begin_index") and (theirs.timesteps == theirs.timesteps[0]).sum() > 1:
         theirs.set_begin_index(0)
-    if options.get("solver_order") == 3:  # in float32 its coefficients are differences of almost equal numbers
+    if options.get("solver_order") == 3:  # its float32 coefficients are differences of almost equal numbers
         theirs.sigmas = theirs.sigmas.double()
     assert_loops_agree(theirs, ours, **tolerance_of(kind, options, steps))
 
 
 def tolerance_of(kind, options, steps):
-    """Return how two loops are compared, where it is not to TOLERANCE in float32."""
+    """Return arguments of `assert_loops_agree` that differ from TOLERANCE in float32."""
     if kind == "LMSDiscreteScheduler" and steps == 50:
         return {"tolerance": 1e-4}  # diffusers integrates its polynomials numerically, in float32: off by 4e-5
     if kind == "LCMScheduler" and steps == 50:
-        return {"tolerance": 2e-5}  # each step makes the rounding of the one before larger; test_each_step_of_lcm
+        return {"tolerance": 2e-5}  # each step amplifies earlier rounding; see test_each_step_of_lcm
     if kind == "EulerAncestralDiscreteScheduler" and options.get("rescale_betas_zero_snr"):
-        return {"dtype": torch.float64}  # in float32 diffusers loses digits where sigma is 4096
+        return {"dtype": torch.float64}  # in float32 diffusers loses digits at sigma 4096
     if kind == "HeunDiscreteScheduler":
-        # diffusers divides a difference by the least sigma and multiplies it by the largest, off by 7e-2 in float32 for
-        # two steps of a cosine. So do we where x0 is clipped, by 3e-5, and are exact to 5e-6 elsewhere
+        # diffusers divides a difference by the smallest sigma and multiplies it by the largest, an error of 7e-2 in
+        # float32 for two steps of a cosine. So do we if x0 is clipped, an error of 3e-5; otherwise ours is 5e-6
         clipped = options.get("clip_sample") and steps == 2
         return {"dtype": torch.float64, "tolerance": 1e-4 if clipped else TOLERANCE}
     return {}
@@ -202,7 +202,7 @@ def tolerance_of(kind, options, steps):
 
 @pytest.mark.parametrize("options", OPTIONS["LCMScheduler"].values(), ids=OPTIONS["LCMScheduler"])
 def test_each_step_of_lcm(options):
-    """Both take each of 50 steps from the same sample."""
+    """Both schedulers take each of 50 steps from the same sample."""
     theirs, ours = pair("LCMScheduler", options)
     generators = [torch.Generator().manual_seed(0) for _ in range(2)]
     for scheduler in (theirs, ours):
@@ -220,7 +220,7 @@ def test_each_step_of_lcm(options):
 
 @EACH
 def test_the_schedule_is_the_scheduler(kind, options):
-    """The pipeline's table and the scheduler's steps are the same numbers."""
+    """The pipeline's table and the scheduler's steps have the same numbers."""
     _, ours = pair(kind, options)
     ours.set_timesteps(7)
     schedule = ours.schedule(7)
@@ -232,7 +232,7 @@ def test_the_schedule_is_the_scheduler(kind, options):
 
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_a_loop_may_begin_in_the_middle(kind):
-    """As image-to-image pipelines do, by the first timestep or by set_begin_index; add_noise knows where it begins."""
+    """Image-to-image pipelines begin at a timestep or at set_begin_index, and add_noise reads where."""
     for set_begin in (False, True):
         theirs, ours = pair(kind, STABLE_DIFFUSION)
         for scheduler in (theirs, ours):
@@ -247,7 +247,7 @@ def test_a_loop_may_begin_in_the_middle(kind):
 
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_from_config_of_any_other(kind):
-    """`--scheduler X` equals X.from_config(pipe.scheduler.config), with the options that nobody set left to X."""
+    """`--scheduler X` equals X.from_config(pipe.scheduler.config): options that nobody set are X's defaults."""
     needed = {"skip_prk_steps": True} if kind == "PNDMScheduler" else {}
     for other in ("DDIMScheduler", "DDPMScheduler", *OPTIONS):
         theirs, ours = pair(other, {"beta_end": 0.03})

@@ -1,4 +1,4 @@
-"""The scheduler of a Stable Diffusion folder: the options that the pipeline class sets, and what others are made of."""
+"""The scheduler of a Stable Diffusion folder: options that the pipeline class sets, and schedulers made from it."""
 
 import inspect
 from typing import Any
@@ -11,8 +11,8 @@ from fastdiff.sampler_names import SCHEDULER_OPTIONS, SCHEDULERS, scheduler_name
 from fastdiff.samplers.shared.from_config import folder_scheduler, scheduler_from_config, scheduler_like
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::FutureWarning",  # diffusers says which options it sets
-    "ignore:__array__ implementation:DeprecationWarning",  # of diffusers' ancestral Euler
+    "ignore::FutureWarning",  # diffusers warns about the options that it sets
+    "ignore:__array__ implementation:DeprecationWarning",  # from diffusers' ancestral Euler
 )
 
 CHANGES = PIPELINES["StableDiffusionPipeline"].scheduler_options
@@ -32,7 +32,7 @@ FILES = {  # scheduler_config.json
 
 
 def live(config: dict[str, Any]) -> Any:
-    """The scheduler of a live pipeline that diffusers made of a folder with this file."""
+    """Return the scheduler of a diffusers pipeline loaded from a folder with this file."""
     scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
     parts = dict.fromkeys(
         ("vae", "text_encoder", "tokenizer", "unet", "safety_checker", "feature_extractor", "image_encoder")
@@ -41,7 +41,7 @@ def live(config: dict[str, Any]) -> Any:
 
 
 def options(scheduler: Any, of: Any) -> dict[str, Any]:
-    """The options of a scheduler that the class of `of`, one of diffusers, has."""
+    """Return the scheduler's options that the diffusers class of `of` also has."""
     names = inspect.signature(type(of).__init__).parameters.keys() - {"self"}
     values = {name: scheduler.config.get(name, "not there") for name in names}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

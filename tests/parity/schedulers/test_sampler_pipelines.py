@@ -1,4 +1,4 @@
-"""Pipelines with each named scheduler, against loops over diffusers' model and scheduler; the promises of seeds."""
+"""Pipelines with each named scheduler against loops over diffusers' model and scheduler, and what seeds promise."""
 
 import diffusers
 import pytest
@@ -11,7 +11,7 @@ from tests.support.pairwise import product
 
 NAMES = [name for name in SCHEDULERS if name not in ("ddim", "ddpm")]
 STEPS = 6
-FIRST = list({SCHEDULERS[name]: name for name in reversed(NAMES)}.values())  # of each class
+FIRST = list({SCHEDULERS[name]: name for name in reversed(NAMES)}.values())  # the first name of each class
 EACH_CLASS = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in FIRST else pytest.mark.slow) for name in NAMES]
 )
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't
 
 @torch.no_grad()
 def hand_written(model, scheduler, generator, steps=STEPS):
-    """x_0 (2, C, H, W) as diffusers' users write it, with the generator's noise."""
+    """Return x_0 (2, C, H, W) of a loop written as in diffusers, with the generator's noise."""
     x = torch.randn((2, 3, 8, 8), generator=generator)
     scheduler.set_timesteps(steps)
     x = x * scheduler.init_noise_sigma

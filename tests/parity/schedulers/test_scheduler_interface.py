@@ -1,4 +1,4 @@
-"""The interface of our schedulers beside diffusers': configs and their conversion, saved files, results, refusals."""
+"""Our schedulers' interface against diffusers': configs and their conversion, saved files, results, refusals."""
 
 import copy
 import inspect
@@ -28,7 +28,7 @@ def generator():
 
 
 def step(scheduler, timestep, **kwargs):
-    """A step from fixed random pictures, with fixed noise unless another is given."""
+    """Return a step from fixed random pictures, with fixed noise unless the caller gives another."""
     output, sample = torch.randn((2, *PICTURE), generator=generator())
     return scheduler.step(output, timestep, sample, **{"generator": generator(), **kwargs})
 
@@ -70,7 +70,7 @@ def config_values(scheduler):
 @pytest.mark.parametrize("target", BOTH)
 @pytest.mark.parametrize("source", BOTH)
 def test_configs_travel_between_schedulers_and_libraries(source, target):
-    """As diffusers' pipelines convert them: what the target has is taken, the rest is kept for the way back."""
+    """As in diffusers, the target takes the options that it has and keeps the others for the way back."""
     special = {"variance_type": "fixed_large"} if source == "ddpm" else {"set_alpha_to_one": False}
     options = {"beta_end": 0.03, "timestep_spacing": "trailing", **special}
     theirs, ours = THEIRS[source](**options), SCHEDULERS[source](**options)
@@ -148,7 +148,7 @@ def test_schedulers_are_copied_and_pickled(kind):
 
 
 def test_the_schedule_is_the_scheduler():
-    """The pipeline's table and the scheduler's steps are the same numbers."""
+    """The pipeline's table and the scheduler's steps have the same numbers."""
     ours = fastdiff.DDIMScheduler(timestep_spacing="trailing")
     ours.set_timesteps(10)
     schedule = ours.schedule(10, eta=0.5, use_clipped_model_output=True)
@@ -181,8 +181,8 @@ def refused_step(kind, num_inference_steps, timestep, options=None, **kwargs):
 ZERO_SNR = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing", "clip_sample": False}
 REFUSED = {
     "ddim-before-set-timesteps": (lambda: refused_step("ddim", None, 10), "call set_timesteps before step"),
-    "ddim-timestep-past-the-training": (lambda: refused_step("ddim", 5, 1000), "timestep is 1000; it is from 0 to 999"),
-    "ddpm-negative-timestep": (lambda: refused_step("ddpm", None, -1), "timestep is -1; it is from 0 to 999"),
+    "ddim-timestep-past-the-training": (lambda: refused_step("ddim", 5, 1000), "timestep is 1000; it must be from 0"),
+    "ddpm-negative-timestep": (lambda: refused_step("ddpm", None, -1), "timestep is -1; it must be from 0 to 999"),
     "ddpm-timestep-not-of-the-run": (lambda: refused_step("ddpm", 5, 3), "timestep 3 is not one of the scheduler's"),
     "two-noises": (
         lambda: refused_step("ddim", 5, 400, eta=1.0, variance_noise=torch.zeros(PICTURE)),
@@ -202,9 +202,9 @@ REFUSED = {
     "unknown-option": (lambda: fastdiff.DDPMScheduler(beta_edn=0.1), "DDPMScheduler: unknown option beta_edn"),
     "another-scheduler": (
         lambda: scheduler_from_config({"_class_name": "EDMEulerScheduler"}),
-        "the model's scheduler is EDMEulerScheduler; choose the scheduler ddim, ddpm, euler",
+        "the model's scheduler EDMEulerScheduler is not supported; choose the scheduler ddim, ddpm, euler",
     ),
-    "no-scheduler": (lambda: scheduler_from_config({}), "the model's scheduler is without a _class_name"),
+    "no-scheduler": (lambda: scheduler_from_config({}), "the model's scheduler without a _class_name is not supported"),
     "unknown-name": (lambda: scheduler_from_config({}, "eular"), "scheduler 'eular' is unknown; use ddim, ddpm, euler"),
     "eta-for-ddpm": (lambda: fastdiff.DDPMScheduler().schedule(5, eta=0.5), "eta is an option of ddim"),
     "clipped-for-ddpm": (

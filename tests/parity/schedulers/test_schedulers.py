@@ -29,7 +29,7 @@ def randn(*shape, seed=0):
 
 
 def model_output(scheduler, shape, seed):
-    """Random; the learned half as such models give it: a variance, or a fraction in [-1, 1]."""
+    """Return a random output. A learned half is what such models predict: a variance, or a fraction in [-1, 1]."""
     output = randn(*shape, seed=seed)
     variance = scheduler.config.get("variance_type", "fixed_small")
     if not variance.startswith("learned"):
@@ -149,7 +149,7 @@ def test_every_step(kind, options):
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "spacing"), product(BOTH, ["leading", "trailing", "linspace"], together=1))
 def test_every_timestep_of_the_training(kind, spacing):
-    """Next to both ends the coefficients cancel worst."""
+    """Cancellation in the coefficients is worst near both ends."""
     theirs, ours = pair(kind, timestep_spacing=spacing)
     for scheduler in (theirs, ours):
         scheduler.set_timesteps(1000)
@@ -196,12 +196,12 @@ def test_a_loop_may_cut_and_replace_the_timesteps(kind):
 
 
 def network(sample, timestep):
-    """A smooth stand-in for a model, that knows the timestep."""
+    """A smooth stand-in for a model that depends on the timestep."""
     return torch.tanh(1.3 * sample.roll(1, dims=-1) - 0.4 * sample) + 0.3 * torch.cos(torch.as_tensor(timestep) / 100)
 
 
 def drawn_loop(scheduler, steps, output_channels, **kwargs):
-    """Pictures of every step, and the generator's state after the loop."""
+    """Return the pictures of every step, and the generator's state after the loop."""
     generator = torch.Generator().manual_seed(0)
     sample = randn(2, 3, 8, 8, seed=1) * scheduler.init_noise_sigma
     scheduler.set_timesteps(steps)
@@ -223,7 +223,7 @@ def test_whole_loop(case):
             drawn_loop(scheduler, 20, channels, **kwargs) for scheduler in pair(kind, **options)
         )
         assert_parity(actual, expected)
-        assert torch.equal(our_state, their_state)  # the next call with this generator draws alike
+        assert torch.equal(our_state, their_state)  # the next call with this generator draws the same
 
 
 @st.composite
@@ -262,11 +262,11 @@ def option_sets(draw):
 @settings(max_examples=400, deadline=None, derandomize=True)
 @pytest.mark.slow
 def test_any_options_agree_or_are_refused(drawn):
-    """We step alike where diffusers' results are finite; elsewhere we refuse, or step with finite results."""
+    """Steps agree where diffusers' results are finite. Elsewhere ours are refused, or are finite."""
     kind, options, steps, kwargs = drawn
     theirs, ours = pair(kind, **options)
     theirs.set_timesteps(steps)
-    # diffusers takes negative timesteps for the training's last ones
+    # diffusers reads negative timesteps as the last training timesteps
     in_range = theirs.timesteps.min() >= 0 and theirs.timesteps.max() < options["num_train_timesteps"]
     try:
         ours.set_timesteps(steps)
@@ -274,7 +274,7 @@ def test_any_options_agree_or_are_refused(drawn):
         mine = [ours.step(*arguments(ours, t), generator=generator(t), **kwargs) for t in chosen]
     except InputError as error:
         assert "\n" not in str(error)
-        # then some step of the run is not finite in diffusers; fixed_large_log is refused in the luckiest of runs too
+        # diffusers must have a non-finite step in this run; fixed_large_log is refused even if it has none
         if in_range and options.get("variance_type") != "fixed_large_log":
             results = [theirs.step(*arguments(theirs, t), generator=generator(t), **kwargs) for t in theirs.timesteps]
             assert not all(result.prev_sample.isfinite().all() for result in results)
@@ -296,7 +296,7 @@ def arguments(scheduler, t, shape=(1, 3, 5, 7)):
 
 
 SHAPES = {
-    "N3-C2-vectors": ((3, 2), {}),  # which diffusers cannot threshold
+    "N3-C2-vectors": ((3, 2), {}),  # diffusers cannot threshold these
     "N2-C4-L9": ((2, 4, 9), {}),
     "N2-C4-L9-threshold": ((2, 4, 9), {"thresholding": True}),
     "N1-C3-H5-W7-odd": ((1, 3, 5, 7), {}),
@@ -318,7 +318,7 @@ def test_pictures_of_any_rank(kind, shape, options):
 @pytest.mark.parametrize("sample_in_float32", [False, True], ids=["same", "fp32-sample"])
 @pytest.mark.parametrize("kind", BOTH)
 def test_other_dtypes(kind, sample_in_float32, dtype, monkeypatch):
-    """The result has diffusers' dtype, and is diffusers' float64 one to within a rounding to it."""
+    """The result has diffusers' dtype, and equals diffusers' float64 result up to rounding to that dtype."""
     theirs, ours = pair(kind)
     kwargs = {"eta": 0.5} if kind == "ddim" else {}
     for scheduler in (theirs, ours):

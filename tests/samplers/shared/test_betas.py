@@ -1,4 +1,4 @@
-"""Betas and alpha_bar: what they are for, and their bits written out."""
+"""Betas and alpha_bar: their properties and golden values."""
 
 import hashlib
 
@@ -28,7 +28,7 @@ def test_trained_betas_replace_any_beta_schedule():
     assert hash(config)
 
 
-# Of timesteps 0, 1, 500, 998 and 999.
+# Values at timesteps 0, 1, 500, 998 and 999.
 GOLDEN = {
     "linear": (
         [0.0001, 0.00011991992, 0.010059959, 0.01998008, 0.02],
@@ -55,7 +55,7 @@ GOLDEN = {
 
 @pytest.mark.parametrize("schedule", GOLDEN)
 def test_betas_written_out(schedule):
-    """torch's linspace multiplies and adds in one rounding where the CPU can: two ulps; the products collect them."""
+    """torch's linspace uses FMA on CPUs that have it, which changes two ulps. The products accumulate them."""
     betas = make_betas(DDPMConfig(beta_schedule=schedule))
     at = torch.tensor([0, 1, 500, 998, 999])
     expected, expected_alpha_bar = (torch.tensor(values) for values in GOLDEN[schedule])
@@ -71,7 +71,7 @@ EXACT = {  # betas, alpha_bar, betas rescaled to zero SNR
 
 @pytest.mark.parametrize("schedule", EXACT)
 def test_betas_that_are_the_same_on_every_machine(schedule, roots_of_ieee):
-    """Made in float64 and rounded as IEEE 754 says, so a change of one bit of 1,000 betas is seen here."""
+    """Betas are made in float64 and rounded as in IEEE 754, so a change of one bit in 1,000 betas fails here."""
     plain, rescaled = (
         make_betas(DDPMConfig(beta_schedule=schedule, rescale_betas_zero_snr=rescale)) for rescale in (False, True)
     )

@@ -1,4 +1,4 @@
-"""Noise: its values written out, so that a change of bits is seen, and who draws it."""
+"""Noise: golden values, which fail on a change of bits, and which generator draws it."""
 
 import hashlib
 
@@ -11,12 +11,12 @@ from fastdiff.samplers.shared.noise import Noise, randn_tensor
 
 CPU = torch.device("cpu")
 SEEDS = (0, 7, 2**32 - 1)
-PHILOX = (  # the first four elements of each seed's noise in step 5
+PHILOX = (  # the first four elements of each seed's noise at step 5
     (-0.5977743, 1.195893, 1.3949869, 0.61226),
     (2.287772, 0.9120314, -1.3560644, 2.613606),
     (0.30597812, 1.298697, 0.30043164, -2.0598595),
 )
-TINY = (  # the first four of (2, 2, 3): under 16 elements torch draws them one by one, alike on every CPU
+TINY = (  # the first four of (2, 2, 3); torch draws fewer than 16 elements one by one, the same on every CPU
     (1.5409961, -1.0845224, -0.7192576, -0.2934289),
     (-0.1467951, 1.6907902, 0.13817266, 0.7861413),
     (1.219763, -0.0755102, -0.26449686, -0.39297947),
@@ -33,7 +33,7 @@ def make(shape=(3, 2, 2), generator=None, dtype=torch.float32):
 
 
 def test_philox_noise_of_a_step():
-    """Integers, then logarithm, root, sine and cosine in float64: the same bits on every machine."""
+    """Integers, then logarithm, root, sine and cosine in float64, give the same bits on every machine."""
     noise = philox_normal(torch.tensor(SEEDS), 5, (8, 8, 3))
     assert torch.equal(noise.flatten(1)[:, :4], torch.tensor(PHILOX))
     assert hashlib.sha256(noise.numpy().tobytes()).hexdigest()[:16] == "cb41a51bbb46241a"
@@ -43,13 +43,13 @@ def test_starting_noise_of_seeds():
     assert torch.equal(make().start().flatten(1)[:, :4], torch.tensor(TINY))
     larger = make(shape=(3, 8, 8)).start()
     assert (larger.shape, larger.dtype) == ((3, 8, 8, 3), torch.float32)
-    # torch's vectorised logarithm and cosine differ in the last bits between kinds of CPU
+    # torch's vectorized logarithm and cosine differ in the last bits between CPUs
     torch.testing.assert_close(larger.flatten(1)[:, :4], torch.tensor(LARGER), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_starting_noise_of_a_generator_is_diffusers(dtype):
-    """The batch in the model's dtype, in one draw; the steps' noise follows in the same stream."""
+    """One draw makes the batch in the model's dtype. The steps' noise follows in the same stream."""
     noise = make(generator=torch.Generator().manual_seed(3), dtype=dtype)
     theirs = torch.Generator().manual_seed(3)
     first, second = (torch.randn(3, 3, 2, 2, generator=theirs, dtype=dtype).permute(0, 2, 3, 1) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Scheduler configs: what they refuse."""
+"""Scheduler configs: the values that they refuse."""
 
 import math
 

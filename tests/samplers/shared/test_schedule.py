@@ -1,4 +1,4 @@
-"""A schedule: its table, what its steps are told, and runs that cannot be."""
+"""A schedule: its table, the options of its steps, and undefined runs."""
 
 import pytest
 import torch
@@ -53,15 +53,15 @@ ZERO_SNR = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
 
 
 REFUSED_RUNS = {
-    "no-steps": ({}, {"num_inference_steps": 0}, "num_inference_steps is 0; it is from 1 to the 1000"),
-    "more-steps-than-trained": ({}, {"num_inference_steps": 1001}, "num_inference_steps is 1001; it is from 1 to"),
-    "half-a-step": ({}, {"num_inference_steps": 2.5}, "num_inference_steps is 2.5; it is a whole number"),
+    "no-steps": ({}, {"num_inference_steps": 0}, "num_inference_steps is 0; it must be from 1 to the 1000"),
+    "more-steps-than-trained": ({}, {"num_inference_steps": 1001}, "num_inference_steps is 1001; it must be from 1"),
+    "half-a-step": ({}, {"num_inference_steps": 2.5}, "num_inference_steps is 2.5; it must be a whole number"),
     "offset-past-the-end": ({"steps_offset": 1}, {"num_inference_steps": 1000}, "steps_offset 1 moves 1000 steps"),
     "offset-below-zero": ({"steps_offset": -1}, {"num_inference_steps": 10}, "steps_offset -1 .* timesteps -1 to 899"),
     "epsilon-without-signal": (
         ZERO_SNR | {"clip_sample": False},
         {"num_inference_steps": 5},
-        "prediction_type epsilon divides by the signal, of which none is left at timestep 999; use v_prediction",
+        "prediction_type epsilon divides by the signal, which is zero at timestep 999; use v_prediction",
     ),
     "thresholded-epsilon-without-signal": (
         ZERO_SNR | {"thresholding": True},

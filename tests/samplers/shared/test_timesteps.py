@@ -1,4 +1,4 @@
-"""Timesteps of a run: how many, in which order, and which cannot be."""
+"""The timesteps of a run: their number, their order, and invalid ones."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from fastdiff.samplers.shared.timesteps import custom_timesteps, spaced_timestep
 
 @pytest.mark.parametrize("steps", [1, 29, 58, 97, 999, 1000])
 def test_trailing_gives_as_many_steps_as_asked(steps):
-    """np.arange rounds to one value too many for some, of which diffusers makes timestep -1."""
+    """np.arange can round to one value too many, which becomes timestep -1 in diffusers."""
     for total in (100, 1000):
         timesteps = spaced_timesteps(
             DDIMConfig(num_train_timesteps=total, timestep_spacing="trailing"), min(steps, total)
@@ -45,8 +45,8 @@ REFUSED_TIMESTEPS = {
     "fractions": ([2.0, 1.0], "whole numbers"),
     "ascending": ([1, 2], "do not descend"),
     "repeated": ([5, 5, 1], "do not descend"),
-    "past-the-training": ([1000, 3], "timesteps 1000 to 3 leave the training's 999 to 0"),
-    "negative": ([3, -1], "timesteps 3 to -1 leave"),
+    "past-the-training": ([1000, 3], "timesteps 1000 to 3 are outside the training's 999 to 0"),
+    "negative": ([3, -1], "timesteps 3 to -1 are outside"),
     "nested": ([[3, 1]], "not a list"),
 }
 

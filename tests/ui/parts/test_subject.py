@@ -168,5 +168,5 @@ def test_what_is_cut_is_shown(catalogue):
 
 
 def test_a_text_without_end_is_refused_and_not_counted(catalogue):
-    with pytest.raises(InputError, match=r"prompt: .* is not a text of up to 10000"):
+    with pytest.raises(InputError, match=r"prompt: .* is not a string of up to 10000"):
         count_tokens(catalogue, [catalogue.card("./text/sd1")], "x" * 10**6)
