@@ -2,7 +2,7 @@
 
     python benchmarks/pictures/precision_pairs.py [--device cpu]
 
-Labels are evenly spaced, seeds count up from 0, and the pictures are not selected.
+Labels are evenly spaced, seeds count up from 0, and the pictures are not hand-picked.
 """
 
 import argparse

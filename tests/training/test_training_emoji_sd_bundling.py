@@ -122,7 +122,7 @@ def test_the_folder_is_drawn_from_with_the_sampling_that_was_measured(bundled, s
 def test_the_card_has_every_figure_and_the_results_are_kept(bundled, tmp_path):
     folder = bundled()
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert "| names held out in the style asked for, seen in the three others | 8 | 25.0 % | 75.0 % | 50.0 % | " in card
+    assert "| names held out in the requested style, seen in the other three | 8 | 25.0 % | 75.0 % | 50.0 % | " in card
     assert "| guidance | 2 | 3 |\n| --- | --- | --- |\n| DPM-Solver++, 20 steps | 25.0 % | **25.0 %** |" in card
     assert "DPM-Solver++ with 20 steps at guidance 3, drawn again with seeds 1000 to 1001" in card
     assert "2 steps in 10 minutes" in card and "8,000 steps in 10 minutes" in card and "31.2 dB" in card
