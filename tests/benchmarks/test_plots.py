@@ -1,4 +1,4 @@
-"""Charts, the roofline, and attention over the number of tokens."""
+"""Charts, the roofline, and attention by the number of tokens."""
 
 import json
 import shutil
