@@ -153,7 +153,7 @@ def group_medians(distance: Tensor, per_label: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Yardstick:
-    """What every model is measured with: the pictures, the classifier and the distances of held-out pictures."""
+    """The references of all measurements: the pictures, the classifier and the distances of held-out pictures."""
 
     train: Pictures
     validation: Pictures

@@ -147,7 +147,7 @@ def _with_options(path: Path, options: dict[str, Any]) -> Any:
     try:
         content = json.loads(path.read_bytes()) if path.is_file() else SCHEDULER
     except (ValueError, RecursionError):
-        raise InputError(f"{path}: not valid JSON") from None
+        raise InputError(f"{path}: JSON that Python cannot read") from None
     if content == {}:
         raise InputError(f"{path}: no options, which would mean diffusers' large default model")
     return content | options if isinstance(content, dict) else content
