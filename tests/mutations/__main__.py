@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None, rooms: Rooms | None = None) -> int:
     parser.add_argument("rooms", nargs="*", metavar="ROOM", help="rooms, or names of mutations (default: all)")
     parser.add_argument("--jobs", type=int, default=2, help="parallel test runs (default: 2)")
     parser.add_argument(
-        "--tree", type=Path, default=ROOT, metavar="DIR", help="another checkout, with its own tests"
+        "--tree", type=Path, default=ROOT, metavar="DIR", help="another checkout, which runs its own tests"
     )
     parser.add_argument("--list", action="store_true", help="print the mutations without running them")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to a file")
