@@ -1,11 +1,11 @@
-# make sample: install and draw pictures. make ui: the web page.
-# make test: install and pass the tests, in some minutes. make test-all: the tests that take longer.
-# make test-tritons: compile the kernels for sm_90 with the other Tritons, and test the oldest diffusers promised.
-# make bench: measure this machine, results in benchmarks/results. make sanitize: memory and race checks on a GPU.
-# make soak: 5,000 pictures whose workers are killed 20 times, its result beside those of make bench.
+# make sample: install and draw pictures. make ui: install and open the web page.
+# make test: install and run the quick tests, in a few minutes. make test-all: run the slow tests.
+# make test-tritons: compile the kernels for sm_90 with other Tritons, and test with the oldest supported diffusers.
+# make bench: run every benchmark; results go to benchmarks/results. make sanitize: memory and race checks on a GPU.
+# make soak: draw 5,000 pictures while workers are killed 20 times; the result goes to benchmarks/results too.
 PYTHON ?= python3
 BIN := .venv/bin
-# torch is pinned in constraints.txt; a file that is newer than its stamp installs again.
+# constraints.txt pins torch. A change of it or of pyproject.toml makes the stamps stale, so make installs again.
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 .PHONY: sample test test-all test-tritons ui lint format bench sanitize soak clean
@@ -13,7 +13,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 sample: .venv/installed
 	$(BIN)/fastdiff sample --out samples --grid --overwrite
 
-# One worker for each core, and one thread for each worker. Bytecode is kept, for many tests start a process.
+# One worker per core, one thread per worker. Bytecode is kept because many tests start a Python process.
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 test test-all test-tritons: export OMP_NUM_THREADS := 1
 test test-all test-tritons: export PYTHONDONTWRITEBYTECODE :=
@@ -26,7 +26,7 @@ test-all: .venv/installed-test
 	$(PYTEST) -m slow
 	TRITON_INTERPRET=1 $(PYTEST) -m slow tests/kernels
 
-# Each stands in a folder of its own, which Python searches before the one that is installed.
+# Each other version has its own folder, which PYTHONPATH puts before the installed package.
 TRITONS := 3.6.0 3.7.1 3.8.0
 DIFFUSERS := 0.38.0
 OTHER := $(CURDIR)/.venv/others
@@ -44,7 +44,7 @@ $(OTHER)/triton-%: | .venv/installed-test
 	$(BIN)/python -m pip install --quiet --no-deps --target $@.part triton==$*
 	mv $@.part $@
 
-$(OTHER)/diffusers-%: | .venv/installed-test # this one needs an older huggingface_hub
+$(OTHER)/diffusers-%: | .venv/installed-test # this diffusers needs an older huggingface_hub
 	$(BIN)/python -m pip install --quiet --no-deps --target $@.part diffusers==$* "huggingface_hub<2"
 	mv $@.part $@
 

@@ -1,14 +1,15 @@
-"""Whole forwards of U-Nets and transformers against diffusers' on the same weights, each time beside its error.
+"""Whole forwards of U-Nets and transformers against diffusers on the same weights: times and errors.
 
     python benchmarks/bench_models.py [WORKLOAD ...] [--save [DIR]] [--base REV]
 
-On a GPU in bfloat16, or where a name says so in float32 without TF32: diffusers eager, and under torch.compile
-(reduce-overhead, fused projections), both channels-last with cudnn.benchmark on. On a CPU in float32: diffusers eager.
-Errors are against diffusers in float32, as fractions of the largest output. `text_outside_ms` is our forward where the
-keys and values of its text were made before, as in a sampling loop. `pictures_s` counts pictures of 50 DDIM steps,
-`plans_s` plans of 20. `first_result_s`, `new_resolution_s`, `weights_bytes` and the `peak_bytes` are each model's alone
-in a new process with an empty Triton cache; `models/alone.py` says what they are. `--base REV` compares our forwards
-with another commit's instead, in turns, and ends with 1 where one takes over 3 % longer (`harness/base.py`).
+On a GPU the models run in bfloat16, or in float32 without TF32 if the workload's name says so. diffusers runs eager
+and under torch.compile (reduce-overhead, fused projections), both channels-last with cudnn.benchmark on. On a CPU the
+models run in float32, and diffusers runs eager. Errors are against diffusers in float32, as fractions of its largest
+output. `text_outside_ms` is our forward without the keys and values of its text, which a sampling loop computes before
+the first step. `pictures_s` counts pictures of 50 DDIM steps per second, `plans_s` trajectories of 20 steps.
+`first_result_s`, `new_resolution_s`, `weights_bytes` and the `peak_bytes` are measured with one model alone in a new
+process with an empty Triton cache; `models/alone.py` defines them. `--base REV` instead compares our forwards with
+another commit's, in alternation, and exits with 1 if one takes over 3 % longer (`harness/base.py`).
 """
 
 import json
@@ -46,16 +47,16 @@ def main() -> None:
     compare_if_asked(FORWARDS, WORKLOADS)
     names = chosen(WORKLOADS)
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = False  # of the float32 that errors are measured from
+    torch.backends.cudnn.allow_tf32 = False  # errors are measured against float32
     tflops = ceilings()["matmul_bf16_tflops"] if GPU else None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # torch.compile too has nothing of an earlier run
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # an empty cache for torch.compile too
         report("models" if GPU else "models_cpu", (row(name, tflops) for name in names))
 
 
 @torch.inference_mode()
 def row(name: str, tflops: float | None) -> dict[str, Any]:
-    """Times and errors of a workload."""
+    """Return the times and errors of a workload."""
     config, batch, gflop = WORKLOADS[name]
     dtype = dtype_of(name)
     theirs, ours = build(config, dtype)
@@ -83,7 +84,7 @@ def row(name: str, tflops: float | None) -> dict[str, Any]:
 
 
 def on_gpu(name: str, ours: Any, theirs: Any, given: tuple) -> dict[str, Any]:
-    """The rest of a row: launches, torch.compile, models alone, and whole pictures where the model draws pixels."""
+    """The columns that need a GPU: launches, torch.compile, each model alone, and whole pictures or trajectories."""
     by_compile = compile_diffusers(theirs)
     rest = {
         "launches": launches(lambda: ours(*given)),
@@ -96,7 +97,7 @@ def on_gpu(name: str, ours: Any, theirs: Any, given: tuple) -> dict[str, Any]:
 
 
 def loops(ours: Any, theirs: Any, by_compile: Any, given: tuple) -> dict[str, float]:
-    """Whole pictures a second, or plans, of models that loops are measured for."""
+    """Return pictures or trajectories per second, for the models that a loop is measured for."""
     noise, _, *labels = given
     if isinstance(ours, fastdiff.UNet1DModel):
         what, sample, loop = "plans_s", sampling.plan, sampling.plan_loop
@@ -109,12 +110,12 @@ def loops(ours: Any, theirs: Any, by_compile: Any, given: tuple) -> dict[str, fl
         "eager": lambda: loop(theirs, noise, *labels),
         "compile": lambda: loop(by_compile, noise, *labels),
     }
-    # the first of two calls may still capture graphs
+    # the first of the two calls may still capture graphs
     return {f"{who}_{what}": len(noise) / min(seconds_of(call) for _ in range(2)) for who, call in calls.items()}
 
 
 def in_new_process(who: str, name: str) -> dict[str, float]:
-    """Run `models/alone.py`, with an empty Triton cache."""
+    """Run `models/alone.py` with an empty Triton cache."""
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, str(Path(__file__).parent / "models" / "alone.py"), who, name]
         variables = environment() | {"TRITON_CACHE_DIR": cache}
@@ -123,9 +124,9 @@ def in_new_process(who: str, name: str) -> dict[str, float]:
 
 
 def build(config: dict, dtype: torch.dtype) -> tuple[Any, Any]:
-    """diffusers' model in float32 and ours with its weights in `dtype`."""
+    """Return diffusers' model in float32, and ours with the same weights in `dtype`."""
     torch.manual_seed(0)
-    with DEVICE:  # random numbers of a large model take the CPU long
+    with DEVICE:  # the CPU takes long to draw the numbers of a large model
         theirs = getattr(diffusers, class_name(config))(**config).eval()
     with torch.device("meta"):
         ours = getattr(fastdiff, class_name(config)).from_config(config)
@@ -134,7 +135,7 @@ def build(config: dict, dtype: torch.dtype) -> tuple[Any, Any]:
 
 
 def with_text_outside(ours: fastdiff.UNet2DConditionModel, given: tuple[Any, ...]) -> Callable[[], Tensor]:
-    """The forward of `given` without the keys and values of its text, which are made here, as a sampling loop does."""
+    """Return a forward of `given` that takes the keys and values of its text as computed here, like a sampling loop."""
     sample, timesteps, text, *rest = given
     check = PromptCheck(ours.config, ours.dtype, ours.device, len(sample))
     prompt = check.prompt(text, added_cond_kwargs=rest[-1] if rest else None)

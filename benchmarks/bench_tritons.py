@@ -1,14 +1,15 @@
-"""Forwards, plans made for sm_90 and the first result in the Triton that is installed, beside other versions' rows.
+"""Forwards, sm_90 plans and the time to the first result with the installed version of Triton.
 
     python benchmarks/bench_tritons.py [forwards] [plans] [first] [--save [DIR]]
 
-Each time is there twice, in one process in turns: `hopper_ms` with the plans of `plans/choices.py`,
-`without_ms` without any. `gain` is the second by the first. A forward is timed as it is called, a plan by the replay of
-its operation, at the last of its sizes in `shapes.py`. `compile_s` is what all plans took to compile, both ways.
-`first_result_s` is the time of a model alone in a new process with an empty Triton cache (`models/alone.py`).
+Each time is measured twice, in alternation in one process: `hopper_ms` with the plans of `plans/choices.py`,
+`without_ms` without them. `gain` is `without_ms / hopper_ms`. A forward is timed as it is called. A plan is timed by
+graph replays of its operation, at the last of its sizes in `shapes.py`. `compile_s` is the time to compile all plans'
+workloads, both ways. `first_result_s` is measured with one model alone in a new process with an empty Triton cache
+(`models/alone.py`).
 
-To measure another Triton, unpack its wheel into a folder, put that first on PYTHONPATH, and give it a TRITON_CACHE_DIR
-of its own. `--save` replaces the rows of this Triton and keeps the others.
+To measure another Triton, unpack its wheel into a folder, put the folder first on PYTHONPATH, and set TRITON_CACHE_DIR
+to a folder of its own. `--save` replaces the rows of this Triton and keeps the rows of the others.
 """
 
 import time
@@ -62,13 +63,13 @@ def _only(values: dict[str, float], name: str) -> dict[str, float]:
 
 @torch.inference_mode()
 def forward_row(name: str) -> dict[str, Any]:
-    """Our forward, of two models that capture their own graphs."""
+    """Time our forward with and without the plans, each on a model that captures its own graphs."""
     return {"workload": name, **both_ways(lambda: ours(name), graph=False, seconds=0.1)}
 
 
 @torch.inference_mode()
 def plan_rows() -> Iterator[dict[str, Any]]:
-    """A row for each confirmed plan that a workload here has."""
+    """Yield a row for each confirmed plan that some workload here takes."""
     found = plans()
     start = time.perf_counter()
     with only_compiling():
@@ -84,7 +85,7 @@ def plan_rows() -> Iterator[dict[str, Any]]:
 
 
 def both_ways(make: Callable[[], Call], *, graph: bool, seconds: float) -> dict[str, float]:
-    """The milliseconds of a call with the confirmed plans and without."""
+    """Return the milliseconds of a call with the confirmed plans and without them."""
     calls = {"hopper": within(choices.CHOICES.plans, make()), "without": within(frozenset(), make())}
     times = measure(calls, graph=graph, seconds=seconds)
     return {**{f"{who}_ms": each for who, each in times.items()}, "gain": times["without"] / times["hopper"]}
@@ -100,7 +101,7 @@ def within(plans: frozenset[str], call: Call) -> Call:
 
 @contextmanager
 def taking(plans: frozenset[str]) -> Iterator[None]:
-    """Inside, only these plans of the table are taken."""
+    """Restrict the table of choices to these plans inside the block."""
     before, choices.CHOICES = choices.CHOICES, choices.CHOICES.only(plans)
     try:
         yield
@@ -114,7 +115,7 @@ def call_of(operation: Operation, args: tuple, options: dict[str, Any]) -> Call:
 
 @torch.inference_mode()
 def plans() -> dict[str, Callable[[], Invocation]]:
-    """Each confirmed plan by its name, and what makes the last of its workloads."""
+    """Map each confirmed plan's name to a function that makes the last of its workloads."""
     found: dict[str, Callable[[], Invocation]] = {}
     for make in workloads():
         operation, args, options = make()
@@ -125,7 +126,7 @@ def plans() -> dict[str, Callable[[], Invocation]]:
 
 
 def workloads() -> Iterator[Callable[[], Invocation]]:
-    """Yield a function for each workload of the benchmarks that makes the operation and its arguments."""
+    """Yield, for each workload of the benchmarks, a function that returns the operation and its arguments."""
     for name in HOPPER_CONVOLUTIONS:
         yield partial(convolution, name)
     for name in CONVOLUTIONS_8BIT:

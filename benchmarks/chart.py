@@ -1,4 +1,4 @@
-"""A chart of points and lines over two logarithmic axes, drawn by pillow alone."""
+"""A chart of points and lines over two logarithmic axes, drawn with Pillow alone."""
 
 import math
 from collections.abc import Iterable
@@ -7,15 +7,15 @@ from typing import NamedTuple
 from PIL import Image, ImageDraw, ImageFont
 
 WIDTH, HEIGHT = 960, 560  # pixels
-LEFT, TOP, RIGHT, BOTTOM = 84, 52, 720, 496  # of what the points are in; the legend is beside it
-FINER = 3  # drawn so much larger, and smoothed as it is made smaller
+LEFT, TOP, RIGHT, BOTTOM = 84, 52, 720, 496  # of the frame around the points; the legend is on its right
+FINER = 3  # supersampling: drawn this many times larger, then reduced
 INK, GRID, FRAME = (64, 64, 64), (228, 228, 228), (160, 160, 160)
 RADIUS = 4
 
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 Colour = tuple[int, int, int]
-# Okabe and Ito's, which the colour-blind tell apart.
+# Okabe and Ito's palette, safe for colour-blind readers.
 COLOURS: tuple[Colour, ...] = (
     (0, 114, 178),
     (213, 94, 0),
@@ -27,7 +27,7 @@ COLOURS: tuple[Colour, ...] = (
 
 
 class Series(NamedTuple):
-    """Points of a colour, joined by a line or not; hollow ones are of what ours is compared with."""
+    """Points of one colour, with or without a line between them; hollow points mark a peer of fastdiff."""
 
     name: str
     points: list[Point]
@@ -38,7 +38,7 @@ class Series(NamedTuple):
 
 
 class Axis:
-    """A positive number -> pixels, by its logarithm."""
+    """Map a positive number to a pixel, by its logarithm."""
 
     def __init__(self, values: Iterable[float], first: float, last: float) -> None:
         logs = [math.log10(value) for value in values]
@@ -50,7 +50,7 @@ class Axis:
         return self.first + self.pixels * (math.log10(value) - self.low)
 
     def ticks(self) -> list[float]:
-        """Powers of ten; with twice and five times them where these are few."""
+        """Return the powers of ten, and their multiples by 2 and 5 if the axis spans at most three decades."""
         powers = range(math.floor(self.low), math.ceil(self.high) + 1)
         times = (1,) if self.high - self.low > 3 else (1, 2, 5)
         ticks = [factor * 10.0**power for power in powers for factor in times]
@@ -58,7 +58,7 @@ class Axis:
 
 
 def draw_chart(title: str, x_name: str, y_name: str, series: list[Series]) -> Image.Image:
-    """Return the chart, a picture of WIDTH x HEIGHT pixels. All numbers are positive."""
+    """Return the chart, a picture of WIDTH x HEIGHT pixels. All coordinates must be positive."""
     points = [point for each in series for point in each.points]
     x = Axis((point[0] for point in points), LEFT, RIGHT)
     y = Axis((point[1] for point in points), BOTTOM, TOP)
@@ -118,7 +118,7 @@ def _write(
 
 
 def _write_labels(draw: ImageDraw.ImageDraw, series: list[Series], axes: tuple[Axis, Axis]) -> None:
-    """Write each where it meets no other label nor the frame, and the fewest points: beside its own, above or below."""
+    """Write each label beside, above or below its point, where it overlaps no label, no frame and the fewest points."""
     font, (x, y) = ImageFont.load_default(11), axes
     points = [(x(a), y(b)) for each in series for a, b in each.points]
     marks = [(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for x, y in points]
@@ -138,6 +138,6 @@ def _write_labels(draw: ImageDraw.ImageDraw, series: list[Series], axes: tuple[A
 
 
 def _meetings(box: Box, others: list[Box]) -> int:
-    """The number of boxes that overlap this one."""
+    """Return the number of boxes that overlap this one."""
     left, top, right, bottom = box
     return sum(left < other[2] and other[0] < right and top < other[3] and other[1] < bottom for other in others)

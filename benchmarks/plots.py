@@ -1,11 +1,11 @@
-"""The README's plots and tables, of saved results: benchmarks/results/*.json -> benchmarks/results/*.png.
+"""Draw the README's plots and tables from saved results: benchmarks/results/*.json -> benchmarks/results/*.png.
 
     python benchmarks/plots.py [DIR]
 
-`roofline.png`: operations and whole models under the two limits of the card, its rate of bf16 matrix products and that
-of a copy, both as measured in the same run. A workload is as far to the right as it has operations for each byte that
-it must move at least: inputs, weights and outputs once; of a model the weights alone. `attention_lengths.png`: time and
-memory of attention over the number of tokens. Prints both as tables too.
+`roofline.png` shows operations and whole models under the two limits of the GPU: the rates of a bf16 matrix product and
+of a copy, both measured in the same run. The x axis is a workload's operations per byte that it must move. An operation
+moves its inputs, weights and outputs once; for a model only the weights count. `attention_lengths.png` shows time and
+memory of attention by the number of tokens. Both are also printed as tables.
 """
 
 import argparse
@@ -23,36 +23,36 @@ from benchmarks.shapes import ATTENTIONS, CONVOLUTIONS, LINEARS
 from fastdiff.tuning.models import class_name
 
 RESULTS = Path(__file__).parent / "results"
-BYTES = 2  # of a bfloat16
+BYTES = 2  # per bfloat16
 Row = dict[str, Any]
 
 
 class Work(NamedTuple):
-    """The least that a workload must do."""
+    """The minimum work of a workload."""
 
     flop: float
     moved: float  # bytes
 
 
 class Limits(NamedTuple):
-    """The rates that the card reached."""
+    """The measured rates of the GPU."""
 
     tflops: float
     tbps: float
 
     def floors_ms(self, work: Work) -> tuple[float, float]:
-        """The least time by operations, and by bytes."""
+        """Return the lower bounds of the time by operations and by bytes."""
         return work.flop / self.tflops / 1e9, work.moved / self.tbps / 1e9
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", nargs="?", type=Path, default=RESULTS, metavar="DIR", help="of the results")
+    parser.add_argument("folder", nargs="?", type=Path, default=RESULTS, metavar="DIR", help="folder of the results")
     folder = parser.parse_args().folder
     for name, draw in {"roofline": roofline, "attention_lengths": attention_lengths}.items():
         drawn = draw(folder)
         if drawn is None:
-            print(f"{name}: its results are not in {folder}")
+            print(f"{name}: no results in {folder}")
             continue
         chart, table = drawn
         chart.save(folder / f"{name}.png", optimize=True)
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def read(folder: Path, name: str) -> list[Row]:
-    """The rows of a benchmark; none where it has no results."""
+    """Return the rows of a benchmark, or an empty list if it has no results."""
     file = folder / f"{name}.json"
     return json.loads(file.read_text()) if file.is_file() else []
 
@@ -91,11 +91,11 @@ def roofline(folder: Path) -> tuple[Any, str] | None:
         Series(f"{limits.tbps:.2f} TB/s, {limits.tflops:.0f} TFLOP/s", roof(limits, intensities), INK, True),
         *found,
     ]
-    return draw_chart(title, "operations for a byte", "TFLOP/s", drawn), floors_table(rows, limits)
+    return draw_chart(title, "operations per byte", "TFLOP/s", drawn), floors_table(rows, limits)
 
 
 def limits_of(folder: Path) -> Limits | None:
-    """The rates that the results were measured beside; of more runs the best."""
+    """Return the rates that were measured with the results: the best of several runs."""
     rates = {
         key: max((row[key] / row["share"] for name in names for row in read(folder, name) if key in row), default=None)
         for key, names in {"tflops": ("conv2d", "linear", "attention"), "tbps": ("group_norm", "layer_norm")}.items()
@@ -110,7 +110,7 @@ def roof(limits: Limits, intensities: list[float]) -> list[Point]:
 
 
 def points_of(rows: list[tuple[str, Row, Work]], kind: str, who: str, colour: tuple[int, int, int]) -> Series:
-    """How fast the workloads of a kind are done, in TFLOP/s."""
+    """Return the points of a kind's workloads, in TFLOP/s."""
     of_kind = [(row, work) for name, row, work in rows if name == kind and f"{who}_ms" in row]
     points = [(work.flop / work.moved, work.flop / row[f"{who}_ms"] / 1e9) for row, work in of_kind]
     labels = tuple(row["workload"] for row, _ in of_kind) if kind == "models" and who == "fastdiff" else ()
@@ -119,7 +119,7 @@ def points_of(rows: list[tuple[str, Row, Work]], kind: str, who: str, colour: tu
 
 
 def floors_table(rows: list[tuple[str, Row, Work]], limits: Limits) -> str:
-    """Models: measured milliseconds, and the floors by operations and by bytes."""
+    """Return a table of the models' measured milliseconds and their floors by operations and by bytes."""
     lines = ["| model, batch | ms | floor by operations | by bytes | of the floor |", "|---|---|---|---|---|"]
     for kind, row, work in rows:
         if kind == "models":
@@ -169,7 +169,7 @@ def attention_lengths(folder: Path) -> tuple[Any, str] | None:
         memory = [(row["tokens"], row[f"{who}_bytes"] / 1e6) for row in rows if row[f"{who}_bytes"] is not None]
         series += [Series(f"{name}, ms", points, colour, True), Series(f"{name}, MB", memory, colour, True, True)]
     title = f"Attention of 8 heads of 64 on one {rows[0]['gpu']}"
-    return draw_chart(title, "tokens", "milliseconds, and megabytes at the most", series), lengths_table(rows)
+    return draw_chart(title, "tokens", "milliseconds, and megabytes at the peak", series), lengths_table(rows)
 
 
 def lengths_table(rows: list[Row]) -> str:

@@ -1,14 +1,14 @@
-"""compute-sanitizer over the tests of every kernel, on a few shapes each, odd ones before all.
+"""Run compute-sanitizer over the tests of every kernel, on a few shapes each, mostly odd ones.
 
     python benchmarks/sanitize.py [--save [DIR]]
 
-memcheck finds accesses outside of a tensor, as torch caches no memory here; racecheck finds threads of a program that
-meet in its shared memory without a barrier. Only our kernels are watched. Needs a GPU and CUDA's compute-sanitizer.
-Prints what was run and found, and with `--save` writes it to benchmarks/results/compute-sanitizer.txt; exit code 1
-where anything was found, or a test fails. racecheck runs each test by itself: at some kernels it breaks off, by an
-error of its own, and takes the process along; the log names these tests. In kernels in Gluon it takes for hazards how
-Triton hands warps their functions: a store, a barrier of all threads and a load, all at the line of the kernel's name.
-The log counts these apart.
+memcheck finds accesses outside of a tensor, because torch's memory caching is off here. racecheck finds unsynchronised
+accesses of a program's threads to shared memory. Only our kernels are watched. Needs a GPU and compute-sanitizer.
+Prints the commands and findings, and with `--save` writes them to benchmarks/results/compute-sanitizer.txt. The exit
+code is 1 if anything was found or a test fails. racecheck runs each test in its own process, because an internal error
+of racecheck at some kernels kills the process; the log names these tests. In Gluon kernels racecheck reports a false
+hazard: Triton hands warps their functions by a store, a barrier of all threads and a load, all at the line of the
+kernel's name. The log counts these separately.
 """
 
 import glob
@@ -27,34 +27,34 @@ from benchmarks.harness.reports import machine, save_folder
 from fastdiff.tuning.timing import DEVICE
 
 ROOT = Path(__file__).parents[1]
-# Odd shapes by both ways of loading, and the smallest shape of what only even ones reach.
+# Odd shapes with both ways of loading, and the smallest shape of each case that only even shapes reach.
 SHAPES = "odd or N2-H8-C64-temb or C64-down-ddpm or H8-C64-up or H4-C or several-blocks or tiles-merged"
 SELECTION = (
     f"(fp16 and (test_output or test_shapes or test_pair or test_norm or references_bits or on_hopper) and ({SHAPES})"
     " and not C224-H96) or draws_the_references_noise"
 )
 PLACES = ("/usr/local/cuda*/bin", "/usr/local/cuda*/compute-sanitizer", "/opt/nvidia/*/compute-sanitizer")
-FOUND = "9"  # the exit code where a tool finds something
-LINES = 20  # kept of what a tool says of a process
+FOUND = "9"  # the exit code of a tool that finds something
+LINES = 20  # of a tool's output that are kept per process
 GLUON = ROOT / "kernels" / "device" / "hopper"
 ACCESS = r"=+ +(?:Write|Read) Thread \(\S+ at (\w+)\+\w+ in (\S+:\d+)\n"
 HAZARD = re.compile(rf"=+ Error: (Potential \w+ hazard) .*\n{ACCESS}{ACCESS}(?:=+ +Current Value.*\n)?(?:=+ *\n)?")
-WORKERS = 8  # processes at a time
+WORKERS = 8  # parallel processes
 
 
 class Finding(NamedTuple):
-    """A tool's words in a process, and the tests that it watched."""
+    """The output of a tool in one process, and the tests that it watched."""
 
     tests: list[str]
     command: str
     lines: list[str]
     clean: bool
     broke_off: bool
-    handed_over: int  # what is taken for hazards: how Triton hands the warps of kernels in Gluon their functions
+    handed_over: int  # false hazards: Triton hands the warps of Gluon kernels their functions
 
 
 class Hazard(NamedTuple):
-    """Two accesses that racecheck sees no order between: the kernel, and the file and line of each."""
+    """Two accesses that racecheck finds unordered, with the kernel, file and line of each."""
 
     kind: str
     kernel: str
@@ -63,7 +63,7 @@ class Hazard(NamedTuple):
     place2: str
 
     def is_hand_over(self) -> bool:
-        """Whether both are at the line of the name of a kernel in Gluon."""
+        """Return whether both accesses are at the line of a Gluon kernel's name."""
         file, line = self.place.split(":")
         source = GLUON / file
         if self.place != self.place2 or not source.exists():
@@ -93,7 +93,7 @@ def find_sanitizer() -> str:
     folders = [os.environ.get("PATH", ""), *(folder for place in PLACES for folder in glob.glob(place))]
     found = shutil.which("compute-sanitizer", path=os.pathsep.join(folders))
     if found is None:
-        raise SystemExit("compute-sanitizer is not installed; it comes with CUDA's toolkit")
+        raise SystemExit("compute-sanitizer is not installed; install the CUDA toolkit, which includes it")
     return found
 
 
@@ -105,11 +105,11 @@ def selected_tests() -> list[str]:
 
 def check(sanitizer: str, tool: str, tests: list[str]) -> Finding:
     watched = [argument for name in kernel_modules() for argument in ("--kernel-name", f"kne={name}")]
-    # no limit to the seconds before pytest gets to CUDA; Triton's compiler is a process of its own; torch and Triton
-    # ask CUDA questions that it answers by errors, which are none
+    # pytest may take long to reach CUDA; Triton's compiler is a separate process, which needs no watching; torch and
+    # Triton probe CUDA with calls whose API errors are expected
     waiting = ["--launch-timeout", "0", "--target-processes", "application-only"]
     errors = ["--report-api-errors", "no", "--error-exitcode", FOUND]
-    values = ["--racecheck-report", "all"] if tool == "racecheck" else []  # with what was written
+    values = ["--racecheck-report", "all"] if tool == "racecheck" else []  # includes the written values
     options = ["--tool", tool, *values, *waiting, *errors, "--show-backtrace", "no", "--print-limit", "0"]
     pytest = ["-m", "pytest", "-q", "-W", "default"]
     done = subprocess.run(
@@ -135,7 +135,7 @@ def check(sanitizer: str, tool: str, tests: list[str]) -> Finding:
 
 
 def summary(findings: list[Finding]) -> str:
-    """The command, and what it said of the tests in its processes."""
+    """Return the command, and its findings about the tests of its processes."""
     clean = [found for found in findings if found.clean]
     lines = [f"$ {findings[0].command}", f"nothing found in {sum(len(found.tests) for found in clean)} tests:"]
     for found in clean:

@@ -1,8 +1,8 @@
-"""The shapes of operations that are measured: real ones, by the names of the results."""
+"""The shapes of the measured operations, taken from real models, by workload name."""
 
 from typing import Any
 
-# workload -> N, H = W, C (a pair: a skip connection), of bfloat16 pictures that a U-Net normalises in 32 groups
+# workload -> N, H = W, C (two: with a skip connection) of a U-Net's norm in 32 groups, in bfloat16
 GROUP_NORMS = {
     "ddpm256_b8-C128-H256": (8, 256, (128,)),
     "ddpm256_b8-C128-H128": (8, 128, (128,)),
@@ -16,7 +16,7 @@ GROUP_NORMS = {
     "ddpm32_b1-C256-H16": (1, 16, (256,)),
     "sd15_b2-C320-H64": (2, 64, (320,)),
 }
-# workload -> N, queries, keys, heads, head width, options of attention; option "bias" is a tensor of its size
+# workload -> N, queries, keys, heads, head width, options of attention; "bias" stands for a tensor (N, keys)
 ATTENTIONS: dict[str, tuple[int, int, int, int, int, dict[str, Any]]] = {
     "ddpm256_b1-L256-d512": (1, 256, 256, 1, 512, {}),
     "ddpm256_b8-L256-d512": (8, 256, 256, 1, 512, {}),
@@ -39,12 +39,12 @@ ATTENTIONS: dict[str, tuple[int, int, int, int, int, dict[str, Any]]] = {
     "long_b1-L8192-d64-causal": (1, 8192, 8192, 8, 64, {"causal": True}),
     "long_b1-L16384-d64": (1, 16384, 16384, 8, 64, {}),
 }
-# tokens of one picture that attends to itself, 8 heads of 64
+# tokens of self-attention: one picture, 8 heads of width 64
 ATTENTION_LENGTHS = (512, 2048, 8192, 16384)
 # workload -> N, H = W
 DENOISES = {"ddpm32_b1": (1, 32), "ddpm32_b64": (64, 32), "ddpm32_b512": (512, 32), "ddpm256_b8": (8, 256)}
-# workload -> N, H = W, input channels, output channels, kernel, options of conv2d; options "temb" and "residual" are
-# tensors of its size
+# workload -> N, H = W, input channels, output channels, kernel, options of conv2d; "temb" and "residual" stand for
+# tensors of fitting size
 CONVOLUTIONS: dict[str, tuple[int, int, tuple[int, ...], int, int, dict[str, Any]]] = {
     "sd_b2-C320-H128": (2, 128, (320,), 320, 3, {}),
     "sd_b2-C640-H64": (2, 64, (640,), 640, 3, {}),
@@ -71,8 +71,7 @@ CONVOLUTIONS: dict[str, tuple[int, int, tuple[int, ...], int, int, dict[str, Any
     "ddpm256_b8-C3-H256-first": (8, 256, (3,), 128, 3, {}),
     "ddpm256_b8-C128-H256-last": (8, 256, (128,), 3, 3, {}),
 }
-# 3x3 convolutions on sm_90, by its own kernel, by the kernel of all cards and by cuDNN: of each size the batches,
-# input channels, H = W, output channels
+# 3x3 convolutions for the sm_90 kernel, the generic kernel and cuDNN: batches, input channels, H = W, output channels
 HOPPER_SQUARES = (
     ((1, 8), 128, 256, 128), ((1, 8), 256, 256, 128), ((1, 8), 128, 128, 128), ((1, 8), 256, 128, 128),
     ((1, 2), 320, 128, 320), ((1, 2), 640, 128, 320), ((1, 2), 960, 128, 320), ((1, 64), 48, 64, 48),
@@ -83,7 +82,7 @@ HOPPER_SQUARES = (
     ((1, 8), 512, 16, 512), ((1, 64, 512), 512, 16, 256), ((1, 8), 1024, 16, 512), ((1, 2, 16), 1280, 16, 1280),
     ((2, 16), 2560, 16, 1280),
 )  # fmt: skip
-# The same with a shortcut, of one picture or a pair: batches, channels, H = W, channels of the shortcut.
+# The same with a shortcut of two tensors: batches, channels, H = W, channels of the shortcut.
 HOPPER_SHORTCUTS = (
     ((1, 8), 128, 256, (128, 128)), ((1, 8), 128, 128, (128, 128)), ((1, 2), 320, 128, (640, 320)),
     ((1, 64), 48, 64, (48, 48)), ((1, 8), 256, 64, (256, 256)), ((2, 16), 320, 64, (320, 320)),
@@ -92,12 +91,12 @@ HOPPER_SHORTCUTS = (
     ((1, 64), 128, 16, (128, 128)), ((1, 64, 512), 256, 16, (256, 256)), ((1, 8), 512, 16, (512, 512)),
     ((2, 16), 1280, 16, (1280, 1280)),
 )  # fmt: skip
-# The same with nearest 2x before them: batches, channels, H = W of the input.
+# The same after nearest 2x upsampling: batches, channels, H = W of the input.
 HOPPER_UPSAMPLED = (
     ((1, 8), 128, 128), ((1, 8), 256, 64), ((1, 2), 640, 64), ((1, 8), 256, 32), ((2, 16), 640, 32), ((2,), 1280, 32),
     ((1, 64), 128, 16), ((1, 64, 512), 256, 16), ((2, 16), 1280, 16), ((1, 64, 512), 256, 8), ((2, 16), 1280, 8),
 )  # fmt: skip
-# workload -> N, height, width, input channels, output channels, options; "shortcut" are the channels of one
+# workload -> N, height, width, input channels, output channels, options; "shortcut" gives the channels of a shortcut
 HOPPER_CONVOLUTIONS: dict[str, tuple[int, int, int, tuple[int, ...], int, dict[str, Any]]] = {
     **{
         f"hopper-N{n}-C{c}-H{height}-K{out}": (n, height, height, (c,), out, {})
@@ -122,8 +121,8 @@ HOPPER_CONVOLUTIONS: dict[str, tuple[int, int, int, tuple[int, ...], int, dict[s
     "hopper-N64-C128-H32-down": (64, 32, 32, (128,), 128, {"stride": 2, "padding": (0, 1, 0, 1)}),
     "hopper-N2-C320-H64-down": (2, 64, 64, (320,), 320, {"stride": 2}),
 }  # fmt: skip
-# The same in fp8, and those without a shortcut in int8: the levels of SDXL, SD 1.5 and ddpm256, some resnets' first and
-# last convolutions, in two batches.
+# The same in fp8, and also in int8 without a shortcut: the levels of SDXL, SD 1.5 and ddpm256, and the first and last
+# convolutions of some resnets, in two or three batch sizes.
 CONVOLUTIONS_8BIT: dict[str, tuple[int, int, int, tuple[int, ...], int, dict[str, Any]]] = {
     "-".join((f"{precision}-N{n}-C{'+'.join(map(str, channels))}-H{height}-K{out}", *options)): (
         n, height, height, channels, out, options,
@@ -147,7 +146,7 @@ CONVOLUTIONS_8BIT: dict[str, tuple[int, int, int, tuple[int, ...], int, dict[str
     for n in batches
     for precision in (("fp8",) if "shortcut" in options else ("fp8", "int8"))
 }  # fmt: skip
-# workload -> N, L, input channels, output channels, of a planner's Conv1dBlock: 5 taps, GroupNorm in 8 groups, Mish
+# workload -> N, L, input channels, output channels of a planner's Conv1dBlock: 5 taps, GroupNorm in 8 groups, Mish
 CONV1D_BLOCKS = {
     **{
         f"hopper32_b{n}-C{channels}-L{length}": (n, length, channels, out_channels)
@@ -160,14 +159,14 @@ CONV1D_BLOCKS = {
         for length, channels in ((128, 32), (64, 128), (32, 256))
     },
 }
-# workload -> N, L, C_in, C_out, options of linear; options "gate" and "residual" are tensors of its size
+# workload -> N, L, C_in, C_out, options of linear; "gate" and "residual" stand for tensors of fitting size
 GATED = {"gate": True, "residual": True}
 
 
 def of_transformer(
     level: str, n: int, tokens: int, channels: int
 ) -> dict[str, tuple[int, int, int, int, dict[str, Any]]]:
-    """The products of a block of a text U-Net's transformers that `linear` makes."""
+    """Return the products of a transformer block of a text U-Net that `linear` computes."""
     return {
         f"{level}-qkv": (n, tokens, channels, 3 * channels, {}),
         f"{level}-out": (n, tokens, channels, channels, {}),
@@ -218,7 +217,7 @@ TO_FP8 = {
     "ddpm256_b8-H256-C128": (8, 256, 256, 128),
     "ddpm256_b8-H16-C512": (8, 16, 16, 512),
 }
-# workload -> N, L, C, whether the residual is added before and scale and shift are applied after, whether RMSNorm
+# workload -> N, L, C, residual added before?, scale and shift applied after?, RMSNorm?
 LAYER_NORMS = {
     "dit_b2-modulated": (2, 256, 1152, False, True, False),
     "dit_b2-residual-modulated": (2, 256, 1152, True, True, False),

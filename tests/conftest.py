@@ -1,4 +1,4 @@
-"""Fixtures that several folders of tests share."""
+"""Fixtures for several folders of tests."""
 
 import atexit
 import functools
@@ -14,27 +14,27 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import nn
 
-# An example may be slow beside a busy process, and the checkout may be read-only.
+# Examples may be slow on a busy machine, and the checkout may be read-only.
 settings.register_profile(
     "tests", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None
 )
 settings.load_profile("tests")
 
-# A shell ignores Ctrl-C in what it starts with an ampersand, nohup the terminal's end, and children inherit it. A child
-# begins a caught signal at its default; under nohup the tests themselves still outlive their terminal.
+# Shells ignore SIGINT in background jobs, nohup ignores SIGHUP, and child processes inherit ignored signals. A signal
+# with a handler is reset to its default in a child. The handlers do nothing, so nohup still protects the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for _signal in {"SIGHUP", "SIGTERM"} & {number.name for number in signal.Signals}:
     if signal.getsignal(getattr(signal, _signal)) == signal.SIG_IGN:
         signal.signal(getattr(signal, _signal), lambda *_: None)
 
-# Nothing is written into the checkout, which may be read-only. xdist's workers inherit the folder.
+# The checkout may be read-only, so write elsewhere. xdist's workers inherit the folder.
 if "HYPOTHESIS_STORAGE_DIRECTORY" not in os.environ:
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = tempfile.mkdtemp(prefix="hypothesis-")
     atexit.register(shutil.rmtree, os.environ["HYPOTHESIS_STORAGE_DIRECTORY"], ignore_errors=True)
 
 
 def pytest_collection_finish():
-    """Keep the objects of all imported modules out of garbage collections. They make each one half a second longer."""
+    """Exclude the objects of imported modules from garbage collection, where they cost half a second each time."""
     gc.collect()
     gc.freeze()
 
@@ -45,7 +45,7 @@ def pytest_unconfigure():
 
 @pytest.fixture
 def randomise():
-    """Give every parameter of a model a random value that hides no error: none zero, no norm weight 1."""
+    """Give every parameter a random value that cannot hide an error: none is zero, and no norm weight is 1."""
 
     def fill(model: nn.Module, seed: int = 0) -> nn.Module:
         generator = torch.Generator().manual_seed(seed)
@@ -62,8 +62,8 @@ def randomise():
 
 @pytest.fixture
 def exact_matmuls():
-    """float32 convolutions and products of torch in float32, never TF32."""
-    backends = torch.backends.cudnn, torch.backends.cuda.matmul  # the second cannot be monkeypatched back
+    """Compute torch's float32 convolutions and products in float32, never in TF32."""
+    backends = torch.backends.cudnn, torch.backends.cuda.matmul  # monkeypatch cannot restore the second
     before = [backend.allow_tf32 for backend in backends]
     for backend in backends:
         backend.allow_tf32 = False
@@ -74,7 +74,7 @@ def exact_matmuls():
 
 @pytest.fixture
 def roots_of_ieee(monkeypatch):
-    """Round square roots on the CPU as IEEE 754 says. MKL rounds some otherwise, and not the same on every CPU."""
+    """Round square roots on the CPU according to IEEE 754. MKL rounds some differently, depending on the CPU."""
     power = torch.Tensor.__pow__
 
     def root(x):
@@ -85,7 +85,7 @@ def roots_of_ieee(monkeypatch):
 
 
 TINY_POLICY = {
-    "sample_size": 65536,  # what diffusers writes where nobody says
+    "sample_size": 65536,  # diffusers' default
     "in_channels": 14,
     "block_out_channels": (8, 16, 32),
     "time_embedding_type": "positional",
@@ -119,13 +119,13 @@ def _tiny_unet1d(options, randomise):
 
 @pytest.fixture
 def save_planner(tmp_path, randomise):
-    """Save a tiny planner of trajectories as diffusers' DDPM or DDIM pipeline; returns that and its folder."""
+    """Save a tiny planner as diffusers' DDPM or DDIM pipeline; return the pipeline and its folder."""
     import diffusers
 
     def save(kind: str, unet: dict | None = None, **scheduler):
         model = _tiny_unet1d(TINY_POLICY | (unet or {}), randomise)
         with torch.no_grad():
-            model.out_block.final_conv1d_2.weight.mul_(0.1)  # a wild model multiplies rounding from step to step
+            model.out_block.final_conv1d_2.weight.mul_(0.1)  # large outputs would amplify rounding errors at every step
         scheduler = getattr(diffusers, f"{kind}Scheduler")(**scheduler)
         pipe = getattr(diffusers, f"{kind}Pipeline")(unet=model, scheduler=scheduler)
         pipe.save_pretrained(tmp_path / "planner")
@@ -135,7 +135,7 @@ def save_planner(tmp_path, randomise):
 
 
 class _World:
-    """All that ValueGuidedRLPipeline asks of its env, which diffusers does not save."""
+    """The parts of an env that ValueGuidedRLPipeline needs; diffusers does not save them."""
 
     observation_space, action_space = torch.empty(11), torch.empty(3)
 
@@ -145,7 +145,7 @@ class _World:
 
 @pytest.fixture
 def save_value_guided(tmp_path, randomise):
-    """Save a tiny ValueGuidedRLPipeline of diffusers, about a world that is not there; returns it and its folder."""
+    """Save a tiny ValueGuidedRLPipeline of diffusers with a stub env; return the pipeline and its folder."""
     from diffusers import DDPMScheduler
     from diffusers.experimental import ValueGuidedRLPipeline
 
@@ -161,7 +161,7 @@ def save_value_guided(tmp_path, randomise):
 
 @pytest.fixture
 def save_tokenizer():
-    """Save a CLIP tokenizer of a small vocabulary in one of the layouts that folders have; returns the folder."""
+    """Save a CLIP tokenizer with a small vocabulary in one of the layouts of model folders; return the folder."""
     from tests.support.text_pipelines import save_tokenizer
 
     return save_tokenizer
@@ -169,7 +169,7 @@ def save_tokenizer():
 
 @pytest.fixture(scope="session")
 def text_folder(tmp_path_factory):
-    """Return the folder of a tiny text pipeline of a kind that tests/support/text_pipelines.py makes, saved once."""
+    """Return the folder of a tiny text pipeline of a kind in tests/support/text_pipelines.py, saved once."""
     from tests.support.text_pipelines import text_pipeline
 
     @functools.cache
@@ -183,7 +183,7 @@ def text_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def text_pipes(text_folder):
-    """Return diffusers' tiny text pipeline of a kind and ours, of the same weights; nobody changes them."""
+    """Return diffusers' tiny text pipeline of a kind and ours with the same weights. Tests must not change them."""
     from fastdiff import Pipeline
     from tests.support.text_pipelines import text_pipeline
 
@@ -196,7 +196,7 @@ def text_pipes(text_folder):
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """Tiny operations in one thread: several wait for one another at each."""
+    """Use one thread: for tiny operations, several threads mostly wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,13 +1,13 @@
-"""Draw the same pictures with the working tree's code and with another commit's, and compare them bit for bit.
+"""Draw the same pictures with the working tree's code and another commit's, and compare them bit for bit.
 
     python -m tests.same_bits --base REV
 
-REV is a commit, or a folder that holds another checkout. Each side draws in an interpreter of its own, which runs this
-very file over that side's fastdiff (`--draw`), so the runs keep to the public names of both sides; one of a model
-that REV does not know is shown as new, and compared with nothing. On a GPU every run is drawn in every dtype and
-through CUDA graphs. Equal bits are promised on one machine only: kinds of CPU and of GPU differ.
+REV is a commit or the folder of another checkout. Each side draws in its own interpreter, which runs this file over
+that side's fastdiff (`--draw`), so the runs use only public names that both sides have. A run with a model that REV
+does not have is reported as new and not compared. On a GPU every run is drawn in every dtype and through CUDA graphs.
+Bits are only equal on the same machine: they depend on the type of CPU and GPU.
 
-Exit codes: 0 all runs that both sides know are equal; 1 some differ or fail; 2 there is no such REV.
+Exit codes: 0 if all runs that both sides have are equal; 1 if some differ or fail; 2 if there is no such REV.
 """
 
 import argparse
@@ -35,8 +35,8 @@ import fastdiff
 ROOT = Path(__file__).resolve().parents[1]
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
-STEPS = 4  # more than the first, which a GPU runs as it is, and the second, which it captures
-PICTURES = 8 if ON_GPU else 2  # per label, where a run does not say
+STEPS = 4  # a GPU runs the first eagerly and captures the second, so the rest are replays
+PICTURES = 8 if ON_GPU else 2  # per label, unless the run says otherwise
 
 
 def unet(down: str = "DownBlock2D AttnDownBlock2D", up: str = "AttnUpBlock2D UpBlock2D", **options) -> dict[str, Any]:
@@ -56,7 +56,7 @@ UNETS = {
         "UpBlock2D AttnUpBlock2D UpBlock2D",
         **DDPM | {"sample_size": 32, "block_out_channels": (64, 128, 128), "norm_eps": 1e-6},
     ),
-    "latents": unet(block_out_channels=(224, 448), in_channels=4, out_channels=4),  # groups of 7 and 14 channels
+    "latents": unet(block_out_channels=(224, 448), in_channels=4, out_channels=4),  # norm groups of 7 and 14 channels
     "skip": unet("AttnSkipDownBlock2D SkipDownBlock2D", "SkipUpBlock2D AttnSkipUpBlock2D"),
     "k": unet("KDownBlock2D KDownBlock2D", "KUpBlock2D KUpBlock2D", act_fn="gelu"),
     "resnet": unet("ResnetDownsampleBlock2D AttnDownBlock2D", "AttnUpBlock2D ResnetUpsampleBlock2D"),
@@ -93,7 +93,7 @@ PLANNERS = {
     "values": PLANNER | VALUES,
 }
 CROSS = "CrossAttnDownBlock2D DownBlock2D", "UpBlock2D CrossAttnUpBlock2D"
-TEXT_UNETS = {  # of text 48 wide
+TEXT_UNETS = {  # for text of width 48
     "sd": unet(*CROSS, block_out_channels=(80, 160), cross_attention_dim=48, attention_head_dim=2, norm_num_groups=8),
     "sdxl": unet(
         "DownBlock2D CrossAttnDownBlock2D",
@@ -129,14 +129,14 @@ EACH_ITS_OWN = {"class_labels": [7, 3, None], "seed": [1, 1, 2], "batch_size": 3
 
 @dataclass(frozen=True)
 class Run:
-    """A model, its scheduler, and the options that it draws with."""
+    """A model, its scheduler, and the options for drawing."""
 
-    model: str  # of MODELS, or bundled
-    scheduler: str | None = None  # of SCHEDULERS; None: the bundled model's own
-    config: dict[str, Any] = field(default_factory=dict)  # of the scheduler
-    options: dict[str, Any] = field(default_factory=dict)  # of the call, of each step, or the command's flags
-    way: str = "pipeline"  # how it is drawn; see WAYS
-    half: bool = False  # small enough to be drawn in 16 bits on a CPU too
+    model: str  # a name in MODELS, or a bundled model
+    scheduler: str | None = None  # a name in SCHEDULERS; None for the bundled model's own
+    config: dict[str, Any] = field(default_factory=dict)  # the scheduler's
+    options: dict[str, Any] = field(default_factory=dict)  # options of the call or of each step, or the command's flags
+    way: str = "pipeline"  # a name in WAYS
+    half: bool = False  # small enough for 16 bits on a CPU too
 
 
 RUNS = {
@@ -156,7 +156,7 @@ RUNS = {
     "scale-shift-clipped": Run("scale-shift", "ddim", options={"use_clipped_model_output": True, "eta": 0.3}),
     "mish-classes": Run("mish-classes", "ddpm", {"variance_type": "fixed_large"}, {"class_labels": [0, 3]}),
     "class-numbers": Run("class-numbers", "ddim", options={"class_labels": torch.tensor([10.0, 400.0])}),
-    "fourier": Run("fourier", "ddim", UNCLIPPED | {"timestep_spacing": "trailing"}),  # which divides by the timestep
+    "fourier": Run("fourier", "ddim", UNCLIPPED | {"timestep_spacing": "trailing"}),  # the model divides by t > 0
     "dit-learned": Run("dit-pixels", "ddpm", UNCLIPPED | LEARNED, EACH_ITS_OWN | {"guidance_scale": 2.0}),
     "dit-learned-loop": Run("dit-pixels", "ddpm", LEARNED, way="loop", half=True),
     "dit-latents": Run("dit-latents", "ddim", UNCLIPPED, {"class_labels": 5, "guidance_scale": 4.0}),
@@ -174,13 +174,13 @@ RUNS = {
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.same_bits", description=__doc__.partition("\n")[0])
     chosen = parser.add_mutually_exclusive_group(required=True)
-    chosen.add_argument("--base", metavar="REV", help="commit, or folder of a checkout, to compare with")
-    chosen.add_argument("--draw", type=Path, metavar="OUT.json", help="draw with one side's code; --base calls this")
+    chosen.add_argument("--base", metavar="REV", help="commit or folder of a checkout to compare with")
+    chosen.add_argument("--draw", type=Path, metavar="OUT.json", help="draw with one side's code; used by --base")
     args = parser.parse_args()
     if args.draw:
         draw(args.draw)
         return 0
-    from benchmarks.harness.checkouts import checkout, commit  # which the other side may not have
+    from benchmarks.harness.checkouts import checkout, commit  # the other side may not have it
 
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         try:
@@ -193,21 +193,21 @@ def main() -> int:
 
 
 def drawn_by(side: Path, folder: Path) -> dict[str, dict[str, str]]:
-    """Draw every run with the code below `side`: what `draw` writes into `folder`, by run."""
+    """Draw every run with the code in `side`, and return what `draw` writes to `folder`, by run."""
     folder.mkdir()
     path = os.pathsep.join(filter(None, [str(side), os.environ.get("PYTHONPATH")]))
-    # a safe path leaves out this file's folder, whose kernels/ would pass for Hugging Face's package
+    # a safe path excludes this file's folder, whose kernels/ would shadow Hugging Face's package
     environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
     command = [sys.executable, str(Path(__file__).resolve()), "--draw", str(folder / "runs.json")]
     print(f"drawing with {side}", file=sys.stderr)
     code = subprocess.run(command, cwd=side, env=environment).returncode
     if code:
-        raise SystemExit(f"drawing with {side} ended with code {code}")  # itself 1
+        raise SystemExit(f"drawing with {side} ended with code {code}")  # exits with 1
     return json.loads((folder / "runs.json").read_text())
 
 
 def compare(base: dict[str, dict[str, str]], tree: dict[str, dict[str, str]]) -> int:
-    """Print a row for each run, and return the exit code."""
+    """Print a row per run, and return the exit code."""
     width, different = max(map(len, tree)), 0
     new = [name for name, ours in tree.items() if "unknown" in base[name] and "sha256" in ours]
     for name, ours in tree.items():
@@ -219,16 +219,16 @@ def compare(base: dict[str, dict[str, str]], tree: dict[str, dict[str, str]]) ->
         print(f"{name:<{width}}  {ours.get('sha256', '-')[:12]:<12}  {verdict}")
     compared = len(tree) - len(new)
     summary = f"{different} of {compared} runs differ" if different else f"all {compared} runs are equal"
-    print(f"{summary}; {len(new)} are new, and compared with nothing" if new else summary)
+    print(f"{summary}; {len(new)} are new and were not compared" if new else summary)
     return int(different > 0)
 
 
 class UnknownError(Exception):
-    """A side's fastdiff has no such model."""
+    """This side's fastdiff does not have the model."""
 
 
 def difference(theirs: dict[str, str], ours: dict[str, str]) -> str:
-    """By how much two runs differ, in words."""
+    """Describe how two runs differ."""
     sides = ("base", theirs), ("tree", ours)
     failed = [f"{side} failed: {run['error']}" for side, run in sides if "error" in run]
     failed += [f"{side} has {run['unknown']}" for side, run in sides if "unknown" in run]
@@ -242,7 +242,7 @@ def difference(theirs: dict[str, str], ours: dict[str, str]) -> str:
 
 
 def draw(out: Path) -> None:
-    """Draw every run with the fastdiff of the folder that we are in: tensors beside `out`, their hashes in it."""
+    """Draw every run with the current folder's fastdiff; write hashes to `out`, and tensors next to it."""
     package = Path(fastdiff.__file__).parent
     assert package.parent.samefile(Path.cwd()), f"{package} is not the fastdiff of {Path.cwd()}"
     runs: dict[str, dict[str, str]] = {}
@@ -255,7 +255,7 @@ def draw(out: Path) -> None:
 
 
 def draw_run(run: Run, dtype: str, file: Path) -> dict[str, str]:
-    """The hash of all bits of a run and the `file` that has them, or the error: one run's must not hide the others."""
+    """Return the hash of a run's bits and the `file` with them, or the error, which must not stop the other runs."""
     try:
         tensors = [tensor.cpu().contiguous() for tensor in WAYS[run.way](run, dtype)]
     except UnknownError as error:
@@ -271,14 +271,14 @@ def draw_run(run: Run, dtype: str, file: Path) -> dict[str, str]:
 
 
 def pipeline(run: Run, dtype: str) -> Iterator[Tensor]:
-    """The states of every step and the pictures; on a GPU the pictures again, all through CUDA graphs.
+    """Yield the states of every step and the pictures, and on a GPU the pictures again, all through CUDA graphs.
 
-    Of planners the trajectories, and their values where they are sorted.
+    A planner yields trajectories instead of pictures, and their values if the run sorts by value.
     """
     if any(run.model in configs for configs in MODELS.values()):
         companion = {"value_function": random_model("values", dtype)} if "sort_by_value" in run.options else {}
         name = "TrajectoryPipeline" if run.model in MODELS["UNet1DModel"] else "LabelPipeline"
-        kind = getattr(fastdiff, name, fastdiff.Pipeline)  # which was both, before it was the base of all kinds
+        kind = getattr(fastdiff, name, fastdiff.Pipeline)  # older commits have only Pipeline
         pipe = kind(random_model(run.model, dtype), scheduler(run), **companion)
     else:
         pipe = fastdiff.Pipeline.from_pretrained(run.model, device=DEVICE, dtype=dtype, scheduler=run.scheduler)
@@ -291,7 +291,7 @@ def pipeline(run: Run, dtype: str) -> Iterator[Tensor]:
 
 
 def text(run: Run, dtype: str) -> Iterator[Tensor]:
-    """A text as an encoder has it, then the states of every step and the pictures, guided by such texts."""
+    """Yield an encoder's prompt embeddings, then the states of every step and the pictures that they guide."""
     if not hasattr(fastdiff, "TextToImagePipeline"):
         raise UnknownError("no TextToImagePipeline")
     tokens = torch.randint(0, 99, (4, 12), generator=torch.Generator().manual_seed(0))
@@ -308,7 +308,7 @@ def text(run: Run, dtype: str) -> Iterator[Tensor]:
 
 
 def loop(run: Run, dtype: str) -> Iterator[Tensor]:
-    """Predictions and states of the loop that diffusers' users write, over tensors of the model's dtype."""
+    """Yield predictions and states of a hand-written loop as in diffusers, over tensors in the model's dtype."""
     model, steps = random_model(run.model, dtype), scheduler(run)
     generator = torch.Generator().manual_seed(0)
     shape = PICTURES, model.config.in_channels, model.config.sample_size, model.config.sample_size
@@ -322,7 +322,7 @@ def loop(run: Run, dtype: str) -> Iterator[Tensor]:
 
 
 def command(run: Run, dtype: str) -> Iterator[Tensor]:
-    """The pixels of the PNG files that `fastdiff sample` writes."""
+    """Yield the pixels of the PNG files that `fastdiff sample` writes."""
     with tempfile.TemporaryDirectory() as folder:
         flags = run.options | {"model": run.model, "dtype": dtype, "device": DEVICE, "out": folder}
         arguments = [f"--{name}={value}" for name, value in flags.items()]
@@ -348,14 +348,14 @@ def scheduler(run: Run):
 
 
 def noise_source(run: Run) -> dict[str, torch.Generator]:
-    """A new generator, where the run has the seed of one."""
+    """Return a new generator if the run has a seed for one."""
     return {"generator": torch.Generator().manual_seed(run.options["generator"])} if "generator" in run.options else {}
 
 
 def random_model(name: str, dtype: str) -> nn.Module:
-    """A model in which no parameter is zero and no norm's weight is 1. A parameter's name alone decides its values.
+    """Build a model without zero parameters and norm weights of 1. A parameter's values depend only on its name.
 
-    UnknownError where our side's fastdiff has no such model.
+    Raises UnknownError if this side's fastdiff does not have the model.
     """
     class_name = next(class_name for class_name, configs in MODELS.items() if name in configs)
     if not hasattr(fastdiff, class_name):
@@ -364,7 +364,7 @@ def random_model(name: str, dtype: str) -> nn.Module:
     with torch.no_grad():
         for path, parameter in model.named_parameters():
             values = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(zlib.crc32(path.encode())))
-            if parameter.ndim > 1:  # outputs as large as inputs: the scheduler clips few of them, and 16 bits hold them
+            if parameter.ndim > 1:  # keeps the scale, so the scheduler clips little and 16 bits suffice
                 parameter.copy_(values * (parameter.shape[0] / parameter.numel()) ** 0.5)
             else:
                 parameter.copy_(0.1 * values + path.endswith("weight"))

@@ -1,7 +1,7 @@
-"""A small classifier of emoji by style and group, the judge of samples: a residual network on 64x64 pictures.
+"""A small classifier of emoji by style and group, which judges samples: a residual network on 64x64 pictures.
 
-`python -m training.classifier --data emoji64.npz --out classifier.pt` trains it on the training pictures alone
-and prints its accuracy on the validation pictures, which no model here has seen.
+`python -m training.classifier --data emoji64.npz --out classifier.pt` trains it on the training pictures only and
+prints its accuracy on the validation pictures, which no model here has seen.
 """
 
 import argparse
@@ -46,16 +46,16 @@ class Classifier(nn.Module):
         self.head = nn.Linear(channels, CLASSES)
 
     def features(self, images: Tensor) -> Tensor:
-        """(N, 3, 64, 64) uint8 -> (N, 256) float32, the mean over positions before the head."""
+        """Map (N, 3, 64, 64) uint8 to (N, 256) float32: the mean over positions before the head."""
         return self.blocks(to_model_range(images)).mean(dim=(2, 3))
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 3, 64, 64) uint8 -> (N, 36) logits."""
+        """Map (N, 3, 64, 64) uint8 to (N, 36) logits."""
         return self.head(self.dropout(self.features(images)))
 
 
 def train_classifier(train: Pictures, steps: int = STEPS, batch: int = BATCH, seed: int = 0) -> Classifier:
-    """Cross entropy on shifted and scaled training pictures, labels as likely as the square root of their counts."""
+    """Train with cross entropy on shifted and scaled pictures; a label's weight is the square root of its count."""
     torch.manual_seed(seed)
     model = Classifier().to(train.images.device)
     optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.05)
@@ -73,14 +73,14 @@ def train_classifier(train: Pictures, steps: int = STEPS, batch: int = BATCH, se
 
 @torch.no_grad()
 def judge(model: Classifier, images: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, 3, 64, 64) uint8 -> probabilities (N, 36) and features (N, 256), float32."""
+    """Return float32 probabilities (N, 36) and features (N, 256) of pictures (N, 3, 64, 64) uint8."""
     features = torch.cat([model.features(part) for part in images.split(1024)])
     return model.head(features).softmax(dim=1), features
 
 
 def load_classifier(path: Path, device: torch.device | str) -> Classifier:
     weights = torch.load(path, map_location=device, weights_only=True)
-    widths = [len(bias) for key, bias in weights.items() if key.endswith("norm2.bias")][::2]  # two blocks of each width
+    widths = [len(bias) for key, bias in weights.items() if key.endswith("norm2.bias")][::2]  # two blocks per width
     model = Classifier(widths).to(device)
     model.load_state_dict(weights)
     return model.eval()
@@ -94,7 +94,7 @@ def accuracy(model: Classifier, pictures: Pictures) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="emoji64.npz")
-    parser.add_argument("--out", type=Path, required=True, help="file of the weights")
+    parser.add_argument("--out", type=Path, required=True, help="file for the weights")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()

@@ -2,7 +2,7 @@
 
     python -m training.compare_sampling --data emoji64.npz --classifier classifier.pt --model FOLDER --out FILE.json
 
-Every old label "<style> <group>" is drawn with seeds 0 to --per-label - 1, which take its finer labels in turn.
+Draws every label "<style> <group>" with seeds 0 to --per-label - 1, which use its finer labels in turn.
 """
 
 import argparse
@@ -25,16 +25,16 @@ STEPS = (20, 50)
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="emoji64.npz")
-    parser.add_argument("--classifier", type=Path, required=True, help="weights made by training.classifier")
+    parser.add_argument("--classifier", type=Path, required=True, help="weights from training.classifier")
     parser.add_argument("--model", type=Path, required=True, help="model folder")
-    parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file for the results")
     parser.add_argument("--per-label", type=int, default=16)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args(argv)
 
 
 def corner(images: Tensor) -> float:
-    """Median over (N, 3, 64, 64) pictures of the mean of their corners: 255 is a clean white background."""
+    """Return the median over (N, 3, 64, 64) pictures of the mean of their corners; 255 is a clean white background."""
     return images[:, :, ::63, ::63].float().mean(dim=(1, 2, 3)).median().item()
 
 

@@ -1,4 +1,4 @@
-"""emoji64.npz on a device: training pictures with their shifted and scaled copies, and the validation pictures."""
+"""Load emoji64.npz: the training pictures with their shifted and scaled copies, and the validation pictures."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ SCALED_SIZES = (58, 59, 60, 61, 62)
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures of one split on a device."""
+    """The pictures of one split, on a device."""
 
     images: Tensor  # (N, 3, 64, 64) uint8
     labels: Tensor  # (N,) int64, the finer label
@@ -27,7 +27,7 @@ class Pictures:
 
 
 def load(path: Path, device: torch.device | str) -> tuple[Pictures, Pictures, Labels]:
-    """Read emoji64.npz: (training pictures, validation pictures, labels); the labels are counted on training alone."""
+    """Read emoji64.npz into (training pictures, validation pictures, labels). Labels count training pictures only."""
     with np.load(path) as arrays:
         data = {key: arrays[key] for key in arrays.files}
     styles = data["style_names"][data["style"]].tolist()
@@ -49,17 +49,17 @@ def load(path: Path, device: torch.device | str) -> tuple[Pictures, Pictures, La
 
 
 def to_model_range(images: Tensor) -> Tensor:
-    """uint8 0..255 -> float32 -1..1, same shape."""
+    """Map uint8 0..255 to float32 -1..1 of the same shape."""
     return images.float() / 127.5 - 1
 
 
 def to_bytes(x_0: Tensor) -> Tensor:
-    """(N, 3, H, W) float -1..1 -> (N, H, W, 3) uint8 on the CPU."""
+    """Map (N, 3, H, W) float -1..1 to (N, H, W, 3) uint8 on the CPU."""
     return ((x_0.float() + 1) * 127.5).round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu()
 
 
 def scaled_copies(images: Tensor) -> Tensor:
-    """(N, 3, 64, 64) uint8 -> (5, N, 3, 64, 64): each picture at 58 to 62 px, top left in a white frame."""
+    """Return (5, N, 3, 64, 64) uint8: each picture (N, 3, 64, 64) at 58 to 62 px, at the top left of a white frame."""
     copies = []
     for size in SCALED_SIZES:
         small = F.interpolate(images.float(), size=(size, size), mode="bicubic", antialias=True)
@@ -69,9 +69,9 @@ def scaled_copies(images: Tensor) -> Tensor:
 
 
 class Augmenter:
-    """Half of the pictures as they are, half scaled to 58 to 62 px and shifted inside the frame; no crops, no flips.
+    """Keep half of the pictures, and scale half to 58 to 62 px and shift them inside the frame; no crops, no flips.
 
-    The scaled copies are made once, so a batch is two gathers without a read-back.
+    The scaled copies are made once, so a batch needs two gathers and no read-back from the device.
     """
 
     def __init__(self, images: Tensor):
@@ -80,7 +80,7 @@ class Augmenter:
         self.margins = torch.tensor([SIZE - size for size in sizes], device=images.device)
 
     def __call__(self, indices: Tensor) -> Tensor:
-        """(B,) picture indices -> (B, 3, 64, 64) uint8, drawn from torch's default generator."""
+        """Return (B, 3, 64, 64) uint8 for picture indices (B,). Draws from torch's default generator."""
         count, device = len(indices), indices.device
         kind = torch.randint(1, len(self.margins), (count,), device=device)
         kind = torch.where(torch.rand(count, device=device) < 0.5, kind, 0)

@@ -1,4 +1,4 @@
-"""The forward process and the loss: squared-cosine schedule, v-prediction, min-SNR-5 as the density of t.
+"""The forward process and the loss: squared-cosine schedule, v-prediction, and min-SNR-5 as the density of t.
 
 Sources: Ho et al. 2020 eq. 4 (x_t); Salimans & Ho 2022 appendix D (v); Hang et al. 2023 (min-SNR); Nichol &
 Dhariwal 2021 (squared-cosine alpha_bar).
@@ -21,7 +21,7 @@ SCHEDULER = {
 
 
 class Diffusion:
-    """alpha_bar of the schedule and the cumulative density of t, on a device."""
+    """The schedule's alpha_bar and the cumulative density of t, on a device."""
 
     def __init__(self, device: torch.device | str):
         alpha_bar = DDIMScheduler(**SCHEDULER).alphas_cumprod
@@ -31,12 +31,12 @@ class Diffusion:
         self.t_cumulative = cumulative(density).to(device)
 
     def draw_t(self, count: int) -> Tensor:
-        """(count,) int64 timesteps, stratified over their density, in random order."""
+        """Draw (count,) int64 timesteps, stratified over their density and in random order."""
         t = stratified_draw(self.t_cumulative, count)
         return t[torch.randperm(count, device=t.device)]
 
     def loss(self, model: nn.Module, x_0: Tensor, labels: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """Squared error on v of each picture: (N,) float32; x_0 and noise (N, 3, H, W), labels and t (N,)."""
+        """Return each picture's squared error on v, (N,) float32; x_0 and noise (N, 3, H, W), labels and t (N,)."""
         alpha_bar = self.alpha_bar[t][:, None, None, None]
         signal, sigma = alpha_bar.sqrt(), (1 - alpha_bar).sqrt()
         x_t = signal * x_0 + sigma * noise
@@ -47,30 +47,30 @@ class Diffusion:
 
 
 def cumulative(weights: Tensor) -> Tensor:
-    """Cumulative distribution of non-negative weights, float32; its last entry is 1 exactly."""
+    """Return the cumulative distribution of non-negative weights, float32; the last entry is exactly 1."""
     total = weights.double().cumsum(0)
     return (total / total[-1]).float()
 
 
 def stratified_draw(distribution: Tensor, count: int) -> Tensor:
-    """(count,) int64 indices of a cumulative distribution, ascending: one draw from each of `count` equal strata."""
+    """Draw (count,) ascending int64 indices of a cumulative distribution, one from each of `count` equal strata."""
     device = distribution.device
     u = (torch.arange(count, device=device) + torch.rand(count, device=device)) / count
     return torch.searchsorted(distribution, u, right=True).clamp(max=len(distribution) - 1)
 
 
 def picture_distribution(labels: Tensor) -> Tensor:
-    """(N,) labels -> cumulative distribution of pictures: a label as likely as the square root of its count."""
+    """Return the cumulative distribution of pictures with labels (N,); a label's weight is the root of its count."""
     counts = labels.bincount()[labels]
     return cumulative(counts.double().rsqrt())
 
 
 @torch.no_grad()
 def mean_loss(model: nn.Module, diffusion: Diffusion, images: Tensor, labels: Tensor, repeats: int = 8) -> float:
-    """v-loss of pictures under the training density of t, with the same t and noise on every call.
+    """Return the v-loss of pictures under the training density of t, with the same t and noise on every call.
 
-    images (N, 3, 64, 64) uint8, labels (N,). Each picture is taken `repeats` times. Noise is drawn on the CPU, so that
-    two machines compare.
+    images (N, 3, 64, 64) uint8, labels (N,). Each picture is used `repeats` times. Noise is drawn on the CPU, so that
+    results of different machines are comparable.
     """
     generator = torch.Generator().manual_seed(0)
     total = 0.0

@@ -1,12 +1,12 @@
-"""Measure emoji64 models side by side: classifier score per label, losses, distance to the training pictures.
+"""Compare emoji64 models: classifier score per label, losses, distance to the training pictures.
 
     python -m training.evaluate --data emoji64.npz --classifier classifier.pt --out results \
         --model prototype=PROTOTYPE_FOLDER --model emoji64=fastdiff/bundled/emoji64
 
 Every model draws the same number of pictures of every old label "<style> <group>", with the same seeds, noise and
-sampler and the defaults of its fastdiff.json; a model with finer labels takes each as often as the training pictures
-do. The folder --out gets evaluation.json, the samples, a grid of each model and a sheet of ten samples beside their
-nearest training pictures.
+sampler, and with the defaults of its fastdiff.json. A model with finer labels draws each in proportion to the training
+pictures. Writes to the folder --out: evaluation.json, the samples, a grid per model, and a sheet of ten samples next to
+their nearest training pictures.
 """
 
 import argparse
@@ -32,27 +32,27 @@ from training.sampling import sample, save_grid
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 STYLES = ("fluent_3d", "fluent_flat", "noto", "twemoji")
 COARSE = coarse_names(STYLES)
-# Fluent has 8 flags in each style: too few to learn a label from, so emoji64 has none for them.
+# Each Fluent style has 8 flags, too few to learn a label from, so emoji64 has no label for them.
 COMPARED = tuple(name for name in COARSE if not (name.startswith("fluent") and name.endswith("flags")))
 
 
 @dataclass(frozen=True)
 class LabelledModel:
-    """A model and the indices of the labels that stand for each old label."""
+    """A model, and the indices of its labels for each old label."""
 
     model: ModelMixin
     names: tuple[str, ...]
     members: dict[str, tuple[int, ...]]
     null_label: int
-    defaults: dict[str, float]  # how it samples best
+    defaults: dict[str, float]  # its best sampling settings
 
     def picture_labels(self, pictures: Pictures) -> Tensor:
-        """The label this model was trained to give each picture."""
+        """Return the label of each picture in this model's training."""
         is_coarse = self.null_label == len(COARSE)
         return pictures.coarse if is_coarse else pictures.labels
 
     def label_of(self, name: str, seed: int, picture_counts: list[int]) -> int:
-        """The label that a seed takes of an old label: over any run of seeds, as often as the training pictures do."""
+        """Return the finer label that a seed draws for an old label, in proportion to the training pictures."""
         members = self.members[name]
         counts = [picture_counts[label] for label in members]
         position = (seed + 0.5) * GOLDEN_RATIO % 1 * sum(counts)
@@ -60,7 +60,7 @@ class LabelledModel:
 
 
 def load_labelled(folder: Path, device: str) -> LabelledModel:
-    """A model folder with a fastdiff.json; without label_groups its labels are the 36 old ones."""
+    """Load a model folder with a fastdiff.json. Without label_groups its labels are the 36 old ones."""
     info = json.loads((folder / "fastdiff.json").read_text(encoding="utf-8"))
     index = {name: i for i, name in enumerate(info["labels"])}
     groups = info.get("label_groups", {name: [name] for name in index})
@@ -70,21 +70,24 @@ def load_labelled(folder: Path, device: str) -> LabelledModel:
 
 
 def drawn_labels(model: LabelledModel, per_label: int, train: Pictures) -> list[int]:
-    """The model's label of each picture drawn: seed after seed of every compared label."""
+    """Return the model's label for each picture to draw: all seeds of each compared label in turn."""
     counts = model.picture_labels(train).bincount(minlength=model.null_label).tolist()
     return [model.label_of(name, seed, counts) for name in COMPARED for seed in range(per_label)]
 
 
 def draw(model: LabelledModel, labels: list[int], per_label: int, **options) -> Tensor:
-    """Seeds 0 to per_label - 1 of every compared label, in order: (34 * per_label, 3, 64, 64) uint8 on the device."""
+    """Draw seeds 0 to per_label - 1 of every compared label: (34 * per_label, 3, 64, 64) uint8 on the device."""
     seeds = list(range(per_label)) * len(COMPARED)
     images = sample(model.model, labels, seeds, null_label=model.null_label, **options)
     return images.permute(0, 3, 1, 2).to(model.model.device)
 
 
 def label_scores(probabilities: Tensor, per_label: int) -> dict[str, dict[str, float]]:
-    """(34 * per_label, 36) -> per label: mean probability of the label over all and over 16 pictures, standard error of
-    the former, share judged right."""
+    """Score probabilities (34 * per_label, 36) per label.
+
+    The scores are the label's mean probability over all and over 16 pictures, the standard error over all, and the
+    share judged right.
+    """
     scores = {}
     for name, part in zip(COMPARED, probabilities.split(per_label), strict=True):
         target = COARSE.index(name)
@@ -99,7 +102,7 @@ def label_scores(probabilities: Tensor, per_label: int) -> dict[str, dict[str, f
 
 
 def subgroup_scores(model: LabelledModel, labels: list[int], probabilities: Tensor) -> dict[str, float]:
-    """Mean probability of the old label for each of the model's own labels, over the styles."""
+    """Return the old label's mean probability for each of the model's subgroups, over the styles."""
     targets = [COARSE.index(name) for name in COMPARED for _ in range(len(labels) // len(COMPARED))]
     found: dict[str, list[float]] = {}
     for label, target, row in zip(labels, targets, probabilities.tolist(), strict=True):
@@ -108,7 +111,7 @@ def subgroup_scores(model: LabelledModel, labels: list[int], probabilities: Tens
 
 
 def kernel_distance(features: Tensor, real: Tensor) -> float:
-    """The unbiased squared maximum mean discrepancy, kernel (x.y / d + 1)^3 (Binkowski et al. 2018)."""
+    """Return the unbiased squared maximum mean discrepancy with kernel (x.y / d + 1)^3 (Binkowski et al. 2018)."""
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
         return (a.double() @ b.double().T / a.shape[1] + 1) ** 3
@@ -121,19 +124,19 @@ def kernel_distance(features: Tensor, real: Tensor) -> float:
 
 
 def label_distances(features: Tensor, real: Tensor, real_coarse: Tensor, per_label: int) -> dict[str, float]:
-    """Kernel distance of each label's samples to all the training pictures of that label."""
+    """Return the kernel distance of each label's samples to all training pictures of that label."""
     parts = zip(COMPARED, features.split(per_label), strict=True)
     return {name: kernel_distance(part, real[real_coarse == COARSE.index(name)]) for name, part in parts}
 
 
 def real_sample(pictures: Pictures, per_label: int) -> Tensor:
-    """Indices of the first per_label training pictures of every compared label (fewer where there are fewer)."""
+    """Return the indices of the first per_label training pictures (or all, if fewer) of every compared label."""
     rows = [(pictures.coarse == COARSE.index(name)).nonzero().flatten()[:per_label] for name in COMPARED]
     return torch.cat(rows)
 
 
 def distance_statistics(distance: Tensor, limit: float) -> dict[str, float]:
-    """Quantiles of nearest distances, and the share nearer than `limit`."""
+    """Return quantiles of nearest distances, and the share nearer than `limit`."""
     quantiles = torch.tensor([0.01, 0.1, 0.5, 0.9], device=distance.device)
     values = distance.quantile(quantiles).tolist()
     names = ("quantile_0.01", "quantile_0.10", "median", "quantile_0.90")
@@ -141,7 +144,7 @@ def distance_statistics(distance: Tensor, limit: float) -> dict[str, float]:
 
 
 def group_medians(distance: Tensor, per_label: int) -> dict[str, float]:
-    """Median nearest distance of each group's samples, over the styles."""
+    """Return the median nearest distance of each group's samples, over the styles."""
     rows: dict[str, list[Tensor]] = {group: [] for group in SHORT_GROUPS.values()}
     for name, part in zip(COMPARED, distance.split(per_label), strict=True):
         rows[name.rpartition(" ")[2]].append(part)
@@ -150,7 +153,7 @@ def group_medians(distance: Tensor, per_label: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Yardstick:
-    """The measures of every model: the pictures, the classifier and the distance of held-out pictures."""
+    """The references of all measurements: the pictures, the classifier and the distances of held-out pictures."""
 
     train: Pictures
     validation: Pictures
@@ -161,7 +164,7 @@ class Yardstick:
 
     @property
     def near(self) -> float:
-        """Only one held-out picture in a hundred is nearer to a training picture than this."""
+        """The distance below which only one held-out picture in a hundred is to a training picture."""
         return self.held_out.quantile(0.01).item()
 
     def describe(self) -> dict:
@@ -183,7 +186,7 @@ def make_yardstick(data: Path, classifier: Path, device: str) -> Yardstick:
 
 
 def measure(yardstick: Yardstick, model: LabelledModel, per_label: int, options: dict, save_as: Path) -> dict:
-    """Draw a model's samples, measure them, and write the pictures to files whose names start with `save_as`."""
+    """Draw a model's samples, measure them, and write the pictures to files with names that start with `save_as`."""
     train = yardstick.train
     labels = drawn_labels(model, per_label, train)
     images = draw(model, labels, per_label, **options)
@@ -207,7 +210,7 @@ def measure(yardstick: Yardstick, model: LabelledModel, per_label: int, options:
 
 
 def losses(yardstick: Yardstick, model: LabelledModel) -> dict[str, float]:
-    """v-loss on the validation pictures and on as many training pictures."""
+    """Return the v-loss on the validation pictures and on as many training pictures."""
     train, validation = yardstick.train, yardstick.validation
     some = torch.linspace(0, len(train) - 1, len(validation), device=train.labels.device).long()
     given, seen = model.picture_labels(validation), model.picture_labels(train)[some]
@@ -218,8 +221,10 @@ def losses(yardstick: Yardstick, model: LabelledModel) -> dict[str, float]:
 
 
 def write_pictures(save_as: Path, images: Tensor, nearest_images: Tensor, per_label: int) -> None:
-    """NAME-samples.npz: all; NAME-grid.png: eight seeds of every label; NAME-nearest.png: ten samples, labels evenly
-    spread, each beside its nearest training picture."""
+    """Write NAME-samples.npz (all), NAME-grid.png (eight seeds per label) and NAME-nearest.png.
+
+    The last shows ten samples with evenly spaced labels, each next to its nearest training picture.
+    """
     np.savez_compressed(f"{save_as}-samples.npz", images=images.permute(0, 2, 3, 1).cpu().numpy())
     chosen = [row * per_label + seed for row in range(len(COMPARED)) for seed in range(min(8, per_label))]
     save_grid(images[chosen].permute(0, 2, 3, 1).cpu(), 4 * min(8, per_label), f"{save_as}-grid.png")
@@ -246,11 +251,11 @@ def model_argument(text: str) -> tuple[str, Path]:
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="emoji64.npz")
-    parser.add_argument("--classifier", type=Path, required=True, help="weights made by training.classifier")
+    parser.add_argument("--classifier", type=Path, required=True, help="weights from training.classifier")
     parser.add_argument("--model", type=model_argument, action="append", required=True, metavar="NAME=FOLDER")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     parser.add_argument("--per-label", type=int, default=64)
-    parser.add_argument("--guidance", type=float, help="the same guidance for every model, not each one's own")
+    parser.add_argument("--guidance", type=float, help="one guidance for all models (default: each model's own)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args(argv)
 

@@ -1,8 +1,8 @@
 """Labels of emoji64: style x subgroup, made from each picture's Unicode group and CLDR short name.
 
-`subgroups.json` splits the nine groups: group -> subgroup -> name patterns (fnmatch, first match wins). What stands
-behind a colon in a name (skin tones, countries) is not looked at. A subgroup with too few pictures in a style is folded
-into the last subgroup of its group; where the group has only one, its pictures train the null label alone.
+`subgroups.json` splits the nine groups: group -> subgroup -> name patterns (fnmatch, first match wins). The part of a
+name after a colon (skin tones, countries) is ignored. A subgroup with too few pictures in a style is merged into the
+last subgroup of its group. If the group's last subgroup has too few as well, its pictures only train the null label.
 """
 
 import json
@@ -29,10 +29,10 @@ SHORT_GROUPS = {
 
 @dataclass(frozen=True)
 class Labels:
-    """Label names, the label of every picture, and what the names "<style> <group>" stand for."""
+    """The label names, the label of every picture, and the finer labels of each name "<style> <group>"."""
 
     names: tuple[str, ...]  # index -> "noto birds"; the null label has no name and the index len(names)
-    of_picture: tuple[int, ...]  # label index of each picture, null_label where its subgroup folded away
+    of_picture: tuple[int, ...]  # label index of each picture, null_label if its subgroup was too small
     groups: dict[str, tuple[str, ...]]  # "noto animals" -> its finer names, in table order
 
     @property
@@ -41,7 +41,7 @@ class Labels:
 
     @property
     def replaced(self) -> dict[str, str]:
-        """Names "<style> <group>" that stand for nothing here -> the same group in the styles that have it."""
+        """Map each name "<style> <group>" without labels to the same group in the styles that have it."""
         styles = dict.fromkeys(name.split(" ")[0] for name in self.groups)
         return {
             f"{style} {group}": " or ".join(name for name in self.groups if name.endswith(f" {group}"))
@@ -52,16 +52,16 @@ class Labels:
 
 
 def subgroup_of(group: str, name: str) -> str:
-    """Subgroup of a CLDR short name within its Unicode group; KeyError for an unknown group."""
+    """Return the subgroup of a CLDR short name within its Unicode group. Raises KeyError for an unknown group."""
     base = name.split(":")[0]
     for subgroup, patterns in SUBGROUPS[group].items():
         if any(fnmatchcase(base, pattern) for pattern in patterns):
             return subgroup
-    raise ValueError(f"{name!r} matches no pattern of {group!r}: end its last subgroup with '*' in subgroups.json")
+    raise ValueError(f"{name!r} matches no pattern of {group!r}: add '*' to its last subgroup in subgroups.json")
 
 
 def coarse_names(styles: Sequence[str]) -> tuple[str, ...]:
-    """The labels "<style> <group>" in the order of the first emoji64: index = style * 9 + group."""
+    """Return the labels "<style> <group>" in the order of the first emoji64: index = style * 9 + group."""
     return tuple(f"{style_name(style)} {group}" for style in styles for group in SHORT_GROUPS.values())
 
 
@@ -70,9 +70,9 @@ def style_name(style: str) -> str:
 
 
 def make_labels(styles: Sequence[str], groups: Sequence[str], names: Sequence[str], counted: Sequence[bool]) -> Labels:
-    """Labels of pictures given by style ("fluent_3d"), group ("Flags") and name; `counted` marks the training pictures.
+    """Make labels of pictures with style ("fluent_3d"), group ("Flags") and name; `counted` marks training pictures.
 
-    A label exists where at least MIN_PICTURES counted pictures carry it.
+    A label needs at least MIN_PICTURES counted pictures.
     """
     keys = [(style, group, subgroup_of(group, name)) for style, group, name in zip(styles, groups, names, strict=True)]
     enough = _large_keys(keys, counted)

@@ -1,4 +1,4 @@
-"""The denoisers of emoji64 (UNet2DModel) and emoji64-dit (DiTTransformer2DModel): how they start, and model folders."""
+"""The denoisers of emoji64 (UNet2DModel) and emoji64-dit (DiTTransformer2DModel): initialisation and folders."""
 
 import copy
 import json
@@ -14,12 +14,12 @@ from training.labels import Labels
 
 SHAPES = {
     "unet": (48, 96, 128, 128),  # channels of the four levels
-    "dit": (256, 6),  # width, blocks: 16 MiB in float16 less 2 KB, an embedder of time and label in every block
+    "dit": (256, 6),  # width, blocks: 16 MiB less 2 KB in float16; every block embeds time and label itself
 }
 PATCH = 4
 HEAD_WIDTH = 64
-EMBEDDING_STD = 0.02  # of time and label in a DiT
-GUIDANCE_SCALE = {UNet2DModel: 4.0, DiTTransformer2DModel: 5.0}  # the best by compare_sampling
+EMBEDDING_STD = 0.02  # time and label embeddings of a DiT
+GUIDANCE_SCALE = {UNet2DModel: 4.0, DiTTransformer2DModel: 5.0}  # the best found by compare_sampling
 DEFAULTS = {
     "num_inference_steps": 50,
     "scheduler": "ddim",
@@ -29,7 +29,7 @@ DEFAULTS = {
 
 
 def build_model(kind: str, labels: Labels, shape: tuple[int, ...], dropout: float) -> ModelMixin:
-    """A new model with one class embedding per label and one for the null label; `kind` and `shape` as in SHAPES."""
+    """Build a model with a class embedding per label and one for the null label; `kind` and `shape` as in SHAPES."""
     build = {"unet": build_unet, "dit": build_dit}[kind]
     return build(labels, *shape, dropout=dropout)
 
@@ -53,7 +53,7 @@ def build_unet(labels: Labels, *channels: int, dropout: float) -> UNet2DModel:
 
 
 def build_dit(labels: Labels, width: int, blocks: int, *, dropout: float) -> DiTTransformer2DModel:
-    """A new DiTTransformer2DModel that starts as the paper's: every block as the identity, the prediction as zero.
+    """Build a DiTTransformer2DModel in which every block starts as the identity and the prediction as zero.
 
     Source: Peebles & Xie 2022 (arXiv 2212.09748), section 3.2, adaLN-Zero.
     """
@@ -81,7 +81,7 @@ def build_dit(labels: Labels, width: int, blocks: int, *, dropout: float) -> DiT
 
 def _start_ada_norm(norm: nn.Module, labels: Labels) -> None:
     emb = norm.emb
-    emb.class_embedder.dropout_prob = 0.0  # every block would drop labels of its own; the trainer drops them for all
+    emb.class_embedder.dropout_prob = 0.0  # else each block drops labels separately; the trainer drops them for all
     for linear in (emb.timestep_embedder.linear_1, emb.timestep_embedder.linear_2):
         nn.init.normal_(linear.weight, std=EMBEDDING_STD)
     table = emb.class_embedder.embedding_table.weight
@@ -91,7 +91,7 @@ def _start_ada_norm(norm: nn.Module, labels: Labels) -> None:
 
 
 def _zero_residual_ends(unet: UNet2DModel) -> None:
-    """Every residual branch starts as the identity, and the prediction as zero."""
+    """Make every residual block start as the identity, and the prediction as zero."""
     ends: list[nn.Module] = [unet.conv_out]
     for name, module in unet.named_modules():
         if name.endswith((".conv2", ".to_out.0")):
@@ -102,7 +102,7 @@ def _zero_residual_ends(unet: UNet2DModel) -> None:
 
 
 def _related_embeddings(labels: Labels, width: int) -> torch.Tensor:
-    """(labels + 1, width): style vector + group vector + own vector, so labels that share a part start alike."""
+    """Return (labels + 1, width): style + group + own vector, so labels that share a part start with similar rows."""
     vectors: dict[str, torch.Tensor] = {}
 
     def vector(part: str) -> torch.Tensor:
@@ -117,7 +117,7 @@ def _related_embeddings(labels: Labels, width: int) -> torch.Tensor:
 
 
 def save_model(model: ModelMixin, labels: Labels, folder: Path) -> None:
-    """Write the model in float16 as a diffusers pipeline's folder, with label names and defaults in fastdiff.json."""
+    """Write the model in float16 as the folder of a diffusers pipeline, with labels and defaults in fastdiff.json."""
     model = copy.deepcopy(model).to("cpu", torch.float16).to(memory_format=torch.contiguous_format)
     model.register_to_config(dropout=0.0)
     scheduler = DDIMScheduler(**SCHEDULER)
@@ -138,6 +138,6 @@ def save_model(model: ModelMixin, labels: Labels, folder: Path) -> None:
 
 
 def load_model(folder: Path, device: torch.device | str) -> ModelMixin:
-    """The denoiser of a model folder in float32, for evaluation."""
+    """Load a model folder's denoiser in float32, for evaluation."""
     kind, component = (UNet2DModel, "unet") if (folder / "unet").is_dir() else (DiTTransformer2DModel, "transformer")
     return kind.from_pretrained(folder, subfolder=component, torch_dtype=torch.float32).to(device).eval()

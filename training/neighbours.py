@@ -1,4 +1,4 @@
-"""Nearest training picture of a sample, over all the shifted and scaled copies that training showed."""
+"""Find the training picture nearest to a sample, over all the shifted and scaled copies that training showed."""
 
 from dataclasses import dataclass
 
@@ -10,20 +10,20 @@ from training.data import Augmenter
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The nearest training picture of each sample, by its index, and the distance to it."""
+    """The index of each sample's nearest training picture, and the distance to it."""
 
-    distance: Tensor  # (N,) float32, root mean square over pixels and channels, in steps of 0 to 255
+    distance: Tensor  # (N,) float32, root mean square over pixels and channels, on the scale 0 to 255
     index: Tensor  # (N,) int64
 
 
 @torch.no_grad()
 def nearest(images: Tensor, augmenter: Augmenter) -> Neighbours:
-    """images (N, 3, 64, 64) uint8, on the augmenter's device."""
+    """Return the nearest training pictures of images (N, 3, 64, 64) uint8 on the augmenter's device."""
     x = _ink(images)
     best = torch.full((len(x),), float("inf"), device=x.device)
     index = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     for frames, margin in zip(augmenter.frames, augmenter.margins.tolist(), strict=True):
-        norms = _ink(frames).square().sum(dim=1)  # a shift over white changes no norm
+        norms = _ink(frames).square().sum(dim=1)  # a shift over white keeps the norm
         for dy in range(margin + 1):
             for dx in range(margin + 1):
                 y = _ink(frames.roll((dy, dx), dims=(2, 3)))
@@ -35,5 +35,5 @@ def nearest(images: Tensor, augmenter: Augmenter) -> Neighbours:
 
 
 def _ink(images: Tensor) -> Tensor:
-    """(N, 3, 64, 64) uint8 -> (N, 12288) float32, white at 0: small norms cancel less in |x|^2 - 2 x.y + |y|^2."""
+    """Return (N, 12288) float32 with white at 0: small norms cancel less in |x|^2 - 2 x.y + |y|^2."""
     return 255 - images.flatten(1).float()

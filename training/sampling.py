@@ -1,4 +1,4 @@
-"""DDIM sampling of many labelled pictures at once, with diffusers' scheduler, and a grid of them."""
+"""DDIM sampling of many labelled pictures at once with diffusers' scheduler, and grids of pictures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ def sample(
     num_inference_steps: int = 50,
     use_clipped_model_output: bool = True,
 ) -> Tensor:
-    """One picture per (label, seed), (N, 64, 64, 3) uint8 on the CPU; noise from torch's CPU generator of that seed."""
+    """Draw a picture per (label, seed), with noise from that seed's CPU generator: (N, 64, 64, 3) uint8 on the CPU."""
     parts = []
     for start in range(0, len(labels), BATCH):
         noise = [torch.randn(3, SIZE, SIZE, generator=torch.Generator().manual_seed(s)) for s in seeds[start:][:BATCH]]
@@ -35,7 +35,7 @@ def sample(
         scheduler = DDIMScheduler(**SCHEDULER)
         scheduler.set_timesteps(num_inference_steps)
         for t in scheduler.timesteps:
-            timesteps = t.to(model.device).expand(len(classes))  # a DiT takes one for each picture
+            timesteps = t.to(model.device).expand(len(classes))  # a DiT needs one per picture
             v_null, v_label = model(torch.cat([x_t, x_t]), timesteps, class_labels=classes).sample.chunk(2)
             v = v_null + guidance_scale * (v_label - v_null)
             x_t = scheduler.step(v, t, x_t, use_clipped_model_output=use_clipped_model_output).prev_sample
@@ -44,7 +44,7 @@ def sample(
 
 
 def save_grid(images: Tensor, columns: int, path: Path, gap: int = 4) -> None:
-    """Write (N, 64, 64, 3) uint8 pictures row by row as one PNG on white."""
+    """Write (N, 64, 64, 3) uint8 pictures row by row into one PNG on white."""
     rows = -(-len(images) // columns)
     cell = SIZE + gap
     grid = Image.new("RGB", (columns * cell + gap, rows * cell + gap), "white")

@@ -1,10 +1,10 @@
-"""Train emoji64, or with --model dit emoji64-dit, in one run or in several.
+"""Train emoji64, or emoji64-dit with `--model dit`, in one or several runs.
 
     python -m training.train_emoji64 --data emoji64.npz --out runs/emoji64
 
-A run ends after --steps or after --minutes, and leaves checkpoint.pt, the averaged weights as a model folder (model/),
-sample grids and log.jsonl under --out. Started again with the same --out it goes on from the checkpoint: every draw of
-a step depends on --seed and the step alone, so a resumed run makes the same steps as an uninterrupted one.
+A run ends after --steps or --minutes. It leaves checkpoint.pt, the averaged weights as a model folder (model/), sample
+grids and log.jsonl in --out. Another run with the same --out resumes from the checkpoint. The random draws of a step
+depend only on --seed and the step, so a resumed run makes the same steps as an uninterrupted one.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from training.model import SHAPES, build_model, save_model
 from training.sampling import sample, save_grid
 
 WARM_UP_STEPS = 300
-DECAY_FRACTION = 0.25  # the last quarter falls linearly to 0
+DECAY_FRACTION = 0.25  # the learning rate falls linearly to 0 over the last quarter
 EMA_DECAY = 0.999
 GRADIENT_NORM = 1.0
 
@@ -32,15 +32,15 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=SHAPES, default="unet")
     parser.add_argument("--data", type=Path, required=True, help="emoji64.npz")
-    parser.add_argument("--out", type=Path, required=True, help="folder of checkpoint, model, grids and log")
-    parser.add_argument("--steps", type=int, default=24_000, help="length of the whole training")
+    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoint, model, grids and log")
+    parser.add_argument("--steps", type=int, default=24_000, help="steps of the whole training")
     parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="end this run after so long and leave a checkpoint"
+        "--minutes", type=float, default=float("inf"), help="stop this run after this time and leave a checkpoint"
     )
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--shape", type=int, nargs="+", help="channels of four levels, or a DiT's width and blocks")
+    parser.add_argument("--shape", type=int, nargs="+", help="channels of four levels, or width and blocks of a DiT")
     parser.add_argument("--report-every", type=int, default=1000, help="steps between validation losses and grids")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -48,7 +48,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 class Trainer:
-    """Weights, their moving average, the optimiser and the step: all that a checkpoint holds."""
+    """The training step, and what a checkpoint holds: weights, their moving average, optimiser and step."""
 
     def __init__(self, args: argparse.Namespace, train: Pictures, labels: Labels):
         self.args, self.train, self.labels = args, train, labels
@@ -67,7 +67,7 @@ class Trainer:
         self.distribution = picture_distribution(train.labels)
 
     def train_step(self) -> torch.Tensor:
-        """One optimiser step; returns the batch's mean loss without reading it back."""
+        """Make one optimiser step, and return the batch's mean loss without reading it back."""
         torch.manual_seed(self.args.seed * 1_000_003 + self.step + 1)
         indices = stratified_draw(self.distribution, self.args.batch)
         x_0 = to_model_range(self.augment(indices)).contiguous(memory_format=torch.channels_last)
@@ -109,14 +109,14 @@ class Trainer:
 
 
 def rate_factor(step: int, steps: int) -> float:
-    """The factor of the learning rate: warm-up, hold, then a linear fall to 0 over the last quarter."""
+    """Return the learning rate's factor: warm-up, constant, then a linear fall to 0 over the last quarter."""
     warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
     fall = min(1.0, (steps - step) / (DECAY_FRACTION * steps))
     return warm_up * fall
 
 
 def draw_grid(model: ModelMixin, labels: Labels, path: Path) -> None:
-    """Two pictures of every style and group, one row of columns per style: seeds 0 and 1, 20 steps."""
+    """Draw two pictures (seeds 0 and 1, 20 steps) of every style and group into a grid of 18 columns."""
     index = {name: i for i, name in enumerate(labels.names)}
     chosen = [index[members[seed % len(members)]] for members in labels.groups.values() for seed in (0, 1)]
     images = sample(model, chosen, [0, 1] * len(labels.groups), null_label=labels.null_label, num_inference_steps=20)
@@ -124,7 +124,7 @@ def draw_grid(model: ModelMixin, labels: Labels, path: Path) -> None:
 
 
 def report(trainer: Trainer, validation: Pictures, record: dict) -> None:
-    """Validation and training loss of the averaged weights and a grid of their samples, into --out."""
+    """Write the averaged weights' validation and training losses and a grid of their samples to --out."""
     out, ema, train = trainer.args.out, trainer.ema, trainer.train
     some = torch.linspace(0, len(train) - 1, len(validation), device=train.labels.device).long()
     record["validation_loss"] = mean_loss(ema, trainer.diffusion, validation.images, validation.labels)
@@ -136,7 +136,7 @@ def report(trainer: Trainer, validation: Pictures, record: dict) -> None:
 
 
 def run(args: argparse.Namespace) -> Trainer:
-    """Train until --steps or --minutes is reached; see the module's docstring for what it leaves."""
+    """Train until --steps or --minutes is reached. The module's docstring lists the files that this writes."""
     started = time.monotonic()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_float32_matmul_precision("high")
@@ -153,7 +153,7 @@ def run(args: argparse.Namespace) -> Trainer:
     while trainer.step < args.steps and time.monotonic() - started < 60 * args.minutes:
         losses.append(trainer.train_step())
         if trainer.step % args.report_every == 0 or trainer.step == args.steps:
-            batch_loss = torch.stack(losses).mean().item()  # waits for the device: the clock is read after it
+            batch_loss = torch.stack(losses).mean().item()  # synchronises with the device before the clock is read
             speed = len(losses) * args.batch / (time.monotonic() - reported)
             seconds = time.monotonic() - started
             record = {"step": trainer.step, "seconds": seconds, "pictures_per_second": speed, "batch_loss": batch_loss}

@@ -1,8 +1,7 @@
-"""The working tree's times beside another commit's, in turns: what `--base REV` does in the benchmarks that take it.
+"""Compare the working tree's times with another commit's: the option `--base REV` of some benchmarks.
 
-Each side is a process of its own that runs PROGRAM: this tree's benchmarks over that side's fastdiff, whatever the
-layout of the other commit. It times a forward, or the operation that a module is the benchmark of. The other side waits
-meanwhile.
+Each side is a separate process that runs PROGRAM: this tree's benchmarks over that side's fastdiff, whatever the layout
+of the other commit. It times a forward, or the operation of a benchmark module. Only one side runs at a time.
 """
 
 import contextlib
@@ -25,11 +24,11 @@ from benchmarks.harness.checkouts import ROOT, checkout
 from benchmarks.harness.reports import PARSER, chosen, command_line, report
 from fastdiff.tuning.timing import DEVICE, GROUPS, Call, capture, seconds_each
 
-LOSS = 1.03  # of the base's time, above which a time is a loss
+LOSS = 1.03  # a larger ratio to the base's time is a loss
 FINE = "equal or faster"
-SECONDS = 0.05  # of a group of calls
+SECONDS = 0.05  # for a group of calls
 FORWARDS = "benchmarks.models.forwards"
-# Takes fastdiff from the current folder, and from this tree the benchmarks and `fastdiff.tuning`: workloads and timing.
+# Imports fastdiff from the current folder, but the benchmarks and `fastdiff.tuning` (workloads, timing) from this tree.
 PROGRAM = """
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -49,16 +48,16 @@ main()
 
 
 def compare_if_asked(module: str, names: Iterable[str]) -> None:
-    """Where the command line has `--base REV`, compare the workloads, and end the program: with 1 on a loss."""
+    """If the command line has `--base REV`, compare the workloads and exit: with 1 on a loss."""
     PARSER.add_argument(
-        "--base", metavar="REV", help="compare with a commit, or a checkout's folder: 1 on a loss of 3 %%"
+        "--base", metavar="REV", help="compare with a commit or a checkout's folder; exit with 1 on a loss of 3 %%"
     )
     if command_line().base:
         sys.exit(compare(module, chosen(names), command_line().base))
 
 
 def compare(module: str, names: list[str], rev: str) -> int:
-    """Print and save the times of both sides; return the exit code."""
+    """Print and save the times of both sides, and return the exit code."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         try:
@@ -74,25 +73,25 @@ def compare(module: str, names: list[str], rev: str) -> int:
 
 
 def compared(module: str, name: str, base: Path) -> dict[str, Any]:
-    """A row: milliseconds of both sides. A loss is measured twice, as other work of the machine passes."""
+    """Return a row with both sides' milliseconds. A loss is measured twice, since other processes can cause one."""
     row: dict[str, Any] = {"workload": name, "base_ms": None, "fastdiff_ms": None, "ratio": None}
     with contextlib.ExitStack() as stack:
         sides = [stack.enter_context(side(root, module, name)) for root in (base, ROOT)]
         try:
             for process in sides:
-                answer(process)  # when it is ready
+                answer(process)  # wait until it is ready
             for _ in range(2):
                 times = in_turns(*sides)
                 row |= {"base_ms": times[0], "fastdiff_ms": times[1], "ratio": times[1] / times[0]}
                 if row["ratio"] <= LOSS:
                     return row | {"verdict": FINE}
-        except (json.JSONDecodeError, BrokenPipeError):  # it has ended
+        except (json.JSONDecodeError, BrokenPipeError):  # the process has ended
             return row | {"verdict": "a side failed"}
     return row | {"verdict": "LOSS"}
 
 
 def in_turns(*sides: subprocess.Popen) -> list[float]:
-    """The median milliseconds of a call of each, in groups of which each side makes every other one first."""
+    """Return each side's median milliseconds of a call. The sides take turns, and alternate which goes first."""
     groups: list[dict[int, float]] = []
     for turn in range(2 * GROUPS):
         order = list(range(len(sides)))[:: 1 if turn % 2 else -1]
@@ -101,7 +100,7 @@ def in_turns(*sides: subprocess.Popen) -> list[float]:
 
 
 def answer(process: subprocess.Popen) -> float:
-    """The milliseconds of a call of the next group that the process times."""
+    """Let the process time its next group, and return the milliseconds of a call."""
     assert process.stdin and process.stdout  # pipes
     process.stdin.write("\n")
     process.stdin.flush()
@@ -110,7 +109,7 @@ def answer(process: subprocess.Popen) -> float:
 
 @contextlib.contextmanager
 def side(root: Path, module: str, name: str) -> Iterator[subprocess.Popen]:
-    """A process that times a workload by the code below `root` whenever it is asked to."""
+    """Start a process that times a workload with the code of `root` on request; kill it afterwards."""
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-c", PROGRAM, str(ROOT), module, name]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -122,7 +121,7 @@ def side(root: Path, module: str, name: str) -> Iterator[subprocess.Popen]:
 
 
 def call_of(module: str, name: str) -> Call:
-    """Our call of a workload: `ours` of a module, or the operation of a `bench_<operation>` on its `arguments`."""
+    """Return our call of a workload: the module's `ours`, or the operation of `bench_<x>` on its `arguments`."""
     benchmark = importlib.import_module(module)
     if hasattr(benchmark, "ours"):
         return benchmark.ours(name)
@@ -132,18 +131,18 @@ def call_of(module: str, name: str) -> Call:
 
 @torch.inference_mode()
 def main() -> None:
-    """Time a group of calls for each line that is read."""
+    """Time a group of calls for each line of standard input."""
     package = Path(fastdiff.__file__).parent
     assert package.parent.samefile(Path.cwd()), f"{package} is not the fastdiff of {Path.cwd()}"
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # libraries may print to standard output, which carries the answers
     module, name = sys.argv[1:]
     call = call_of(module, name)
     for _ in range(3):
         call()
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
-        call = call if module == FORWARDS else capture(call)  # a model captures itself
+        call = call if module == FORWARDS else capture(call)  # a model captures its own graphs
     count = max(1, round(SECONDS / seconds_each(call, 1)))
     for _ in sys.stdin:
         print(1e3 * seconds_each(call, count), file=answers)

@@ -1,4 +1,4 @@
-"""Folders of other commits, for `--base REV`."""
+"""Checkouts of other commits, for `--base REV`."""
 
 import contextlib
 import subprocess
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @contextlib.contextmanager
 def checkout(rev: str, folder: Path) -> Iterator[Path]:
-    """The folder `rev`, or a worktree of the commit `rev` at `folder`, which goes afterwards. Raises as `git`."""
+    """Yield the checkout `rev`, or a temporary worktree of commit `rev` at `folder`. Raises what `git` raises."""
     if Path(rev, "fastdiff", "__init__.py").is_file():
         yield Path(rev).resolve()
         return
@@ -22,7 +22,7 @@ def checkout(rev: str, folder: Path) -> Iterator[Path]:
 
 
 def git(folder: Path, *args: str) -> str:
-    """Its output without the line's end. LookupError with its complaint, OSError where there is no git."""
+    """Run git and return its stripped output. Raises LookupError with git's message, or OSError without git."""
     done = subprocess.run(["git", "-C", folder, *args], capture_output=True, text=True)
     if done.returncode:
         raise LookupError(done.stderr.strip())
@@ -30,7 +30,7 @@ def git(folder: Path, *args: str) -> str:
 
 
 def commit(folder: Path) -> str:
-    """The commit that `folder` is a checkout of; its path where that has no history."""
+    """Return the commit that is checked out in `folder`, or the folder's path if it is no git repository."""
     with contextlib.suppress(LookupError, OSError):
         if (folder / ".git").exists():
             return git(folder, "describe", "--always", "--dirty", "--abbrev=10")

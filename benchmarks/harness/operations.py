@@ -1,4 +1,4 @@
-"""An operation beside torch: its ways, its row of numbers, and the rates that a GPU reaches."""
+"""Compare an operation with torch: its implementations, its row of results, and the rates that a GPU reaches."""
 
 import functools
 import importlib
@@ -24,18 +24,18 @@ def randn(*shape: int) -> Tensor:
 
 
 def in_float32(function: Callable, args: tuple, options: dict[str, Any]) -> Any:
-    """Return `function` of the arguments in float32: the truth."""
+    """Call `function` with the arguments in float32, and return the ground truth."""
     return function(*in_dtype(args, torch.float32), **in_dtype(options, torch.float32))
 
 
 def compiled(function: Callable) -> Callable:
-    """`function` under torch.compile for the shapes that it is called with, without a fallback to eager torch."""
-    torch.compiler.reset()  # dynamo gives up on a function of which it keeps eight versions
+    """Return `function` under torch.compile, with static shapes and without a fallback to eager torch."""
+    torch.compiler.reset()  # dynamo falls back to eager at eight versions of one function
     return torch.compile(function, dynamic=False, fullgraph=True)
 
 
 def ways(operation: Operation, *args: Any, **options: Any) -> dict[str, Call]:
-    """Calls of an operation: ours, and its torch reference eager and compiled."""
+    """Return calls of an operation: ours, and its torch reference eager and compiled."""
     runs: dict[str, Callable] = {
         "fastdiff": operation,
         "eager": operation.reference,
@@ -45,14 +45,14 @@ def ways(operation: Operation, *args: Any, **options: Any) -> dict[str, Call]:
 
 
 def hopper_way(operation: Operation, *args: Any, **options: Any) -> tuple[str, dict[str, Call]]:
-    """The name of the plan of a kernel made for sm_90 alone, and a call of it where it can run here."""
+    """Return the name of the sm_90 kernel's plan, and a call of that kernel if it can run here."""
     call = operation.parse(*args, **options)
     runs = is_sm_90(DEVICE) and hopper_obstacle(call) is None
     return call.hopper_plan() or "", {"hopper": partial(operation.hopper, *args, **options)} if runs else {}
 
 
 def print_confirmed(gains: Mapping[str, list[float]]) -> None:
-    """Print which plans were the faster wherever they ran, as `plans/choices.py` lists them, and which were not."""
+    """Print which plans were faster wherever they ran, in the format of `plans/choices.py`, and which were not."""
     for plan, each in gains.items():
         if min(each) > 1:
             print(f'faster: "{plan}",')
@@ -63,14 +63,15 @@ def print_confirmed(gains: Mapping[str, list[float]]) -> None:
 def kernel_row(
     workload: str, calls: Mapping[str, Call], truth: Tensor, *, ceiling: float, flop: float = 0, moved: float = 0
 ) -> dict[str, Any]:
-    """The row of an operation: times, errors, launches and memory of `calls`. One of them is named "fastdiff".
+    """Return the row of an operation: times, errors, launches and memory of `calls`, one of which is "fastdiff".
 
     Args:
-        calls: each returns its output, (N, ...), or a tuple that begins with it.
-        truth: (n, ...), float32 or wider: the first n pictures.
-        ceiling: TFLOP/s where the work is `flop` operations, TB/s where it is `moved` bytes.
+        calls: each returns an output (N, ...), or a tuple that begins with it.
+        truth: (n, ...), float32 or wider; the first n pictures of the output.
+        ceiling: TFLOP/s if the work is `flop` operations, TB/s if it is `moved` bytes.
 
-    Raises: ArithmeticError where ours is off by more than twice what eager torch is: a wrong result has no time.
+    Raises:
+        ArithmeticError: our error is more than twice eager torch's plus one bfloat16 eps; a wrong result is not timed.
     """
     errors = {f"{who}_max_abs_err": max_abs_err(call(), truth) for who, call in calls.items()}
     ours, torchs = errors.pop("fastdiff_max_abs_err"), errors["eager_max_abs_err"]
@@ -98,14 +99,14 @@ def max_abs_err(output: Any, truth: Tensor) -> float:
 
 
 def launches(call: Call) -> int:
-    """The number of our kernels and of torch's operations in a call."""
+    """Count our kernels and torch's operations in a call."""
     with record(DEVICE) as recorded:
         call()
     return sum(len(made.kernels) + len(made.torch) for made in recorded.calls)
 
 
 def peak_bytes(call: Call) -> int:
-    """Bytes that a call, outside of any CUDA graph, allocates beyond what was there, its output included."""
+    """Return the peak of the bytes that a call allocates outside of any CUDA graph, its output included."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -115,7 +116,7 @@ def peak_bytes(call: Call) -> int:
 
 @functools.cache
 def kernel_modules() -> dict[str, str]:
-    """The name of each function that Triton compiles, which is its kernel's, and the stem of the file it is in."""
+    """Map the name of each function that Triton compiles (the kernel's name) to the stem of its file."""
     found: dict[str, str] = {}
     root = Path(next(iter(fastdiff.kernels.device.__path__)))
     for path in sorted(root.rglob("*.py")):
@@ -123,17 +124,17 @@ def kernel_modules() -> dict[str, str]:
         module = importlib.import_module(f"fastdiff.kernels.device.{name}")
         for value in vars(module).values():
             function: Any = getattr(value, "fn", None)
-            if getattr(function, "__module__", "") == module.__name__:  # not imported from another
+            if getattr(function, "__module__", "") == module.__name__:  # not imported from another module
                 found[function.__name__] = path.stem
     return found
 
 
 def ceilings() -> dict[str, float]:
-    """The rates that this GPU reaches: bf16 matrix products in TFLOP/s, copies in TB/s (read and written)."""
+    """Measure the rates of this GPU: bf16 matrix products in TFLOP/s, copies in TB/s (reads plus writes)."""
     a, b = (torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
     source = torch.ones(2**29, device=DEVICE)
     target = torch.empty_like(source)
-    # copied by a kernel: the copy node of a CUDA graph was seen to be slower
+    # a kernel copies here: the copy node of a CUDA graph was measured to be slower
     times = measure({"matmul": lambda: a @ b, "copy": lambda: torch.neg(source, out=target)})
     return {
         "matmul_bf16_tflops": 2 * 8192**3 / times["matmul"] / 1e9,

@@ -1,11 +1,11 @@
-"""Attention in bfloat16: ours, torch's SDPA eager and compiled, each time beside its error and its memory.
+"""Attention in bfloat16: ours against torch's SDPA eager and compiled; times, errors and memory.
 
     python benchmarks/kernels/bench_attention.py [WORKLOAD ...] [--save [DIR]]
 
-q, k and v are views into a fused projection, the output is (N, L, heads * d) contiguous, for all. "kernel" is the
-kernel of all cards, and "hopper" the one made for sm_90 alone, also where the operation takes another; `plan` is the
-name that it has in `plans/choices.py`. "cudnn" and "flash" are torch's SDPA by these libraries. `share` is the
-fraction of the measured bf16 matrix product's rate; `extra_bytes` is what a call allocates beyond inputs and output.
+q, k and v are views into a fused projection, and the output is contiguous (N, L, heads * d), for every implementation.
+"kernel" is the generic kernel, and "hopper" the sm_90 kernel, whichever of them the operation itself chooses; `plan` is
+the sm_90 kernel's name in `plans/choices.py`. "cudnn" and "flash" are torch's SDPA with these backends. `share` is the
+fraction of the measured rate of a bf16 matrix product; `extra_bytes` is what a call allocates besides its output.
 """
 
 from typing import Any
@@ -55,7 +55,7 @@ def arguments(name: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
 
 
 def libraries(qkv: tuple[Tensor, ...], options: dict[str, Any]) -> dict[str, Call]:
-    """torch's SDPA by either of its libraries that takes these arguments."""
+    """Return torch's SDPA with each of its two backends that accepts these arguments."""
 
     def by(backend: SDPBackend) -> Call:
         def call() -> Tensor:
@@ -78,7 +78,7 @@ def runs(call: Call) -> bool:
 
 
 def exact(qkv: tuple[Tensor, ...], heads: int, causal: bool = False, bias: Tensor | None = None) -> Tensor:
-    """The first picture in float32, 1024 queries at a time."""
+    """Return the first picture's attention in float32, computed 1024 queries at a time."""
     q, k, v = (tensor[0].float().unflatten(-1, (heads, -1)).transpose(0, 1) for tensor in qkv)
     parts = []
     for first in range(0, q.shape[1], 1024):

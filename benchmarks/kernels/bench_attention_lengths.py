@@ -1,9 +1,9 @@
-"""Attention in bfloat16 over the number of tokens: naive, ours and torch's SDPA, with the memory that each takes.
+"""Attention in bfloat16 for growing numbers of tokens: naive, ours and torch's SDPA; times and memory.
 
     python benchmarks/kernels/bench_attention_lengths.py [--save [DIR]]
 
-One picture, 8 heads of 64. "naive" writes the scores of all pairs of tokens, where they fit; `bytes` is the most that
-a call allocates, its output included. `plots.py` makes a table and a plot of the results.
+One picture, 8 heads of width 64. "naive" materialises the scores of all pairs of tokens, if they fit in memory. `bytes`
+is the peak that a call allocates, its output included. `plots.py` makes a table and a plot of the results.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def row(tokens: int) -> dict[str, Any]:
-    """The row of a number of tokens: milliseconds, bytes and error of each, None where it does not fit in memory."""
+    """Return a row: milliseconds, bytes and error of each implementation, or None if it does not fit in memory."""
     qkv = randn(1, tokens, 3 * HEADS * WIDTH).chunk(3, dim=-1)
     truth = exact(qkv, heads=HEADS)
     ways = {"naive": naive, "fastdiff": attention, "torch": attention.reference}
@@ -54,7 +54,7 @@ def measured_way(call: Callable[[], Tensor], truth: Tensor) -> dict[str, float |
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, *, heads: int) -> Tensor:
-    """Attention as its formula says, all scores in memory."""
+    """Compute attention literally by its formula, with all scores in memory."""
     q, k, v = (tensor.unflatten(-1, (heads, -1)).transpose(1, 2) for tensor in (q, k, v))
     scores = q @ k.mT * q.shape[-1] ** -0.5  # (N, heads, L, L)
     return (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)

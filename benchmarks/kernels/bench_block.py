@@ -1,9 +1,10 @@
-"""A DiT-XL/2 block in seven launches, and each fusion of a transformer beside the same work unfused, in bfloat16.
+"""A DiT-XL/2 block in seven launches, and each fusion of a transformer against the same work unfused, in bfloat16.
 
     python benchmarks/kernels/bench_block.py [--save [DIR]]
 
-`unfused` is our own kernels, with the fused step apart, `max_abs_diff` how far they are from the fused; `eager` and
-`compile` are torch alone. A block is one of 28 in a row, each with weights of its own, more than any cache holds.
+`unfused` runs the fused step separately around our own kernels; `max_abs_diff` is its difference from the fused
+result. `eager` and `compile` are torch alone. A block is timed in a chain of 28 blocks with separate weights, which no
+cache holds.
 """
 
 from collections.abc import Callable
@@ -56,7 +57,7 @@ def block_row(n: int) -> dict[str, Any]:
 
 
 def block(operations, x, branch, table, qkv, qkv_bias, out, out_bias, fc1, fc1_bias, fc2, fc2_bias):
-    """x and a branch that is not added yet -> the same after the block, as DiTTransformer2DModel makes it."""
+    """Return x and the pending branch (not yet added to x) after a block of diffusers' DiTTransformer2DModel."""
     linear, layer_norm, attention = operations
     shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = table.chunk(6, dim=1)
     h, x = layer_norm(branch, eps=EPS, residual=x, gate=gate_mlp, scale=scale, shift=shift)
@@ -125,12 +126,12 @@ def fusion_row(name: str, fused: Callable, unfused: Callable) -> dict[str, Any]:
 
 
 def joined(output: Tensor | list[Tensor] | tuple[Tensor, Tensor]) -> Tensor:
-    """The output of a fusion or its parts: Q, K and V side by side; of a norm and its sum, the norm."""
+    """Return one tensor per output: Q, K and V concatenated, and only the norm of a norm and its sum."""
     return torch.cat(output, dim=-1) if isinstance(output, list) else output[0] if isinstance(output, tuple) else output
 
 
 def weights() -> tuple[Tensor, ...]:
-    """qkv, out, fc1 and fc2, each with its bias."""
+    """Return random weights and biases of qkv, out, fc1 and fc2."""
     sizes = ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH))
     return tuple(t for inner, outer in sizes for t in (randn(outer, inner) * inner**-0.5, randn(outer)))
 

@@ -1,14 +1,14 @@
-"""Convolution with its epilogue and the moments for the next norm: ours, eager and compiled, on channels-last bfloat16.
+"""Convolution with its epilogue and the moments for the next norm, in channels-last bfloat16: ours, eager, compiled.
 
     python benchmarks/kernels/bench_conv2d.py [workload ...] [--save [DIR]]
 
-Ours writes moments too; eager and compiled torch (cuDNN, with its benchmark on) do not. A planner's block is a
-convolution of one dimension with GroupNorm and Mish in it, in torch channels-first. `share` is the fraction of the rate
-of a large matrix product.
+Ours also writes moments; eager and compiled torch (cuDNN with benchmark on) do not. A planner's block is a
+one-dimensional convolution fused with GroupNorm and Mish; torch runs it channels-first. `share` is the fraction of the
+rate of a large matrix product.
 
-The rows of HOPPER_CONVOLUTIONS hold the kernel made for sm_90 alone, "hopper", against the kernel of all cards,
-"kernel", and cuDNN's, "eager": without moments, with them, with moments and a residual. `gain` is kernel's time by
-hopper's, with moments; `plan` is the name that it has in `plans/choices.py`.
+The rows of HOPPER_CONVOLUTIONS compare the sm_90 kernel ("hopper") with the generic kernel ("kernel") and cuDNN
+("eager"): without moments, with moments, and with moments and a residual. `gain` is the generic kernel's time over the
+sm_90 kernel's, with moments; `plan` is the sm_90 kernel's name in `plans/choices.py`.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from fastdiff.kernels.plans import confirmation
 from fastdiff.tuning.forwards import in_dtype
 from fastdiff.tuning.timing import DEVICE, Call, measure
 
-GROUPS, TAPS = 8, 5  # of a planner's block
+GROUPS, TAPS = 8, 5  # a planner's block
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def row(name: str, peak_tflops: float) -> dict[str, Any]:
 
 @torch.inference_mode()
 def block_row(name: str, peak_tflops: float) -> dict[str, Any]:
-    """A planner's block, launched once by ours."""
+    """Time a planner's block, which is a single launch for ours."""
     n, length, channels, out_channels = CONV1D_BLOCKS[name]
     x = randn(n, channels, length)
     weight, bias = randn(out_channels, channels, TAPS) * (channels * TAPS) ** -0.5, randn(out_channels)
@@ -80,7 +80,7 @@ def block_row(name: str, peak_tflops: float) -> dict[str, Any]:
 
 
 def block(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """x (N, C, L) through diffusers' Conv1dBlock."""
+    """Return x (N, C, L) after diffusers' Conv1dBlock."""
     return F.mish(F.group_norm(F.conv1d(x, weight, bias, padding=TAPS // 2), GROUPS, scale, shift))
 
 
@@ -106,7 +106,7 @@ def hopper_row(name: str, peak_tflops: float) -> dict[str, Any]:
 
 
 def hopper_calls(args: tuple, options: dict[str, Any]) -> dict[str, Call]:
-    """Each way alone, with moments, and with moments and a residual, or a shortcut instead of the residual."""
+    """Return calls without moments, with them, and with a residual too, unless the convolution has a shortcut."""
     residual = {"residual": randn(*Conv2dCall(*args, **options).problem.out_shape)}
     kinds: dict[str, dict[str, Any]] = {
         "": {},
@@ -127,7 +127,7 @@ def hopper_calls(args: tuple, options: dict[str, Any]) -> dict[str, Call]:
 
 
 def hopper_arguments(name: str, sizes: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Arguments of conv2d for a workload of sm_90 in a table like HOPPER_CONVOLUTIONS: outputs of about unit size."""
+    """Return conv2d's arguments for a workload of a table like HOPPER_CONVOLUTIONS, with outputs of about unit size."""
     n, height, width, channels, out_channels, options = sizes[name]
     options = {"padding": 1, **options}
     parts = tuple(randn(n, height, width, c) for c in channels)
@@ -142,7 +142,7 @@ def hopper_arguments(name: str, sizes: dict[str, Any]) -> tuple[tuple, dict[str,
 
 
 def arguments(name: str) -> tuple[tuple, dict[str, Any]]:
-    """conv2d's for a workload: outputs of about unit size."""
+    """Return conv2d's arguments for a workload, with outputs of about unit size."""
     n, height, channels, out_channels, kernel, options = CONVOLUTIONS[name]
     options = {"padding": kernel // 2, **options}
     parts = tuple(randn(n, height, height, width) for width in channels)

@@ -2,13 +2,13 @@
 
     python benchmarks/kernels/bench_denoise.py [--save [DIR]]
 
-`fastdiff` is the step as the sampling loop takes it on a GPU: of the model's output in bfloat16, a guided one in two
-halves of a tensor; row and noise by a counter on the device; new tensors for x_{t-1} and x0; within a CUDA graph. So is
-the reference. diffusers' step reads numbers back from the device and cannot be replayed: it is timed as it runs, on
-pictures in bfloat16 as in its pipelines, with the noise that it draws itself and, guided, DiTPipeline's guidance.
-`max_abs_err` is against the reference in float64, `parity_max_abs_err` is our scheduler's step against diffusers',
-with the same noise, in float32. `share` is the fraction of the copy rate on a tensor of 2 GB; a smaller one that is
-still in the L2 cache can pass 1.
+`fastdiff` is the step as the sampling loop runs it on a GPU. The model's output is bfloat16, and with guidance both
+halves are in one tensor. A counter on the device selects the schedule's row and the noise. x_{t-1} and x0 are new
+tensors, and the step is part of a CUDA graph. The reference runs the same way. diffusers' step reads numbers back from
+the device, so a graph cannot capture it: it is timed as it runs, on bfloat16 pictures as in its pipelines, with the
+noise that it draws itself and, if guided, DiTPipeline's guidance. `max_abs_err` is against the reference in float64;
+`parity_max_abs_err` is our scheduler's step against diffusers' with the same noise in float32. `share` is the fraction
+of the copy rate on a tensor of 2 GB; it can exceed 1 for a smaller tensor that is still in the L2 cache.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ from fastdiff.tuning.timing import DEVICE, measure
 
 
 class Sampler(NamedTuple):
-    """A scheduler, by diffusers and by us, with the options of its step."""
+    """diffusers' scheduler and ours, with the options of their step."""
 
     theirs: Any
     ours: Any
@@ -44,7 +44,7 @@ SAMPLERS = {
     "ddpm": Sampler(diffusers.DDPMScheduler, fastdiff.DDPMScheduler),
 }
 STEPS = 50
-STEP = STEPS // 2  # the one that is timed
+STEP = STEPS // 2  # the step that is timed
 
 
 def main() -> None:
@@ -73,7 +73,7 @@ def row(workload: str, name: str, copy_tbps: float) -> dict[str, Any]:
 
     plain = denoise_step.reference
     runs: dict[str, Callable] = {"fastdiff": denoise_step, "eager": plain}
-    if "noise" not in options:  # torch.compile takes no Philox: its constants pass the range of int32
+    if "noise" not in options:  # torch.compile cannot compile Philox: its constants exceed int32
         runs["compile"] = compiled(plain)
     truth, _ = step_by(plain, x_t.double())
     moved = sum(tensor.nbytes for tensor in (outputs, x_t, *step_by(plain))) + (8 * n if "noise" in options else 0)
@@ -83,7 +83,7 @@ def row(workload: str, name: str, copy_tbps: float) -> dict[str, Any]:
 
 
 def against_diffusers(sampler: Sampler, x_t: Tensor, output: Tensor, unguided: Tensor | None = None) -> dict[str, Any]:
-    """The time of diffusers' step, and how far our scheduler's step is from it."""
+    """Return the time of diffusers' step, and the error of our scheduler's step against it."""
     theirs, ours = sampler.theirs(), sampler.ours()
     for scheduler in (theirs, ours):
         scheduler.set_timesteps(STEPS)

@@ -1,8 +1,8 @@
-"""Weights of int8 made bfloat16: ours, eager and compiled torch.
+"""Conversion of int8 weights to bfloat16: ours, eager and compiled torch.
 
     python benchmarks/kernels/bench_from_int8.py [WORKLOAD ...] [--save [DIR]]
 
-`tbps` counts the weight and the result once; `share` is its fraction of what a large copy reaches.
+`tbps` counts the weight and the result once; `share` is its fraction of the rate of a large copy.
 """
 
 from typing import Any

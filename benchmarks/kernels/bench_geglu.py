@@ -1,4 +1,4 @@
-"""GEGLU as one product in bfloat16: ours, eager and compiled torch, each time beside its error.
+"""GEGLU as one product in bfloat16: ours, eager and compiled torch; times and errors.
 
 `kernel`, `hopper` and `plan` are as in bench_linear.
 
@@ -18,7 +18,7 @@ from fastdiff.kernels.geglu import geglu
 
 def main() -> None:
     needs_gpu()
-    torch.backends.cuda.matmul.allow_tf32 = False  # of the truth
+    torch.backends.cuda.matmul.allow_tf32 = False  # the ground truth is float32
     peak = ceilings()["matmul_bf16_tflops"]
     report("geglu", (row(name, peak) for name in GEGLUS))
 

@@ -1,10 +1,10 @@
-"""GroupNorm + SiLU: ours, eager and compiled, on channels-last bfloat16, each time beside its error.
+"""GroupNorm + SiLU in channels-last bfloat16: ours, eager and compiled torch; times and errors.
 
     python benchmarks/kernels/bench_group_norm.py [--save [DIR]]
 
-"given" is the pass after a convolution that left its moments in tiles of 256 pixels: one read and one write of the
-tensor; "alone" reads it once more. `share` is the fraction of the copy rate on a tensor of 2 GB; a smaller one that is
-still in the L2 cache can pass 1.
+"given" runs after a convolution that wrote its moments in tiles of 256 pixels: one read and one write of the tensor.
+"alone" reads the tensor once more. `share` is the fraction of the copy rate on a tensor of 2 GB; it can exceed 1 for a
+smaller tensor that is still in the L2 cache.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from fastdiff.kernels.host.moments import Moments
 from fastdiff.tuning.timing import DEVICE
 
 GROUPS, EPS, TILE = 32, 1e-6, 256
-PASSES = {"given": 2, "alone": 3}  # over the tensor: reads and writes
+PASSES = {"given": 2, "alone": 3}  # reads and writes of the tensor
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def plain(parts: tuple[Tensor, ...], weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def moments(x: Tensor) -> Moments:
-    """The moments that a convolution with tiles of TILE pixels (which divide x's size, or exceed it) gives x."""
+    """Return the moments of x from a convolution with tiles of TILE pixels, which divide x's size or exceed it."""
     tiles = x.float().flatten(1, 2).unflatten(1, (-1, min(TILE, x.shape[1] * x.shape[2])))  # (N, tiles, pixels, C)
     mean = tiles.mean(dim=2)
     return Moments(mean, (tiles - mean[:, :, None]).square().sum(dim=2), TILE)

@@ -1,9 +1,9 @@
-"""LayerNorm and RMSNorm with what is fused into them: ours, eager and compiled torch, on bfloat16.
+"""LayerNorm and RMSNorm with their fused steps in bfloat16: ours, eager and compiled torch.
 
     python benchmarks/kernels/bench_layer_norm.py [--save [DIR]]
 
-`tbps` counts each tensor of tokens once; `share` is its fraction of what a large copy reaches (small tensors stay in
-the cache and beat it).
+`tbps` counts each tensor of tokens once; `share` is its fraction of the rate of a large copy (small tensors stay in the
+cache and exceed it).
 """
 
 from typing import Any

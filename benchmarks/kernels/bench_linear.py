@@ -1,10 +1,10 @@
-"""Linear layers with their epilogues in bfloat16: ours, eager and compiled torch, each time beside its error.
+"""Linear layers with their epilogues in bfloat16: ours, eager and compiled torch; times and errors.
 
     python benchmarks/kernels/bench_linear.py [WORKLOAD ...] [--save [DIR]]
 
-`kernel` is the kernel of all cards, `hopper` the one for sm_90 alone, also where the operation takes another; `plan`
-is the name that it has in `plans/choices.py`. `library` is torch's with GELU by tanh in the product,
-`plain` its product and bias alone. `share` is the fraction of the rate of a large product.
+`kernel` is the generic kernel and `hopper` the sm_90 kernel, whichever of them the operation itself chooses; `plan` is
+the sm_90 kernel's name in `plans/choices.py`. `library` is torch's product with fused tanh GELU, and `plain` is torch's
+product with a bias only. `share` is the fraction of the rate of a large product.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from fastdiff.tuning.timing import measure
 def main() -> None:
     needs_gpu()
     compare_if_asked("benchmarks.kernels.bench_linear", LINEARS)
-    torch.backends.cuda.matmul.allow_tf32 = False  # of the truth
+    torch.backends.cuda.matmul.allow_tf32 = False  # the ground truth is float32
     peak = ceilings()["matmul_bf16_tflops"]
     report("linear", (row(name, peak) for name in chosen(LINEARS)))
 
@@ -44,7 +44,7 @@ def row(name: str, peak_tflops: float) -> dict[str, Any]:
 
 
 def arguments(name: str) -> tuple[tuple, dict[str, Any]]:
-    """linear's for a workload: outputs of about unit size."""
+    """Return linear's arguments for a workload, with outputs of about unit size."""
     n, tokens, channels, out_channels, options = LINEARS[name]
     options = dict(options)
     if "gate" in options:

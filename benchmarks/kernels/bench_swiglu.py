@@ -1,4 +1,4 @@
-"""SwiGLU as one product in bfloat16: ours, eager and compiled torch, each time beside its error.
+"""SwiGLU as one product in bfloat16: ours, eager and compiled torch; times and errors.
 
 `kernel`, `hopper` and `plan` are as in bench_linear.
 
@@ -18,7 +18,7 @@ from fastdiff.kernels.swiglu import swiglu
 
 def main() -> None:
     needs_gpu()
-    torch.backends.cuda.matmul.allow_tf32 = False  # of the truth
+    torch.backends.cuda.matmul.allow_tf32 = False  # the ground truth is float32
     peak = ceilings()["matmul_bf16_tflops"]
     report("swiglu", (row(name, peak) for name in SWIGLUS))
 

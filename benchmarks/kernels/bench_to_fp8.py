@@ -1,8 +1,8 @@
-"""Activations rounded to e4m3, each token or picture by its own factor: ours, eager and compiled torch, of bfloat16.
+"""bfloat16 activations rounded to e4m3 with a factor per token or picture: ours, eager and compiled torch.
 
     python benchmarks/kernels/bench_to_fp8.py [--save [DIR]]
 
-`tbps` counts x and the result once; `share` is its fraction of what a large copy reaches.
+`tbps` counts x and the result once; `share` is its fraction of the rate of a large copy.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ def row(name: str, copy_tbps: float) -> dict[str, Any]:
     calls = ways(to_fp8, x)
     expected, made = (call()[0].values for call in (calls["eager"], calls["fastdiff"]))
     if not torch.equal(made.view(torch.uint8), expected.view(torch.uint8)):
-        raise ArithmeticError(f"{name}: not the bits of the reference")
+        raise ArithmeticError(f"{name}: the bits differ from the reference's")
     times = measure(calls, seconds=0.03)
     tbps = 1.5 * x.nbytes / times["fastdiff"] / 1e9
     return {

@@ -1,15 +1,15 @@
-"""A model alone in its process: the seconds to its first result, and the memory of the GPU that it takes.
+"""Measure one model alone in a process: the seconds to its first result, and its GPU memory.
 
     python benchmarks/models/alone.py {fastdiff,eager,compile} WORKLOAD
 
-Prints JSON, of which `bench_models.py` makes a part of its rows:
+Prints JSON for the rows of `bench_models.py`:
 
-    first_result_s     from the start of building the model, its weights zeros, to its first output
-    new_resolution_s   of ours: from there to the first output of a picture half as wide and high again
+    first_result_s     from the start of building the model, with zero weights, to its first output
+    new_resolution_s   fastdiff only: the first call at 1.5 times the width and height
     weights_bytes      the parameters
-    peak_bytes         the most that torch holds of the GPU's memory in calls after the first ones: weights, the memory
-                       of CUDA graphs, and what a call needs. What only the first calls needed, to choose among cuDNN's
-                       algorithms or before a capture, is given back before.
+    peak_bytes         the peak of the GPU memory that torch reserves in warm calls: weights, CUDA graphs and
+                       activations. Memory that only the first calls need, to choose among cuDNN's algorithms or before
+                       a capture, is released beforehand.
 """
 
 import importlib
@@ -39,7 +39,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def measure_alone(who: str, name: str) -> dict[str, float]:
-    """The numbers of "fastdiff", or of diffusers by "eager" torch or "compile"."""
+    """Return the results of "fastdiff", or of diffusers under "eager" torch or "compile"."""
     config, batch, _ = WORKLOADS[name]
     dtype = dtype_of(name)
     given = in_dtype(inputs(config, batch), dtype)
@@ -63,7 +63,7 @@ def measure_alone(who: str, name: str) -> dict[str, float]:
 
 
 def of_zeros(kind: Any, config: dict, dtype: torch.dtype) -> nn.Module:
-    """A model of zeros on DEVICE, which was nowhere else before: no memory is left over from a copy."""
+    """Build a model of zeros directly on DEVICE, so that no memory remains from a copy."""
     with on_meta():  # as weights are loaded
         model = kind.from_config(config)
     model = model.to(dtype).to(memory_format=torch.channels_last).to_empty(device=DEVICE).eval()
@@ -73,7 +73,7 @@ def of_zeros(kind: Any, config: dict, dtype: torch.dtype) -> nn.Module:
 
 
 def compile_diffusers(theirs: Any) -> Any:
-    """diffusers' model under torch.compile, with all that diffusers' manual does for speed."""
+    """Return diffusers' model under torch.compile, set up for speed as diffusers' manual says."""
     torch.compiler.reset()
     if hasattr(theirs, "fuse_qkv_projections"):  # diffusers' DiT has no such method
         theirs.fuse_qkv_projections()
@@ -81,14 +81,14 @@ def compile_diffusers(theirs: Any) -> Any:
 
 
 def seconds_to(call: Callable[[], object], start: float) -> float:
-    """Seconds from `start` to the end of a call."""
+    """Return the seconds from `start` to the end of a call."""
     call()
     torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
 def held_bytes(call: Callable[[], object]) -> int:
-    """The most that torch's allocator holds while `call` is repeated, after its first calls."""
+    """Return the peak of the bytes that torch's allocator reserves while `call` is repeated, after warm-up calls."""
     for _ in range(CALLS):
         call()
     torch.cuda.synchronize()

@@ -1,10 +1,10 @@
-"""Encoding and decoding by the VAE of Stable Diffusion and SDXL against diffusers' on the same weights.
+"""Encoding and decoding with the VAE of Stable Diffusion and SDXL, against diffusers with the same weights.
 
     python benchmarks/models/bench_autoencoder.py [WORKLOAD ...] [--save [DIR]]
 
-On a GPU: diffusers eager, and under torch.compile (reduce-overhead), both channels-last with cudnn.benchmark on, in the
-dtype that the name says. Our float16 is float32 inside, as the config's force_upcast asks. Errors are against diffusers
-in float32, as fractions of the largest output.
+Needs a GPU. diffusers runs eager and under torch.compile (reduce-overhead), both channels-last with cudnn.benchmark on,
+in the dtype of the workload's name. In float16 ours computes in float32, as the config's force_upcast requires. Errors
+are relative to diffusers in float32, as fractions of its largest output.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from fastdiff.checkpoints.weights import load_weights
 from fastdiff.tuning.timing import DEVICE, measure
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-WORKLOADS = {  # half, pictures, pixels of a side, dtype
+WORKLOADS = {  # half, pictures, pixels per side, dtype
     f"{half}-{pixels}-b{pictures}-{dtype}": (half, pictures, pixels, dtype)
     for half in ("decode", "encode")
     for dtype in DTYPES
@@ -34,18 +34,18 @@ WORKLOADS = {  # half, pictures, pixels of a side, dtype
 def main() -> None:
     needs_gpu()
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = False  # of the float32 that errors are measured from
+    torch.backends.cudnn.allow_tf32 = False  # errors are measured against float32
     report("autoencoder", map(row, chosen(WORKLOADS)))
 
 
 def run(half: str, model: Any, x: Tensor) -> Tensor:
-    """The pictures or the distribution's parameters."""
+    """Return the decoded pictures, or the parameters of the encoded distribution."""
     return model.decode(x).sample if half == "decode" else model.encode(x).latent_dist.parameters
 
 
 @torch.inference_mode()
 def row(name: str) -> dict[str, Any]:
-    """Times, errors and memory of a workload."""
+    """Return the times, errors and memory of a workload."""
     half, pictures, pixels, dtype = WORKLOADS[name]
     theirs, ours = build(SDXL_VAE, DTYPES[dtype])
     channels, side = (4, pixels // ours.config.scale) if half == "decode" else (3, pixels)
@@ -63,7 +63,7 @@ def row(name: str) -> dict[str, Any]:
     errors = {who: ((call().float() - expected).abs().max() / largest).item() for who, call in calls.items()}
     times = measure(calls, graph=False)
     ours.release_graphs()
-    ours.use_graphs = False  # whose memory is nobody's call's
+    ours.use_graphs = False  # a graph's memory is not part of any call
     return {
         "workload": name,
         **{f"{who}_ms": milliseconds for who, milliseconds in times.items()},
@@ -75,7 +75,7 @@ def row(name: str) -> dict[str, Any]:
 
 
 def build(config: dict, dtype: torch.dtype) -> tuple[Any, Any]:
-    """diffusers' model in float32 and ours with its weights in `dtype`."""
+    """Return diffusers' model in float32, and ours with the same weights in `dtype`."""
     torch.manual_seed(0)
     theirs = diffusers.AutoencoderKL(**config).to(DEVICE).eval()
     with torch.device("meta"):

@@ -1,12 +1,12 @@
-"""Forwards of models whose weights have 8 bits, beside our own in bfloat16: times, errors and memory.
+"""Forwards of models with 8-bit weights, against our own in bfloat16: times, errors and memory.
 
     python benchmarks/models/bench_precision.py [WORKLOAD ...] [--peers] [--save [DIR]]
 
-`--peers`: diffusers under torch.compile too (reduce-overhead), in bfloat16 and with torchao's int8 weights and fp8, a
-factor for each row, where torchao is installed; it quantises linear layers alone. Models are measured one after the
-other, each alone on the GPU: `peak` is the most that torch holds while one is called, CUDA graphs included. Errors are
-against diffusers in float32, as RMS over the RMS of the output: random weights are no hard case, `fastdiff verify`
-measures the errors of a real model.
+`--peers` adds diffusers under torch.compile (reduce-overhead), in bfloat16 and, if torchao is installed, with torchao's
+int8 weights and fp8 with a factor per row; torchao quantises linear layers only. The models are measured one after the
+other, each alone on the GPU. `peak` is the peak of the memory that torch reserves while a model is called, CUDA graphs
+included. Errors are against diffusers in float32: the RMS of the error over the RMS of the output. Random weights are
+not a hard case; `fastdiff verify` measures the errors of a real model.
 """
 
 import gc
@@ -32,7 +32,7 @@ from fastdiff.tuning.timing import DEVICE, measure
 
 WORKLOADS = {name: MODELS_GPU[name] for name in ("sdxl_b2", "sd15_b16", "dit_b2", "dit_b32", "ddpm256_b8")}
 DTYPE = torch.bfloat16
-TORCHAO = {  # its configurations, and their arguments
+TORCHAO = {  # torchao's configurations and their arguments
     "int8": ("Int8WeightOnlyConfig", {}),
     "fp8": ("Float8DynamicActivationFloat8WeightConfig", {"granularity": "PerRow"}),
 }
@@ -43,9 +43,9 @@ Build = Callable[[dict, Weights], nn.Module]
 
 def main() -> None:
     needs_gpu()
-    PARSER.add_argument("--peers", action="store_true", help="torch.compile and torchao beside ours")
+    PARSER.add_argument("--peers", action="store_true", help="also measure torch.compile and torchao")
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = False  # of the float32 that errors are measured from
+    torch.backends.cudnn.allow_tf32 = False  # errors are measured against float32
     builds: dict[str, Build] = {"fastdiff": ours, "int8": partial(ours, precision="int8")}
     builds |= {"fp8": partial(ours, precision="fp8")}
     if command_line().peers:
@@ -57,7 +57,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def row(name: str, builds: Mapping[str, Build]) -> dict[str, Any]:
-    """Times, errors and memory of a workload by each of the builds."""
+    """Return a workload's times, errors and memory with each of the builds."""
     config, batch, _ = WORKLOADS[name]
     given, weights, expected = truth(config, batch)
     numbers: dict[str, Any] = {"workload": name}
@@ -78,9 +78,9 @@ def row(name: str, builds: Mapping[str, Build]) -> dict[str, Any]:
 
 
 def truth(config: dict, batch: int) -> tuple[tuple, Weights, Tensor]:
-    """Arguments of a forward, diffusers' weights on the CPU, and what it makes of them in float32."""
+    """Return a forward's arguments, diffusers' weights on the CPU, and diffusers' output in float32."""
     torch.manual_seed(0)
-    with DEVICE:  # random numbers of a large model take the CPU long
+    with DEVICE:  # the CPU takes long to draw the numbers of a large model
         theirs = getattr(diffusers, class_name(config))(**config).eval()
     exact = inputs(config, batch)
     expected = theirs(*exact).sample
@@ -88,7 +88,7 @@ def truth(config: dict, batch: int) -> tuple[tuple, Weights, Tensor]:
 
 
 def ours(config: dict, weights: Weights, precision: Precision = "full") -> nn.Module:
-    """Our model, in bfloat16."""
+    """Return our model in bfloat16, with its weights in `precision`."""
     with torch.device("meta"):
         model = getattr(fastdiff, class_name(config)).from_config(config)
     in_8_bits = formats(model, precision)

@@ -1,4 +1,4 @@
-"""The models whose forwards are measured, by the names of the results, and our forward of each."""
+"""The models whose forwards are measured, by workload name, and our forward of each."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from fastdiff.tuning.models import DDPM32, EMOJI64, EMOJI_SD
 from fastdiff.tuning.models import WORKLOADS as TUNED
 from fastdiff.tuning.timing import DEVICE
 
-Workload = tuple[dict[str, Any], int, float | None]  # config, batch size, GFLOP of one forward where they were counted
+Workload = tuple[dict[str, Any], int, float | None]  # config, batch size, GFLOP of one forward if known
 
 GPU = DEVICE.type == "cuda"
 GFLOP = {
@@ -37,6 +37,6 @@ WORKLOADS = MODELS_GPU if GPU else MODELS_CPU
 
 
 def ours(name: str) -> Callable[[], Any]:
-    """Our forward of a workload."""
+    """Return our forward of a workload."""
     config, batch, _ = WORKLOADS[name]
     return forward(config, batch, dtype_of(name))

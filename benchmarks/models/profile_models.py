@@ -1,15 +1,16 @@
-"""Where the time of a forward goes: the kernels of one CUDA-graph replay, summed by class, in us.
+"""Profile a forward: the kernels of one CUDA graph replay, summed by class, in us.
 
     python benchmarks/models/profile_models.py [WORKLOAD ...] [--save [DIR]]
 
-`replay_us` is a replay's time without the profiler, `profiled_us` from its first kernel's start to its last one's end
-under the profiler. The classes are convolutions (a norm in their epilogue included), norms, attention, products (linear
-layers, the embedding of time and class among them), and others: embeddings, activations and copies. A class counts a
-kernel from start to end; a kernel that begins before the one that makes its inputs has ended waits for it, so that
+`replay_us` is a replay's time without the profiler, and `profiled_us` is the time from the start of its first kernel to
+the end of its last under the profiler. The classes are convolutions (including a norm in their epilogue), norms,
+attention, products (linear layers, including those of the time and class embedding) and others (embeddings, activations
+and copies). A class counts a kernel from start to end. A kernel may start before its producer has ended and wait for
+it, so kernels can overlap:
 
     profiled_us = the classes + gaps_us (no kernel runs) - overlap_us (counted in two kernels)
 
-`<class>_launches` counts the kernels. Of PROFILES profiles the one with the median `profiled_us` is shown.
+`<class>_launches` counts the kernels. The row is the profile with the median `profiled_us` of PROFILES profiles.
 """
 
 import re
@@ -36,7 +37,7 @@ OURS = {  # modules of device code
     "attention_few_keys": "attention",
     "linear": "products",
 }
-LIBRARIES = {  # the first that is found in the name of a kernel of torch or its libraries
+LIBRARIES = {  # the first pattern in the name of a kernel of torch or its libraries decides
     r"flash|fmha|sdpa|attention": "attention",
     r"conv(?!ert)|fprop|dgrad|im2col": "convolutions",
     r"(group|layer|rms)_?norm|RowwiseMoments": "norms",
@@ -45,7 +46,7 @@ LIBRARIES = {  # the first that is found in the name of a kernel of torch or its
 
 
 class Kernel(NamedTuple):
-    """A kernel that ran, or a copy: when, in us."""
+    """A kernel or a copy that ran, with its start and end in us."""
 
     name: str
     start: float
@@ -63,8 +64,8 @@ def row(name: str) -> dict[str, Any]:
     config, batch, _ = MODELS_GPU[name]
     model: Any = random_model(config, dtype_of(name))
     given = in_dtype(inputs(config, batch), dtype_of(name))
-    model(*given)  # compiles the kernels side by side
-    model.use_graphs = False  # the graph is made here, without the copies into and out of the model's own
+    model(*given)  # compiles the kernels in parallel
+    model.use_graphs = False  # the graph captured below has no copies in and out, unlike the model's own
     model(*given)
     replay = capture(lambda: model(*given))
     milliseconds = measure({"replay": replay}, graph=False)["replay"]
@@ -73,7 +74,7 @@ def row(name: str) -> dict[str, Any]:
 
 
 def profiled(replay: Callable[[], object]) -> list[Kernel]:
-    """All that runs on the GPU in a call."""
+    """Return everything that runs on the GPU in a call."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         replay()
         torch.cuda.synchronize()
@@ -82,7 +83,7 @@ def profiled(replay: Callable[[], object]) -> list[Kernel]:
 
 
 def breakdown(kernels: list[Kernel]) -> dict[str, float]:
-    """The time of each class, of gaps and of overlaps, and the number of launches."""
+    """Return the time of each class, of gaps and of overlaps, and the numbers of launches."""
     sums, launches = dict.fromkeys(CLASSES, 0.0), dict.fromkeys(CLASSES, 0)
     kernels = sorted(kernels, key=lambda kernel: kernel.start)
     gaps = overlap = 0.0
@@ -104,7 +105,7 @@ def breakdown(kernels: list[Kernel]) -> dict[str, float]:
 
 
 def class_of(name: str) -> str:
-    """The class of a kernel of ours, or of a library."""
+    """Return the class of one of our kernels, or of a library's."""
     module = kernel_modules().get(name)
     if module is not None:
         return OURS.get(module, "others")

@@ -1,4 +1,4 @@
-"""Whole pictures, 50 DDIM steps, and plans, 20: our pipeline, and a loop over diffusers' model by its scheduler."""
+"""Whole pictures (50 DDIM steps) and trajectories (20): our pipeline, and a loop over diffusers' model."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def sample(ours: fastdiff.UNet2DModel, noise: Tensor, labels: Tensor | None) -> 
 
 
 def loop(theirs: torch.nn.Module, noise: Tensor, labels: Tensor | None) -> Tensor:
-    """`sample` of diffusers, in the dtype of its model, which the noise has, as its pipeline does."""
+    """Do the same as `sample` with diffusers' model, in the dtype of model and noise, as diffusers' pipeline does."""
     return (_denoise(theirs, noise, STEPS, labels).float() / 2 + 0.5).clamp(0, 1)
 
 
@@ -30,7 +30,7 @@ def plan(ours: fastdiff.UNet1DModel, noise: Tensor) -> Tensor:
 
 
 def plan_loop(theirs: torch.nn.Module, noise: Tensor) -> Tensor:
-    """`plan` of diffusers, in the dtype of its model, which the noise has."""
+    """Do the same as `plan` with diffusers' model, in the dtype of model and noise."""
     return _denoise(theirs, noise, PLAN_STEPS)
 
 

@@ -1,10 +1,10 @@
-"""Stable Diffusion 1.5, 2.1 and XL: the configs of their parts as published, without what is their classes' default."""
+"""The published configs of the parts of Stable Diffusion 1.5, 2.1 and XL, without values that are the defaults."""
 
 from typing import Any
 
 from fastdiff.tuning import models
 
-SD15, SDXL = models.SD15, models.SDXL  # U-Nets, as SD21
+SD15, SDXL = models.SD15, models.SDXL  # U-Nets, like SD21
 SD21: dict[str, Any] = {
     "sample_size": 96,
     "cross_attention_dim": 1024,
@@ -13,7 +13,7 @@ SD21: dict[str, Any] = {
     "upcast_attention": True,
 }
 
-SD15_VAE: dict[str, Any] = {  # SD 2.1's differs in sample_size alone
+SD15_VAE: dict[str, Any] = {  # the VAE of SD 2.1 differs only in sample_size
     "block_out_channels": (128, 256, 512, 512),
     "down_block_types": ("DownEncoderBlock2D",) * 4,
     "up_block_types": ("UpDecoderBlock2D",) * 4,
@@ -22,7 +22,7 @@ SD15_VAE: dict[str, Any] = {  # SD 2.1's differs in sample_size alone
 }
 SDXL_VAE = SD15_VAE | {"sample_size": 1024, "scaling_factor": 0.13025, "force_upcast": True}
 
-SD15_TEXT: dict[str, Any] = {  # of which the first encoder of SDXL is another copy
+SD15_TEXT: dict[str, Any] = {  # SDXL's first encoder has the same config
     "hidden_size": 768,
     "intermediate_size": 3072,
     "num_attention_heads": 12,

@@ -1,14 +1,15 @@
-"""Many pictures on 1 and 2 cards: `fastdiff bulk` beside a loop over diffusers and accelerate, and its compiled twin.
+"""Many pictures on 1 and 2 GPUs: `fastdiff bulk` against a loop over diffusers and accelerate, eager and compiled.
 
     python benchmarks/pictures/bench_bulk.py [WORKLOAD ...] [--save [DIR]]
 
-A workload is a model, who draws, and the number of cards: ddpm32-fastdiff-1, sdxl-compile-2. All write PNGs; bfloat16.
-The folders are of random weights, made for the run (sd15 and sdxl take 3 and 8 GB), but for emoji64, which is bundled.
+A workload's name is the model, the implementation and the number of GPUs: ddpm32-fastdiff-1, sdxl-compile-2. All draw
+in bfloat16 and write PNGs. The models have random weights and are saved for the run (sd15 and sdxl take 3 and 8 GB),
+except emoji64, which is bundled.
 
-    pictures_s         pictures a second, of all cards, once each has ended its first shard (of the loops, two batches)
-    of_linear          of 2 cards: their pictures_s over twice the pictures_s of one, where both were measured
-    busy               of ours: the seconds in which steps ran by the GPU's own events, over those seconds x cards
-    first_s, wall_s    of ours: from the command to the first shard on the disk, and to the end of all
+    pictures_s         pictures per second of all GPUs, after each has finished its first shard (loops: two batches)
+    of_linear          2 GPUs: their pictures_s over twice the pictures_s of one GPU, if both were measured
+    busy               fastdiff only: seconds of steps by the GPU's events, over the measured seconds x GPUs
+    first_s, wall_s    fastdiff only: from the start of the command to the first shard on disk, and to the end
 """
 
 import json
@@ -28,10 +29,10 @@ from benchmarks.pictures.bulk_loops import WARM
 from fastdiff.checkpoints.model_card import ModelCard
 
 HERE = Path(__file__).parent
-ENVIRONMENT = environment() | {"OMP_NUM_THREADS": "1"}  # so that torchrun says nothing of threads
+ENVIRONMENT = environment() | {"OMP_NUM_THREADS": "1"}  # else torchrun warns about threads
 WAYS = ("fastdiff", "eager", "compile")
 CARDS = (1, 2)
-SECONDS = 8.0  # that the loops draw once they are warm
+SECONDS = 8.0  # drawn by the loops after their warm-up
 WORKLOADS = {f"{name}-{who}-{cards}": (name, who, cards) for name in TASKS for who in WAYS for cards in CARDS}
 
 
@@ -41,7 +42,7 @@ def main() -> None:
 
 
 def rows(workloads: list[str]) -> Iterator[dict[str, Any]]:
-    """The rows of workloads, model by model."""
+    """Yield the rows of workloads, model by model."""
     of_one: dict[tuple[str, str], float] = {}
     for name in TASKS:
         own = [workload for workload in workloads if WORKLOADS[workload][0] == name]
@@ -61,9 +62,9 @@ def rows(workloads: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def bulk(name: str, who: str, cards: int, folder: Path, out: Path) -> dict[str, float]:
-    """The numbers of `fastdiff bulk`."""
+    """Return the results of `fastdiff bulk`."""
     task = TASKS[name]
-    groups = ModelCard.read(name, folder).info.label_groups  # each is drawn as often as the others
+    groups = ModelCard.read(name, folder).info.label_groups  # all are drawn equally often
     per_subject = task.pictures * cards // max(1, len(groups))
     flags = ["--num-images", per_subject, "--batch-size", task.batch, "--shard-size", task.batch, "--workers", cards]
     flags += ["--steps", task.steps, "--cfg-scale", task.guidance] + (["--prompt", task.prompt] if task.prompt else [])
@@ -87,7 +88,7 @@ def bulk(name: str, who: str, cards: int, folder: Path, out: Path) -> dict[str, 
 
 
 def loop(name: str, who: str, cards: int, folder: Path, out: Path) -> dict[str, float]:
-    """The numbers of a loop over diffusers."""
+    """Return the results of a loop over diffusers."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", cards]
     command += [HERE / "bulk_loops.py", who, name, folder, out, SECONDS]
     done = subprocess.run([*map(str, command)], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, check=True)

@@ -1,17 +1,18 @@
-"""The page under load: users who all press at once, of two models in turn, behind one who cancels in the midst.
+"""The page under load: many simultaneous users of two models, queued behind a long request that is cancelled.
 
     python benchmarks/pictures/bench_page.py [MODEL MODEL] [--save [DIR]]
 
-A model is a bundled name, or a folder that diffusers saved; without them it is emoji64 and a tiny Stable Diffusion of
-random weights. The users are Gradio's own clients, each a visit of its own; the server is `fastdiff ui`. Every picture
-is compared, byte for byte, with the PNG that `fastdiff sample` writes.
+A MODEL is a bundled name or a folder that diffusers saved; the default is emoji64 and a tiny Stable Diffusion with
+random weights. Each user is a separate Gradio client, and the server is `fastdiff ui`. Every picture is compared, byte
+for byte, with the PNG that `fastdiff sample` writes.
 
-    pictures_s         pictures a second, of all users together, from the cancellation to the last of them
-    first_s            of an idle server whose models are loaded: from the call to the end of its first step
-    cancel_s, next_s   from the cancellation to its answer, and to the end of the next user's first step
-    wait_s, longest_s  from a user's call to the end of its first step: the median, and the longest
-    memory, gpu        MB that the server holds, and that are taken on the GPU: once both models have drawn, and after
-    wrong              pictures that are not the command's, or not there
+    pictures_s         pictures per second of all users together, from the cancellation to the last picture
+    first_s            idle server with loaded models: from the call to the end of its first step
+    cancel_s, next_s   from the cancellation to its reply, and to the end of the next user's first step
+    wait_s, longest_s  from a user's call to the end of its first step: the median and the maximum
+    memory, gpu        MB of the server's RAM and of the GPU's used memory, before the load (when both models have drawn
+                       once) and after it
+    wrong              pictures that are missing or differ from the command's
 """
 
 import shutil
@@ -35,21 +36,21 @@ from fastdiff.checkpoints import hub
 from fastdiff.tuning.timing import DEVICE
 
 USERS = 20
-PICTURES = 2  # of each user
+PICTURES = 2  # per user
 STEPS = 20
-LONG = {"num_images": 32, "steps": 1000, "batch_size": 1}  # what is cancelled
-QUEUING = 1.0  # seconds in which all users come to wait in the queue
+LONG = {"num_images": 32, "steps": 1000, "batch_size": 1}  # the request that is cancelled
+QUEUING = 1.0  # seconds for all users to enter the queue
 PROMPT = "a photo of a cat"
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """The pictures that a user got, and when."""
+    """The pictures that a user received, with times in seconds."""
 
     called: float
     first: float  # the end of the first step
     ended: float
-    pictures: list[tuple[str, bytes]]  # the name of each file, and what is in it
+    pictures: list[tuple[str, bytes]]  # each file's name and contents
 
 
 def main() -> None:
@@ -57,7 +58,7 @@ def main() -> None:
 
 
 def rows(models: list[str]) -> Iterator[dict[str, Any]]:
-    """The one row of a run with these models."""
+    """Yield the single row of a run with these models."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
         folder = Path(root)
         names = [page_name(model, folder) for model in models or ["emoji64", tiny_stable_diffusion(folder / "tiny-sd")]]
@@ -68,17 +69,17 @@ def rows(models: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def page_name(model: str, folder: Path) -> str:
-    """The name that the page has for a model: a bundled model's own name, or the name of a copy in `folder`."""
+    """Return the page's name for a model: a bundled model's own name, or that of a copy in `folder`."""
     if model in hub.bundled_models():
         return model
     path = Path(model).resolve()
     if path.parent != folder.resolve():
-        shutil.copytree(path, folder / path.name)  # the server follows no link out of its folder
+        shutil.copytree(path, folder / path.name)  # the server does not follow links out of its folder
     return f"./{path.name}"
 
 
 def tiny_stable_diffusion(folder: Path) -> str:
-    """Save one and return its folder."""
+    """Save a tiny Stable Diffusion with random weights, and return its folder."""
     from tests.support.text_pipelines import text_pipeline
 
     text_pipeline("sd1").save_pretrained(folder)
@@ -87,7 +88,7 @@ def tiny_stable_diffusion(folder: Path) -> str:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[str, int]]:
-    """Run `fastdiff ui` in a process of its own while the block runs: gives its address and the process's id."""
+    """Run `fastdiff ui` as a process inside the block; yield its address and process id."""
     flags = ["--port", "0", "--models-dir", folder, "--outputs", folder / "outputs"]
     with subprocess.Popen(command("ui", *flags), env=environment(), stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -100,7 +101,7 @@ def serving(folder: Path) -> Iterator[tuple[str, int]]:
 def measure(
     names: list[str], address: str, process: int, downloads: Path
 ) -> tuple[dict[str, Any], list[Drawn], dict[str, dict[str, Any]]]:
-    """The numbers; what the users got; and what is asked of each model."""
+    """Return the results, what the users received, and the label or prompt for each model."""
 
     def connect() -> Client:
         return Client(address, verbose=False, download_files=downloads)
@@ -138,14 +139,14 @@ def measure(
 
 
 def subject(description: dict[str, Any]) -> dict[str, Any]:
-    """The label or prompt that is drawn by a model of /models."""
+    """Return the label or prompt to draw with a model, given its description from /models."""
     if description["reads_text"]:
         return {"prompt": PROMPT}
     return {"label": description["labels"][0]} if description["labels"] else {}
 
 
 def user_call(names: list[str], asked: dict[str, dict[str, Any]], user: int) -> dict[str, Any]:
-    """The options of a user's call: the models take turns, and the seeds of a model follow one another."""
+    """Return a user's options: users alternate between the models, and each model's seeds count up."""
     name = names[user % len(names)]
     seed = PICTURES * (user // len(names))
     return {"model": name, **asked[name], "seed": seed, "num_images": PICTURES, "steps": STEPS}
@@ -161,7 +162,7 @@ def draw(client: Client, options: dict[str, Any]) -> Drawn:
 
 
 def memory(process: int) -> dict[str, float]:
-    """MB that a process holds (on Linux), and those taken on the GPU, where there is one."""
+    """Return the MB that a process holds (on Linux only), and the GPU's used MB (if there is a GPU)."""
     held: dict[str, float] = {}
     status = Path(f"/proc/{process}/status")
     if status.exists():
@@ -174,7 +175,7 @@ def memory(process: int) -> dict[str, float]:
 
 
 def sample(name: str, asked: dict[str, Any], folder: Path) -> list[Path]:
-    """The PNGs of `fastdiff sample` for all that the users ask of a model."""
+    """Draw the pictures that all users request of a model with `fastdiff sample`, and return its PNGs."""
     flags = ["--model", name, "--seed", "0", "--num-images", USERS * PICTURES, "--steps", STEPS]
     flags += [part for option, value in asked.items() for part in (f"--{option}", value)]
     out = folder / "expected" / Path(name).name
@@ -183,7 +184,7 @@ def sample(name: str, asked: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def count_wrong(drawn: list[Drawn], expected: dict[str, bytes]) -> int:
-    """The number of pictures that are not `expected`, or not there."""
+    """Count the pictures that are missing or differ from `expected`."""
     right = sum(expected.get(name) == data for each in drawn for name, data in each.pictures)
     return USERS * PICTURES - right
 

@@ -1,10 +1,10 @@
-"""Whole pictures from a prompt to a PNG: Stable Diffusion 1.5 in 50 steps and XL in 30, in bfloat16, beside diffusers.
+"""Whole pictures from prompt to PNG, against diffusers: Stable Diffusion 1.5 (50 steps) and XL (30), in bfloat16.
 
     python benchmarks/pictures/bench_text_to_image.py [WORKLOAD ...] [--save [DIR]]
 
-A workload is a model and who draws with it. Each has a process of its own, with empty caches of Triton and of
-torch.compile: `pictures_alone.py` says what its numbers are. The folders are of random weights, made for the run, which
-takes disk space of 3 and 8 GB.
+A workload is a model and an implementation. Each runs in its own process with empty caches of Triton and torch.compile;
+`pictures_alone.py` defines the results. The models have random weights and are saved for the run; they need 3 and 8 GB
+of disk space.
 """
 
 import gc
@@ -30,12 +30,12 @@ WORKLOADS = {f"{name}-{who}": (name, who) for name in PIPELINES for who in WAYS}
 
 def main() -> None:
     needs_gpu()
-    torch.backends.cudnn.allow_tf32 = False  # of the float32 that errors are measured from
+    torch.backends.cudnn.allow_tf32 = False  # errors are measured against float32
     report("text_to_image", rows(chosen(WORKLOADS)))
 
 
 def rows(workloads: list[str]) -> Iterator[dict[str, Any]]:
-    """The rows of workloads, model by model."""
+    """Yield the rows of workloads, model by model."""
     for name in PIPELINES:
         wanted = [workload for workload in workloads if WORKLOADS[workload][0] == name]
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -46,7 +46,7 @@ def rows(workloads: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def make_folder(name: str, folder: Path) -> None:
-    """Save a pipeline, and beside its parts what float32 makes of noise; give the memory of the GPU back."""
+    """Save a pipeline, and with it the picture that float32 makes of some noise; then free the GPU's memory."""
     reference = save_folder(name, folder, lambda pipe, latents: draw_reference(of_diffusers(pipe), latents))
     torch.save(tuple(reference), folder / REFERENCE)
     gc.collect()
@@ -54,7 +54,7 @@ def make_folder(name: str, folder: Path) -> None:
 
 
 def in_new_process(who: str, folder: str, steps: int) -> dict[str, float]:
-    """Run `pictures_alone.py`, with empty caches."""
+    """Run `pictures_alone.py` with empty caches."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
         caches = {variable: str(Path(cache, variable)) for variable in CACHES}
         command = [sys.executable, str(Path(__file__).with_name("pictures_alone.py")), who, folder, str(steps)]

@@ -1,20 +1,20 @@
-"""A guided picture of a small text model on the CPU, whole and part by part, beside diffusers: float32, same weights.
+"""A guided picture of a small text model on the CPU, whole and by part, against diffusers with the same weights.
 
     python benchmarks/pictures/bench_text_to_image_cpu.py [MODEL ...] [--save [DIR]]
 
-A MODEL is a bundled one that draws from prompts (without any: all of those), or a folder of StableDiffusionPipeline;
-random weights do for the times. Sampler and guidance are the folder's own. Milliseconds, of calls that take turns,
-ours and theirs, the first of a pair now the one and now the other:
+A MODEL is a bundled model that draws from prompts (default: all of them) or a folder of StableDiffusionPipeline; random
+weights are enough for the times. Everything is float32. The sampler is the folder's own. Times are medians in
+milliseconds; calls of ours and of diffusers alternate, and so does which of a pair goes first:
 
     picture    from the prompt to a PIL image in STEPS steps
-    text       the prompt and the empty one, encoded
-    forward    the U-Net, of both halves of a picture
+    text       encoding the prompt and the empty prompt
+    forward    the U-Net on both halves of a guided batch of one picture
     decode     the VAE
-    command    from the start of a process to its PNG: `fastdiff sample`, and the same with diffusers' pipeline
+    command    from the start of a process to its PNG: `fastdiff sample`, and a script with diffusers' pipeline
     *_ratio    ours / theirs, the median of the pairs
 
-`image_err` is the largest difference of the pictures of one noise, in [0, 1]. diffusers is as it loads: torch chose no
-faster memory format for it on the CPU. torch's threads are as many as it takes by itself, or OMP_NUM_THREADS.
+`image_err` is the largest difference between the pictures of the same noise, in [0, 1]. diffusers keeps the memory
+format that it loads with: none was faster on the CPU. torch uses its default number of threads, or OMP_NUM_THREADS.
 """
 
 import statistics
@@ -36,7 +36,7 @@ from fastdiff.checkpoints.hub import bundled_models
 from fastdiff.checkpoints.json_files import read_json
 
 PROMPT, STEPS, GUIDANCE = "red apple", 20, 3.0
-ROUNDS, PROCESSES = 24, 5  # pairs of calls, and of processes
+ROUNDS, PROCESSES = 24, 5  # pairs of calls, pairs of processes
 DRAW = """
 import sys, torch, diffusers
 folder, prompt, steps, guidance, out = sys.argv[1:]
@@ -46,7 +46,7 @@ pipe(prompt, num_inference_steps=int(steps), guidance_scale=float(guidance)).ima
 
 
 class Pair(NamedTuple):
-    """The same work here and in diffusers."""
+    """The same work in fastdiff and in diffusers."""
 
     ours: Callable[[], Any]
     theirs: Callable[[], Any]
@@ -58,13 +58,13 @@ def main() -> None:
 
 
 def text_models() -> list[str]:
-    """The names of the bundled models that draw from prompts."""
+    """Return the names of the bundled models that draw from prompts."""
     folders = bundled_models().items()
     return [name for name, folder in folders if "text_encoder" in read_json(folder / "model_index.json")]
 
 
 def row(name: str, folder: Path) -> dict[str, Any]:
-    """Times and error of a model."""
+    """Return the times and the error of a model."""
     ours = fastdiff.Pipeline.from_pretrained(folder, device="cpu")
     theirs = diffusers.StableDiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
     theirs.set_progress_bar_config(disable=True)
@@ -77,7 +77,7 @@ def row(name: str, folder: Path) -> dict[str, Any]:
 
 
 def parts(ours: Any, theirs: Any) -> Mapping[str, Pair]:
-    """The calls that are timed in this process: whole pictures and their parts."""
+    """Return the calls that are timed in this process: a whole picture and its parts."""
     config = ours.denoiser.config
     side, timestep = config.sample_size, torch.tensor(500)
     x = torch.randn(2, config.in_channels, side, side)
@@ -96,13 +96,13 @@ def parts(ours: Any, theirs: Any) -> Mapping[str, Pair]:
 
 
 def options(**more: Any) -> dict[str, Any]:
-    """The arguments of either pipeline for one picture."""
+    """Return the arguments of either pipeline for one picture."""
     generator = torch.Generator().manual_seed(0)
     return {"prompt": PROMPT, "num_inference_steps": STEPS, "guidance_scale": GUIDANCE, "generator": generator} | more
 
 
 def processes(folder: Path, out: Path) -> Pair:
-    """A command that draws a picture, and a script that does the same with diffusers."""
+    """Return a `fastdiff sample` process that draws a picture, and a script that does the same with diffusers."""
     drawn = [PROMPT, str(STEPS), str(GUIDANCE)]
     names = ["--prompt", "--steps", "--guidance"]
     flags = [word for pair in zip(names, drawn, strict=True) for word in pair]
@@ -117,7 +117,7 @@ def run(command: list[str]) -> None:
 
 
 def in_turn(name: str, pair: Pair, rounds: int) -> dict[str, float]:
-    """The median times of a pair of calls in turn, after one of each, and the median of their ratios."""
+    """Time a pair of calls in alternation after one warm-up each; return the median times and the median ratio."""
     for call in pair:
         call()
     ours, theirs = [], []
@@ -139,7 +139,7 @@ def seconds_of(call: Callable[[], Any]) -> float:
 
 
 def image_err(ours: Any, theirs: Any) -> float:
-    """The largest difference of the two pictures of one noise."""
+    """Return the largest difference between the two pictures of the same noise."""
     pictures = [torch.as_tensor(pipe(**options(output_type="np")).images) for pipe in (ours, theirs)]
     return (pictures[0] - pictures[1]).abs().max().item()
 

@@ -1,6 +1,6 @@
-"""The models of the benchmark of bulk runs: their folders, and what is asked of each.
+"""The models of `bench_bulk.py`: their folders and their tasks.
 
-python benchmarks/pictures/bulk_folders.py {ddpm32,sd15,sdxl} FOLDER        saves one, of random weights
+python benchmarks/pictures/bulk_folders.py {ddpm32,sd15,sdxl} FOLDER        saves one with random weights
 """
 
 import subprocess
@@ -17,13 +17,13 @@ PROMPT = "a photograph of an astronaut riding a horse"
 
 @dataclass(frozen=True)
 class Task:
-    """Pictures of one model."""
+    """The pictures to draw with one model."""
 
-    pictures: int  # a card, of ours: some 20 seconds on an H200; whole batches, since another size compiles anew
+    pictures: int  # per GPU, by fastdiff: about 20 s on an H200; whole batches, since another size compiles again
     batch: int
     steps: int
     guidance: float = 1.0
-    labels: int = 0  # of a model that has some; the null label comes behind them
+    labels: int = 0  # a class-conditional model's labels; the null label follows them
     prompt: str | None = None
 
 
@@ -36,17 +36,17 @@ TASKS = {
 
 
 def folder_of(name: str, root: Path) -> Path:
-    """The folder of a model, saved below `root` unless it is bundled."""
+    """Return a model's folder; save the model to `root` unless it is bundled."""
     if name == "emoji64":
         from fastdiff.checkpoints import hub
 
         return hub.bundled_models()[name]
-    subprocess.run([sys.executable, __file__, name, root], env=environment(), check=True)  # its GPU memory goes with it
+    subprocess.run([sys.executable, __file__, name, root], env=environment(), check=True)  # frees its GPU memory
     return root
 
 
 def save(name: str, folder: Path) -> None:
-    """Save a model of random weights."""
+    """Save a model with random weights."""
     if name != "ddpm32":
         from benchmarks.pictures.text_folders import save_folder
 

@@ -1,10 +1,10 @@
-"""Many pictures as diffusers' manual draws them: a loop over accelerate's `split_between_processes`, a process a card.
+"""Many pictures as diffusers' manual draws them: accelerate's `split_between_processes`, one process per GPU.
 
     torchrun --standalone --nproc-per-node CARDS benchmarks/pictures/bulk_loops.py \\
         {eager,compile} MODEL FOLDER OUT SECONDS
 
-Draws batches and writes their PNGs until SECONDS have passed since the second batch ended; a line of JSON for each:
-the rank, the pictures, and the seconds of this host's clock.
+Draws batches and writes their PNGs until SECONDS have passed since the end of the second batch. Prints a line of JSON
+per batch: the rank, the number of pictures, and the time by this host's clock in seconds.
 """
 
 import json
@@ -21,7 +21,7 @@ from benchmarks.pictures.bulk_folders import TASKS, Task
 WARM = 2  # batches: the second may capture graphs
 MANY = 2**20  # seeds, more than are drawn
 
-Draw = Callable[[list[int]], list[Any]]  # of seeds -> PIL images
+Draw = Callable[[list[int]], list[Any]]  # seeds -> PIL images
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def run(state: Any, who: str, name: str, folder: str, out: str, seconds: str) ->
             if batches == WARM:
                 end = time.time() + float(seconds)
             line = json.dumps({"rank": state.process_index, "count": len(batch), "at": time.time()})
-            sys.stdout.write(f"{line}\n")  # at once, or the processes' lines mix
+            sys.stdout.write(f"{line}\n")  # in one write, or the processes' lines mix
 
 
 def generators(seeds: list[int]) -> list[torch.Generator]:
@@ -52,7 +52,7 @@ def generators(seeds: list[int]) -> list[torch.Generator]:
 
 
 def of_prompt(task: Task, folder: Path, device: torch.device, dtype: torch.dtype, compiled: bool) -> Draw:
-    """diffusers' pipeline of a text; the U-Net and the VAE laid out and compiled as its manual says."""
+    """Return diffusers' text-to-image pipeline, with U-Net and VAE channels-last and compiled as its manual says."""
     import diffusers
 
     pipe: Any = diffusers.DiffusionPipeline.from_pretrained(folder, dtype=dtype).to(device)
@@ -67,7 +67,7 @@ def of_prompt(task: Task, folder: Path, device: torch.device, dtype: torch.dtype
 
 
 def of_pixels(task: Task, folder: Path, device: torch.device, dtype: torch.dtype, compiled: bool) -> Draw:
-    """A loop of DDIM over diffusers' U-Net, guided where there are labels, which diffusers' own pipeline cannot be."""
+    """Return a DDIM loop over diffusers' U-Net, guided if there are labels (diffusers' pipeline has no guidance)."""
     import diffusers
 
     unet: Any = diffusers.UNet2DModel.from_pretrained(folder / "unet", torch_dtype=dtype).to(device).eval()
@@ -90,7 +90,7 @@ def of_pixels(task: Task, folder: Path, device: torch.device, dtype: torch.dtype
 
 
 def predict(unet: Any, x: torch.Tensor, t: torch.Tensor, labels: torch.Tensor | None, task: Task) -> torch.Tensor:
-    """The noise in x (N, C, H, W); guided as Ho and Salimans 2022 (arXiv 2207.12598)."""
+    """Predict the noise in x (N, C, H, W), with the guidance of Ho and Salimans 2022 (arXiv 2207.12598)."""
     if labels is None:
         return unet(x, t).sample
     both = torch.cat([labels, torch.full_like(labels, task.labels)])

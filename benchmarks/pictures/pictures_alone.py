@@ -1,21 +1,21 @@
-"""A pipeline of a text alone in its process: the seconds of a picture, cold and warm, and the memory that it takes.
+"""Measure one text-to-image pipeline alone in a process: the seconds of a picture, cold and warm, and GPU memory.
 
     python benchmarks/pictures/pictures_alone.py \\
         {fastdiff,offload,accelerate,eager,eager-offload,compile} FOLDER STEPS STARTED
 
-`fastdiff` is our Pipeline of the FOLDER, `accelerate` diffusers' pipeline with our models in it, `eager` and `compile`
-diffusers' own; `offload` has each part on the GPU only while it works, `eager-offload` by enable_model_cpu_offload.
-Prints JSON, of which `bench_text_to_image.py` makes a row:
+`fastdiff` is our Pipeline of the FOLDER, `accelerate` is diffusers' pipeline with our models, and `eager` and `compile`
+are diffusers' own. `offload` keeps each part of our pipeline on the GPU only while it runs; `eager-offload` uses
+diffusers' enable_model_cpu_offload. Prints JSON for a row of `bench_text_to_image.py`:
 
-    loaded_s           from STARTED, when the process began (`time.time()`), to the models on the GPU
+    loaded_s           from STARTED (`time.time()` at the start of the process) to the models on the GPU
     first_picture_s    from STARTED to the first PNG
-    picture_s          from the prompt to a PNG, the median of three, after two
-    new_size_s         of ours: by how much the first picture of another size takes longer than the third
-    new_batch_s        of ours: likewise, of two pictures at once
-    cold_peak_bytes    the most that torch held of the GPU's memory until the first picture
-    peak_bytes         the most that it holds during the three
-    picture_err        of a picture of CHECK_STEPS, in the root mean square, against diffusers in float32; a fraction of
-                       the picture's own about its mean
+    picture_s          from the prompt to a PNG: the median of three, after two warm-up pictures
+    new_size_s         ours only: the first picture of another size minus the third
+    new_batch_s        ours only: the first batch of two pictures minus the third
+    cold_peak_bytes    the peak of the GPU memory that torch reserves until the first picture
+    peak_bytes         the peak during the three pictures
+    picture_err        a picture of CHECK_STEPS against diffusers in float32: the RMS error over the picture's standard
+                       deviation
 """
 
 import io
@@ -31,13 +31,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Its own, so that the seconds of diffusers have no import of fastdiff in them.
+# Not imported from fastdiff, so that diffusers' times do not include the import of fastdiff.
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PROMPT = "a photograph of an astronaut riding a horse"
 CHECK_STEPS = 5
-REFERENCE = "reference.pt"  # beside the folder's parts: noise and the picture that float32 makes of it
+REFERENCE = "reference.pt"  # in the pipeline's folder: noise, and its picture in float32
 
-Draw = Callable[..., Any]  # of the options of diffusers' pipelines by their names -> images
+Draw = Callable[..., Any]  # keyword options of diffusers' pipelines -> images
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def measure_alone(who: str, folder: Path, steps: int, started: float) -> dict[str, float]:
-    """The numbers of a pipeline of WAYS."""
+    """Return the results of one of WAYS."""
     draw = WAYS[who](folder)
     torch.cuda.synchronize()
     cold = {"loaded_s": time.time() - started}
@@ -67,24 +67,24 @@ def measure_alone(who: str, folder: Path, steps: int, started: float) -> dict[st
 
 
 def new_shapes(draw: Draw, shape: Sequence[int]) -> dict[str, float]:
-    """Return the seconds that a new size costs once, and a new batch, beside pictures (N, C, H, W); in few steps."""
+    """Return the one-time seconds of a new size and of a new batch, after pictures of shape (N, C, H, W)."""
     narrow = {"height": shape[2], "width": 3 * shape[3] // 4}
     return {"new_size_s": first_cost(draw, **narrow), "new_batch_s": first_cost(draw, num_images_per_prompt=2)}
 
 
 def first_cost(draw: Draw, **options: int) -> float:
-    """Seconds by which the first call takes longer than the third."""
+    """Return the seconds of the first call minus those of the third."""
     first, _, third = (seconds_of(draw, num_inference_steps=CHECK_STEPS, **options) for _ in range(3))
     return first - third
 
 
 def draw_reference(draw: Draw, latents: Tensor) -> Tensor:
-    """The picture that is compared, (1, 3, H, W) in [0, 1], on the CPU."""
+    """Draw the picture for the comparison, (1, 3, H, W) in [0, 1], on the CPU."""
     return draw(latents=latents, num_inference_steps=CHECK_STEPS, output_type="pt").float().cpu()
 
 
 def seconds_of(draw: Draw, **options: int) -> float:
-    """Seconds from the prompt to PNG files."""
+    """Return the seconds from the prompt to the PNG files."""
     start = time.perf_counter()
     for image in draw(**options):
         image.save(io.BytesIO(), "PNG")
@@ -103,7 +103,7 @@ def of_diffusers(pipe: Any) -> Draw:
 
 
 def loaded(folder: Path, *, offload: bool = False) -> Any:
-    """diffusers' pipeline of the folder."""
+    """Load diffusers' pipeline from the folder."""
     import diffusers
 
     pipe = diffusers.DiffusionPipeline.from_pretrained(folder, dtype=torch.bfloat16)
@@ -116,7 +116,7 @@ def loaded(folder: Path, *, offload: bool = False) -> Any:
 
 
 def channels_last(pipe: Any) -> Any:
-    """The pipeline laid out as diffusers' manual does for speed."""
+    """Make U-Net and VAE channels-last, which diffusers' manual recommends for speed."""
     for model in (pipe.unet, pipe.vae):
         model.to(memory_format=torch.channels_last)
     return pipe

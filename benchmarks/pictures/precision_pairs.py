@@ -1,8 +1,8 @@
-"""Pictures of bundled models with whole weights, in int8 and in fp8, below each other: results/precision_pairs.png.
+"""Draw bundled models in full precision, int8 and fp8, a row each: results/precision_pairs.png.
 
     python benchmarks/pictures/precision_pairs.py [--device cpu]
 
-Labels are evenly spread, seeds count from 0, and no picture is chosen.
+Labels are evenly spaced, seeds count up from 0, and the pictures are not hand-picked.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from benchmarks.harness.reports import RESULTS
 
 MODELS = ("emoji64", "emoji64-dit")
 PRECISIONS = ("full", "int8", "fp8")
-PICTURES = 8  # of each model, side by side
+PICTURES = 8  # per row
 
 
 def main() -> None:

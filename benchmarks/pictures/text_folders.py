@@ -1,6 +1,6 @@
-"""Folders of Stable Diffusion 1.5 and XL as diffusers saves them, of random weights in bfloat16, and what they draw.
+"""Folders of Stable Diffusion 1.5 and XL as diffusers saves them, with random weights in bfloat16.
 
-The tokenizer has a vocabulary of single bytes: all that a prompt costs is the same.
+The tokenizer's vocabulary is single bytes, which does not change the cost of a prompt.
 """
 
 import json
@@ -21,7 +21,7 @@ START, END = "<|startoftext|>", "<|endoftext|>"
 
 
 class Reference(NamedTuple):
-    """A picture of a few steps in float32, and the noise that it is drawn from."""
+    """A picture of a few steps in float32, and the noise that it starts from."""
 
     latents: Tensor  # (1, C, h, w) bfloat16
     picture: Tensor  # (1, 3, H, W) in [0, 1]
@@ -29,7 +29,7 @@ class Reference(NamedTuple):
 
 @torch.no_grad()
 def save_folder(name: str, folder: Path, draw: Callable[[Any, Tensor], Tensor]) -> Reference:
-    """Save the pipeline of a name of PIPELINES; what diffusers makes of it in float32 by `draw` of it and latents."""
+    """Save a pipeline of PIPELINES; return latents and the picture of `draw(pipe, latents)` in float32."""
     torch.manual_seed(0)
     pipe: Any = PIPELINES[name](save_tokenizer(folder / "bytes"))
     pipe.to(torch.bfloat16)
@@ -40,8 +40,8 @@ def save_folder(name: str, folder: Path, draw: Callable[[Any, Tensor], Tensor]) 
 
 
 def save_tokenizer(folder: Path) -> transformers.CLIPTokenizer:
-    """CLIP's tokenizer without merges: a token for each byte, within a word and at its end."""
-    letters = ["!", *sorted(set(ByteLevel.alphabet()) - {"!"})]  # "!" is 0, as CLIP has it
+    """Save CLIP's tokenizer without merges: a token for each byte inside a word, and one for each at its end."""
+    letters = ["!", *sorted(set(ByteLevel.alphabet()) - {"!"})]  # "!" is token 0, as in CLIP
     tokens = [*letters, *(f"{letter}</w>" for letter in letters), START, END]
     named = {"bos_token": START, "eos_token": END, "unk_token": END, "pad_token": END}
     config = named | {"model_max_length": 77, "tokenizer_class": "CLIPTokenizer"}
@@ -82,6 +82,6 @@ PIPELINES: dict[str, Callable[[Any], Any]] = {"sd15": sd15, "sdxl": sdxl}
 
 
 def random_model(kind: Any, config: dict[str, Any]) -> nn.Module:
-    with DEVICE:  # random numbers of a large model take the CPU long
+    with DEVICE:  # the CPU takes long to draw the numbers of a large model
         of_clip = kind.__name__.startswith("CLIP")
         return (kind(transformers.CLIPTextConfig(**config)) if of_clip else kind(**config)).eval()

@@ -1,4 +1,4 @@
-"""A benchmark's script as a module, on the CPU."""
+"""Load a benchmark script as a module, on the CPU."""
 
 import importlib
 import sys
@@ -14,7 +14,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture
 def load():
-    """load(stem): a script of benchmarks/; what a test changes in it ends with the test."""
+    """load(stem) imports a script of benchmarks/. A test's changes to it end with the test."""
 
     def load_module(stem):
         (path,) = BENCHMARKS.rglob(f"{stem}.py")
@@ -31,7 +31,7 @@ def load():
 
 @pytest.fixture
 def harness(load, monkeypatch):
-    """benchmarks/harness/operations.py, short, on the CPU, which counts no bytes, and with dynamo's tracing alone."""
+    """benchmarks/harness/operations.py on the CPU: short measurements, no byte counts, and only dynamo's tracing."""
 
     def traced(function):
         torch.compiler.reset()

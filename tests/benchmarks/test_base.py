@@ -1,4 +1,4 @@
-"""`--base REV`: two sides in turns, and the exit code."""
+"""`--base REV`: the alternation of the two sides, and the exit code."""
 
 import io
 import json
@@ -27,7 +27,7 @@ def base(harness, load, monkeypatch):
 
 
 class Side:
-    """Stands for a process that answers with these numbers, the last one again and again."""
+    """A stand-in for a process that answers with these numbers, and then repeats the last."""
 
     def __init__(self, *numbers):
         self.numbers, self.stdin, self.stdout = list(numbers), io.StringIO(), self
@@ -66,7 +66,7 @@ def test_a_loss_is_one_that_lasts(base, monkeypatch, capsys, tmp_path, tree, ver
 
 @pytest.mark.slow
 def test_both_sides_take_turns_in_processes_of_their_own(base, monkeypatch, capsys, tmp_path):
-    """The base is a commit without `fastdiff.tuning`, and with other benchmarks."""
+    """The base is a checkout without `fastdiff.tuning` and with other benchmarks."""
     for name in ("fastdiff", "benchmarks"):
         (tmp_path / name).mkdir()
     for path in (ROOT / "fastdiff").iterdir():

@@ -1,4 +1,4 @@
-"""The benchmark of bulk runs, on tiny models."""
+"""The benchmark of bulk runs with tiny models."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from tests.support.tiny import UNET, save_unet
 
 @pytest.fixture
 def bench(load, monkeypatch, tmp_path):
-    """The script; ddpm32 is tiny, and emoji64 has two labels and a null one."""
+    """The script with a tiny ddpm32, and a tiny emoji64 with two labels and a null label."""
     bench = load("bench_bulk")
     folders = {
         "ddpm32": save_unet(tmp_path / "ddpm32", **UNET),
@@ -30,7 +30,7 @@ def bench(load, monkeypatch, tmp_path):
 
 @pytest.fixture
 def loops(load, capsys):
-    """Runs the loop over diffusers in this process instead of torchrun's."""
+    """Run the loop over diffusers in this process instead of under torchrun."""
 
     state = SimpleNamespace(device=torch.device("cpu"), process_index=0, split_between_processes=nullcontext)
 
@@ -58,7 +58,7 @@ def test_loops(bench, loops, monkeypatch, name):
 
 
 def test_numbers(bench, monkeypatch, tmp_path):
-    """They count what comes after the last worker's first shard."""
+    """The rates only count work after the last worker's first shard."""
 
     def run(command, **options):
         lines = [{"rank": rank, "count": 4, "at": at} for rank in (0, 1) for at in (1.0, 2.0 + rank, 6.0, 10.0)]

@@ -1,4 +1,4 @@
-"""The benchmarks of whole models, on a tiny one: their rows, a model alone in its process, and profiles by class."""
+"""The benchmarks of whole models with a tiny one: rows, a model alone in its process, and profiles by class."""
 
 import json
 import subprocess
@@ -132,7 +132,7 @@ def test_a_model_alone_in_a_new_process(harness, load, monkeypatch):
 )
 @pytest.mark.parametrize("who", ["fastdiff", "eager", "compile"])
 def test_the_memory_of_a_model_alone(harness, load, monkeypatch, who, config):
-    """Its peak is that of calls after the first ones, whose memory is given back; its weights are its parameters."""
+    """The peak is that of warm calls, after the first ones release memory; the weights are the parameters."""
     alone, events = load("alone"), []
     alone.WORKLOADS["tiny"] = (config, 2, None)
     for name in ("empty_cache", "reset_peak_memory_stats"):
@@ -163,8 +163,8 @@ def test_the_time_of_a_replay_by_class(load):
     bench = load("profile_models")
     kernels = [
         bench.Kernel("conv_by_descriptors", 10.0, 20.0),
-        bench.Kernel("normalise_kernel", 18.0, 25.0),  # begins before its inputs are there
-        bench.Kernel("merge_kernel", 19.0, 20.0),  # within another
+        bench.Kernel("normalise_kernel", 18.0, 25.0),  # starts before its inputs are ready
+        bench.Kernel("merge_kernel", 19.0, 20.0),  # inside another
         bench.Kernel("Memcpy DtoD (Device -> Device)", 30.0, 31.0),
         bench.Kernel("linear_kernel", 31.0, 35.0),
     ]
@@ -185,7 +185,7 @@ def test_the_time_of_a_replay_by_class(load):
 
 
 def test_the_profile_of_a_forward(harness, load, monkeypatch):
-    """It is the one of median length, of a graph that holds the forward alone."""
+    """The profile is the one of median length, of a graph that contains only the forward."""
     pytest.importorskip("triton", reason="no Triton here")
     bench, graphs, lengths = load("profile_models"), [], iter([3.0, 9.0, 1.0, 5.0, 7.0])
     bench.MODELS_GPU["tiny"] = (TINY, 2, None)

@@ -1,4 +1,4 @@
-"""The benchmarks of operations on tiny shapes, their report, and what is read out of compute-sanitizer."""
+"""The benchmarks of operations on tiny shapes, their report, and the parsing of compute-sanitizer's output."""
 
 import importlib
 import json
@@ -124,8 +124,8 @@ def test_denoise(harness, load, sampler, outputs, noisy):
     bench = load("bench_denoise")
     bench.DENOISES["tiny"] = (2, 4)
     row = bench.row("tiny", sampler, 4.0)
-    check(row, "tbps", KEYS - COMPILED if noisy else KEYS)  # torch.compile takes no Philox
-    read, written = 4 + 2 * outputs, 4 + 4  # bytes an element: x_t and what the model says; x_{t-1} and x0
+    check(row, "tbps", KEYS - COMPILED if noisy else KEYS)  # torch.compile cannot compile Philox
+    read, written = 4 + 2 * outputs, 4 + 4  # bytes per element: x_t and the model's output; x_{t-1} and x0
     assert row["floor_ms"] == pytest.approx((2 * 48 * (read + written) + (2 * 8 if noisy else 0)) / 4e9)
     assert row["diffusers_ms"] > 0
     assert row["parity_max_abs_err"] < 1e-5
@@ -190,7 +190,7 @@ def test_convolutions_in_8_bits(harness, load, monkeypatch, name, options, plan)
     bench = load("bench_conv2d_8bit")
     for way in ("hopper", "kernel"):
         monkeypatch.setattr(bench.conv2d, way, bench.conv2d.reference)
-    monkeypatch.setattr(bench, "ceilings", lambda: {"matmul_bf16_tflops": 100.0})  # a card's; a CPU takes long
+    monkeypatch.setattr(bench, "ceilings", lambda: {"matmul_bf16_tflops": 100.0})  # as on a GPU; a CPU would take long
     bench.CONVOLUTIONS_8BIT[name] = (2, 16, 16, (32, 32), 32, options)
     gains = {}
     (row,) = bench.rows([name], gains)
@@ -368,7 +368,7 @@ def test_hazards_of_the_hand_over_to_warps_are_counted_apart(load, monkeypatch, 
 
 @pytest.mark.slow
 def test_the_sanitizer_runs_each_kernel_test_file(load):
-    """One odd shape of every operation is among the tests it selects, and of the convolutions for sm_90, fp8 too."""
+    """The selected tests include an odd shape of every operation, of sm_90's convolutions and of fp8."""
     pytest.importorskip("triton", reason="no Triton here")
     selected = {test.partition("::")[0] for test in load("sanitize").selected_tests() if "odd" in test}
     operations = {path.stem for path in (BENCHMARKS.parent / "kernels").glob("[!_]*.py")} - {"report"}

@@ -1,4 +1,4 @@
-"""The benchmark of the page, with two users of tiny models."""
+"""The benchmark of the page with two users and tiny models."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from tests.support.tiny import UNET, save_unet
 
 @pytest.fixture
 def bench(load, monkeypatch):
-    """The script; the pictures that it compares with are drawn in this process."""
+    """The script, which draws its expected pictures in this process."""
     bench = load("bench_page")
     for name, value in {"USERS": 2, "PICTURES": 1, "STEPS": 2, "QUEUING": 0.2}.items():
         monkeypatch.setattr(bench, name, value)

@@ -1,4 +1,4 @@
-"""Charts, the roofline, and attention over the number of tokens."""
+"""Charts, the roofline, and attention by the number of tokens."""
 
 import json
 import shutil
@@ -54,7 +54,7 @@ def test_the_roofline_of_the_saved_results(load, tmp_path, monkeypatch, capsys):
         assert drawn.format == "PNG"
     out = capsys.readouterr().out
     assert f"| ddpm32_b1 | {rows[0]['fastdiff_ms']:.3g} |" in out
-    assert f"attention_lengths: its results are not in {tmp_path}" in out
+    assert f"attention_lengths: no results in {tmp_path}" in out
 
 
 def test_attention_over_the_number_of_tokens(harness, load, tmp_path, monkeypatch, capsys):

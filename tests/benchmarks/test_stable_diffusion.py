@@ -1,4 +1,4 @@
-"""The configs of Stable Diffusion: models of the size that the published ones have."""
+"""The configs of Stable Diffusion give models of the published sizes."""
 
 import diffusers
 import pytest
@@ -8,7 +8,7 @@ import transformers
 import fastdiff
 from benchmarks.models import stable_diffusion as sd
 
-PARAMETERS = {  # of the published weights
+PARAMETERS = {  # in the published weights
     "UNet2DConditionModel": ((sd.SD15, 859_520_964), (sd.SD21, 865_910_724), (sd.SDXL, 2_567_463_684)),
     "AutoencoderKL": ((sd.SD15_VAE, 83_653_863), (sd.SDXL_VAE, 83_653_863)),
     "CLIPTextModel": ((sd.SD15_TEXT, 123_060_480), (sd.SD21_TEXT, 340_387_840)),

@@ -1,4 +1,4 @@
-"""The benchmark of whole pictures from a prompt to a PNG, on folders of tiny pipelines."""
+"""The benchmark of whole pictures from prompt to PNG, with folders of tiny pipelines."""
 
 import json
 import subprocess
@@ -53,7 +53,7 @@ def bench(load, monkeypatch):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 99)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # several wait for one another at each tiny operation, where the cores are busy
+    torch.set_num_threads(1)  # several threads wait for each other at every tiny operation on busy cores
     yield bench
     torch.set_num_threads(threads)
 

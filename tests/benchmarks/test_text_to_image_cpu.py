@@ -1,4 +1,4 @@
-"""The benchmark of whole pictures on the CPU, on a folder of a tiny pipeline."""
+"""The benchmark of whole pictures on the CPU, with a folder of a tiny pipeline."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),  # theirs
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),  # from diffusers
 ]
 PARTS = ("picture", "text", "forward", "decode", "command")
 

@@ -1,12 +1,13 @@
-"""Try malformed folders, command lines, PNGs and calls for as long as one likes, with a fresh seed each time.
+"""Fuzz with malformed folders, command lines, PNGs and calls for a given time, with fresh seeds.
 
     python -m tests.fuzz --minutes 30
     python -m tests.fuzz --again fuzz-failures/fuzz-abc
 
-Cases run in worker processes. One that hangs, takes the machine's memory or ends its process is ended and reported, and
-another process goes on. The folder of each failure is kept, with case.json, from which `--again` makes it anew.
+Cases run in worker processes. A case that hangs, uses too much memory or crashes its process is killed and reported,
+and a new process continues. The folder of each failure is kept with a case.json, from which `--again` reproduces the
+case.
 
-Exit codes: 0 nothing was broken, 1 something was.
+Exit codes: 0 if no case failed, 1 if one did.
 """
 
 import argparse
@@ -24,20 +25,20 @@ from tests.fuzz import cases
 from tests.fuzz.cases import Case
 from tests.fuzz.workers import Worker
 
-KEPT = 3  # folders of one failure
+KEPT = 3  # folders per kind of failure
 
 
 class Findings:
-    """Counts of all that was tried, and of the promises that it broke, by all workers."""
+    """Counts of the cases and of the promises that they broke, over all workers."""
 
     def __init__(self, keep: Path) -> None:
         self.keep = keep
-        self.tried: Counter[tuple[str, str]] = Counter()  # (group, how it ended)
+        self.tried: Counter[tuple[str, str]] = Counter()  # (group, ending)
         self.failures: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def add(self, group: str, ended: str, problems: list[str], case: Case, folder: Path) -> None:
-        """Count a case, and keep its folder (that of the model) where it broke something."""
+        """Count a case, and keep its (model) folder if it broke a promise."""
         with self._lock:
             self.tried[group, "failed" if problems else ended] += 1
             for problem in problems:
@@ -60,11 +61,11 @@ class Findings:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=1.0, help="(default: 1)")
+    parser.add_argument("--minutes", type=float, default=1.0, help="duration (default: 1)")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes (default: 2)")
     parser.add_argument("--group", action="append", choices=cases.GROUPS, help="may be repeated (default: all)")
-    parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), help="where failures are kept")
-    parser.add_argument("--again", type=Path, metavar="FOLDER", help="make a kept case anew")
+    parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), help="folder for failures")
+    parser.add_argument("--again", type=Path, metavar="FOLDER", help="run a kept case again")
     args = parser.parse_args()
     if args.again:
         return again(args.again)
@@ -76,11 +77,11 @@ def main() -> int:
     for thread in threads:
         thread.join()
     print(findings)
-    return int(bool(findings.failures) or not findings.tried)  # workers that do not start find nothing
+    return int(bool(findings.failures) or not findings.tried)  # no cases: the workers did not start
 
 
 def again(kept: Path) -> int:
-    """Run one case in this process, where a debugger can see it."""
+    """Run one case in this process, for a debugger."""
     case = Case.from_json((kept / cases.KEPT).read_text())
     with cases.made(case) as folder:
         outcome = cases.run(case, folder)
@@ -89,7 +90,7 @@ def again(kept: Path) -> int:
 
 
 def go_on(groups: Any, end: float, findings: Findings) -> None:
-    """Let one worker after the other run rounds until the time is over."""
+    """Run rounds in a worker until the time is over; replace the worker when it ends."""
     worker = None
     try:
         while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""A case: a kind of folder, edits of it, and a call through a door. It is text, which can be kept and made again."""
+"""A case: a kind of folder, edits of it, and a call through a door. A case is text, so that it can be reproduced."""
 
 import atexit
 import json
@@ -22,15 +22,15 @@ from tests.fuzz.edits import Edit
 from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, OF_PROMPTS, PLAIN, TEXTS, WORDS
 from tests.fuzz.watch import watching
 
-KEPT = "case.json"  # beside the folder of a case that is kept
+KEPT = "case.json"  # next to a kept case's folder
 MEMORY = "/dev/shm"
-ROOM = 2**28  # bytes that must be free in it
-BESIDE = ("w", "w.safetensors", "w.bin", "config.json", "model_index.json")  # files that nobody may open
+ROOM = 2**28  # bytes that must be free there
+BESIDE = ("w", "w.safetensors", "w.bin", "config.json", "model_index.json")  # files that no case may open
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to try: a door, `what` is asked of it, and (argument, name of a value) pairs."""
+    """A kind of folder, edits, a door, what to call there, and (argument, name of a value) pairs."""
 
     kind: str
     edits: tuple[Edit, ...]
@@ -50,7 +50,7 @@ class Case:
 
 @contextmanager
 def made(case: Case) -> Iterator[Path]:
-    """Gives the case's model folder, base/case/model, beside the files of base/beside, which nobody may open."""
+    """Yield the case's model folder, base/case/model, next to the files in base/beside, which no case may open."""
     base = _new_folder("fuzz-")
     try:
         folder = base / "case" / "model"
@@ -67,7 +67,7 @@ def made(case: Case) -> Iterator[Path]:
 
 
 def run(case: Case, folder: Path) -> Outcome:
-    """Go through the case's door, and hold what comes out against every promise."""
+    """Run the case through its door, and check every promise."""
     prepare(case.door, case.what)
     with watching(folder.parent, folder.parent.parent / "beside") as broken:
         outcome = DOORS[case.door](folder, case.what, case.options)
@@ -76,7 +76,7 @@ def run(case: Case, folder: Path) -> Outcome:
     wrong = [edit for edit in case.edits if edits.must_be_refused(edit)]
     if is_drawn and len(case.edits) == 1 and wrong:
         outcome.problems.append(f"drawn in spite of {wrong[0]}")
-    if any(edit[0] in edits.OF_WEIGHTS for edit in case.edits):  # which may make rounding large
+    if any(edit[0] in edits.OF_WEIGHTS for edit in case.edits):  # damaged weights may amplify rounding
         outcome.problems = [problem for problem in outcome.problems if problem != command.NOT_WITHIN]
     return outcome
 
@@ -102,9 +102,9 @@ def _new_folder(prefix: str) -> Path:
 
 @cache
 def _place() -> str | None:
-    """The folder in memory, where it has room for us: on a disk, to remove a case's folders takes longer than the case.
+    """Return a folder in memory if it has room, because removing a case's folders from a disk takes longer than a case.
 
-    All folders of a process are in one place, as their files are linked.
+    All folders of a process are in one place, because their files are hard links.
     """
     has_room = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM
     return MEMORY if has_room else None
@@ -112,9 +112,9 @@ def _place() -> str | None:
 
 @cache
 def prepare(door: str, what: str) -> None:
-    """Keep off the network, and let a sound folder go through a door first.
+    """Disable the network, and run a sound folder through the door once.
 
-    What that imports and builds once reads and writes more than a case may.
+    The first run imports and builds more files than a case may read and write.
     """
     constants.HF_HUB_OFFLINE = True
     for name in folders.MODELS if what == "accelerate" else ():
@@ -126,29 +126,29 @@ def prepare(door: str, what: str) -> None:
 @cache
 def _sentinel() -> Path:
     path = _originals() / "sentinel"
-    path.write_text("nobody may open this")
+    path.write_text("no case may open this")
     return path
 
 
 def keep(folder: Path, place: Path) -> None:
-    """Copy what a case's folder and the one beside it hold into a folder of its own below `place`."""
+    """Copy a case's base folder into `place`."""
     base = folder.parents[1]
     shutil.copytree(base, place / base.name, symlinks=True, copy_function=_copy, dirs_exist_ok=True)
 
 
 def _copy(source: str, target: str) -> None:
-    if os.path.isfile(source):  # no pipe, which would wait
+    if os.path.isfile(source):  # reading a pipe would block
         shutil.copyfile(source, target)
 
 
-# -- what is tried --
+# -- the strategies --
 
 _SAMPLE = """--label --num-images --seed --steps --scheduler --eta --cfg-scale --dtype --batch-size --variant --revision
     --height --width --prompt --prompt-file --negative-prompt --clip-skip
     --horizon --device --out --grid --overwrite --resume --nothing"""
 _FROM = "--label --seed --num-images --variant --scheduler --grid --horizon --prompt --height"
-ANYWHERE = ("--out", "--grid", "--prompt-file")  # flags whose file may be anywhere
-FLAGS = {  # of each command
+ANYWHERE = ("--out", "--grid", "--prompt-file")  # flags whose file may be in any folder
+FLAGS = {  # by command
     "sample": _SAMPLE.split(),
     "from": _FROM.split(),
     "info": ["--json", "--nothing"],
@@ -167,12 +167,12 @@ ARGUMENTS = {
     ("library", "load"): [*_LOADED, "scheduler"],
     ("library", "model"): ["sample", "timestep", "class_labels", "return_dict", "nothing"],
     ("library", "load model"): [*_LOADED, "subfolder"],
-    ("library", "config"): [],  # those of the model's class
+    ("library", "config"): [],  # the options of the model's class
     ("library", "scheduler"): [*library.STEP, *folders.SCHEDULER, "num_inference_steps", "device", "timestep_spacing"],
     ("library", "accelerate"): ["model", "sample", "timestep", "class_labels"],
     ("page", "generate"): _PAGE.split(),
 }
-FITTING = {  # values that a planner takes, or nearly
+FITTING = {  # values that a planner accepts, or almost
     "conditions": [*CONDITIONS, *["{0: [0.5]}", "the last values", "rows"] * 20],
     "horizon": ["2", "8", "64"],
     "sort_by_value": ["True"],
@@ -190,7 +190,7 @@ PROMPT_CALLS = [
     *(("library", what) for what in ("pipeline", "pipeline", "parts")),
     *(("page", what) for what in ("generate", "models")),
 ]
-# Options that the tiny folders leave at their defaults
+# Options that the tiny folders do not set
 CONFIG_OPTIONS = {
     "UNet2DModel": """center_input_sample time_embedding_type time_embedding_dim freq_shift flip_sin_to_cos
     mid_block_type mid_block_scale_factor downsample_padding downsample_type upsample_type dropout act_fn
@@ -212,7 +212,7 @@ CONFIG_OPTIONS["DDIMScheduler"] = CONFIG_OPTIONS["DDPMScheduler"]
 
 @cache
 def _files(kind: str) -> dict[str, tuple[str, ...]]:
-    """The files of a kind's folder, and the options of those that are JSON."""
+    """Return the files of a kind's folder, with the options of the JSON files."""
     with made(Case(kind, (), "", "")) as folder:
         found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
         return {name: _options(path) if name.endswith(".json") else () for name, path in found.items()}
@@ -225,7 +225,7 @@ def _options(path: Path) -> tuple[str, ...]:
 
 
 def folder_edits(kind: str) -> st.SearchStrategy[Edit]:
-    """Edits of the files of a kind, of each of its folders as many as of any other."""
+    """Return edits of the files of a kind, equally many for each of its folders."""
     parts: dict[str, list[str]] = {}
     for name in _files(kind):
         parts.setdefault(os.path.dirname(name), []).append(name)
@@ -235,7 +235,7 @@ def folder_edits(kind: str) -> st.SearchStrategy[Edit]:
 
 @cache
 def _file_edits(kind: str, name: str) -> st.SearchStrategy[Edit]:
-    """Edits of one file of a kind."""
+    """Return edits of one file of a kind."""
     files, place = _files(kind), st.integers(0, 1000).map(str)
     a_value = st.sampled_from(PLAIN) | st.sampled_from(sorted(JSON))
 
@@ -275,17 +275,17 @@ def _file_edits(kind: str, name: str) -> st.SearchStrategy[Edit]:
 
 
 def png_edits() -> st.SearchStrategy[Edit]:
-    """PNGs that are dropped on the page, printed, and drawn from."""
+    """Return edits that write a PNG, for the page's upload, `info` and `sample --from`."""
     keys = st.sampled_from([*edits.PNG_RECORD, "horizon", "schema", "unknown"])
     one = st.tuples(st.just("settings"), keys, st.sampled_from(sorted(JSON)))
-    # a user may name a model anywhere, in a PNG too
+    # users may name a model in any folder, also in a PNG
     inside = one.filter(lambda edit: not (edit[1] == "model" and edit[2] in LEADING_OUT))
     return st.one_of(inside, st.tuples(st.just("chunk"), st.sampled_from(edits.CHUNKS)))
 
 
 @st.composite
 def folder_cases(draw: st.DrawFn, kind: str) -> Case:
-    """Edited folders, which are asked for what every folder gives."""
+    """Edited folders with calls that every folder supports."""
     door, what = draw(st.sampled_from(PROMPT_CALLS if kind in folders.OF_PROMPTS else FOLDER_CALLS))
     return Case(kind, tuple(draw(st.lists(folder_edits(kind), min_size=1, max_size=2))), door, what)
 
@@ -299,14 +299,14 @@ def png_cases(draw: st.DrawFn) -> Case:
 
 @st.composite
 def command_cases(draw: st.DrawFn) -> Case:
-    """Sound folders, and command lines that are not."""
+    """Sound folders with unsound command lines."""
     what = draw(st.sampled_from([*["sample"] * 12, "models", "models", "verify", "explain"]))
     return Case(draw(st.sampled_from(sorted(folders.KINDS))), (), "command", what, draw(_flags(what, 3)))
 
 
 def _flags(what: str, most: int) -> st.SearchStrategy[tuple[tuple[str, str], ...]]:
     words = st.sampled_from(sorted(WORDS))
-    # where a user lets pictures be written or prompts be read is no matter of ours
+    # users may write pictures to, and read prompts from, any folder
     inside = words.filter(lambda word: word not in LEADING_OUT)
     flag = st.one_of(
         st.tuples(st.sampled_from(FLAGS[what]), words).filter(lambda pair: pair[0] not in ANYWHERE),
@@ -317,7 +317,7 @@ def _flags(what: str, most: int) -> st.SearchStrategy[tuple[tuple[str, str], ...
 
 @st.composite
 def call_cases(draw: st.DrawFn) -> Case:
-    """Sound folders, and odd arguments of the library and of the page's API."""
+    """Sound folders with odd arguments of the library and of the page's API."""
     kind = draw(st.sampled_from(sorted(folders.KINDS)))
     door, what = draw(st.sampled_from(sorted(ARGUMENTS)))
     return Case(kind, (), door, what, draw(_arguments(kind, door, what)))
@@ -325,19 +325,19 @@ def call_cases(draw: st.DrawFn) -> Case:
 
 @st.composite
 def _arguments(draw: st.DrawFn, kind: str, door: str, what: str) -> tuple[tuple[str, str], ...]:
-    """One or two arguments of a call, and their values."""
+    """Draw one or two arguments of a call, and their values."""
     config = folders.KINDS[kind].config
     known = ARGUMENTS[door, what] or [*config, *CONFIG_OPTIONS[config["_class_name"]].split()]
     names = draw(st.lists(st.sampled_from(known), min_size=1, max_size=2, unique=True))
     values = sorted(OBJECTS.keys() - CONDITIONS.keys())
     if "name_or_path" in names or "model" in names:
-        values = [value for value in values if value != "path"]  # a user may name a model anywhere
+        values = [value for value in values if value != "path"]  # users may name a model in any folder
     return tuple((name, draw(st.sampled_from(values))) for name in names)
 
 
 @st.composite
 def plan_cases(draw: st.DrawFn) -> Case:
-    """Sound planners, and calls of them with at most one argument that is quite wrong."""
+    """Sound planners, called with at most one grossly wrong argument."""
     kind = draw(st.sampled_from(folders.PLANNERS))
     if draw(st.integers(0, 4)) == 4:
         return Case(kind, (), "command", "sample", (("--horizon", draw(st.sampled_from(sorted(WORDS)))),))
@@ -350,7 +350,7 @@ def plan_cases(draw: st.DrawFn) -> Case:
 
 @st.composite
 def text_cases(draw: st.DrawFn) -> Case:
-    """Sound pipelines of prompts, and calls of them with at most one argument that is quite wrong."""
+    """Sound text-to-image pipelines, called with at most one grossly wrong argument."""
     fitting = draw(st.lists(st.sampled_from(sorted(OF_PROMPTS)), max_size=4, unique=True))
     options = {name: draw(st.sampled_from(OF_PROMPTS[name])) for name in fitting}
     wrong = draw(st.lists(st.sampled_from([*OF_PROMPTS, "class_labels", "timesteps", "eta", "nothing"]), max_size=1))
@@ -370,7 +370,7 @@ GROUPS: dict[str, st.SearchStrategy[Case]] = {
 
 
 def explore(group: str, count: int, start: int, take: Callable[[Case], None]) -> None:
-    """Draw about `count` cases of a group and let them be taken, one by one. `start` is a seed: it says which."""
+    """Draw about `count` cases of a group with the seed `start`, and pass each to `take`."""
 
     @seed(start)
     @settings(

@@ -1,7 +1,7 @@
-"""Edits of a model folder: each is a name of EDITS and its words, so that a case is text and can be made again.
+"""Edits of a model folder: each is a name in EDITS and its words, so that a case is text and can be reproduced.
 
-Most leave the folder usable or not, as the case may be; after one that `must_be_refused` whoever draws a picture draws
-another than was asked for.
+Most edits may or may not leave the folder usable. An edit that `must_be_refused` would change the picture, so drawing
+must fail.
 """
 
 import io
@@ -45,7 +45,7 @@ PNG_NAME = "from.png"
 
 
 def apply(edits: tuple[Edit, ...], folder: Path) -> None:
-    """Edit a folder. An edit of what an earlier one broke or took away does nothing."""
+    """Edit a folder. An edit of something that an earlier edit broke or removed does nothing."""
     for place, (name, *words) in enumerate(edits):
         if name in (settings.__name__, chunk.__name__) or (folder / words[0]).is_file():
             with suppress(*[Exception] if place else []):
@@ -53,7 +53,7 @@ def apply(edits: tuple[Edit, ...], folder: Path) -> None:
 
 
 def strange(folder: Path, file: str, how: str) -> None:
-    """Put something strange in the place of a file."""
+    """Replace a file with something strange."""
     path = folder / file
     content = path.read_bytes()
     path.unlink()
@@ -74,7 +74,7 @@ def strange(folder: Path, file: str, how: str) -> None:
         path.write_bytes(b"")
     elif how == "giant":
         path.write_bytes(content)
-        os.truncate(path, MAX_BYTES + 2**20)  # zeros, which take no room
+        os.truncate(path, MAX_BYTES + 2**20)  # a sparse file, which takes no space
     elif how == "no UTF-8":
         path.write_bytes(content + b"\xff\xfe")
 
@@ -84,7 +84,7 @@ STRANGE += ("no UTF-8",)
 
 
 def flip(folder: Path, file: str, place: str, bit: str) -> None:
-    """Turn a bit; `place` is a share of the file, in 1/1000 of its length, so that it suits every file."""
+    """Flip a bit at `place`, in 1/1000 of the file's length, so that it fits every file."""
     content = bytearray((folder / file).read_bytes())
     if content:
         content[int(place) * (len(content) - 1) // 1000] ^= 1 << int(bit)
@@ -124,7 +124,7 @@ HEADERS = (*HEADER_LENGTHS, "shape", "dtype", "data_offsets", "metadata")
 
 
 def tensor(folder: Path, file: str, how: str, place: str) -> None:
-    """Change one tensor of a file, the one at `place` among them (in 1/1000 of their number)."""
+    """Change one tensor of a file, the one at `place` in 1/1000 of their number."""
     path = folder / file
     is_safe = path.suffix == ".safetensors"
     state = load_file(path) if is_safe else torch.load(path, weights_only=True)
@@ -172,19 +172,19 @@ def pickled(folder: Path, file: str, how: str) -> None:
 
 
 def swapped(folder: Path, file: str, other: str) -> None:
-    """Replace a file by another file of the folder. Skip it if an earlier edit made the other one a pipe."""
+    """Replace a file with another file of the folder, unless an earlier edit made that one a pipe."""
     if (folder / other).is_file():
         replace(folder / file, (folder / other).read_bytes())
 
 
 def settings(folder: Path, key: str, value: str) -> None:
-    """A PNG beside the model's files, which records a setting with a value of JSON."""
+    """Write a PNG next to the model's files that records a setting with a value of JSON."""
     record = json.dumps({"schema": png.SCHEMA, **PNG_RECORD, key: "@value@"}).replace('"@value@"', JSON[value])
     _write_png(folder, _chunk(b"iTXt", b"fastdiff\0\0\0\0\0" + record.encode(errors="surrogatepass")))
 
 
 def chunk(folder: Path, how: str) -> None:
-    """A PNG beside the model's files, whose chunks are damaged."""
+    """Write a PNG next to the model's files with damaged chunks."""
     record = json.dumps({"schema": png.SCHEMA, **PNG_RECORD}).encode()
     whole = _chunk(b"iTXt", b"fastdiff\0\0\0\0\0" + record)
     damaged = {
@@ -232,7 +232,7 @@ OF_WEIGHTS = ("tensor", "swapped", "flip", "truncate", "append", "header", "pick
 
 
 def must_be_refused(edit: Edit) -> bool:
-    """Whether a model must not be drawn with after an edit of its weights."""
+    """Return whether drawing must fail after an edit of the weights."""
     name, *words = edit
     if name == "tensor":
         return words[1] in ("missing", "renamed", "extra", "misshapen", "empty", "NaN", "infinity", "float8 NaN")

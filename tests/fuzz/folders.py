@@ -1,4 +1,4 @@
-"""Tiny model folders of every kind that fastdiff runs: made once in a process, and linked file by file for a case."""
+"""Tiny model folders of every kind that fastdiff runs, made once per process and hard-linked for each case."""
 
 import json
 import os
@@ -108,7 +108,7 @@ INFO = {
 
 
 class Kind(NamedTuple):
-    """A model folder: its pipeline's class (None: a model alone), its denoiser's config, the files of its weights."""
+    """A model folder: its pipeline class (None for a model alone), its denoiser's config, and its weight files."""
 
     pipeline: str | None
     config: dict[str, Any]
@@ -117,7 +117,7 @@ class Kind(NamedTuple):
     shards: int = 1
     variant: str | None = None
     info: dict[str, Any] | None = None
-    companion: str | None = None  # vae or value_function: the part with weights beside the denoiser
+    companion: str | None = None  # vae or value_function: the other part with weights
 
 
 KINDS = {
@@ -140,7 +140,7 @@ KINDS = {
     "sdxl": Kind("StableDiffusionXLPipeline", SD["sdxl"]),
 }
 OF_PROMPTS = ("sd1", "sd2", "sdxl")  # made by tests.support.text_pipelines
-LAYOUTS = {  # of the tokenizers in such folders
+LAYOUTS = {  # of their tokenizers
     "sd1": {"tokenizer": "one-file"},
     "sd2": {"tokenizer": "old"},
     "sdxl": {"tokenizer": "both", "tokenizer_2": "two-files"},
@@ -149,9 +149,9 @@ PLANNERS = [kind for kind, spec in KINDS.items() if spec.config["_class_name"] =
 
 
 def copy(kind: str, root: Path, folder: Path) -> None:
-    """Put a copy of the folder of a kind at `folder`: links to the files of the one that was made below `root`.
+    """Copy a kind's folder to `folder` by hard links to the files of the original in `root`.
 
-    An edit replaces a file, and never writes into one.
+    Edits replace files, and never write into them.
     """
     shutil.copytree(_made(kind, root), folder, copy_function=os.link)
 
@@ -190,7 +190,7 @@ def _made(kind: str, root: Path) -> Path:
 
 
 def _save_model(folder: Path, config: dict[str, Any], spec: Kind) -> None:
-    """Config and random weights, by diffusers' names, in the files of a kind."""
+    """Save a config and random weights with diffusers' names, in the files of a kind."""
     write_json(folder / "config.json", config)
     with torch.device("meta"):
         shapes = diffusers_shapes(DENOISERS[config["_class_name"]].from_config(config))
@@ -218,7 +218,7 @@ def _save_autoencoder(folder: Path) -> None:
 
 
 def _save_text_pipeline(folder: Path, kind: str) -> None:
-    """Save a tiny pipeline of prompts, whose tokenizers are each of another layout.
+    """Save a tiny text-to-image pipeline whose tokenizers have different layouts.
 
     All parts of sd1 except the U-Net are .bin files. The parts of sd2 have sharded weights.
     """
@@ -235,7 +235,7 @@ def _save_text_pipeline(folder: Path, kind: str) -> None:
 
 
 def file_names(spec: Kind) -> list[str]:
-    """The names of the files of weights of a kind's denoiser."""
+    """Return the names of a kind's weight files of the denoiser."""
     variant = f".{spec.variant}" if spec.variant else ""
     if spec.shards == 1:
         return [f"{STEM}{variant}.{spec.extension}"]

@@ -1,4 +1,4 @@
-"""Contents of a .bin that are no dictionary of tensors by name."""
+"""Contents of a .bin other than a dictionary of tensors by name."""
 
 import io
 import os
@@ -15,7 +15,7 @@ State = dict[str, torch.Tensor]
 
 
 class Code:
-    """Runs a command when it is unpickled."""
+    """An object that runs a command when it is unpickled."""
 
     def __reduce__(self):
         return os.system, ("touch ran",)
@@ -53,18 +53,18 @@ OTHERS = ("a plain pickle", "compressed", "an old file")
 
 
 def dump(how: str, state: State) -> bytes:
-    """The bytes of a .bin; `how` is of CONTENTS, or one of OTHERS."""
+    """Return the bytes of a .bin; `how` is a name in CONTENTS or OTHERS."""
     buffer = io.BytesIO()
     if how == "a plain pickle":
         return pickle.dumps({"x": Code()})
-    with warnings.catch_warnings():  # torch's, about quantised tensors
+    with warnings.catch_warnings():  # torch warns about quantised tensors
         warnings.simplefilter("ignore")
         torch.save(CONTENTS.get(how, dict)(state), buffer, _use_new_zipfile_serialization=how != "an old file")
     return compressed(buffer.getvalue()) if how == "compressed" else buffer.getvalue()
 
 
 def compressed(content: bytes) -> bytes:
-    """The same archive with a bomb in it."""
+    """Add a zip bomb to the archive."""
     buffer = io.BytesIO(content)
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data/bomb", b"\0" * 2**24)

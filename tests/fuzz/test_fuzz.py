@@ -1,6 +1,6 @@
-"""Cases that once broke something, and cases that nobody thought of, the same in every run.
+"""Named cases that once broke something, and generated cases with fixed seeds.
 
-`python -m tests.fuzz` goes on from there.
+`python -m tests.fuzz` continues with fresh seeds.
 """
 
 import sys
@@ -15,15 +15,15 @@ from tests.fuzz.folders import KINDS, OF_PROMPTS
 from tests.fuzz.named import calls, folders, texts
 from tests.fuzz.named.making import DONE, REFUSED
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what watches a case is Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the watching of a case needs Linux")
 NAMED = folders.NAMED | texts.NAMED | calls.NAMED
-COUNTS = {"text": 35, "sdxl": 60, "call": 400, "png": 150}  # of a round; else 100
-ROUNDS = {"text": 3, "sdxl": 2, "command": 2}  # else 1
+COUNTS = {"text": 35, "sdxl": 60, "call": 400, "png": 150}  # cases per round (default: 100)
+ROUNDS = {"text": 3, "sdxl": 2, "command": 2}  # (default: 1)
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Models this small are slower on several."""
+    """Use one thread: models this small are slower with several."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -46,11 +46,11 @@ def test_nothing_from_outside_breaks_it(group, start):
 
     cases.explore(group, COUNTS.get(group, 100), start, take)
     assert not broken, "\n".join(f"{problem}\n    {case.to_json()}" for problem, case in broken.items())
-    assert min(tried[True], tried[False]) > 5  # else it tries nothing
+    assert min(tried[True], tried[False]) > 5  # else the cases test nothing
 
 
 def is_slow(tried: list[Case]) -> bool:
-    """Whether a named case loads more than a denoiser, or unpickles one."""
+    """Return whether a named case loads more than a denoiser, or unpickles one."""
     kinds, edits = {case.kind for case in tried}, {edit[0] for case in tried for edit in case.edits}
     return "pickled" in edits or any(kind in OF_PROMPTS or KINDS[kind].companion for kind in kinds)
 

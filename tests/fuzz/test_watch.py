@@ -1,4 +1,4 @@
-"""The fuzz can fail: whatever it watches for is reported where it is planted."""
+"""The fuzzer can fail: it reports each kind of planted failure."""
 
 import functools
 import os
@@ -20,13 +20,13 @@ from tests.fuzz.cases import Case
 from tests.fuzz.doors import library
 from tests.fuzz.doors.outcomes import Outcome
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what watches a case is Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the watching of a case needs Linux")
 SOUND = Case("plain", (), "library", "pipeline")
 
 
 @pytest.fixture
 def places(tmp_path):
-    """The folder of a case, and the one beside it."""
+    """A case's folder and the folder beside it."""
     for name in ("case", "beside"):
         (tmp_path / name).mkdir()
     save_file({"w": torch.zeros(2)}, tmp_path / "beside" / "w.safetensors")
@@ -34,7 +34,7 @@ def places(tmp_path):
 
 
 def planted(monkeypatch, deed):
-    """The promises that a sound case breaks when the pipeline does `deed` first."""
+    """Return the promises that a sound case breaks if loading the pipeline first does `deed`."""
     sound = Pipeline.from_pretrained
 
     def from_pretrained(folder, **options):
@@ -42,7 +42,7 @@ def planted(monkeypatch, deed):
         return sound(folder, **options)
 
     with cases.made(SOUND) as folder:
-        assert not cases.run(SOUND, folder).problems  # and warms up what is done once
+        assert not cases.run(SOUND, folder).problems  # this also warms up what happens once per process
         monkeypatch.setattr(Pipeline, "from_pretrained", from_pretrained)
         return cases.run(SOUND, folder).problems
 
@@ -151,7 +151,7 @@ def test_a_case_is_text():
 
 
 class Silent:
-    """The connection to a worker that has begun a case, and then says nothing, or is gone."""
+    """A connection to a worker that has started a case, and then is silent or gone."""
 
     def __init__(self, folder, is_gone):
         self.messages, self.is_gone = [(SOUND.to_json(), str(folder))], is_gone
@@ -169,7 +169,7 @@ class Silent:
 
 
 class Ended:
-    """A process that was ended by a signal."""
+    """A process that a signal has killed."""
 
     exitcode, pid = -11, 0
 

@@ -1,4 +1,4 @@
-"""Edits of the JSON and of the text files of a model folder, tokenizers among them."""
+"""Edits of the JSON and text files of a model folder, including tokenizers."""
 
 import gzip
 import json
@@ -12,13 +12,13 @@ GONE = "gone"  # deletes a JSON value
 
 
 def replace(path: Path, content: bytes | str) -> None:
-    """Write a file anew: its links elsewhere keep what they have."""
+    """Replace a file without changing its other hard links."""
     path.unlink()
     path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))
 
 
 def option(folder: Path, file: str, key: str, value: str) -> None:
-    """Give an option of a JSON file a value: one of JSON by its name, or a text as it is to stand there."""
+    """Set an option in a JSON file to a value: the name of a value in JSON, or literal text."""
     path = folder / file
     content = json.loads(path.read_bytes())
     replace(path, json.dumps({name: each for name, each in content.items() if name != key} | {key: "@value@"}))
@@ -34,7 +34,7 @@ def no_option(folder: Path, file: str, key: str) -> None:
 def within(folder: Path, file: str, way: str, value: str) -> None:
     """Replace a value deep inside a JSON file, or delete it.
 
-    `way` leads there: of each list or object on it the number of a member, modulo their count, with dots between.
+    `way` is the path: for each list or object on it the number of a member, modulo their count, separated by dots.
     """
     top = [json.loads((folder / file).read_bytes())]
     holder: Any = top
@@ -53,12 +53,12 @@ def within(folder: Path, file: str, way: str, value: str) -> None:
 
 
 def whole(folder: Path, file: str, value: str) -> None:
-    """A JSON file that is some other value."""
+    """Replace a whole JSON file with another value."""
     replace(folder / file, JSON[value])
 
 
 def shard(folder: Path, file: str, name: str) -> None:
-    """Let an index name another file for its first tensor."""
+    """Make an index name another file for its first tensor."""
     content = json.loads((folder / file).read_bytes())
     places = content.get("weight_map")
     if isinstance(places, dict) and places:
@@ -83,7 +83,7 @@ SHARDS = {
 
 
 def encoded(folder: Path, file: str, how: str) -> None:
-    """Write the text of a file in another way."""
+    """Write a file's text in another encoding."""
     replace(folder / file, ENCODINGS[how]((folder / file).read_text("utf-8")))
 
 
@@ -141,7 +141,7 @@ VOCABULARIES: dict[str, Callable[[Ids], dict[str, Any]]] = {
 
 
 def merges(folder: Path, file: str, how: str) -> None:
-    """Change the merges in a merges.txt, or in a tokenizer.json, which then has them as old ones do."""
+    """Change the merges in a merges.txt, or in a tokenizer.json, where they become strings as in old files."""
     path = folder / file
     if path.name == "tokenizer.json":
         content = json.loads(path.read_bytes())

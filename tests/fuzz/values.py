@@ -1,4 +1,4 @@
-"""Values that nobody should pass: as JSON, as words of a command line, and as Python's own. Each has a name."""
+"""Named values that nobody should pass: JSON, words of a command line, and Python objects."""
 
 import itertools
 from collections.abc import Callable
@@ -10,9 +10,9 @@ import torch
 
 PROMPT = "a photo of the cat"
 LONG = "7" * 5000
-OUTSIDE = "../../../beside/w"  # of a file two folders below the case's own
+OUTSIDE = "../../../beside/w"  # the path to it from a file two folders below the case's folder
 
-JSON = {  # texts as they stand in a file: json.dumps would not write some of them
+JSON = {  # literal text: json.dumps would not write some of these
     **{text: text for text in ("null", "true", "false", "{}", "[]", "[1]", "-1", "0", "1", "3", "0.5", "1.9", "-0.0")},
     **{text: text for text in ("NaN", "Infinity", "-Infinity", "1e400", "1e308", "1e-320", '""', '"x"', '"1"')},
     "the horizon of audio": "65536",
@@ -40,8 +40,8 @@ JSON = {  # texts as they stand in a file: json.dumps would not write some of th
     "pattern": '"**"',
     "broken": "[1,",
 }
-PLAIN = ("null", "true", "{}", "[]", "[1]", "-1", "0", "1.9", '"x"', '""', "NaN", "10^18")  # tried most often
-LEADING_OUT = ("path", "absolute")  # which a user may ask for, and a file must not
+PLAIN = ("null", "true", "{}", "[]", "[1]", "-1", "0", "1.9", '"x"', '""', "NaN", "10^18")  # chosen most often
+LEADING_OUT = ("path", "absolute")  # users may pass these, but a file must not contain them
 
 WORDS = {
     **{word: word for word in ("x", "-1", "0", "1", "2", "1.9", "nan", "inf", "-inf", "1e400", "null", "cat", "pets")},
@@ -66,7 +66,7 @@ WORDS = {
 }
 
 X = (2, 3, 8, 8)
-OBJECTS: dict[str, Callable[[], Any]] = {  # made anew for each case
+OBJECTS: dict[str, Callable[[], Any]] = {  # functions, because each case needs a new object
     "None": lambda: None,
     "True": lambda: True,
     "-1": lambda: -1,
@@ -147,7 +147,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {  # made anew for each case
     "cuda:99": lambda: "cuda:99",
     "meta device": lambda: torch.device("meta"),
 }
-CONDITIONS: dict[str, Callable[[], Any]] = {  # of trajectories: {position: values}
+CONDITIONS: dict[str, Callable[[], Any]] = {  # for trajectories: {position: values}
     **{
         f"{{{position!r:.10}: [0.5]}}": lambda position=position: {position: [0.5]} for position in (0, 7, 8, -1, 10**9)
     },
@@ -187,8 +187,8 @@ L, WIDTH, POOLED = (
     24,
     {"sd1": 32, "sdxl": 72},
     24,
-)  # of tiny pipelines: tokens, and channels of texts
-TEXTS: dict[str, Callable[[], Any]] = {  # arguments of pipelines that draw from prompts, or nearly
+)  # the tiny pipelines' tokens, and channels of embeddings
+TEXTS: dict[str, Callable[[], Any]] = {  # arguments of text-to-image pipelines, or almost
     "prompt": lambda: PROMPT,
     "prompts": lambda: ["a cat", "riding"],
     "empty prompt": lambda: "",
@@ -243,7 +243,7 @@ TEXTS: dict[str, Callable[[], Any]] = {  # arguments of pipelines that draw from
     "unknown inputs": lambda: ["latents", "attention"],
 }
 OBJECTS |= TEXTS
-OF_PROMPTS = {  # arguments of pipelines that draw from prompts, and values that fit, or nearly
+OF_PROMPTS = {  # arguments of text-to-image pipelines, and values that fit or almost fit
     **dict.fromkeys(
         ("prompt", "prompt_2", "negative_prompt", "negative_prompt_2"),
         ("prompt", "prompts", "empty prompt", "one prompt", "long prompt", "odd prompt"),

@@ -1,7 +1,7 @@
-"""Watch a block of code: how long it took, how much memory it held at most, and which files it read and wrote.
+"""Watch a block of code: its time, its peak memory, and the files that it reads and writes.
 
-Python's own audit events name the files that Python opens; of a folder of sentinels the kernel itself (inotify) says
-that somebody opened one, such as the C++ and Rust that read weights. Both see the whole process: one block at a time.
+Python's audit events name the files that Python opens. For a folder of sentinel files, inotify also reports opens by
+C++ and Rust, which read weights. Both watch the whole process, so only one block can be watched at a time.
 """
 
 import ctypes
@@ -20,13 +20,12 @@ from typing import Any
 
 import fastdiff
 
-MAX_SECONDS = 10  # of work, which a busy machine does not make more
-MAX_WAIT = 60  # seconds from beginning to end: whoever waits for what never comes waits longer
+MAX_SECONDS = 10  # of CPU time, which does not depend on how busy the machine is
+MAX_WAIT = 60  # seconds of wall-clock time; only a deadlock takes longer
 MAX_GROWTH = 2**30  # bytes
 
 _PACKAGE = Path(fastdiff.__file__).resolve().parent
-# What Python, its packages and our own read of themselves; bytecode is written there too.
-# The environment may be behind a link.
+# Python, its packages and fastdiff read their own files, and write bytecode there. The environment may be a link.
 _INSTALLED = (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *site.getsitepackages())
 _OWN = tuple(
     {
@@ -38,7 +37,7 @@ _OWN = tuple(
     }
 )
 _READABLE = (*_OWN, "/proc", "/sys", "/dev", "/usr/share", "/etc/mime.types", "/etc/localtime")
-_FILES = {  # events -> the arguments that are paths
+_FILES = {  # audit event -> indices of the arguments that are paths
     "open": (0,),
     "os.listdir": (0,),
     "os.scandir": (0,),
@@ -59,7 +58,7 @@ _IN_OPEN = 0x20
 
 @dataclass
 class _Files:
-    """The files that a block may read and write, and what else it did."""
+    """The folder that a block may use, and the forbidden things that it did."""
 
     folder: str  # the case's own
     seen: list[str]
@@ -81,7 +80,7 @@ class _Files:
     def _may(self, path: str, writes: bool) -> bool:
         if _below(path, self.folder) or path == os.devnull:
             return True
-        if _below(path, os.path.dirname(self.folder)):  # which may be below /dev, in memory
+        if _below(path, os.path.dirname(self.folder)):  # this may be in /dev/shm
             return False
         if writes:
             return "__pycache__" in path and any(_below(path, own) for own in _OWN)
@@ -103,7 +102,7 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 
 
 def install() -> None:
-    """Begin to hear Python's audit events, for good: there is no way to end that. Twice is once."""
+    """Install the audit hook, which cannot be removed. A second call does nothing."""
     if not hasattr(sys, "_fastdiff_fuzz_audit"):
         sys._fastdiff_fuzz_audit = True  # type: ignore[attr-defined]
         sys.addaudithook(_audit)
@@ -111,9 +110,9 @@ def install() -> None:
 
 @contextmanager
 def watching(folder: Path, beside: Path) -> Iterator[list[str]]:
-    """Gives a list, which holds what went wrong when the block has ended: one line for each rule that was broken.
+    """Yield a list, which has a line for each broken rule once the block has ended.
 
-    `folder` is what the block may read and write, `beside` one with files that nobody may open.
+    The block may read and write in `folder`. Nothing may open the files in `beside`.
     """
     install()
     problems: list[str] = []
@@ -127,20 +126,20 @@ def watching(folder: Path, beside: Path) -> Iterator[list[str]]:
         worked, waited, growth = time.process_time() - worked, time.perf_counter() - start, _peak_memory() - before
         problems += sentinels.opened()
         if worked > MAX_SECONDS or waited > MAX_WAIT:
-            problems.append(f"hung: it worked for {worked:.0f} s, and took {waited:.0f} s")
+            problems.append(f"hung: {worked:.0f} s of CPU time in {waited:.0f} s")
         if growth > MAX_GROWTH:
-            problems.append(f"grew: it held {growth / 2**30:.1f} GB more")
+            problems.append(f"grew: by {growth / 2**30:.1f} GB")
 
 
 class _Sentinels:
-    """The files of a folder, and who opened one."""
+    """The files of a folder, with a watch on opens."""
 
     def __init__(self, folder: Path) -> None:
         self._libc, self._queue = _notifications()
         self._watch = self._libc.inotify_add_watch(self._queue, os.fsencode(folder), _IN_OPEN)
 
     def opened(self) -> list[str]:
-        """A line for each file that was opened; then nothing is heard any more."""
+        """Return a line per opened file, and end the watch."""
         self._libc.inotify_rm_watch(self._queue, self._watch)
         names = []
         for events in iter(self._read, b""):
@@ -152,7 +151,7 @@ class _Sentinels:
         return [f"opened {name!r} beside the case's folder" for name in dict.fromkeys(names)]
 
     def _read(self) -> bytes:
-        """Events that wait in the queue; nothing where none do."""
+        """Return pending events, or nothing."""
         try:
             return os.read(self._queue, 2**16)
         except BlockingIOError:
@@ -161,13 +160,13 @@ class _Sentinels:
 
 @cache
 def _notifications() -> tuple[ctypes.CDLL, int]:
-    """The C library and inotify's queue: one for a process, as the end of a queue takes as long as a small case."""
+    """Return the C library and an inotify queue, one per process: closing a queue takes as long as a small case."""
     libc = ctypes.CDLL(None)
     return libc, libc.inotify_init1(os.O_NONBLOCK)
 
 
 def _resident_memory() -> int:
-    """Bytes; from now on the peak is counted anew."""
+    """Return the resident bytes, and reset the peak."""
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 

@@ -1,4 +1,4 @@
-"""Processes that run cases: one that hangs, takes the machine's memory or ends is noticed from outside, and ended."""
+"""Worker processes that run cases. The parent notices crashes, and kills workers that hang or use too much memory."""
 
 import contextlib
 import multiprocessing
@@ -18,13 +18,13 @@ from tests.fuzz import cases
 from tests.fuzz.cases import Case
 from tests.fuzz.watch import MAX_GROWTH, MAX_WAIT
 
-ROUND = 50  # cases of a group in a row
-STARTING = 180  # seconds that a worker may take to import everything
-PATIENCE = MAX_WAIT + 10  # seconds for a case, which reports its own hang if it ends at all
+ROUND = 50  # consecutive cases of a group
+STARTING = 180  # seconds for a worker's imports
+PATIENCE = MAX_WAIT + 10  # seconds per case; a slow case that ends reports itself
 
 
 class Worker:
-    """A process that runs cases, and this side of its connection."""
+    """A process that runs cases, and this end of its connection."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -33,12 +33,12 @@ class Worker:
         self._process.start()
         theirs.close()
         if not self._connection.poll(STARTING):
-            raise SystemExit(f"a worker has not started within {STARTING} s")
+            raise SystemExit(f"a worker did not start within {STARTING} s")
         self._connection.recv()
         self._before = self._memory()
 
     def run_round(self, group: str, end: float, add: Callable[[str, list[str], Case, Path], None]) -> bool:
-        """Let the worker run some cases of a group; False where that ended it."""
+        """Let the worker run some cases of a group. Return False if a case ended the worker."""
         self._connection.send((group, secrets.randbits(32)))
         while (message := self._next()) is not None:
             case, folder = Case.from_json(message[0]), Path(message[1])
@@ -53,20 +53,20 @@ class Worker:
         return True
 
     def close(self) -> None:
-        """End the process, whatever it does."""
-        self._connection.close()  # which ends one that is waiting
+        """Kill the process, whatever it is doing."""
+        self._connection.close()  # ends a worker that waits for a message
         self._process.join(5)
         self._process.kill()
         self._process.join()
 
     def _next(self) -> Any:
-        """The worker's next message; a text says why there is none."""
+        """Return the worker's next message, or a string that says why there is none."""
         start = time.monotonic()
         while not self._connection.poll(0.1):
             if time.monotonic() - start > PATIENCE:
                 return f"hung: no end after {PATIENCE} s"
             if self._memory() - self._before > 4 * MAX_GROWTH:
-                return f"grew: over {4 * MAX_GROWTH >> 30} GB more"
+                return f"grew: by over {4 * MAX_GROWTH >> 30} GB"
         try:
             return self._connection.recv()
         except EOFError:
@@ -74,22 +74,22 @@ class Worker:
             return f"ended the process with code {self._process.exitcode}"
 
     def _memory(self) -> int:
-        """Bytes that the process holds; 0 once it is gone."""
+        """Return the process's resident bytes, or 0 once it is gone."""
         with contextlib.suppress(OSError):
             return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * 4096
         return 0
 
 
 def work(connection: Connection) -> None:
-    """Run rounds of cases until the other side ends it: for each case its text and folder, then what came of it."""
+    """Run rounds of cases until the parent disconnects; send each case's text and folder, then its outcome."""
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    sys.stdout = sys.stderr  # whatever prints
+    sys.stdout = sys.stderr  # stray prints go to stderr
     for door, what in (("command", "verify"), ("library", "accelerate"), ("page", "generate")):
         cases.prepare(door, what)
     connection.send("ready")
 
-    with contextlib.suppress(EOFError, BrokenPipeError):  # the other side has gone
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has gone
         while True:
             group, start = connection.recv()
             cases.explore(group, ROUND, start, _Taker(connection))
@@ -97,7 +97,7 @@ def work(connection: Connection) -> None:
 
 
 class _Taker:
-    """Runs each case, and tells the other side, until that has enough of them."""
+    """Run each case and report it, until the parent has enough."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._is_on = connection, True

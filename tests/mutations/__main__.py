@@ -1,14 +1,15 @@
-"""Change the code in one place after the other, and see whether a test fails: an answer to "can this test fail".
+"""Mutation tests: change the code in one place at a time, and check that a test fails.
 
     python -m tests.mutations                   # all of them
     python -m tests.mutations cli bulk-3        # a room, and one mutation of another
     python -m tests.mutations --list
-    python -m tests.mutations --tree ../before  # by the tests of another checkout
+    python -m tests.mutations --tree ../before  # in another checkout, with its tests
 
-Each mutation is made in a copy of the tree, where the tests run that should see it. First they run without it, so that
-a test that fails anyway catches nothing. One that survives is a hole in the tests.
+Each mutation is applied in a copy of the tree, where the tests that should catch it run. The tests first run without
+the mutation, so that a test that always fails catches nothing. A mutation that survives shows a gap in the tests.
 
-Exit codes: 0 all were caught; 1 some were not; 2 there is no such room, or a text is not where its mutation says.
+Exit codes: 0 if all were caught; 1 if some were not; 2 if there is no such room, or a file does not have the text that
+its mutation quotes.
 """
 
 import argparse
@@ -30,12 +31,12 @@ def main(argv: Sequence[str] | None = None, rooms: Rooms | None = None) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("rooms", nargs="*", metavar="ROOM", help="rooms, or names of mutations (default: all)")
-    parser.add_argument("--jobs", type=int, default=2, help="tests that run at once (default: 2)")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel test runs (default: 2)")
     parser.add_argument(
-        "--tree", type=Path, default=ROOT, metavar="DIR", help="another checkout, with tests of its own"
+        "--tree", type=Path, default=ROOT, metavar="DIR", help="another checkout, which runs its own tests"
     )
-    parser.add_argument("--list", action="store_true", help="print the mutations and run none")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the results")
+    parser.add_argument("--list", action="store_true", help="print the mutations without running them")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to a file")
     args = parser.parse_args(argv)
     rooms = read_rooms() if rooms is None else rooms
     mutations, unknown = chosen(rooms, args.rooms)
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None, rooms: Rooms | None = None) -> int:
 
 
 def chosen(rooms: Rooms, names: Sequence[str]) -> tuple[dict[str, Mutation], list[str]]:
-    """Return the mutations of the rooms that are named, or of all, by name; and the names that nothing has."""
+    """Return the mutations of the named rooms (default: all) by name, and the unknown names."""
     everything = named(rooms)
     if not names:
         return everything, []
@@ -75,7 +76,7 @@ def chosen(rooms: Rooms, names: Sequence[str]) -> tuple[dict[str, Mutation], lis
 
 
 def error_of(mutation: Mutation, root: Path) -> str | None:
-    """Return the reason why a mutation cannot be made, if there is one."""
+    """Return the reason why a mutation cannot be applied, or None."""
     try:
         mutation.applied_to(root)
     except ValueError as error:
@@ -95,7 +96,7 @@ def line_of(result: Result) -> str:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return what was caught of all, a line for each room; then what was not."""
+    """Return a line per room with the caught and total mutations, then a line per mutation that was not caught."""
     total = Counter(room_of(result.name) for result in results)
     caught = Counter(room_of(result.name) for result in results if result.outcome == "caught")
     lines = ["", *(f"{room:<22}{caught[room]:>4} / {count}" for room, count in sorted(total.items()))]
@@ -104,5 +105,5 @@ def table(results: Sequence[Result]) -> str:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no process is left behind
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # cleanup kills the processes
     sys.exit(main())

@@ -1,8 +1,8 @@
-"""A process that has imported the modules it is told, and forks another for each line of arguments for pytest.
+"""A fork server for pytest: imports the modules in its arguments once, and forks a process for each run.
 
-Half of the time of a short run goes into these imports. A line of stdin is a JSON object: the `arguments`, the
-`environment` to add, and the file for the `output`. Two lines answer it: the number of the process, which begins a
-group of its own, and then its exit code.
+The imports are half of the time of a short run. A line of stdin is a JSON object with pytest's `arguments`, the
+`environment` variables to add, and the file for the `output`. The server answers with two lines: the id of the process,
+which leads its own process group, and then its exit code.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 
 def main() -> None:
-    sys.path[0] = os.getcwd()  # as `python -m pytest` has it
+    sys.path[0] = os.getcwd()  # as in `python -m pytest`
     for name in sys.argv[1:]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def run(request: dict[str, Any]) -> NoReturn:
-    """Run pytest in this process, and end it."""
+    """Run pytest in this process, and exit."""
     os.setsid()
     nothing, output = (
         os.open(os.devnull, os.O_RDONLY),

@@ -1,4 +1,4 @@
-"""Runs of tests in copies of the tree, one mutation at a time in each copy."""
+"""Run tests in copies of the tree, with one mutation at a time in each copy."""
 
 import contextlib
 import json
@@ -19,21 +19,21 @@ from pathlib import Path
 
 from tests.mutations.mutation import Mutation
 
-TIERS = ("not slow", "slow")  # expressions of pytest's -m, in the order in which they are tried
-PATIENCE = 10  # times the duration without the mutation, after which a run hangs
+TIERS = ("not slow", "slow")  # expressions for pytest's -m, in order
+PATIENCE = 10  # times the duration without the mutation; a longer run hangs
 LEAST_PATIENCE = 60.0  # seconds
-LINKED = 2**20  # bytes from which a file is linked, not copied: nobody changes weights
+LINKED = 2**20  # bytes; files from this size are linked instead of copied, since no mutation changes weights
 FORKS = str(Path(__file__).with_name("forks.py"))
-SHARED = ["pytest", "numpy", "torch"]  # no plugin: pytest rewrites the assertions of those as it imports them
-ARGUMENTS = ("-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider")  # of pytest
+SHARED = ["pytest", "numpy", "torch"]  # no plugins: pytest must import them itself, to rewrite their assertions
+ARGUMENTS = ("-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider")  # for pytest
 OK, FAILED, USAGE, NO_TESTS = 0, 1, 4, 5  # exit codes of pytest
 HUNG = "hung"
-FOREIGN = ("PYTEST_ADDOPTS", "TRITON_INTERPRET", "PYTHONPYCACHEPREFIX")  # variables
+FOREIGN = ("PYTEST_ADDOPTS", "TRITON_INTERPRET", "PYTHONPYCACHEPREFIX")  # variables to remove
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of pytest that ended: its exit code, or that it was ended; the test that failed; the seconds it took."""
+    """A finished run of pytest: its exit code (or HUNG), the test that failed, and its seconds."""
 
     code: int | str
     failed: str
@@ -42,7 +42,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a mutation: `caught`, by a test of a tier; `SURVIVED`; or `error`, with the reason."""
+    """The result of a mutation: `caught` by a test of a tier, `SURVIVED`, or `error` with the reason."""
 
     name: str
     outcome: str
@@ -52,11 +52,11 @@ class Result:
 
 
 class Failure(Exception):
-    """Nothing can be told about a mutation."""
+    """A mutation cannot be judged."""
 
 
 class Copy:
-    """A copy of the tree, in which tests run and import fastdiff from nowhere else."""
+    """A copy of the tree, in which tests run and import only the copy's fastdiff."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self._tree, self._temporary, self._output = folder / "tree", folder / "tmp", folder / "output"
@@ -79,14 +79,14 @@ class Copy:
         )
 
     def _check_imports(self) -> None:
-        """Raise Failure where tests would import another fastdiff than the one of this copy."""
+        """Raise Failure if tests would import another fastdiff than this copy's."""
         command = [sys.executable, "-c", "import importlib.util as u; print(u.find_spec('fastdiff').origin)"]
         found = subprocess.run(command, cwd=self._tree, env=self._environment, capture_output=True, text=True)
         if not Path(found.stdout.strip()).is_relative_to(self._tree):
             raise Failure(f"tests in {self._tree} would import {found.stdout.strip() or found.stderr}")
 
     def run(self, tests: list[str], tier: str, interpreted: bool, limit: float | None = None) -> Run:
-        """Run tests of a tier until one fails. After `limit` seconds the run is ended, with all its processes."""
+        """Run tests of a tier until one fails. Kill the run and its processes after `limit` seconds."""
         request = {
             "arguments": [*ARGUMENTS, f"--basetemp={self._temporary}", "-m", tier, *tests],
             "environment": {"TRITON_INTERPRET": "1"} if interpreted else {},
@@ -120,7 +120,7 @@ class Copy:
 
     @contextlib.contextmanager
     def changed(self, mutation: Mutation) -> Iterator[None]:
-        """Have the mutation in the tree for the time of the block."""
+        """Apply the mutation to the tree inside the block."""
         path = self._tree / mutation.file
         before, after = path.read_bytes(), mutation.applied_to(self._tree).encode()
         try:
@@ -130,7 +130,7 @@ class Copy:
             self._write(path, before)
 
     def _write(self, path: Path, content: bytes) -> None:
-        """Write a file, at another second than ever before: Python knows by that whether bytecode is of it."""
+        """Write a file with a new modification second, by which Python recognises stale bytecode."""
         path.write_bytes(content)
         self._written += 1
         os.utime(path, (self._written, self._written))
@@ -138,20 +138,20 @@ class Copy:
             bytecode.unlink()
 
     def end(self) -> None:
-        """End the run under way, with all its processes."""
+        """Kill the current run and all its processes."""
         if self._group:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._group, signal.SIGKILL)
 
     def close(self) -> None:
-        """End all processes."""
+        """Kill all processes."""
         self._forks.kill()
         self.end()
         self._forks.communicate()
 
 
 class Runner:
-    """Copies of the tree, and how long each test takes in them without a mutation."""
+    """Copies of the tree, and the run of each test without a mutation."""
 
     def __init__(self, root: Path, jobs: int) -> None:
         self._root, self._jobs = root, jobs
@@ -161,14 +161,14 @@ class Runner:
         self._unmutated: dict[tuple[str, str, bool], Future[Run]] = {}
 
     def results(self, mutations: dict[str, Mutation], say: Callable[[str], None]) -> Iterator[Result]:
-        """Yield the result of each mutation as it comes, once the tests have run without any."""
+        """Yield the result of each mutation when it is done, after the tests have run without mutations."""
         tests = dict.fromkeys((test, m.interpreted) for m in mutations.values() for test in m.tests.split())
         with tempfile.TemporaryDirectory(prefix="mutations-") as folder, ThreadPoolExecutor(self._jobs) as pool:
             try:
                 for i in range(self._jobs):
                     self._all.append(Copy(self._root, Path(folder).resolve() / str(i)))
                     self._copies.put(self._all[-1])
-                say(f"{len(mutations)} mutations; first their tests without any")
+                say(f"{len(mutations)} mutations; first their tests without a mutation")
                 runs = [pool.submit(self._try, test, TIERS[0], interpreted) for test, interpreted in tests]
                 seconds = sum(run.result().seconds for run in runs)
                 say(f"{len(tests)} files of tests took {seconds:.0f} s")
@@ -198,7 +198,7 @@ class Runner:
         return Result(name, "caught", by, tier, seconds)
 
     def _first_failure(self, copy: Copy, mutation: Mutation) -> tuple[Run | None, str]:
-        """Run the tests of one tier after the other with the mutation; returns the run that failed, and its tier."""
+        """Run the tests with the mutation, tier by tier. Return the run that failed and its tier."""
         tried = False
         for tier in TIERS:
             plain = {test: self._without(copy, test, tier, mutation.interpreted) for test in mutation.tests.split()}
@@ -213,7 +213,7 @@ class Runner:
             with copy.changed(mutation):
                 run = copy.run(tests, tier, mutation.interpreted, limit)
             if run.code in (USAGE, NO_TESTS):
-                raise Failure(f"pytest has no tests to run ({run.code}): {run.failed}")
+                raise Failure(f"pytest found no tests to run ({run.code}): {run.failed}")
             if run.code != OK:
                 return run, tier
         if not tried:
@@ -221,7 +221,7 @@ class Runner:
         return None, ""
 
     def _without(self, copy: Copy, test: str, tier: str, interpreted: bool) -> Run:
-        """Return the run of a test without any mutation, which happens once."""
+        """Return the run of a test without a mutation, which happens once per test and tier."""
         with self._lock:
             known = self._unmutated.get((test, tier, interpreted))
             future = self._unmutated.setdefault((test, tier, interpreted), Future())
@@ -242,7 +242,7 @@ class Runner:
 
 
 def tracked(root: Path) -> list[str]:
-    """Return the files of the tree that git knows or would add."""
+    """Return the files of the tree that git tracks or would add."""
     command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
     return [name for name in dict.fromkeys(names) if name and os.path.lexists(root / name)]
@@ -252,7 +252,7 @@ def _copy(source: Path, target: Path) -> None:
     if source.is_symlink() and source.is_dir() and not source.readlink().is_absolute():
         target.symlink_to(source.readlink())  # fastdiff/kernels
     elif source.is_file():
-        with contextlib.suppress(OSError):  # another file system
+        with contextlib.suppress(OSError):  # on another file system
             if source.stat().st_size >= LINKED:
                 os.link(source, target)
                 return

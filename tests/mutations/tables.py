@@ -1,10 +1,10 @@
-"""The tables of mutations, `rooms/*.txt`: one paragraph for each mutation, like a patch, below its room in brackets.
+"""The tables of mutations, `rooms/*.txt`: a paragraph per mutation, like a patch, under its room in brackets.
 
-    FILE: TEST TEST ...     below the root of the tree; TRITON_INTERPRET=1 before the tests where it is set for them
-    - the old text          which occurs once in the file; any part of it, indentation included
-    + the new text          left out where nothing takes its place
+    FILE: TEST TEST ...     relative to the root of the tree; TRITON_INTERPRET=1 before the tests sets it for them
+    - the old text          any text that occurs once in the file, including indentation
+    + the new text          omitted for a deletion
 
-A line that begins with # is a comment.
+A line that starts with # is a comment.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The tables of `tests/mutations` are about the code as it is, and its runner tells what is caught from what is not."""
+"""The tables of mutations fit the current code, and the runner distinguishes caught mutations from survivors."""
 
 import ast
 import functools
@@ -15,11 +15,11 @@ from tests.mutations.tables import read_rooms
 
 ROOT = Path(__file__).parents[2]
 ROOMS = read_rooms()
-LEAST = 3  # mutations of a room
+LEAST = 3  # mutations per room
 
 
 def places() -> dict[str, tuple[str, ...]]:
-    """The rooms that mutations are asked of, and what the names of their files begin with."""
+    """Return the rooms that need mutations, and the prefixes of their files."""
     folders = [path for path in (ROOT / "fastdiff").iterdir() if path.is_dir() and any(path.rglob("*.py"))]
     files = [path for path in (ROOT / "fastdiff").glob("*.py") if not path.stem.startswith("__")]
     found = {path.stem: (f"fastdiff/{path.name}",) for path in files}
@@ -38,7 +38,7 @@ def places() -> dict[str, tuple[str, ...]]:
 
 @functools.cache
 def names_in(file: str) -> set[str]:
-    """The tests and classes that a file defines."""
+    """Return the functions and classes that a file defines."""
     tree = ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
     return {node.name for node in tree if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
@@ -91,8 +91,8 @@ TWICE = Mutation("fastdiff/sums.py", "return", "yield", "tests/test_sums.py")
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """A repository of two functions and their tests."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # plugins and torch take longer to start than all else
+    """A repository with two functions and their tests."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # plugins and torch would take most of the time
     monkeypatch.setattr(runner, "SHARED", ["pytest"])
     files = {
         "fastdiff/__init__.py": "",

@@ -1,4 +1,4 @@
-"""Training of emoji64: labels from names, draws, shifts, learning rate, resuming, measures of the evaluation."""
+"""Training of emoji64: labels from names, random draws, shifts, learning rate, resuming, and evaluation."""
 
 import sys
 from pathlib import Path
@@ -92,7 +92,7 @@ def test_a_label_is_drawn_as_the_square_root_of_its_count():
 
 def test_augmented_pictures_are_whole():
     torch.manual_seed(0)
-    images = torch.zeros(1, 3, SIZE, SIZE, dtype=torch.uint8)  # a black tile: what is white is frame
+    images = torch.zeros(1, 3, SIZE, SIZE, dtype=torch.uint8)  # a black tile, so everything white is the frame
     batch = Augmenter(images)(torch.zeros(64, dtype=torch.int64))
     sides = (batch[:, 0] < 128).any(dim=1).sum(dim=1)
     areas = (batch[:, 0] < 128).sum(dim=(1, 2))
@@ -114,7 +114,7 @@ def test_learning_rate_warms_up_holds_and_falls():
 
 @pytest.fixture
 def small_data(tmp_path, monkeypatch) -> Path:
-    """A file of eight pictures in two labels, two of them for validation."""
+    """A file with eight pictures in two labels, two of them for validation."""
     monkeypatch.setattr(label_table, "MIN_PICTURES", 2)
     images = np.random.default_rng(0).integers(0, 256, (8, SIZE, SIZE, 3), dtype=np.uint8)
     names = np.array(["cat", "cat face", "dog", "dog face"] * 2)

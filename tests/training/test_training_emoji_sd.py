@@ -33,7 +33,7 @@ from training.emoji_sd.tokenizer import LENGTH, learned_merges, lengths, save_to
 from training.emoji_sd.train_vae import Trainer, edge_loss, finish, parse_arguments, run
 from training.emoji_sd.vae import Shape, brought_back, build_vae, load_vae, quality, save_vae, scaling_factor
 
-SIDE = 32  # pixels: a CPU without bfloat16 takes minutes to train on pictures of 128
+SIDE = 32  # pixels; with 128, a CPU without bfloat16 would train for minutes
 STYLES = ("fluent_3d", "fluent_flat", "noto", "twemoji")
 GROUP = "Animals & Nature"
 
@@ -49,7 +49,7 @@ def file_of(image: np.ndarray) -> bytes:
 
 
 def save_data(side: int, folder: Path) -> Path:
-    """Save tiles on white: four names in four styles, the last for validation, and another name in one style alone."""
+    """Save tiles on white: four names in four styles, the last for validation, and one name in a single style."""
     rng = np.random.default_rng(0)
     images = np.full((17, side, side, 3), 255, np.uint8)
     for image in images:
@@ -143,7 +143,7 @@ def test_captions_vary_and_are_the_same_for_the_same_seed():
     assert table[1] == caption_table(pictures + pictures, 64, seed=3)[1]
     assert {"flag: Chad", "Chad flag", "flag of Chad"} <= {caption.split(", ")[0] for caption in table[0]}
     assert any(caption.startswith("Noto") for caption in table[0])
-    assert any("Chad" not in caption for caption in table[0])  # keywords alone
+    assert any("Chad" not in caption for caption in table[0])  # only keywords
     joined = " ".join(table[1])
     assert "piñata" in joined
     assert "pinata" in joined
@@ -194,7 +194,7 @@ def test_the_vocabulary_has_every_byte_and_its_size(tokenizer_folder):
     assert tokenizer.end == tokenizer.size - 1 == tokenizer.pad
     for prompt in PROMPTS[:6] + PROMPTS[7:8]:
         ids = tokenizer(prompt).ids
-        assert set(ids[ids.index(tokenizer.end) :]) == {tokenizer.end}  # the unknown token would be one amid others
+        assert set(ids[ids.index(tokenizer.end) :]) == {tokenizer.end}  # an unknown token would be in the middle
 
 
 def test_words_of_the_captions_are_few_tokens(tokenizer_folder):
@@ -230,7 +230,7 @@ def test_edges_and_features_tell_a_blur_from_a_shade():
 
 @pytest.fixture(scope="session")
 def eye(small_data, tmp_path_factory) -> Path:
-    """The weights of a small classifier that made one step."""
+    """The weights of a small classifier after one training step."""
     path = tmp_path_factory.mktemp("features") / "features.pt"
     make_features(load(small_data, "cpu").train, path, steps=1, batch=4, widths=(8, 8, 16, 16))
     return path

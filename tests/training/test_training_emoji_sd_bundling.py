@@ -1,4 +1,4 @@
-"""The bundled folder of a trained run: what is copied, what is refused, and the card that its figures make."""
+"""The bundled folder of a trained run: copied files, refusals, and the card with the run's results."""
 
 import json
 import shutil
@@ -57,7 +57,7 @@ def save_lines(path: Path, *rows: dict) -> None:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """The folder of a run with a tiny model: its tokenizer, VAE and pipeline."""
+    """The folder of a run with a tiny model: tokenizer, VAE and pipeline."""
     run = tmp_path_factory.mktemp("models")
     save_tokenizer(learned_merges(["cat dog cow owl"] * 4, 530), run / "tokenizer")
     torch.manual_seed(0)
@@ -69,11 +69,11 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def trained(models, tmp_path):
-    """The folder of a run with a tiny model, and made-up figures."""
+    """The folder of a run with a tiny model and made-up results."""
     run = tmp_path / "run"
     shutil.copytree(models, run)
     losses = {"train_loss": 0.1, "held_out_loss": 0.11, "validation_loss": 0.12}
-    seconds = (240.0, 480.0, 120.0)  # of two runs
+    seconds = (240.0, 480.0, 120.0)  # two runs: the second restarts the clock
     save_lines(run / "unet" / "log.jsonl", *({"step": i, "seconds": s, **losses} for i, s in enumerate(seconds)))
     vae = {"psnr": 31.25, "sharpness": 0.95, "flatness": 0.5, "white": 0.25}
     save_lines(run / "f8c4" / "log.jsonl", {"step": 8000, "seconds": 600.0, **vae})
@@ -90,7 +90,7 @@ def trained(models, tmp_path):
 
 @pytest.fixture
 def bundled(trained, tmp_path):
-    """Bundle the run as sampled by a sampler; returns the folder."""
+    """Bundle the run with a sampler, and return the folder."""
 
     def make(sampler: str = "dpm++2m") -> Path:
         (trained / "evaluation" / "evaluation.json").write_text(json.dumps(evaluation(sampler)))
@@ -112,7 +112,7 @@ def test_the_folder_is_drawn_from_with_the_sampling_that_was_measured(bundled, s
     assert (card.info.num_inference_steps, card.info.guidance_scale) == (20, 3.0)
     pipe = diffusers.StableDiffusionPipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
-    assert pipe("cat", num_inference_steps=1).images[0].size == (128, 128)  # no dtype was named
+    assert pipe("cat", num_inference_steps=1).images[0].size == (128, 128)  # without a dtype
     assert type(pipe.scheduler) is bundle.SAMPLERS[sampler]
     assert pipe.scheduler.config.prediction_type == "v_prediction"
     assert pipe.scheduler.config.timestep_spacing == "trailing"
@@ -122,7 +122,7 @@ def test_the_folder_is_drawn_from_with_the_sampling_that_was_measured(bundled, s
 def test_the_card_has_every_figure_and_the_results_are_kept(bundled, tmp_path):
     folder = bundled()
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert "| names held out in the style asked for, seen in the three others | 8 | 25.0 % | 75.0 % | 50.0 % | " in card
+    assert "| names held out in the requested style, seen in the other three | 8 | 25.0 % | 75.0 % | 50.0 % | " in card
     assert "| guidance | 2 | 3 |\n| --- | --- | --- |\n| DPM-Solver++, 20 steps | 25.0 % | **25.0 %** |" in card
     assert "DPM-Solver++ with 20 steps at guidance 3, drawn again with seeds 1000 to 1001" in card
     assert "2 steps in 10 minutes" in card and "8,000 steps in 10 minutes" in card and "31.2 dB" in card

@@ -1,4 +1,4 @@
-"""Training of emoji-sd: its U-Net and text encoder, the judge, and the measures of the evaluation."""
+"""Training of emoji-sd: U-Net and text encoder, the judge, and the evaluation."""
 
 import io
 import json
@@ -38,7 +38,7 @@ NAMES = ("cat", "dog", "cow", "owl")
 
 
 def save_data(side: int, folder: Path) -> Path:
-    """Save a file of tiles on white, four names in four styles, the last for validation."""
+    """Save a file of tiles on white: four names in four styles, the last for validation."""
     rng = np.random.default_rng(0)
     files = []
     for _ in range(16):
@@ -100,7 +100,7 @@ def arguments(small_data, vae, tokenizer):
 
 
 def small_denoiser(tokenizer: Path) -> Denoiser:
-    """A denoiser of random weights that does not predict zero."""
+    """A denoiser with random weights that does not predict zero."""
     torch.manual_seed(0)
     denoiser = Denoiser(build_unet((32, 32), 4, 16, 32), build_text_encoder(CLIPTokenizer(tokenizer), 32, 1))
     torch.nn.init.normal_(denoiser.unet.conv_out.weight, std=0.05)
@@ -253,7 +253,7 @@ def test_pictures_of_one_name_are_right_for_each_others_captions():
     images, log_scale = torch.eye(3), torch.tensor(100.0).log()
     exchanged = images[[1, 0, 2]]
     loss = contrastive_loss(images, exchanged, torch.tensor([7, 7, 8]), log_scale)
-    assert loss.item() == pytest.approx(100 / 3, rel=1e-4)  # half of two pictures' rightness is at likeness 0
+    assert loss.item() == pytest.approx(100 / 3, rel=1e-4)  # half of the target of two pictures is at similarity 0
     loss = contrastive_loss(images, exchanged, torch.tensor([6, 7, 8]), log_scale)
     assert loss.item() == pytest.approx(200 / 3, rel=1e-4)
 
@@ -320,7 +320,7 @@ def test_indices_are_spread_over_all():
 
 @pytest.fixture
 def judged_folder(small_judge, whole_data, model):
-    """The flags that name the data, a trained judge and the folder of a model."""
+    """The flags for the data, a trained judge and a model folder."""
     args = small_judge()
     judge.run(args)
     paths = {"--data": whole_data, "--judge": args.out / "judge.pt", "--model": model}

@@ -1,7 +1,7 @@
-"""emoji128.npz on a device: pictures with their words, in three splits, and batches of them.
+"""Load emoji128.npz: pictures with their words in three splits, and batches of them.
 
-The splits: `train`; `held_out`, whose names training sees in three styles but not in theirs; `validation`, whole emoji
-families that no training picture shows.
+The splits are `train`; `held_out`, whose names training sees only in the other three styles; and `validation`, whole
+emoji families that no training picture shows.
 """
 
 import io
@@ -18,8 +18,8 @@ from torch import Tensor
 from training.diffusion import picture_distribution, stratified_draw
 
 SIZE = 128
-MARGIN = 4  # at most 120 of the 128 pixels are drawn on, in the middle: a cyclic roll by this much is a shift
-HELD_OUT_NAMES = 128  # as many in each of the four styles
+MARGIN = 4  # the outer 4 pixels are white, so a cyclic roll by this much is a shift
+HELD_OUT_NAMES = 128  # equally many in each of the four styles
 SPLIT_SEED = 0
 
 
@@ -30,7 +30,7 @@ class Words:
     name: str  # "woman: dark skin tone, curly hair"
     style: str  # "fluent_3d"
     group: str  # "People & Body"
-    keywords: tuple[str, ...]  # roughly the most telling first
+    keywords: tuple[str, ...]  # roughly the most descriptive first
 
     @property
     def is_toned(self) -> bool:
@@ -57,7 +57,7 @@ class Splits:
 
 
 class Sampler:
-    """Draws batches in which a kind, style x group, is as likely as the square root of its count."""
+    """Draw batches in which the weight of a kind (style x group) is the square root of its count."""
 
     def __init__(self, pictures: Pictures):
         self.images = pictures.images
@@ -66,7 +66,7 @@ class Sampler:
     def __call__(self, count: int) -> tuple[Tensor, Tensor]:
         """Return indices (B,) int64 and their pictures (B, 3, S, S) uint8, each shifted by up to MARGIN pixels.
 
-        Drawn from torch's default generator, without a read-back.
+        Draws from torch's default generator, without a read-back from the device.
         """
         indices = stratified_draw(self.distribution, count)
         return indices, shifted(self.images[indices])
@@ -90,7 +90,7 @@ def load(path: Path, device: torch.device | str) -> Splits:
 
 
 def picture_words(data: dict[str, np.ndarray]) -> list[Words]:
-    """Return the words of every picture of the file, in its order."""
+    """Return the words of every picture, in the file's order."""
     styles = data["style_names"][data["style"]].tolist()
     groups = data["group_names"][data["group"]].tolist()
     rows = zip(data["name"].tolist(), styles, groups, data["keywords"].tolist(), strict=True)
@@ -98,7 +98,7 @@ def picture_words(data: dict[str, np.ndarray]) -> list[Words]:
 
 
 def decoded(webp: np.ndarray, offsets: np.ndarray) -> Tensor:
-    """WebP files end to end, file i at webp[offsets[i]:offsets[i + 1]] -> (N, 3, S, S) uint8, all of one size."""
+    """Decode concatenated WebP files of one size, file i at webp[offsets[i]:offsets[i + 1]], to (N, 3, S, S) uint8."""
 
     def opened(i: int) -> Image.Image:
         return Image.open(io.BytesIO(webp[offsets[i] : offsets[i + 1]].tobytes()))
@@ -111,9 +111,10 @@ def decoded(webp: np.ndarray, offsets: np.ndarray) -> Tensor:
 
 
 def held_out_rows(words: Sequence[Words], validation: Sequence[bool]) -> set[int]:
-    """Rows whose name is held out in their style alone: names of all four styles, without a skin tone, drawn by a seed.
+    """Return the rows whose name is held out in their style only.
 
-    A name that has toned variants is none of them: the variants would show what was held out.
+    The names are drawn by a fixed seed from those that all four styles have, without a skin tone. Names with toned
+    variants are excluded, because the variants would show what is held out.
     """
     toned = {word.name.split(":")[0] for word in words if word.is_toned}
     rows: dict[str, dict[str, int]] = {}
@@ -127,12 +128,12 @@ def held_out_rows(words: Sequence[Words], validation: Sequence[bool]) -> set[int
 
 
 def plain_names(words: Iterable[Words]) -> list[str]:
-    """Return the names without a skin tone, each once, in the order of the alphabet."""
+    """Return the distinct names without a skin tone, in alphabetical order."""
     return sorted({word.name for word in words if not word.is_toned})
 
 
 def shifted(images: Tensor) -> Tensor:
-    """(B, 3, S, S) -> the same, each picture moved by -4 to 4 pixels in both directions."""
+    """Shift each picture of (B, 3, S, S) by -4 to 4 pixels in both directions."""
     count, side, device = len(images), images.shape[-1], images.device
     shift = torch.randint(-MARGIN, MARGIN + 1, (2, count, 1), device=device)
     rows, columns = (torch.arange(side, device=device) - shift) % side  # (B, S) each

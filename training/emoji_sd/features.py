@@ -1,7 +1,7 @@
-"""The eye of the VAE's training: how far two pictures are apart in the features of a classifier of our own.
+"""The perceptual loss of the VAE's training: the distance of two pictures in the features of a classifier.
 
-Where two errors have the same L1, the features tell a blurred edge from a moved one. The classifier knows style x group
-and is trained on the training pictures alone.
+When two errors have the same L1, the features distinguish a blurred edge from a moved one. The classifier predicts
+style x group and is trained here, on the training pictures only.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from training.classifier import LEARNING_RATE, WIDTHS, Classifier, load_classifi
 from training.emoji_sd.data import Pictures, Sampler
 
 STEPS, BATCH = 600, 128
-EPSILON = 1e-2  # a length of features below which nothing is seen: of a flat area
+EPSILON = 1e-2  # feature vectors shorter than this are not normalised to length 1: flat areas
 
 
 class Features(nn.Module):
-    """A classifier's feature maps, the last of each of its four widths, with fixed weights."""
+    """The last feature map of each of a classifier's four widths, with frozen weights."""
 
     def __init__(self, classifier: Classifier):
         super().__init__()
         self.blocks = classifier.blocks.eval().requires_grad_(False)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the mean squared distance of the maps, each place's features at length 1.
+        """Return the mean squared distance of the maps, with each position's features normalised to length 1.
 
         x and y (N, 3, H, W) in -1..1. Source: Zhang et al. 2018 (arXiv 1801.03924), equation 1, without its weights.
         """
@@ -43,7 +43,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def train_classifier(pictures: Pictures, steps: int, batch: int = BATCH, widths: Sequence[int] = WIDTHS) -> Classifier:
-    """Train on shifted pictures by cross entropy, in bfloat16 by autocast."""
+    """Train on shifted pictures with cross entropy, under bfloat16 autocast."""
     torch.manual_seed(0)
     device = pictures.images.device
     model = Classifier(widths).to(device, memory_format=torch.channels_last)
@@ -65,7 +65,7 @@ def train_classifier(pictures: Pictures, steps: int, batch: int = BATCH, widths:
 def make_features(
     pictures: Pictures, path: Path, steps: int, batch: int = BATCH, widths: Sequence[int] = WIDTHS
 ) -> Features:
-    """Return the features of the classifier at `path`; it is trained first where there is none."""
+    """Return the features of the classifier at `path`. Train it first if the file does not exist."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(train_classifier(pictures, steps, batch, widths).state_dict(), path)

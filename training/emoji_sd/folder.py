@@ -19,7 +19,7 @@ SCHEDULER = {
     "beta_schedule": "squaredcos_cap_v2",
     "prediction_type": "v_prediction",
     "timestep_spacing": "trailing",  # from pure noise
-    "steps_offset": 1,  # what StableDiffusionPipeline asks for; trailing steps do not use it
+    "steps_offset": 1,  # StableDiffusionPipeline requires it; trailing steps ignore it
 }
 
 
@@ -39,14 +39,14 @@ def make_pipeline(denoiser: Denoiser, vae: AutoencoderKL, tokenizer: CLIPTokeniz
 
 
 def save_pipeline(denoiser: Denoiser, vae: AutoencoderKL, tokenizer: Path, folder: Path) -> int:
-    """Write the folder in float16, its tokenizer as that of a folder, and return its bytes.
+    """Write the folder in float16, with the tokenizer's files copied from `tokenizer`, and return its size in bytes.
 
-    A warning says when they are more than MOST_BYTES.
+    Warns if the folder is larger than MOST_BYTES.
     """
     halves = Denoiser(_half(denoiser.unet), _half(denoiser.text_encoder))
     halves.unet.register_to_config(dropout=0.0)
     make_pipeline(halves, _half(vae), CLIPTokenizer.from_pretrained(tokenizer)).save_pretrained(folder)
-    # transformers 5 writes a tokenizer.json alone, which transformers 4's CLIPTokenizer does not read.
+    # transformers 5 writes only a tokenizer.json, which transformers 4's CLIPTokenizer does not read.
     shutil.rmtree(folder / "tokenizer")
     shutil.copytree(tokenizer, folder / "tokenizer")
     _prefix_text_keys(folder / "text_encoder" / "model.safetensors")
@@ -62,22 +62,23 @@ def _half(model: nn.Module) -> nn.Module:
 
 
 def _prefix_text_keys(path: Path) -> None:
-    """Name the weights as transformers 4 does: it finds none without `text_model.`, and transformers 5 reads both."""
+    """Add transformers 4's prefix `text_model.` to the weights' names; transformers 5 reads both forms."""
     state = {f"text_model.{key.removeprefix('text_model.')}": value for key, value in load_file(path).items()}
     save_file(state, path, metadata={"format": "pt"})
 
 
 def mend_configs(folder: Path) -> None:
-    """Drop the path of the VAE's folder, and have the text encoder loaded in float32 where no dtype is asked for.
+    """Remove the VAE folder's path, and make float32 the text encoder's default dtype.
 
-    diffusers loads its own models so; transformers 5 would take the weights' float16, and the two do not go together.
+    diffusers loads its own models in float32 by default, but transformers 5 would load the float16 of the weights, and
+    the two cannot be mixed.
     """
     _edit(folder / "vae" / "config.json", _name_or_path=None)
     _edit(folder / "text_encoder" / "config.json", dtype="float32")
 
 
 def _edit(path: Path, **options: str | None) -> None:
-    """Set options of a JSON file; None removes one."""
+    """Set options in a JSON file; None removes an option."""
     config = json.loads(path.read_text(encoding="utf-8")) | options
     config = {name: value for name, value in config.items() if name not in options or value is not None}
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

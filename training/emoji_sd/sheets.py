@@ -1,4 +1,4 @@
-"""Sheets of pictures, to look at."""
+"""Contact sheets of pictures."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ COLUMNS = 10
 
 
 def save_pairs(real: Tensor, made: Tensor, path: Path) -> None:
-    """Write (N, 3, H, W) uint8 pictures, each above what was made of it, as one PNG on white."""
+    """Write (N, 3, H, W) uint8 pictures, each above its reconstruction, into one PNG on white."""
     save_sheet(torch.cat([real, made], dim=2), COLUMNS, path)
 
 
 def save_sheet(images: Tensor, columns: int, path: Path) -> None:
-    """Write (N, 3, H, W) uint8 pictures row by row as one PNG on white."""
+    """Write (N, 3, H, W) uint8 pictures row by row into one PNG on white."""
     height, width = (side + GAP for side in images.shape[2:])
     rows = -(-len(images) // columns)
     sheet = Image.new("RGB", (columns * width + GAP, rows * height + GAP), "white")

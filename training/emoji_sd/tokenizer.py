@@ -1,8 +1,8 @@
-"""The tokenizer of emoji-sd: CLIP's kind, with byte pairs learned from the captions of the training pictures.
+"""The tokenizer of emoji-sd: a CLIP tokenizer with byte pairs learned from the captions of the training pictures.
 
     python -m training.emoji_sd.tokenizer --data emoji128.npz --out runs/emoji-sd/tokenizer
 
-writes the folder and prints how many tokens a caption takes with vocabularies of several sizes.
+Writes the folder, and prints the tokens per caption for several sizes of vocabulary.
 """
 
 import argparse
@@ -22,23 +22,23 @@ from fastdiff.text.tokenizer_files import END, START
 from training.emoji_sd.captions import caption_table, plain_caption
 from training.emoji_sd.data import load
 
-VOCABULARY = 4096  # tokens; 8,192 would save one in twenty of a caption
-LENGTH = 32  # tokens of a prompt, START and END among them
+VOCABULARY = 4096  # tokens; 8,192 would shorten captions by only 5 %
+LENGTH = 32  # tokens of a prompt, including START and END
 COMPARED_SIZES = (1024, 2048, 8192)
-VARIANTS = 16  # captions of each picture that the vocabulary is counted on
+VARIANTS = 16  # captions per picture for learning the vocabulary
 WORD_END = "</w>"
 
 
 def learned_merges(captions: Iterable[str], size: int) -> list[tuple[str, str]]:
-    """Return the byte pairs that the captions join most, the first to be joined first: a vocabulary of `size` tokens.
+    """Learn the byte pair merges of a vocabulary of `size` tokens from the captions, in order of their priority.
 
-    The text falls into words as in CLIP, so that the pairs are those that CLIP's tokenizer looks for.
+    The text is split into words as in CLIP, so that the pairs are ones that CLIP's tokenizer looks for.
     """
     tokenizer = Tokenizer(BPE(end_of_word_suffix=WORD_END))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     words = pre_tokenizers.Split(Regex(WORDS), behavior="removed", invert=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    # The trainer counts the word ends that it meets as letters of its alphabet; the vocabulary holds all of them.
+    # The trainer adds only the word-end letters that it meets to its alphabet; the vocabulary has all of them.
     trainer = BpeTrainer(
         vocab_size=size,
         min_frequency=2,
@@ -52,13 +52,13 @@ def learned_merges(captions: Iterable[str], size: int) -> list[tuple[str, str]]:
 
 
 def alphabet() -> list[str]:
-    """Return the 512 tokens of one byte: inside a word, and at its end."""
+    """Return the 512 single-byte tokens: inside a word, and at its end."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     return letters + [letter + WORD_END for letter in letters]
 
 
 def save_tokenizer(merges: Sequence[tuple[str, str]], folder: Path) -> None:
-    """Write vocab.json, merges.txt and the options, which transformers 4 and 5 and fastdiff read alike."""
+    """Write vocab.json, merges.txt and the options; transformers 4 and 5 and fastdiff read them identically."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens = [*alphabet(), *("".join(pair) for pair in merges), START, END]
     vocabulary = {token: i for i, token in enumerate(tokens)}  # END last: older text encoders look for the highest id
@@ -95,7 +95,7 @@ def token_ids(tokenizer: CLIPTokenizer, captions: Sequence[Sequence[str]]) -> Te
 
 
 def lengths(tokenizer: CLIPTokenizer, captions: Iterable[str]) -> Tensor:
-    """Return how many tokens each caption takes, START and END among them; one that was cut counts as infinite."""
+    """Return the tokens of each caption, including START and END; a truncated caption counts as infinite."""
     found = []
     for caption in captions:
         tokens = tokenizer(caption)
@@ -106,7 +106,7 @@ def lengths(tokenizer: CLIPTokenizer, captions: Iterable[str]) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="emoji128.npz")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the tokenizer")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the tokenizer")
     args = parser.parse_args()
     splits = load(args.data, "cpu")
     captions = list(chain(*caption_table(splits.train.words, VARIANTS, seed=0)))

@@ -1,15 +1,16 @@
-"""Train emoji-sd's U-Net together with its text encoder, in one run or in several.
+"""Train emoji-sd's U-Net together with its text encoder, in one or several runs.
 
     python -m training.emoji_sd.train_unet --data emoji128.npz --vae runs/emoji-sd/f4c4/model \
         --tokenizer runs/emoji-sd/tokenizer --out runs/emoji-sd/unet
 
-A run ends after --steps or after --minutes, and leaves checkpoint.pt, the averaged weights as a StableDiffusionPipeline
-folder (model/) and log.jsonl under --out. Started again with the same --out it goes on from the checkpoint: every draw
-of a step depends on --seed and the step alone. --steps may be another then, to end within the time that is left: the
-learning rate falls over the last quarter of the steps that are asked for.
+A run ends after --steps or --minutes. It leaves checkpoint.pt, the averaged weights as a StableDiffusionPipeline folder
+(model/) and log.jsonl in --out. Another run with the same --out resumes from the checkpoint; the random draws of a step
+depend only on --seed and the step. You may change --steps on resuming, to finish within the remaining time: the
+learning rate falls over the last quarter of --steps.
 
-v-prediction on the squared-cosine schedule, as emoji64: its last step is noise alone (signal 4.9e-5), so that sampling
-starts where training did and a flat white background keeps its mean. min-SNR-5 is the density of t.
+The model predicts v on the squared-cosine schedule, like emoji64. The schedule's last step is pure noise (signal
+4.9e-5), so that sampling starts where training did and a flat white background keeps its mean. The density of t is
+min-SNR-5.
 """
 
 import argparse
@@ -39,7 +40,7 @@ from training.emoji_sd.vae import load_vae
 from training.emoji_sd.weights import Weights
 from training.train_emoji64 import rate_factor
 
-JUDGED = 8  # times that each picture is taken for a loss that is reported
+JUDGED = 8  # times that each picture is used for a reported loss
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -47,18 +48,18 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="emoji128.npz")
     parser.add_argument("--vae", type=Path, required=True, help="folder that train_vae wrote: OUT/model")
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of the tokenizer")
-    parser.add_argument("--out", type=Path, required=True, help="folder of checkpoint, model and log")
-    parser.add_argument("--steps", type=int, default=16_000, help="length of the whole training")
+    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoint, model and log")
+    parser.add_argument("--steps", type=int, default=16_000, help="steps of the whole training")
     parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="end this run after so long and leave a checkpoint"
+        "--minutes", type=float, default=float("inf"), help="stop this run after this time and leave a checkpoint"
     )
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--channels", type=int, nargs="+", default=CHANNELS, help="of the U-Net's levels")
-    parser.add_argument("--text-width", type=int, default=TEXT_WIDTH, help="of the text encoder")
-    parser.add_argument("--text-layers", type=int, default=TEXT_LAYERS, help="of the text encoder")
-    parser.add_argument("--copies", type=int, default=8, help="shifted copies of each picture that are encoded")
-    parser.add_argument("--captions", type=int, default=24, help="captions of each picture")
+    parser.add_argument("--channels", type=int, nargs="+", default=CHANNELS, help="channels of the U-Net's levels")
+    parser.add_argument("--text-width", type=int, default=TEXT_WIDTH, help="width of the text encoder")
+    parser.add_argument("--text-layers", type=int, default=TEXT_LAYERS, help="layers of the text encoder")
+    parser.add_argument("--copies", type=int, default=8, help="shifted copies per picture to encode")
+    parser.add_argument("--captions", type=int, default=24, help="captions per picture")
     parser.add_argument("--report-every", type=int, default=1000, help="steps between validation losses")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
@@ -67,7 +68,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def v_losses(denoiser: torch.nn.Module, diffusion: Diffusion, x_0: Tensor, tokens: Tensor, t: Tensor, eps: Tensor):
-    """Squared error on v of each latent: (N,) float32; x_0 and eps (N, C, h, w), tokens (N, L), t (N,)."""
+    """Return each latent's squared error on v, (N,) float32; x_0 and eps (N, C, h, w), tokens (N, L), t (N,)."""
     alpha_bar = diffusion.alpha_bar[t][:, None, None, None]
     signal, sigma = alpha_bar.sqrt(), (1 - alpha_bar).sqrt()
     x_t = (signal * x_0 + sigma * eps).contiguous(memory_format=torch.channels_last)
@@ -78,7 +79,7 @@ def v_losses(denoiser: torch.nn.Module, diffusion: Diffusion, x_0: Tensor, token
 
 @torch.no_grad()
 def mean_loss(denoiser: Denoiser, diffusion: Diffusion, latents: Tensor, tokens: Tensor) -> float:
-    """v-loss of pictures under the training density of t, with the same t and noise on every call."""
+    """Return the v-loss of pictures under the training density of t, with the same t and noise on every call."""
     generator = torch.Generator().manual_seed(0)
     total = 0.0
     for part in torch.arange(len(latents), device=latents.device).repeat(JUDGED).split(512):
@@ -90,7 +91,7 @@ def mean_loss(denoiser: Denoiser, diffusion: Diffusion, latents: Tensor, tokens:
 
 
 class Trainer:
-    """The weights of text encoder and U-Net, and the step."""
+    """The weights of text encoder and U-Net, and the training step."""
 
     def __init__(self, args: argparse.Namespace, bank: LatentBank, tokenizer: CLIPTokenizer):
         self.args, self.bank, self.diffusion = args, bank, Diffusion(args.device)
@@ -103,7 +104,7 @@ class Trainer:
         self.forward = torch.compile(denoiser) if args.compile else denoiser
 
     def train_step(self) -> Tensor:
-        """Make one step; return the batch's mean loss without reading it back."""
+        """Make one step, and return the batch's mean loss without reading it back."""
         step, args = self.weights.step, self.args
         torch.manual_seed(args.seed * 1_000_003 + step + 1)
         x_0, tokens = self.bank.draw(args.batch)
@@ -114,7 +115,7 @@ class Trainer:
 
 
 class Reporter:
-    """Losses of the averaged weights on the splits, with plain captions: a line of log.jsonl and of the screen."""
+    """Log the averaged weights' losses on the splits with plain captions, to log.jsonl and the screen."""
 
     def __init__(self, trainer: Trainer, judged: dict[str, tuple[Tensor, Tensor]], started: float):
         self.trainer, self.judged, self.started = trainer, judged, started
@@ -123,7 +124,7 @@ class Reporter:
 
     def report(self) -> None:
         trainer = self.trainer
-        batch_loss = torch.stack(self.losses).mean().item()  # waits for the device: the clock is read after it
+        batch_loss = torch.stack(self.losses).mean().item()  # synchronises with the device before the clock is read
         speed = len(self.losses) * trainer.args.batch / (time.monotonic() - self.since)
         seconds = time.monotonic() - self.started
         record = {
@@ -141,7 +142,7 @@ class Reporter:
 
 
 def run(args: argparse.Namespace) -> Trainer:
-    """Train until --steps or --minutes is reached; see the module's docstring for what it leaves."""
+    """Train until --steps or --minutes is reached. The module's docstring lists the files that this writes."""
     started = time.monotonic()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_float32_matmul_precision("high")

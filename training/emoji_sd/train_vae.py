@@ -1,11 +1,11 @@
-"""Train the VAE of emoji-sd, in one run or in several.
+"""Train the VAE of emoji-sd, in one or several runs.
 
     python -m training.emoji_sd.train_vae --data emoji128.npz --out runs/emoji-sd/vae --shape f4c4 --steps 8000
 
-A run ends after --steps or after --minutes, and leaves checkpoint.pt, the averaged weights as diffusers' folder
-(model/, float16, with the scaling factor of its latents), sheet.png (validation pictures beside what the VAE makes of
-them) and log.jsonl under --out. Started again with the same --out it goes on from the checkpoint: every draw of a step
-depends on --seed and the step alone.
+A run ends after --steps or --minutes. It leaves checkpoint.pt, the averaged weights as a diffusers folder (model/,
+float16, with the scaling factor of its latents), sheet.png (validation pictures above their reconstructions) and
+log.jsonl in --out. Another run with the same --out resumes from the checkpoint; the random draws of a step depend only
+on --seed and the step.
 """
 
 import argparse
@@ -27,11 +27,11 @@ from training.emoji_sd.vae import SHAPES, brought_back, build_vae, quality, save
 from training.emoji_sd.weights import Weights
 from training.train_emoji64 import rate_factor
 
-# What each term of the loss counts for, besides L1, which counts as 1.
+# Weights of the loss's terms; L1 has weight 1.
 EDGES = 0.5
 FEATURES = 0.2
-KL = 1e-3  # of a latent; at its best the noise that it asks for costs as much L1, an eighth of a level of 255
-LOG_VARIANCE = (-30.0, 20.0)  # bounds, those of diffusers' DiagonalGaussianDistribution
+KL = 1e-3  # per latent; at the optimum the noise that it asks for costs as much L1, 1/8 of a level of 255
+LOG_VARIANCE = (-30.0, 20.0)  # the bounds of diffusers' DiagonalGaussianDistribution
 TERMS = ("l1", "edges", "features", "kl")
 SHEET_PICTURES = 40
 
@@ -39,25 +39,25 @@ SHEET_PICTURES = 40
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="emoji128.npz")
-    parser.add_argument("--out", type=Path, required=True, help="folder of checkpoint, model, sheet and log")
+    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoint, model, sheet and log")
     parser.add_argument("--shape", choices=SHAPES, default="f4c4")
-    parser.add_argument("--features", type=Path, help="weights of the classifier, made if missing; OUT/features.pt")
-    parser.add_argument("--feature-steps", type=int, default=FEATURE_STEPS, help="training of that classifier")
-    parser.add_argument("--steps", type=int, default=8000, help="length of the whole training")
+    parser.add_argument("--features", type=Path, help="classifier weights, made if missing (default: OUT/features.pt)")
+    parser.add_argument("--feature-steps", type=int, default=FEATURE_STEPS, help="training steps of that classifier")
+    parser.add_argument("--steps", type=int, default=8000, help="steps of the whole training")
     parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="end this run after so long and leave a checkpoint"
+        "--minutes", type=float, default=float("inf"), help="stop this run after this time and leave a checkpoint"
     )
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--report-every", type=int, default=1000, help="steps between lines of the log")
-    parser.add_argument("--compile", action="store_true", help="compile the step: a minute at the start, faster then")
+    parser.add_argument("--compile", action="store_true", help="compile the step: takes a minute, then runs faster")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args(argv)
 
 
 class Trainer:
-    """The VAE's weights and the step."""
+    """The VAE's weights and the training step."""
 
     def __init__(self, args: argparse.Namespace, train: Pictures, features: Features):
         self.args, self.draw, self.features = args, Sampler(train), features
@@ -68,11 +68,11 @@ class Trainer:
         self.losses = torch.compile(self._losses) if args.compile else self._losses
 
     def train_step(self) -> Tensor:
-        """Make one step; return the batch's TERMS (4,) without reading them back."""
+        """Make one step, and return the batch's TERMS (4,) without reading them back."""
         step, args = self.weights.step, self.args
         torch.manual_seed(args.seed * 1_000_003 + step + 1)
         _, images = self.draw(args.batch)
-        # No letter is learned here: mirrored pictures are more pictures.
+        # The VAE does not learn letters, so mirrored pictures are additional data.
         mirrored = torch.rand(args.batch, 1, 1, 1, device=images.device) < 0.5
         x = to_model_range(torch.where(mirrored, images.flip(-1), images))
         terms = self.losses(x.contiguous(memory_format=torch.channels_last), step_noise(self.weights.model, x))
@@ -80,7 +80,7 @@ class Trainer:
         return terms.detach()
 
     def _losses(self, x: Tensor, noise: Tensor) -> Tensor:
-        """Return TERMS (4,) float32 of pictures (N, 3, H, W) in -1..1 and noise of their latents' shape."""
+        """Return TERMS (4,) float32 for pictures (N, 3, H, W) in -1..1 and noise of their latents' shape."""
         vae = self.weights.model
         with torch.autocast(x.device.type, dtype=torch.bfloat16):
             moments = vae.quant_conv(vae.encoder(x)).float()
@@ -102,12 +102,12 @@ def step_noise(vae: AutoencoderKL, x: Tensor) -> Tensor:
 
 
 def edge_loss(x: Tensor, y: Tensor) -> Tensor:
-    """Return the L1 of the differences between neighbouring pixels: of edges that blur, of flats that ripple."""
+    """Return the L1 of the differences between neighbouring pixels, which penalises blurred edges and ripples."""
     return sum(F.l1_loss(x.diff(dim=dim), y.diff(dim=dim)) for dim in (-1, -2)) / 2
 
 
 def report(trainer: Trainer, splits: Splits, record: dict) -> None:
-    """Add the averaged weights' quality on validation pictures to the log."""
+    """Log the averaged weights' quality on the validation pictures."""
     validation = splits.validation.images
     record |= quality(validation, brought_back(trainer.weights.ema, validation))
     with (trainer.args.out / "log.jsonl").open("a", encoding="utf-8") as log:
@@ -116,7 +116,7 @@ def report(trainer: Trainer, splits: Splits, record: dict) -> None:
 
 
 def finish(trainer: Trainer, splits: Splits) -> None:
-    """Write checkpoint, model folder and sheet."""
+    """Write the checkpoint, the model folder and the sheet."""
     out, ema, validation = trainer.args.out, trainer.weights.ema, splits.validation.images
     trainer.weights.save(out / "checkpoint.pt")
     factor = scaling_factor(ema, splits.train.images)
@@ -127,7 +127,7 @@ def finish(trainer: Trainer, splits: Splits) -> None:
 
 
 def run(args: argparse.Namespace) -> Trainer:
-    """Train until --steps or --minutes is reached; see the module's docstring for what it leaves."""
+    """Train until --steps or --minutes is reached. The module's docstring lists the files that this writes."""
     started = time.monotonic()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_float32_matmul_precision("high")
@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> Trainer:
     while weights.step < args.steps and time.monotonic() - started < 60 * args.minutes:
         terms.append(trainer.train_step())
         if weights.step % args.report_every == 0 or weights.step == args.steps:
-            means = torch.stack(terms).mean(dim=0).tolist()  # waits for the device: the clock is read after it
+            means = torch.stack(terms).mean(dim=0).tolist()  # synchronises with the device before the clock is read
             speed = len(terms) * args.batch / (time.monotonic() - reported)
             record = {"step": weights.step, "seconds": time.monotonic() - started, "pictures_per_second": speed}
             report(trainer, splits, record | dict(zip(TERMS, means, strict=True)))

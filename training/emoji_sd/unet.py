@@ -1,8 +1,8 @@
-"""The U-Net and the text encoder of emoji-sd: how they start, and the sizes that were measured.
+"""The U-Net and the text encoder of emoji-sd: initialisation, and measurements of several sizes.
 
-Measured by evaluation/sizes.py: the least of five rounds of one picture of 20 guided steps, prompt and decode included,
-by fastdiff in float32 on two CPU cores. MiB are of the whole folder in float16, with a text encoder of 1.59 million
-parameters and the VAE (2.79 million, or 3.51 where it halves thrice); 24 are allowed.
+The seconds, measured by evaluation/sizes.py, are the minimum of five rounds for one picture of 20 guided steps, prompt
+and decode included, by fastdiff in float32 on two CPU cores. The MiB are those of the whole float16 folder, with a text
+encoder of 1.59 million parameters and the VAE (2.79 million, or 3.51 with three halvings). The limit is 24 MiB.
 
 | latents | channels           | U-Net, million parameters | MiB   | seconds |
 |---------|--------------------|---------------------------|-------|---------|
@@ -19,7 +19,7 @@ parameters and the VAE (2.79 million, or 3.51 where it halves thrice); 24 are al
 | 16x16x8 | (128, 192)         |                     11.10 | 31.06 |    0.44 |
 | 16x16x8 | (128, 192, 256)    |                     18.96 | 46.05 |    0.51 |
 
-The bytes, not the second, bound the width; the lowest level, 4x4, sees the whole picture at once.
+The width is limited by the bytes, not by the seconds. The lowest level, 4x4, sees the whole picture at once.
 """
 
 from diffusers import UNet2DConditionModel
@@ -30,7 +30,7 @@ from fastdiff.text.tokenizer import CLIPTokenizer
 
 CHANNELS = (64, 96, 128, 128)
 HEAD_WIDTH = 32
-READING_SIZES = (16, 8)  # the sides of levels with attention; at 4x4 the middle block has it
+READING_SIZES = (16, 8)  # sides of the levels with cross attention; at 4x4 the middle block has it
 TEXT_WIDTH, TEXT_LAYERS = 160, 3
 DROPOUT = 0.1
 
@@ -38,7 +38,7 @@ DROPOUT = 0.1
 def build_unet(
     channels: tuple[int, ...], latent_channels: int, latent_size: int, text_width: int
 ) -> UNet2DConditionModel:
-    """A new U-Net whose residual branches start as the identity and whose prediction starts as zero."""
+    """Build a U-Net whose residual blocks start as the identity and whose prediction starts as zero."""
     reads = [latent_size >> level in READING_SIZES for level in range(len(channels))]
     unet = UNet2DConditionModel(
         sample_size=latent_size,
@@ -49,7 +49,7 @@ def build_unet(
         down_block_types=["CrossAttnDownBlock2D" if read else "DownBlock2D" for read in reads],
         up_block_types=["CrossAttnUpBlock2D" if read else "UpBlock2D" for read in reversed(reads)],
         cross_attention_dim=text_width,
-        attention_head_dim=[width // HEAD_WIDTH for width in channels],  # heads, not their width
+        attention_head_dim=[width // HEAD_WIDTH for width in channels],  # number of heads, not their width
         norm_num_groups=16,
         use_linear_projection=True,
         dropout=DROPOUT,
@@ -62,7 +62,7 @@ def build_unet(
 
 
 def build_text_encoder(tokenizer: CLIPTokenizer, width: int = TEXT_WIDTH, layers: int = TEXT_LAYERS) -> CLIPTextModel:
-    """A new CLIPTextModel of the tokenizer's vocabulary and length."""
+    """Build a CLIPTextModel for the tokenizer's vocabulary and length."""
     config = CLIPTextConfig(
         vocab_size=tokenizer.size,
         max_position_embeddings=tokenizer.length,
@@ -85,7 +85,7 @@ class Denoiser(nn.Module):
         self.unet, self.text_encoder = unet, text_encoder
 
     def forward(self, x_t: Tensor, t: Tensor, tokens: Tensor) -> Tensor:
-        """x_t (N, C, H, W), t (N,), tokens (N, L) -> prediction of v, (N, C, H, W)."""
+        """Predict v (N, C, H, W) from x_t (N, C, H, W), t (N,) and tokens (N, L)."""
         text = self.text_encoder(tokens).last_hidden_state  # (N, L, width)
         return self.unet(x_t, t, text).sample
 

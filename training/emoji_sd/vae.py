@@ -1,4 +1,4 @@
-"""The VAE of emoji-sd: diffusers' AutoencoderKL in a few shapes, its folder, and how well it brings pictures back."""
+"""The VAE of emoji-sd: diffusers' AutoencoderKL in several shapes, its folder, and its reconstruction quality."""
 
 import copy
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from torch import Tensor
 from training.data import to_bytes, to_model_range
 from training.emoji_sd.data import SIZE
 
-BATCH = 64  # of a pass without gradients
+BATCH = 64  # pictures per batch without gradients
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The channels of each level, finest first (the factor is 2 to their number less one), and those of the latents."""
+    """The channels of each level, finest first, and of the latents. The factor is 2 ** (levels - 1)."""
 
     channels: tuple[int, ...]
     latents: int
 
     @property
     def latent_size(self) -> int:
-        """The side of a picture's latents."""
+        """The side length of a picture's latents."""
         return SIZE >> (len(self.channels) - 1)
 
 
@@ -50,20 +50,20 @@ def build_vae(shape: Shape) -> AutoencoderKL:
 
 
 def save_vae(vae: AutoencoderKL, scaling_factor: float, folder: Path) -> None:
-    """Write a VAE in float16 as diffusers' folder, with the factor that gives its latents a deviation of 1."""
+    """Write a VAE in float16 as a diffusers folder, with the factor that gives its latents unit variance."""
     vae = copy.deepcopy(vae).to("cpu", torch.float16).to(memory_format=torch.contiguous_format)
     vae.register_to_config(scaling_factor=scaling_factor)
     vae.save_pretrained(folder)
 
 
 def load_vae(folder: Path, device: torch.device | str) -> AutoencoderKL:
-    """Read a folder of `save_vae` in float32."""
+    """Load a folder of `save_vae` in float32."""
     return AutoencoderKL.from_pretrained(folder, torch_dtype=torch.float32).to(device).eval()
 
 
 @torch.no_grad()
 def scaling_factor(vae: AutoencoderKL, images: Tensor) -> float:
-    """Return 1 / the deviation of the drawn latents of (N, 3, H, W) uint8 pictures, over all of their elements."""
+    """Return 1 / the standard deviation of all elements of sampled latents of (N, 3, H, W) uint8 pictures."""
     torch.manual_seed(0)
     parts = [vae.encode(to_model_range(part)).latent_dist.sample().double() for part in images.split(BATCH)]
     return 1 / torch.cat(parts).std().item()
@@ -71,17 +71,18 @@ def scaling_factor(vae: AutoencoderKL, images: Tensor) -> float:
 
 @torch.no_grad()
 def brought_back(vae: AutoencoderKL, images: Tensor) -> Tensor:
-    """Encode and decode (N, 3, H, W) uint8 pictures through the most likely latents -> the same, uint8."""
+    """Encode and decode (N, 3, H, W) uint8 pictures with the mode of their latents; return the same shape, uint8."""
     parts = [vae(to_model_range(part)).sample for part in images.split(BATCH)]
     return torch.cat([to_bytes(part).permute(0, 3, 1, 2) for part in parts]).to(images.device)
 
 
 def quality(images: Tensor, back: Tensor) -> dict[str, float]:
-    """Measure pictures brought back, both (N, 3, H, W) uint8.
+    """Measure reconstructions `back` of pictures `images`, both (N, 3, H, W) uint8.
 
-    psnr: dB, pooled over all pictures; psnr_mean: the mean of each picture's. sharpness: the difference of neighbouring
-    pixels, on average over the steepest 5 % of places, as a share of the originals' (1: as sharp). flatness: that
-    difference where the originals have none, in levels of 255. white: how far white pixels are from white, in levels.
+    psnr is in dB, pooled over all pictures; psnr_mean is the mean over pictures. sharpness is the mean difference of
+    neighbouring pixels over the steepest 5 % of positions, as a share of the originals' (1: equally sharp). flatness is
+    that difference where the originals have none, in levels of 255. white is the distance of white pixels from white,
+    in levels.
     """
     real, made = images.float(), back.float()
     errors = (real - made).square().mean(dim=(1, 2, 3))

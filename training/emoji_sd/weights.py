@@ -1,4 +1,4 @@
-"""The weights of a training, their moving average and the optimiser: all that a checkpoint holds."""
+"""The weights of a training, their moving average and the optimiser, which a checkpoint holds."""
 
 import copy
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ GRADIENT_NORM = 1.0
 
 
 class Weights:
-    """A model in training. `ema` is what is measured and kept; `step` counts the optimiser's steps."""
+    """A model in training. `ema` is measured and published; `step` counts the optimiser's steps."""
 
     def __init__(self, model: nn.Module, weight_decay: float):
         self.model = model
@@ -24,7 +24,7 @@ class Weights:
         self.step = 0
 
     def update(self, loss: Tensor, learning_rate: float) -> None:
-        """Make one step down the loss, without reading it back."""
+        """Make one optimiser step on the loss, without reading it back."""
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), GRADIENT_NORM)
         for group in self.optimiser.param_groups:

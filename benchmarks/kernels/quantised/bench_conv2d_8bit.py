@@ -1,15 +1,12 @@
-"""3x3 convolutions in 8 bits on sm_90: by its own kernel, "hopper", and the kernel of all cards, "kernel"; in bf16.
+"""3x3 convolutions with 8-bit weights: the sm_90 kernel ("hopper"), the generic kernel ("kernel"), and bf16.
 
     python benchmarks/kernels/quantised/bench_conv2d_8bit.py [workload ...] [--save [DIR]]
 
-All add a time embedding and make moments. Convolutions in fp8 begin with `to_fp8`, whose time is there alone as well,
-convolutions in int8 with `from_int8`. `gain` is kernel's time by hopper's, `over_bf16` bf16's by hopper's. `share` is
-hopper's fraction, without to_fp8, of the rate of a large product in bf16, in fp8 of twice the rate. The end lists the
-plans whose hopper was the faster at every size and batch that ran: `plans/choices.py` lists them.
-All add a time embedding and make moments. Those in fp8 begin with `to_fp8`, whose time is there alone as well, those
-in int8 with `from_int8`. `gain` is kernel's time by hopper's, `over_bf16` that of bf16; `share` is hopper's fraction,
-without to_fp8, of the rate of a large product in bf16, of fp8 of twice that. In the end, the plans whose hopper was the
-faster at every size and batch that ran: `plans/choices.py` lists them.
+All convolutions add a time embedding and write moments. An fp8 convolution starts with `to_fp8`, which is also timed
+alone; an int8 convolution starts with `from_int8`. `gain` is the generic kernel's time over the sm_90 kernel's, and
+`over_bf16` is the bf16 time over the sm_90 kernel's. `share` is the sm_90 kernel's fraction, without to_fp8, of the
+rate of a large bf16 product, or of twice that rate in fp8. At the end, prints the plans whose sm_90 kernel was faster
+at every size and batch that ran, in the format of `plans/choices.py`.
 """
 
 from collections.abc import Iterator
@@ -37,7 +34,7 @@ def main() -> None:
 
 
 def rows(names: list[str], gains: dict[str, list[float]]) -> Iterator[dict[str, Any]]:
-    """The rows of these workloads; the gains of each plan are added to `gains`."""
+    """Yield the rows of these workloads, and add each plan's gains to `gains`."""
     peak = ceilings()["matmul_bf16_tflops"]
     for name in names:
         made = row(name, peak)

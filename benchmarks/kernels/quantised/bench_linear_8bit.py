@@ -1,10 +1,10 @@
-"""Products by weights in 8 bits on sm_90: by its own kernel, "hopper", and the kernel of all cards, "kernel"; in bf16.
+"""Products with 8-bit weights: the sm_90 kernel ("hopper"), the generic kernel ("kernel"), and bf16.
 
     python benchmarks/kernels/quantised/bench_linear_8bit.py [PLAN ...] [--save [DIR]]
 
-`bf16` is what the operation takes in bfloat16. In fp8 the tokens have been through `to_fp8`; int8 begins with
-`from_int8`. Both kernels must have the same bits. In the end are the plans whose `hopper` was the faster at all
-numbers of tokens that it takes, as `plans/choices.py` lists them.
+`bf16` is the operation's own choice in bfloat16. In fp8 the tokens are quantised by `to_fp8` beforehand, which is also
+timed alone; an int8 product starts with `from_int8`. Both kernels must give the same bits. At the end, prints the plans
+whose sm_90 kernel was faster at every number of tokens that it accepts, in the format of `plans/choices.py`.
 """
 
 from collections.abc import Iterator
@@ -26,8 +26,8 @@ from fastdiff.kernels.to_fp8 import to_fp8
 from fastdiff.tuning.timing import measure
 
 TOKENS = (512, 2048, 8192)
-# plan -> operation, input channels, rows of the weight, options of linear; option "residual" is a tensor of its size;
-# of PLANS then the dtype of the weight
+# plan -> operation, input channels, rows of the weight, options of linear; "residual" stands for a tensor of the
+# output's size; PLANS adds the weight's dtype
 PRODUCTS: dict[str, tuple[Operation, int, int, dict[str, Any]]] = {
     **{f"linear {a} to {b}": (linear, a, b, {}) for a, b in (
         (320, 320), (320, 960), (640, 640), (640, 1920), (1280, 1280), (1280, 3840), (512, 1536), (1152, 1152),
@@ -63,7 +63,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def row(name: str, tokens: int) -> dict[str, Any]:
-    """Times of a plan at so many tokens of one picture; no `hopper` where there are too few for its kernel."""
+    """Return a plan's times for one picture of `tokens` tokens, without `hopper` if its kernel needs more tokens."""
     operation, channels, rows, options, dtype = PLANS[name]
     x, weight, bias = randn(1, tokens, channels), randn(rows, channels) * channels**-0.5, randn(rows)
     options = options | ({"residual": randn(1, tokens, rows)} if "residual" in options else {})
@@ -88,7 +88,7 @@ def row(name: str, tokens: int) -> dict[str, Any]:
 
 
 def invocation(name: str, tokens: int) -> tuple[Operation, tuple, dict[str, Any]]:
-    """The operation of a plan at so many tokens of one picture, its arguments and options."""
+    """Return a plan's operation, and its arguments and options for one picture of `tokens` tokens."""
     operation, channels, rows, options, dtype = PLANS[name]
     x, weight = randn(1, tokens, channels), quantise(randn(rows, channels) * channels**-0.5, dtype)
     given = to_fp8(x)[0] if dtype == FP8 else x
@@ -97,9 +97,9 @@ def invocation(name: str, tokens: int) -> tuple[Operation, tuple, dict[str, Any]
 
 
 def check(name: str, ours: torch.Tensor, expected: torch.Tensor) -> None:
-    """Raise ArithmeticError unless both kernels have the same bits."""
+    """Raise ArithmeticError unless both kernels give the same bits."""
     if not torch.equal(ours, expected):
-        raise ArithmeticError(f"{name}: {len(ours[0])} tokens have not the bits of the kernel of all cards")
+        raise ArithmeticError(f"{name}: {len(ours[0])} tokens: the bits differ from the generic kernel's")
 
 
 if __name__ == "__main__":

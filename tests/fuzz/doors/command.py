@@ -1,4 +1,4 @@
-"""The command as a door: `fastdiff WHAT` in this process, and what it printed and wrote."""
+"""The command as a door: `fastdiff WHAT` in this process, with checks of its output and files."""
 
 import contextlib
 import io
@@ -24,11 +24,11 @@ from tests.fuzz.values import PROMPT, WORDS
 
 _BAR = re.compile(r"(pictures|trajectories) \[|trajectories/s")
 NOT_WITHIN = "NOT within tolerance"
-NO_VALUE = "(alone)"  # of a flag
+NO_VALUE = "(alone)"  # a flag without a value
 
 
 def call(folder: Path, what: str, options: Options) -> Outcome:
-    """`fastdiff WHAT`, in this process."""
+    """Run `fastdiff WHAT` in this process."""
     argv = COMMANDS[what](folder)
     for name, value in options:
         word = WORDS.get(value, value)
@@ -73,7 +73,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
 
 
 def _prompt(folder: Path) -> list[str]:
-    """The flag that a model needs which draws from prompts."""
+    """Return the prompt flag if the model needs one."""
     return ["--prompt", PROMPT] if (folder / "tokenizer").is_dir() else []
 
 
@@ -90,7 +90,7 @@ def _check_lines(code: int, said: list[str], printed: str) -> list[str]:
 
 
 def _check_files(folder: Path, printed: str) -> list[str]:
-    """Every file that a line of --json names is whole: a picture of the size in it, or a plot and its trajectory."""
+    """Check the files that the lines of --json name: pictures of the stated size, or plots and their trajectories."""
     card, out = ModelCard.read("model", folder), folder.parent / "out"
     problems: list[str] = []
     for line in map(json.loads, printed.splitlines()):

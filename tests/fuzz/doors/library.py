@@ -1,4 +1,4 @@
-"""The library as a door: pipelines, models, schedulers and their configs, called with odd arguments."""
+"""The library as a door: pipelines, models, schedulers and configs, called with odd arguments."""
 
 import contextlib
 import copy
@@ -25,7 +25,7 @@ from tests.fuzz.values import OBJECTS, PROMPT
 
 
 def call(folder: Path, what: str, options: Options) -> Outcome:
-    """A call of the library; the values are made anew."""
+    """Call the library with new objects for the named values."""
     return LIBRARY[what](folder, {name: OBJECTS[value]() for name, value in options})
 
 
@@ -39,7 +39,7 @@ def _draw(pipe: Any, options: dict[str, Any]) -> list[str]:
     if isinstance(pipe, fastdiff.TrajectoryPipeline):
         return check_plan(pipe.denoiser.config, output, options)
     images = output.images
-    if isinstance(images, list):  # of PIL
+    if isinstance(images, list):  # PIL images
         return []
     values = images.numpy() if isinstance(images, torch.Tensor) else np.asarray(images)
     if not np.isfinite(values).all():
@@ -53,7 +53,7 @@ def _draw(pipe: Any, options: dict[str, Any]) -> list[str]:
 
 
 def check_plan(config: Any, output: TrajectoryOutput, options: dict[str, Any]) -> list[str]:
-    """Trajectories are finite, of the horizon asked for, as the conditions say, and the best of them is the first."""
+    """Check that trajectories are finite, have the requested horizon and conditions, and are sorted by value."""
     planned, problems = np.asarray(output.trajectories), []
     if not np.isfinite(planned).all():
         problems.append("a trajectory that is not finite")
@@ -80,7 +80,7 @@ def _load(folder: Path, options: dict[str, Any]) -> list[str]:
 
 
 def _denoiser_folder(folder: Path) -> tuple[Any, Path]:
-    """The class of the folder's denoiser, which its place says where its config says none, and its folder."""
+    """Return the class of the folder's denoiser, by its config or else by its folder's name, and its folder."""
     kinds = [kind for kind in DENOISERS.values() if (folder / kind.part.name).is_dir()]
     place = folder / kinds[0].part.name if kinds else folder
     with contextlib.suppress(InputError):
@@ -96,7 +96,7 @@ def _load_model(folder: Path, options: dict[str, Any]) -> list[str]:
 
 @guarded
 def _load_parts(folder: Path, options: dict[str, Any]) -> list[str]:
-    """Load every part beside the denoiser by itself; a text encoder reads what its tokenizer writes."""
+    """Load every part except the denoiser alone, and run each text encoder on its tokenizer's output."""
     fastdiff.AutoencoderKL.from_pretrained(folder, subfolder="vae")
     for end, kind in (("", fastdiff.CLIPTextModel), ("_2", fastdiff.CLIPTextModelWithProjection)):
         if (folder / f"tokenizer{end}").is_dir():
@@ -115,13 +115,13 @@ def _call_model(folder: Path, options: dict[str, Any]) -> list[str]:
 def _call_of(model: Any, options: dict[str, Any]) -> list[str]:
     output = model(**_arguments(model.config, model.dtype, options))
     sample = output[0] if isinstance(output, tuple) else output.sample
-    # of weights such as 1e30 sums may be infinite, as diffusers' are
+    # with weights such as 1e30 sums may overflow, in diffusers too
     may_overflow = "sample" in options or any(bool((each.abs() > 1e20).any()) for each in model.parameters())
     return [] if may_overflow or bool(sample.isfinite().all()) else ["an output that is not finite"]
 
 
 def _arguments(config: Any, dtype: torch.dtype, options: dict[str, Any]) -> dict[str, Any]:
-    """A sound call of a model, but for `options`, where `sample` is its first argument whatever its class calls it."""
+    """Return sound arguments for a model, overridden by `options`; `sample` is the first argument in every class."""
     given: dict[str, Any] = {"timestep": torch.tensor(1)}
     if config.takes_labels:
         is_index = config.label_table is not None or config.num_timestep_embeds is not None
@@ -143,13 +143,13 @@ def _config(folder: Path, options: dict[str, Any]) -> list[str]:
 
 
 def _with_options(path: Path, options: dict[str, Any]) -> Any:
-    """The content of a JSON file as a program would read it, with options that it adds."""
+    """Read a JSON file as a program would, and add options."""
     try:
         content = json.loads(path.read_bytes()) if path.is_file() else SCHEDULER
     except (ValueError, RecursionError):
-        raise InputError(f"{path}: no program could read it") from None
+        raise InputError(f"{path}: JSON that Python cannot read") from None
     if content == {}:
-        raise InputError(f"{path}: no options, which would be diffusers' own large model")
+        raise InputError(f"{path}: no options, which would mean diffusers' large default model")
     return content | options if isinstance(content, dict) else content
 
 
@@ -160,7 +160,7 @@ def _scheduler(folder: Path, options: dict[str, Any]) -> list[str]:
     config = _with_options(folder / "scheduler" / "scheduler_config.json", options)
     is_ddpm = isinstance(config, dict) and config.get("_class_name") == "DDPMScheduler"
     if is_ddpm and config.get("variance_type") == "learned_range":
-        config["variance_type"] = "fixed_small"  # the step's output has no variance
+        config["variance_type"] = "fixed_small"  # the step's model output has no variance
     scheduler = (fastdiff.DDPMScheduler if is_ddpm else fastdiff.DDIMScheduler).from_config(config)
     x = torch.zeros(2, 3, 8, 8)
     scheduler.set_timesteps(**{"num_inference_steps": 2} | steps)
@@ -176,7 +176,7 @@ STEP += ("variance_noise",)
 
 @functools.cache
 def theirs(class_name: str) -> Any:
-    """A model of diffusers."""
+    """Return a tiny diffusers model."""
     options = {name: each for name, each in MODELS[class_name].items() if not name.startswith("_")}
     return getattr(diffusers, class_name).from_config(options)
 
@@ -185,7 +185,7 @@ def theirs(class_name: str) -> Any:
 def _accelerate(folder: Path, options: dict[str, Any]) -> list[str]:
     if "model" in options:
         fastdiff.accelerate(options["model"])
-        return ["accelerate took what is no model"]
+        return ["accelerate accepted something that is not a model"]
     kind, _ = _denoiser_folder(folder)
     model = copy.deepcopy(theirs(kind.__name__))
     config = kind.part.config.from_mapping(model.config, "config")

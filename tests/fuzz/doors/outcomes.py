@@ -1,4 +1,4 @@
-"""Outcomes of a call through a door: a picture or an answer ("done"), a refusal, and the promises that were broken."""
+"""Outcomes of a call through a door: success ("done") or a refusal, and the broken promises."""
 
 import functools
 import re
@@ -11,24 +11,24 @@ from typing import Any
 from fastdiff.errors import InputError, NonFiniteError
 
 REFUSALS = (InputError, NonFiniteError)
-# Python's own, when an argument has no such name
+# Python's own messages for wrong argument names
 _UNBOUND = re.compile(r"unexpected keyword argument|missing \d+ required|multiple values|keywords must be strings")
 
 
 @dataclass
 class Outcome:
-    """The end of a call through a door."""
+    """The result of a call through a door."""
 
     is_done: bool
     said: str = ""
     problems: list[str] = field(default_factory=list)
 
 
-Options = tuple[tuple[str, str], ...]  # an argument and the name of its value, or a flag and its word
+Options = tuple[tuple[str, str], ...]  # (argument, name of its value) or (flag, word)
 
 
 def guarded(run: Callable[..., str | list[str]]) -> Callable[..., Outcome]:
-    """Turn what a door's function raises into an outcome; it returns the promises that were broken."""
+    """Turn a door's function, which returns broken promises, into one that returns an outcome and never raises."""
 
     @functools.wraps(run)
     def door(*args: Any) -> Outcome:
@@ -46,7 +46,7 @@ def guarded(run: Callable[..., str | list[str]]) -> Callable[..., Outcome]:
 
 
 def said_of(error: BaseException) -> str:
-    """One line: the kind of an error, and the place in our code that it came through last."""
+    """Return one line: the type of an error, and the last place in our code in its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "fastdiff" in frame.filename and "fuzz" not in Path(frame.filename).parts]
     place = f"{'/'.join(Path(ours[-1].filename).parts[-2:])}:{ours[-1].name}" if ours else "the door itself"

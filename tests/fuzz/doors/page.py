@@ -1,4 +1,4 @@
-"""The page as a door: a call of its API, or a PNG that is dropped on it."""
+"""The page as a door: calls of its API, and uploads of PNGs."""
 
 import asyncio
 import functools
@@ -26,10 +26,10 @@ from tests.fuzz.values import OBJECTS, PROMPT
 
 @functools.cache
 def functions() -> tuple[Engine, Callable[..., Any], Callable[[], Any]]:
-    """The engine of the page, and the functions of its API over it."""
+    """Return the page's engine and the functions of its API."""
     engine = Engine(device="cpu")
 
-    async def build() -> gr.Blocks:  # outside of an event loop Gradio makes some and closes none
+    async def build() -> gr.Blocks:  # without an event loop Gradio creates some and never closes them
         with gr.Blocks() as page:
             add_api(engine, Limits(pictures=4, steps=20, side=64, batch_size=4), Store(Path("unused")))
         return page
@@ -39,7 +39,7 @@ def functions() -> tuple[Engine, Callable[..., Any], Callable[[], Any]]:
 
 
 def call(folder: Path, what: str, options: Options) -> Outcome:
-    """A call of the page's API, or a PNG that is dropped on it."""
+    """Call the page's API, or upload a PNG."""
     os.environ["GRADIO_TEMP_DIR"] = str(folder.parent / "out")
     try:
         return PAGE[what](folder, {name: OBJECTS[value]() for name, value in options})
@@ -50,7 +50,7 @@ def call(folder: Path, what: str, options: Options) -> Outcome:
 @guarded
 def _api(folder: Path, options: dict[str, Any]) -> list[str]:
     engine, generate, _ = functions()
-    engine.__init__(folder.parent, device="cpu")  # type: ignore[misc]  # nothing is loaded, and this is its folder
+    engine.__init__(folder.parent, device="cpu")  # type: ignore[misc]  # resets it to this folder, with nothing loaded
     given = {"model": f"./{folder.name}", "num_images": 1, "steps": 1}
     given |= {"prompt": PROMPT} if (folder / "tokenizer").is_dir() else {}
     try:
@@ -69,13 +69,13 @@ def _list(folder: Path, options: dict[str, Any]) -> list[str]:
     engine, _, list_models = functions()
     engine.__init__(folder.parent, device="cpu")  # type: ignore[misc]
     found = json.loads(json.dumps(list_models()))
-    return [] if "emoji64" in [each["name"] for each in found] else ["one bad folder took down the list"]
+    return [] if "emoji64" in [each["name"] for each in found] else ["one bad folder broke the list"]
 
 
 @guarded
 def _upload(folder: Path, options: dict[str, Any]) -> list[str]:
     record = read_record(folder / PNG_NAME, Limits())
-    return [] if type(record["seed"]) is int else ["a seed that is no number"]
+    return [] if type(record["seed"]) is int else ["a seed that is not an integer"]
 
 
 PAGE: dict[str, Callable[[Path, dict[str, Any]], Outcome]] = {"generate": _api, "models": _list, "upload": _upload}

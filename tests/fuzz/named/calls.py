@@ -1,4 +1,4 @@
-"""Named cases of command lines, of the library's arguments, and of PNGs."""
+"""Named cases of command lines, arguments of the library, and PNGs."""
 
 from tests.fuzz.cases import Case
 from tests.fuzz.named.making import DONE, REFUSED, Named, call, everywhere, flags

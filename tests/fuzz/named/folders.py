@@ -1,4 +1,4 @@
-"""Named cases of folders that draw pictures of labels, or trajectories."""
+"""Named cases of folders that draw from labels, or draw trajectories."""
 
 from tests.fuzz.cases import Case
 from tests.fuzz.named.making import (

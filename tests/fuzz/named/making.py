@@ -1,4 +1,4 @@
-"""Named cases: each is a list of cases that once broke something, and how they must end."""
+"""Helpers for named cases: each is a list of cases that once broke something, and how they must end."""
 
 from tests.fuzz.cases import Case
 from tests.fuzz.edits import Edit
@@ -16,12 +16,12 @@ Named = dict[str, tuple[list[Case], str]]
 
 
 def everywhere(kind: str, *edits: Edit, ends: str = REFUSED, doors: tuple = THREE) -> tuple[list[Case], str]:
-    """An edited folder through each of several doors."""
+    """Return cases of an edited folder, one for each of several doors."""
     return [Case(kind, edits, door, what) for door, what in doors], ends
 
 
 def config(option: str, value: str, kind: str = "plain") -> tuple[list[Case], str]:
-    """An option of the denoiser's config, which is refused before anything is loaded: by the list of models too."""
+    """Return cases of a bad option in the denoiser's config, which the list of models must refuse as well."""
     file = "transformer/config.json" if kind.startswith("dit") else DENOISER
     return everywhere(kind, ("option", file, option, value), doors=CONFIG)
 
@@ -36,7 +36,7 @@ def weights(kind: str, how: str, ends: str = REFUSED) -> tuple[list[Case], str]:
 
 
 def call(door: str, what: str, ends: str = REFUSED, kind: str = "attention", **options: str) -> tuple[list[Case], str]:
-    """Odd arguments over a sound folder."""
+    """Return a case of odd arguments with a sound folder."""
     return [Case(kind, (), door, what, tuple(options.items()))], ends
 
 

@@ -1,4 +1,4 @@
-"""Named cases of folders that draw from prompts, and of their calls."""
+"""Named cases of folders that draw from prompts, and of calls of their pipelines."""
 
 from tests.fuzz.named.making import DONE, Named, call, everywhere
 
@@ -12,7 +12,7 @@ NAMED: Named = {
             ("sdxl", "tokenizer_2/merges.txt"),
         )
         for how in ("gone", "pipe", "folder", "endless", "giant", "no UTF-8", "empty")
-        if (file, how) != ("tokenizer_2/merges.txt", "empty")  # which merges nothing
+        if (file, how) != ("tokenizer_2/merges.txt", "empty")  # an empty file is valid: no merges
     },
     **{
         f"a tokenizer's {key} {value}": everywhere("sd1", ("option", f"tokenizer/{file}", key, value), doors=TEXT_DOORS)

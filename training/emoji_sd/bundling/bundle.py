@@ -1,10 +1,10 @@
-"""Make the bundled folder of a trained run, and keep the figures that its card was written from.
+"""Make the bundled folder from a trained run, and keep the results that its card shows.
 
     python -m training.emoji_sd.bundling.bundle --run runs/emoji-sd --vae f4c4 --licences LICENCES --notes notes.md
 
-reads what the scripts of training/emoji_sd left below --run and writes fastdiff/bundled/emoji-sd: the model in float16,
-fastdiff.json with the sampling that was evaluated, the licences of the training pictures, the sheets, and the card.
---notes is a file in Markdown, of what somebody who looked at the sheets says of them.
+Reads the files that the scripts of training/emoji_sd wrote to --run, and writes fastdiff/bundled/emoji-sd: the model in
+float16, fastdiff.json with the evaluated sampling settings, the licences of the training pictures, the sheets, and the
+card. --notes is a Markdown file with the impressions of someone who looked at the sheets.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from training.emoji_sd.folder import MOST_BYTES, SCHEDULER, mend_configs
 
 ROOT = Path(__file__).parents[3]
 SHEETS = ("grid", "new", "unpicked", "nearest")
-# `fastdiff models emoji-sd` lists them, `fastdiff sample` draws the first four and the page the first.
+# `fastdiff models emoji-sd` lists these prompts; `fastdiff sample` draws the first four, the page the first.
 PROMPTS = (
     "cat face, glossy 3D emoji",
     "red apple, Noto emoji",
@@ -38,10 +38,10 @@ PROMPTS = (
 
 
 def copy_model(trained: Path, folder: Path, sampler: str) -> None:
-    """Copy a folder that train_unet wrote, with the scheduler of the name in SAMPLERS as its own."""
+    """Copy a folder that train_unet wrote, and make the sampler's scheduler (a name in SAMPLERS) the folder's own."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(trained, folder)
-    mend_configs(folder)  # those of an older run too
+    mend_configs(folder)  # an older run may need it
     scheduler = SAMPLERS[sampler](**SCHEDULER, **({"clip_sample": False} if sampler == "ddim" else {}))
     scheduler.save_pretrained(folder / "scheduler")
     path = folder / "model_index.json"
@@ -50,7 +50,7 @@ def copy_model(trained: Path, folder: Path, sampler: str) -> None:
 
 
 def check_model(folder: Path) -> None:
-    """ValueError for a folder that is too large, names a folder of its machine, or has weights that are no numbers."""
+    """Raise ValueError if a folder is too large, names a folder of its machine, or has weights that are not finite."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if size > MOST_BYTES:
         raise ValueError(
@@ -59,7 +59,7 @@ def check_model(folder: Path) -> None:
     for path in folder.rglob("*.json"):
         if "_name_or_path" in path.read_text(encoding="utf-8"):
             raise ValueError(
-                f"{path} names a folder of the machine that trained it; save it by training.emoji_sd.folder"
+                f"{path} names a folder of the machine that trained it; save the model with training.emoji_sd.folder"
             )
     for path in folder.rglob("*.safetensors"):
         wrong = [name for name, p in load_file(path).items() if p.dtype != torch.float16 or not p.isfinite().all()]
@@ -68,7 +68,7 @@ def check_model(folder: Path) -> None:
 
 
 def write_info(folder: Path, sampling: dict) -> None:
-    """Write fastdiff.json: the example prompts, and the sampling that was evaluated."""
+    """Write fastdiff.json: the example prompts and the evaluated sampling settings."""
     info = {
         "prompts": PROMPTS,
         "guidance_scale": sampling["guidance_scale"],
@@ -85,7 +85,7 @@ def copy_licences(licences: Path, folder: Path) -> None:
 
 
 def copy_sheets(evaluation: Path, folder: Path) -> None:
-    """Copy the sheets of `evaluate`, their pixels as they are, packed as small as PNG can."""
+    """Copy the sheets of `evaluate`, losslessly recompressed."""
     for name in SHEETS:
         with Image.open(evaluation / f"{name}.png") as sheet:
             sheet.save(folder / f"{name}.png", optimize=True)
@@ -97,12 +97,12 @@ def write_json(path: Path, content: dict) -> None:
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", type=Path, required=True, help="folder of f4c4/, judge/, unet/, evaluation/ and so on")
-    parser.add_argument("--vae", default="f4c4", help="name of the VAE's folder below --run")
-    parser.add_argument("--licences", type=Path, required=True, help="folder of the licences beside emoji128.npz")
-    parser.add_argument("--notes", type=Path, required=True, help="what the sheets show, in Markdown")
+    parser.add_argument("--run", type=Path, required=True, help="folder with f4c4/, judge/, unet/, evaluation/ etc.")
+    parser.add_argument("--vae", default="f4c4", help="name of the VAE's folder in --run")
+    parser.add_argument("--licences", type=Path, required=True, help="folder of the licences of emoji128.npz")
+    parser.add_argument("--notes", type=Path, required=True, help="Markdown file about what the sheets show")
     parser.add_argument("--out", type=Path, default=ROOT / "fastdiff" / "bundled" / NAME)
-    parser.add_argument("--results", type=Path, default=ROOT / "training" / "results", help="folder of kept figures")
+    parser.add_argument("--results", type=Path, default=ROOT / "training" / "results", help="folder for the results")
     return parser.parse_args(argv)
 
 

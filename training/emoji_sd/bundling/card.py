@@ -1,4 +1,4 @@
-"""The card of emoji-sd, README.md of its folder: every number in it is read from the run's figures or its files."""
+"""The model card of emoji-sd (its folder's README.md), with every number read from the run's results or files."""
 
 import json
 import math
@@ -12,17 +12,17 @@ from training.emoji_sd.bundling.figures import Figures, minutes
 
 NAME = "emoji-sd"
 TEMPLATE = Path(__file__).with_name("card.md")
-SETS = {  # of evaluate's scores
+SETS = {  # the sets of prompts in evaluate's scores
     "train": "captions of training pictures",
-    "held_out": "names held out in the style asked for, seen in the three others",
-    "known_words": "names never seen, of words that training captions have",
-    "new_words": "names never seen, with a word that no training caption has",
+    "held_out": "names held out in the requested style, seen in the other three",
+    "known_words": "unseen names whose words all occur in training captions",
+    "new_words": "unseen names with a word that no training caption has",
 }
 SAMPLERS = {"dpm++2m": "DPM-Solver++", "ddim": "DDIM", "euler": "Euler"}
 
 
 def card_text(figures: Figures, folder: Path, notes: str) -> str:
-    """Return the card of a bundled folder; `notes` says what its sheets show."""
+    """Return the card of a bundled folder; `notes` describes what its sheets show."""
     template = TEMPLATE.read_text(encoding="utf-8")
     return template.format(**_values(figures, folder), notes=notes)
 
@@ -73,7 +73,7 @@ def _values(figures: Figures, folder: Path) -> dict[str, Any]:
 
 
 def sampling_table(rows: Iterable[dict[str, Any]], chosen: dict[str, Any]) -> str:
-    """Return the share of first places by guidance, a line for each sampler and its steps; the chosen one is bold."""
+    """Return the share of first places, a row per sampler and steps, a column per guidance, the chosen one bold."""
     scores = {
         (row["sampler"], row["num_inference_steps"], row["guidance_scale"]): percent(row["first"]) for row in rows
     }
@@ -90,7 +90,7 @@ def sampling_table(rows: Iterable[dict[str, Any]], chosen: dict[str, Any]) -> st
 
 
 def score_table(scores: dict[str, dict[str, dict[str, float]]], chance: dict[str, float]) -> str:
-    """Return a line for each set of prompts: drawn pictures, and the real ones of the same prompts."""
+    """Return a table with a row per set of prompts: scores of the drawn pictures and of the real ones."""
     lines = [
         [
             text,
@@ -134,6 +134,6 @@ def parameter_count(folder: Path) -> int:
 
 
 def model_bytes(folder: Path) -> int:
-    """Return the bytes of the parts' folders, that are what diffusers loads."""
+    """Return the size in bytes of the parts' folders, which diffusers loads."""
     parts = ("scheduler", "text_encoder", "tokenizer", "unet", "vae")
     return sum(path.stat().st_size for part in parts for path in (folder / part).iterdir())

@@ -1,4 +1,4 @@
-"""The figures that a run's scripts left, of which its card is written."""
+"""The results of a run's scripts, which its card shows."""
 
 import json
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-KEPT = {  # below the run's folder -> below training/results
+KEPT = {  # path in the run's folder -> name in training/results
     "evaluation/evaluation.json": "evaluation-sd.json",
     "sampling.json": "sampling-sd.json",
     "unet/log.jsonl": "training-log-sd.jsonl",
@@ -17,14 +17,14 @@ KEPT = {  # below the run's folder -> below training/results
 
 @dataclass(frozen=True)
 class Figures:
-    """The results of a run: those of `evaluate` and `compare_sampling`, and the logs line by line."""
+    """The results of a run: from `evaluate` and `compare_sampling`, and the lines of the logs."""
 
     evaluation: dict[str, Any]
     sampling: dict[str, Any]
     unet: list[dict[str, Any]]
     vae: list[dict[str, Any]]
     judge: list[dict[str, Any]]
-    prompts: dict[str, list[str]]  # of the sheets grid and new
+    prompts: dict[str, list[str]]  # of the sheets "grid" and "new"
 
     @classmethod
     def read(cls, run: Path, vae: str) -> "Figures":
@@ -41,6 +41,6 @@ class Figures:
 
 
 def minutes(log: list[dict[str, Any]]) -> float:
-    """The minutes of a training that its log has: `seconds` begins anew with each run."""
+    """Return a training's minutes from its log, in which `seconds` restarts with each run."""
     ends = [row["seconds"] for row, after in pairwise(log) if after["seconds"] < row["seconds"]]
     return (sum(ends) + log[-1]["seconds"]) / 60

@@ -1,10 +1,10 @@
-"""Compare guidance, samplers and steps of emoji-sd by the judge.
+"""Compare guidance, samplers and steps of emoji-sd by the judge's scores.
 
     python -m training.emoji_sd.evaluation.compare_sampling --data emoji128.npz --judge runs/emoji-sd/judge/judge.pt \
         --model runs/emoji-sd/unet/model --out runs/emoji-sd/sampling.json
 
-Every setting draws the same captions of training pictures with seeds 0 to --per-prompt - 1: these choose. The best by
-`first` is drawn again with seeds from 1000 on, which chose nothing.
+Every setting draws the same captions of training pictures with seeds 0 to --per-prompt - 1. The setting with the best
+`first` is drawn again with seeds from 1000 on, which played no part in the choice.
 """
 
 import argparse
@@ -34,14 +34,14 @@ JUDGING_SEED = 1000
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_common_arguments(parser)
-    parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file for the results")
     parser.add_argument("--prompts", type=int, default=256)
     parser.add_argument("--per-prompt", type=int, default=2)
     return parser.parse_args(argv)
 
 
 def row_of(yardstick: Yardstick, pipeline: StableDiffusionPipeline, asked: Asked, seeds: range, options: dict) -> dict:
-    """Scores, kernel distance and background of one setting."""
+    """Return the scores, kernel distance and background of one setting."""
     images = draw_asked(pipeline, asked, seeds, options)
     return {
         **options,

@@ -1,4 +1,4 @@
-"""Pictures of many prompts by diffusers' own StableDiffusionPipeline."""
+"""Draw pictures of many prompts with diffusers' own StableDiffusionPipeline."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +12,8 @@ from diffusers import (
 )
 from torch import Tensor
 
-BATCH = 512  # pictures at once, each with and without its prompt
-SAMPLERS = {  # by the names of fastdiff
+BATCH = 512  # pictures per batch, each with and without its prompt
+SAMPLERS = {  # by fastdiff's names
     "dpm++2m": DPMSolverMultistepScheduler,
     "ddim": DDIMScheduler,
     "euler": EulerDiscreteScheduler,
@@ -21,7 +21,7 @@ SAMPLERS = {  # by the names of fastdiff
 
 
 def load_pipeline(folder: Path, device: torch.device | str) -> StableDiffusionPipeline:
-    """The folder's pipeline in float32, without a progress bar."""
+    """Load the folder's pipeline in float32, without a progress bar."""
     options = {"dtype": torch.float32, "low_cpu_mem_usage": False}
     pipeline = StableDiffusionPipeline.from_pretrained(folder, **options).to(device)
     pipeline.set_progress_bar_config(disable=True)
@@ -37,7 +37,7 @@ def draw(
     num_inference_steps: int,
     sampler: str = "dpm++2m",
 ) -> Tensor:
-    """One picture per (prompt, seed): (N, 3, 128, 128) uint8 on the CPU; noise from the CPU generator of each seed."""
+    """Draw a picture per (prompt, seed), noise from the seed's CPU generator: (N, 3, 128, 128) uint8 on the CPU."""
     config = {key: value for key, value in pipeline.scheduler.config.items() if key != "clip_sample"}
     pipeline.scheduler = SAMPLERS[sampler].from_config(config, **({"clip_sample": False} if sampler == "ddim" else {}))
     options = {"guidance_scale": guidance_scale, "num_inference_steps": num_inference_steps, "output_type": "pt"}

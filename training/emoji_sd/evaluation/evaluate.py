@@ -3,10 +3,11 @@
     python -m training.emoji_sd.evaluation.evaluate --data emoji128.npz --judge runs/emoji-sd/judge/judge.pt \
         --model runs/emoji-sd/unet/model --guidance 3 --out runs/emoji-sd/evaluation
 
-A score is how often the judge finds the name asked for first, or among the first 5, of 500 names without skin tones:
-of drawn pictures, of the real pictures of the same captions, and by chance. `train` are captions of training pictures,
-`held_out` names that training shows in three styles but not in the one asked for; `known_words` and `new_words` names
-of validation, which training never shows: of words that its captions have, and with a word that none of them has.
+A score is how often the judge ranks the requested name first, or among the first 5, of 500 names without skin tones. It
+is given for drawn pictures, for the real pictures of the same captions, and for chance. `train` has captions of
+training pictures. `held_out` has names that training shows in three styles but not in the requested one.
+`known_words` and `new_words` have validation names, which training never shows: names whose words all occur in its
+captions, and names with a word that none of its captions has.
 """
 
 import argparse
@@ -31,13 +32,13 @@ from training.emoji_sd.sheets import save_sheet
 from training.evaluate import distance_statistics, kernel_distance
 from training.neighbours import nearest
 
-REAL = 2000  # training pictures of the kernel distance
+REAL = 2000  # training pictures for the kernel distance
 NEAREST_SHOWN = 10
 
 
 @dataclass(frozen=True)
 class Yardstick:
-    """The pictures, the judge and the names that every picture is judged among."""
+    """The pictures, the judge and the names that it chooses among."""
 
     splits: Splits
     names: list[str]
@@ -59,7 +60,7 @@ def make_yardstick(data: Path, judge: Path, tokenizer: Path, device: torch.devic
 
 
 def draw_asked(pipeline: StableDiffusionPipeline, asked: Asked, seeds: range, options: dict) -> Tensor:
-    """Every seed of every prompt, prompt by prompt: (prompts * seeds, 3, 128, 128) uint8 on the CPU."""
+    """Draw every seed of every prompt, prompt by prompt: (prompts * seeds, 3, 128, 128) uint8 on the CPU."""
     prompts = [prompt for prompt in asked.prompts for _ in seeds]
     return draw(pipeline, prompts, [*seeds] * len(asked.prompts), **options)
 
@@ -69,12 +70,12 @@ def score_drawn(judge: NameJudge, asked: Asked, seeds: range, images: Tensor) ->
 
 
 def halved(images: Tensor) -> Tensor:
-    """(N, 3, 128, 128) uint8 -> (N, 3, 64, 64), in which nearest pictures are looked for."""
+    """Halve (N, 3, 128, 128) uint8 to (N, 3, 64, 64), for the search of nearest pictures."""
     return F.avg_pool2d(images.float(), 2).round().byte()
 
 
 def nearest_report(yardstick: Yardstick, images: Tensor, device: str, sheet: Path) -> dict:
-    """Distances to the nearest training pictures at 64x64, held-out pictures' beside; ten pairs go into a sheet."""
+    """Return distances to the nearest training pictures at 64x64, also of validation; write ten pairs to a sheet."""
     train = yardstick.splits.train.images
     augmenter = Augmenter(halved(train).to(device))
     held_out = nearest(halved(yardstick.splits.validation.images).to(device), augmenter).distance
@@ -90,13 +91,13 @@ def nearest_report(yardstick: Yardstick, images: Tensor, device: str, sheet: Pat
 
 
 def white_background(images: Tensor) -> float:
-    """The median over (N, 3, S, S) uint8 pictures of the mean of their corners: 255 is a clean white background."""
+    """Return the median of the mean corner of (N, 3, S, S) uint8 pictures; 255 is a clean white background."""
     last = images.shape[-1] - 1
     return images[:, :, ::last, ::last].float().mean(dim=(1, 2, 3)).median().item()
 
 
 def measure(yardstick: Yardstick, pipeline: StableDiffusionPipeline, seeds: range, options: dict, out: Path) -> dict:
-    """Scores of the sets of prompts, and the distances of the pictures of seen prompts."""
+    """Return the scores of the sets of prompts, and the distances of the pictures of training captions."""
     results: dict = {
         "device": device_name(pipeline.device),
         "torch": torch.__version__,
@@ -117,7 +118,7 @@ def measure(yardstick: Yardstick, pipeline: StableDiffusionPipeline, seeds: rang
 
 
 def draw_sheets(yardstick: Yardstick, pipeline: StableDiffusionPipeline, options: dict, out: Path) -> None:
-    """Write NAME.png and NAME.txt, its prompts row by row: 64 not picked, 36 common ones and 12 new ones, seed 0."""
+    """Write NAME.png and its prompts NAME.txt: 64 random, 36 common and 12 new prompts, with seed 0."""
     for name, columns, prompts in (
         ("unpicked", 8, sheet_prompts(yardstick.splits)),
         ("grid", 6, list(GRID)),
@@ -137,12 +138,12 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_common_arguments(parser)
-    parser.add_argument("--out", type=Path, required=True, help="folder of evaluation.json and the sheets")
+    parser.add_argument("--out", type=Path, required=True, help="folder for evaluation.json and the sheets")
     parser.add_argument("--guidance", type=float, default=3.0)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--sampler", choices=SAMPLERS, default="dpm++2m")
     parser.add_argument("--per-prompt", type=int, default=4)
-    parser.add_argument("--first-seed", type=int, default=1000, help="compare_sampling chose with seeds from 0 on")
+    parser.add_argument("--first-seed", type=int, default=1000, help="compare_sampling uses the seeds from 0 on")
     return parser.parse_args(argv)
 
 

@@ -1,11 +1,11 @@
-"""The judge of emoji-sd: pictures and captions as vectors of one space, so that a drawn picture can be named.
+"""The judge of emoji-sd: it embeds pictures and captions in one space, so that it can name a drawn picture.
 
     python -m training.emoji_sd.evaluation.judge --data emoji128.npz --tokenizer runs/emoji-sd/tokenizer \
         --out runs/emoji-sd/judge
 
-Trained on the training pictures alone, contrastively (Radford et al. 2021, CLIP, figure 3; pictures of one name are all
-right for each other's captions), and checked on the others: how often the right name is the first, or among the first
-5, of 500 names without skin tones. Bounded by --steps and --minutes; started again, it goes on from judge.pt.
+It is trained contrastively on the training pictures only (Radford et al. 2021, CLIP, figure 3; pictures of the same
+name match each other's captions). The other splits test how often the right name is first, or among the first 5, of 500
+names without skin tones. A run ends after --steps or --minutes; another run resumes from judge.pt.
 """
 
 import argparse
@@ -33,13 +33,13 @@ WIDTHS = (32, 64, 128, 256, 384)  # each level halves the side: 64, 32, 16, 8, 4
 TEXT_WIDTH, TEXT_LAYERS, TEXT_HEADS = 192, 3, 6
 EMBEDDING = 256
 CANDIDATES = 500
-CAPTIONS = 16  # of each picture
-JUDGED = 512  # pictures at once
-REPORTED = 1000  # training pictures that a report judges
+CAPTIONS = 16  # per picture
+JUDGED = 512  # pictures per batch
+REPORTED = 1000  # at most, pictures of a split in a report
 
 
 class Judge(nn.Module):
-    """A residual network for pictures, a transformer for captions, and the sharpness of their likeness."""
+    """A residual network for pictures, a transformer for captions, and the scale of their similarities."""
 
     def __init__(self, vocabulary: int, length: int, end: int):
         super().__init__()
@@ -61,18 +61,18 @@ class Judge(nn.Module):
         nn.init.normal_(self.words.weight, std=0.02)
 
     def features(self, images: Tensor) -> Tensor:
-        """(N, 3, 128, 128) uint8 -> (N, 384) float32, the mean over positions before the head."""
+        """Map (N, 3, 128, 128) uint8 to (N, 384) float32: the mean over positions before the head."""
         x = to_model_range(images)
-        if x.is_cuda:  # whose convolutions are faster so; those of the CPU in bfloat16 fail at few channels
+        if x.is_cuda:  # faster on a GPU; bfloat16 convolutions on the CPU fail with few channels
             x = x.contiguous(memory_format=torch.channels_last)
         return self.blocks(x).mean(dim=(2, 3))
 
     def embed_images(self, images: Tensor) -> Tensor:
-        """(N, 3, 128, 128) uint8 -> (N, 256) of length 1."""
+        """Map (N, 3, 128, 128) uint8 to (N, 256) vectors of length 1."""
         return F.normalize(self.image_head(self.features(images)).float(), dim=1)
 
     def embed_texts(self, tokens: Tensor) -> Tensor:
-        """(N, L) int64 -> (N, 256) of length 1: the mean over the tokens up to the first end."""
+        """Map (N, L) int64 to (N, 256) vectors of length 1, from the mean over the tokens up to the first end."""
         is_end = tokens == self.end
         after = is_end.cumsum(1) - is_end.long() > 0  # (N, L): padding
         hidden = self.text(self.words(tokens) + self.positions, src_key_padding_mask=after)
@@ -81,7 +81,7 @@ class Judge(nn.Module):
 
 
 def contrastive_loss(images: Tensor, texts: Tensor, names: Tensor, log_scale: Tensor) -> Tensor:
-    """Mean cross entropy of both directions; images and texts (N, D) of length 1, names (N,) integers."""
+    """Return the mean cross entropy of both directions; images and texts (N, D) of length 1, names (N,) integers."""
     logits = log_scale.exp().clamp(max=100) * images @ texts.T
     right = (names[:, None] == names).float()
     right = right / right.sum(1, keepdim=True)
@@ -89,7 +89,7 @@ def contrastive_loss(images: Tensor, texts: Tensor, names: Tensor, log_scale: Te
 
 
 def varied(images: Tensor) -> Tensor:
-    """(N, 3, S, S) uint8 -> the same: turned by up to 12 degrees, scaled, moved, tinted, a quarter of them blurred."""
+    """Augment (N, 3, S, S) uint8: rotate by up to 12 degrees, scale, shift and tint all, and blur a quarter."""
     count, device = len(images), images.device
     angle, scale = uniform(count, -0.2, 0.2, device), uniform(count, 0.9, 1.3, device)
     move = torch.stack([uniform(count, -0.15, 0.15, device) for _ in range(2)], dim=1)
@@ -98,7 +98,7 @@ def varied(images: Tensor) -> Tensor:
         [torch.stack([cos, -sin, move[:, 0]], 1), torch.stack([sin, cos, move[:, 1]], 1)], 1
     )  # (N, 2, 3)
     grid = F.affine_grid(rows, list(images.shape), align_corners=False)
-    ink = F.grid_sample(255 - images.float(), grid, align_corners=False)  # outside is white
+    ink = F.grid_sample(255 - images.float(), grid, align_corners=False)  # white outside
     blurred = F.interpolate(F.avg_pool2d(ink, 2), scale_factor=2, mode="bilinear")
     ink = torch.where(uniform(count, 0, 1, device)[:, None, None, None] < 0.25, blurred, ink)
     tint = 1 + 0.15 * (2 * torch.rand(count, 3, 1, 1, device=device) - 1)
@@ -110,7 +110,7 @@ def uniform(count: int, low: float, high: float, device: torch.device) -> Tensor
 
 
 def candidate_names(splits: Splits) -> list[str]:
-    """The names a picture is judged among: those of validation and of held-out pictures, filled up with training's."""
+    """Return the names to choose among: of validation and held-out pictures, filled up with names from training."""
     chosen = set(plain_names((*splits.validation.words, *splits.held_out.words)))
     others = [name for name in plain_names(splits.train.words) if name not in chosen]
     fill = random.Random(0).sample(others, max(0, min(CANDIDATES - len(chosen), len(others))))
@@ -118,7 +118,7 @@ def candidate_names(splits: Splits) -> list[str]:
 
 
 class NameJudge:
-    """A judge and the names it chooses among."""
+    """A judge and the names that it chooses among."""
 
     def __init__(self, judge: Judge, tokenizer: CLIPTokenizer, names: Sequence[str]):
         self.judge = judge.eval()
@@ -129,7 +129,7 @@ class NameJudge:
 
     @torch.no_grad()
     def ranks(self, images: Tensor, names: Sequence[str]) -> Tensor:
-        """Return how many names suit each picture better than its own: (N,) int64 on the CPU.
+        """Count the names that match each picture better than its own: (N,) int64 on the CPU.
 
         images (N, 3, 128, 128) uint8; each of `names` is one of the candidates.
         """
@@ -145,19 +145,19 @@ class NameJudge:
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """(N, 3, 128, 128) uint8 -> (N, 384) float32."""
+        """Map (N, 3, 128, 128) uint8 to (N, 384) float32."""
         parts = [self.judge.features(part.to(self.texts.device)) for part in images.split(JUDGED)]
         return torch.cat(parts)
 
 
 def judgeable(pictures: Pictures, names: Sequence[str]) -> list[int]:
-    """The rows of pictures whose name is one of `names`."""
+    """Return the rows of pictures whose name is one of `names`."""
     known = set(names)
     return [row for row, words in enumerate(pictures.words) if words.name in known]
 
 
 class JudgeTrainer:
-    """Weights, optimiser and step of the judge, and the captions it learns from."""
+    """The judge's weights, optimiser and step, and the captions that it learns from."""
 
     def __init__(self, args: argparse.Namespace, splits: Splits, tokenizer: CLIPTokenizer):
         self.args, self.splits, self.train, self.tokenizer = args, splits, splits.train, tokenizer
@@ -189,7 +189,7 @@ class JudgeTrainer:
         return loss.detach()
 
     def scores(self) -> dict[str, dict[str, float]]:
-        """How often the right name is found, for each split."""
+        """Return how often the judge finds the right name, per split."""
         names = candidate_names(self.splits)
         by_name = NameJudge(self.judge, self.tokenizer, names)
         found = {}
@@ -221,9 +221,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="emoji128.npz")
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of the tokenizer")
-    parser.add_argument("--out", type=Path, required=True, help="folder of judge.pt and log.jsonl")
-    parser.add_argument("--steps", type=int, default=3000, help="length of the whole training")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="end this run after so long")
+    parser.add_argument("--out", type=Path, required=True, help="folder for judge.pt and log.jsonl")
+    parser.add_argument("--steps", type=int, default=3000, help="steps of the whole training")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop this run after this time")
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--report-every", type=int, default=500)
@@ -233,7 +233,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> JudgeTrainer:
-    """Train until --steps or --minutes is reached, at least a step; save, and print the scores."""
+    """Train until --steps or --minutes is reached, at least one step; save, and print the scores."""
     started = time.monotonic()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_float32_matmul_precision("high")

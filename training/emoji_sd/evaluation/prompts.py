@@ -1,4 +1,4 @@
-"""Prompts that emoji-sd is judged by and shown with."""
+"""Prompts for judging and for presenting emoji-sd."""
 
 import random
 import re
@@ -11,9 +11,9 @@ from training.emoji_sd.captions import folded, plain_caption
 from training.emoji_sd.data import Pictures, Splits, plain_names
 from training.emoji_sd.evaluation.judge import judgeable
 
-SEEN = 256  # training pictures whose captions are drawn
-SHEET = 64  # prompts of the sheet, not picked
-GRID = (  # names of training pictures, chosen before the first model was drawn from
+SEEN = 256  # captions of training pictures to draw
+SHEET = 64  # random prompts of the sheet
+GRID = (  # names of training pictures, chosen before the first model drew anything
     "cat face", "dog face", "red apple", "pizza", "rocket", "sunflower",
     "smiling face with heart-eyes", "smiling face with sunglasses", "crying face", "ghost", "clown face", "alien",
     "woman astronaut", "man cook", "baby", "eyes", "thumbs up", "red heart",
@@ -30,7 +30,7 @@ NEW = (
 
 @dataclass(frozen=True)
 class Asked:
-    """Prompts with the names that their pictures should show, and the real pictures of the prompts."""
+    """Prompts, the names that their pictures should show, and the real pictures for the prompts."""
 
     prompts: tuple[str, ...]
     names: tuple[str, ...]
@@ -38,7 +38,7 @@ class Asked:
 
 
 def asked_of(pictures: Pictures, candidates: Sequence[str], most: int | None = None) -> Asked:
-    """The plain captions of a split's pictures whose names are candidates, `most` of them drawn by a fixed seed."""
+    """Return the plain captions of pictures with candidate names, at most `most`, chosen by a fixed seed."""
     rows = judgeable(pictures, candidates)
     if most is not None and most < len(rows):
         rows = sorted(random.Random(0).sample(rows, most))
@@ -47,7 +47,7 @@ def asked_of(pictures: Pictures, candidates: Sequence[str], most: int | None = N
 
 
 def asked_sets(splits: Splits, candidates: Sequence[str], seen: int = SEEN) -> dict[str, Asked]:
-    """The prompts of the splits, those of validation in two: a name of known words, and one with a word never read."""
+    """Return the prompts of the splits, with validation split by whether training captions have all words of a name."""
     read = words_in(text for words in splits.train.words for text in (words.name, *words.keywords))
     known = [name for name in candidates if words_in([name]) <= read]
     new = [name for name in candidates if name not in known]
@@ -61,11 +61,11 @@ def asked_sets(splits: Splits, candidates: Sequence[str], seen: int = SEEN) -> d
 
 
 def words_in(texts: Iterable[str]) -> set[str]:
-    """The words of texts, folded and in lower case."""
+    """Return the words of the texts, folded and in lower case."""
     return {word for text in texts for word in re.findall(r"\w+", folded(text).lower())}
 
 
 def sheet_prompts(splits: Splits) -> list[str]:
-    """The first 64 names without a skin tone, in an order that a fixed seed draws: none is picked."""
+    """Return 64 names of training pictures without a skin tone, chosen by a fixed seed and not by hand."""
     names = plain_names(splits.train.words)
     return [folded(name) for name in random.Random(1).sample(names, min(SHEET, len(names)))]

@@ -1,9 +1,9 @@
-"""Time a picture of 20 guided steps by fastdiff on the CPU for U-Nets of several widths, with random weights.
+"""Time a picture of 20 guided steps with fastdiff on the CPU, for U-Nets of several widths with random weights.
 
     python -m training.emoji_sd.evaluation.sizes --tokenizer runs/emoji-sd/tokenizer --threads 2
 
-The table that it prints stands in training/emoji_sd/unet.py. Prompt, loop and decode are timed. The widths take turns,
-and the least of the rounds counts: the machine may have other work.
+training/emoji_sd/unet.py has the table that this prints. The times include prompt, loop and decode. The widths take
+turns, and the minimum over the rounds counts, because other processes may slow a round down.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from training.emoji_sd.folder import save_pipeline
 from training.emoji_sd.unet import Denoiser, build_text_encoder, build_unet, parameter_count
 from training.emoji_sd.vae import SHAPES, build_vae
 
-CHANNELS = {  # by the side of the latents
+CHANNELS = {  # by the latents' side length
     16: ((64, 128, 128), (96, 128, 128), (96, 128, 160), (96, 160), (128, 128), (128, 192), (128, 192, 256)),
     32: ((64, 128, 128), (64, 96, 128, 128), (96, 128, 128), (96, 96, 128, 128), (64, 96, 128, 160)),
 }
@@ -28,11 +28,11 @@ PROMPT = "red apple"
 
 
 def made(channels: tuple[int, ...], vae: str, tokenizer: Path, folder: Path) -> tuple[str, TextToImagePipeline]:
-    """Write a folder of random weights: the start of its row of the table, and its pipeline."""
+    """Write a folder with random weights; return the start of its table row, and its pipeline."""
     text_encoder = build_text_encoder(CLIPTokenizer(tokenizer))
     shape = SHAPES[vae]
     unet = build_unet(channels, shape.latents, shape.latent_size, text_encoder.config.hidden_size)
-    nn.init.normal_(unet.conv_out.weight, std=0.01)  # a prediction of zero is no picture to time
+    nn.init.normal_(unet.conv_out.weight, std=0.01)  # a prediction of zero would not be a realistic picture
     size = save_pipeline(Denoiser(unet, text_encoder), build_vae(shape), tokenizer, folder)
     row = f"| {channels!s:19} | {parameter_count(unet) / 1e6:5.2f} | {size / 2**20:5.2f} |"
     return row, TextToImagePipeline.from_pretrained(folder, device="cpu")
