@@ -39,7 +39,7 @@ class AxisFields:
     @classmethod
     def build(cls, card: ModelCard) -> "AxisFields":
         with gr.Accordion(_TITLE, open=False, elem_id="axes") as box:
-            gr.Markdown("One picture per pair of values, and a sheet of them. Ignores Number of pictures.")
+            gr.Markdown("One picture per pair of values, and a sheet of all. Uses the settings above, except Pictures.")
             fields = [part for name in ("X: columns", "Y: rows") for part in _build_axis(name, card)]
         return cls(box, *fields)  # type: ignore[arg-type]  # dropdown and textbox in turn
 

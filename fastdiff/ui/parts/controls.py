@@ -85,7 +85,7 @@ class SamplingControls(Controls):
                 min_width=140,
                 **properties["scheduler"],
             ),
-            eta=gr.Slider(0, 1, step=0.05, label="Eta", info="Noise of each step", min_width=140, **properties["eta"]),
+            eta=gr.Slider(0, 1, step=0.05, label="Eta", info="Noise per step", min_width=140, **properties["eta"]),
             guidance_scale=gr.Slider(
                 0,
                 step=0.1,

@@ -157,7 +157,7 @@ class DrawForm(Form):
         boxes = PromptBoxes.build(catalogue, card)
         own = catalogue.defaults
         num_images = gr.Slider(
-            1, limits.pictures, value=own.pictures, step=1, label="Number of pictures", info="Seeds count up"
+            1, limits.pictures, value=own.pictures, step=1, label="Pictures", info="How many; seeds count up"
         )
         seeds = SeedField.build()
         with gr.Accordion("More settings", open=False):

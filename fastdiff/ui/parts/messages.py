@@ -11,7 +11,7 @@ _FIELDS = {  # API names, and their fields on the page
     "model": "Model",
     "label": "Label",
     "seed": "Seed",
-    "num_images": "Number of pictures",
+    "num_images": "Pictures",
     "steps": "Steps",
     "scheduler": "Scheduler",
     "eta": "Eta",

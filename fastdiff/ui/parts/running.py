@@ -56,7 +56,7 @@ _LOST = """() => {
     comeBack();
     const update = {__type__: "update"};
     const lost = '<div role="alert" class="problem">The run failed, or the server is down. ' +
-        'Finished pictures are kept. Restart the server if needed, then press NAME again.</div>';
+        'Finished pictures are kept. If needed, restart the server; then press NAME again.</div>';
     return [{...update, value: "NAME", interactive: true}, {...update, visible: "hidden"}, lost, EMPTY];
 }""".replace("IS_HERE", _IS_HERE).replace("PAUSE", _PAUSE)
 _CANCEL = """() => { window.cancelled["ID"] = true; }"""
