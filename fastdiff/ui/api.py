@@ -79,7 +79,7 @@ def add_api(engine: Engine, limits: Limits, store: Store) -> None:
 
 
 def _folder(store: Store, limits: Limits, request: gr.Request | None) -> Path:
-    """Return the folder for new pictures. Clients of a shared server without a login get one that is kept for a day."""
+    """Return the folder for new pictures. Clients of a shared server without a login get one kept for a day at most."""
     if request is None or (store.is_shared and request.username is None):
         return new_folder(limits.kept)
     return shelf_of(store, request).new_folder()

@@ -97,7 +97,7 @@ class SamplingControls(Controls):
                 0,
                 step=1,
                 label="Clip skip",
-                info="Number of last text encoder layers to skip",
+                info="How many of the last text encoder layers to skip",
                 **properties["clip_skip"],
             ),
             precision=picker(

@@ -2,7 +2,7 @@
 
 import gradio as gr
 
-SMALL = 256  # pixels: a picture whose longest side is no longer is always crisp; a larger one only when enlarged
+SMALL = 256  # pixels: pictures with a longest side up to this are always crisp, larger ones only when enlarged
 # stronger contrast than Gradio's defaults: at least 4.5 to 1
 THEME = gr.themes.Default(primary_hue="indigo").set(
     body_text_color_subdued="*neutral_500",
@@ -33,7 +33,7 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 .examples button:hover { border-color: var(--primary-500) }
 .examples img { width: 128px; image-rendering: pixelated }
 .examples [data-waits] { border-color: var(--primary-500) }
-.examples [data-waits]::after { content: " (waiting for this run)" }
+.examples [data-waits]::after { content: " (queued)" }
 .gr-group:not(:has(.block)) { display: none }  /* would show as a line */
 .enlarged img { width: 100%; height: 100%; object-fit: contain }
 .enlarged img[data-small], img[data-small][data-testid="imageslider-image"] { image-rendering: pixelated }
@@ -87,7 +87,7 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
     #status { min-height: 84px !important }
 }
 
-/* The live preview covers the stage above the strip of finished pictures. It hides while the strip has the pointer. */
+/* The live preview covers the stage above the strip of pictures. It hides while these have the pointer or focus. */
 .stage-column { position: relative }
 #preview, .live { position: absolute; z-index: 5; inset: 1px 1px auto; width: auto !important;
            height: calc(var(--stage) - 58px);

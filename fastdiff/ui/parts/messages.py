@@ -5,7 +5,7 @@ import re
 
 from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
 
-PROBLEMS = (InputError, NonFiniteError, MemoryError, DeviceLostError, OSError)  # errors that users can fix
+PROBLEMS = (InputError, NonFiniteError, MemoryError, DeviceLostError, OSError)  # errors that users can act on
 
 _FIELDS = {  # API names, and their fields on the page
     "model": "Model",

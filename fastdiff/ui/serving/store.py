@@ -80,7 +80,7 @@ class Shelf:
         return total
 
     def holds(self, path: Path) -> bool:
-        """Return whether `path`, with its links resolved, is one of the pictures."""
+        """Return whether `path`, which must be resolved, is one of the pictures."""
         folder = self.folder.resolve()
         if not path.is_relative_to(folder) or path.suffix != ".png":
             return False
