@@ -261,7 +261,7 @@ def test_what_the_page_says_of_a_restored_picture(visit, change, message):
             "noto birds\nSteps: 7, Sampler: DPM adaptive, Seed: 99, Size: 63x64",
             "Loaded from theirs.png (made by another tool): Prompt, Steps, Seed, Height; "
             "not supported by emoji64: Scheduler, Width<",
-            id="a label, a sampler and a size that are none of ours",
+            id="unknown label, sampler and size",
         ),
         pytest.param(
             "", "Loaded from theirs.png (made by another tool): nothing; not supported by emoji64: Prompt<", id="empty"
