@@ -63,7 +63,7 @@ def test_a_sheet_that_is_dropped_on_the_page_draws_itself_again(visit, outputs):
     said, values = drop(other, sheet)
     assert "Loaded the settings of sheet.png, and its axes" in said
     assert values | SHEET | {"Y values": "4, 5"} == values and values["Group"] == "birds"
-    assert "Drew 4 pictures and a sheet" in draw(other, **values)
+    assert "Drew 4 pictures and their sheet" in draw(other, **values)
     again = newest(outputs, "sheet.png")
     assert again != sheet and again.read_bytes() == sheet.read_bytes()
     _, values = drop(other, next(path for path in sheet.parent.iterdir() if path != sheet))
