@@ -1,4 +1,4 @@
-"""The web page, as `fastdiff ui` serves it. Run `python app.py`, or `make ui`, which installs what it needs first."""
+"""Serve the web page, like `fastdiff ui`. Run `python app.py`, or `make ui`, which first installs the dependencies."""
 
 import sys
 

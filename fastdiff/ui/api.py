@@ -1,4 +1,4 @@
-"""The page's functions for programs: /generate and /models, under Gradio's API page."""
+"""The API of the page: /generate and /models, documented on Gradio's API page."""
 
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from fastdiff.ui.serving.store import Store, new_folder
 
 
 def add_api(engine: Engine, limits: Limits, store: Store) -> None:
-    """Name the two functions in the page that is being built."""
+    """Add the two API functions to the page that is being built."""
 
-    def generate(  # type: ignore[misc]  # Gradio reads in the return type what is yielded
+    def generate(  # type: ignore[misc]  # Gradio takes the return type as the type of each yielded value
         model: str | None = None,
         label: str | int | None = None,
         seed: int = defaults.SEED,
@@ -38,12 +38,11 @@ def add_api(engine: Engine, limits: Limits, store: Store) -> None:
         precision: str | None = None,
         request: gr.Request | None = None,
     ) -> list[dict[str, Any]]:
-        """Draw PNG files that hold their settings. Picture i has seed + i; the model chooses what is left out.
+        """Draw PNG files with their settings embedded. Picture i uses seed + i; the model supplies missing settings.
 
-        A model draws from a label or from a prompt: /models says which. Without a model one that comes with fastdiff
-        does.
+        A model draws from a label or from a prompt; /models says which. Without `model`, a bundled model is used.
 
-        While it runs the result grows, picture by picture.
+        The result grows picture by picture while the request runs.
         """
         asked = UncheckedRequest(
             model,
@@ -72,7 +71,7 @@ def add_api(engine: Engine, limits: Limits, store: Store) -> None:
             raise gr.Error(explain(error), print_exception=False) from None
 
     def list_models() -> list[dict[str, Any]]:
-        """The models that can be drawn with: name, size in pixels, labels or prompts, and default settings."""
+        """List the available models: name, size in pixels, labels or prompts, and default settings."""
         return [_description(engine.catalogue, card) for card in engine.catalogue.cards()]
 
     gr.api(left_by_cancel(generate), api_name="generate", concurrency_id=DEVICE)
@@ -80,7 +79,7 @@ def add_api(engine: Engine, limits: Limits, store: Store) -> None:
 
 
 def _folder(store: Store, limits: Limits, request: gr.Request | None) -> Path:
-    """The folder of new pictures, which are kept for a day at most where others' programs draw without a login."""
+    """Return the folder for new pictures. Clients of a shared server without a login get one kept for a day at most."""
     if request is None or (store.is_shared and request.username is None):
         return new_folder(limits.kept)
     return shelf_of(store, request).new_folder()

@@ -1,4 +1,4 @@
-"""The time that a request may take: its pictures x steps x the time of a step, as measured on this machine."""
+"""The time limit of a request. Its time is estimated as pictures x steps x the measured time of a step."""
 
 import math
 from collections import defaultdict
@@ -10,33 +10,35 @@ from fastdiff.runs.drawing import Progress, Run
 
 
 class Budget:
-    """The most minutes of a request; None: as many as it takes."""
+    """The most minutes that a request may take; None for no limit."""
 
     def __init__(self, minutes: float | None = None) -> None:
         self.minutes = minutes
-        # seconds of a step of one picture: by the model's folder and precision, then by the picture's pixels
+        # seconds per step and picture, by (model folder, precision) and then by the picture's number of pixels
         self._seconds: dict[tuple[Path, str], dict[int, float]] = defaultdict(dict)
 
     def check(self, *runs: Run, spent: float = 0.0) -> None:
-        """InputError for runs that take too long by what is known: pictures as large or smaller were as fast.
+        """Raise InputError if `runs` are estimated to take too long.
 
-        spent: the seconds that the request has taken already.
+        The estimate uses the slowest measured step of pictures that are as large or smaller.
+
+        spent: the seconds that the request has already taken.
         """
         self._refuse_over(spent + sum(self._known_seconds(run) * _steps(run) for run in runs))
 
     def _known_seconds(self, run: Run) -> float:
-        """The seconds of a step of one picture, or 0."""
+        """Return the estimated seconds per step and picture, or 0 if nothing was measured."""
         known = [seconds for pixels, seconds in self._seconds[_model(run)].items() if pixels <= _pixels(run)]
         return max(known, default=0.0)
 
     def watch(self, steps: Iterator[Progress]) -> Iterator[Progress]:
-        """Pass the steps of a run on and measure them. InputError as soon as they show that it takes too long."""
+        """Yield and time the steps of a run. Raises InputError once the estimate exceeds the limit."""
         fastest, before = math.inf, 0.0
         for count, progress in enumerate(steps, 1):
             fastest = min(fastest, (progress.seconds - before) / len(progress.places))
             before = progress.seconds
             yield progress
-            if count > 1:  # the first of a process may compile and load
+            if count > 1:  # the first step may also compile and load
                 of_size = self._seconds[_model(progress.run)]
                 of_size[_pixels(progress.run)] = min(fastest, of_size.get(_pixels(progress.run), math.inf))
                 self._refuse_over(progress.seconds + fastest * _steps(progress.run) * (1 - progress.fraction))
@@ -44,7 +46,7 @@ class Budget:
     def _refuse_over(self, seconds: float) -> None:
         if self.minutes is not None and seconds > 60 * self.minutes:
             raise InputError(
-                f"this takes about {_words(seconds)} here, and a request may take {_words(60 * self.minutes)}; "
+                f"this would take about {_words(seconds)}, and the limit is {_words(60 * self.minutes)} per request; "
                 "choose fewer pictures or steps, or a smaller size"
             )
 
@@ -58,7 +60,7 @@ def _pixels(run: Run) -> int:
 
 
 def _steps(run: Run) -> int:
-    """The steps of all pictures."""
+    """Return the total number of steps of all pictures."""
     return len(run.cells) * (run.request.num_inference_steps or 1)
 
 

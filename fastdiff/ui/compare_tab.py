@@ -1,4 +1,4 @@
-"""The Compare tab: one seed drawn with two settings, with the seconds each took and how far the pictures differ."""
+"""The Compare tab: draw one seed with two settings, and show both times and the difference of the pictures."""
 
 import html
 import math
@@ -26,7 +26,7 @@ from fastdiff.ui.progress import bar, with_previews
 
 @dataclass(frozen=True)
 class Result:
-    """The picture of one side, with its live preview before, and the way back to the form."""
+    """The live preview and the picture of one side, and the button that sends its settings to Draw."""
 
     live: gr.HTML
     picture: gr.Image
@@ -74,8 +74,8 @@ class CompareTab:
     @classmethod
     def build(cls, engine: Engine, card: ModelCard, limits: Limits, session: gr.State) -> "CompareTab":
         gr.Markdown(
-            "Draw one seed with two settings: what does a step, a scheduler or another model change? "
-            "For many values at once there is the X/Y sheet, in the form of Draw."
+            "Draw one seed with two settings, and see what the steps, the scheduler or the model change. "
+            "To compare many values at once, use the X/Y sheet in the Draw tab."
         )
         form = Form.build(engine.catalogue, card, limits)
         buttons = Buttons.build("Compare")
@@ -85,7 +85,7 @@ class CompareTab:
         with gr.Row():
             results = Result.build("A"), Result.build("B")
         slider = gr.ImageSlider(
-            label="A and B: drag the line", format="png", interactive=False, max_height=400, visible=False
+            label="A and B (drag to compare)", format="png", interactive=False, max_height=400, visible=False
         )
         tab = cls(engine, form, session, buttons, status, slider, results)
         tab._connect()
@@ -106,12 +106,12 @@ class CompareTab:
 
     @property
     def shown(self) -> list[Component]:
-        """The components that another model or other settings change."""
+        """The components that change with the model or the settings."""
         return [*self.form.components, self.status]
 
     def _follow(self, side: int) -> Callable[[Mapping[Component, Any]], Updates]:
         def follow(data: Mapping[Component, Any]) -> Updates:
-            """The controls and defaults of a model that was chosen."""
+            """Fit the controls and their defaults to the chosen model."""
             try:
                 return self.form.fit(data, side) or {self.status: gr.skip()}
             except PROBLEMS as error:
@@ -120,7 +120,7 @@ class CompareTab:
         return follow
 
     def run(self, data: Mapping[Component, Any], request: gr.Request) -> Iterator[Updates]:
-        """Draw A, then B. Yields after each step, where Gradio can end the run."""
+        """Draw A, then B. Yields after each step, where Gradio can cancel the run."""
         session: Session = data[self.session]
         runs = [prepare(self.form.request(data, side), self.engine, self.form.limits) for side in range(2)]
         start: Updates = {self.status: starting(self.engine.turns), self.slider: None}
@@ -142,19 +142,19 @@ class CompareTab:
         }
 
     def send(self, chosen: Drawn | None) -> Updates:
-        """Fill in the settings of a picture for both A and B, to change one of them."""
+        """Fill in the settings of a picture for both A and B, so the user can change one of them."""
         try:
             chosen = required(chosen)
             record = form_settings(chosen.record, chosen.path.name, self.form.limits)
             updates = self.form.show(self.engine.catalogue.card(record["model"]), record)
         except PROBLEMS as error:
             return {self.status: problem(error)}
-        done = note(f"A and B are as seed {record['seed']}. Change one of them and press Compare.")
+        done = note(f"A and B have the settings of seed {record['seed']}. Change one and press Compare.")
         return updates | {self.status: done}
 
 
 def difference(a: Path, b: Path) -> str:
-    """The difference of two pictures in words; levels are 0 to 255."""
+    """Describe the difference between two pictures in words; pixel values are 0 to 255."""
     with Image.open(a) as first, Image.open(b) as second:
         pixels = [np.asarray(image, dtype=np.float32) for image in (first, second)]
     if pixels[0].shape != pixels[1].shape:

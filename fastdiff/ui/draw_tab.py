@@ -27,7 +27,7 @@ from fastdiff.ui.parts.upload import build_upload, form_settings, read_foreign, 
 from fastdiff.ui.progress import bar, with_previews
 from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 
-# settings of a picture that the form cannot show: it has no field for them, and takes an empty negative prompt for none
+# settings that the form cannot show: it has no field for the first three, and an empty negative prompt means none
 UNSHOWN = ("revision", "variant", "use_clipped_model_output", "negative_prompt")
 
 
@@ -79,7 +79,7 @@ class DrawTab:
         inputs = {*self.form.components, self.session, self.stage.view}
         running = self.buttons.connect(self.form.typed, self.run, inputs, self.status, outputs, live=[self.preview])
         running.success(self.show_again, [self.session, self.stage.view], self.stage.gallery, **QUICK)
-        # a hub model may take a while to come
+        # a hub model may take a while to download
         visibly = QUICK | {"show_progress": "full", "show_progress_on": self.status}
         self.form.model.input(self.follow_model, {*self.form.components}, self.shown, **visibly)
         self.form.follow()
@@ -88,7 +88,7 @@ class DrawTab:
         self.examples.click(self.try_example, self.form.model, self.shown, **QUICK).success(
             None, js=self.buttons.press, **QUICK
         )
-        # without Gradio's preprocessing, which leaves an open file behind
+        # Gradio's preprocessing would leave a file open
         restored = [*self.shown, self.upload]
         self.upload.upload(self.restore, {self.upload, *self.form.components}, restored, preprocess=False, **QUICK)
         self.panel.follow(self.stage, self.session, lambda session: session.drawn)
@@ -96,11 +96,11 @@ class DrawTab:
 
     @property
     def shown(self) -> list[Block]:
-        """The components that another model or other settings change."""
+        """The components that change with the model or the settings."""
         return [*self.form.components, self.form.axes.box, self.examples, self.status]
 
     def run(self, data: Mapping[Component, Any], request: gr.Request) -> Iterator[Updates]:
-        """Draw what the form asks for. Yields after each step, where Gradio can end the run."""
+        """Draw the form's request. Yields after each step, where Gradio can cancel the run."""
         session: Session = data[self.session]
         seed = self.form.seeds.chosen(data)
         folder = session.shelf(request).new_folder()
@@ -112,7 +112,7 @@ class DrawTab:
         shown: Updates = {}
         for progress, drawn, live in with_previews(steps):
             updates: Updates = {self.status: bar(progress)}
-            if drawn:  # earlier pictures stay until the first is there to take their place
+            if drawn:  # earlier pictures stay until the first new one replaces them
                 is_sheet = AXES in drawn[0].record
                 is_first = (is_sheet or not pictures) and data[self.stage.view] != GRID
                 pictures = drawn + pictures if is_sheet else pictures + drawn
@@ -122,20 +122,20 @@ class DrawTab:
                 updates |= shown
             yield updates if live is None else updates | {self.preview: live}
         drew = number_of_pictures(len(pictures) - of_sheet)
-        drew += " and a sheet of them" if of_sheet else ""
+        drew += " and their sheet" if of_sheet else ""
         done = [f"Drew {drew} in {progress.seconds:.1f} s", *notices]
-        # the pictures once more, since the browser drops all but the last of updates that come at once
+        # show the pictures again: the browser drops all but the last of simultaneous updates
         yield {**shown, self.status: note("; ".join(done)), self.preview: "", **self.buttons.free}
 
     def show_again(self, session: Session, view: str) -> Updates:
-        """Show the pictures of a run that has ended: the browser may drop updates of a gallery that come at once."""
+        """Show the pictures of a finished run again, because the browser may drop simultaneous gallery updates."""
         is_sheet = bool(session.drawn) and AXES in session.drawn[0].record
         return self.stage.show(session.drawn, 0 if is_sheet and view != GRID else None)
 
     def _start(
         self, data: Mapping[Component, Any], folder: Path
     ) -> tuple[list[Run], bool, Iterator[tuple[Progress, list[Drawn]]]]:
-        """The runs that the form asks for, whether they are a sheet's, and their steps. InputError as `prepare`."""
+        """Return the requested runs, whether they form a sheet, and their steps. Raises InputError like `prepare`."""
         asked = self.form.request(data)
         axes = self.form.axes.chosen(data)
         if axes:
@@ -145,11 +145,11 @@ class DrawTab:
         return [run], False, draw(run, self.engine, folder)
 
     def prepare(self, asked: UncheckedRequest) -> Run:
-        """The run that is asked for. InputError as `drawing.prepare`."""
+        """Return the requested run. Raises InputError like `drawing.prepare`."""
         return prepare(asked, self.engine, self.form.limits)
 
     def follow_model(self, data: Mapping[Component, Any]) -> Updates:
-        """The controls and defaults of a model that was chosen."""
+        """Fit the controls and their defaults to the chosen model."""
         name = data[self.form.model]
         try:
             updates = self.form.fit(data)
@@ -162,12 +162,12 @@ class DrawTab:
         return updates | ready if updates else {self.status: gr.skip()}
 
     def try_example(self, name: str, event: gr.EventData) -> Updates:
-        """The form with the settings of an example of its model, which then is drawn."""
+        """Fill the form with the settings of the clicked example. The page then starts the run."""
         example = example_of(self.engine.catalogue.card(name), event)
         return self._fill(example.record, f"the example {example.subject}")
 
     def use(self, chosen: Drawn | None) -> Updates:
-        """The form with the settings of a picture of this visit."""
+        """Fill the form with the settings of a picture of this session."""
         try:
             chosen = required(chosen)
             record = form_settings(chosen.record, chosen.path.name, self.form.limits)
@@ -177,7 +177,7 @@ class DrawTab:
         return self._fill(record, f"seed {record['seed']}" if is_single else chosen.path.name)
 
     def restore(self, data: Mapping[Component, Any]) -> Updates:
-        """The form with the settings inside an uploaded PNG, which is not kept."""
+        """Fill the form with the settings inside an uploaded PNG, and delete the upload."""
         try:
             path = uploaded_path(data[self.upload])
             try:
@@ -194,7 +194,7 @@ class DrawTab:
     def _fill_foreign(
         self, values: Mapping[str, Any], rest: Sequence[str], name: str, data: Mapping[Component, Any]
     ) -> Updates:
-        """The form with each value of another tool that its model can be drawn with; a line names the others."""
+        """Fill the form with each value of another tool that the model accepts. The status line names the others."""
         try:
             asked = self.form.request(data)
             card = self.engine.catalogue.card(asked.model)
@@ -203,8 +203,8 @@ class DrawTab:
         except PROBLEMS as error:
             return {self.status: problem(error)}
         left = [*(field_name(key) for key in values if key not in taken), *rest]
-        said = f"From {name}, which another tool made: {', '.join(map(field_name, taken)) or 'nothing'}"
-        said += f"; not used with {card.name}: {', '.join(left)}" if left else ""
+        said = f"Loaded from {name} (made by another tool): {', '.join(map(field_name, taken)) or 'nothing'}"
+        said += f"; not supported by {card.name}: {', '.join(left)}" if left else ""
         return updates | {self.status: note(said)}
 
     def _fill(self, record: Mapping[str, Any], name: str) -> Updates:
@@ -214,22 +214,25 @@ class DrawTab:
             if AXES in record:
                 prepare_sheet(asked, record[AXES], self.engine, self.form.limits)
             if not run.card.reads_text and not LabelPickers.offers(run.card, record["label"]):
-                raise InputError(f"label {record['label']}: the form does not offer it; choose another")
+                raise InputError(f"label {record['label']} is not available in this form; choose another")
             here = run.request.as_record()
             others = [key for key in UNSHOWN if record.get(key) not in (None, here.get(key))]
             updates = self.form.show(run.card, record)
         except PROBLEMS as error:
             return {self.status: problem(error)}
         first = f"the first of {record['grid_of']} pictures in " if "grid_of" in record else ""
-        done = f"Settings of {first}{name} are in the form{', and its axes' if AXES in record else ''}"
-        done += f", but this page draws with another {' and '.join(others)}" if others else ""
+        done = f"Loaded the settings of {first}{name}{', and its axes' if AXES in record else ''}"
+        done += f"; not restored: {' and '.join(others)}" if others else ""
         return updates | {self.examples: fit_examples(run.card), self.status: note(done)}
 
 
 def _fit(
     asked: UncheckedRequest, card: ModelCard, values: Mapping[str, Any], check: Callable[[UncheckedRequest], object]
 ) -> tuple[UncheckedRequest, list[str]]:
-    """The request with each of the values that passes `check`, and the names of these. A prompt can be a label."""
+    """Return the request with each value that passes `check`, and the names of these values.
+
+    For a model that reads no text, the prompt is tried as a label.
+    """
     taken = []
     for name, value in values.items():
         is_label = name == "prompt" and not card.reads_text

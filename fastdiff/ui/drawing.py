@@ -1,4 +1,4 @@
-"""Drawing for the page: a request is checked, drawn step by step, and written as PNG files, which its visit holds."""
+"""Drawing for the page: check a request, draw it step by step, write PNG files, and keep them in the session."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,41 +22,41 @@ from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.serving.owners import shelf_of
 from fastdiff.ui.serving.store import Shelf, Store
 
-INTERVAL = 0.1  # seconds between two steps that are told of: a GPU makes a thousand in a second
+INTERVAL = 0.1  # seconds between two reported steps: a GPU can compute a thousand steps a second
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A finished picture: its PNG file, and the settings in it."""
+    """A finished picture: its PNG file and the settings embedded in it."""
 
     path: Path
     record: dict[str, Any]
 
 
 class Session:
-    """The pictures of one visit: the value of a gr.State, which copies it for each visit; a copy is a new session."""
+    """The pictures of one browser session, held in a gr.State. Gradio copies it for each session; a copy is empty."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.run: Run | None = None  # of the Draw tab; None for a sheet
-        self.drawn: list[Drawn] = []  # the pictures of the Draw tab, in order; a sheet comes before its own
+        self.run: Run | None = None  # the last run of the Draw tab; None for a sheet
+        self.drawn: list[Drawn] = []  # the pictures of the Draw tab, in order; a sheet comes before its pictures
         self.listed: list[Drawn] = []  # the pictures that the History tab shows
 
     def __deepcopy__(self, memo: dict) -> "Session":
         return Session(self.store)
 
     def shelf(self, request: gr.Request) -> Shelf:
-        """The pictures of whoever sent `request`."""
+        """Return the shelf of the user who sent `request`."""
         return shelf_of(self.store, request)
 
 
 def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
-    """The run that is asked for. InputError naming the field and the remedy, before anything heavy is done."""
+    """Return the requested run. Raises InputError with the field and the remedy, before any heavy work."""
     limits.check(unchecked)
     first = defaults.model_of(labelled=unchecked.label is not None)
     card = engine.catalogue.card(first if unchecked.model is None else unchecked.model)
     if card.reads_text and unchecked.prompt is None:
-        raise InputError(f"prompt: {card.name} draws from a text; give one, which may be empty")
+        raise InputError(f"prompt: {card.name} needs a prompt; it may be empty")
     request = Request(
         model=card.name,
         label=() if unchecked.label is None else (unchecked.label,),
@@ -81,9 +81,10 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
 def draw(run: Run, engine: Engine, folder: Path, start: str = "") -> Iterator[tuple[Progress, list[Drawn]]]:
     """Draw `run` into `folder`; file names begin with `start`.
 
-    Yields after steps, with the files whole by then: after each that finishes pictures, and ten times a second between.
+    Yields progress and the files completed so far: after each step that finishes pictures, and otherwise ten times a
+    second.
 
-    Raises InputError, NonFiniteError, OSError where the disk refuses, MemoryError, DeviceLostError.
+    Raises InputError, NonFiniteError, OSError if the disk cannot be written, MemoryError, DeviceLostError.
     """
     pipe = engine.pipeline(run.card, run.request.scheduler, run.request.precision)
     pattern = files.default_pattern(run.request.subject)
@@ -100,15 +101,15 @@ def draw(run: Run, engine: Engine, folder: Path, start: str = "") -> Iterator[tu
 
 
 def write_grid(run: Run, pictures: Sequence[Drawn]) -> Path:
-    """Write the grid of the first pictures of `run` beside them, as `fastdiff sample --grid` does.
+    """Write a grid of the first pictures of `run` next to them, like `fastdiff sample --grid`.
 
-    InputError for a picture that was deleted, OSError where the disk refuses.
+    Raises InputError if a picture was deleted, OSError if the disk cannot be written.
     """
     if not all(drawn.path.exists() for drawn in pictures):
-        raise InputError("a picture of this run was deleted; draw it again for a grid")
+        raise InputError("a picture of this run was deleted; draw it again to save a grid")
     run = replace(run, cells=run.cells[: len(pictures)])
     sheet = ContactSheet(len(pictures), columns_of(run))
     for place, drawn in enumerate(pictures):
         sheet.paste(place, load_picture(drawn.path, drawn.record))
     output, path = Output([], overwrite=True), pictures[0].path.parent / "grid.png"
-    return output.write_grid(path, sheet.image, run, pictures[-1].record)  # type: ignore[arg-type]  # there are some
+    return output.write_grid(path, sheet.image, run, pictures[-1].record)  # type: ignore[arg-type]  # at least one

@@ -1,4 +1,4 @@
-"""The engine that all visits share: models loaded once, steps computed one at a time, and the time for a request."""
+"""The engine that all sessions share: models loaded once, steps computed one at a time, and the time limit."""
 
 import contextlib
 import threading
@@ -21,7 +21,7 @@ MAX_LOADED = 2  # models that stay in memory: a comparison uses two
 
 
 class Engine:
-    """The models of a catalogue, loaded on one device as they are asked for; the last ones used stay in memory."""
+    """The models of a catalogue, loaded on one device on demand. The most recently used ones stay in memory."""
 
     def __init__(
         self,
@@ -30,9 +30,9 @@ class Engine:
         device: str = DEVICE,
         max_minutes: float | None = None,
     ) -> None:
-        """folder, allow_hub: of the Catalogue. max_minutes: of one request; None: as many as it takes.
+        """folder, allow_hub: passed to Catalogue. max_minutes: the limit of one request; None for no limit.
 
-        Raises InputError for a folder or a device that is not there.
+        Raises InputError for a folder or a device that does not exist.
         """
         self.device = resolve_device(device)
         self.catalogue = Catalogue(folder, allow_hub, PAGE_ON_CPU if self.device.type == "cpu" else PAGE)
@@ -42,13 +42,13 @@ class Engine:
         self._lock = threading.Lock()
 
     def pipeline(self, card: ModelCard, scheduler: str | None, precision: Precision = PRECISION) -> Pipeline:
-        """A pipeline with a `scheduler` of its own around the model that all requests share."""
+        """Return a pipeline with its own `scheduler` around the model that all requests share."""
         shared = self._load(card, precision)
         return shared.with_scheduler(scheduler_of(card, scheduler))
 
     def warm_up(self, name: str) -> None:
-        """Load a model and draw one step, so that the first picture comes at once."""
-        with contextlib.suppress(MemoryError, DeviceLostError):  # the first run says so, to whom it concerns
+        """Load a model and draw one step, so the first request finds the model ready."""
+        with contextlib.suppress(MemoryError, DeviceLostError):  # the first run reports it to its user
             pipe = self.pipeline(self.catalogue.card(name), None)
             subject = {"prompt": ""} if pipe.reads_text else {"class_labels": 0 if pipe.info.labels else None}
             for _ in self.turns.take(pipe.stream(num_inference_steps=1, **subject)):

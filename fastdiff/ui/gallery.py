@@ -1,4 +1,4 @@
-"""Finished pictures: the stage that shows them, the panel of the one on it, and the button that saves a grid."""
+"""Finished pictures: the stage that shows them, the panel of the selected one, and the button that saves a grid."""
 
 import html
 import textwrap
@@ -17,7 +17,7 @@ from fastdiff.ui.parts.axes import Axes
 from fastdiff.ui.parts.messages import PROBLEMS, field_name, note, problem
 from fastdiff.ui.parts.running import QUICK, Updates
 
-MAX_SUBJECT = 60  # letters of a caption
+MAX_SUBJECT = 60  # characters of a label or prompt in a caption
 _SHOWN = {
     "seed": "Seed",
     "label": "Label",
@@ -31,13 +31,13 @@ _SHOWN = {
     "clip_skip": "Clip skip",
     "width": "Width",
     "height": "Height",
-    "dtype": "Number format",
+    "dtype": "Data type",
     "precision": "Weights",
     "device": "Device",
 }
 
 
-_VARIED = {  # settings in which pictures of one label can differ, and how a caption says them
+_VARIED = {  # settings that can differ between pictures, and how a caption shows them
     "model": "{}",
     "num_inference_steps": "{} steps",
     "scheduler": "{}",
@@ -64,15 +64,15 @@ _DOWNLOAD = """(file) => {
 
 @dataclass(frozen=True)
 class Stage:
-    """Finished pictures: one that fills the stage, the others in a strip below it; or all of them in a grid."""
+    """Finished pictures: one fills the stage and the others are in a strip below it, or all are in a grid."""
 
     gallery: gr.Gallery
     view: gr.Radio
-    bar: gr.Row  # that the view is chosen in
+    bar: gr.Row  # holds the view buttons
 
     @classmethod
     def build(cls, label: str, elem_id: str, view: str = ONE) -> "Stage":
-        """In a column of the class stage-column."""
+        """Build the stage, inside a column of the class stage-column."""
         gallery = gr.Gallery(
             label=label,
             show_label=False,  # it would cover the first picture
@@ -97,14 +97,14 @@ class Stage:
 
 
 def gallery_value(pictures: Sequence[Drawn]) -> list[tuple[str, str]]:
-    """Files, so that the settings inside them stay, each with its caption, which is its alternative text too."""
+    """Return (file, caption) pairs. Files keep the settings inside them; a caption is also the alt text."""
     records = [drawn.record for drawn in pictures if not _is_of_many(drawn.record)]
     varied = [key for key in _VARIED if len({str(record.get(key)) for record in records}) > 1]
     return [(str(drawn.path), _caption(drawn.record, varied)) for drawn in pictures]
 
 
 def _caption(record: Mapping[str, Any], varied: Sequence[str]) -> str:
-    """The seed, the settings in which the pictures differ, and the label or prompt: a tile cuts the end off."""
+    """Return the seed, the settings that differ, and then the label or prompt, because a tile cuts off the end."""
     subject = record.get("label") if record.get("prompt") is None else record["prompt"]
     if AXES in record:
         axes = Axes.from_record(record[AXES], "the sheet")
@@ -119,7 +119,7 @@ def _caption(record: Mapping[str, Any], varied: Sequence[str]) -> str:
 
 
 def _is_of_many(record: Mapping[str, Any]) -> bool:
-    """Whether the record is of a sheet or of a grid."""
+    """Return whether the record belongs to a sheet or a grid."""
     return AXES in record or isinstance(record.get("seed"), list)
 
 
@@ -129,7 +129,7 @@ def _listed(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Panel:
-    """The settings of a picture, and what can be done with it."""
+    """The settings of a picture, and the buttons that act on it."""
 
     box: gr.Column
     settings: gr.HTML
@@ -156,7 +156,7 @@ class Panel:
         return [self.box, self.settings, self.download, self.chosen]
 
     def follow(self, stage: Stage, session: gr.State, pictures: Callable[[Session], list[Drawn]]) -> None:
-        """Show the settings of the picture on the stage, one of `pictures`."""
+        """Show the settings of the picture on the stage. pictures: returns the pictures that the stage shows."""
 
         gallery, view = stage.gallery, stage.view
 
@@ -175,7 +175,7 @@ class Panel:
         gallery.select(show, [session, view], [*self.components, view], **QUICK)
         gallery.preview_close(lambda: {view: GRID, **self.hide()}, None, [view, self.box, self.chosen], **QUICK)
         view.input(change, [session, view, self.chosen], [gallery, *self.components], **QUICK)
-        view.input(None, view, gallery, js=_CLOSE, **QUICK)  # Python's None would be left out of the update
+        view.input(None, view, gallery, js=_CLOSE, **QUICK)  # Gradio leaves None out of an update from Python
 
     def show(self, drawn: Drawn) -> Updates:
         return {
@@ -190,14 +190,14 @@ class Panel:
 
 
 def required(chosen: Drawn | None) -> Drawn:
-    """The picture that was chosen. InputError where none was."""
+    """Return the selected picture. Raises InputError if none is selected."""
     if chosen is None:
-        raise InputError("no picture is chosen; click one first")
+        raise InputError("no picture selected; click one first")
     return chosen
 
 
 def settings_table(drawn: Drawn) -> str:
-    """The settings as an HTML list."""
+    """Return the settings as an HTML list."""
     values = {key: value for key, value in drawn.record.items() if value is not None}
     axes = Axes.from_record(drawn.record.get(AXES, {}), "the sheet")
     for axis in axes.chosen.values():
@@ -211,28 +211,28 @@ def settings_table(drawn: Drawn) -> str:
 
 @dataclass(frozen=True)
 class SaveGrid:
-    """The button that downloads the pictures of a run as one, a grid that restores."""
+    """The button that downloads the pictures of a run as one grid, which can be dropped onto the page again."""
 
     button: gr.Button
-    file: gr.DownloadButton  # never seen
+    file: gr.DownloadButton  # always hidden
 
     @classmethod
     def build(cls) -> "SaveGrid":
         return cls(
-            gr.Button("Save as a grid", size="sm", scale=0, min_width=160, visible=False, elem_id="save-grid"),
+            gr.Button("Save as grid", size="sm", scale=0, min_width=160, visible=False, elem_id="save-grid"),
             gr.DownloadButton(visible=False),
         )
 
     def connect(self, session: gr.State, status: gr.HTML) -> None:
         def save(session: Session) -> Updates:
-            """Write the grid into the folder of the run, where History finds it too."""
+            """Write the grid into the folder of the run, where History also finds it."""
             try:
                 if session.run is None or not session.drawn:
-                    raise InputError("there is no run yet; draw several pictures first")
+                    raise InputError("no run to save; draw several pictures first")
                 path = write_grid(session.run, session.drawn)
             except PROBLEMS as error:
                 return {self.file: None, status: problem(error)}
-            return {self.file: str(path), status: note("Saved grid.png; it is in History too")}
+            return {self.file: str(path), status: note("Saved grid.png; it is also in History")}
 
         self.button.click(save, session, [self.file, status], **QUICK).then(
             None, self.file, None, js=_DOWNLOAD, **QUICK

@@ -1,4 +1,4 @@
-"""The History tab: all pictures that are kept of this person, the newest first, page by page."""
+"""The History tab: all saved pictures of the user, newest first, in pages."""
 
 import math
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from fastdiff.ui.parts.axes import Axes
 from fastdiff.ui.parts.messages import PROBLEMS, note, number_of_pictures, problem
 from fastdiff.ui.parts.running import QUICK, Updates
 
-PAGE_SIZE = 40  # pictures at once
-REFRESH = 2.0  # seconds between two looks for new pictures while the tab is open
+PAGE_SIZE = 40  # pictures
+REFRESH = 2.0  # seconds between two checks for new pictures while the tab is open
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class HistoryTab:
 
     @classmethod
     def build(cls, tab: gr.Tab, tabs: gr.Tabs, draw: DrawTab, session: gr.State) -> "HistoryTab":
-        """Fill `tab`; the settings of a picture can go to the tab `draw` of `tabs`."""
+        """Fill `tab`. The settings of a picture can be sent to `draw`, a tab of `tabs`."""
         with gr.Row():
-            status = gr.HTML(note("Pictures that were drawn here, the newest first"), elem_id="history-status")
+            status = gr.HTML(note("Your pictures, newest first"), elem_id="history-status")
             page = gr.Number(1, minimum=1, precision=0, label="Page", min_width=100, scale=0, elem_id="history-page")
         with gr.Column(elem_classes="stage-column"):
             stage = Stage.build("History", "history", view=GRID)
@@ -55,14 +55,14 @@ class HistoryTab:
         return history
 
     def show(self, session: Session, page: float | None, request: gr.Request) -> Updates:
-        """A page of the pictures; a number without a page gives the nearest one."""
+        """Show a page of the pictures; a number out of range gives the nearest page."""
         paths = session.shelf(request).paths()
         pages = max(1, math.ceil(len(paths) / PAGE_SIZE))
         number = min(max(1, int(page)), pages) if isinstance(page, int | float) and math.isfinite(page) else 1
         session.listed = [
             drawn for path in paths[PAGE_SIZE * (number - 1) : PAGE_SIZE * number] if (drawn := _read(path))
         ]
-        count = f"{number_of_pictures(len(paths))}, the newest first; page {number} of {pages}"
+        count = f"{number_of_pictures(len(paths))}, newest first; page {number} of {pages}"
         return {
             self.status: note(count),
             self.page: gr.update(value=number, maximum=pages),
@@ -72,7 +72,7 @@ class HistoryTab:
         }
 
     def refresh(self, session: Session, page: float | None, chosen: Drawn | None, request: gr.Request) -> Updates:
-        """The page with the pictures drawn since; a picture that is enlarged stays so."""
+        """Show the page with new pictures; an enlarged picture stays enlarged."""
         before = session.listed
         updates = self.show(session, page, request)
         if session.listed == before:
@@ -85,7 +85,7 @@ class HistoryTab:
         return updates
 
     def delete(self, session: Session, page: float | None, chosen: Drawn | None, request: gr.Request) -> Updates:
-        """Delete the picture that was clicked, for good."""
+        """Delete the selected picture permanently."""
         try:
             session.shelf(request).delete(required(chosen).path)
         except PROBLEMS as error:
@@ -94,12 +94,12 @@ class HistoryTab:
 
 
 def _is_open(event: gr.SelectData) -> dict[str, Any]:
-    """Look for new pictures while the tab is open only."""
+    """Check for new pictures only while the tab is open."""
     return gr.update(active=event.value == "History")
 
 
 def _read(path: Path) -> Drawn | None:
-    """A kept picture; None if it was deleted or damaged."""
+    """Read a saved picture. Returns None if it was deleted or damaged."""
     try:
         record = png.read_settings(str(path))
         if AXES in record:

@@ -1,4 +1,4 @@
-"""The page: its tabs, the form that survives a reload, and the functions that the API names."""
+"""The page: its tabs, the form that survives a reload, and the API."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from fastdiff.ui.serving.store import MAX_AGE, Store
 
 
 def build_page(engine: Engine, limits: Limits, store: Store) -> gr.Blocks:
-    """The page and its API, not yet served. Everybody who opens it shares `engine`; `store` keeps pictures."""
+    """Build the page and its API, not yet served. All sessions share `engine`; `store` keeps the pictures."""
     card = engine.catalogue.card(defaults.MODEL)
     with CheckedBlocks(title="fastdiff", analytics_enabled=False, delete_cache=(3600, MAX_AGE)) as page:
         gr.Markdown(
@@ -52,28 +52,28 @@ def build_page(engine: Engine, limits: Limits, store: Store) -> gr.Blocks:
             pickers,
             **QUICK,
         )
-    return page.queue(api_open=False, max_size=limits.waiting, default_concurrency_limit=1)  # nothing passes the queue
+    return page.queue(api_open=False, max_size=limits.waiting, default_concurrency_limit=1)  # no call bypasses it
 
 
 def _keep_form(page: gr.Blocks, draw: DrawTab) -> None:
-    """Keep the form of the Draw tab in the browser whenever it changes, and fill it in when the page opens."""
+    """Save the form of the Draw tab in the browser whenever it changes, and restore it when the page opens."""
     form = draw.form
     fields: list[Component] = [field for field in form.components if not isinstance(field, gr.State)]
-    kept = gr.BrowserState(None, storage_key="fastdiff-form", secret="fastdiff")  # no secret: readable after a restart
+    kept = gr.BrowserState(None, storage_key="fastdiff-form", secret="fastdiff")  # constant: readable after a restart
 
     def restore(values: Any) -> Updates:
         try:
             data = dict.fromkeys(form.components) | dict(zip(fields, values or (), strict=True))
             asked = form.request(data)
-            card = draw.prepare(asked).card  # refuses what cannot be drawn
+            card = draw.prepare(asked).card  # raises if it cannot be drawn
             own = {form.seeds.lock: bool(data[form.seeds.lock]), form.batch_size: asked.batch_size}
             updates = form.show_request(card, asked) | own | form.axes.fit(card, data)
             return updates | {draw.examples: fit_examples(card)}
-        except (*PROBLEMS, ValueError, TypeError):  # nothing is kept, or it is another version's
+        except (*PROBLEMS, ValueError, TypeError):  # nothing is saved, or another version saved it
             return {draw.status: gr.skip()}
 
     gr.on(
-        [field.change for field in fields],  # type: ignore[attr-defined]  # of all that have a value
+        [field.change for field in fields],  # type: ignore[attr-defined]  # every field with a value has `change`
         None,
         fields,
         kept,

@@ -1,4 +1,4 @@
-"""HTML of a run under way: a bar with the step, and the pictures as the model sees them now."""
+"""HTML of a running request: a progress bar, and previews of the unfinished pictures."""
 
 import base64
 import io
@@ -17,7 +17,7 @@ MAX_PREVIEW = SMALL  # larger previews are scaled down
 
 
 def bar(progress: Progress, what: str = "") -> str:
-    """HTML: a progress bar with step k of n, pictures per second and the time left; `what` comes first."""
+    """Return the HTML of a progress bar: step k of n, pictures per second and time left. `what` comes first."""
     step, places, count = progress.step, progress.places, len(progress.run.cells)
     which = f"{places.start + 1} to {places.stop}" if len(places) > 1 else str(places.stop)
     parts = [
@@ -44,7 +44,7 @@ def _time_left(progress: Progress) -> str:
 def with_previews(
     steps: Iterator[tuple[Progress, list[Drawn]]],
 ) -> Iterator[tuple[Progress, list[Drawn], str | None]]:
-    """Pass the steps of a run on, each with the `preview` of it, or None while the last one is fresh."""
+    """Yield the steps of a run, each with its `preview`, or with None if the last preview is recent."""
     last = -math.inf
     for progress, drawn in steps:
         is_due = time.monotonic() - last > PREVIEW_INTERVAL
@@ -53,7 +53,7 @@ def with_previews(
 
 
 def preview(progress: Progress) -> str:
-    """HTML: the unfinished pictures of the batch side by side, as large as the finished ones will be."""
+    """Return the HTML of the batch's unfinished pictures side by side, as large as the finished ones will be."""
     images = zip(progress.places, progress.step.preview(), strict=True)
     frames = "".join(_frame(f"Preview of seed {progress.run.cells[place].seed}", image) for place, image in images)
     return f'<div class="previews" data-step="{progress.step.index + 1}">{frames}</div>'

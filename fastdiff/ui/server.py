@@ -1,4 +1,4 @@
-"""The page on a port: its folder, its guard, and Gradio's own settings."""
+"""Serve the page on a port: its folders, its middleware and Gradio's settings."""
 
 import errno
 import logging
@@ -33,8 +33,8 @@ from fastdiff.ui.serving.store import Store, remove_empty
 from fastdiff.ui.serving.temporary import temporary_folder
 
 FIRST_PORTS = range(7860, 7960)
-CLOSING_SECONDS = 1  # for the server, which waits for nobody
-STEP_SECONDS = 1  # for the step in hand: if it ends a picture, that is kept
+CLOSING_SECONDS = 1  # given to the server to close
+STEP_SECONDS = 1  # given to the current step: a picture that it finishes is kept
 
 
 @contextmanager
@@ -49,17 +49,17 @@ def serving(
     users: Users | None = None,
     outputs: Path = Path("outputs"),
 ) -> Iterator[list[str]]:
-    """Serve the page while the block runs. Gives its address, and the share link if it is to `share`.
+    """Serve the page while the block runs. Yields its address, and the share link if `share` is set.
 
-    Without a `port` it is the first free one from 7860.
+    host: the address to listen on. port: None takes the first free port from 7860. allow_hosts: names of proxies in
+    front of the server. users: who may log in; None lets everybody in. outputs: the folder that keeps the pictures.
 
-    host: the address to listen at. allow_hosts: names of proxies before it. users: who may log in; None: everybody.
-    outputs: the folder that keeps the pictures.
+    Uploads are stored in a private folder, which is deleted when the server stops. Stopping takes at most 3 seconds,
+    even with open connections or a running step. A longer step continues in its thread, and the process must then
+    exit with os._exit: torch's threads do not survive the normal exit of Python while they compute.
 
-    Uploads lie in a folder that nobody else can read and that goes with the server, in 3 seconds whatever
-    is open or under way. A longer step goes on in its thread, and the process then needs os._exit: torch's threads do
-    not survive Python's own end in their midst. InputError for a host that is not here, OSError for a port in use, and
-    where there is no share link to be had.
+    Raises InputError for a host that is not an address of this machine, and OSError for a port in use or if Gradio
+    creates no share link.
     """
     port = _free_port(host, port)
     check([outputs / "picture.png"], may_exist=True, flag="--outputs", may_resume=False)
@@ -76,7 +76,7 @@ def serving(
             Middleware(Listeners, queue=page._queue),
             Middleware(Failures, queue=page._queue, uploads=folder),
         ]
-        gr.set_static_paths([store.root])  # files that Gradio serves where they are; Owners has the say
+        gr.set_static_paths([store.root])  # Gradio serves these files in place; Owners decides who may read them
         try:
             launched = _launch(page, limits, host, port, share, auth=users, app_kwargs={"middleware": middleware})
             names.public |= {urlsplit(address).hostname or "" for address in launched[1:]}
@@ -87,14 +87,14 @@ def serving(
 
 
 def remove_abandoned(store: Store) -> None:
-    """Remove the temporary files of runs that were killed, and their folders where nothing else is in them."""
+    """Remove the temporary files of runs that were killed, and their folders if nothing else is in them."""
     for run in store.runs():
         temporaries.remove_abandoned(run)
         remove_empty(run)
 
 
 def _free_port(host: str, port: int | None) -> int:
-    """`port` if it is free; for 0 any free one, for None the first from 7860. It can be taken until it is used."""
+    """Return `port` if it is free, any free port for 0, the first from 7860 for None. Others may still take it."""
     for wanted in FIRST_PORTS if port is None else [port]:
         try:
             with socket.create_server(
@@ -104,19 +104,19 @@ def _free_port(host: str, port: int | None) -> int:
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise InputError(
-                    f"--host {host} is no address of this machine; leave it out, or give 0.0.0.0"
+                    f"--host {host} is not an address of this machine; omit --host, or use 0.0.0.0"
                 ) from None
     raise _port_in_use(host, port)
 
 
 def _port_in_use(host: str, port: int | None) -> OSError:
-    return OSError(f"port {port or 'from 7860'} at {host} cannot be had; give another --port or --host")
+    return OSError(f"no free port at {host} (tried {port or 'from 7860'}); choose another --port or --host")
 
 
 def _launch(page: gr.Blocks, limits: Limits, host: str, port: int, share: bool, **options: Any) -> list[str]:
-    """The addresses of the page: its own, and the share link if there is one."""
+    """Launch the page and return its address, and the share link if there is one."""
     try:
-        with redirect_stdout(sys.stderr):  # Gradio tells of share links
+        with redirect_stdout(sys.stderr):  # Gradio prints share links
             _, address, link = page.launch(
                 server_name=f"[{host}]" if ":" in host else host,
                 server_port=port,
@@ -127,7 +127,7 @@ def _launch(page: gr.Blocks, limits: Limits, host: str, port: int, share: bool, 
                 max_file_size=limits.upload,
                 enable_monitoring=False,
                 ssr_mode=False,
-                run_history=False,  # the page has its own
+                run_history=False,  # the page has its own History
                 footer_links=["api", "settings"],
                 theme=THEME,
                 css=CSS,
@@ -137,15 +137,15 @@ def _launch(page: gr.Blocks, limits: Limits, host: str, port: int, share: bool, 
     except OSError:
         raise _port_in_use(host, port) from None
     if share and not link:
-        raise OSError("--share: Gradio gives no link, and says above why; mend that, or leave out --share")
+        raise OSError("--share: Gradio created no share link, for the reason printed above; fix it, or omit --share")
     return [address, link] if link else [address]
 
 
 def _close(page: gr.Blocks) -> None:
-    """End the server. Its own `close` waits for open pages and streams."""
+    """Stop the server. Gradio's own `close` waits for open pages and streams."""
     if not page.is_running:
         return
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would print what is cut off
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would log each connection that is cut
     page._queue.close()
     page.is_running = False
     page.server.force_exit = page.server.should_exit = True
@@ -154,5 +154,5 @@ def _close(page: gr.Blocks) -> None:
         tunnel.kill()
     deadline = time.monotonic() + STEP_SECONDS
     for thread in threading.enumerate():
-        if thread.name == "AnyIO worker thread":  # of the server's event loop, which has ended: no step follows
+        if thread.name == "AnyIO worker thread":  # the event loop has ended, so no other step follows
             thread.join(max(0, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""An X/Y sheet: the pictures of two axes, each as Draw draws it, and one PNG of all with captions, which restores."""
+"""An X/Y sheet: one picture per pair of axis values, and a PNG of all with captions, which the page can restore."""
 
 import math
 import unicodedata
@@ -21,34 +21,34 @@ from fastdiff.ui.parts.axes import Axes, caption
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 
 _FONT = Path(gradio.__file__).parent / "templates/frontend/static/fonts/SourceSansPro/SourceSansPro-Regular.woff2"
-_SMALLEST, _SHARE = 13, 30  # pixels of a letter: at least 13, and (width + height) / 30 of a picture
-_LETTERS = 8  # the least width of a column, and the most of the captions beside the rows, in letters' heights
-_BESIDE = 12
-_MOST_LINES = 6  # of a caption above a column
+_SMALLEST, _SHARE = 13, 30  # font size in pixels: (width + height) / 30 of a picture, at least 13
+_LETTERS = 8  # the minimum width of a column, in font sizes
+_BESIDE = 12  # the maximum width of a row caption, in font sizes
+_MOST_LINES = 6  # of a column caption
 
 
 @dataclass(frozen=True)
 class SheetGroup:
-    """The pictures of a sheet that one run draws: they differ in seed, label and prompt alone."""
+    """The pictures of a sheet that one run draws: they differ only in seed, label and prompt."""
 
     run: Run
-    places: Sequence[int]  # of its cells in the sheet, row by row
-    name: str  # that its files begin with
+    places: Sequence[int]  # positions of its cells in the sheet, row by row
+    name: str  # the prefix of its file names
 
     @property
     def steps(self) -> int:
-        """The steps of all its pictures."""
+        """The total number of steps of its pictures."""
         return len(self.places) * (self.run.request.num_inference_steps or 1)
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """The pictures of two axes, checked as far as they can be without torch."""
+    """The pictures of two axes, checked as far as possible without torch."""
 
     axes: Axes
     groups: Sequence[SheetGroup]
-    base: int  # the place of the picture whose settings the sheet's PNG has beside the axes
-    base_label: str | int | None  # that was asked for: a group's label changes with the seed
+    base: int  # the position of the picture whose settings the sheet's PNG records, beside the axes
+    base_label: str | int | None  # as requested: the seed decides which label of a group is drawn
 
     @property
     def runs(self) -> list[Run]:
@@ -59,7 +59,7 @@ class Sheet:
 class SheetProgress(Progress):
     """The state of a sheet after each step: `run` has all its cells, in the order of drawing."""
 
-    share: float  # of the steps of all its pictures
+    share: float  # the finished fraction of all steps
 
     @property
     def fraction(self) -> float:
@@ -67,11 +67,11 @@ class SheetProgress(Progress):
 
 
 def prepare_sheet(asked: UncheckedRequest, axes: Axes, engine: Engine, limits: Limits) -> Sheet:
-    """The sheet of what is asked for, with the values of the axes in their place. InputError as `prepare`."""
+    """Return the sheet of a request, with the values of the axes filled in. Raises InputError like `prepare`."""
     columns, rows = axes.columns, axes.rows
     if columns * rows > limits.pictures:
         count = f"a sheet of {columns} x {rows} = {columns * rows} pictures"
-        raise InputError(f"{count} is too large; a request draws up to {limits.pictures}")
+        raise InputError(f"{count} is too large; the limit is {limits.pictures}")
     settings = axes.settings()
     runs = [prepare(_with(asked, each), engine, limits) for each in settings]
     places: dict[str, list[int]] = {}
@@ -84,7 +84,7 @@ def prepare_sheet(asked: UncheckedRequest, axes: Axes, engine: Engine, limits: L
 
 
 def _with(asked: UncheckedRequest, settings: Mapping[str, Any]) -> UncheckedRequest:
-    """The request for one picture."""
+    """Return the request for one picture."""
     asked = replace(asked, num_images=1, **settings)
     return asked if asked.scheduler == "ddim" else replace(asked, eta=None)
 
@@ -103,7 +103,7 @@ def _group(runs: Sequence[Run], places: Sequence[int], settings: Mapping[str, An
 
 
 def _with_full_labels(axes: Axes, runs: Sequence[Run]) -> Axes:
-    """The axes with their labels as the model names them."""
+    """Return the axes with the labels spelled as the model names them."""
     labels = [label for run in runs for label in run.request.label]
     if axes.x and axes.x.name == "label":
         axes = replace(axes, x=replace(axes.x, values=tuple(labels[: axes.columns])))
@@ -113,7 +113,7 @@ def _with_full_labels(axes: Axes, runs: Sequence[Run]) -> Axes:
 
 
 def draw_sheet(sheet: Sheet, engine: Engine, folder: Path) -> Iterator[tuple[Progress, list[Drawn]]]:
-    """Draw the pictures of `sheet` into `folder`, then sheet.png. Yields and raises as `draw`."""
+    """Draw the pictures of `sheet` into `folder`, then sheet.png. Yields and raises like `draw`."""
     whole = replace(sheet.runs[0], cells=[cell for run in sheet.runs for cell in run.cells])
     total, seconds, first, steps = sum(group.steps for group in sheet.groups), 0.0, 0, 0
     finished: dict[int, Finished] = {}
@@ -136,14 +136,14 @@ def draw_sheet(sheet: Sheet, engine: Engine, folder: Path) -> Iterator[tuple[Pro
 
 
 def _record(sheet: Sheet, base: Mapping[str, Any], image: Image.Image) -> dict[str, Any]:
-    """The settings of the sheet: the settings of its `base` picture, and the axes."""
+    """Return the settings of the sheet: the settings of its `base` picture, and the axes."""
     of_pictures = {f"{PICTURE}{side}": base[side] for side in ("width", "height")}
     own = {"label": sheet.base_label, "width": image.width, "height": image.height, AXES: sheet.axes.as_record()}
     return {**base, **of_pictures, **own}
 
 
 def draw_captions(pictures: Sequence[Image.Image], columns: Sequence[str], rows: Sequence[str]) -> Image.Image:
-    """Return the sheet of `pictures` of one size, row by row. Each keeps its pixels."""
+    """Return a sheet of equally large `pictures`, row by row, with captions. The pictures are not resized."""
     width, height = pictures[0].size
     letter = max(_SMALLEST, (width + height) // _SHARE)
     font, line, gap = _font(letter), math.ceil(1.3 * letter), letter // 2
@@ -169,10 +169,10 @@ def draw_captions(pictures: Sequence[Image.Image], columns: Sequence[str], rows:
 
 
 def _font(letter: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Gradio's own, for Latin, Greek and Cyrillic, else Pillow's, for ASCII; a box stands for other letters."""
+    """Return Gradio's font (Latin, Greek, Cyrillic), else Pillow's (ASCII). Other characters become boxes."""
     try:
         return ImageFont.truetype(_FONT, letter)
-    except OSError:  # this FreeType reads no WOFF2, or this Gradio has another font
+    except OSError:  # this FreeType cannot read WOFF2, or this Gradio has another font
         return ImageFont.load_default(letter)
 
 
@@ -185,15 +185,15 @@ def _write(
     font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
     anchor: str,
 ) -> None:
-    """Write lines around the height `y`."""
+    """Draw lines centered vertically on `y`."""
     for i, text in enumerate(lines):
         draw.text((x, y + (i - (len(lines) - 1) / 2) * height), text, "black", font, anchor=anchor)
 
 
 def _wrap(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, most: int) -> list[str]:
-    """The lines of a text, none wider than `width`; the end of one that has more than `most` is cut off."""
+    """Wrap a text to lines of at most `width` pixels. A text of more than `most` lines ends with an ellipsis."""
     lines = [""]
-    for word in unicodedata.normalize("NFC", text).split():  # a letter and its accent are one to the font
+    for word in unicodedata.normalize("NFC", text).split():  # compose accented letters for the font
         longer = f"{lines[-1]} {word}".strip()
         if font.getlength(longer) <= width:
             lines[-1] = longer

@@ -62,7 +62,7 @@ def test_models_that_are_left_out_are_named_and_so_is_a_port_in_use(here, tmp_pa
     lines = done.stderr.splitlines()
     assert re.match(r"fastdiff: model \./gone is not offered: .*No such file", lines[0])
     assert re.match(r"fastdiff: model \./broken is not offered: .*model_index.json is not readable JSON", lines[1])
-    assert lines[2:] == [f"fastdiff: error: port {port} at 127.0.0.1 cannot be had; give another --port or --host"]
+    assert lines[2:] == [f"fastdiff: error: no free port at 127.0.0.1 (tried {port}); choose another --port or --host"]
 
 
 @pytest.mark.slow

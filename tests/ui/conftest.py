@@ -1,4 +1,4 @@
-"""A served page, models folders and PNG files for the tests of the web page."""
+"""Fixtures for the tests of the web page: a served page, model folders and PNG files."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ EMOJI64 = hub.BUNDLED / "emoji64"
 
 @pytest.fixture(scope="session")
 def small_bundled(tmp_path_factory) -> Path:
-    """The bundled models, of which emoji64 and emoji64-dit have small networks of random weights."""
+    """The bundled models, with small networks of random weights for emoji64 and emoji64-dit."""
     return save_small_bundled(tmp_path_factory.mktemp("bundled"))
 
 
@@ -58,7 +58,7 @@ def _bundled(folder: Path, opening_model: str) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def as_bundled(small_bundled) -> Iterator[Callable]:
-    """The page opens with the small emoji64, which has labels; in the block of `with as_bundled()` all is as it is."""
+    """Open the page with the small emoji64, which has labels. `with as_bundled()` restores the bundled models."""
     real = hub.BUNDLED, defaults.MODEL
     with _bundled(small_bundled, "emoji64"):
         yield partial(_bundled, *real)
@@ -66,9 +66,10 @@ def as_bundled(small_bundled) -> Iterator[Callable]:
 
 @pytest.fixture(scope="session")
 def models_dir(tmp_path_factory, text_folder, small_bundled) -> Path:
-    """cats: the small emoji64 without the names of its labels. The others have random weights, too.
+    """A folder of models, all with random weights.
 
-    plain/tiny: an unconditional model. text/sd1 and text/sdxl: models that read text.
+    cats: the small emoji64 without label names. plain/tiny: an unconditional model. text/sd1 and text/sdxl: models that
+    read text.
     """
     root = tmp_path_factory.mktemp("models")
     shutil.copytree(small_bundled / "emoji64", root / "cats", ignore=shutil.ignore_patterns("fastdiff.json"))
@@ -95,7 +96,7 @@ def _save_tiny(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def engine(models_dir) -> Engine:
-    """Shared by all tests of a process, so that each model is loaded once."""
+    """An engine shared by all tests of a process, so each model is loaded once."""
     return Engine(models_dir, device="cpu")
 
 
@@ -106,13 +107,13 @@ def catalogue(engine) -> Catalogue:
 
 @pytest.fixture(scope="session")
 def serve(tmp_path_factory):
-    """A page on a free port while the block runs: one at a time in a process."""
+    """Serve a page on a free port while the block runs. Only one page at a time in a process."""
 
     @contextmanager
     def serving_page(engine: Engine, limits: Limits, **options) -> Iterator[str]:
         context = serving(engine, limits, port=0, **{"outputs": tmp_path_factory.mktemp("outputs")} | options)
 
-        async def enter() -> str:  # outside of an event loop Gradio makes four and closes none
+        async def enter() -> str:  # without an event loop, Gradio creates four and closes none
             return context.__enter__()[0]
 
         try:
@@ -125,14 +126,14 @@ def serve(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(engine, serve) -> Iterator[str]:
-    """The address of a page that this module's tests share; each visit is another person's."""
+    """The address of a page that this module's tests share. Each visit is a different user."""
     with serve(engine, Limits(), allow_hosts=["page.example.org"]) as address:
         yield address
 
 
 @pytest.fixture
 def card_folder(tmp_path):
-    """Write the JSON files of a model, as emoji64's but for what is given, and return its folder."""
+    """Write the JSON files of a model, like emoji64's except for the given values, and return its folder."""
 
     def write(name: str = "model", info: dict | None = None, **unet) -> Path:
         folder = tmp_path / name
@@ -148,7 +149,7 @@ def card_folder(tmp_path):
 
 @pytest.fixture
 def bundle_example(tmp_path, monkeypatch):
-    """Bundle a copy of a model's folder before all others, with one example, a PNG that holds `record`."""
+    """Bundle a copy of a model folder before all others, with one example: a PNG with the settings `record`."""
 
     def bundle(name: str, folder: Path, **record) -> None:
         shutil.copytree(folder, tmp_path / name)
@@ -164,7 +165,7 @@ def bundle_example(tmp_path, monkeypatch):
 
 @pytest.fixture
 def upload_folder(tmp_path, monkeypatch) -> Path:
-    """Where Gradio keeps its files, for code that runs without a server."""
+    """Gradio's folder for files, for code that runs without a server."""
     folder = tmp_path / "gradio"
     folder.mkdir()
     monkeypatch.setitem(os.environ, "GRADIO_TEMP_DIR", str(folder))
@@ -172,7 +173,7 @@ def upload_folder(tmp_path, monkeypatch) -> Path:
 
 
 class Visit:
-    """One browser tab as the server sees it: the requests that Gradio's page sends, without the page."""
+    """A browser tab as the server sees it. Sends the requests of Gradio's page, without the page."""
 
     def __init__(self, address: str, login: tuple[str, str] | None = None):
         self.http = httpx.Client(base_url=address, timeout=60)
@@ -183,7 +184,7 @@ class Visit:
         self.components = {each["id"]: each for each in self.config["components"]}
 
     def event(self, elem_id: str, name: str) -> dict:
-        """The event `name` of the component `elem_id` that the server handles."""
+        """Return the event `name` of the component `elem_id` that the server handles."""
         ids = {key for key, each in self.components.items() if each["props"].get("elem_id") == elem_id}
         return next(
             each
@@ -192,12 +193,12 @@ class Visit:
         )
 
     def inputs(self, event: dict, **values) -> list:
-        """The values of the event's inputs as the page opens, but for those given by label."""
+        """Return the initial values of the event's inputs, except for those given by label."""
         props = [self.components[each]["props"] for each in event["inputs"]]
         return [values.get(each.get("label"), each.get("value")) for each in props]
 
     def restore(self, file: dict) -> dict:
-        """The last message of dropping an uploaded file onto the page's field for PNG files."""
+        """Drop an uploaded file onto the page's upload field, and return the last message."""
         event = self.event("upload", "upload")
         (label,) = {
             each["props"]["label"] for each in self.components.values() if each["props"].get("elem_id") == "upload"
@@ -209,21 +210,21 @@ class Visit:
         return self.http.post("/gradio_api/queue/join", json=body)
 
     def messages(self) -> Iterator[dict]:
-        """The server's messages about this visit's events, until all of them have ended."""
+        """Yield the server's messages about the events of this visit, until all have ended."""
         with self.http.stream("GET", "/gradio_api/queue/data", params={"session_hash": self.session_hash}) as stream:
             for line in stream.iter_lines():
                 if line.startswith("data: "):
                     yield json.loads(line.removeprefix("data: "))
 
     def call(self, event: dict, data: list) -> dict:
-        """The last message of an event that is run to its end."""
+        """Run an event to its end, and return the last message."""
         assert self.join(event, data).status_code == 200
         return next(each for each in self.messages() if each["msg"] == "process_completed")
 
 
 @pytest.fixture
 def visit_at() -> Iterator[Callable[..., Visit]]:
-    """Opens visits to the server at an address, by a user and password if it asks for them."""
+    """Return a function that opens visits to a server, with a user and password if it asks for them."""
     with ExitStack() as stack:
 
         def open_visit(address: str, login: tuple[str, str] | None = None) -> Visit:
@@ -236,12 +237,12 @@ def visit_at() -> Iterator[Callable[..., Visit]]:
 
 @pytest.fixture
 def visit(server, visit_at) -> Callable[[], Visit]:
-    """Opens visits to the module's server."""
+    """Return a function that opens visits to the module's server."""
     return lambda: visit_at(server)
 
 
 class Ended(list[float]):
-    """The times at which steps ended, each of which lasts some `seconds` more, or until `turns` are released."""
+    """The times at which steps ended. Each step takes `seconds` longer, or waits until `turns` are released."""
 
     seconds = 0.2
 
@@ -252,7 +253,7 @@ class Ended(list[float]):
 
 @pytest.fixture
 def slow_steps(monkeypatch) -> Ended:
-    """Makes each step last 0.2 s more."""
+    """Make each step take 0.2 s longer."""
     ended = Ended()
     draw = drawing.draw
 
@@ -267,7 +268,7 @@ def slow_steps(monkeypatch) -> Ended:
 
 
 @pytest.fixture(scope="module")
-def browser(server):  # playwright leaves an event loop running in this thread, in which Gradio cannot start
+def browser(server):  # playwright leaves an event loop running in this thread, and Gradio cannot start in it
     executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     try:
         from playwright.sync_api import sync_playwright
@@ -283,7 +284,7 @@ def browser(server):  # playwright leaves an event loop running in this thread, 
 
 @pytest.fixture
 def open_page(browser, server) -> Iterator[Callable]:
-    """Opens visits, each with cookies of its own. None of them may ask another host for anything."""
+    """Return a function that opens visits, each with its own cookies. A visit may not call other hosts."""
     contexts, foreign = [], []
 
     def watch(request) -> None:
@@ -295,7 +296,7 @@ def open_page(browser, server) -> Iterator[Callable]:
         page = contexts[-1].new_page()
         page.set_default_timeout(TIMEOUT)
         page.on("request", watch)
-        with page.expect_response("**/gradio_api/run/predict*"):  # the page's first question; before, it forgets input
+        with page.expect_response("**/gradio_api/run/predict*"):  # the page's first request; input before it is lost
             page.goto(f"{server}/?__theme={theme}")
         page.get_by_role("button", name="Generate").wait_for()
         return page
@@ -312,7 +313,7 @@ def page(open_page):
 
 
 def pytest_collection_modifyitems(items):
-    """Gradio's own warnings, in tests during which it serves."""
+    """Filter Gradio's own warnings in tests that serve the page."""
     for item in items:
         if {"server", "components"} & set(getattr(item, "fixturenames", ())):
             for warning in GRADIO_WARNINGS:

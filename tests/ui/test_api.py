@@ -1,4 +1,4 @@
-"""/generate and /models through Gradio's own client, as a program would call them."""
+"""/generate and /models, called with Gradio's own client."""
 
 import json
 import re
@@ -105,9 +105,9 @@ def test_the_api_page_names_two_functions(client):
         pytest.param({"steps": 2.5}, "steps: 2.5 is not a whole number", id="fraction"),
         pytest.param({"seed": -1}, "seed: -1 is not a whole number", id="seed"),
         pytest.param({"label": "<b>x"}, "label '<b>x' is not a label.* the API's /models lists", id="label"),
-        pytest.param({"model": "/etc"}, "model '/etc' is not here", id="model"),
+        pytest.param({"model": "/etc"}, "model '/etc' is unknown", id="model"),
         pytest.param({"prompt": "a cat"}, "prompt: emoji64 has no text encoder", id="prompt of a class model"),
-        pytest.param({"model": "./text/sd1"}, "./text/sd1 draws from a text; give one", id="no prompt"),
+        pytest.param({"model": "./text/sd1"}, "./text/sd1 needs a prompt", id="no prompt"),
         pytest.param({"model": "./text/sd1", "prompt": "a", "label": 1}, "label 1: .* leave it out", id="label"),
         pytest.param(
             {"model": "./text/sd1", "prompt": "a" * 10001}, r"prompt: 'a+\.\.\. is not a string of up to", id="long"
@@ -121,7 +121,7 @@ def test_refusals(client, options, message):
 
 
 DEFAULTS = ["emoji64", None, 0, 1, 1, *[None] * 10]
-HUGE = 10**400  # no float
+HUGE = 10**400  # not exact as a float
 
 
 @pytest.fixture
@@ -140,17 +140,15 @@ def test_values_that_may_be_null_can_be_left_out_at_the_end(http, count):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        pytest.param(
-            [], "generate: 0 values are too few; give 15, null for each that the model chooses: model", id="none"
-        ),
-        pytest.param(["emoji64"], "generate: 1 values are too few; give 15", id="one"),
+        pytest.param([], "generate: 0 values are not enough; give 15, with null for each default: model", id="none"),
+        pytest.param(["emoji64"], "generate: 1 values are not enough; give 15", id="one"),
         pytest.param([*DEFAULTS[:5], "ddim", HUGE, *[None] * 8], "eta: 1000000", id="eta"),
         pytest.param([*DEFAULTS[:7], HUGE, *DEFAULTS[8:]], "guidance_scale: 1000000", id="guidance"),
         pytest.param([*DEFAULTS[:2], None, *DEFAULTS[3:]], "seed is empty; give a whole number", id="no seed"),
         pytest.param([*DEFAULTS[:5], "ddpm", 0.5, *DEFAULTS[7:]], "or give scheduler ddim", id="eta without ddim"),
         pytest.param(
             ["emoji64", {"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}, *DEFAULTS[2:]],
-            "label: a file is no value of it",
+            "label: a file is not allowed here",
             id="file",
         ),
     ],
@@ -166,11 +164,11 @@ def test_refusals_are_one_line(http, data, message):
 @pytest.mark.parametrize(
     ("method", "path", "body", "message"),
     [
-        pytest.param("GET", "call/generate/nope", None, "job 'nope' is not here", id="job"),
-        pytest.param("GET", "queue/data?session_hash=nope", None, "no job of this visit is here", id="visit"),
-        pytest.param("POST", "call/nope", {"data": []}, "no such function here; the API has /generate", id="function"),
-        pytest.param("POST", "call/v2/nope", {}, "there is no such function here", id="function by names"),
-        pytest.param("POST", "call/v2/generate", {"nope": 1}, "the call cannot be used: Parameter `nope`", id="name"),
+        pytest.param("GET", "call/generate/nope", None, "job 'nope' is unknown", id="job"),
+        pytest.param("GET", "queue/data?session_hash=nope", None, "this session has no jobs", id="visit"),
+        pytest.param("POST", "call/nope", {"data": []}, "no such function; the API has /generate", id="function"),
+        pytest.param("POST", "call/v2/nope", {}, "no such function; the API", id="function by names"),
+        pytest.param("POST", "call/v2/generate", {"nope": 1}, "invalid call: Parameter `nope`", id="name"),
         pytest.param("POST", "queue/join", {"data": [], "fn_index": 99, "session_hash": "x"}, "no such", id="index"),
         pytest.param("POST", "run/generate", {"data": DEFAULTS}, "Please join the queue", id="past the queue"),
     ],
@@ -198,7 +196,7 @@ def test_settings_of_no_picture(visit):
     uses = [each for each in page.config["dependencies"] if "use" in str(each["api_name"])]
     assert uses
     for event in uses:
-        assert "no picture is chosen" in str(page.call(event, [None] * len(event["inputs"]))["output"])
+        assert "no picture selected" in str(page.call(event, [None] * len(event["inputs"]))["output"])
 
 
 def test_a_picture_of_the_command_drawn_again_has_the_same_bytes(visit, tmp_path, monkeypatch):
@@ -214,7 +212,7 @@ def test_a_picture_of_the_command_drawn_again_has_the_same_bytes(visit, tmp_path
     restored = {key: value for key, value in values.items() if value is not ...}
     draw = page.event("generate", "click")
     data = [restored.get(key, value) for key, value in zip(draw["inputs"], page.inputs(draw, Pictures=1), strict=True)]
-    output = page.call(draw, json.loads(json.dumps(data).replace(".0,", ",")))["output"]  # as browsers write numbers
+    output = page.call(draw, json.loads(json.dumps(data).replace(".0,", ",")))["output"]  # as browsers send numbers
     assert "Drew 1 picture" in str(output)
     shown = page.call(page.event("history-tab", "select"), [None, 1])["output"]["data"]
     urls = re.findall(r"'url': '([^']*-77\.png)'", str(shown))
@@ -236,7 +234,7 @@ def test_numbers_that_are_none_in_json(http, number):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        pytest.param(MemoryError(), "out of memory: choose smaller pictures", id="out of memory"),
+        pytest.param(MemoryError(), "out of memory; reduce Width and Height", id="out of memory"),
         pytest.param(OSError(28, "No space left on device"), "No space left on device", id="disk full"),
         pytest.param(ZeroDivisionError("our own mistake"), "error", id="a bug names no secrets"),
     ],

@@ -1,4 +1,4 @@
-"""The time that a request may take: estimated by what was measured, and ended where it shows only then."""
+"""The time limit of a request: estimated from measured steps, and enforced during the run."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ def run_of(pictures: int, steps: int, side: int = 64, precision: str = "full"):
 
 
 def progresses(run, seconds: float):
-    """The states of a run whose every step takes `seconds`, after a first one that takes ten times as long."""
+    """Yield the progress of a run whose steps take `seconds`, after a first step that takes ten times as long."""
     steps = run.request.num_inference_steps
     for place in run.cells:
         for index in range(steps):
@@ -33,7 +33,7 @@ def test_a_run_within_the_budget_is_drawn_and_measured():
     budget = Budget(1)
     assert len(list(budget.watch(progresses(run_of(2, 10), 1)))) == 20
     budget.check(run_of(2, 30))
-    with pytest.raises(InputError, match=r"this takes about 2 minutes here, and a request may take 60 seconds; choose"):
+    with pytest.raises(InputError, match=r"this would take about 2 minutes, and the limit is 60 seconds per request"):
         budget.check(run_of(2, 61))
 
 
@@ -41,14 +41,14 @@ def test_larger_pictures_take_at_least_as_long_and_of_smaller_ones_nothing_is_kn
     budget = Budget(1)
     list(budget.watch(progresses(run_of(2, 10), 1)))
     budget.check(run_of(2, 61, side=32))
-    budget.check(run_of(2, 61, precision="int8"))  # nor of other weights
+    budget.check(run_of(2, 61, precision="int8"))  # nor for other weights
     with pytest.raises(InputError, match="2 minutes"):
         budget.check(run_of(2, 61, side=128))
 
 
 def test_a_run_that_shows_to_be_too_long_ends_after_two_steps():
     drawn = []
-    with pytest.raises(InputError, match="this takes about 7 minutes here"):
+    with pytest.raises(InputError, match="this would take about 7 minutes"):
         for progress in Budget(1).watch(progresses(run_of(4, 100), 1)):
             drawn.append(progress)
     assert len(drawn) == 2
@@ -66,8 +66,8 @@ def test_the_page_and_the_api_refuse_with_the_estimate(visit, engine, monkeypatc
     assert page.call(event, page.inputs(event, Steps=3))["success"]
     monkeypatch.setattr(engine.budget, "minutes", 1e-4)
     refused = page.call(event, page.inputs(event, Steps=500))
-    assert "this takes about" in str(refused["output"])
+    assert "this would take about" in str(refused["output"])
     data = ["emoji64", None, 0, 32, 500, *[None] * 9]
     call = page.http.post("/gradio_api/call/generate", json={"data": data}).json()
     result = page.http.get(f"/gradio_api/call/generate/{call['event_id']}").text
-    assert "and a request may take 0 seconds; choose fewer pictures or steps" in result
+    assert "and the limit is 0 seconds per request; choose fewer pictures or steps" in result

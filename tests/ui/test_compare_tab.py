@@ -1,4 +1,4 @@
-"""How far two pictures differ."""
+"""The difference between two pictures."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Pictures that the page draws: whole PNG files that hold their settings, or none."""
+"""Pictures that the page draws: complete PNG files with their settings, or none."""
 
 import numpy as np
 import pytest
@@ -89,7 +89,7 @@ def test_an_unconditional_model_draws_at_another_size(engine, tmp_path):
 
 
 def test_stopping_between_steps_keeps_what_is_finished(engine, tmp_path, monkeypatch):
-    monkeypatch.setattr(drawing, "INTERVAL", 0)  # each step is told of, however fast it is
+    monkeypatch.setattr(drawing, "INTERVAL", 0)  # report every step, however fast it is
     steps = draw(prepare(UncheckedRequest(num_images=2, steps=2, batch_size=1), engine, LIMITS), engine, tmp_path)
     for _ in range(3):
         next(steps)

@@ -1,4 +1,4 @@
-"""Models that all visits share: each loaded once, the last ones used in memory, warm before the first click."""
+"""Models shared by all sessions: loaded once, the most recent ones kept in memory, warm before the first click."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""From options to a run: what is refused before anything is drawn, and what is completed."""
+"""From options to a run: invalid options are refused before drawing, missing ones get defaults."""
 
 import pytest
 
@@ -35,9 +35,9 @@ LIMITS = Limits(pictures=4, steps=50, side=128, batch_size=4)
         pytest.param({"width": 0}, "width: 0 is not", id="width 0"),
         pytest.param({"width": 10**6}, "width: 1000000 is not a whole number from 1 to 128", id="width of a million"),
         pytest.param({"height": 72, "width": 71}, "height 72, width 71: this model draws", id="one side is wrong"),
-        pytest.param({"model": "/etc"}, "model '/etc' is not here; choose one of emoji-sd", id="path as model"),
-        pytest.param({"model": "../models/cats"}, "is not here", id="path out of the models folder"),
-        pytest.param({"model": "google/ddpm"}, "hub ids need the server's option --allow-hub", id="hub is off"),
+        pytest.param({"model": "/etc"}, "model '/etc' is unknown; choose one of emoji-sd", id="path as model"),
+        pytest.param({"model": "../models/cats"}, "is unknown", id="path out of the models folder"),
+        pytest.param({"model": "google/ddpm"}, "hub ids need the server option --allow-hub", id="hub is off"),
         pytest.param({"model": ["emoji64"]}, "is not a name", id="list as model"),
         pytest.param({"model": "x" * 10**6}, r"model: 'x{40}.* is not a name of up to 200", id="long model"),
         pytest.param({"label": "nto animals"}, "did you mean noto animals", id="unknown label"),
@@ -51,7 +51,7 @@ LIMITS = Limits(pictures=4, steps=50, side=128, batch_size=4)
         pytest.param({"label": 1.5}, "label: 1.5 is not a whole number", id="fraction as label"),
         pytest.param({"model": "./plain/tiny", "label": 0}, "has no labels; leave it out", id="label without labels"),
         pytest.param({"model": "./plain/tiny", "guidance_scale": 2}, "no null label", id="guidance without labels"),
-        pytest.param({"model": "./text/sd1"}, "prompt: ./text/sd1 draws from a text; give one", id="no prompt"),
+        pytest.param({"model": "./text/sd1"}, "prompt: ./text/sd1 needs a prompt", id="no prompt"),
         pytest.param({"model": "./text/sd1", "prompt": 7}, "prompt: 7 is not a string of up to", id="number as prompt"),
         pytest.param({"model": "./text/sd1", "prompt": "x" * 10_001}, "prompt: .* 10000 characters", id="long prompt"),
         pytest.param({"model": "./text/sd1", "prompt": "a", "clip_skip": 9}, "clip-skip 9: the text", id="clip skip"),

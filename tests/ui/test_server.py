@@ -1,4 +1,4 @@
-"""`fastdiff ui` as a process: how it ends, whatever is open and under way."""
+"""`fastdiff ui` as a process: it stops in time, whatever is open or running."""
 
 import os
 import signal
@@ -19,12 +19,12 @@ from fastdiff.ui.parts.request import Limits
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")]
 ROOT = Path(__file__).parents[2]
-SECONDS = 30  # that it may take to end, where a step lasts minutes
+SECONDS = 30  # to stop, even if a step takes minutes
 
 
 @contextmanager
 def process(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen, str]]:
-    """A server that was started in `folder`, with its temporary files in a folder there, and its address."""
+    """Start a server in `folder`, with its temporary files in a folder there. Yields it and its address."""
     (folder / "tmp").mkdir(exist_ok=True)
     environment = os.environ | {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, ROOT / "app.py", "--device", "cpu", "--port", "0", *flags]
@@ -38,7 +38,7 @@ def process(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen, str]]
 
 
 def listen(page, path: str) -> None:
-    """Read a stream in a thread, until the server ends it."""
+    """Read a stream in a thread until the server ends it."""
 
     def read() -> None:
         with suppress(httpx.HTTPError), page.http.stream("GET", path) as stream:
@@ -57,7 +57,7 @@ def test_it_ends_in_the_midst_of_a_step_with_a_page_and_a_stream_open(sign, tmp_
         many = {"Pictures": 32, "Batch size": 32, "Width": 1024, "Height": 1024, "Steps": 2}
         assert page.join(event, page.inputs(event, **many)).status_code == 200
         messages = page.messages()
-        next(each for each in messages if each["msg"] == "process_generating")  # "Starting"; the first step follows
+        next(each for each in messages if each["msg"] == "process_generating")  # "Starting" comes before the first step
         time.sleep(2)
         start = time.monotonic()
         server.send_signal(sign)
@@ -81,7 +81,7 @@ from fastdiff.ui.serving.temporary import temporary_folder
 with temporary_folder() as folder:
     print(folder, flush=True)
     input()
-"""  # what another server does with its folder
+"""  # as another server does with its folder
 
 
 def test_what_a_killed_server_left_goes_when_another_starts_and_a_living_ones_stays(

@@ -1,4 +1,4 @@
-"""A visit: its own pictures; the folder of the API's; and what the page says of a picture."""
+"""A session: its own pictures, the folder of API pictures, and the page's description of a picture."""
 
 import copy
 import errno
@@ -62,7 +62,7 @@ def test_settings_are_escaped_and_complete():
     ("error", "line"),
     [
         pytest.param(InputError("seed -1: give more"), "seed -1: give more", id="input"),
-        pytest.param(MemoryError("cuda"), "out of memory: choose smaller pictures", id="memory"),
+        pytest.param(MemoryError("cuda"), "out of memory; reduce Width and Height", id="memory"),
         pytest.param(DeviceLostError("the GPU failed"), "the GPU failed", id="lost device"),
         pytest.param(OSError(28, "No space left on device"), "No space left on device", id="disk"),
     ],
@@ -93,7 +93,7 @@ def test_a_full_disk_is_told_without_the_servers_paths(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError) as error:
         files.write(tmp_path / "a.png", b"x", overwrite=False)
-    line = "the server cannot keep the picture (No space left on device); make room on its disk"
+    line = "the server cannot save the picture (No space left on device); free space on its disk"
     assert explain(error.value) == line
 
 

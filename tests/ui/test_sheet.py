@@ -1,4 +1,4 @@
-"""X/Y sheets: the pictures of Draw, captioned, in a PNG that draws itself again."""
+"""X/Y sheets: the pictures of Draw, captioned, in a PNG from which the sheet can be drawn again."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ LIMITS = Limits(pictures=6, steps=50, side=128, batch_size=2)
 
 @pytest.fixture
 def draw_at(engine, tmp_path):
-    """Draw a sheet into a folder of this name; gives its progress and the pictures, itself the last one."""
+    """Draw a sheet into a folder of this name. Returns its progress and its pictures; the sheet is the last."""
 
     def drawn_sheet(name: str, options: UncheckedRequest, axes: Axes):
         steps = list(draw_sheet(prepare_sheet(options, axes, engine, LIMITS), engine, tmp_path / name))
@@ -82,14 +82,14 @@ def test_a_sheet_has_the_pictures_of_draw_and_draws_itself_again(draw_at, engine
 
 
 def draw_alone(options: UncheckedRequest, settings: dict, engine, folder: Path) -> Path:
-    """The picture that Draw makes of the options with other settings."""
+    """Return the picture that Draw makes of the options with other settings."""
     settings = settings | ({"eta": None} if settings.get("scheduler") == "euler" else {})
     *_, (_, [picture]) = draw(prepare(replace(options, **settings), engine, LIMITS), engine, folder)
     return picture.path
 
 
 def has_inside(sheet: np.ndarray, path: Path) -> bool:
-    """Whether the pixels of a picture are somewhere in a sheet."""
+    """Return whether a sheet contains the pixels of a picture."""
     with Image.open(path) as image:
         picture = np.asarray(image)
     height, width = picture.shape[:2]
@@ -117,7 +117,7 @@ def test_a_long_caption_is_cut_and_stays_in_its_column():
 
 
 def test_progress_counts_the_steps_of_all_pictures(draw_at, monkeypatch):
-    monkeypatch.setattr(drawing, "INTERVAL", 0)  # each step is told of, however fast it is
+    monkeypatch.setattr(drawing, "INTERVAL", 0)  # report every step, however fast it is
     at, _ = draw_at("a", UncheckedRequest(label="noto birds"), Axes(Axis("steps", (1, 3)), Axis("seed", (1, 2))))
     assert [each.fraction for each in at] == pytest.approx([2 / 8, 4 / 8, 6 / 8, 1, 1])
     assert [(each.places.start, each.places.stop) for each in at] == [(0, 2), (2, 4), (2, 4), (2, 4), (2, 4)]
@@ -126,15 +126,15 @@ def test_progress_counts_the_steps_of_all_pictures(draw_at, monkeypatch):
 
 def test_a_sheet_is_held_to_the_limits_of_a_request(engine, monkeypatch, draw_at):
     options = UncheckedRequest(label="noto birds")
-    with pytest.raises(InputError, match="a sheet of 4 x 2 = 8 pictures is too large; a request draws up to 6"):
+    with pytest.raises(InputError, match="a sheet of 4 x 2 = 8 pictures is too large; the limit is 6"):
         prepare_sheet(options, Axes(Axis("seed", (1, 2, 3, 4)), Axis("steps", (1, 2))), engine, LIMITS)
     with pytest.raises(InputError, match="steps: 51 is not a whole number from 1 to 50"):
         prepare_sheet(options, Axes(Axis("steps", (1, 51))), engine, LIMITS)
     draw_at("measured", options, Axes(Axis("steps", (3,))))
     axes = Axes(Axis("steps", (40, 41)), Axis("seed", (1, 2, 3)))
     known = engine.budget._known_seconds(prepare(options, engine, LIMITS))
-    monkeypatch.setattr(engine.budget, "minutes", known * 200 / 60)  # each of its pictures fits
-    with pytest.raises(InputError, match="this takes about"):
+    monkeypatch.setattr(engine.budget, "minutes", known * 200 / 60)  # each picture alone fits
+    with pytest.raises(InputError, match="this would take about"):
         prepare_sheet(options, axes, engine, LIMITS)
 
 

@@ -1,4 +1,4 @@
-"""Sheets and grids through the page's own events: drawn, dropped onto it again, and in History."""
+"""Sheets and grids through the events of the page: drawn, dropped onto the page again, and in History."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def outputs(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(engine, serve, outputs):
-    """The address of a page that this module's tests share, with its pictures in `outputs`."""
+    """The address of a page that this module's tests share. Its pictures are in `outputs`."""
     with serve(engine, Limits(), outputs=outputs) as address:
         yield address
 
@@ -32,7 +32,7 @@ def draw(page, **fields) -> str:
 
 
 def drop(page, path: Path) -> tuple[str, dict]:
-    """Drop a PNG onto the page; gives what that says, and the values of its fields then, by label."""
+    """Drop a PNG onto the page. Returns the status text, and the new values of the fields by label."""
     (uploaded,) = page.http.post("/gradio_api/upload", files={"files": (path.name, path.read_bytes())}).json()
     result = page.restore({"path": uploaded, "meta": {"_type": "gradio.FileData"}})
     values = {}
@@ -48,22 +48,22 @@ def newest(outputs: Path, name: str) -> Path:
 
 
 def captions(page) -> list[str]:
-    """Those of History's first page."""
+    """Return the pictures of History's first page."""
     gallery = page.call(page.event("history-tab", "select"), [None, 1])["output"]["data"][2]
     return [each["caption"] for each in gallery["value"]]
 
 
 def test_a_sheet_that_is_dropped_on_the_page_draws_itself_again(visit, outputs):
     page = visit()
-    assert "Drew 4 pictures and a sheet of them" in draw(page, **FIELDS, **SHEET)
+    assert "Drew 4 pictures and their sheet" in draw(page, **FIELDS, **SHEET)
     sheet = newest(outputs, "sheet.png")
     assert len(list(sheet.parent.iterdir())) == 5
     assert "sheet of steps 1, 2 x seed 4, 5" in captions(page)
     other = visit()
     said, values = drop(other, sheet)
-    assert "Settings of sheet.png are in the form, and its axes" in said
+    assert "Loaded the settings of sheet.png, and its axes" in said
     assert values | SHEET | {"Y values": "4, 5"} == values and values["Group"] == "birds"
-    assert "Drew 4 pictures and a sheet" in draw(other, **values)
+    assert "Drew 4 pictures and their sheet" in draw(other, **values)
     again = newest(outputs, "sheet.png")
     assert again != sheet and again.read_bytes() == sheet.read_bytes()
     _, values = drop(other, next(path for path in sheet.parent.iterdir() if path != sheet))
@@ -73,8 +73,8 @@ def test_a_sheet_that_is_dropped_on_the_page_draws_itself_again(visit, outputs):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        pytest.param({"X values": "1, x"}, "Steps: 'x' is no value of the axis; give whole numbers", id="values"),
-        pytest.param({"Y: rows": "steps"}, "Steps: both axes have it", id="one axis twice"),
+        pytest.param({"X values": "1, x"}, "Steps: 'x' is not a valid value; give whole numbers", id="values"),
+        pytest.param({"Y: rows": "steps"}, "Steps is on both axes", id="one axis twice"),
         pytest.param({"Y values": "1-40"}, "a sheet of 2 x 40 = 80 pictures is too large", id="too many pictures"),
         pytest.param({"X: columns": ["steps"]}, "is not one of seed", id="a list as name"),
     ],
@@ -95,7 +95,7 @@ def test_a_run_is_saved_as_the_grid_that_the_command_makes(visit, outputs, tmp_p
     assert png.read_settings(grid)["seed"] == [5, 6, 7]
     assert "grid of seeds 5, 6, 7" in captions(page)
     said, values = drop(page, grid)
-    assert "Settings of grid.png are in the form" in said and (values["Pictures"], values["Seed"]) == (3, 5)
+    assert "Loaded the settings of grid.png" in said and (values["Pictures"], values["Seed"]) == (3, 5)
     next(path for path in grid.parent.iterdir() if path != grid).unlink()
     refused = page.call(page.event("save-grid", "click"), [None])
     assert "a picture of this run was deleted" in str(refused["output"])
@@ -103,7 +103,7 @@ def test_a_run_is_saved_as_the_grid_that_the_command_makes(visit, outputs, tmp_p
 
 def test_there_is_no_grid_before_a_run(visit):
     page = visit()
-    assert "there is no run yet" in str(page.call(page.event("save-grid", "click"), [None])["output"])
+    assert "no run to save" in str(page.call(page.event("save-grid", "click"), [None])["output"])
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_a_sheet_and_a_grid_of_history_fill_form_and_compare(visit, outputs):
     page.call(page.event("save-grid", "click"), [None])
     draw(page, **FIELDS, **SHEET)
     places = {caption.split()[0]: place for place, caption in enumerate(captions(page)[:10])}
-    for kind, said in (("sheet", "Settings of sheet.png are in the form, and its axes"), ("grid", "of grid.png are")):
+    for kind, said in (("sheet", "Loaded the settings of sheet.png, and its axes"), ("grid", "of grid.png")):
         clicked = page.event("history", "select")
         body = {"data": [None] * len(clicked["inputs"]), "fn_index": clicked["id"], "session_hash": page.session_hash}
         body["event_data"] = {"index": places[kind], "value": None}
@@ -121,11 +121,11 @@ def test_a_sheet_and_a_grid_of_history_fill_form_and_compare(visit, outputs):
         assert any(each["msg"] == "process_completed" and each["success"] for each in page.messages())
         use, send = (click_in_history(page, text) for text in ("Use these settings", "Send to Compare"))
         assert said in str(page.call(use, [None])["output"])
-        assert f"A and B are as seed {4 if kind == 'sheet' else 5}" in str(page.call(send, [None])["output"])
+        assert f"have the settings of seed {4 if kind == 'sheet' else 5}" in str(page.call(send, [None])["output"])
 
 
 def click_in_history(page, text: str) -> dict:
-    """The click on the button of such a text, which is the page's last one."""
+    """Return the click event of the page's last button with this text."""
     key = [key for key, each in page.components.items() if each["props"].get("value") == text][-1]
     events = page.config["dependencies"]
     return next(each for each in events if each["backend_fn"] and [key, "click"] in map(list, each["targets"]))

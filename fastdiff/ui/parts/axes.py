@@ -1,4 +1,4 @@
-"""The axes of an X/Y sheet: settings that change from column to column and from row to row, and their values."""
+"""The axes of an X/Y sheet: the settings that vary across its columns and rows, and their values."""
 
 import math
 import re
@@ -27,7 +27,7 @@ _KINDS: dict[str, Any] = {
 _CAPTIONS = {"seed": "seed {}", "steps": "{} steps", "guidance_scale": "guidance {}"}
 _NUMBERS = ("seed", "steps", "guidance_scale")
 _Text = Annotated[str, Len(0, 2**17), Wanted("a list of values")]
-_RANGE = re.compile(  # 1-5, 1-9 (+2) and 0-100 [5], as A1111's X/Y/Z plot
+_RANGE = re.compile(  # 1-5, 1-9 (+2) and 0-100 [5], as in A1111's X/Y/Z plot
     r"(?P<first>[\d.]+)\s*-\s*(?P<last>[\d.]+)\s*(?:\(\+?(?P<step>[\d.]+)\)|\[(?P<count>\d{1,9})\])?"
 )
 
@@ -40,16 +40,16 @@ class Axis(Schema):
     values: Annotated[tuple[Any, ...], Len(1, MAX_VALUES)]
 
     def check(self) -> None:
-        """InputError for a value that the setting does not take, and for one that is there twice."""
+        """Raise InputError for an invalid value, and for a value that occurs twice."""
         values = tuple(checked(self.name, value, _KINDS[self.name]) for value in self.values)
         for value in values:
             if values.count(value) > 1:
-                raise InputError(f"{self.name}: {value} is on the axis twice; leave one out")
+                raise InputError(f"{self.name}: {value} is on the axis twice; remove one")
         object.__setattr__(self, "values", values)
 
     @classmethod
     def parse(cls, name: Any, text: Any) -> "Axis":
-        """The values that somebody typed: numbers and ranges, names between commas, or a name or prompt a line."""
+        """Parse typed values: numbers and ranges, names separated by commas, or one name or prompt per line."""
         text = checked(str(name), text, _Text)
         values: list[Any] = []
         if name in _NUMBERS:
@@ -59,19 +59,19 @@ class Axis(Schema):
             between = "\n" if name == "prompt" or "\n" in text else ","
             values = [part.strip() for part in text.split(between) if part.strip()]
         if not values:
-            raise InputError(f"{name}: the axis has no values; type some, or choose no axis")
+            raise InputError(f"{name}: the axis has no values; enter some, or set the axis to None")
         return cls(name, tuple(value.lower() for value in values) if name == "scheduler" else tuple(values))
 
     @property
     def text(self) -> str:
-        """The values as they can be typed."""
+        """The values as the user can type them."""
         if self.name == "prompt" or any("," in str(value) for value in self.values):
             return "\n".join(map(str, self.values)) + "\n"
         return self.words
 
     @property
     def words(self) -> str:
-        """The values in a sentence."""
+        """The values, separated by commas."""
         return ", ".join(map(_short, self.values))
 
     @property
@@ -81,19 +81,19 @@ class Axis(Schema):
 
 
 def caption(name: str, value: Any) -> str:
-    """The words for a value of an axis."""
+    """Return the caption of a value of an axis."""
     if name == "label" and isinstance(value, int):
         return f"label {value}"
     return "1 step" if (name, value) == ("steps", 1) else _CAPTIONS.get(name, "{}").format(_short(value))
 
 
 def _short(value: Any) -> str:
-    """A value without the .0 of a whole number."""
+    """Return a value as text, without the .0 of a whole number."""
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def _numbers(name: str, text: str) -> list[int | float]:
-    """The numbers that `7` or a range stands for. InputError for anything else, and for too many."""
+    """Parse a number such as `7`, or a range. Raises InputError for anything else, and for too many numbers."""
     match = _RANGE.fullmatch(text)
     if not match:
         return [_number(name, text)]
@@ -105,7 +105,7 @@ def _numbers(name: str, text: str) -> list[int | float]:
         step = _number(name, match["step"] or "1")
         count = math.floor((last - first) / step + 1e-6) + 1 if step > 0 else 0
     if not 0 < count <= MAX_VALUES or last < first:
-        raise InputError(f"{name}: {text} is no rising range of up to {MAX_VALUES} numbers")
+        raise InputError(f"{name}: {text} is not an increasing range of at most {MAX_VALUES} numbers")
     values = [first + i * step for i in range(count)]
     return [round(value, 6) if name == "guidance_scale" else round(value) for value in values]
 
@@ -114,7 +114,7 @@ def _number(name: str, text: str) -> int | float:
     whole = name != "guidance_scale"
     if not re.fullmatch(r"\d{1,10}" if whole else r"(\d{1,10}\.?\d{0,20}|\.\d{1,20})(e[+-]?\d{1,2})?", text):
         wanted = "whole numbers such as 5, 10 or 1-4" if whole else "numbers such as 1, 2.5 or 1-4"
-        raise InputError(f"{name}: {text[:40]!r} is no value of the axis; give {wanted}")
+        raise InputError(f"{name}: {text[:40]!r} is not a valid value; give {wanted}")
     return int(text) if whole else float(text)
 
 
@@ -127,22 +127,22 @@ class Axes:
 
     def __post_init__(self) -> None:
         if self.x and self.y and self.x.name == self.y.name:
-            raise InputError(f"{self.x.name}: both axes have it; choose another for one of them")
+            raise InputError(f"{self.x.name} is on both axes; choose another setting for one of them")
 
     @classmethod
     def from_record(cls, record: Any, source: str) -> "Axes":
-        """The axes that `as_record` wrote into a PNG. InputError, with the name `source`, for anything else."""
+        """Return the axes that `as_record` wrote. Raises InputError, with the name `source`, for any other record."""
         if not isinstance(record, Mapping) or not record.keys() <= {"x", "y"}:
-            raise InputError(f"{source} holds axes that cannot be used")
+            raise InputError(f"{source} has invalid axes")
         axes = {}
         for name, axis in record.items():
             if not isinstance(axis, Mapping) or axis.keys() != {"name", "values"}:
-                raise InputError(f"{source} holds an axis {name} that cannot be used")
+                raise InputError(f"{source} has an invalid axis {name}")
             axes[name] = Axis.from_mapping(axis, f"{source}: axis {name}")
         return cls(**axes)
 
     def as_record(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return the axes as JSON values."""
         return {place: {"name": axis.name, "values": list(axis.values)} for place, axis in self.chosen.items()}
 
     def __bool__(self) -> bool:
@@ -157,7 +157,7 @@ class Axes:
         return len(self.y.values) if self.y else 1
 
     def settings(self) -> list[dict[str, Any]]:
-        """The settings of each picture that the axes give, row by row."""
+        """Return the settings of each picture, row by row."""
         across, down = (_settings(axis) for axis in (self.x, self.y))
         return [one | other for other in down for one in across]
 

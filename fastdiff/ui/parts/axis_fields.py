@@ -1,4 +1,4 @@
-"""The fields of an X/Y sheet: two axes, each a setting and the values that somebody types."""
+"""The fields of an X/Y sheet: two axes, each with a setting and typed values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from fastdiff.ui.parts.messages import PROBLEMS, field_name, number_of_pictures
 from fastdiff.ui.parts.request import UncheckedRequest
 from fastdiff.ui.parts.running import QUICK, Updates
 
-_NONE = ""  # the choice of no axis
+_NONE = ""  # the value of the choice None
 _TITLE = "X/Y sheet"
 _HINTS = {
-    "seed": "Such as 0-3, or 1, 5, 9",
-    "steps": "Such as 5, 10, 20, or 5-20 (+5)",
-    "guidance_scale": "Such as 1, 2.5, 4, or 1-7 [4]",
-    "scheduler": f"Of {', '.join(SCHEDULERS)}",
-    "label": "Between commas, or one a line",
-    "prompt": "One a line",
+    "seed": "For example 0-3, or 1, 5, 9",
+    "steps": "For example 5, 10, 20, or 5-20 (+5)",
+    "guidance_scale": "For example 1, 2.5, 4, or 1-7 [4]",
+    "scheduler": f"Choose from {', '.join(SCHEDULERS)}",
+    "label": "Separated by commas, or one per line",
+    "prompt": "One per line",
 }
 
 
@@ -39,9 +39,9 @@ class AxisFields:
     @classmethod
     def build(cls, card: ModelCard) -> "AxisFields":
         with gr.Accordion(_TITLE, open=False, elem_id="axes") as box:
-            gr.Markdown("A picture for each pair of values, and a sheet of them. All else, but Pictures, is as above.")
+            gr.Markdown("One picture per pair of values, and a sheet of all. Uses the settings above, except Pictures.")
             fields = [part for name in ("X: columns", "Y: rows") for part in _build_axis(name, card)]
-        return cls(box, *fields)  # type: ignore[arg-type]  # of both kinds in turn
+        return cls(box, *fields)  # type: ignore[arg-type]  # dropdown and textbox in turn
 
     @property
     def components(self) -> list[Component]:
@@ -52,15 +52,15 @@ class AxisFields:
         return [(self.x, self.x_values), (self.y, self.y_values)]
 
     def chosen(self, data: Mapping[Component, Any]) -> Axes:
-        """The axes that are asked for. InputError for values that cannot be."""
+        """Return the chosen axes. Raises InputError for invalid values."""
         return _axes([(data[name], data[values]) for name, values in self._axes])
 
     def show(self, card: ModelCard, axes: Axes) -> Updates:
-        """The fields with the axes of a sheet, or with none."""
+        """Fill in the axes of a sheet, or clear the fields."""
         return self._fill(card, [(axis.name, axis.text) if axis else (_NONE, "") for axis in (axes.x, axes.y)])
 
     def fit(self, card: ModelCard, data: Mapping[Component, Any], keep_label: bool = True) -> Updates:
-        """The fields for another model, with what is typed where the model has such a setting."""
+        """Fit the fields to another model. Typed values stay if the model has the setting."""
         offered = {*_offered(card)} - ({"label"} if not keep_label else set())
         typed = [(data[name], str(data[values])) for name, values in self._axes]
         return self._fill(card, [each if each[0] in offered else (_NONE, "") for each in typed])
@@ -74,14 +74,14 @@ class AxisFields:
         return updates
 
     def follow(self, inputs: set[Block], request: Callable[[Mapping[Component, Any]], UncheckedRequest]) -> None:
-        """Give an axis that is chosen values to begin with, and tell in the title how many pictures there will be."""
+        """Fill in initial values when an axis is chosen, and show the number of pictures in the title."""
 
         def count(*typed: str) -> dict[str, Any]:
             return gr.update(label=_title([(typed[0], typed[1]), (typed[2], typed[3])]))
 
         for name, values in self._axes:
             name.input(self._begin(name, values, request), inputs, [values, self.box], **QUICK)
-            # not at every change: a restored form changes field by field, and the answers come in any order
+            # not on change: a restored form changes field by field, and the answers come in any order
             edits = [values.input, values.blur]
             gr.on(edits, count, self.components, self.box, trigger_mode="always_last", **QUICK)
 
@@ -89,11 +89,11 @@ class AxisFields:
         self, name: gr.Dropdown, values: gr.Textbox, request: Callable[[Mapping[Component, Any]], UncheckedRequest]
     ) -> Callable[[Mapping[Component, Any]], Updates]:
         def begin(data: Mapping[Component, Any]) -> Updates:
-            """Values to begin with; the form's own value is among them."""
+            """Return initial values, which include the form's own value."""
             axis = data[name]
             try:
                 value = getattr(request(data), axis) if axis else None
-            except PROBLEMS:  # the model is gone
+            except PROBLEMS:  # the model no longer exists
                 value = None
             text = _first_values(axis, value)
             typed = {**data, values: text}
@@ -113,7 +113,7 @@ def _build_axis(label: str, card: ModelCard) -> tuple[gr.Dropdown, gr.Textbox]:
 
 
 def _offered(card: ModelCard) -> list[str]:
-    """The settings that can be axes for a model."""
+    """Return the settings that can be axes for a model."""
     can = {
         "guidance_scale": can_guide(card),
         "label": bool(card.labels) and not card.reads_text,
@@ -142,7 +142,7 @@ def _axes(typed: Sequence[tuple[Any, Any]]) -> Axes:
 def _title(typed: Sequence[tuple[str, str]]) -> str:
     try:
         axes = _axes(typed)
-    except PROBLEMS:  # Generate says which
-        return f"{_TITLE}: not complete"
+    except PROBLEMS:  # Generate reports the problem
+        return f"{_TITLE}: incomplete"
     count = number_of_pictures(axes.columns * axes.rows)
     return f"{_TITLE}: {axes.columns} x {axes.rows} = {count}" if axes else _TITLE

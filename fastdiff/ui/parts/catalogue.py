@@ -1,4 +1,4 @@
-"""The models that the page offers: where they come from, which may be read, and what each is drawn with."""
+"""The models that the page offers: where they are, which may be read, and their default settings."""
 
 import os
 import threading
@@ -15,12 +15,12 @@ MAX_DEPTH = 3  # folders below the models folder
 
 
 class Catalogue:
-    """Bundled models, models below `folder` (named ./path), and with `allow_hub` models of the Hugging Face hub."""
+    """Bundled models, models below `folder` (named ./path), and with `allow_hub` models of the Hugging Face Hub."""
 
     def __init__(self, folder: Path | None = None, allow_hub: bool = False, defaults: Defaults = PAGE) -> None:
-        """defaults: what is drawn where a request leaves it open. InputError for a folder that is not there."""
+        """defaults: settings that a request leaves open. Raises InputError for a folder that does not exist."""
         if folder is not None and not folder.is_dir():
-            raise InputError(f"--models-dir {folder} is not a folder; name the one that holds your model folders")
+            raise InputError(f"--models-dir {folder} is not a folder; give the folder that contains your model folders")
         self.folder = None if folder is None else folder.resolve()
         self.allow_hub = allow_hub
         self.defaults = defaults
@@ -28,34 +28,34 @@ class Catalogue:
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
-        """The models that can be drawn with and need no download."""
+        """Return the names of the usable models that need no download."""
         return [card.name for card in self.cards()]
 
     def cards(self) -> list[ModelCard]:
-        """The cards of those models."""
+        """Return the cards of the usable models that need no download."""
         cards, _ = self._read_all()
         return cards
 
     def left_out(self) -> dict[str, str]:
-        """The models that are there and cannot be drawn with, by name, and why."""
+        """Return why each unusable model is left out, by name."""
         _, left_out = self._read_all()
         return left_out
 
     def card(self, name: str) -> ModelCard:
-        """The card of model `name`. A hub model is downloaded where the hub is allowed.
+        """Return the card of model `name`. A hub model is downloaded if the hub is allowed.
 
-        Raises InputError for a name that is not on offer, and for a model that fastdiff does not draw with.
+        Raises InputError for an unknown name, and for a model that the page does not support.
         """
         folder = self._folders().get(name) if isinstance(name, str) else None
         if folder is None and self.allow_hub and isinstance(name, str) and hub.is_hub_id(name):
             folder = hub.resolve(name)
         if folder is None:
-            hint = "or a hub id org/name" if self.allow_hub else "hub ids need the server's option --allow-hub"
-            raise InputError(f"model {str(name)[:80]!r} is not here; choose one of {', '.join(self.names())}; {hint}")
+            hint = "or a hub id (org/name)" if self.allow_hub else "hub ids need the server option --allow-hub"
+            raise InputError(f"model {str(name)[:80]!r} is unknown; choose one of {', '.join(self.names())}; {hint}")
         return _read_card(name, folder)
 
     def tokenizers(self, card: ModelCard) -> tuple[CLIPTokenizer, ...]:
-        """The tokenizers of a model that reads text, each read once. InputError for files that make none."""
+        """Return the tokenizers of a model that reads text. They are cached. Raises InputError for invalid files."""
         with self._lock:
             if card.folder not in self._tokenizers:
                 self._tokenizers[card.folder] = tuple(
@@ -64,7 +64,7 @@ class Catalogue:
             return self._tokenizers[card.folder]
 
     def default_sampling(self, card: ModelCard, scheduler: str | None = None) -> Sampling:
-        """The options that `card` is drawn with, by `scheduler` or by the model's own."""
+        """Return the default options of `card` with `scheduler`, or with the model's own scheduler."""
         asked = SamplingOptions(scheduler=scheduler)
         return complete_sampling(asked, ModelFacts.of(card), self.defaults, labelled=bool(card.labels))
 
@@ -73,12 +73,12 @@ class Catalogue:
         return folders
 
     def _search(self) -> tuple[dict[str, Path], dict[str, str]]:
-        """The folders of the models on offer, by name, and why others must not be read."""
+        """Return the folders of the models on offer, by name, and why others must not be read."""
         local, refused = ({}, {}) if self.folder is None else _model_folders(self.folder)
         return hub.bundled_models() | local | (hub.cached_models() if self.allow_hub else {}), refused
 
     def _read_all(self) -> tuple[list[ModelCard], dict[str, str]]:
-        """The cards of the models, and why others have none. What is wrong with one stops no other."""
+        """Return the cards of the usable models, and why others have none. A broken model does not affect others."""
         folders, left_out = self._search()
         cards = []
         for name, folder in folders.items():
@@ -97,16 +97,16 @@ def _read_card(name: str, folder: Path) -> ModelCard:
     except Exception as error:
         raise InputError(f"model {name} cannot be read ({in_one_line(error)}); save it again") from None
     if card.config.of_trajectories:
-        raise InputError(f"model {name}: it plans trajectories, and the page draws pictures; use fastdiff sample")
+        raise InputError(f"model {name}: it plans trajectories, but the page draws pictures; use fastdiff sample")
     if card.reads_text and not card.tokenizers:
-        raise InputError(f"model {name}: it has no text encoder, and the page has nothing else to tell it; use Python")
+        raise InputError(f"model {name}: it has no text encoder, so the page cannot give it a prompt; use Python")
     if card.config.class_embed_type is not None:
         raise InputError(f"model {name}: the page has no control for class_embed_type {card.config.class_embed_type}")
     return card
 
 
 def _model_folders(root: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """The model folders below `root`, by name; and folders that must not be read, with the reason."""
+    """Return the model folders below `root`, by name, and folders that must not be read, with the reason."""
     folders: dict[str, Path] = {}
     refused: dict[str, str] = {}
     for folder in _walk(root, MAX_DEPTH):
@@ -119,13 +119,13 @@ def _model_folders(root: Path) -> tuple[dict[str, Path], dict[str, str]]:
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Path]:
-    """The pipeline folders at most `depth` levels below `folder`; a model folder is not searched further.
+    """Yield the pipeline folders at most `depth` levels below `folder`, without searching inside them.
 
-    Folders and links that cannot be followed are among them; `_refusal` gives the reason.
+    Folders and links that cannot be followed are included; `_refusal` gives the reason.
     """
     try:
         children = sorted(folder.iterdir())
-        os.stat(os.path.join(folder, "."))  # it may be listed, and yet not searched
+        os.stat(os.path.join(folder, "."))  # it may be readable but not searchable
     except OSError:
         yield folder
         return
@@ -138,10 +138,10 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _refusal(folder: Path, root: Path) -> str | None:
-    """Why `folder` must not be read; None where it may be.
+    """Return why `folder` must not be read, or None if it may be.
 
-    Every file that loading it may read lies below `root`, once all links are followed, and is a plain file: another
-    kind may never end.
+    Every file that loading may read must be below `root` after all links are followed, and must be a regular file,
+    because reading another kind may never end.
     """
     try:
         str(folder).encode()
@@ -152,9 +152,9 @@ def _refusal(folder: Path, root: Path) -> str | None:
     except UnicodeEncodeError:
         return "its name is not UTF-8; rename it"
     except OSError as error:
-        return f"{error.filename}: {error.strerror}; correct or remove it"
-    except RuntimeError as error:  # links in a circle
+        return f"{error.filename}: {error.strerror}; fix or remove it"
+    except RuntimeError as error:  # circular links
         return in_one_line(error)
     if outside:
-        return f"the link {outside[0].relative_to(root)} leads out of {root}; put a copy in its place"
-    return f"{strange[0].relative_to(root)} is no plain file; remove it" if strange else None
+        return f"the link {outside[0].relative_to(root)} points outside {root}; replace it with a copy"
+    return f"{strange[0].relative_to(root)} is not a regular file; remove it" if strange else None

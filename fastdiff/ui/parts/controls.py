@@ -1,4 +1,4 @@
-"""The form's controls, in groups that follow the model: what a model cannot use is not shown."""
+"""The form's controls, in groups that follow the model: controls that a model cannot use are hidden."""
 
 import math
 import secrets
@@ -17,14 +17,14 @@ from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.parts.running import QUICK, Updates
 
-MAX_GUIDANCE = 10  # of the slider; larger ones can come from a picture
-MAX_TEXT_GUIDANCE = 20  # Stable Diffusion is drawn with 5 to 15
-ASPECTS = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3), (16, 9), (9, 16))  # of the sizes on offer, width to height
-Properties = dict[str, dict[str, Any]]  # of the components of a Controls, by name
+MAX_GUIDANCE = 10  # of the slider; a restored picture can have more
+MAX_TEXT_GUIDANCE = 20  # Stable Diffusion is used with 5 to 15
+ASPECTS = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3), (16, 9), (9, 16))  # of the preset sizes, width to height
+Properties = dict[str, dict[str, Any]]  # properties of a Controls' components, by name
 
 
 def model_picker(catalogue: Catalogue, card: ModelCard) -> gr.Dropdown:
-    hint = "One of the list, or any hub id org/name" if catalogue.allow_hub else None
+    hint = "Choose from the list, or enter a hub id (org/name)" if catalogue.allow_hub else None
     return gr.Dropdown(
         catalogue.names(), value=card.name, label="Model", info=hint, allow_custom_value=catalogue.allow_hub
     )
@@ -35,14 +35,14 @@ def can_guide(card: ModelCard) -> bool:
 
 
 def are_alike(a: ModelCard, b: ModelCard) -> bool:
-    """Whether two models draw from the same labels, or both from prompts."""
+    """Return whether two models draw from the same labels, or both from prompts."""
     if a.reads_text or b.reads_text:
         return a.reads_text and b.reads_text
     return bool(a.labels) and [*map(a.label_name, a.labels)] == [*map(b.label_name, b.labels)]
 
 
 class Controls:
-    """Controls that follow the model together: a dataclass of components."""
+    """Base class of a dataclass of components that follow the model together."""
 
     @property
     def components(self) -> list[Component]:
@@ -54,7 +54,7 @@ class Controls:
 
 @dataclass(frozen=True)
 class SamplingControls(Controls):
-    """The options of sampling: steps, scheduler, eta, guidance, the layers of the text encoder, the weights."""
+    """The sampling options: steps, scheduler, eta, guidance, clip skip and weights."""
 
     steps: gr.Slider
     scheduler: gr.Radio | gr.Dropdown
@@ -72,20 +72,20 @@ class SamplingControls(Controls):
         record: Mapping[str, Any] | None = None,
         picker: type[gr.Radio] | type[gr.Dropdown] = gr.Radio,
     ) -> "SamplingControls":
-        """picker: of the scheduler and of the weights."""
+        """Build the controls. picker: the component type for the scheduler and for the weights."""
         properties = cls.properties(catalogue, card, limits, record)
         sampling = cls(
             steps=gr.Slider(
-                1, step=1, label="Steps", info="More are slower and finer", min_width=140, **properties["steps"]
+                1, step=1, label="Steps", info="More steps are slower, but finer", min_width=140, **properties["steps"]
             ),
             scheduler=picker(
                 [(name.upper(), name) for name in SCHEDULERS],
                 label="Scheduler",
-                info="How noise is removed",
+                info="Sampling method",
                 min_width=140,
                 **properties["scheduler"],
             ),
-            eta=gr.Slider(0, 1, step=0.05, label="Eta", info="Noise of each step", min_width=140, **properties["eta"]),
+            eta=gr.Slider(0, 1, step=0.05, label="Eta", info="Noise per step", min_width=140, **properties["eta"]),
             guidance_scale=gr.Slider(
                 0,
                 step=0.1,
@@ -97,13 +97,13 @@ class SamplingControls(Controls):
                 0,
                 step=1,
                 label="Clip skip",
-                info="Last layers of the text encoder that are left out",
+                info="How many of the last text encoder layers to skip",
                 **properties["clip_skip"],
             ),
             precision=picker(
                 [("Full", PRECISION), ("int8", "int8"), ("fp8", "fp8")],
                 label="Weights",
-                info="8 bits take half the memory, for a small error; fp8 multiplies in 8 bits too",
+                info="int8 and fp8 halve the memory, with a small error; fp8 also multiplies in 8 bits",
                 min_width=140,
                 **properties["precision"],
             ),
@@ -120,7 +120,7 @@ class SamplingControls(Controls):
     def properties(
         catalogue: Catalogue, card: ModelCard, limits: Limits, record: Mapping[str, Any] | None = None
     ) -> Properties:
-        """For `card`, with the values of a picture's `record` or the model's defaults."""
+        """Return the properties for `card`, with the values of a picture's `record` or the model's defaults."""
         own = catalogue.default_sampling(card)
         chosen: dict[str, Any] = {
             "num_inference_steps": own.num_inference_steps,
@@ -139,7 +139,7 @@ class SamplingControls(Controls):
             "guidance_scale": {
                 "maximum": max(MAX_TEXT_GUIDANCE if card.reads_text else MAX_GUIDANCE, chosen["guidance_scale"]),
                 "value": chosen["guidance_scale"],
-                "info": f"How much the {'prompt' if card.reads_text else 'label'} counts; 1 is plain",
+                "info": f"How closely to follow the {'prompt' if card.reads_text else 'label'}; 1 turns guidance off",
                 "visible": can_guide(card),
             },
             "clip_skip": {
@@ -153,7 +153,7 @@ class SamplingControls(Controls):
     def fit(
         self, catalogue: Catalogue, cards: tuple[ModelCard, ModelCard], limits: Limits, data: Mapping[Component, Any]
     ) -> Updates:
-        """The controls for the second of `cards`: its defaults, and what was changed for the first if it is alike."""
+        """Fit the controls to `cards[1]`: its defaults, with the user's changes if `cards[0]` is alike."""
         before, card = cards
         defaults = self.properties(catalogue, before, limits)
         values = {name: data[getattr(self, name)] for name in defaults}
@@ -163,7 +163,7 @@ class SamplingControls(Controls):
         return self.updates(self.properties(catalogue, card, limits, changed if are_alike(before, card) else None))
 
     def chosen(self, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
-        """The fields of an UncheckedRequest that these controls are for; None where the model has no such choice."""
+        """Return the UncheckedRequest fields of these controls. Options that the model does not have are None."""
         return {
             "steps": data[self.steps],
             "scheduler": data[self.scheduler],
@@ -176,7 +176,7 @@ class SamplingControls(Controls):
 
 @dataclass(frozen=True)
 class SizeControls(Controls):
-    """Width and height of the pictures, in steps that the model can draw; a model that reads text also has shapes."""
+    """Width and height, in multiples that the model can draw, and preset sizes for a model that reads text."""
 
     shape: gr.Radio | gr.Dropdown
     width: gr.Slider
@@ -186,7 +186,7 @@ class SizeControls(Controls):
     def build(
         cls, card: ModelCard, limits: Limits, picker: type[gr.Radio] | type[gr.Dropdown] = gr.Radio
     ) -> "SizeControls":
-        """Build the controls, in a row. picker: of the shapes, on a line of their own if it is a Radio."""
+        """Build the controls in a row. picker: the component type for the preset sizes; a Radio gets its own line."""
         properties = cls.properties(card, limits)
         size = cls(
             shape=picker(label="Size", min_width=320 if picker is gr.Radio else 140, **properties["shape"]),
@@ -195,12 +195,12 @@ class SizeControls(Controls):
         )
         sides = [size.width, size.height]
         size.shape.input(lambda text: [int(side) for side in text.split("x")], size.shape, sides, **QUICK)
-        gr.on([side.input for side in sides], lambda: None, None, size.shape, **QUICK)  # no shape is chosen then
+        gr.on([side.input for side in sides], lambda: None, None, size.shape, **QUICK)  # deselect the preset
         return size
 
     @staticmethod
     def properties(card: ModelCard, limits: Limits, record: Mapping[str, Any] | None = None) -> Properties:
-        """For `card`, with the size of a picture's `record` or the one the model was trained at."""
+        """Return the properties for `card`, with the size of a picture's `record` or the model's training size."""
         multiple = card.size_factor
         width, height = card.size or (8 * multiple, 8 * multiple)
         width, height = (record or {}).get("width", width), (record or {}).get("height", height)
@@ -208,7 +208,7 @@ class SizeControls(Controls):
             "minimum": multiple,
             "maximum": limits.side // multiple * multiple,
             "step": multiple,
-            "info": f"Trained at {card.size[0]}x{card.size[1]}; others may fall apart" if card.size else None,
+            "info": f"Trained at {card.size[0]}x{card.size[1]}; other sizes may look worse" if card.size else None,
         }
         shapes = [_shape(*each) for each in shapes_of(card, limits)] if card.reads_text else []
         chosen = _shape(width, height)
@@ -217,7 +217,7 @@ class SizeControls(Controls):
 
 
 def shapes_of(card: ModelCard, limits: Limits) -> list[tuple[int, int]]:
-    """(width, height) of the sizes on offer: the model's own, then others of about as many pixels within the limits."""
+    """Return the preset (width, height): the model's own, then others of about as many pixels within `limits`."""
     if card.size is None:
         return []
     pixels, multiple = math.prod(card.size), card.size_factor
@@ -235,34 +235,34 @@ def _shape(width: int, height: int) -> str:
 
 @dataclass(frozen=True)
 class SeedField(Controls):
-    """The seed of a run, which the next run takes again where it is locked; else that takes a new one."""
+    """The seed of a run. The next run reuses it if it is locked, and otherwise uses a new one."""
 
     seed: gr.Number
     lock: gr.Checkbox
-    spent: gr.State  # the seed that was drawn last; None where another was chosen since
+    spent: gr.State  # the seed drawn last; None if the user has chosen another since
 
     @classmethod
     def build(cls) -> "SeedField":
         with gr.Group():
             seed = seed_field()
-            lock = gr.Checkbox(False, label="Keep this seed", info="Else each run takes a new one", min_width=100)
+            lock = gr.Checkbox(False, label="Keep this seed", info="Otherwise each run uses a new seed", min_width=100)
             field = cls(seed, lock, gr.State(None))
         seed.input(lambda: None, None, field.spent, **QUICK)
         return field
 
     def chosen(self, data: Mapping[Component, Any]) -> Any:
-        """The seed of the next run, unchecked."""
+        """Return the seed of the next run, unchecked."""
         seed = data[self.seed]
         is_spent = seed is not None and seed == data[self.spent] and not data[self.lock]
         return secrets.randbelow(MAX_SEED + 1) if is_spent else seed
 
     def show(self, seed: int) -> Updates:
-        """The field with a seed that the next run draws."""
+        """Fill in a seed that the next run uses."""
         return {self.seed: seed, self.spent: None}
 
 
 def seed_field() -> gr.Number:
-    """A seed, with a button below it for another."""
+    """Build a seed field with a button for a new seed below it."""
     with gr.Group():
         seed = gr.Number(SEED, label="Seed", info=f"0 to {MAX_SEED}")
         new = gr.Button("New seed", size="sm")

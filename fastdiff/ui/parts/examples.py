@@ -1,4 +1,4 @@
-"""Examples of the bundled models: PNG files in their folders' examples/, drawn by what is inside them."""
+"""Examples of the bundled models: PNG files in examples/ of each model folder, with their settings inside."""
 
 import base64
 import html
@@ -30,7 +30,7 @@ element.addEventListener("click", ({target}) => {
 
 @dataclass(frozen=True)
 class Example:
-    """A picture, and the settings in its PNG file, by which the page draws the same one."""
+    """A picture, and the settings in its PNG file, from which the page draws the same picture."""
 
     path: Path
     record: dict[str, Any]
@@ -42,35 +42,35 @@ class Example:
 
 
 def examples_of(card: ModelCard) -> list[Example]:
-    """The examples of a model, in the order of their files' names; none of one that is not bundled."""
+    """Return the examples of a model, sorted by file name. A model that is not bundled has none."""
     if card.folder not in hub.bundled_models().values():
         return []
     return [Example(path, png.read_settings(path)) for path in sorted((card.folder / "examples").glob("*.png"))]
 
 
 def example_of(card: ModelCard, event: gr.EventData) -> Example:
-    """The example that a click on the pictures names. gr.Error for one that `card` has not."""
+    """Return the example that was clicked. Raises gr.Error if `card` has no such example."""
     name = getattr(event, "name", None)
     for example in examples_of(card):
         if example.path.name == name:
             return example
-    raise gr.Error(f"{card.name} has no such example; choose one of its own", print_exception=False)
+    raise gr.Error(f"{card.name} has no such example; choose another", print_exception=False)
 
 
 def build_examples(card: ModelCard) -> gr.HTML:
-    """A row of pictures; a click on one is for `example_of`, once the run of this visit has ended."""
+    """Build a row of pictures. A click triggers an event for `example_of` once this session's run has ended."""
     return gr.HTML(**_properties(card), js_on_load=_TELL, apply_default_css=False, elem_id="examples")
 
 
 def fit_examples(card: ModelCard) -> dict[str, Any]:
-    """The update that shows the examples of another model, or none."""
+    """Return the update that shows the examples of another model, or hides the row if it has none."""
     return gr.update(**_properties(card))
 
 
 def _properties(card: ModelCard) -> dict[str, Any]:
     examples = examples_of(card)
     pictures = "".join(map(_button, examples))
-    return {"value": f'Examples: a click draws<div class="examples">{pictures}</div>', "visible": bool(examples)}
+    return {"value": f'Examples (click to draw)<div class="examples">{pictures}</div>', "visible": bool(examples)}
 
 
 def _button(example: Example) -> str:

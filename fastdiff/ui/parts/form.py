@@ -1,4 +1,4 @@
-"""The form of the page: a subject and a seed, drawn by a model of chosen settings in Draw, by two in Compare."""
+"""The form of the page: a subject and a seed, with one model and its settings in Draw, and two in Compare."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,18 +20,18 @@ from fastdiff.ui.parts.subject import LabelPickers, PromptBoxes
 
 @dataclass(frozen=True)
 class ModelControls:
-    """A model, and how it draws."""
+    """A model and its sampling and size controls."""
 
     catalogue: Catalogue
     limits: Limits
     model: gr.Dropdown
-    fitted: gr.State  # the name of the model that the controls fit
+    fitted: gr.State  # the name of the model that the controls currently fit
     sampling: SamplingControls
     size: SizeControls
 
     @classmethod
     def build(cls, name: str, catalogue: Catalogue, card: ModelCard, limits: Limits, steps: int) -> "ModelControls":
-        """Build a side of Compare on one line, below its `name`. steps: the number that it opens with."""
+        """Build a side of Compare in one row, with its `name` as heading. steps: the initial number of steps."""
         with gr.Row(elem_classes="side"):
             gr.Markdown(f"### {name}")
             model = model_picker(catalogue, card)
@@ -44,12 +44,12 @@ class ModelControls:
         return [self.model, self.fitted, *self.sampling.components, *self.size.components]
 
     def chosen(self, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
-        """The fields of an UncheckedRequest that these controls are for."""
+        """Return the UncheckedRequest fields of these controls."""
         size = {"width": data[self.size.width], "height": data[self.size.height]}
         return {"model": card.name, **self.sampling.chosen(data, card), **size}
 
     def fit(self, cards: tuple[ModelCard, ModelCard], data: Mapping[Component, Any]) -> Updates:
-        """The controls, which fit the first of `cards`, for the second."""
+        """Fit the controls to `cards[1]`; they fit `cards[0]` now."""
         return {
             self.fitted: cards[1].name,
             **self.sampling.fit(self.catalogue, cards, self.limits, data),
@@ -57,7 +57,7 @@ class ModelControls:
         }
 
     def show(self, card: ModelCard, record: Mapping[str, Any]) -> Updates:
-        """The controls for `card` with the settings in a picture's `record`."""
+        """Fit the controls to `card`, and fill in the settings of a picture's `record`."""
         return {
             self.model: card.name,
             self.fitted: card.name,
@@ -68,7 +68,7 @@ class ModelControls:
 
 @dataclass(frozen=True)
 class Form:
-    """The fields that Draw and Compare share. Draw has one side, Compare A and B."""
+    """The fields that Draw and Compare share. Draw has one side, Compare has A and B."""
 
     catalogue: Catalogue
     limits: Limits
@@ -79,7 +79,7 @@ class Form:
 
     @classmethod
     def build(cls, catalogue: Catalogue, card: ModelCard, limits: Limits) -> "Form":
-        """Build the form of Compare: B opens with half the steps of A."""
+        """Build the form of Compare. B opens with half the steps of A."""
         labels = LabelPickers.build(card)
         boxes = PromptBoxes.build(catalogue, card)
         seed = seed_field()
@@ -97,17 +97,17 @@ class Form:
 
     @property
     def typed(self) -> list[gr.Textbox | gr.Number]:
-        """The fields in which Enter draws."""
+        """The fields in which Enter starts a run."""
         return [self.boxes.prompt, self.boxes.negative_prompt, self.seed]
 
     def follow(self) -> None:
-        """Let the groups of labels follow their style, and the count of tokens the prompts and models."""
+        """Update the label groups when the style changes, and the token counts when a prompt or a model changes."""
         pickers = [side.model for side in self.sides]
         self.labels.follow(self.catalogue, pickers[0])
         self.boxes.follow(self.catalogue, pickers)
 
     def request(self, data: Mapping[Component, Any], side: int = 0) -> UncheckedRequest:
-        """The request of one side. InputError for a model that is not there."""
+        """Return the request of one side. Raises InputError for an unknown model."""
         card = self.catalogue.card(data[self.sides[side].model])
         return UncheckedRequest(
             label=self.labels.chosen(data) if card.labels else None,
@@ -117,10 +117,10 @@ class Form:
         )
 
     def fit(self, data: Mapping[Component, Any], side: int = 0) -> Updates | None:
-        """The form for the model chosen in a side; None where it fits already. InputError for one that is not there.
+        """Fit the form to the model chosen in a side. Returns None if it already fits.
 
-        The labels follow the first side's model, the prompts the models of all sides. Gradio also sends a
-        change when a user focuses the field and leaves it, which chooses the same model again.
+        The labels follow the model of the first side; the prompts follow the models of all sides. Gradio also sends an
+        event when a user focuses the field and leaves it, with the same model. Raises InputError for an unknown model.
         """
         controls = self.sides[side]
         name, before = data[controls.model], data[controls.fitted]
@@ -132,7 +132,7 @@ class Form:
         return updates if side else updates | self.labels.fit(cards[1], data)
 
     def show(self, card: ModelCard, record: Mapping[str, Any]) -> Updates:
-        """The form for `card`, in each side, with the settings in a picture's `record`."""
+        """Fit the form and each side to `card`, and fill in the settings of a picture's `record`."""
         return {
             self.seed: record["seed"],
             **self.labels.updates(LabelPickers.properties(card, record["label"])),
@@ -143,7 +143,7 @@ class Form:
 
 @dataclass(frozen=True)
 class DrawForm(Form):
-    """The form of Draw, which also draws several pictures, with seeds that go on, and X/Y sheets."""
+    """The form of Draw, which adds several pictures with consecutive seeds, and X/Y sheets."""
 
     num_images: gr.Slider
     seeds: SeedField
@@ -157,7 +157,7 @@ class DrawForm(Form):
         boxes = PromptBoxes.build(catalogue, card)
         own = catalogue.defaults
         num_images = gr.Slider(
-            1, limits.pictures, value=own.pictures, step=1, label="Pictures", info="Each has the next seed"
+            1, limits.pictures, value=own.pictures, step=1, label="Pictures", info="How many; seeds count up"
         )
         seeds = SeedField.build()
         with gr.Accordion("More settings", open=False):
@@ -170,7 +170,7 @@ class DrawForm(Form):
                 value=own.batch_size,
                 step=1,
                 label="Batch size",
-                info="Pictures drawn side by side; fewer need less memory",
+                info="Pictures computed together; smaller batches need less memory",
             )
         axes = AxisFields.build(card)
         side = ModelControls(catalogue, limits, model, gr.State(card.name), sampling, size)
@@ -182,7 +182,7 @@ class DrawForm(Form):
 
     @property
     def components(self) -> list[Component]:
-        """The fields, in the order in which browsers keep their values."""
+        """The fields, in the order in which the browser stores their values."""
         (side,) = self.sides
         groups = (self.labels, self.boxes, self.seeds, side.sampling, side.size, self.axes)
         single = [side.model, side.fitted, self.num_images, self.batch_size]
@@ -208,6 +208,6 @@ class DrawForm(Form):
         }
 
     def show_request(self, card: ModelCard, request: UncheckedRequest) -> Updates:
-        """The form for `card` with a request that it can draw; a label that is not on offer becomes the first one."""
+        """Fit the form to `card`, and fill in a valid request. A label that is not on offer becomes the first one."""
         label = request.label if LabelPickers.offers(card, request.label) else None
         return self.show(card, vars(request) | {"num_inference_steps": request.steps, "label": label})

@@ -2,8 +2,8 @@
 
 import gradio as gr
 
-SMALL = 256  # pixels of the longest side of a picture that is always crisp; larger ones are where they are enlarged
-# stronger contrast than Gradio's own: at least 4.5 to 1
+SMALL = 256  # pixels: pictures with a longest side up to this are always crisp, larger ones only when enlarged
+# stronger contrast than Gradio's defaults: at least 4.5 to 1
 THEME = gr.themes.Default(primary_hue="indigo").set(
     body_text_color_subdued="*neutral_500",
     button_primary_background_fill="*primary_600",
@@ -20,8 +20,8 @@ CSS = """
 .settings { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margin: 0 }
 .settings dt { color: var(--body-text-color-subdued) }
 .settings dd { margin: 0; overflow-wrap: anywhere }
-.dark input[type="range"] { --neutral-200: var(--neutral-600) }  /* what is left of a slider's track */
-input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not below the arrow */
+.dark input[type="range"] { --neutral-200: var(--neutral-600) }  /* the rest of a slider's track */
+input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep the text off the arrow */
 .row:has(> .form:empty) { display: none }
 .block.tokens { padding: 4px 16px 10px !important; background: var(--block-background-fill) }
 .tokens div { font-size: var(--text-sm); overflow-wrap: anywhere }
@@ -33,16 +33,16 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not b
 .examples button:hover { border-color: var(--primary-500) }
 .examples img { width: 128px; image-rendering: pixelated }
 .examples [data-waits] { border-color: var(--primary-500) }
-.examples [data-waits]::after { content: " (waits for this run)" }
-.gr-group:not(:has(.block)) { display: none }  /* a line otherwise */
+.examples [data-waits]::after { content: " (queued)" }
+.gr-group:not(:has(.block)) { display: none }  /* would show as a line */
 .enlarged img { width: 100%; height: 100%; object-fit: contain }
 .enlarged img[data-small], img[data-small][data-testid="imageslider-image"] { image-rendering: pixelated }
 .side .form { min-width: min(320px, 100%) !important }
 .side [data-testid="block-info"] { margin-bottom: 4px }
-.side :is(.info-text, .min_value, .max_value, .reset-button) { display: none }  /* Draw has them, with more room */
+.side :is(.info-text, .min_value, .max_value, .reset-button) { display: none }  /* only in Draw, which has more room */
 .side { align-items: center } .side > .block:has(h3) { flex: 0 0 24px; min-width: 24px }
 
-/* A picture in its frame: whole if it is large, enlarged by a whole factor if it is small. */
+/* A picture in its frame: a large one is scaled down to fit, a small one is enlarged by an integer factor. */
 :root { --stage: min(68vh, 600px, 112vw) }
 .stage .media-button, .stage .thumbnail-lg, .frame {
     container-type: size; display: grid; place-items: center; place-content: center; overflow: hidden }
@@ -67,12 +67,12 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not b
 .stage .empty::after, .enlarged .empty::after {
     content: "The picture appears here"; color: var(--body-text-color-subdued) }
 
-/* Above pictures and labels, whose z-indexes are 20 and 40: the buttons, and the line of a run. */
-.gradio-container { overflow: clip !important }  /* what is hidden would keep others from sticking */
+/* The buttons and the status line lie above pictures and labels, whose z-indexes are 20 and 40. */
+.gradio-container { overflow: clip !important }  /* hidden would disable position: sticky */
 .actions { position: sticky; bottom: 0; z-index: 41; padding: 8px 0; background: var(--body-background-fill) }
 .status { font-variant-numeric: tabular-nums }
 .status:has(.bar, .problem) { position: sticky; top: 0; z-index: 41; background: var(--body-background-fill) }
-.status .pending { opacity: 1 !important }  /* of a run in the queue, whose place is beside it */
+.status .pending { opacity: 1 !important }  /* of a queued run, beside its queue position */
 .status [data-testid="status-tracker"] { inset: 0 !important }
 .status [data-testid="status-tracker"] > :is(:has(svg), .error) { display: none }
 .status .progress-text { inset: 10px 0 auto auto !important; transform: none; font-family: inherit }
@@ -87,7 +87,7 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not b
     #status { min-height: 84px !important }
 }
 
-/* The live preview lies on the stage, above the strip of what is finished, and gives way to who looks at that. */
+/* The live preview covers the stage above the strip of pictures. It hides while these have the pointer or focus. */
 .stage-column { position: relative }
 #preview, .live { position: absolute; z-index: 5; inset: 1px 1px auto; width: auto !important;
            height: calc(var(--stage) - 58px);
@@ -100,12 +100,12 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* not b
 @media (max-width: 640px) { .grid-container { --grid-cols: 2 !important } }
 """
 
-# keydown: Ctrl+Enter draws. Tab would open a list of Gradio's and leave it open over the form. Escape and the arrows go
-#   to the stage, unless a field or a list of tabs takes them.
-# click: a double click on a button that draws counts as one click.
+# keydown: Ctrl+Enter starts a run. On Tab, Gradio would open a dropdown and leave it open over the form. Escape and the
+#   arrow keys go to the stage, unless a field or the tab list needs them.
+# click: a double click on a button that starts a run counts as one click.
 # dragover, drop: a file may be dropped anywhere.
-# focusin: Gradio would move the focus from a field in which somebody types to a new picture.
-# load: the style sheet enlarges a picture by its own size, which is known once it is loaded.
+# focusin: Gradio would move the focus from the field in which the user types to a new picture.
+# load: the style sheet scales a picture by its natural size, which is known once it is loaded.
 JS = f"""
 () => {{
     addEventListener("keydown", (event) => {{
@@ -124,7 +124,7 @@ JS = f"""
     }}, true);
     for (const name of ["dragover", "drop"]) addEventListener(name, (event) => {{
         if (!event.dataTransfer.types.includes("Files") || event.target.closest("#upload")) return;
-        event.preventDefault();  // else the browser leaves the page for the file
+        event.preventDefault();  // otherwise the browser opens the file instead of the page
         const input = name === "drop" && document.querySelector("#upload input[type=file]");
         if (!input) return;
         const first = new DataTransfer();

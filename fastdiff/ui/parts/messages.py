@@ -1,13 +1,13 @@
-"""Lines of the page: what was done, and what goes wrong, with the field and the remedy."""
+"""Status lines and error messages of the page. Errors name the field and the remedy."""
 
 import html
 import re
 
 from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
 
-PROBLEMS = (InputError, NonFiniteError, MemoryError, DeviceLostError, OSError)  # what a person can do something about
+PROBLEMS = (InputError, NonFiniteError, MemoryError, DeviceLostError, OSError)  # errors that users can act on
 
-_FIELDS = {  # names of the API, and their fields on the page
+_FIELDS = {  # API names, and their fields on the page
     "model": "Model",
     "label": "Label",
     "seed": "Seed",
@@ -24,7 +24,7 @@ _FIELDS = {  # names of the API, and their fields on the page
     "clip_skip": "Clip skip",
     "precision": "Weights",
 }
-_OTHER_WORDS = {  # of the command and of Python, and the page's and the API's
+_OTHER_WORDS = {  # words of the command line and of Python, and their replacements on the page and in the API
     "try --dtype float32, or check": "check",
     "cfg-scale": "guidance_scale",
     "num-images": "num_images",
@@ -37,12 +37,12 @@ _OTHER_WORDS = {  # of the command and of Python, and the page's and the API's
 
 
 def explain(error: Exception) -> str:
-    """One of PROBLEMS in one line."""
+    """Return one of PROBLEMS as one line."""
     if isinstance(error, MemoryError):
-        return "out of memory: choose smaller pictures (width and height, under More settings), or a smaller model"
+        return "out of memory; reduce Width and Height under More settings, or choose a smaller model"
     if isinstance(error, OSError):
-        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error  # ours has a line for the command
-        return f"the server cannot keep the picture ({cause.strerror or cause}); make room on its disk"
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error  # ours is for the command line
+        return f"the server cannot save the picture ({cause.strerror or cause}); free space on its disk"
     text = str(error)
     for theirs, ours in _OTHER_WORDS.items():
         text = text.replace(theirs, ours)
@@ -50,21 +50,21 @@ def explain(error: Exception) -> str:
 
 
 def field_name(name: str) -> str:
-    """The page's word for an option of the API."""
+    """Return the page's name for an option of the API."""
     return _FIELDS.get(name, name)
 
 
 def number_of_pictures(count: int) -> str:
-    """Such as 1 picture, or 1,200 pictures."""
+    """Return, for example, "1 picture" or "1,200 pictures"."""
     return "1 picture" if count == 1 else f"{count:,} pictures"
 
 
 def problem(error: Exception) -> str:
-    """HTML: one of PROBLEMS, spoken by a screen reader at once."""
+    """Return the HTML of one of PROBLEMS. A screen reader reads it at once."""
     text = re.sub(r"^\w+(?=[: ])", lambda name: field_name(name[0]), explain(error))
     return f'<div role="alert" class="problem">{html.escape(text, quote=False)}</div>'
 
 
 def note(text: str) -> str:
-    """HTML: a line that a screen reader speaks when it has time."""
+    """Return the HTML of a status line. A screen reader reads it when it is idle."""
     return f'<div role="status">{html.escape(text, quote=False)}</div>'

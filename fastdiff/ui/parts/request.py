@@ -1,4 +1,4 @@
-"""A request as the form or the API gives it, before anything is checked; and the most that one may ask for."""
+"""An unchecked request from the form or the API, and the limits of a request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -15,9 +15,9 @@ Name = Annotated[str, Len(0, 200), Wanted("a name of up to 200 characters")]
 
 @dataclass(frozen=True)
 class UncheckedRequest:
-    """The settings asked for, of any type; None leaves a choice to the model. The API has the same names."""
+    """The requested settings, of any type; None uses the model's default. The API has the same names."""
 
-    model: Any = None  # None: the default for labels or for prompts
+    model: Any = None  # None: the default model for labels or for prompts
     label: Any = None
     seed: Any = defaults.SEED
     num_images: Any = defaults.PAGE.pictures
@@ -35,17 +35,17 @@ class UncheckedRequest:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "UncheckedRequest":
-        """The request for one picture, from the settings that it records."""
+        """Return the request for one picture from its recorded settings."""
         other = ("num_images", "steps", "batch_size")
         same = [field.name for field in fields(cls) if field.name not in other]
         values = {name: record.get(name) for name in same}
-        values["negative_prompt"] = values["negative_prompt"] or None  # as the form has an empty one
+        values["negative_prompt"] = values["negative_prompt"] or None  # the form has an empty string for none
         return cls(steps=record["num_inference_steps"], **values)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that one request may ask for, and the most that the server keeps."""
+    """The limits of one request, and of the files that the server keeps."""
 
     pictures: int = 32  # of one request
     steps: int = 1000
@@ -53,12 +53,12 @@ class Limits:
     batch_size: int = 32
     waiting: int = 32  # requests in the queue
     upload: int = 64 * 2**20  # bytes of one request's body; a sheet of pictures can be as large
-    kept: int = 2**30  # bytes of the pictures of each user or browser, or of all programs, where others are let in
-    visitors: int = 8 * 2**30  # bytes of the pictures of all browsers together, whose cookies may come and go
-    uploads: int = 256 * 2**20  # bytes of all uploads that lie on the disk
+    kept: int = 2**30  # bytes of pictures per user or browser, or of all API clients, on a shared server
+    visitors: int = 8 * 2**30  # bytes of pictures of all browsers together: a browser can drop its cookie
+    uploads: int = 256 * 2**20  # bytes of all uploads on disk
 
     def check(self, request: UncheckedRequest) -> None:
-        """Raise InputError, with the name of the field, for a value beyond its limit or of another type."""
+        """Raise InputError, with the name of the field, for a value of the wrong type or beyond its limit."""
         steps, side, batch_size = (whole(1, most) | None for most in (self.steps, self.side, self.batch_size))
         kinds = {
             "model": Name | None,

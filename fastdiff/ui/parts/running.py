@@ -1,4 +1,4 @@
-"""Runs on the page: the buttons that start and end one, the queue that all wait in, and the turns of their steps."""
+"""Runs on the page: the buttons that start and cancel a run, the shared queue, and the lock around each step."""
 
 import functools
 import threading
@@ -16,16 +16,16 @@ from gradio.events import Dependency
 from fastdiff.ui.parts.messages import PROBLEMS, note, problem
 
 T = TypeVar("T")
-CANCELLED = "Cancelled; what was finished is kept. A step that is under way still goes on to its end."
-WAITING = "Waiting for the step of an earlier run to end"
-DEVICE = "device"  # events with this concurrency_id wait for each other
-_LEFT: ContextVar[threading.Event] = ContextVar("left")  # of the run that a thread computes: set once it is cancelled
+CANCELLED = "Cancelled. Finished pictures are kept; the current step is still finishing."
+WAITING = "Waiting for the step of an earlier run to finish"
+DEVICE = "device"  # events with this concurrency_id run one at a time
+_LEFT: ContextVar[threading.Event] = ContextVar("left")  # of the run that the thread computes; set when it is cancelled
 Updates = dict[Block, Any]
 QUICK: dict[str, Any] = {
     "queue": False,
     "show_progress": "hidden",
     "api_visibility": "private",
-}  # of events that compute nothing
+}  # options of events that compute nothing
 
 _SHOW_STAGE = """() => {
     [...document.querySelectorAll(".stage-column")].find((stage) => stage.checkVisibility())
@@ -35,11 +35,11 @@ _BUSY = """() => {
     (window.cancelled ??= {})["ID"] = false;
     (SHOW_STAGE)();
     const update = {__type__: "update"};
-    const waiting = '<div role="status">Waiting for its turn</div>';
+    const waiting = '<div role="status">Waiting in the queue</div>';
     return [{...update, value: "Drawing…", interactive: false}, {...update, visible: true}, waiting];
 }""".replace("SHOW_STAGE", _SHOW_STAGE)
-# Whether the server answers. A server that was started anew knows nothing of this visit, so the page is loaded again;
-# the browser keeps the form.
+# Whether the server answers. A restarted server does not know this session, so the page reloads; the browser keeps the
+# form.
 _IS_HERE = """(async () => {
     const {api_prefix, app_id} = window.gradio_config;
     const answer = await fetch(`.${api_prefix}/app_id`).catch(() => null);
@@ -49,21 +49,21 @@ _IS_HERE = """(async () => {
 _PAUSE = "await new Promise((go) => setTimeout(go, 2000))"
 _LOST = """() => {
     const comeBack = async () => {
-        if (await IS_HERE) return;  // only the run has failed
+        if (await IS_HERE) return;  // only the run failed
         do PAUSE; while (!await IS_HERE);
         location.reload();
     };
     comeBack();
     const update = {__type__: "update"};
-    const lost = '<div role="alert" class="problem">The server is gone, or has failed; what was finished is kept. ' +
-        'Start it if need be, and press NAME again.</div>';
+    const lost = '<div role="alert" class="problem">The run failed, or the server is down. ' +
+        'Finished pictures are kept. If needed, restart the server; then press NAME again.</div>';
     return [{...update, value: "NAME", interactive: true}, {...update, visible: "hidden"}, lost, EMPTY];
 }""".replace("IS_HERE", _IS_HERE).replace("PAUSE", _PAUSE)
 _CANCEL = """() => { window.cancelled["ID"] = true; }"""
 # Gradio may report a cancelled run as a failed one. The script then never returns: even an empty update would replace
-# another that comes at the same time.
+# a simultaneous one.
 _FAILED = """() => window.cancelled["ID"] ? new Promise(() => {}) : (LOST)()"""
-# Gradio triggers no event when it cannot reach the server. The script returns only if the server is gone.
+# Gradio triggers no event when it cannot reach the server. The script returns only if the server is down.
 _WATCH = """async () => {
     do {
         if (!await IS_HERE) return (LOST)();
@@ -74,24 +74,24 @@ _WATCH = """async () => {
 
 
 class Cancelled(Exception):
-    """The run was cancelled; nobody waits for it."""
+    """The run was cancelled, and nobody waits for it."""
 
 
 class Turns:
-    """The steps of all runs, each computed alone."""
+    """The lock that computes the steps of all runs one at a time."""
 
     def __init__(self) -> None:
-        self._step = threading.Lock()  # held by the step under way
+        self._step = threading.Lock()  # held by the running step
 
     @property
     def are_taken(self) -> bool:
-        """Whether a step is under way: a run that starts now waits for its end."""
+        """Whether a step is running. A run that starts now waits for it to finish."""
         return self._step.locked()
 
     def take(self, steps: Iterator[T]) -> Iterator[T]:
-        """Pass the steps of a run on, each computed alone: a step of a cancelled run goes on to its end.
+        """Yield the steps of a run, each computed alone. A cancelled run still finishes its current step.
 
-        Raises Cancelled instead of beginning another step of a cancelled run.
+        Raises Cancelled instead of starting another step of a cancelled run.
         """
         left = _LEFT.get(threading.Event())
         while True:
@@ -105,9 +105,9 @@ class Turns:
 
 
 def left_by_cancel(run: Callable) -> Callable:
-    """Make the generator `run` one that a cancellation leaves at once; its step under way ends in a thread.
+    """Make the generator `run` return at once when it is cancelled, while its current step finishes in a thread.
 
-    No other step follows. Gradio would wait for that end, and then take the run that started meanwhile for the
+    No other step follows. Gradio alone would wait for the step, and then mistake a run that started meanwhile for the
     cancelled one.
     """
 
@@ -129,13 +129,13 @@ def left_by_cancel(run: Callable) -> Callable:
 
 
 def starting(turns: Turns) -> str:
-    """HTML: the line of a run whose first step has not ended."""
+    """Return the HTML of the status line before a run's first step has finished."""
     return note(WAITING if turns.are_taken else "Starting")
 
 
 @dataclass(frozen=True)
 class Buttons:
-    """A button that starts runs, and one that cancels."""
+    """The button that starts a run, and the button that cancels it."""
 
     start: gr.Button
     cancel: gr.Button
@@ -154,12 +154,12 @@ class Buttons:
 
     @property
     def press(self) -> str:
-        """The script that presses the first button; one that is busy takes no such click either."""
+        """A script that clicks the start button. A busy button ignores the click."""
         return f"() => document.querySelector('#{self.start.elem_id}').click()"
 
     @property
     def free(self) -> Updates:
-        """The buttons once the run has ended."""
+        """The updates of the buttons after a run."""
         start = gr.update(value=self.start.value, interactive=True)
         return {self.start: start, self.cancel: gr.update(visible="hidden")}
 
@@ -172,14 +172,14 @@ class Buttons:
         outputs: Sequence[Block],
         live: Sequence[Block],
     ) -> Dependency:
-        """Start the generator `run` by the first button or by Enter in what is typed; the second ends it at a yield.
+        """Connect the buttons to the generator `run`.
 
-        The start button is busy from the click on, and Cancel is there; a run makes them `free` at its end. Cancel
-        frees them at once, though a step under way goes on to its end: the next run need not wait for somebody to
-        press again.
+        The start button, or Enter in one of the `typed` fields, starts the run. Cancel ends it at a yield. From the
+        click on, the start button is busy and Cancel is visible; a run makes them `free` when it ends. Cancel frees
+        them at once, while the current step still finishes, so the user can start the next run without waiting.
 
-        status: the line that tells how far the run is, or which of PROBLEMS ended it. A run that is cancelled or fails
-        leaves `live` empty. Returns the run's event.
+        status: the line that shows the progress of the run, or which of PROBLEMS ended it. A run that is cancelled or
+        fails leaves `live` empty. Returns the run's event.
         """
 
         @functools.wraps(run)
@@ -197,23 +197,23 @@ class Buttons:
             script.replace("LOST", lost).replace("ID", str(self.start.elem_id))
             for script in (_BUSY, _CANCEL, _FAILED, _WATCH)
         )
-        # at once, also while the run waits; and before the run, which Gradio would wait for
+        # works at once while the run is queued; added first, because Gradio would wait for the run
         busy = self.start.click(None, None, [*self.components, status], js=busy_script, **QUICK)
         busy.then(None, None, watched, js=watch, **QUICK)
         running = self.start.click(
             left_by_cancel(explained),
             {*inputs},
             [status, *outputs, *self.components],
-            trigger_mode="multiple",  # an event of a cancelled run may not have ended
-            preprocess=False,  # the run checks its values itself, and says which one is wrong
+            trigger_mode="multiple",  # the event of a cancelled run may still be active
+            preprocess=False,  # the run checks its values itself, and its error names the wrong one
             show_progress_on=status,
             concurrency_id=DEVICE,
             api_visibility="private",
         )
-        running.success(None, js=_SHOW_STAGE, **QUICK)  # the page may have grown on the way
+        running.success(None, js=_SHOW_STAGE, **QUICK)  # the page may have grown meanwhile
         running.failure(None, None, watched, js=failed, **QUICK)
 
-        def tell() -> Updates:  # Gradio changes the updates that it is given
+        def tell() -> Updates:  # built for each call, because Gradio modifies updates
             return {status: note(CANCELLED), **self.free, **dict.fromkeys(live)}
 
         self.cancel.click(None, js=cancel, **QUICK)

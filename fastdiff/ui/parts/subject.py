@@ -1,4 +1,4 @@
-"""The subject of the pictures: pickers of a label, or boxes for the prompts of a model that reads text."""
+"""The subject of the pictures: label pickers, or prompt boxes for a model that reads text."""
 
 import html
 from collections import Counter
@@ -19,12 +19,12 @@ from fastdiff.ui.parts.examples import examples_of
 from fastdiff.ui.parts.messages import PROBLEMS, problem
 from fastdiff.ui.parts.running import QUICK, Updates
 
-Choices = list[tuple[str, str | int]]  # the text of each, and its label or group
+Choices = list[tuple[str, str | int]]  # (text, label or group) pairs
 
 
 @dataclass(frozen=True)
 class LabelPickers(Controls):
-    """Pickers of a label: of its style and its group where the labels' names begin with styles, else of all labels."""
+    """Label pickers: one for style and one for group if the label names begin with styles, else one for all labels."""
 
     style: gr.Dropdown
     group: gr.Dropdown
@@ -42,12 +42,12 @@ class LabelPickers(Controls):
 
     @staticmethod
     def offers(card: ModelCard, label: str | int | None) -> bool:
-        """Whether `label` can be chosen, or none where there are none."""
+        """Return whether `label` can be chosen. A model without labels offers only None."""
         return label in {name for _, name in _choices(card)} if card.labels else label is None
 
     @staticmethod
     def properties(card: ModelCard, chosen: str | int | None = None) -> Properties:
-        """For `card`, with the label or group `chosen`, which it offers, or the first choice."""
+        """Return the properties for `card`, with the label or group `chosen`, or with the first choice for None."""
         styles = _styles(card)
         names = [name for _, name in _choices(card)]
         chosen = _first_choice(card, names) if chosen is None else chosen
@@ -63,12 +63,12 @@ class LabelPickers(Controls):
         }
 
     def fit(self, card: ModelCard, data: Mapping[Component, Any]) -> Updates:
-        """The pickers for another model, with the same label where it has that."""
+        """Fit the pickers to another model, with the same label if the model has it."""
         label = self.chosen(data)
         return self.updates(self.properties(card, label if self.offers(card, label) else None))
 
     def follow(self, catalogue: Catalogue, model: gr.Dropdown) -> None:
-        """Let the groups follow the style; the same one stays where the style has it."""
+        """Update the groups when the style changes. The chosen group stays if the new style has it."""
 
         def groups(name: str, style: str, group: str) -> dict[str, Any]:
             choices = _choices(catalogue.card(name), style)
@@ -79,19 +79,19 @@ class LabelPickers(Controls):
         self.style.input(groups, inputs, self.group, **QUICK)
 
     def chosen(self, data: Mapping[Component, Any]) -> str | int | None:
-        """The label or group that the controls name; None for an unconditional model."""
+        """Return the chosen label or group; None for an unconditional model."""
         style, group = data[self.style], data[self.group]
         return data[self.label] if style is None or group is None else f"{style} {group}"
 
 
 def _first_choice(card: ModelCard, names: Sequence[str | int]) -> str | int | None:
-    """The label that the form opens with: the label of the model's first example, else the model's first one."""
+    """Return the label that the form opens with: from the model's first example, else the model's first label."""
     examples = [example.subject for example in examples_of(card)]
     return next((name for name in [*examples, *names] if name in names), None)
 
 
 def _styles(card: ModelCard) -> list[str]:
-    """The first words of the labels' names, where each begins several of them and no group mixes them."""
+    """Return the first words of the label names, if each begins several names and no group mixes them, else []."""
     names = [name for name in map(card.label_name, card.labels) if isinstance(name, str) and " " in name]
     if len(names) < len(card.labels):
         return []
@@ -106,7 +106,7 @@ def _style(name: str) -> str:
 
 
 def _choices(card: ModelCard, style: str | None = None) -> Choices:
-    """(text, name) of each group and label, without `style`: each group before the labels in it."""
+    """Return (text, name) of each group and label, with each group before its labels. `style` is cut from the names."""
     start = f"{style} " if style else ""
     groups = {group: members for group, members in card.info.label_groups.items() if group.startswith(start)}
     choices: Choices = []
@@ -124,7 +124,7 @@ def _choices(card: ModelCard, style: str | None = None) -> Choices:
 
 @dataclass(frozen=True)
 class PromptBoxes(Controls):
-    """The prompt, the negative prompt, and how many tokens of them the models read. Enter in a box draws."""
+    """The prompt, the negative prompt, and their token counts. Enter in a box starts a run."""
 
     prompt: gr.Textbox
     negative_prompt: gr.Textbox
@@ -140,8 +140,8 @@ class PromptBoxes(Controls):
 
         with gr.Group():
             return cls(
-                prompt=box("prompt", "Prompt", "Say what to draw"),
-                negative_prompt=box("negative_prompt", "Negative prompt", "What to lead away from, if anything"),
+                prompt=box("prompt", "Prompt", "Describe the picture"),
+                negative_prompt=box("negative_prompt", "Negative prompt", "What to avoid"),
                 tokens=gr.HTML(elem_classes="tokens", **properties["tokens"]),
             )
 
@@ -149,9 +149,9 @@ class PromptBoxes(Controls):
     def properties(
         catalogue: Catalogue, cards: Sequence[ModelCard], record: Mapping[str, Any] | None = None
     ) -> Properties:
-        """For `cards`, with the texts in a picture's `record`, or with the prompt of the first model's first example.
+        """Return the properties for `cards`, with the texts of a picture's `record` or the first model's first example.
 
-        The boxes are shown where one of the models reads text.
+        The boxes are visible if one of the models reads text.
         """
         texts = record or {"prompt": next((example.subject for example in examples_of(cards[0])), "")}
         prompt, negative = texts.get("prompt") or "", texts.get("negative_prompt") or ""
@@ -163,17 +163,17 @@ class PromptBoxes(Controls):
         }
 
     def fit(self, catalogue: Catalogue, cards: Sequence[ModelCard], data: Mapping[Component, Any]) -> Updates:
-        """The boxes for other models. What is typed stays; where nothing is, the first model's first example comes."""
+        """Fit the boxes to other models. Typed text stays; empty boxes get the first model's first example."""
         texts = {"prompt": data[self.prompt], "negative_prompt": data[self.negative_prompt]}
         is_empty = not any(texts.values())
         properties = self.properties(catalogue, cards, None if is_empty else texts)
-        del properties["tokens"]["value"]  # counted as the picker changes: what is typed now would be left out here
+        del properties["tokens"]["value"]  # the picker's change event counts: a count here would miss new typing
         if not is_empty or not properties["prompt"]["value"]:
-            del properties["prompt"]["value"], properties["negative_prompt"]["value"]  # somebody may go on typing
+            del properties["prompt"]["value"], properties["negative_prompt"]["value"]  # the user may still be typing
         return self.updates(properties)
 
     def follow(self, catalogue: Catalogue, pickers: Sequence[gr.Dropdown]) -> None:
-        """Count the tokens for the models of `pickers` as these or the texts change."""
+        """Count the tokens again when a text or a model of `pickers` changes."""
 
         def count(prompt: str, negative: str, *names: str) -> str:
             try:
@@ -186,14 +186,14 @@ class PromptBoxes(Controls):
         gr.on(changes, count, [*boxes, *pickers], self.tokens, trigger_mode="always_last", **QUICK)
 
     def chosen(self, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
-        """The fields of an UncheckedRequest that the boxes are for; an empty negative prompt is none."""
+        """Return the UncheckedRequest fields of the boxes. An empty negative prompt becomes None."""
         if not card.reads_text:
             return {}
         return {"prompt": data[self.prompt] or "", "negative_prompt": data[self.negative_prompt] or None}
 
 
 def count_tokens(catalogue: Catalogue, cards: Sequence[ModelCard], prompt: str, negative: str = "") -> str:
-    """HTML: how many tokens of each text the models read, and the end that they do not. InputError for no texts."""
+    """Return the HTML of the token counts, with the end that is cut off. Raises InputError for an invalid text."""
     tokenizers = [tokenizer for card in cards if card.reads_text for tokenizer in catalogue.tokenizers(card)]
     lines = list(_lines("", prompt, tokenizers))
     lines += _lines("Negative prompt: ", negative, tokenizers) if negative else []
@@ -201,12 +201,12 @@ def count_tokens(catalogue: Catalogue, cards: Sequence[ModelCard], prompt: str, 
 
 
 def _lines(name: str, text: str, tokenizers: Sequence[CLIPTokenizer]) -> Iterator[str]:
-    """A line for each tokenizer; tokenizers that count the same share one."""
+    """Yield a line for each tokenizer. Tokenizers with equal results share a line."""
     checked(name or "prompt", text, Prompt)
     lines: dict[str, None] = {}
     for tokenizer in tokenizers:
         tokens = tokenizer(text)
         cut = " ".join(tokens.cut.split())
         line = f"{name}{tokens.total} of {tokenizer.room} tokens"
-        lines[line + (f'; cut: <strong class="cut">{html.escape(cut)}</strong>' if cut else "")] = None
+        lines[line + (f'; cut off: <strong class="cut">{html.escape(cut)}</strong>' if cut else "")] = None
     yield from lines

@@ -1,4 +1,4 @@
-"""One line for what Gradio by itself would answer with a traceback, or with nothing."""
+"""One-line answers where Gradio would send a traceback, or nothing."""
 
 import errno
 import inspect
@@ -23,33 +23,33 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CheckedBlocks(gr.Blocks):
-    """A page that says which of an event's values cannot be, before Gradio fetches what a link names."""
+    """A page that rejects invalid values of an event, before Gradio fetches any link."""
 
     def validate_inputs(self, block_fn: BlockFunction, inputs: list[Any]) -> None:
         names = _names(block_fn)
         missing = block_fn.inputs[len(inputs) :]
         if all(isinstance(block, Api) and block.value is None for block in missing):
-            inputs += [None] * len(missing)  # a program may be older than the last parameters
+            inputs += [None] * len(missing)  # the client may be older than the last parameters
         if len(inputs) < len(names):
-            wanted = f"give {len(names)}, null for each that the model chooses: {', '.join(names)}"
-            raise gr.Error(f"{block_fn.api_name}: {len(inputs)} values are too few; {wanted}", print_exception=False)
+            wanted = f"give {len(names)}, with null for each default: {', '.join(names)}"
+            raise gr.Error(f"{block_fn.api_name}: {len(inputs)} values are not enough; {wanted}", print_exception=False)
         for block, name, value in zip(block_fn.inputs, names, inputs, strict=False):
             files = _files(value)
             if files and not isinstance(block, gr.File):
-                raise gr.Error(f"{name}: a file is no value of it", print_exception=False)
+                raise gr.Error(f"{name}: a file is not allowed here", print_exception=False)
             if any("://" in str(file["path"]) for file in files):
                 raise gr.Error(f"{name}: give a file, not a link", print_exception=False)
 
 
 def _names(block_fn: BlockFunction) -> list[str]:
-    """The names that people know the inputs by: parameters of the API, labels of the page."""
+    """Return the public names of the inputs: API parameters, or labels on the page."""
     if all(isinstance(block, Api) for block in block_fn.inputs) and block_fn.fn is not None:
         return list(inspect.signature(block_fn.fn).parameters)[: len(block_fn.inputs)]
     return [getattr(block, "label", None) or type(block).__name__ for block in block_fn.inputs]
 
 
 def _files(value: Any) -> list[dict]:
-    """The files that a JSON value names, however deep in it; Gradio would open them."""
+    """Return the files in a JSON value, at any depth. Gradio would open them."""
     if is_file_obj_with_meta(value):
         return [value]
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -57,7 +57,7 @@ def _files(value: Any) -> list[dict]:
 
 
 class Failures:
-    """ASGI middleware around Gradio."""
+    """ASGI middleware around Gradio that answers failed requests in one line."""
 
     def __init__(self, app: ASGIApp, queue: Queue, uploads: Path) -> None:
         self.app, self.queue, self.uploads = app, queue, uploads
@@ -82,33 +82,33 @@ class Failures:
             await reply(scope, receive, send)
 
     def _unknown_job(self, scope: Scope) -> Response | None:
-        """The answer to a stream of events that are not there; Gradio's breaks off in its midst."""
+        """Return the answer to a request for unknown events, or None. Gradio's own answer breaks off."""
         queue, result = self.queue, _RESULT.search(scope["path"]) if scope["method"] == "GET" else None
         if result:
             known = [queue.event_ids_to_events, queue.pending_messages_per_session]
             if not any(result[1] in ids for ids in (*known, *queue.pending_event_ids_session.values())):
-                return PlainTextResponse(f"job {result[1][:80]!r} is not here; it has ended, or never was", 404)
+                return PlainTextResponse(f"job {result[1][:80]!r} is unknown; it may have ended", 404)
         if scope["path"].endswith("/queue/data"):
             session = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [""])[0]
             if session not in queue.pending_messages_per_session:
-                line = '{"msg": "unexpected_error", "message": "no job of this visit is here", "success": false, '
+                line = '{"msg": "unexpected_error", "message": "this session has no jobs", "success": false, '
                 return Response(f'data: {line}"session_not_found": true}}\n\n', media_type="text/event-stream")
         return None
 
     def _reply(self, path: str, error: Exception) -> Response | None:
-        """The answer to an error that the caller caused, or None."""
+        """Return the answer to a full disk or to an error of the client, or None."""
         if isinstance(error, OSError) and error.errno in _FULL:
             if path.endswith("/upload"):
                 self._remove_partial_uploads()
-            return PlainTextResponse("the server's disk is full; make room on it, then try again", 507)
+            return PlainTextResponse("the server's disk is full; free some space, then try again", 507)
         if _CALLS.search(path) and isinstance(error, FnIndexInferError | KeyError):
-            return PlainTextResponse("there is no such function here; the API has /generate and /models", 404)
+            return PlainTextResponse("no such function; the API has /generate and /models", 404)
         if _CALLS.search(path) and isinstance(error, TypeError | ValueError):
-            return PlainTextResponse(f"the call cannot be used: {' '.join(str(error).split())}", 400)
+            return PlainTextResponse(f"invalid call: {' '.join(str(error).split())}", 400)
         return None
 
     def _remove_partial_uploads(self) -> None:
-        """Remove files that have no folder yet; on a full disk no other upload under way becomes whole either."""
+        """Remove unfinished uploads, which have no folder yet. On a full disk, no other upload can finish either."""
         for path in self.uploads.iterdir():
             with suppress(OSError):
                 if path.is_file():

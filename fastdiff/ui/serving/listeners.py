@@ -1,4 +1,4 @@
-"""Jobs that nobody listens to end: else one that was posted and left would hold everybody's queue."""
+"""Cancel jobs that nobody listens to. Otherwise an abandoned job would block the shared queue."""
 
 import asyncio
 import re
@@ -15,12 +15,12 @@ _RESULT = re.compile(r"/call/(?:v2/)?[^/]+/([^/]+)/?$")
 
 
 class Listeners:
-    """ASGI middleware that knows whose stream of events is open. Gradio itself ends the jobs of one that was closed."""
+    """ASGI middleware that tracks open event streams. Gradio itself only cancels the jobs of closed streams."""
 
     def __init__(self, app: ASGIApp, queue: Queue) -> None:
         self.app, self.queue = app, queue
-        self._open: Counter[str] = Counter()  # streams, by the visit that they tell of
-        self._tasks: set[asyncio.Task] = set()  # which the event loop alone would not keep
+        self._open: Counter[str] = Counter()  # open streams per session
+        self._tasks: set[asyncio.Task] = set()  # the event loop has only weak references
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         visit = self._listened(scope) if scope["type"] == "http" and scope["method"] == "GET" else None
@@ -33,7 +33,7 @@ class Listeners:
             asyncio.get_running_loop().call_later(PATIENCE, self._end_unheard)
 
     def _listened(self, scope: Scope) -> str | None:
-        """The visit whose events a request asks for."""
+        """Return the session whose events a request asks for."""
         if result := _RESULT.search(scope["path"]):
             event = self.queue.event_ids_to_events.get(result[1])
             return result[1] if event is None else event.session_hash

@@ -1,4 +1,4 @@
-"""Whose a picture is: the user's who has logged in, else the browser's, which a cookie tells from others."""
+"""Who owns a picture: the user who has logged in, or else the browser, identified by a cookie."""
 
 import re
 import secrets
@@ -14,18 +14,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fastdiff.ui.serving.store import Shelf, Store
 
 _FILE = re.compile(r"/file[=/](.*)")
-_FIRST = ("/", "/config")  # what a visit begins with
+_FIRST = ("/", "/config")  # the first requests of a session
 _COOKIE = "fastdiff-browser"
-_SECONDS = 400 * 86400  # the longest that browsers keep one
+_SECONDS = 400 * 86400  # the longest that browsers keep a cookie
 
 
 def shelf_of(store: Store, request: gr.Request) -> Shelf:
-    """The shelf of whoever sent an event. A program without cookies has one for its visit."""
+    """Return the shelf of the sender of an event. A client without cookies has one per session."""
     return store.shelf(request.username, request.cookies.get(_COOKIE) or request.session_hash or "")
 
 
 class Owners:
-    """ASGI middleware that gives browsers their cookie, and pictures to nobody but their owner."""
+    """ASGI middleware that gives each browser its cookie, and serves pictures only to their owner."""
 
     def __init__(self, app: ASGIApp, store: Store, page: gr.Blocks) -> None:
         self.app, self.store, self.page = app, store, page
@@ -48,17 +48,17 @@ class Owners:
         await self.app(scope, receive, send_cookie)
 
     def _is_anothers(self, name: str, cookies: Mapping[str, str]) -> bool:
-        """Whether a file lies in the store, and not on the shelf of whoever asks."""
+        """Return whether a file is in the store but not on the client's shelf."""
         try:
             path = Path(name).resolve()
         except (OSError, ValueError, RuntimeError):
-            return False  # Gradio refuses what is no file
+            return False  # Gradio refuses it
         if not path.is_relative_to(self.store.root):
             return False
         return not self.store.shelf(self._user(cookies), cookies.get(_COOKIE, "")).holds(path)
 
     def _user(self, cookies: Mapping[str, str]) -> str | None:
-        """The user who has logged in, as Gradio's own `get_current_user` finds them."""
+        """Return the user who has logged in, as Gradio's own `get_current_user` does."""
         app = self.page.app
         names = (f"access-token-{app.cookie_id}", f"access-token-unsecure-{app.cookie_id}")
         return next((app.tokens[cookies[name]] for name in names if cookies.get(name) in app.tokens), None)

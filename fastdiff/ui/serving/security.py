@@ -1,4 +1,4 @@
-"""A guard before Gradio: requests that another site sends, and bodies that would fill the disk, are refused."""
+"""A guard in front of Gradio that refuses cross-site requests, and bodies that would fill the disk."""
 
 import re
 from contextlib import suppress
@@ -18,7 +18,7 @@ class Guard:
     """ASGI middleware around the whole server."""
 
     def __init__(self, app: ASGIApp, names: HostNames, uploads: Path, most_body: int, most_uploads: int) -> None:
-        """uploads: their folder. most_body: bytes of one request; most_uploads: bytes of all files in `uploads`."""
+        """uploads: their folder. most_body: maximum bytes of a request. most_uploads: maximum bytes of all uploads."""
         self.app, self.names, self.uploads = app, names, uploads
         self.most_body, self.most_uploads = most_body, most_uploads
 
@@ -28,35 +28,35 @@ class Guard:
         await app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Status and reason."""
+        """Return the status and the reason of a refusal, or None."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if not self.names.have(host):
             name = host.partition(":")[0][:80].encode("ascii", "replace").decode()
-            return 403, f"this server is not known as {name}; if it should be, start it with --allow-host"
+            return 403, f"host name {name} is not allowed; to allow it, restart the server with --allow-host"
         if re.search(r"/file[=/]\w+:", scope["path"]):
-            return 403, "this server fetches no links"  # Gradio would
+            return 403, "this server does not fetch links"  # Gradio would
         return None if scope["method"] in _SAFE_METHODS else self._refusal_of_change(scope, headers, host)
 
     def _refusal_of_change(self, scope: Scope, headers: Headers, host: str) -> tuple[int, str] | None:
-        """Status and reason, for a request that changes something."""
+        """Return the status and the reason of a refusal, for a request that changes something."""
         origin = headers.get("origin")
         site = (origin or "").partition("://")[2]
         # A browser always names the origin; the API's clients name none.
         if origin is not None and site != host and not self.names.are_public(site):
-            return 403, "requests from another site are refused"
+            return 403, "cross-site requests are refused"
         length = headers.get("content-length", "")
         if not length.isdecimal():
-            return 411, "a request must say how long it is"
+            return 411, "the request needs a Content-Length header"
         if int(length) > self.most_body:
-            return 413, f"a request may have up to {self.most_body} bytes"
+            return 413, f"the request is too large; the limit is {self.most_body} bytes"
         if scope["path"].endswith("/upload") and int(length) + _size(self.uploads) > self.most_uploads:
-            return 413, "the server keeps no more uploads for now; try again later"
+            return 413, "the server's space for uploads is full; try again later"
         return None
 
 
 def _size(folder: Path) -> int:
-    """The bytes of all uploads below `folder`, beside which pictures of programs lie, with a quota of their own."""
+    """Return the bytes of all uploads below `folder`. Pictures of API clients in it have their own quota."""
     total = 0
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):  # another request may delete it

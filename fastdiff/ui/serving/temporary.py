@@ -1,4 +1,4 @@
-"""The server's folder for uploads, which goes with it: at its end, or when another starts after it was killed."""
+"""The server's folder for uploads. It is deleted when the server stops, or by the next server if it was killed."""
 
 import contextlib
 import os
@@ -17,19 +17,19 @@ PREFIX = "fastdiff-ui-"
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder that nobody else can read. A lock on it (flock) tells other servers that its own lives."""
+    """Create a folder that no other user can read. A lock on it (flock) tells other servers that it is in use."""
     with (
         tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as folder,
         ExitStack() as lock,
     ):
-        with contextlib.suppress(OSError):  # a file system without locks, where nothing is ever removed
+        with contextlib.suppress(OSError):  # a file system without locks: no old folder is removed
             lock.enter_context(_locked(folder))
             _remove_abandoned()
         yield Path(folder)
 
 
 def _remove_abandoned() -> None:
-    """Remove the folders of servers that were killed. Whatever stands in the way is left alone."""
+    """Remove the folders of servers that were killed. Folders that cannot be removed stay."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError), _locked(folder):
             shutil.rmtree(folder, ignore_errors=True)
@@ -37,7 +37,7 @@ def _remove_abandoned() -> None:
 
 @contextlib.contextmanager
 def _locked(folder: str | Path) -> Iterator[None]:
-    """Hold the lock on a folder. OSError where another process does, and where there are none (Windows)."""
+    """Hold the lock on a folder. Raises OSError if another process holds it, and on Windows, which has none."""
     if sys.platform == "win32":
         raise OSError("no locks")
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -1,4 +1,4 @@
-"""Actions of the browser tests on the page: fill the form, press, wait, look."""
+"""Actions of the browser tests on the page: fill the form, click, wait, read."""
 
 import base64
 import os
@@ -9,19 +9,19 @@ from pathlib import Path
 
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
-TIMEOUT = 120_000  # milliseconds, which only stop what hangs
+TIMEOUT = 120_000  # milliseconds; only a hanging test takes that long
 
 
 def until(page, holds: Callable[[], object]) -> None:
-    """Wait until something holds that no locator tells; the page goes on meanwhile."""
+    """Wait for a condition that no locator can express, while the page keeps running."""
     deadline = time.monotonic() + TIMEOUT / 1000
     while not holds():
-        assert time.monotonic() < deadline, "it did not happen"
+        assert time.monotonic() < deadline, "timed out"
         page.wait_for_timeout(50)
 
 
 def generate(page, pictures: int = 1, steps: int | None = None, seed: int | None = None, batch_size: int = 1) -> None:
-    """Fill the form and press Generate."""
+    """Fill the form and click Generate."""
     fields = {number(page, "Pictures"): str(pictures)}
     if steps is not None:
         more_settings(page)
@@ -33,7 +33,7 @@ def generate(page, pictures: int = 1, steps: int | None = None, seed: int | None
 
 
 def fill(page, fields: dict) -> None:
-    """Give fields, by their locators, values that stay: what is just opened forgets input."""
+    """Fill fields, by their locators, until the values stay: a field that was just opened loses its input."""
     while any(field.input_value() != value for field, value in fields.items()):
         for field, value in fields.items():
             field.fill(value)
@@ -54,12 +54,12 @@ def wait_for_status(page, text: str) -> None:
 
 
 def wait_for_end(page) -> None:
-    """Wait until a run has ended for the form too."""
+    """Wait until the form, too, knows that a run has ended."""
     page.locator("#generate").get_by_text("Generate", exact=True).wait_for()
 
 
 def captions(page, gallery: str = "#gallery") -> list[str]:
-    """The seeds in the captions of a gallery."""
+    """Return the seeds in the captions of a gallery."""
     texts = page.locator(f"{gallery} .caption-label").all_text_contents()
     return [re.search(r"seed \d+", text)[0] for text in texts]
 
@@ -69,7 +69,7 @@ def screenshot(page, name: str, tmp_path: Path, **options) -> None:
 
 
 def drop(page, data: bytes, name: str, onto: str = "#upload button") -> None:
-    """Drop a file onto the page's field for PNG files, or elsewhere, as from a file manager."""
+    """Drop a file onto the page's upload field, or elsewhere, as from a file manager."""
     transfer = page.evaluate_handle(
         """([data, name]) => {
             const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
@@ -83,7 +83,7 @@ def drop(page, data: bytes, name: str, onto: str = "#upload button") -> None:
 
 
 def pick(page, label: str, choice: str) -> None:
-    """Choose of a list; on a busy machine the list may move below the mouse, then once more."""
+    """Choose an option of a dropdown. Retries, because on a busy machine the list may move under the mouse."""
     field = page.get_by_label(label, exact=True).locator("visible=true").first
     while field.input_value() != choice:
         field.click()

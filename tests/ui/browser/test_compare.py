@@ -1,4 +1,4 @@
-"""Two settings side by side, many in a sheet, and a run as a grid, in a real browser."""
+"""Browser tests of comparisons: two settings side by side, many in a sheet, and a run as a grid."""
 
 import re
 
@@ -17,7 +17,7 @@ def test_a_picture_is_sent_to_compare_and_settings_come_back(page):
     generate(page, steps=2, seed=7)
     wait_for_status(page, "Drew 1 picture")
     page.get_by_role("button", name="Send to Compare").locator("visible=true").click()
-    page.get_by_text("A and B are as seed 7").wait_for()
+    page.get_by_text("A and B have the settings of seed 7").wait_for()
     steps = page.get_by_label("number input for Steps").locator("visible=true")
     assert [steps.nth(i).input_value() for i in (0, 1)] == ["2", "2"]
     assert page.get_by_label("Seed", exact=True).locator("visible=true").input_value() == "7"
@@ -29,7 +29,7 @@ def test_a_picture_is_sent_to_compare_and_settings_come_back(page):
     table.get_by_text("Pixel difference").wait_for()
     assert re.search(r"PSNR [\d.]+ dB", table.inner_text())
     page.get_by_role("button", name="Use the settings of B").click()
-    wait_for_status(page, "Settings of seed 7 are in the form")
+    wait_for_status(page, "Loaded the settings of seed 7")
     assert page.get_by_role("tab", name="Draw").get_attribute("aria-selected") == "true"
     assert (number(page, "Steps").input_value(), number(page, "Width").input_value()) == ("3", "80")
 
@@ -57,7 +57,7 @@ def test_a_sheet_of_two_axes_is_drawn_and_restored_and_a_run_saved_as_a_grid(pag
     generate(page, pictures=2, steps=1, seed=7)
     wait_for_status(page, "Drew 2 pictures")
     with page.expect_download() as grid:
-        page.get_by_role("button", name="Save as a grid").click()
+        page.get_by_role("button", name="Save as grid").click()
     assert png.read_settings(grid.value.path())["seed"] == [7, 8]
     page.get_by_role("button", name="X/Y sheet").click()
     for label, name in (("X: columns", "Steps"), ("Y: rows", "Seed")):
@@ -71,7 +71,7 @@ def test_a_sheet_of_two_axes_is_drawn_and_restored_and_a_run_saved_as_a_grid(pag
     page.reload()
     page.get_by_text("X/Y sheet: 2 x 2 = 4 pictures").wait_for()
     page.locator("#generate").click()
-    wait_for_status(page, "Drew 4 pictures and a sheet of them")
+    wait_for_status(page, "Drew 4 pictures and their sheet")
     shown = page.locator("#gallery [data-testid=detailed-image][alt='sheet of steps 1, 2 x seed 3, 4']")
     shown.wait_for()
     page.wait_for_function("(image) => image.matches('[data-small]')", arg=shown.element_handle())
@@ -79,11 +79,11 @@ def test_a_sheet_of_two_axes_is_drawn_and_restored_and_a_run_saved_as_a_grid(pag
         "(image) => [image.getBoundingClientRect().width, image.naturalWidth, getComputedStyle(image).imageRendering]"
     )
     assert natural > SMALL and (width, crisp) == (2 * natural, "pixelated")
-    assert page.get_by_role("button", name="Save as a grid").is_hidden()
+    assert page.get_by_role("button", name="Save as grid").is_hidden()
     with page.expect_download() as sheet:
         page.get_by_role("button", name="Download this picture").locator("visible=true").click()
     pick(page, "X: columns", "None")
     page.get_by_text("X/Y sheet: 1 x 2 = 2 pictures").wait_for()
     drop(page, sheet.value.path().read_bytes(), "sheet.png")
-    wait_for_status(page, "Settings of sheet.png are in the form, and its axes")
+    wait_for_status(page, "Loaded the settings of sheet.png, and its axes")
     page.get_by_text("X/Y sheet: 2 x 2 = 4 pictures").wait_for()

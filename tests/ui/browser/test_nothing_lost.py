@@ -1,4 +1,4 @@
-"""Nothing that somebody has set or drawn is lost, in a real browser."""
+"""Browser tests that no user input and no picture is lost."""
 
 import re
 
@@ -159,14 +159,14 @@ def test_the_next_run_starts_while_a_cancelled_step_goes_on(page, engine, slow_s
     generate(page, steps=1, seed=1)
     until(page, lambda: engine.turns.are_taken)
     for seed in ("3", "2"):
-        wait_for_status(page, "Starting" if seed == "3" else "Waiting for the step of an earlier run to end")
+        wait_for_status(page, "Starting" if seed == "3" else "Waiting for the step of an earlier run to finish")
         assert page.locator("#generate").is_disabled()
         page.get_by_role("button", name="Cancel").locator("visible=true").click()
-        wait_for_status(page, "A step that is under way still goes on to its end")
+        wait_for_status(page, "the current step is still finishing")
         page.locator("#generate").get_by_text("Generate").wait_for()
         page.get_by_label("Seed").first.fill(seed)
         page.get_by_role("button", name="Generate").click()
-    wait_for_status(page, "Waiting for the step of an earlier run to end")
+    wait_for_status(page, "Waiting for the step of an earlier run to finish")
     slow_steps.turns.release()
     until(page, lambda: slow_steps)
     page.wait_for_timeout(500)
@@ -175,7 +175,7 @@ def test_the_next_run_starts_while_a_cancelled_step_goes_on(page, engine, slow_s
     slow_steps.turns.release()
     wait_for_status(page, "Drew 1 picture")
     assert captions(page) == ["seed 2"]
-    assert len(slow_steps) == 2  # none of the run that was cancelled before its first
+    assert len(slow_steps) == 2  # none of the run that was cancelled before its first step
     assert page.locator("#generate").inner_text() == "Generate" and page.locator("#generate").is_enabled()
 
 

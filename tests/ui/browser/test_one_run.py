@@ -1,4 +1,4 @@
-"""One run of the page in a browser for `make test`: draw, look, restore. The other browser tests are slow."""
+"""One browser run of the page for `make test`: draw, view, restore. The other browser tests are slow."""
 
 import re
 
@@ -30,7 +30,7 @@ def test_pictures_are_drawn_shown_kept_and_restored(page, tmp_path):
         number(page, "Steps").fill("7")
         page.get_by_label("Seed").first.fill("1")
         restore()
-        wait_for_status(page, f"Settings {said} are in the form")
+        wait_for_status(page, f"Loaded the settings {said}")
         until(page, lambda: page.get_by_label("Seed").first.input_value() == "41")
         assert number(page, "Steps").input_value() == "2"
     page.get_by_role("tab", name="History").click()

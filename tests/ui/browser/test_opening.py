@@ -1,4 +1,4 @@
-"""The page as a newcomer finds it, with the model that it opens with, in a real browser."""
+"""Browser test of the page as a new user sees it, with its first model."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""The page in a real browser: Chromium, driven by playwright, on the widths of a desktop and of a telephone.
+"""Browser tests of the page: Chromium, driven by playwright, in desktop and phone widths.
 
-The screenshots go to the folder in SCREENSHOTS, where it is set.
+Screenshots are saved to the folder in the environment variable SCREENSHOTS, if it is set.
 """
 
 import os
@@ -39,7 +39,7 @@ CONTRAST = """
         .map((color) => luminance(parse(color)) + 0.05);
     return Math.max(a, b) / Math.min(a, b);
 }
-"""  # of an element's text against what is behind it, WCAG 2.2
+"""  # the contrast of an element's text with its background, as in WCAG 2.2
 NAMELESS = """
 () => [...document.querySelectorAll("input, select, textarea, button, a[href], [role=tab], [role=progressbar]")]
     .filter((e) => e.checkVisibility() && e.type !== "file")
@@ -103,7 +103,7 @@ def test_two_visits_wait_for_each_other_and_share_nothing(open_page, slow_steps)
     one.locator("#preview img").first.wait_for()
     generate(other, steps=2, seed=200)
     other.locator("#status").get_by_text(re.compile("queue: 1/1")).wait_for()
-    wait_for_status(other, "Waiting for its turn")
+    wait_for_status(other, "Waiting in the queue")
     other.get_by_role("button", name="Cancel").click()
     wait_for_status(other, "Cancelled")
     other.get_by_role("button", name="Generate").click()
@@ -133,7 +133,7 @@ def test_settings_of_a_picture_come_back(page, tmp_path):
     number(page, "Steps").fill("7")
     page.get_by_label("Seed").first.fill("1")
     page.get_by_role("button", name="Use these settings").locator("visible=true").click()
-    wait_for_status(page, "Settings of seed 41 are in the form")
+    wait_for_status(page, "Loaded the settings of seed 41")
     assert (page.get_by_label("Seed").first.input_value(), number(page, "Steps").input_value()) == ("41", "2")
 
 
@@ -156,7 +156,7 @@ def test_a_dropped_png_restores_its_settings(page, server, engine, tmp_path):
     options = UncheckedRequest(label="noto birds", seed=77, steps=3, scheduler="ddpm", guidance_scale=1.5, width=72)
     *_, (_, [drawn]) = draw(prepare(options, engine, Limits()), engine, tmp_path)
     drop(page, drawn.path.read_bytes(), "mine.png")
-    wait_for_status(page, "Settings of mine.png are in the form")
+    wait_for_status(page, "Loaded the settings of mine.png")
     more_settings(page)
     assert page.get_by_label("Style").first.input_value() == "noto"
     assert page.get_by_label("Group").first.input_value() == "animals: birds"
@@ -291,13 +291,13 @@ def test_text_can_be_read(open_page, theme):
     texts = [
         page.get_by_role("alert"),
         page.get_by_text("0 to 4294967295").first,
-        page.get_by_text("Each has the next seed"),
+        page.get_by_text("How many; seeds count up"),
         page.get_by_text("The same settings"),
         page.get_by_role("button", name="Generate"),
         page.locator("button.stop").first,
         page.get_by_role("button", name="New seed").first,
     ]
-    until(page, lambda: min(each.evaluate(CONTRAST) for each in texts) >= 4.5)  # colours fade in
+    until(page, lambda: min(each.evaluate(CONTRAST) for each in texts) >= 4.5)  # colors fade in
 
 
 @pytest.mark.parametrize(

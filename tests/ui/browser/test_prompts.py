@@ -1,4 +1,4 @@
-"""Models that read text, in a real browser."""
+"""Browser tests of models that read text."""
 
 import re
 
@@ -19,7 +19,7 @@ def test_a_model_that_reads_text(page):
     page.get_by_label("Prompt", exact=True).press_sequentially("the photo of")
     tokens.get_by_text("3 of 22 tokens").wait_for()
     page.get_by_label("Prompt", exact=True).fill("cat " * 22 + "astronaut")
-    tokens.get_by_text("23 of 22 tokens; cut: astronaut").wait_for()
+    tokens.get_by_text("23 of 22 tokens; cut off: astronaut").wait_for()
     page.get_by_label("Prompt", exact=True).fill("the cat")
     page.get_by_label("Negative prompt").first.fill("photo")
     more_settings(page)
@@ -38,7 +38,7 @@ def test_a_model_that_reads_text(page):
     assert re.search(r"Prompt\s+the cat\s+Negative prompt\s+photo", settings.inner_text())
     page.get_by_label("Prompt", exact=True).fill("ocean")
     page.get_by_role("button", name="Use these settings").locator("visible=true").click()
-    wait_for_status(page, "Settings of seed 0 are in the form")
+    wait_for_status(page, "Loaded the settings of seed 0")
     assert page.get_by_label("Prompt", exact=True).input_value() == "the cat"
     assert page.get_by_role("radio", name="18x14").is_checked()
 
@@ -47,7 +47,7 @@ def test_the_end_of_a_prompt_that_was_cut_is_named_beside_the_picture(page):
     pick(page, "Model", "./text/sdxl")
     wait_for_status(page, "Ready to draw with ./text/sdxl")
     page.get_by_label("Prompt", exact=True).fill("cat " * 22 + "astronaut")
-    page.locator(".tokens").get_by_text("cut: astronaut").first.wait_for()
+    page.locator(".tokens").get_by_text("cut off: astronaut").first.wait_for()
     page.get_by_role("button", name="Generate").click()
     wait_for_status(page, "Drew 1 picture")
     assert "cut: 'astronaut'" in page.locator("#status").inner_text()
@@ -79,7 +79,7 @@ def test_a_png_of_a_prompt_that_is_dropped_on_another_tab_restores_it(page, engi
     *_, (_, [drawn]) = draw(prepare(options, engine, Limits()), engine, tmp_path)
     page.get_by_role("tab", name="Compare").click()
     drop(page, drawn.path.read_bytes(), "mine.png", onto=".side")
-    wait_for_status(page, "Settings of mine.png are in the form")
+    wait_for_status(page, "Loaded the settings of mine.png")
     assert page.get_by_label("Model", exact=True).first.input_value() == "./text/sdxl"
     assert page.get_by_label("Prompt", exact=True).input_value() == "the cat"
     assert page.get_by_label("Negative prompt").first.input_value() == "ocean"

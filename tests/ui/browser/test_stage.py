@@ -1,4 +1,4 @@
-"""Pictures come first: one fills the stage, its pixels sharp; the others are beside it. In a real browser."""
+"""Browser tests of the stage: one picture fills it with sharp pixels, the others are in a strip beside it."""
 
 import re
 
@@ -31,7 +31,7 @@ DISPLAYED = """
 PLACES = """
 () => [...document.querySelectorAll("#generate, #gallery, #gallery-view")]
     .map((each) => Math.round(each.getBoundingClientRect().y))
-"""  # of what must not jump
+"""  # of elements that must not move
 
 
 def on_stage(page, gallery: str = "#gallery"):
@@ -137,10 +137,10 @@ def test_each_run_takes_a_new_seed_unless_it_is_kept(page):
     assert drawn[0] == "0" and len(set(drawn)) == 2 and drawn[1] == drawn[2] == drawn[3]
     page.get_by_label("Keep this seed").first.uncheck()
     page.get_by_role("button", name="Use these settings").locator("visible=true").click()
-    wait_for_status(page, "are in the form")
+    wait_for_status(page, "Loaded the settings")
     generate(page)
     wait_for_status(page, "Drew 1 picture")
-    assert seed.input_value() == drawn[1]  # what was asked for is drawn, once
+    assert seed.input_value() == drawn[1]  # the requested seed is drawn once
 
 
 def test_the_page_opens_with_a_label_that_names_its_pictures(page):
@@ -205,7 +205,7 @@ def test_generate_and_the_line_of_a_run_are_above_the_pictures(open_page, slow_s
         page.evaluate("scrollBy(0, document.querySelector('#gallery').getBoundingClientRect().top + 99)")
         return page.locator("#status [role=progressbar]").evaluate(on_top)
 
-    until(page, is_on_top)  # the page itself scrolls at first
+    until(page, is_on_top)  # the page scrolls by itself at first
 
 
 def test_cancel_is_there_while_something_is_drawn(page, slow_steps):
@@ -221,7 +221,7 @@ def test_a_double_click_draws_once(page, slow_steps):
     page.locator("#generate").dblclick()
     wait_for_status(page, "Drew 1 picture")
     wait_for_end(page)
-    generate(page, steps=1, seed=5)  # a second run would come before this one
+    generate(page, steps=1, seed=5)  # a run of the second click would come before this one
     page.locator("#gallery [alt^='seed 5']").first.wait_for()
     page.get_by_role("tab", name="History").click()
     page.locator("#history .caption-label").get_by_text("seed 5").wait_for()
@@ -240,7 +240,7 @@ def test_generate_tells_of_a_lost_server_and_the_page_comes_back_with_it(page):
     page.get_by_label("Seed").first.fill("5")
     page.context.set_offline(True)
     page.locator("#generate").click()
-    page.locator("#status [role=alert]").get_by_text("Start it if need be, and press Generate again").wait_for()
+    page.locator("#status [role=alert]").get_by_text("restart the server; then press Generate again").wait_for()
     assert page.locator("#generate").inner_text() == "Generate" and page.locator("#generate").is_enabled()
     page.context.set_offline(False)
     wait_for_status(page, "Choose what to draw")

@@ -1,4 +1,4 @@
-"""The axes of a sheet: what people type, what a PNG holds, and what is written beside the pictures."""
+"""The axes of a sheet: typed values, the record in a PNG, and the captions."""
 
 import pytest
 
@@ -32,18 +32,18 @@ def test_what_is_typed_is_read_and_written_back(name, text, values):
     ("name", "text", "message"),
     [
         ("seed", "", "seed: the axis has no values"),
-        ("seed", "1.5", "seed: '1.5' is no value of the axis; give whole numbers"),
-        ("seed", "-1", "seed: '-1' is no value"),
+        ("seed", "1.5", "seed: '1.5' is not a valid value; give whole numbers"),
+        ("seed", "-1", "seed: '-1' is not a valid value"),
         ("seed", "4294967296", "seed: 4294967296 is not a whole number from 0"),
-        ("seed", "0-4294967295", "is no rising range of up to 100 numbers"),
+        ("seed", "0-4294967295", "is not an increasing range of at most 100 numbers"),
         ("steps", "0", "steps: 0 is not a whole number"),
-        ("steps", "20-10", "no rising range"),
-        ("steps", "1-9 (+0)", "no rising range"),
-        ("steps", "1-9 [999999999]", "no rising range"),
+        ("steps", "20-10", "not an increasing range"),
+        ("steps", "1-9 (+0)", "not an increasing range"),
+        ("steps", "1-9 [999999999]", "not an increasing range"),
         ("steps", "5, 1-9 (+2)", "steps: 5 is on the axis twice"),
-        ("guidance_scale", "1e999", "guidance_scale: '1e999' is no value"),
-        ("guidance_scale", "nan", "guidance_scale: 'nan' is no value"),
-        ("guidance_scale", "1..2", "guidance_scale: '1..2' is no value"),
+        ("guidance_scale", "1e999", "guidance_scale: '1e999' is not a valid value"),
+        ("guidance_scale", "nan", "guidance_scale: 'nan' is not a valid value"),
+        ("guidance_scale", "1..2", "guidance_scale: '1..2' is not a valid value"),
         ("scheduler", "euler a", "scheduler: 'euler a' is not one of ddim"),
         ("label", " , ", "label: the axis has no values"),
         ("label", ",".join(map(str, range(101))), "values"),
@@ -72,7 +72,7 @@ def test_settings_are_row_by_row_and_an_axis_may_be_left_out():
     ]  # fmt: skip
     assert Axes(None, seeds).settings() == [{"seed": 7}, {"seed": 8}]
     assert not Axes()
-    with pytest.raises(InputError, match="seed: both axes have it"):
+    with pytest.raises(InputError, match="seed is on both axes"):
         Axes(seeds, seeds)
 
 

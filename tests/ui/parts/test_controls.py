@@ -1,4 +1,4 @@
-"""The controls of sampling and of the size, for each kind of model."""
+"""The sampling and size controls, for each kind of model."""
 
 from fastdiff.ui.parts.controls import SamplingControls, SizeControls, can_guide
 from fastdiff.ui.parts.request import Limits

@@ -1,4 +1,4 @@
-"""The page as it opens, with the examples of its first model, and the pictures that stand for them."""
+"""The opening page with the examples of its first model, and their pictures."""
 
 import asyncio
 from dataclasses import replace
@@ -19,7 +19,7 @@ from fastdiff.ui.serving.store import Store
 
 @pytest.fixture
 def components(upload_folder):
-    """Build the page and return the properties of the Draw tab's components, by their labels or ids."""
+    """Build the page and return the properties of the Draw tab's components by label or id."""
 
     async def build(engine: Engine) -> dict[str, dict]:
         found: dict[str, dict] = {}
@@ -27,7 +27,7 @@ def components(upload_folder):
             found.setdefault(each["props"].get("label") or each["props"].get("elem_id"), each["props"])
         return found
 
-    return lambda engine: asyncio.run(build(engine))  # outside of an event loop Gradio makes four and closes none
+    return lambda engine: asyncio.run(build(engine))  # without an event loop, Gradio creates four and closes none
 
 
 def test_a_class_model_opens_with_its_pickers(components):
@@ -65,7 +65,7 @@ def test_only_bundled_models_have_examples(engine):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "redrawn"), [("emoji-sd", 1), ("emoji64", 1), ("emoji64-dit", 2)])
 def test_the_pictures_are_what_their_settings_draw(as_bundled, name, redrawn):
-    """In one batch, where each has the bits that it has alone. Another machine rounds otherwise, by a level or two."""
+    """Draw all in one batch: each has the same bits as alone. Other machines may differ by a level or two."""
     with as_bundled():
         engine = Engine(device="cpu")
         card = engine.catalogue.card(name)

@@ -1,4 +1,4 @@
-"""The settings that AUTOMATIC1111 and its kin write into PNG files."""
+"""The settings that AUTOMATIC1111 and similar tools write into PNG files."""
 
 import pytest
 

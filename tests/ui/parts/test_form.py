@@ -1,4 +1,4 @@
-"""The form of Draw and Compare: what each side asks for, what follows a model, what a picture fills in."""
+"""The form of Draw and Compare: the request of each side, fitting to a model, filling in from a picture."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ def build(catalogue):
     """Build a form that opens with the model emoji64."""
 
     def build(kind: type[Form]) -> Form:
-        async def inside() -> Form:  # outside of an event loop Gradio makes some and closes none
+        async def inside() -> Form:  # without an event loop, Gradio creates some and closes none
             with gr.Blocks():
                 return kind.build(catalogue, catalogue.card("emoji64"), Limits())
 
@@ -28,7 +28,7 @@ def build(catalogue):
 
 
 def values(form: Form) -> dict[Component, object]:
-    """The values of the fields as the form opens."""
+    """Return the initial values of the fields."""
     return {field: field.value for field in form.components}
 
 

@@ -1,4 +1,4 @@
-"""The pickers of labels and the boxes of prompts: which are shown, what is in them, the tokens that are counted."""
+"""Label pickers and prompt boxes: which are visible, what they contain, and the token counts."""
 
 import asyncio
 
@@ -151,7 +151,7 @@ def test_one_of_two_models_reads_text(catalogue):
 
 
 def test_another_model_overwrites_no_count_of_what_is_typed_meanwhile(catalogue):
-    async def build() -> PromptBoxes:  # outside of an event loop Gradio makes some and closes none
+    async def build() -> PromptBoxes:  # without an event loop, Gradio creates some and closes none
         with gr.Blocks():
             return PromptBoxes.build(catalogue, catalogue.card("./text/sd1"))
 
@@ -163,7 +163,7 @@ def test_another_model_overwrites_no_count_of_what_is_typed_meanwhile(catalogue)
 def test_what_is_cut_is_shown(catalogue):
     text = "cat " * ROOM + "the <b>astronaut"
     line = count_tokens(catalogue, [catalogue.card("./text/sdxl")], text, "ocean")
-    assert f"<div>{ROOM + 5} of {ROOM} tokens; cut: <strong" in line and ">the &lt;b&gt;astronaut<" in line
+    assert f"<div>{ROOM + 5} of {ROOM} tokens; cut off: <strong" in line and ">the &lt;b&gt;astronaut<" in line
     assert "<div>Negative prompt: 5 of" in line
 
 

@@ -1,4 +1,4 @@
-"""Settings out of an uploaded PNG: hostile files are refused with a message that names the file, not its path."""
+"""Settings from an uploaded PNG. Hostile files are refused with a message that names the file, not its path."""
 
 import json
 import struct
@@ -89,7 +89,7 @@ def test_a_grid_is_as_large_as_it_likes_and_its_pictures_are_not(upload):
     grid |= {"picture_width": 72, "picture_height": 64}
     record = read_record(upload(header() + text(grid) + END), LIMITS)
     assert (record["width"], record["height"], record["grid_of"]) == (72, 64, 2)
-    with pytest.raises(InputError, match="a size that cannot be used"):
+    with pytest.raises(InputError, match="an invalid size"):
         read_record(upload(header() + text(grid | {"picture_width": 1032}) + END), LIMITS)
 
 
@@ -213,23 +213,23 @@ def test_png_reader_and_header_check_agree_on_ours(upload, engine):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        pytest.param({}, "Settings of mine.png are in the form<", id="all of it"),
-        pytest.param({"use_clipped_model_output": False}, "draws with another use_clipped_model_output", id="no field"),
+        pytest.param({}, "Loaded the settings of mine.png<", id="all of it"),
+        pytest.param({"use_clipped_model_output": False}, "not restored: use_clipped_model_output", id="no field"),
         pytest.param(
             {"seed": [3, 5], "label": ["noto birds"]},
-            "Settings of the first of 2 pictures in mine.png are in the form<",
+            "Loaded the settings of the first of 2 pictures in mine.png<",
             id="grid",
         ),
-        pytest.param({"seed": [3, 4], "label": ["noto birds"]}, "of mine.png are in the form<", id="grid of a run"),
+        pytest.param({"seed": [3, 4], "label": ["noto birds"]}, "Loaded the settings of mine.png<", id="grid of a run"),
         pytest.param({"axes": {"x": {"name": "eta", "values": [1]}}}, "mine.png: axis x: name: 'eta'", id="axes"),
-        pytest.param({"model": "./gone"}, "Model './gone' is not here", id="model"),
-        pytest.param({"model": "<img src=x>"}, "Model '&lt;img src=x&gt;' is not here", id="markup"),
+        pytest.param({"model": "./gone"}, "Model './gone' is unknown", id="model"),
+        pytest.param({"model": "<img src=x>"}, "Model '&lt;img src=x&gt;' is unknown", id="markup"),
         pytest.param({"label": "noto cars"}, "Label 'noto cars' is not a label", id="label"),
-        pytest.param({"label": 216}, "Label 216: the form does not offer it", id="null label"),
-        pytest.param({"label": None}, "Label None: the form does not offer it", id="no label"),
+        pytest.param({"label": 216}, "Label 216 is not available in this form", id="null label"),
+        pytest.param({"label": None}, "Label None is not available in this form", id="no label"),
         pytest.param(
             {"model": "./text/sd1", "label": None, "prompt": "a", "negative_prompt": "", "scheduler": "ddim"},
-            "draws with another use_clipped_model_output and negative_prompt<",
+            "not restored: use_clipped_model_output and negative_prompt<",
             id="an empty negative prompt",
         ),
         pytest.param({"height": 70}, "Height 70, width 64: this model draws", id="size"),
@@ -253,18 +253,18 @@ def test_what_the_page_says_of_a_restored_picture(visit, change, message):
         pytest.param(
             "a cat\nNegative prompt: blurry\n"
             "Steps: 7, Sampler: Euler a, CFG scale: 2.5, Seed: 99, Size: 64x72, Model: x",
-            "From theirs.png, which another tool made: Steps, Guidance, Seed, Scheduler, Width, Height; "
-            "not used with emoji64: Prompt, Negative prompt, Model<",
+            "Loaded from theirs.png (made by another tool): Steps, Guidance, Seed, Scheduler, Width, Height; "
+            "not supported by emoji64: Prompt, Negative prompt, Model<",
             id="a prompt",
         ),
         pytest.param(
             "noto birds\nSteps: 7, Sampler: DPM adaptive, Seed: 99, Size: 63x64",
-            "From theirs.png, which another tool made: Prompt, Steps, Seed, Height; "
-            "not used with emoji64: Scheduler, Width<",
-            id="a label, a sampler and a size that are none of ours",
+            "Loaded from theirs.png (made by another tool): Prompt, Steps, Seed, Height; "
+            "not supported by emoji64: Scheduler, Width<",
+            id="unknown label, sampler and size",
         ),
         pytest.param(
-            "", "From theirs.png, which another tool made: nothing; not used with emoji64: Prompt<", id="empty"
+            "", "Loaded from theirs.png (made by another tool): nothing; not supported by emoji64: Prompt<", id="empty"
         ),
     ],
 )

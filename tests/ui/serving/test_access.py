@@ -1,4 +1,4 @@
-"""Who may use the page: names of the server, and users who log in."""
+"""Who may use the page: the server's host names, and users who log in."""
 
 import re
 
@@ -12,7 +12,7 @@ from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.server import serving
 from fastdiff.ui.serving.access import AUTH_VARIABLE, SPACE_VARIABLE, HostNames, Users, addresses, is_reached_by_others
 
-LINK = "https://a1b2c3.gradio.live"  # as Gradio's servers give them
+LINK = "https://a1b2c3.gradio.live"  # as from Gradio's servers
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_passwords(tmp_path, monkeypatch):
     [
         pytest.param("ann:x\nsecret\n", "line 2 is not user:password", id="no colon"),
         pytest.param("ann:\n", "line 1 is not user:password", id="no password"),
-        pytest.param("\n", "names no user; write a line user:password for each", id="empty"),
+        pytest.param("\n", "has no users; add a line user:password for each", id="empty"),
     ],
 )
 def test_files_that_name_nobody(tmp_path, text, message):
@@ -86,14 +86,14 @@ def test_files_that_name_nobody(tmp_path, text, message):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(InputError, match=r"--auth .*users cannot be read \(No such file or directory\); name a file"):
+    with pytest.raises(InputError, match=r"--auth .*users cannot be read \(No such file or directory\); give a file"):
         Users.read(tmp_path / "users")
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.invalid"])
 def test_hosts_that_are_not_here(engine, host):
     with (
-        pytest.raises(InputError, match=rf"--host {host} is no address of this machine"),
+        pytest.raises(InputError, match=rf"--host {host} is not an address of this machine"),
         serving(engine, Limits(), host=host),
     ):
         pass
@@ -101,7 +101,7 @@ def test_hosts_that_are_not_here(engine, host):
 
 def test_without_a_share_link_it_ends(engine, serve, monkeypatch, capsys):
     monkeypatch.setattr(networking, "setup_tunnel", lambda **options: 1 / 0)
-    with pytest.raises(OSError, match="--share: Gradio gives no link"), serve(engine, Limits(), share=True):
+    with pytest.raises(OSError, match="--share: Gradio created no share link"), serve(engine, Limits(), share=True):
         pass
     assert "Could not create share link" in capsys.readouterr().err
 
@@ -109,7 +109,7 @@ def test_without_a_share_link_it_ends(engine, serve, monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated", "ignore:The copy keyword")
 def test_a_page_with_a_login_and_a_proxy_and_a_share_link(engine, serve, monkeypatch):
-    """One server for all: a start takes seconds."""
+    """One server for all tests, because a start takes seconds."""
     monkeypatch.setattr(networking, "setup_tunnel", lambda **options: LINK)
     options = {"users": Users(["ann:secret"], "test"), "allow_hosts": ["proxy.example.org"], "share": True}
     with serve(engine, Limits(), **options) as address:
@@ -120,7 +120,7 @@ def test_a_page_with_a_login_and_a_proxy_and_a_share_link(engine, serve, monkeyp
             assert http.post("/login", data={"username": "ann", "password": "wrong"}).status_code == 400
             assert http.post("/login", data={"username": "ann", "password": "secret"}).status_code == 200
             assert http.post("/gradio_api/call/models", **asked).status_code == 200
-            seen_by_proxy = {"Origin": "https://proxy.example.org"}  # which gives its own Host, or passes the browser's
+            seen_by_proxy = {"Origin": "https://proxy.example.org"}  # a proxy sends its own Host, or the browser's
             seen_by_link = {"Origin": LINK, "Host": "a1b2c3.gradio.live"}
             for headers in (seen_by_proxy, seen_by_proxy | {"Host": "proxy.example.org"}, seen_by_link):
                 assert http.post("/gradio_api/call/models", headers=headers, **asked).status_code == 200

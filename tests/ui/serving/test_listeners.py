@@ -1,4 +1,4 @@
-"""Jobs that were posted and left, or cancelled: they end, and those that are listened to do not."""
+"""Abandoned and cancelled jobs end; jobs with a listener go on."""
 
 import time
 
@@ -7,7 +7,7 @@ import pytest
 from fastdiff.ui.serving import listeners
 from tests.support.waiting import wait_for
 
-DATA = ["emoji64", None, 0, 8, 3, *[None] * 5, 1, *[None] * 3]  # 8 pictures, one after the other, of 3 steps
+DATA = ["emoji64", None, 0, 8, 3, *[None] * 5, 1, *[None] * 3]  # 8 pictures of 3 steps, one after the other
 
 
 @pytest.fixture(autouse=True)

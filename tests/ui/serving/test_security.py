@@ -1,4 +1,4 @@
-"""Attacks on the server: other people's files, links, other sites, full disks, a flooded queue."""
+"""Attacks on the server: other users' files, links, cross-site requests, full disks, a flooded queue."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from fastdiff.ui.parts.request import Limits
 from tests.support.waiting import wait_for
 
 LIMITS = Limits(waiting=2, upload=100_000, uploads=400_000)
-opened: list[tuple] | None = None  # connections asked for while it is a list
+opened: list[tuple] | None = None  # records the requested connections while it is a list
 
 
 def _audit(event: str, arguments: tuple) -> None:
@@ -81,7 +81,7 @@ def test_the_server_looks_no_site_up_for_others(http, link):
         reply = http.get(f"/gradio_api/file={link}", follow_redirects=False)
     finally:
         asked, opened = opened, None
-    assert (reply.status_code, reply.text) == (403, "this server fetches no links")
+    assert (reply.status_code, reply.text) == (403, "this server does not fetch links")
     assert not [arguments for arguments in asked if "example.com" in str(arguments)]
 
 
@@ -125,7 +125,7 @@ def test_a_link_in_the_place_of_a_label_reads_nothing(http):
         for label in (link, [link], {"deep": [link]}):
             call = http.post("/gradio_api/call/generate", json={"data": ["emoji64", label, 0, 1, 1, *[None] * 9]})
             result = http.get(f"/gradio_api/call/generate/{call.json()['event_id']}").text
-            assert "label: a file is no value of it" in result
+            assert "label: a file is not allowed here" in result
         with pytest.raises(TimeoutError):
             listener.accept()
 
@@ -141,7 +141,7 @@ def test_a_full_disk_says_so_and_keeps_no_half_of_a_file(http, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(GradioUploadFile, "write", fill)
         reply = send(http)
-    assert (reply.status_code, reply.text) == (507, "the server's disk is full; make room on it, then try again")
+    assert (reply.status_code, reply.text) == (507, "the server's disk is full; free some space, then try again")
     assert set(folder().rglob("*")) == before
     assert send(http).status_code == 200
 
@@ -191,10 +191,10 @@ def test_another_site_is_refused(http, origin):
 
 @pytest.mark.parametrize("path", ["/", "/config", "/gradio_api/info", "/gradio_api/queue/data?session_hash=x"])
 def test_a_name_that_was_rebound_reads_nothing(http, path):
-    """Another site has its name point here once a browser has opened it."""
+    """DNS rebinding: another site points its name here after a browser has opened it."""
     reply = http.get(path, headers={"Host": f"evil.example:{http.base_url.port}"})
     assert reply.status_code == 403
-    assert reply.text == "this server is not known as evil.example; if it should be, start it with --allow-host"
+    assert reply.text == "host name evil.example is not allowed; to allow it, restart the server with --allow-host"
 
 
 def test_a_name_that_was_rebound_draws_nothing(http):
@@ -233,7 +233,7 @@ def test_a_closed_tab_stops_its_run(visit, slow_steps):
     page.http.close()
     closed = time.monotonic()
     time.sleep(3)
-    # the step under way ends, and one may begin before the server looks for the client, every 50 ms
+    # the current step ends, and one more may start: the server checks for the client every 50 ms
     assert len([at for at in slow_steps if at > closed]) <= 2
     assert visit().call(event, page.inputs(event, Steps=1))["success"]
 

@@ -1,4 +1,4 @@
-"""Pictures that are kept: dated, newest first, each owner's apart, within a quota, after a restart too."""
+"""The stored pictures: dated, newest first, separate per owner, within a quota, and kept after a restart."""
 
 import os
 import re
@@ -45,7 +45,7 @@ def test_deleting_takes_empty_folders_along_and_nothing_else(tmp_path):
     picture, other = add(shelf, "a.png", 0), tmp_path / "notes.png"
     other.touch()
     for path in (other, tmp_path / "2001-02-03" / "x" / "a.png", picture.parent / ".." / ".." / "notes.png"):
-        with pytest.raises(InputError, match="is not one of yours"):
+        with pytest.raises(InputError, match="this picture is not yours"):
             shelf.delete(path)
     shelf.delete(picture)
     assert list(tmp_path.iterdir()) == [other] and shelf.paths() == []
@@ -65,7 +65,7 @@ def test_owners_are_apart_whatever_their_names(tmp_path):
 def test_the_quota(tmp_path):
     shelf = Store(tmp_path, quota=100).shelf("ann", "")
     picture = add(shelf, "a.png", 0, size=100)
-    with pytest.raises(InputError, match="your pictures fill the 0 MiB that are kept for each; delete some in History"):
+    with pytest.raises(InputError, match="your pictures fill your quota of 0 MiB; delete some in History"):
         shelf.new_folder()
     assert Store(tmp_path).shelf("ann", "").new_folder()
     shelf.delete(picture)
@@ -76,7 +76,7 @@ def test_all_visitors_together_have_a_quota(tmp_path):
     store = Store(tmp_path, quota=100, visitors=150)
     picture, _ = (add(store.shelf(None, token), "a.png", 0, size=80) for token in ("x", "y"))
     store = Store(tmp_path, quota=100, visitors=150)
-    with pytest.raises(InputError, match="the pictures of all visitors fill the 0 MiB that are kept; delete yours"):
+    with pytest.raises(InputError, match="the pictures of all visitors fill their quota of 0 MiB; delete some"):
         store.shelf(None, "z").new_folder()
     assert store.shelf("ann", "").new_folder()
     store.shelf(None, "x").delete(picture)
@@ -103,7 +103,7 @@ def draw(page, seed: int, steps: int = 1) -> None:
 
 
 def history(page, number: int = 1) -> list:
-    """The status and the (caption, address) of each picture on a page of History."""
+    """Return the status and the (caption, address) of each picture on a page of History."""
     event = page.event("history-tab", "select")
     status, _, gallery = page.call(event, [None, number])["output"]["data"][:3]
     pictures = gallery["value"] if isinstance(gallery, dict) else gallery
@@ -123,7 +123,7 @@ def test_history_is_there_after_a_restart_and_is_paged_and_deleted(engine, serve
     with serve(engine, Limits(), outputs=tmp_path) as address:
         page = visit_at(address)
         status, pictures = history(page)
-        assert f"{PAGE_SIZE + 1} pictures, the newest first; page 1 of 2" in status
+        assert f"{PAGE_SIZE + 1} pictures, newest first; page 1 of 2" in status
         assert pictures[0][0].startswith("seed 5") and len(pictures) == PAGE_SIZE
         assert page.http.get(pictures[0][1]).content == kept.read_bytes()
         assert len(history(page, 2)[1]) == 1 and len(history(page, 99)[1]) == 1
@@ -173,11 +173,11 @@ def test_pictures_of_browsers_are_their_own_within_quotas(engine, serve, visit_a
         draw(page, seed=5)
         event = page.event("generate", "click")
         full = page.call(event, page.inputs(event, Steps=1))
-        assert "your pictures fill the 0 MiB that are kept for each; delete some in History" in str(full["output"])
+        assert "your pictures fill your quota of 0 MiB; delete some in History" in str(full["output"])
         draw(other, seed=6)
         third = visit_at(address)
         full = third.call(event, third.inputs(event, Steps=1))
-        assert "the pictures of all visitors fill the 0 MiB" in str(full["output"])
+        assert "the pictures of all visitors fill their quota of 0 MiB" in str(full["output"])
         ((_, url),) = history(page)[1]
         assert page.http.get(url).status_code == 200
         disguises = url.replace("/file=", "/file/"), url.replace("visitors", "users/../visitors"), unquote(url)
