@@ -136,7 +136,7 @@ BAD_SAMPLES = {
     "two-dimensions": (torch.zeros(14, 16), r"sample: expected \(N, 14, L\)"),
     "four-dimensions": (torch.zeros(1, 14, 1, 16), r"sample: expected \(N, 14, L\)"),
     "channels": (torch.zeros(1, 16, 14), r"sample: expected \(N, 14, L\)"),
-    "horizon": (torch.zeros(1, 14, 18), "sample: horizon 18: this model plans multiples of 4"),
+    "horizon": (torch.zeros(1, 14, 18), "sample: horizon 18: this model takes multiples of 4"),
     "dtype": (torch.zeros(1, 14, 16, dtype=torch.float16), "float16"),
     "grad": (torch.zeros(1, 14, 16, requires_grad=True), "inference only"),
 }
@@ -150,7 +150,7 @@ def test_bad_sample(policy, case):
 
 
 def test_a_horizon_that_a_value_function_does_not_fit(value):
-    with pytest.raises(InputError, match="horizon 33: this value function reads 1 to 32, as diffusers' last layers do"):
+    with pytest.raises(InputError, match="horizon 33: this value function takes 1 to 32, as in diffusers"):
         value(torch.zeros(1, 14, 33), 0)
     theirs = diffusers.UNet1DModel.from_config(VALUE)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
