@@ -28,7 +28,10 @@ def test_autoencoder_scale(widths, scale):
         ({"down_block_types": ["DownBlock2D"]}, "down_block_types: block type 'DownBlock2D' is not supported; choose"),
         ({"up_block_types": ["UpBlock2D"]}, "up_block_types: block type 'UpBlock2D' is not supported; choose"),
         ({"latents_mean": [0.0] * 3}, "latents_mean: 3 given for 4 latent_channels; give one for each"),
-        ({"block_out_channels": [8, 16]}, "block_out_channels, down_block_types and up_block_types must have the same len"),
+        (
+            {"block_out_channels": [8, 16]},
+            "block_out_channels, down_block_types and up_block_types must have the same len",
+        ),
     ],
     ids=["down", "up", "channels", "lengths"],
 )

@@ -41,8 +41,8 @@ def test_a_tile_fades_in_over_the_one_before():
 @pytest.mark.parametrize(
     ("tiles", "message"),
     [
-        (Tiles(1, 8, 0.25), "tile sizes: tiles of 1 .* do not advance; give larger tiles"),
-        (Tiles(64, 512, 1.0), "tile sizes: .* do not advance"),
+        (Tiles(1, 8, 0.25), "tile sizes: tiles of 1 cannot overlap by .*; give larger tiles"),
+        (Tiles(64, 512, 1.0), "tile sizes: .* cannot overlap"),
         (Tiles(64, 8, 0.25, least=8), "height or width 100: its last tile would be 4 wide; give a multiple of 8"),
     ],
 )

@@ -112,7 +112,7 @@ def test_config_defaults_are_diffusers():
 
 def test_config_of_another_class_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(POLICY | {"_class_name": "UNet2DModel"}))
-    with pytest.raises(InputError, match="describes a UNet2DModel; UNet1DModel is supported"):
+    with pytest.raises(InputError, match="describes a UNet2DModel, but UNet1DModel is expected"):
         UNet1DModel.from_pretrained(tmp_path)
 
 

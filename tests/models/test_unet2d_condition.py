@@ -124,7 +124,7 @@ BAD_CALLS = {
     "no-text": ({"encoder_hidden_states": None}, "encoder_hidden_states: None is not a tensor"),
     "text-of-another-width": (
         {"encoder_hidden_states": ZERO[..., :8]},
-        r"its shape is \(2, 5, 8\); it is \(2, L, 12\)",
+        r"its shape is \(2, 5, 8\); it must be \(2, L, 12\)",
     ),
     "one-text-for-two": ({"encoder_hidden_states": ZERO[:1]}, "encoder_hidden_states: its shape"),
     "text-without-tokens": ({"encoder_hidden_states": ZERO[:, :0]}, "encoder_hidden_states: its shape"),
@@ -138,7 +138,7 @@ BAD_CALLS = {
     "mask-of-a-list": ({"encoder_attention_mask": [1, 0]}, "encoder_attention_mask: "),
     "mask-that-fits-one-level-only": ({"attention_mask": torch.ones(2, 64)}, "attention_mask: its shape"),
     "labels": ({"class_labels": torch.tensor([0, 1])}, "class_labels: this model takes no"),
-    "guidance-embedding": ({"timestep_cond": torch.zeros(2, 4)}, "timestep_cond: this model takes none"),
+    "guidance-embedding": ({"timestep_cond": torch.zeros(2, 4)}, "timestep_cond: the model's config has no"),
     "additions": ({"added_cond_kwargs": {"text_embeds": ZERO}}, "added_cond_kwargs: this model takes no text_embeds"),
     "additions-of-no-dictionary": ({"added_cond_kwargs": [1]}, "added_cond_kwargs: "),
     "image-embeds": (
@@ -147,8 +147,8 @@ BAD_CALLS = {
     ),
     "attention-processor": ({"cross_attention_kwargs": {"scale": 0.5}}, "cross_attention_kwargs: "),
     "t2i-adapter": ({"down_intrablock_additional_residuals": [MIDDLE]}, "down_intrablock_additional_residuals: "),
-    "down-without-mid": ({"down_block_additional_residuals": SKIPS}, "mid_block_additional_residual: it is missing"),
-    "mid-without-down": ({"mid_block_additional_residual": MIDDLE}, "down_block_additional_residuals: it is missing"),
+    "down-without-mid": ({"down_block_additional_residuals": SKIPS}, "mid_block_additional_residual: missing"),
+    "mid-without-down": ({"mid_block_additional_residual": MIDDLE}, "down_block_additional_residuals: missing"),
     "too-few-residuals": (
         {"down_block_additional_residuals": SKIPS[:3], "mid_block_additional_residual": MIDDLE},
         "down_block_additional_residuals: 3 given; give a list of 4",
@@ -157,7 +157,7 @@ BAD_CALLS = {
         {"down_block_additional_residuals": SKIPS[::-1], "mid_block_additional_residual": MIDDLE},
         "down_block_additional_residuals: its shape",
     ),
-    "text-for-a-timestep": ({"timestep": "1"}, "timestep: '1' is not a number"),
+    "text-for-a-timestep": ({"timestep": "1"}, "timestep: '1' is not a timestep"),
     "return-dict": ({"return_dict": 1}, "return_dict: 1"),
 }
 
@@ -176,8 +176,8 @@ ADDED = {"text_embeds": torch.zeros(2, 10), "time_ids": torch.zeros(2, 6)}
 @pytest.mark.parametrize(
     ("added", "message"),
     [
-        pytest.param(None, "this model needs text_embeds, time_ids", id="none"),
-        pytest.param({"text_embeds": ADDED["text_embeds"]}, "this model needs time_ids", id="half"),
+        pytest.param(None, "text_embeds, time_ids is missing", id="none"),
+        pytest.param({"text_embeds": ADDED["text_embeds"]}, "time_ids is missing", id="half"),
         pytest.param(
             ADDED | {"time_ids": torch.zeros(2, 5)}, "10 channels and 5 time_ids make 30 channels", id="refiner"
         ),
@@ -214,7 +214,7 @@ def test_a_text_is_projected_once_and_serves_every_step(model, randomise):
     torch.testing.assert_close(model.predict(x, conditioning).permute(0, 3, 1, 2), expected, rtol=0, atol=1e-5)
     chosen = conditioning.of(torch.tensor([0, 0]))
     assert [len(each) for each in (chosen.temb, chosen.timesteps, *chosen.text)] == [2, 2, 2]
-    with pytest.raises(InputError, match="prompt: this model reads a text"):
+    with pytest.raises(InputError, match="prompt: missing, but this model reads a text"):
         model.conditioning(t)
 
 
@@ -268,5 +268,5 @@ def test_a_folder_of_diffusers(tmp_path, randomise):
 
 def test_a_folder_of_another_class_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": "UNet2DModel"}))
-    with pytest.raises(InputError, match="describes a UNet2DModel; UNet2DConditionModel is supported"):
+    with pytest.raises(InputError, match="describes a UNet2DModel, but UNet2DConditionModel is expected"):
         UNet2DConditionModel.from_pretrained(tmp_path)
