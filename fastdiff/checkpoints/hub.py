@@ -69,7 +69,9 @@ def resolve(
     if is_hub_id(name):
         return _download(name, revision, token, variant, local_files_only)
     if revision is not None:
-        raise InputError(f"revision {revision!r} is given for {name}, but only hub models have revisions; leave it out")
+        raise InputError(
+            f"revision {revision!r} is given for {name}, but only a hub id org/name has revisions; leave it out"
+        )
     bundled = bundled_models()
     if name in bundled and not _is_model(name):
         return bundled[name]

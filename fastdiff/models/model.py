@@ -122,7 +122,7 @@ class Model(nn.Module):
         config = read_json(path)
         if config.get("_class_name", cls.part.class_name) not in cls.part.classes:
             raise InputError(
-                f"{path} describes a {config['_class_name']}, but {cls.part.class_name} is expected; give another folder"
+                f"{path} describes a {config['_class_name']}, but {cls.part.class_name} is wanted; give another folder"
             )
         options = cls.part.config.from_mapping(config, path)
         weight_files.check_fit(options, folder, load.variant, path)

@@ -1,4 +1,4 @@
-"""Answers of configs beyond their options: sizes, labels, counts. tests/models holds each option against diffusers."""
+"""Configs: sizes, labels and bounds. tests/models compares each option with diffusers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Load: what a caller gives becomes one value, and what cannot be is refused before anything is read."""
+"""Load: options become one value, and bad options are errors before anything is read."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Weight files: which are taken, what their headers tell, and the configs that they do not fit."""
+"""Weight files: which are chosen, what their headers say, and configs that do not fit them."""
 
 import json
 import os
@@ -77,7 +77,7 @@ MODELS = {
 
 
 def save(folder, kind: str, extension: str) -> None:
-    """Config and weights of a tiny model in `folder`."""
+    """Save the config and weights of a tiny model in `folder`."""
     model, config, options = MODELS[kind]
     with torch.device("meta"):
         shapes = diffusers_shapes(model.from_config(config(**options)))

@@ -1,4 +1,4 @@
-"""UNet2DConditionModel beside parity: what it refuses, and how it is called and built."""
+"""UNet2DConditionModel: errors, calls and construction. tests/parity compares it with diffusers."""
 
 import dataclasses
 import inspect
@@ -58,7 +58,7 @@ BAD_CONFIGS = {
     "depths-of-too-few-levels": ({"transformer_layers_per_block": [1]}, "transformer_layers_per_block: 1 given for 2"),
     "asymmetric-without-reverse": (
         {"transformer_layers_per_block": [[1], 1]},
-        "reverse_transformer_layers_per_block: lists in",
+        "reverse_transformer_layers_per_block: missing, but",
     ),
     "depths-of-too-many-layers": (
         {"transformer_layers_per_block": [[1, 2], 1], "reverse_transformer_layers_per_block": [1, 1]},
@@ -68,7 +68,10 @@ BAD_CONFIGS = {
         {"transformer_layers_per_block": 1, "reverse_transformer_layers_per_block": [1, [1]]},
         "1 given for the 2 layers of up_blocks.1",
     ),
-    "texts-of-two-widths": ({"cross_attention_dim": [12, 16]}, "cross_attention_dim: all transformers read one text"),
+    "texts-of-two-widths": (
+        {"cross_attention_dim": [12, 16]},
+        "cross_attention_dim: all transformers read the same text",
+    ),
     "more-heads-than-channels": ({"attention_head_dim": 9}, "attention_head_dim: 9 heads for 8 channels"),
     "no-heads": ({"attention_head_dim": None}, "attention_head_dim: None"),
     "no-groups": ({"norm_num_groups": None}, "norm_num_groups: None"),
@@ -112,7 +115,7 @@ def model():
 
 
 def call(model, n: int = 2, **options):
-    """Call with right arguments, and with some that may not be."""
+    """Call the model with valid arguments, some of them replaced by `options`."""
     given = {"sample": torch.zeros(n, 4, 8, 8), "timestep": 1, "encoder_hidden_states": torch.zeros(n, 5, 12)}
     return model(**given | options).sample
 
@@ -202,7 +205,7 @@ def test_sizes(padding):
 
 
 def test_a_text_is_projected_once_and_serves_every_step(model, randomise):
-    """The loop's way, `project_text` and `embed`, is the call's; of one condition for all pictures too."""
+    """`project_text` and `embed`, as the loop uses them, agree with a call, also for one condition for all pictures."""
     model = randomise(model)
     x, text = torch.randn(2, 8, 8, 4), torch.randn(1, 5, 12)
     prompt, t = Prompt(text), torch.tensor([10])
@@ -224,7 +227,7 @@ def test_a_report_tells_of_an_example_of_a_text(options):
     counts = {row.operation: 0 for row in found.rows}
     for row in found.rows:
         counts[row.operation] += row.count
-    blocks = 4  # of transformers, one down, one in the middle, two up
+    blocks = 4  # transformer blocks: one down, one mid, two up
     assert counts["geglu"] == blocks and counts["layer_norm"] == 3 * blocks and counts["attention"] == 2 * blocks
     assert counts["linear"] == (1 + 5) * blocks  # in; Q K V, out, Q, out, the MLP's second: none of the text
 
@@ -241,7 +244,7 @@ def test_half_precision_stays_near_float32(randomise):
 
 
 def test_scores_beyond_float16(randomise):
-    """upcast_attention: the scores of attention are beyond 65,504, and finite."""
+    """upcast_attention: attention scores beyond 65,504 stay finite."""
     model = randomise(UNet2DConditionModel.from_config(TINY | {"upcast_attention": True}))
     block = model.down_blocks[0].attentions[0].transformer_blocks[0]
     with torch.no_grad():
@@ -268,5 +271,5 @@ def test_a_folder_of_diffusers(tmp_path, randomise):
 
 def test_a_folder_of_another_class_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": "UNet2DModel"}))
-    with pytest.raises(InputError, match="describes a UNet2DModel, but UNet2DConditionModel is expected"):
+    with pytest.raises(InputError, match="describes a UNet2DModel, but UNet2DConditionModel is wanted"):
         UNet2DConditionModel.from_pretrained(tmp_path)
